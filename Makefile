@@ -1,0 +1,23 @@
+# The two commands: `make demo` runs the main job, `make test` the tests. Each first makes the project's own environment.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check install clean
+
+demo: install
+	$(BIN)/parallax run --workers 2 examples/nlp/language_model.py
+
+test: check
+	$(BIN)/pytest
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install:
+	@$(PYTHON) ops/install/install.py $(VENV)
+
+clean:
+	rm -rf $(VENV) build *.egg-info

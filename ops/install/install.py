@@ -1,0 +1,99 @@
+"""Makes the project's own virtual environment: `python3 ops/install/install.py [FOLDER]` (default `.venv`).
+
+Everything comes from Python packages, Open MPI included, at the exact versions and hashes of the lock files. Horovod
+is compiled here against that environment, so that its library carries the environment's own `lib` folder as run path.
+A finished environment is left alone until a lock file, pyproject.toml or the Python version changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+SUPPORTED = ((3, 10), (3, 13))
+
+
+def main() -> None:
+    """Installs, or does nothing when the environment is already what the lock files ask for."""
+    folder = (Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / ".venv").resolve()
+    stamp = folder / "installed"
+    wanted = _fingerprint()
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    _check_machine()
+    began = time.monotonic()
+    _say(f"making the environment {folder} (once; three to six minutes on two cores, most of it compiling Horovod)")
+    shutil.rmtree(folder, ignore_errors=True)
+    venv.create(folder, with_pip=True)
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    _run([*pip, "--require-hashes", "--no-deps", "-r", str(HERE / "requirements.lock")], os.environ)
+    _say("packages installed; compiling Horovod against them")
+    # No cache: a cached wheel is bound to the TensorFlow and to the folder that it was built with.
+    horovod = ["--require-hashes", "--no-deps", "--no-build-isolation", "--no-cache-dir"]
+    _run([*pip, *horovod, "-r", str(HERE / "horovod.lock")], _horovod_environment(folder))
+    _run([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT)], os.environ)
+    stamp.write_text(wanted)
+    _say(f"done in {time.monotonic() - began:.0f} s")
+
+
+def _fingerprint() -> str:
+    digest = hashlib.sha256(sys.version.encode())
+    for file in [*sorted(HERE.iterdir()), ROOT / "pyproject.toml"]:
+        if file.is_file():
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _check_machine() -> None:
+    if not SUPPORTED[0] <= sys.version_info[:2] <= SUPPORTED[1]:
+        sys.exit(
+            f"Parallax needs a Python from 3.10 to 3.13, and {sys.executable} is {sys.version.split()[0]}. "
+            "Name another one: make PYTHON=python3.12 ..."
+        )
+    if sys.platform != "linux" or os.uname().machine != "x86_64":
+        sys.exit(f"Parallax supports Linux on x86-64, and this is {sys.platform} on {os.uname().machine}.")
+    missing = [tool for tool in ("g++", "make") if shutil.which(tool) is None]
+    if missing:
+        sys.exit(f"Horovod is compiled here and needs {' and '.join(missing)}: install a C++ compiler and make.")
+    try:
+        import ensurepip  # noqa: F401
+    except ImportError:
+        sys.exit("This Python cannot make virtual environments: install its venv package (Debian: python3-venv).")
+
+
+def _horovod_environment(folder: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "VIRTUAL_ENV": str(folder),
+        "OPAL_PREFIX": str(folder),
+        "HOROVOD_WITH_TENSORFLOW": "1",
+        "HOROVOD_WITH_MPI": "1",
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITHOUT_PYTORCH": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "MAKEFLAGS": "-j2",
+        "CMAKE_CXX_COMPILER_LAUNCHER": str(HERE / "horovod_compiler.sh"),
+    }
+
+
+def _run(argv: list[str], environment: os._Environ[str] | dict[str, str]) -> None:
+    done = subprocess.run(argv, env=dict(environment), check=False)
+    if done.returncode:
+        sys.exit(f"Installation stopped (status {done.returncode}) at: {' '.join(argv)}")
+
+
+def _say(text: str) -> None:
+    print(f"install: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Reads a graph: capture, classification, propagation of states, and the choice of a plan."""

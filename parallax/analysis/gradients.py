@@ -1,0 +1,152 @@
+"""Finds where autodiff delivers each variable's gradient: from the record, or, without one, from the graph itself.
+
+Without a record (a graph loaded from a file, or built before Parallax was imported) the names that `tf.gradients` gives
+its ops tell autodiff from the user's post-processing; where even those are missing, the gradient is taken at the update
+op. Each source says how it was found.
+"""
+
+from __future__ import annotations
+
+from parallax.analysis.capture import Captured, variable_of_tensor
+from parallax.analysis.update_ops import StateOp, state_op
+from parallax.graph_view import GraphView, split_tensor
+from parallax.spec import GradientSource
+
+RECORDED, NAME_SCOPE, UPDATE_OP = "recorded", "name scope", "update op"
+
+
+def find_gradients(captured: Captured) -> tuple[GradientSource, ...]:
+    """Every gradient of a variable, in the order in which autodiff delivered them."""
+    sources = _recorded(captured)
+    reached = _reached_by(captured.view, sources)
+    autodiff = _autodiff_ops(captured.view)
+    for node in captured.view.nodes:
+        state = _gradient_update(captured, node)
+        if state is None or node in reached[1].get(_written(captured, node, state), set()):
+            continue
+        sources += _from_update(captured, node, state, autodiff)
+    return tuple(dict.fromkeys(sources))
+
+
+def written_variable(captured: Captured, node: str) -> str:
+    """The variable op that a state-writing node writes first; empty for other nodes."""
+    state = state_op(captured.view.op(node), len(captured.view.inputs(node)))
+    return _written(captured, node, state) if state is not None else ""
+
+
+def gradient_updates(captured: Captured, sources: tuple[GradientSource, ...]) -> set[str]:
+    """The state-writing nodes that a gradient reaches through tensors."""
+    reached, _ = _reached_by(captured.view, list(sources))
+    return {n for n in reached if state_op(captured.view.op(n), len(captured.view.inputs(n))) is not None}
+
+
+def _recorded(captured: Captured) -> list[GradientSource]:
+    view, sources = captured.view, []
+    for record, inner in captured.records:
+        for target, values, indices in record.pairs:
+            if split_tensor(target)[0] not in view.nodes:
+                continue
+            part = variable_of_tensor(view, captured.variables, target)
+            if not part:
+                continue
+            takers = [edge.node for t in (values, indices) if t for edge in view.consumers(t)]
+            outside = tuple(dict.fromkeys(n for n in takers if not _within(n, inner)))
+            sources.append(GradientSource(part, values, indices, outside, RECORDED))
+    return sources
+
+
+def _within(node: str, names: frozenset[str]) -> bool:
+    """Whether a node, or the call that it was inlined from, is among the names."""
+    parts = node.split("/")
+    return any("/".join(parts[:i]) in names for i in range(len(parts), 0, -1))
+
+
+def _reached_by(view: GraphView, sources: list[GradientSource]) -> tuple[set[str], dict[str, set[str]]]:
+    """Nodes that a gradient reaches through tensors: of all variables, and by variable."""
+    by_part: dict[str, set[str]] = {}
+    for source in sources:
+        found = by_part.setdefault(source.part, set())
+        waiting = [n for n in source.outside if n not in found]
+        found.update(waiting)
+        while waiting:
+            for tensor in view.outputs(waiting.pop()):
+                for edge in view.consumers(tensor):
+                    if edge.node not in found:
+                        found.add(edge.node)
+                        waiting.append(edge.node)
+    return set().union(*by_part.values()) if by_part else set(), by_part
+
+
+def _gradient_update(captured: Captured, node: str) -> StateOp | None:
+    """The description of an optimizer's update of a trainable variable; None for all else."""
+    state = state_op(captured.view.op(node), len(captured.view.inputs(node)))
+    if state is None or state.kind not in ("apply", "scatter") or state.value is None:
+        return None
+    written = captured.variables.get(_written(captured, node, state))
+    return state if written is not None and written.trainable else None
+
+
+def _written(captured: Captured, node: str, state: StateOp) -> str:
+    return variable_of_tensor(captured.view, captured.variables, captured.view.inputs(node)[state.state[0]])
+
+
+def _from_update(captured: Captured, node: str, state: StateOp, autodiff: set[str]) -> list[GradientSource]:
+    """The source behind one update that no record accounts for."""
+    view = captured.view
+    part = _written(captured, node, state)
+    value_slot = state.value if state.value is not None else -1
+    values, values_user = view.inputs(node)[value_slot], node
+    if state.indices is None:
+        return _frontier(view, part, [(values, values_user)], None, autodiff)
+    indices, indices_user = view.inputs(node)[state.indices], node
+    merge, unique = split_tensor(values)[0], split_tensor(indices)[0]
+    if view.op(merge) == "UnsortedSegmentSum" and view.op(unique) in ("Unique", "UniqueV2"):
+        values, values_user = view.inputs(merge)[0], merge
+        indices, indices_user = view.inputs(unique)[0], unique
+    return _frontier(view, part, [(values, values_user)], (indices, indices_user), autodiff)
+
+
+def _frontier(
+    view: GraphView, part: str, values: list[tuple[str, str]], indices: tuple[str, str] | None, autodiff: set[str]
+) -> list[GradientSource]:
+    at_values = _walk_back(view, *values[0], autodiff)
+    at_indices = _walk_back(view, *indices, autodiff) if indices else None
+    if at_values is None or (indices and at_indices is None):
+        users = (values[0][1],) if indices is None else (values[0][1], indices[1])
+        index_tensor = indices[0] if indices else None
+        return [GradientSource(part, values[0][0], index_tensor, tuple(dict.fromkeys(users)), UPDATE_OP)]
+    found = [at_values, *([at_indices] if at_indices else [])]
+    takers = [edge.node for tensor in found for edge in view.consumers(tensor)]
+    outside = tuple(dict.fromkeys(n for n in takers if n not in autodiff))
+    return [GradientSource(part, at_values, at_indices, outside, NAME_SCOPE)]
+
+
+def _walk_back(view: GraphView, tensor: str, user: str, autodiff: set[str]) -> str | None:
+    """The tensor of autodiff that became `tensor` through ops that keep its shape; None when there is none."""
+    shape = view.shape(tensor)
+    while split_tensor(tensor)[0] not in autodiff:
+        node = split_tensor(tensor)[0]
+        before = [t for t in view.inputs(node) if shape is not None and _same_rows(view.shape(t), shape)]
+        related = [t for t in before if view.ancestors([split_tensor(t)[0]]) & autodiff]
+        if not related:
+            return None
+        tensor = related[0]
+    return tensor
+
+
+def _same_rows(shape: tuple[int | None, ...] | None, wanted: tuple[int | None, ...]) -> bool:
+    return shape is not None and len(shape) == len(wanted) and list(shape[1:]) == list(wanted[1:])
+
+
+def _autodiff_ops(view: GraphView) -> set[str]:
+    """Ops under the scopes of tf.gradients (`SCOPE/FORWARD_grad/...` with FORWARD an op) and of tapes in a graph."""
+    scopes = {"gradient_tape"}
+    for name in view.nodes:
+        parts = name.split("/")
+        for end, part in enumerate(parts):
+            if not part.endswith("_grad"):
+                continue
+            for start in range(1, end + 1):
+                if "/".join(parts[start : end + 1]).removesuffix("_grad") in view.nodes:
+                    scopes.add("/".join(parts[:start]))
+    return {n for n in view.nodes if any("/".join(n.split("/")[:i]) in scopes for i in range(1, n.count("/") + 1))}

@@ -1,0 +1,77 @@
+"""Inlines function calls of a GraphDef, so that lookups and gradients inside `tf.function` are seen as ops.
+
+A call keeps its name: it becomes an IdentityN over the body's results, so that fetches by name and later readers go on
+working. Bodies of loops and conditionals stay where they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallax.graph_view import split_tensor, tensor_name
+
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_MAX_DEPTH = 50
+
+
+def inline_calls(graph_def: Any) -> Any:
+    """A copy of the graph without PartitionedCall and StatefulPartitionedCall nodes at its top level.
+
+    The graph is returned itself when it holds none. A function that calls itself is left alone below a depth of 50.
+    """
+    for _ in range(_MAX_DEPTH):
+        if not any(node.op in _CALLS for node in graph_def.node):
+            break
+        graph_def = _inline_once(graph_def)
+    return graph_def
+
+
+def _inline_once(graph_def: Any) -> Any:
+    from tensorflow.core.framework import graph_pb2
+
+    functions = {f.signature.name: f for f in graph_def.library.function}
+    out = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
+    for node in graph_def.node:
+        if node.op in _CALLS and node.attr["f"].func.name in functions:
+            _expand(out, node, functions[node.attr["f"].func.name])
+        else:
+            out.node.append(node)
+    return out
+
+
+def _expand(out: Any, call: Any, function: Any) -> None:
+    """Appends the nodes of a function's body for one call, and the IdentityN that takes the call's name."""
+    from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
+
+    body, flat_names = function_def_to_graph_def(function)
+    data = [tensor_name(i) for i in call.input if not i.startswith("^")]
+    controls = [i for i in call.input if i.startswith("^")]
+    arguments = {arg.name: data[i] for i, arg in enumerate(function.signature.input_arg)}
+
+    def outer(name: str) -> str:
+        if name.startswith("^"):
+            inner = name[1:]
+            return f"^{split_tensor(arguments[inner])[0]}" if inner in arguments else f"^{call.name}/{inner}"
+        node, number = split_tensor(tensor_name(name))
+        return arguments[node] if node in arguments else f"{call.name}/{node}:{number}"
+
+    for node in body.node:
+        if node.name in arguments:
+            continue
+        copy = out.node.add()
+        copy.CopyFrom(node)
+        copy.name = f"{call.name}/{node.name}"
+        del copy.input[:]
+        copy.input.extend(dict.fromkeys([*(outer(i) for i in node.input), *controls]))
+        if "_class" in copy.attr:
+            del copy.attr["_class"]
+        if call.device and not copy.device:
+            copy.device = call.device
+    results = [outer(flat_names[function.ret[arg.name]]) for arg in function.signature.output_arg]
+    effects = [f"^{call.name}/{function.control_ret[name]}" for name in function.signature.control_output]
+    end = out.node.add()
+    end.name = call.name
+    end.op = "IdentityN" if results else "NoOp"
+    end.input.extend(dict.fromkeys([*effects, *controls]) if not results else [*results, *dict.fromkeys([*effects, *controls])])
+    if results:
+        end.attr["T"].list.type.extend(call.attr["Tout"].list.type)

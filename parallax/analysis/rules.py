@@ -1,0 +1,198 @@
+"""The walk's rules for single ops: which one applies, and the plain ones (how results inherit from inputs).
+
+Rules for tensors along rows are in rules_rows.py, rules for what writes state in rules_state.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from parallax.analysis import rules_rows, rules_state
+from parallax.analysis.capture import Captured, variable_of_tensor
+from parallax.analysis.states import BATCH, LOCAL, PLAIN, SAME, State, worst
+from parallax.analysis.update_ops import op_definition, state_op
+from parallax.graph_view import Edge, split_tensor
+from parallax.spec import GradientSource
+
+if TYPE_CHECKING:
+    from parallax.analysis.propagate import Merge, Walk
+
+_RANDOM = re.compile(r"^(Random(?!Shuffle(Queue)).*|TruncatedNormal|ParameterizedTruncatedNormal|Multinomial|.*CandidateSampler)$")
+_PLACEHOLDERS = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
+_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+_SAME_STATEFUL = frozenset(
+    {
+        *("Assert", "Print", "PrintV2", "HashTableV2", "HashTable", "InitializeTableV2", "LookupTableFindV2", "NoOp"),
+        *("InitializeTableFromTextFileV2", "LookupTableSizeV2", "TensorArrayV3", "TensorListReserve", "StackV2"),
+        *("VarIsInitializedOp", "IsVariableInitialized", "RestoreV2", "SaveV2", "MergeV2Checkpoints", "ShardedFilename"),
+        *("If", "While", "Case", "ReadFile", "MatchingFiles"),
+    }
+)
+"""Ops that TensorFlow calls stateful and that give all workers the same for the same inputs."""
+
+
+def is_random(op: str) -> bool:
+    """Whether an op draws random numbers by attributes `seed` and `seed2`."""
+    return bool(_RANDOM.match(op))
+
+
+def shared_variables(captured: Captured, sources: tuple[GradientSource, ...], updates: set[str]) -> set[str]:
+    """Variables that training writes: those with a gradient, those declared trainable, and their slots."""
+    shared = {s.part for s in sources} | {name for name, v in captured.variables.items() if v.trainable}
+    for node in sorted(updates):
+        inputs = captured.view.inputs(node)
+        state = state_op(captured.view.op(node), len(inputs))
+        for slot in state.state if state is not None else ():
+            shared.add(split_tensor(inputs[slot])[0])
+    return shared & captured.variables.keys()
+
+
+def visit(walk: Walk, node: str) -> None:
+    """Gives the outputs of a node their states and records what must be changed at its inputs."""
+    op = walk.view.op(node)
+    walk.depth[node] = _depth(walk, node, op)
+    if op in _VARIABLES and node in walk.captured.variables:
+        walk.set_all(node, State("handle", (node,)))
+    elif op in _PLACEHOLDERS:
+        walk.set_all(node, _placeholder(walk, node))
+    elif not rules_state.visit(walk, node, op) and not rules_rows.visit(walk, node, op):
+        _inherit(walk, node, op)
+    _all_reduce_gradient(walk, node)
+
+
+def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[str, ...]:
+    """The gathers whose ids joined indices are, in order; NoRule when the ids are nobody's."""
+    from parallax.analysis.propagate import NoRule
+
+    found: list[str] = []
+    by_ids: dict[str, list[str]] = {}
+    for lookup in walk.lookups:
+        params, ids = walk.view.inputs(lookup.node)[0], walk.view.inputs(lookup.node)[lookup.ids_slot]
+        if variable_of_tensor(walk.view, walk.captured.variables, params) == merge.part:
+            by_ids.setdefault(_root(walk, ids), []).append(lookup.node)
+    for piece in _pieces(walk, merge.indices[0]):
+        if not by_ids.get(piece):
+            raise NoRule(merge.part, f"the row numbers {piece} of its gradient are not those of a lookup")
+        candidates = by_ids[piece]
+        found.append(candidates.pop(0) if len(candidates) > 1 else candidates[0])
+    return tuple(found)
+
+
+def _pieces(walk: Walk, edge: Edge) -> list[str]:
+    """The tensors that joined indices were put together from, in order, seen through reshapes and identities."""
+    waiting, found = [walk.view.inputs(edge.node)[edge.slot]], []
+    while waiting:
+        tensor = _root(walk, waiting.pop(0))
+        node = split_tensor(tensor)[0]
+        if walk.view.op(node) in ("ConcatV2", "Concat"):
+            inputs = walk.view.inputs(node)
+            waiting = [*(inputs[:-1] if walk.view.op(node) == "ConcatV2" else inputs[1:]), *waiting]
+        else:
+            found.append(tensor)
+    return found
+
+
+def _root(walk: Walk, tensor: str) -> str:
+    """The tensor behind ops that leave ids and their order alone."""
+    keeps = ("Identity", "Reshape", "Cast", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient")
+    while True:
+        node, number = split_tensor(tensor)
+        if walk.view.op(node) in keeps:
+            tensor = walk.view.inputs(node)[0]
+        elif walk.view.op(node) == "IdentityN":
+            tensor = walk.view.inputs(node)[number]
+        else:
+            return tensor
+
+
+def _placeholder(walk: Walk, node: str) -> State:
+    """A scalar may be a learning rate, equal everywhere; everything else is this worker's part of the batch."""
+    if walk.view.shape(f"{node}:0") == () or (
+        walk.view.shape(f"{node}:0") is None and _only_hyperparameter(walk, node)
+    ):
+        return State("fed", (node,))
+    return BATCH
+
+
+def _only_hyperparameter(walk: Walk, node: str) -> bool:
+    """Whether a tensor of unknown rank goes nowhere but into the scalar inputs of update ops."""
+    edges = walk.view.consumers(f"{node}:0")
+    for edge in edges:
+        if walk.view.op(edge.node) in ("Identity", "Cast"):
+            if not _only_hyperparameter(walk, edge.node):
+                return False
+            continue
+        state = state_op(walk.view.op(edge.node), len(walk.view.inputs(edge.node)))
+        if state is None or edge.slot not in state.others:
+            return False
+    return bool(edges)
+
+
+def _inherit(walk: Walk, node: str, op: str) -> None:
+    """The result is as its worst input; row states that no rule took are read whole or become opaque."""
+    states = [_plain(walk, node, slot) for slot in range(len(walk.view.inputs(node)))]
+    definition = op_definition(op)
+    stateful = definition is not None and definition.is_stateful and op not in _SAME_STATEFUL
+    if op in ("NextIteration", "RefNextIteration") or is_random(op) or stateful:
+        states.append(SAME if node in walk.initial and is_random(op) else LOCAL)
+    if op in ("Merge", "RefMerge") and _is_loop(walk, node):
+        states.append(LOCAL)
+    walk.set_all(node, worst(states))
+
+
+def _is_loop(walk: Walk, node: str) -> bool:
+    return any(walk.view.op(split_tensor(t)[0]).endswith("NextIteration") for t in walk.view.inputs(node))
+
+
+def _plain(walk: Walk, node: str, slot: int) -> State:
+    """A plain state for an input that no rule took; whole rows are gathered, outside the training step only."""
+    from parallax.analysis.propagate import NoRule
+
+    state = walk.state_at(node, slot)
+    if state.kind in PLAIN:
+        return state
+    tensor, op = walk.view.inputs(node)[slot], walk.view.op(node)
+    if state.kind == "handle":
+        variable = state.key[0]
+        if variable not in walk.table_of:
+            return walk.value_state(variable)
+        if walk.view.op(variable) != "VarHandleOp":
+            state = walk.value_state(variable)
+        elif op not in ("VarIsInitializedOp", "DestroyResourceOp"):
+            raise NoRule(walk.table_of[variable], f"{op} {node!r} takes the variable itself and has no rule")
+        else:
+            return SAME
+    if state.kind == "rows":
+        table = str(state.key[0])
+        if op in ("IsVariableInitialized",):
+            return SAME
+        if node in walk.training:
+            raise NoRule(table, f"{op} {node!r} reads all its rows in every training step")
+        walk.gather_rows(tensor, table, Edge(node, slot))
+        return SAME
+    return State("opaque", (rules_rows.part_of(walk, state), f"{op} {node!r} has no rule for its gradient rows"))
+
+
+def _all_reduce_gradient(walk: Walk, node: str) -> None:
+    """A dense gradient leaves autodiff here: the mean over the workers, unless all have the same anyway."""
+    from parallax.decisions import AllReduce
+
+    for tensor in walk.view.outputs(node):
+        for source in walk.dense_sources.get(tensor, ()):
+            if walk.states[tensor] == SAME or any((tensor, n) in walk.marked for n in source.outside):
+                continue
+            edges = tuple(e for e in walk.view.consumers(tensor) if e.node in source.outside)
+            if edges:
+                walk.all_reduces.append(AllReduce(tensor, edges, "mean"))
+                walk.marked.update({(tensor, e.node): SAME for e in edges})
+
+
+def _depth(walk: Walk, node: str, op: str) -> int:
+    """How many old-style conditionals or loops a node is inside of; collectives must not run there."""
+    depth = max((walk.depth.get(split_tensor(t)[0], 0) for t in walk.view.inputs(node)), default=0)
+    if op in ("Switch", "RefSwitch", "Enter", "RefEnter"):
+        return depth + 1
+    if op in ("Exit", "RefExit"):
+        return max(0, depth - 2)  # the loop's Enter and its Switch
+    return max(0, depth - 1) if op in ("Merge", "RefMerge") and not _is_loop(walk, node) else depth

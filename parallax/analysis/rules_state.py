@@ -1,0 +1,203 @@
+"""Rules for ops that write state: what may be written to what, and what shared state must never take.
+
+Shared state (trained variables and their slots) takes only what is equal on all workers, or the local rows of a table
+it is spread with. A writer of anything else makes its variable each worker's own, or is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallax.analysis.states import PLAIN, SAME, State
+from parallax.analysis.update_ops import ADDITIVE_SCATTERS, StateOp, state_op, takes_state
+from parallax.decisions import Broadcast
+from parallax.errors import GraphError
+from parallax.graph_view import Edge
+
+if TYPE_CHECKING:
+    from parallax.analysis.propagate import Walk
+
+
+def visit(walk: Walk, node: str, op: str) -> bool:
+    """Checks and records what a state-writing op needs; False for every other op."""
+    state = state_op(op, len(walk.view.inputs(node)))
+    if state is None:
+        return False
+    handles = [walk.state_at(node, slot) for slot in state.state]
+    if handles[0].kind != "handle":
+        return False  # a queue, a hash table: no variable of the graph
+    variables = [str(h.key[0]) for h in handles if h.kind == "handle"]
+    _hyperparameters(walk, node, state, variables)
+    if state.kind == "unknown":
+        _unknown(walk, node, state, variables[0])
+    elif variables[0] in walk.table_of:
+        _write_rows(walk, node, state, variables)
+    else:
+        _write_whole(walk, node, state, variables)
+    walk.set_all(node, State("handle", (variables[0],)))  # references come out as they went in
+    return True
+
+
+def _value(walk: Walk, node: str, slot: int) -> State:
+    """The state of an input taken as a value."""
+    state = walk.state_at(node, slot)
+    if state.kind == "handle" and not takes_state(walk.view.op(node), slot):
+        return walk.value_state(str(state.key[0]))
+    return state
+
+
+def _hyperparameters(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
+    """Learning rates and the like must be equal on all workers."""
+    for slot in state.others:
+        other = walk.require_same(_value(walk, node, slot))
+        if state.kind == "unknown" or other == SAME:
+            continue
+        _refuse_opaque(walk, other)
+        tensor = walk.view.inputs(node)[slot]
+        raise GraphError(
+            f"What sets how a shared variable is updated must be equal on all workers: {walk.view.op(node)} {node!r} "
+            f"updates {variables[0]!r} with {tensor!r}, which depends on each worker's own batch. "
+            "Compute it from variables, constants or scalar placeholders."
+        )
+
+
+def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
+    """A write to a variable whose rows are spread over the workers."""
+    from parallax.analysis.propagate import NoRule
+
+    table = walk.table_of[variables[0]]
+    rows = State("rows", (table,))
+    _join(walk, table, variables[1:])
+    value = walk.require_same(_value(walk, node, state.value if state.value is not None else 0))
+    edge = Edge(node, state.value or 0)
+    if state.indices is not None:
+        indices = _value(walk, node, state.indices)
+        if value.kind == "touched" and indices == State("touched_indices", value.key) and value.key[0] == table:
+            return
+        if value == SAME and indices.kind == "touched_indices" and indices.key[0] == table and _is_scalar(walk, edge):
+            return
+        additive = walk.view.op(node) in ADDITIVE_SCATTERS
+        if _joined(walk, value, indices) and (additive or state.kind == "apply"):
+            _merge_here(walk, node, state, variables[0], additive)
+            return
+    elif value == rows:
+        return
+    elif value == SAME:
+        walk.slice_rows(table, edge)
+        return
+    elif state.kind == "assign" and value.kind in PLAIN and value.kind != "opaque":
+        _take_worker_0(walk, node, edge, variables[0])
+        walk.slice_rows(table, edge)
+        return
+    _refuse_opaque(walk, value)
+    raise NoRule(table, f"{walk.view.op(node)} {node!r} updates it in a way that has no row-wise rule")
+
+
+def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
+    """A write to a variable that every worker holds."""
+    from parallax.analysis.propagate import NoRule
+
+    slots = [s for s in (state.value, state.indices) if s is not None]
+    values = [walk.require_same(_value(walk, node, slot)) for slot in slots]
+    along = next((v for v in values if v.kind in ("rows", "touched", "touched_indices", "map")), None)
+    if along is not None:
+        table = walk.tables[along.key[0]]
+        shape = walk.captured.variables[variables[0]].part.shape
+        if not shape or shape[0] != table.rows:
+            raise NoRule(table.op, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r} of shape {list(shape)}")
+        _join(walk, table.op, variables)
+        return
+    if state.indices is not None and _joined(walk, values[0], values[1]):
+        _merge_here(walk, node, state, variables[0], walk.view.op(node) in ADDITIVE_SCATTERS)
+        return
+    for value in values:
+        _refuse_opaque(walk, value)
+        if value.kind not in PLAIN:
+            raise NoRule(_part(walk, value), f"{walk.view.op(node)} {node!r} has no rule for its gradient rows")
+    if all(v == SAME for v in values) or node in walk.initializers:
+        return
+    if state.kind == "assign" and values[0].kind == "batch":
+        _take_worker_0(walk, node, Edge(node, state.value or 0), variables[0])
+        return
+    if variables[0] in walk.shared:
+        raise GraphError(
+            f"A trained variable must take only what is equal on all workers: {walk.view.op(node)} {node!r} writes "
+            f"{variables[0]!r} from each worker's own batch, and no gradient of it was found behind that. Use an "
+            "optimizer of tf.compat.v1.train, or tf.gradients and an update op of TensorFlow."
+        )
+    walk.new_own.update(variables)
+
+
+def _unknown(walk: Walk, node: str, state: StateOp, variable: str) -> None:
+    """An op that writes state in a way not known here: right only where nothing differs between workers."""
+    from parallax.analysis.propagate import NoRule
+
+    op = walk.view.op(node)
+    if variable in walk.table_of:
+        raise NoRule(walk.table_of[variable], f"{op} {node!r} writes it and has no row-wise rule")
+    for slot in state.others:
+        value = walk.require_same(_value(walk, node, slot))
+        _refuse_opaque(walk, value)
+        if value == SAME:
+            continue
+        if value.kind not in PLAIN:
+            raise NoRule(_part(walk, value), f"{op} {node!r} has no rule for its gradient rows")
+        if variable not in walk.shared:
+            walk.new_own.add(variable)
+            continue
+        raise GraphError(
+            f"An update op needs a rule that says what its inputs are: {op} {node!r} updates {variable!r} and has none. "
+            "Use an optimizer of tf.compat.v1.train, or Assign, AssignAdd, AssignSub and Scatter ops."
+        )
+
+
+def _join(walk: Walk, table: str, variables: list[str]) -> None:
+    """Slot variables are spread with the table they follow."""
+    for variable in variables:
+        shape = walk.captured.variables[variable].part.shape
+        if walk.table_of.get(variable) != table and shape and shape[0] == walk.tables[table].rows:
+            walk.new_members[variable] = table
+
+
+def _joined(walk: Walk, values: State, indices: State) -> bool:
+    if values.kind != "values" or indices.kind != "indices":
+        return False
+    return values.key == tuple(walk.pairs.get((k,), (k,))[0] for k in indices.key)
+
+
+def _merge_here(walk: Walk, node: str, state: StateOp, part: str, additive: bool) -> None:
+    """Joined rows meet an update that has no Unique before it."""
+    from parallax.analysis.propagate import Merge
+
+    indices = walk.state_at(node, state.indices or 0)
+    edges = ([Edge(node, state.indices or 0)], [Edge(node, state.value or 0)])
+    walk.merges[node] = Merge(part, indices.key, *edges, merges_equal_rows=additive)
+
+
+def _take_worker_0(walk: Walk, node: str, edge: Edge, variable: str) -> None:
+    """A whole value from a feed: worker 0's counts, so that all workers agree whatever the others feed."""
+    value = walk.state_at(node, edge.slot)
+    if value.kind == "local" and node not in walk.initializers:
+        raise GraphError(
+            f"A trained variable must take only what is equal on all workers: {walk.view.op(node)} {node!r} assigns "
+            f"{variable!r} a value that each worker draws or reads for itself. Feed it through a placeholder."
+        )
+    if node not in walk.initializers:
+        walk.broadcasts.append(Broadcast(walk.view.inputs(node)[edge.slot], (edge,)))
+
+
+def _is_scalar(walk: Walk, edge: Edge) -> bool:
+    return walk.view.shape(walk.view.inputs(edge.node)[edge.slot]) == ()
+
+
+def _refuse_opaque(walk: Walk, value: State) -> None:
+    from parallax.analysis.propagate import NoRule
+
+    if value.kind == "opaque":
+        raise NoRule(str(value.key[0]), str(value.key[1]))
+
+
+def _part(walk: Walk, state: State) -> str:
+    from parallax.analysis.rules_rows import part_of
+
+    return part_of(walk, state)

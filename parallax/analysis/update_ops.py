@@ -1,0 +1,117 @@
+"""What TensorFlow's state-writing ops do with their inputs, read from the registered op definitions.
+
+One description serves resource and reference variables: which inputs are state, which one carries the gradient or the
+value, which one the row indices, and which are scalars that must be the same on all workers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+_APPLY = re.compile(r"^(Resource)?(Sparse)?Apply\w+$")
+_SCATTER = re.compile(r"^(Resource)?Scatter(Add|Sub|Mul|Div|Min|Max|Update)$")
+_ASSIGN = {
+    "Assign": "assign",
+    "AssignVariableOp": "assign",
+    "AssignAdd": "delta",
+    "AssignSub": "delta",
+    "AssignAddVariableOp": "delta",
+    "AssignSubVariableOp": "delta",
+}
+ADDITIVE_SCATTERS = ("ScatterAdd", "ScatterSub", "ResourceScatterAdd", "ResourceScatterSub")
+"""Updates for which equal rows may come more than once and in parts."""
+READS = frozenset(
+    {
+        "ReadVariableOp",
+        "ResourceGather",
+        "ResourceGatherNd",
+        "VarIsInitializedOp",
+        "IsVariableInitialized",
+        "VariableShape",
+        "DestroyResourceOp",
+    }
+)
+"""Ops that take a handle or reference and leave its value alone."""
+CONTROL_FLOW = frozenset(
+    {
+        *("If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase", "PartitionedCall"),
+        *("StatefulPartitionedCall", "Switch", "RefSwitch", "Enter", "RefEnter", "Merge", "RefMerge", "IdentityN"),
+    }
+)
+"""Ops that pass a handle on to somewhere else."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateOp:
+    """How an op writes state.
+
+    Attributes:
+        kind: `apply` (an optimizer's fused update), `assign`, `delta` (adds or subtracts), `scatter`, or `unknown`.
+        state: input numbers of the variable and then its slots.
+        value: input number of the gradient, value or update rows; None where the op is unknown.
+        indices: input number of the row indices; None for dense updates.
+        others: input numbers of everything else (learning rates and the like).
+    """
+
+    kind: str
+    state: tuple[int, ...]
+    value: int | None
+    indices: int | None
+    others: tuple[int, ...]
+
+
+def state_op(op: str, input_count: int) -> StateOp | None:
+    """Describes a state-writing op; None for an op that writes no variable.
+
+    Args:
+        op: op type.
+        input_count: how many tensors the node takes.
+    """
+    return _describe(op, input_count)
+
+
+def takes_state(op: str, slot: int) -> bool:
+    """Whether input `slot` of such an op is a variable itself (a handle or a reference) and not its value."""
+    kinds = _argument_kinds(op)
+    return slot < len(kinds) and kinds[slot][1]
+
+
+@lru_cache(maxsize=None)
+def op_definition(op: str) -> Any | None:
+    """TensorFlow's definition of an op type; None for functions and ops that are not registered."""
+    from tensorflow.python.framework import op_def_registry
+
+    return op_def_registry.get(op)
+
+
+@lru_cache(maxsize=None)
+def _argument_kinds(op: str) -> tuple[tuple[str, bool], ...]:
+    """(name, is state) of every input, where no argument is a list."""
+    from tensorflow.core.framework import types_pb2
+
+    definition = op_definition(op)
+    if definition is None:
+        return ()
+    return tuple((a.name, a.is_ref or a.type == types_pb2.DT_RESOURCE) for a in definition.input_arg)
+
+
+@lru_cache(maxsize=None)
+def _describe(op: str, input_count: int) -> StateOp | None:
+    kinds = _argument_kinds(op)
+    state = tuple(i for i, (_, is_state) in enumerate(kinds) if is_state)
+    if op in _ASSIGN:
+        return StateOp(_ASSIGN[op], (0,), 1, None, ())
+    if _SCATTER.match(op):
+        return StateOp("scatter", (0,), 2, 1, ())
+    names = {name: i for i, (name, _) in enumerate(kinds)}
+    if _APPLY.match(op) and len(kinds) == input_count:
+        value = names.get("grad", names.get("delta", names.get("gradient")))
+        indices = names.get("indices")
+        others = tuple(i for i in range(input_count) if i not in (*state, value, indices))
+        return StateOp("apply", state, value, indices, others)
+    if op in READS or op in CONTROL_FLOW or not state:
+        return None
+    return StateOp("unknown", state, None, None, tuple(i for i in range(input_count) if i not in state))

@@ -1,0 +1,230 @@
+"""What a job runs on: hosts, their workers, GPUs and links, and how they are reached.
+
+Frozen values without connections. Ranks follow from them alone: workers are numbered host by host, in the order of the
+hosts, so all who hold the same Cluster agree on who is where.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from parallax.errors import ConfigError
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+"""The names under which every machine knows itself; as hosts they are one and the same."""
+
+CPU_WORKERS = 2
+"""Workers on a machine without GPU when nobody says how many: the fewest that exchange something."""
+
+GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
+"""NVIDIA's driver lists a folder per GPU here; no folder, no GPU."""
+
+# Letters, digits, `_`, `-` and `.`; never a leading `-`, which ssh and mpirun would read as an option.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+# Digits and dots only: an IP address or a mistyped one, which a resolver may take for another address.
+_NUMERIC = re.compile(r"[0-9.]*")
+
+
+class FieldError(ConfigError):
+    """A field of a value breaks its rule. `field` names it, so that a parser can say on which line it stands."""
+
+    def __init__(self, field: str, expected: str, received: str) -> None:
+        super().__init__(f"{field}: expected {expected}, received {received}")
+        self.field = field
+        self.expected = expected
+        self.received = received
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One machine.
+
+    Attributes:
+        address: a name or an IP address; IPv6 without brackets.
+        num_workers: workers on it. 0 makes a host for servers only.
+        gpus: the GPU of each worker, by local rank; empty when the workers use none.
+        num_servers: servers on it; None leaves the number to the plan.
+        link_bytes_per_s: what its network link carries each way; None when nobody said.
+    """
+
+    address: str
+    num_workers: int
+    gpus: tuple[int, ...] = ()
+    num_servers: int | None = None
+    link_bytes_per_s: int | None = None
+
+    def __post_init__(self) -> None:
+        if not _is_ip(self.address) and (_NUMERIC.fullmatch(self.address) or not _NAME.fullmatch(self.address)):
+            raise FieldError("address", "a host name or an IP address", repr(self.address))
+        if any(gpu < 0 for gpu in self.gpus) or len(frozenset(self.gpus)) < len(self.gpus):
+            raise FieldError("gpus", "GPU numbers from 0, each once", str(list(self.gpus)))
+        if self.gpus and self.num_workers != len(self.gpus):
+            raise FieldError("num_workers", f"one worker for each of {len(self.gpus)} GPUs", str(self.num_workers))
+        if self.num_servers is not None and self.num_servers < 0:
+            raise FieldError("num_servers", "0 or more", str(self.num_servers))
+        if self.num_workers < 0 or (self.num_workers == 0 and not self.num_servers):
+            raise FieldError("num_workers", "1 or more, or 0 on a host with servers", str(self.num_workers))
+        if self.link_bytes_per_s is not None and self.link_bytes_per_s <= 0:
+            raise FieldError("link_bytes_per_s", "more than 0 bytes per second", str(self.link_bytes_per_s))
+
+    @property
+    def is_this_machine(self) -> bool:
+        """Whether the address is a loopback address or this machine's own name, whole or its first label."""
+        own = socket.gethostname().lower()
+        return _machine(self.address) in ("localhost", own, own.split(".")[0]) or (
+            _is_ip(self.address) and ipaddress.ip_address(self.address).is_loopback
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ssh:
+    """How hosts are reached; what is None is left to ssh and its own configuration.
+
+    Attributes:
+        user: the login name.
+        port: the port of ssh on every host.
+        key: path of the private key, as it was written.
+    """
+
+    user: str | None = None
+    port: int | None = None
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.user is not None and not re.fullmatch(r"[^\s-]\S*", self.user):
+            raise FieldError("user", "a login name", repr(self.user))
+        if self.port is not None and not 1 <= self.port <= 65535:
+            raise FieldError("port", "a port from 1 to 65535", str(self.port))
+        if self.key is not None and (not self.key or self.key.startswith("-")):
+            raise FieldError("key", "the path of a private key", repr(self.key))
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Which network the job uses: one interface name, or one subnet (`10.0.0.0/16`); neither leaves it to MPI."""
+
+    interface: str | None = None
+    subnet: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.interface is not None and self.subnet is not None:
+            raise FieldError("subnet", "interface or subnet, not both", f"{self.interface!r} and {self.subnet!r}")
+        if self.interface is not None and not _NAME.fullmatch(self.interface):
+            raise FieldError("interface", "the name of one network interface", repr(self.interface))
+        if self.subnet is not None and not _is_subnet(self.subnet):
+            raise FieldError("subnet", "a network like 10.0.0.0/16, host bits zero", repr(self.subnet))
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """All machines of a job.
+
+    Hosts need not have equal numbers of workers. Rank r is the r-th worker when they are counted host by host, and
+    within a host by local rank; the mean over the global batch weighs every worker, not every host, the same.
+
+    Attributes:
+        hosts: in the order in which ranks are counted; rank 0 is on the first that has workers. No machine comes
+            twice; that two different names mean one machine is seen for localhost, 127.0.0.1 and ::1 only.
+        ssh: how they are reached.
+        mpirun_options: words added to the mpirun command.
+        network: what the job's traffic uses.
+    """
+
+    hosts: tuple[Host, ...]
+    ssh: Ssh = Ssh()
+    mpirun_options: tuple[str, ...] = ()
+    network: Network = Network()
+
+    def __post_init__(self) -> None:
+        if not self.hosts:
+            raise FieldError("hosts", "at least one host", "none")
+        machines: list[str] = []
+        for position, host in enumerate(self.hosts):
+            if (machine := _machine(host.address)) in machines:
+                first = self.hosts[machines.index(machine)].address
+                received = f"{host.address} twice" if host.address == first else f"{host.address} after {first}"
+                raise FieldError(f"hosts[{position}]", "each host once, with all its GPUs", received)
+            machines.append(machine)
+        if not self.num_workers:
+            raise FieldError("hosts", "a worker on at least one host", "hosts for servers only")
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of all hosts."""
+        return sum(host.num_workers for host in self.hosts)
+
+    @property
+    def host_by_rank(self) -> tuple[Host, ...]:
+        """The host of every worker."""
+        return tuple(host for host in self.hosts for _ in range(host.num_workers))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all hosts are this machine: no ssh is needed to start the job."""
+        return all(host.is_this_machine for host in self.hosts)
+
+
+def local_cluster(
+    num_workers: int | None = None, visible_devices: str | None = None, gpu_folder: Path = GPU_FOLDER
+) -> Cluster:
+    """The cluster without a resource file: this machine.
+
+    Args:
+        num_workers: None takes a worker for each GPU, or CPU_WORKERS where there is none.
+        visible_devices: the value of CUDA_VISIBLE_DEVICES; None when it is not set, and all GPUs are seen.
+        gpu_folder: where the driver lists GPUs.
+
+    Raises:
+        FieldError: `num_workers` is not positive or more than the GPUs, or `visible_devices` has no numbers.
+    """
+    gpus = _all_gpus(gpu_folder) if visible_devices is None else _visible_gpus(visible_devices)
+    if num_workers is None:
+        num_workers = len(gpus) or CPU_WORKERS
+    if gpus and num_workers > len(gpus):
+        remedy = "an empty CUDA_VISIBLE_DEVICES runs them without"
+        raise FieldError("num_workers", f"at most one worker for each of {len(gpus)} GPUs ({remedy})", str(num_workers))
+    # A negative number takes no GPU either, so that Host names the number and not a slice of the GPUs.
+    return Cluster((Host("localhost", num_workers, gpus[: max(num_workers, 0)]),))
+
+
+def _all_gpus(folder: Path) -> tuple[int, ...]:
+    return tuple(range(len(list(folder.iterdir())))) if folder.is_dir() else ()
+
+
+def _visible_gpus(value: str) -> tuple[int, ...]:
+    """The GPU numbers of CUDA_VISIBLE_DEVICES; as CUDA does, those before the first -1."""
+    gpus: list[int] = []
+    for word in value.split(",") if value.strip() else []:
+        if word.strip() == "-1":
+            break
+        if not re.fullmatch(r"\s*[0-9]+\s*", word):
+            raise FieldError("CUDA_VISIBLE_DEVICES", "GPU numbers like 0,1", repr(value))
+        gpus.append(int(word))
+    return tuple(gpus)
+
+
+def _machine(address: str) -> str:
+    """One spelling for each machine, as far as an address tells."""
+    name = str(ipaddress.ip_address(address)) if _is_ip(address) else address.lower().removesuffix(".")
+    return "localhost" if name in LOOPBACK_NAMES else name
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_subnet(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return "/" in text

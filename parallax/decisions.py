@@ -1,0 +1,166 @@
+"""What shall be changed in a graph for a plan: the list that propagation writes and the transform carries out.
+
+Every decision names nodes, tensors and edges of the user's graph, so the list can be printed, compared and tested
+without Horovod, and is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parallax.graph_view import Edge
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows spread over the workers: row r lives on worker r % W as its local row r // W.
+
+    Attributes:
+        op: the variable op whose rows are meant.
+        rows: rows of the whole table.
+        row_shape: shape of one row.
+        dtype: TensorFlow's name of the element type.
+        members: the variable ops of this shape that are spread alike: the table and its slot variables.
+        variable: the user's name of the logical variable.
+    """
+
+    op: str
+    rows: int
+    row_shape: tuple[int, ...]
+    dtype: str
+    members: tuple[str, ...]
+    variable: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """`tensor` is each worker's part of a sum: the `edges` shall see the sum of all.
+
+    `kind` is `sum`, `mean` (sum divided by the number of workers), `min`, `max`, or `rows_mean` (a mean over
+    joined rows: weighted by the rows of `weight`, the tensor that was averaged).
+    """
+
+    tensor: str
+    edges: tuple[Edge, ...]
+    kind: str
+    weight: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Joined gradient rows leave autodiff here: multiplied by 1/W, so that they are the joined batch's rows."""
+
+    tensor: str
+    edges: tuple[Edge, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """What is fed for shared state: all workers take worker 0's value of `tensor` at `edges`."""
+
+    tensor: str
+    edges: tuple[Edge, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A row gather that becomes a pull.
+
+    Attributes:
+        node: the gather.
+        table: the table op.
+        ids_slot: which input of the node carries the ids.
+    """
+
+    node: str
+    table: str
+    ids_slot: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Joined gradient rows meet the update here: they go to the rows' owners.
+
+    Attributes:
+        table: the table op.
+        values: edges that take the values; they will see the values that arrive at the owner.
+        indices: edges that take the indices; they will see local row numbers.
+        lookups: the gathers whose ids the indices are, one after the other.
+        merge: whether equal rows must be merged again at the owner because the update does not.
+    """
+
+    table: str
+    values: tuple[Edge, ...]
+    indices: tuple[Edge, ...]
+    lookups: tuple[str, ...]
+    merge: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Sparse gradient of a variable that every worker holds: all workers shall see all touched rows.
+
+    `route` is `allgather` (deduplicated rows gathered), `allreduce` (densified and summed; only the union of touched
+    rows reaches the update) or `raw` (every row gathered unmerged, where the post-processing has no rule).
+    """
+
+    variable: str
+    op: str
+    rows: int
+    route: str
+    values: tuple[Edge, ...]
+    indices: tuple[Edge, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRows:
+    """A whole value meets rows of `table`: the edges see the local rows of it."""
+
+    tensor: str
+    edges: tuple[Edge, ...]
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class GatherRows:
+    """Local rows of `table` are read whole, in the user's row order: by the `edges`, and by whoever fetches `tensor`."""
+
+    tensor: str
+    edges: tuple[Edge, ...]
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class WholeShape:
+    """The shape of a table is asked for: `node` becomes the constant whole shape."""
+
+    node: str
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """All that shall be changed, in the order in which the transform carries it out.
+
+    Attributes:
+        tables: what is spread over the workers.
+        conditionals: `If` nodes of initial values whose result is local rows.
+        held_by_row: tensors of the user's graph that hold local rows only and cannot be fetched.
+        initial_random_ops: random ops that give initial values: equal on all workers.
+        local_variables: variable ops that each worker keeps for itself.
+    """
+
+    tables: tuple[Table, ...] = ()
+    scales: tuple[Scale, ...] = ()
+    all_reduces: tuple[AllReduce, ...] = ()
+    broadcasts: tuple[Broadcast, ...] = ()
+    slices: tuple[SliceRows, ...] = ()
+    gathers: tuple[GatherRows, ...] = ()
+    shapes: tuple[WholeShape, ...] = ()
+    conditionals: tuple[str, ...] = ()
+    lookups: tuple[Lookup, ...] = ()
+    pushes: tuple[Push, ...] = ()
+    collects: tuple[Collect, ...] = ()
+    held_by_row: tuple[str, ...] = ()
+    initial_random_ops: tuple[str, ...] = ()
+    local_variables: tuple[str, ...] = ()

@@ -1,0 +1,35 @@
+"""The errors of Parallax. Each message states the rule, the value received and the remedy."""
+
+from __future__ import annotations
+
+
+class ParallaxError(Exception):
+    """Base of all errors that Parallax raises on purpose."""
+
+
+class ConfigError(ParallaxError):
+    """A configuration value, command-line option or environment variable breaks its rule."""
+
+
+class ResourceFileError(ParallaxError):
+    """A resource file does not parse; the message carries file and line."""
+
+
+class GraphError(ParallaxError):
+    """The user's graph cannot be trained in parallel as it is; the message names the op or variable."""
+
+
+class PlanError(ParallaxError):
+    """A plan cannot be made, or a given one does not belong to this graph, cluster or version."""
+
+
+class TransformError(ParallaxError):
+    """A pass left a graph that breaks what must hold after it; the message names the offending op."""
+
+
+class SessionError(ParallaxError):
+    """A fetch or feed does not belong to the user's graph, or breaks the session's conventions."""
+
+
+class LaunchError(ParallaxError):
+    """The job could not be started on the machines named."""

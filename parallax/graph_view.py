@@ -1,0 +1,157 @@
+"""A read-only index over a GraphDef: who produces a tensor, who consumes it, in which order, with which shape.
+
+Tensors are named as TensorFlow names them, always with the output number (`emb/read:0`). An *edge* is the place where
+a node takes a tensor: (node, input number). Both stay plain strings and numbers, so that what is decided about a graph
+can be printed and compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from parallax.errors import GraphError
+
+Shape = tuple[int | None, ...] | None
+"""A static shape: None where the rank is unknown, None in it where a dimension is."""
+
+
+class Edge(NamedTuple):
+    """Input number `slot` of node `node`."""
+
+    node: str
+    slot: int
+
+
+class GraphView:
+    """Looks things up in a GraphDef that carries `_output_shapes`; never changes it."""
+
+    def __init__(self, graph_def: Any) -> None:
+        self.graph_def = graph_def
+        self.nodes: dict[str, Any] = {node.name: node for node in graph_def.node}
+        self._position = {node.name: i for i, node in enumerate(graph_def.node)}
+        self._inputs: dict[str, tuple[str, ...]] = {}
+        self._controls: dict[str, tuple[str, ...]] = {}
+        self._consumers: dict[str, list[Edge]] = {}
+        self._control_consumers: dict[str, list[str]] = {}
+        for node in graph_def.node:
+            data = tuple(tensor_name(name) for name in node.input if not name.startswith("^"))
+            self._inputs[node.name] = data
+            self._controls[node.name] = tuple(name[1:] for name in node.input if name.startswith("^"))
+            for slot, tensor in enumerate(data):
+                self._consumers.setdefault(tensor, []).append(Edge(node.name, slot))
+            for control in self._controls[node.name]:
+                self._control_consumers.setdefault(control, []).append(node.name)
+
+    def op(self, node: str) -> str:
+        """The op type of a node."""
+        return str(self.nodes[node].op)
+
+    def inputs(self, node: str) -> tuple[str, ...]:
+        """The tensors a node takes, in order."""
+        return self._inputs[node]
+
+    def controls(self, node: str) -> tuple[str, ...]:
+        """The nodes that must run before a node without giving it a tensor."""
+        return self._controls[node]
+
+    def consumers(self, tensor: str) -> list[Edge]:
+        """The edges that take a tensor, in the order of the graph."""
+        return self._consumers.get(tensor, [])
+
+    def users(self, node: str) -> Iterator[str]:
+        """The nodes that take any output of a node, or wait for it; a node may come more than once."""
+        for tensor in self.outputs(node):
+            for edge in self.consumers(tensor):
+                yield edge.node
+        yield from self._control_consumers.get(node, [])
+
+    def outputs(self, node: str) -> list[str]:
+        """The output tensors of a node."""
+        return [f"{node}:{i}" for i in range(len(self.nodes[node].attr["_output_shapes"].list.shape))]
+
+    def shape(self, tensor: str) -> Shape:
+        """The static shape of a tensor."""
+        node, number = split_tensor(tensor)
+        shapes = self.nodes[node].attr["_output_shapes"].list.shape
+        if number >= len(shapes) or shapes[number].unknown_rank:
+            return None
+        return tuple(None if dim.size < 0 else int(dim.size) for dim in shapes[number].dim)
+
+    def constant(self, tensor: str) -> Any | None:
+        """The value of a tensor as a numpy array when a Const gives it (Identity and Cast looked through), else None."""
+        from tensorflow.python.framework import tensor_util  # TensorFlow's own reader of constant protos
+
+        node = split_tensor(tensor)[0]
+        while self.op(node) in ("Identity", "Cast"):
+            node = split_tensor(self.inputs(node)[0])[0]
+        if self.op(node) != "Const":
+            return None
+        return tensor_util.MakeNdarray(self.nodes[node].attr["value"].tensor)
+
+    def ancestors(self, nodes: Iterable[str]) -> set[str]:
+        """The nodes and everything they need, through tensors and control inputs."""
+        found = set(nodes)
+        waiting = list(found)
+        while waiting:
+            node = waiting.pop()
+            for needed in (*(split_tensor(t)[0] for t in self._inputs[node]), *self._controls[node]):
+                if needed not in found:
+                    found.add(needed)
+                    waiting.append(needed)
+        return found
+
+    def descendants(self, nodes: Iterable[str]) -> set[str]:
+        """The nodes and everything that needs them, through tensors and control inputs."""
+        found = set(nodes)
+        waiting = list(found)
+        while waiting:
+            for user in self.users(waiting.pop()):
+                if user not in found:
+                    found.add(user)
+                    waiting.append(user)
+        return found
+
+    def topological_order(self) -> list[str]:
+        """Every node after all that it needs; ties in the order of the graph.
+
+        The back edges of old-style while loops (`NextIteration`) are left out.
+        """
+        order: list[str] = []
+        state: dict[str, int] = {}
+        for root in self.nodes:
+            stack = [root]
+            while stack:
+                node = stack[-1]
+                if state.get(node) == 2:
+                    stack.pop()
+                    continue
+                if state.get(node) == 1:
+                    state[node] = 2
+                    order.append(node)
+                    stack.pop()
+                    continue
+                state[node] = 1
+                for needed in self._needed(node):
+                    if not state.get(needed):
+                        stack.append(needed)
+        return order
+
+    def _needed(self, node: str) -> list[str]:
+        if node not in self._inputs:
+            raise GraphError(f"The graph names node {node!r} as an input and does not hold it.")
+        needed = [split_tensor(t)[0] for t in self._inputs[node]] + list(self._controls[node])
+        if self.op(node) in ("Merge", "RefMerge"):
+            needed = [n for n in needed if self.op(n) not in ("NextIteration", "RefNextIteration")]
+        return sorted(set(needed), key=self._position.__getitem__, reverse=True)
+
+
+def tensor_name(name: str) -> str:
+    """`op` and `op:0` are one tensor; gives the form with the number."""
+    return name if ":" in name else f"{name}:0"
+
+
+def split_tensor(tensor: str) -> tuple[str, int]:
+    """`op:1` as (`op`, 1)."""
+    node, _, number = tensor.rpartition(":")
+    return node, int(number)

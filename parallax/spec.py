@@ -1,0 +1,149 @@
+"""What a graph is, seen from training: its variables with their classes, gradients, lookups, updates and evidence.
+
+Plain frozen values: a GraphSpec can be printed, compared and stored, and a plan can be made from it without TensorFlow.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+
+class VariableClass(str, Enum):
+    """What the ops of the graph make of a variable (DESIGN of the classes: docs/architecture.md)."""
+
+    DENSE = "dense"
+    SPARSE = "sparse"
+    MIXED = "mixed"
+    NOT_SHARDABLE = "not shardable"
+    UNTRAINED = "untrained"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One TensorFlow variable; a partitioned variable has several. `row_offset` is its first row in the whole."""
+
+    op: str
+    shape: tuple[int, ...]
+    row_offset: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Length of the first dimension (1 for a scalar)."""
+        return self.shape[0] if self.shape else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Optimizer state, or a moving average, that follows its variable; `ops` has one TensorFlow variable a part."""
+
+    name: str
+    ops: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSource:
+    """Where autodiff delivers the gradient of one part.
+
+    Attributes:
+        part: the variable op.
+        values: the tensor of a dense gradient, or the values of IndexedSlices `[n, width...]`.
+        indices: the indices of IndexedSlices `[n]`, or None for a dense gradient.
+        outside: the nodes that take the gradient out of autodiff: the user's post-processing or the update.
+        found_by: `recorded` when tf.gradients or a tape ran, `name scope` or `update op` for graphs loaded from a file
+            or built before Parallax was imported.
+    """
+
+    part: str
+    values: str
+    indices: str | None
+    outside: tuple[str, ...]
+    found_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class VariableSpec:
+    """One logical variable.
+
+    Attributes:
+        name: the user's name.
+        shape: whole shape; the first dimension counts rows.
+        dtype: TensorFlow's name of the element type (`float32`).
+        dtype_bytes: bytes an element.
+        parts: the TensorFlow variables it is made of, by row.
+        trainable: whether the user declared it so.
+        cls: its class.
+        evidence: the ops that make it so, one sentence each.
+        reason: for `not shardable`, the op that needs all rows at once.
+        gradients: the autodiff sources, by part.
+        lookups: the row gathers that a training step runs.
+        updates: the ops that write it from gradients.
+        slots: the state that follows it.
+        ids_per_step: upper bound of the ids a worker looks up in a step, from static shapes; None when unknown.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    dtype_bytes: int
+    parts: tuple[Part, ...]
+    trainable: bool
+    cls: VariableClass
+    evidence: tuple[str, ...] = ()
+    reason: str = ""
+    gradients: tuple[GradientSource, ...] = ()
+    lookups: tuple[str, ...] = ()
+    updates: tuple[str, ...] = ()
+    slots: tuple[Slot, ...] = ()
+    ids_per_step: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """Length of the first dimension (1 for a scalar)."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def width(self) -> int:
+        """Elements a row."""
+        return math.prod(self.shape[1:])
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of the whole value."""
+        return math.prod(self.shape) * self.dtype_bytes
+
+    @property
+    def has_slices(self) -> bool:
+        """Whether its gradient reaches the update as (values, indices)."""
+        return any(g.indices is not None for g in self.gradients)
+
+    @property
+    def touched_rows_bound(self) -> int | None:
+        """At most this many distinct rows are read by a worker in a step; None when the batch is not static."""
+        return None if self.ids_per_step is None else min(self.rows, self.ids_per_step)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSpec:
+    """All variables of a graph, sorted by name, and what identifies the graph.
+
+    Attributes:
+        fingerprint: SHA-256 over all nodes and functions.
+        variables: every logical variable; slots are listed under the variable that they follow.
+        initializers: variable op -> the op that gives it its initial value.
+        notes: what the user should know (for example gradients found by a fallback).
+    """
+
+    fingerprint: str
+    variables: tuple[VariableSpec, ...]
+    initializers: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...] = ()
+
+    def variable(self, name: str) -> VariableSpec:
+        """The variable of that name; KeyError when there is none."""
+        for variable in self.variables:
+            if variable.name == name:
+                return variable
+        raise KeyError(name)
