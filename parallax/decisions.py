@@ -101,7 +101,8 @@ class Collect:
     """Sparse gradient of a variable that every worker holds: all workers shall see all touched rows.
 
     `route` is `allgather` (deduplicated rows gathered), `allreduce` (densified and summed; only the union of touched
-    rows reaches the update) or `raw` (every row gathered unmerged, where the post-processing has no rule).
+    rows reaches the update) or `raw` (every row gathered unmerged, where the post-processing has no rule). `merge` says
+    whether equal rows of several workers must be merged because the update does not.
     """
 
     variable: str
@@ -110,6 +111,7 @@ class Collect:
     route: str
     values: tuple[Edge, ...]
     indices: tuple[Edge, ...]
+    merge: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ _KEY_BY_FIELD = {"num_workers": "workers", "num_servers": "servers", "link_bytes
 _YAML_LINE = re.compile(r"""^(---|\{|hosts\s*:|"hosts"\s*:|'hosts'\s*:)""", re.MULTILINE)
 
 _LINE_FORM = "`host` or `host: 0,1`, IPv6 as `[::1]: 0,1`"
-_BANDWIDTH = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)bit(?:/s)?", re.IGNORECASE)
+_BANDWIDTH = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kmgt]?)bit(?:/s)?", re.IGNORECASE)
 _BITS_BY_PREFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -105,14 +105,14 @@ def _read_lines(text: str, file: str, this_machine: Host | None) -> Cluster:
 
 
 def _host_of_line(entry: str, this_machine: Host | None) -> Host:
-    match = re.fullmatch(r"(\[[^\[\]]*\]|[^:\[\]]*?)\s*(?::(.*))?", entry)
+    match = re.fullmatch(r"(\[[^\[\]]*\]|[^:\[\]]*?)\s*(?::([^:]*))?", entry)
     if match is None or not match[1]:
         raise FieldError("host", _LINE_FORM, repr(entry))
     address, numbers = _without_brackets(match[1]), match[2]
     if numbers is None:
         return _host_without_numbers(address, this_machine)
     words = [word.strip() for word in numbers.split(",")]
-    if not all(re.fullmatch("-?[0-9]+", word) for word in words):
+    if not all(re.fullmatch("-?[0-9]{1,9}", word) for word in words):
         raise FieldError("gpus", "GPU numbers like 0,1 after the colon", repr(numbers.strip()))
     return Host(address, len(words), tuple(int(word) for word in words))
 
@@ -154,12 +154,13 @@ class _Value:
             raise self.error(known)
         fields: dict[str, _Value] = {}
         for key_node, node in self.node.value:
-            field = _Value(self.file, key_node.start_mark.line + 1, str(key_node.value), node)
-            if not isinstance(key_node, yaml.ScalarNode) or field.key not in keys:
-                raise field.error(known, f"the unknown key {field.key!r}")
-            if field.key in fields:
-                raise field.error(f"the key once (first on line {fields[field.key].line})", "it again")
-            fields[field.key] = field
+            key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "(a list or map)"
+            field = _Value(self.file, key_node.start_mark.line + 1, key, node)
+            if key not in keys:
+                raise field.error(known, f"the unknown key {key!r}")
+            if key in fields:
+                raise field.error(f"the key once (first on line {fields[key].line})", "it again")
+            fields[key] = field
         return fields
 
     def items(self, expected: str) -> list[_Value]:
@@ -179,7 +180,7 @@ class _Value:
 
     def number(self, expected: str) -> int:
         """A whole number in decimal digits: YAML's octal, hexadecimal and base 60 would surprise here."""
-        if self.node.tag != "tag:yaml.org,2002:int" or not re.fullmatch("0|-?[1-9][0-9]*", self.node.value):
+        if self.node.tag != "tag:yaml.org,2002:int" or not re.fullmatch("0|-?[1-9][0-9]{0,8}", self.node.value):
             raise self.error(expected)
         return int(self.node.value)
 
@@ -213,7 +214,7 @@ def _compose(text: str, file: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = 1 if mark is None else mark.line + 1
-        raise _error(file, line, "file", "YAML", str(error.problem or error.context)) from error
+        raise _error(file, line, "file", "YAML", f"text that is none ({error.problem or error.context})") from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise _error(file, line, "file", "YAML", f"the character {error.character!r}") from error

@@ -214,7 +214,8 @@ def _decisions(walk: Walk) -> Decisions:
         else:
             variable = walk.captured.variables[merge.part]
             route = walk.routes[merge.part]
-            collects.append(Collect(variable.logical_name, merge.part, variable.part.rows, route, values, indices))
+            again = not merge.merges_equal_rows
+            collects.append(Collect(variable.logical_name, merge.part, variable.part.rows, route, values, indices, again))
     members = {t: tuple(sorted(m for m, of in walk.table_of.items() if of == t)) for t in walk.tables}
     tables = [Table(t.op, t.rows, t.row_shape, t.dtype, members[t.op], t.variable) for t in walk.tables.values()]
     rows = [t for t, s in walk.states.items() if s.kind in ("rows", "touched", "touched_indices", "map")]

@@ -1,0 +1,61 @@
+"""What must hold after each pass, checked on the finished graph; a break names the offending op.
+
+- tables: every table and slot variable has the local shape; no gather of whole rows is left.
+- gradients: what leaves autodiff for the update goes through an exchange: no edge that was to be led elsewhere still
+  takes the raw tensor.
+- state: an update of a trained variable takes no raw gradient of one worker.
+- seeds: no random op is unseeded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallax.decisions import Decisions
+from parallax.errors import TransformError
+from parallax.graph_view import Edge, tensor_name
+from parallax.transform.edit import Worker
+
+
+def check(graph_def: Any, decisions: Decisions, worker: Worker) -> None:
+    """Raises TransformError, naming the op, when a promise of a pass does not hold."""
+    nodes = {node.name: node for node in graph_def.node}
+    for table in decisions.tables:
+        wanted = [worker.local_rows(table.rows), *table.row_shape]
+        for member in table.members:
+            shape = [dim.size for dim in nodes[member].attr["shape"].shape.dim]
+            if shape != wanted:
+                raise TransformError(f"{member!r} must have the local shape {wanted} on worker {worker.rank}, and has {shape}.")
+    for lookup in decisions.lookups:
+        if nodes[lookup.node].op != "Identity":
+            raise TransformError(f"Lookup {lookup.node!r} of table {lookup.table!r} must be a pull, and is {nodes[lookup.node].op}.")
+    for tensor, edge, what in _led_edges(decisions):
+        if edge.node not in nodes or _input(nodes[edge.node], edge.slot) == tensor_name(tensor):
+            raise TransformError(f"Input {edge.slot} of {edge.node!r} must take {what}, and takes {tensor!r} as it was.")
+    for node in graph_def.node:
+        if "seed" in node.attr and "seed2" in node.attr and not (node.attr["seed"].i or node.attr["seed2"].i):
+            raise TransformError(f"Random op {node.name!r} must have a seed, and has none.")
+
+
+def _led_edges(decisions: Decisions) -> list[tuple[str, Edge, str]]:
+    """(raw tensor, edge, what the edge must take instead) for all edges that passes lead elsewhere."""
+    led = [(s.tensor, e, "scaled gradient rows") for s in decisions.scales for e in s.edges]
+    led += [(r.tensor, e, "the all-reduced value") for r in decisions.all_reduces for e in r.edges]
+    led += [(b.tensor, e, "worker 0's value") for b in decisions.broadcasts for e in b.edges]
+    led += [(s.tensor, e, "the local rows") for s in decisions.slices for e in s.edges]
+    led += [(g.tensor, e, "all rows") for g in decisions.gathers for e in g.edges]
+    return led
+
+
+def _input(node: Any, slot: int) -> str:
+    data = [name for name in node.input if not name.startswith("^")]
+    return tensor_name(data[slot]) if slot < len(data) else ""
+
+
+def check_exchanges(graph_def: Any, decisions: Decisions) -> None:
+    """Raises TransformError when an update still takes joined rows that were to be pushed or collected."""
+    nodes = {node.name: node for node in graph_def.node}
+    for one in (*decisions.pushes, *decisions.collects):
+        for edge in (*one.values, *one.indices):
+            if not _input(nodes[edge.node], edge.slot).startswith("parallax/"):
+                raise TransformError(f"Input {edge.slot} of {edge.node!r} must take exchanged rows, and takes {_input(nodes[edge.node], edge.slot)!r}.")

@@ -1,0 +1,121 @@
+"""Passes for gradients of what every worker holds: scaling, all-reduce, broadcast, and sparse rows sent to everybody."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from parallax.decisions import Collect, Decisions
+from parallax.transform.collectives import all_gather, all_reduce, broadcast, open_end
+from parallax.transform.edit import SCOPE, Counter, Editor
+from parallax.transform.exchange import INT32_ROWS, merge_equal_rows
+
+
+def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
+    """Scales joined rows by 1/W, all-reduces dense gradients and sums over joined rows, broadcasts what is fed."""
+    import tensorflow as tf
+
+    for scale in decisions.scales:
+        values = editor.tensor(scale.tensor)
+        with tf.name_scope(f"{SCOPE}/scale/"):
+            editor.lead(scale.edges, values * tf.constant(1.0 / editor.worker.size, values.dtype))
+    for feed in decisions.broadcasts:
+        with tf.name_scope(f"{SCOPE}/broadcast/"):
+            editor.lead(feed.edges, broadcast(open_end(editor.tensor(feed.tensor))))
+    for reduction in decisions.all_reduces:
+        tensor = editor.tensor(reduction.tensor)
+        with tf.name_scope(f"{SCOPE}/all_reduce/"):
+            if reduction.kind == "rows_mean":
+                reduced = _mean_of_rows(tensor, editor.tensor(reduction.weight))
+            elif reduction.kind == "mean":
+                reduced = all_reduce(tensor, "sum", 1.0 / editor.worker.size)
+            else:
+                reduced = all_reduce(tensor, reduction.kind)
+        editor.lead(reduction.edges, reduced)
+
+
+def _mean_of_rows(mean: Any, rows: Any) -> Any:
+    """The mean over all workers' rows, from each worker's mean over its own (which may be none)."""
+    import tensorflow as tf
+
+    count = tf.shape(rows)[0]
+    weight = tf.cast(count, mean.dtype)
+    total = tf.where(count > 0, mean * weight, tf.zeros_like(mean))
+    return all_reduce(total) / all_reduce(weight)
+
+
+def collect_rows(editor: Editor, decisions: Decisions) -> None:
+    """Sparse gradients of variables that every worker holds: all workers get all touched rows."""
+    import tensorflow as tf
+
+    for collect in decisions.collects:
+        with tf.name_scope(f"{SCOPE}/collect/{collect.op}/"):
+            values, indices = _collected(editor, collect)
+        editor.lead(collect.values, values)
+        editor.lead(collect.indices, indices)
+
+
+def _collected(editor: Editor, collect: Collect) -> tuple[Any, Any]:
+    """(values `[m, row...]`, indices `[m]`) over all workers; the same on all."""
+    import tensorflow as tf
+
+    indices = open_end(editor.at(collect.indices[0]), [None])
+    values = editor.at(collect.values[0]) if collect.values else None
+    row_shape = values.shape.as_list()[1:] if values is not None else []
+    flat = open_end(tf.reshape(values, [-1, math.prod(row_shape)])) if values is not None else None
+    if flat is None:
+        flat = tf.zeros([tf.size(indices), 0])
+    if collect.route == "allreduce":
+        all_values, all_indices = _densified(flat, indices, collect.rows)
+    else:
+        all_values, all_indices = _gathered(editor, collect, flat, indices)
+    return tf.reshape(all_values, [-1, *row_shape]), tf.cast(all_indices, indices.dtype)
+
+
+def _densified(values: Any, indices: Any, rows: int) -> tuple[Any, Any]:
+    """Summed over a whole table, with a column that counts who touched a row: only the union is given on."""
+    import tensorflow as tf
+
+    counted = tf.concat([values, tf.ones([tf.shape(values)[0], 1], values.dtype)], 1)
+    total = all_reduce(tf.math.unsorted_segment_sum(counted, indices, rows))
+    touched = tf.where(total[:, -1] > 0)[:, 0]
+    return tf.gather(total[:, :-1], touched), touched
+
+
+def _gathered(editor: Editor, collect: Collect, values: Any, indices: Any) -> tuple[Any, Any]:
+    import tensorflow as tf
+
+    indices = tf.cast(indices, tf.int32 if collect.rows < INT32_ROWS else tf.int64)
+    if collect.route != "raw":
+        values, indices = merge_equal_rows(values, indices)
+    sent = tf.size(indices, out_type=tf.int64)
+    counted = count(editor, collect, values, indices, [sent, sent * (editor.worker.size - 1)])
+    with tf.control_dependencies([counted]):
+        all_values, all_indices = all_gather(values), all_gather(indices)
+    return merge_equal_rows(all_values, all_indices) if collect.merge else (all_values, all_indices)
+
+
+def count(editor: Editor, collect: Collect, values: Any, indices: Any, numbers: list[Any]) -> Any:
+    """Counts one run of an allgather exchange."""
+    row_bytes = int(values.shape[1]) * values.dtype.size
+    return add_counter(
+        editor, Counter("", "allgather", (collect.variable,), row_bytes, indices.dtype.size, trains=True), numbers
+    )
+
+
+def add_counter(editor: Editor, counter: Counter, numbers: list[Any]) -> Any:
+    """Adds a variable that counts; returns the op that adds 1 and then `numbers` to it."""
+    from dataclasses import replace
+
+    import tensorflow as tf
+
+    length = 1 + len(numbers)
+    name = f"{SCOPE}/counter_{len(editor.counters)}"
+    with tf.name_scope(f"{name}/"), tf.init_scope(), editor.scratch.as_default():
+        handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[length], shared_name=name, name="handle")
+        start = tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros([length], tf.int64))
+        read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
+    editor.counters.append(replace(counter, tensor=str(read.name)))
+    editor.counter_initializers.append(str(start.name))
+    steps = [tf.constant(1, tf.int64), *(tf.cast(n, tf.int64) for n in numbers)]
+    return tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.stack(steps))

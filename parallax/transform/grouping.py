@@ -1,0 +1,105 @@
+"""Decides which lookups share one pull and which pushes share one exchange.
+
+Lookups of equal width and type are fused when none can depend on another: they are at the same *level* (how many
+exchanges must be done before), wait for the same nodes, and are pushed through by the same pushes. What a fetch does
+not need of a fused exchange is fed with nothing (edit.Cut), so fusing never asks for more feeds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from parallax.decisions import Decisions, Lookup, Push
+from parallax.graph_view import GraphView, split_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PushSite:
+    """Pushes that travel together: at one level, one of each table."""
+
+    level: int
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class PullGroup:
+    """Lookups that share one exchange.
+
+    Attributes:
+        lookups: in the order of the graph.
+        sources: the tensors that give the rows (a table's handle or value), one for each table of the exchange.
+        sites: the pushes that go the same way back.
+    """
+
+    lookups: tuple[Lookup, ...]
+    sources: tuple[str, ...]
+    sites: tuple[PushSite, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """All pulls, and the site of every push (by its number in the decisions)."""
+
+    pulls: tuple[PullGroup, ...]
+    sites: tuple[PushSite, ...]
+
+
+def group(view: GraphView, decisions: Decisions) -> Groups:
+    """Groups the lookups and pushes of one graph; the same on every worker."""
+    levels = _levels(view, decisions)
+    sites = _sites(view, decisions, levels)
+    used_by: dict[str, set[PushSite]] = {}
+    for push, site in zip(decisions.pushes, sites, strict=True):
+        for node in push.lookups:
+            used_by.setdefault(node, set()).add(site)
+    tables = {t.op: t for t in decisions.tables}
+    found: dict[tuple[object, ...], list[Lookup]] = {}
+    for lookup in decisions.lookups:
+        table = tables[lookup.table]
+        used = tuple(sorted(used_by.get(lookup.node, ()), key=lambda s: (s.level, s.ordinal)))
+        waits = tuple(sorted(view.controls(lookup.node)))
+        key = (table.dtype, math.prod(table.row_shape), levels[lookup.node], waits, used)
+        found.setdefault(key, []).append(lookup)
+    pulls = []
+    for key, lookups in found.items():
+        sources = tuple(dict.fromkeys(view.inputs(lookup.node)[0] for lookup in lookups))
+        pulls.append(PullGroup(tuple(lookups), sources, key[4]))  # type: ignore[arg-type]
+    return Groups(tuple(pulls), sites)
+
+
+def push_nodes(push: Push) -> tuple[str, ...]:
+    """The nodes of the user's graph that take what a push delivers."""
+    return tuple(dict.fromkeys(edge.node for edge in (*push.values, *push.indices)))
+
+
+def _levels(view: GraphView, decisions: Decisions) -> dict[str, int]:
+    """For every node the number of exchanges, one after the other, that must be done before its outputs are there."""
+    also_needs: dict[str, set[str]] = {}
+    for push in decisions.pushes:
+        for node in push_nodes(push):
+            also_needs.setdefault(node, set()).update(push.lookups)
+    exchanges = {lookup.node for lookup in decisions.lookups} | also_needs.keys()
+    order = view.topological_order()
+    levels: dict[str, int] = {}
+    while True:  # a push may come before its pull in the user's order; the levels then need another round
+        before = dict(levels)
+        for node in order:
+            needed = [*(split_tensor(t)[0] for t in view.inputs(node)), *view.controls(node), *also_needs.get(node, ())]
+            levels[node] = max((levels.get(n, 0) for n in needed), default=0) + (node in exchanges)
+        if levels == before:
+            return levels
+
+
+def _sites(view: GraphView, decisions: Decisions, levels: dict[str, int]) -> tuple[PushSite, ...]:
+    sites, taken = [], set()
+    for push in decisions.pushes:
+        edges = (*push.values, *push.indices)
+        before = [levels[split_tensor(view.inputs(e.node)[e.slot])[0]] for e in edges]
+        before += [levels[node] for node in push.lookups]
+        site = PushSite(1 + max(before), 0)
+        while (push.table, site) in taken:
+            site = PushSite(site.level, site.ordinal + 1)
+        taken.add((push.table, site))
+        sites.append(site)
+    return tuple(sites)

@@ -1,0 +1,76 @@
+"""Passes for tables: local shapes, whole values cut to local rows, and local rows put together whole.
+
+The row-local view: a table and its slot variables hold rows rank, rank + W, rank + 2W, ... of the whole; row-wise
+update ops then stay as the user wrote them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallax.decisions import Decisions, Table
+from parallax.transform.collectives import all_gather, open_end
+from parallax.transform.edit import SCOPE, Editor
+
+
+def spread_tables(editor: Editor, decisions: Decisions) -> None:
+    """Gives tables and their slots the local shape, and conditionals over them an open one."""
+    from tensorflow.core.framework import attr_value_pb2
+
+    for table in decisions.tables:
+        shape = attr_value_pb2.AttrValue()
+        for length in (editor.worker.local_rows(table.rows), *table.row_shape):
+            shape.shape.dim.add().size = length
+        for member in table.members:
+            editor.attributes[(member, "shape")] = shape
+    for node in decisions.conditionals:
+        unknown = attr_value_pb2.AttrValue()
+        unknown.list.shape.add().unknown_rank = True
+        editor.attributes[(node, "output_shapes")] = unknown
+    _whole_shapes(editor, decisions)
+
+
+def _whole_shapes(editor: Editor, decisions: Decisions) -> None:
+    import numpy as np
+
+    tables = {t.op: t for t in decisions.tables}
+    for shape in decisions.shapes:
+        table = tables[shape.table]
+        number = editor.tensor(f"{shape.node}:0").dtype.as_numpy_dtype
+        editor.become_constant(shape.node, np.array([table.rows, *table.row_shape], number))
+
+
+def slice_rows(editor: Editor, decisions: Decisions) -> None:
+    """Where a whole value meets local rows, it is cut to them."""
+    import tensorflow as tf
+
+    for cut in decisions.slices:
+        for edge in cut.edges:
+            with tf.name_scope(f"{SCOPE}/local_rows/"):
+                editor.lead([edge], editor.at(edge)[editor.worker.rank :: editor.worker.size])
+
+
+def gather_rows(editor: Editor, decisions: Decisions) -> None:
+    """Where local rows are read whole, or may be fetched, they are put together in the user's order."""
+    import tensorflow as tf
+
+    tables = {t.op: t for t in decisions.tables}
+    for gather in decisions.gathers:
+        with tf.name_scope(f"{SCOPE}/whole/"):
+            whole = _whole(editor.tensor(gather.tensor), tables[gather.table], editor)
+        editor.lead(gather.edges, whole)
+        editor.whole[gather.tensor] = str(whole.name)
+
+
+def _whole(local: Any, table: Table, editor: Editor) -> Any:
+    """All rows `[rows, ...]` of local rows; every worker must run it."""
+    import tensorflow as tf
+
+    size = editor.worker.size
+    counts = [(table.rows - rank + size - 1) // size for rank in range(size)]
+    starts = [sum(counts[:rank]) for rank in range(size)]
+    gathered = all_gather(open_end(local, [None, *local.shape.as_list()[1:]]))
+    row = tf.range(table.rows)
+    whole = tf.gather(gathered, tf.gather(tf.constant(starts), row % size) + row // size)
+    whole.set_shape([table.rows, *local.shape.as_list()[1:]])
+    return whole
