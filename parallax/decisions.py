@@ -125,7 +125,7 @@ class SliceRows:
 
 @dataclass(frozen=True, slots=True)
 class GatherRows:
-    """Local rows of `table` are read whole, in the user's row order: by the `edges`, and by whoever fetches `tensor`."""
+    """Local rows of `table` are read whole, in the user's order: by the `edges`, and by whoever fetches `tensor`."""
 
     tensor: str
     edges: tuple[Edge, ...]

@@ -79,7 +79,7 @@ class GraphView:
         return tuple(None if dim.size < 0 else int(dim.size) for dim in shapes[number].dim)
 
     def constant(self, tensor: str) -> Any | None:
-        """The value of a tensor as a numpy array when a Const gives it (Identity and Cast looked through), else None."""
+        """The value of a tensor (a numpy array) when a Const gives it, seen through Identity and Cast; else None."""
         from tensorflow.python.framework import tensor_util  # TensorFlow's own reader of constant protos
 
         node = split_tensor(tensor)[0]
@@ -89,13 +89,14 @@ class GraphView:
             return None
         return tensor_util.MakeNdarray(self.nodes[node].attr["value"].tensor)
 
-    def ancestors(self, nodes: Iterable[str]) -> set[str]:
-        """The nodes and everything they need, through tensors and control inputs."""
+    def ancestors(self, nodes: Iterable[str], fed: frozenset[str] = frozenset()) -> set[str]:
+        """The nodes and everything they need, through tensors and control inputs; fed tensors need nothing."""
         found = set(nodes)
         waiting = list(found)
         while waiting:
             node = waiting.pop()
-            for needed in (*(split_tensor(t)[0] for t in self._inputs[node]), *self._controls[node]):
+            tensors = [t for t in self._inputs[node] if t not in fed]
+            for needed in (*(split_tensor(t)[0] for t in tensors), *self._controls[node]):
                 if needed not in found:
                     found.add(needed)
                     waiting.append(needed)

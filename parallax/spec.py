@@ -81,6 +81,7 @@ class VariableSpec:
         lookups: the row gathers that a training step runs.
         updates: the ops that write it from gradients.
         slots: the state that follows it.
+        unmerged: whether its gradient rows must travel unmerged, because the post-processing has no rule for them.
         ids_per_step: upper bound of the ids a worker looks up in a step, from static shapes; None when unknown.
     """
 
@@ -97,6 +98,7 @@ class VariableSpec:
     lookups: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
     slots: tuple[Slot, ...] = ()
+    unmerged: bool = False
     ids_per_step: int | None = None
 
     @property

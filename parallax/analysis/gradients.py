@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from parallax.analysis.capture import Captured, variable_of_tensor
 from parallax.analysis.update_ops import StateOp, state_op
-from parallax.graph_view import GraphView, split_tensor
+from parallax.graph_view import Edge, GraphView, split_tensor
 from parallax.spec import GradientSource
 
 RECORDED, NAME_SCOPE, UPDATE_OP = "recorded", "name scope", "update op"
@@ -22,7 +22,7 @@ def find_gradients(captured: Captured) -> tuple[GradientSource, ...]:
     autodiff = _autodiff_ops(captured.view)
     for node in captured.view.nodes:
         state = _gradient_update(captured, node)
-        if state is None or node in reached[1].get(_written(captured, node, state), set()):
+        if state is None or node in reached[1].get(_trained(captured, _written(captured, node, state)), set()):
             continue
         sources += _from_update(captured, node, state, autodiff)
     return tuple(dict.fromkeys(sources))
@@ -69,21 +69,46 @@ def _reached_by(view: GraphView, sources: list[GradientSource]) -> tuple[set[str
         waiting = [n for n in source.outside if n not in found]
         found.update(waiting)
         while waiting:
-            for tensor in view.outputs(waiting.pop()):
-                for edge in view.consumers(tensor):
-                    if edge.node not in found:
-                        found.add(edge.node)
-                        waiting.append(edge.node)
+            node = waiting.pop()
+            takers = [edge.node for tensor in view.outputs(node) for edge in view.consumers(tensor)]
+            for taker in (*takers, *_reads_after(view, node)):
+                if taker not in found:
+                    found.add(taker)
+                    waiting.append(taker)
     return set().union(*by_part.values()) if by_part else set(), by_part
 
 
+def _reads_after(view: GraphView, node: str) -> list[str]:
+    """The reads that wait for a write to see it: Adam writes its moments, and updates from what it then reads."""
+    state = state_op(view.op(node), len(view.inputs(node)))
+    if state is None:
+        return []
+    written = view.inputs(node)[state.state[0]]
+    return [n for n in view.users(node) if view.op(n) == "ReadVariableOp" and view.inputs(n)[0] == written]
+
+
 def _gradient_update(captured: Captured, node: str) -> StateOp | None:
-    """The description of an optimizer's update of a trainable variable; None for all else."""
+    """The description of an optimizer's update of a trainable variable or its slot; None for all else."""
     state = state_op(captured.view.op(node), len(captured.view.inputs(node)))
     if state is None or state.kind not in ("apply", "scatter") or state.value is None:
         return None
-    written = captured.variables.get(_written(captured, node, state))
-    return state if written is not None and written.trainable else None
+    return state if _trained(captured, _written(captured, node, state)) else None
+
+
+def _trained(captured: Captured, op: str) -> str:
+    """The trainable variable that this one is, or follows as a slot; empty for others."""
+    found = captured.variables.get(op)
+    if found is None or found.trainable:
+        return op if found is not None else ""
+    return followed_variable(captured, op)
+
+
+def followed_variable(captured: Captured, op: str) -> str:
+    """The trainable variable of the same shape that a variable is named after (`emb/Adam` after `emb`), or empty."""
+    base = captured.variables.get(op.rsplit("/", 1)[0])
+    if base is None or not base.trainable or captured.variables[op].trainable:
+        return ""
+    return base.part.op if base.part.shape == captured.variables[op].part.shape else ""
 
 
 def _written(captured: Captured, node: str, state: StateOp) -> str:
@@ -93,35 +118,29 @@ def _written(captured: Captured, node: str, state: StateOp) -> str:
 def _from_update(captured: Captured, node: str, state: StateOp, autodiff: set[str]) -> list[GradientSource]:
     """The source behind one update that no record accounts for."""
     view = captured.view
-    part = _written(captured, node, state)
-    value_slot = state.value if state.value is not None else -1
-    values, values_user = view.inputs(node)[value_slot], node
-    if state.indices is None:
-        return _frontier(view, part, [(values, values_user)], None, autodiff)
-    indices, indices_user = view.inputs(node)[state.indices], node
-    merge, unique = split_tensor(values)[0], split_tensor(indices)[0]
-    if view.op(merge) == "UnsortedSegmentSum" and view.op(unique) in ("Unique", "UniqueV2"):
-        values, values_user = view.inputs(merge)[0], merge
-        indices, indices_user = view.inputs(unique)[0], unique
-    return _frontier(view, part, [(values, values_user)], (indices, indices_user), autodiff)
-
-
-def _frontier(
-    view: GraphView, part: str, values: list[tuple[str, str]], indices: tuple[str, str] | None, autodiff: set[str]
-) -> list[GradientSource]:
-    at_values = _walk_back(view, *values[0], autodiff)
-    at_indices = _walk_back(view, *indices, autodiff) if indices else None
-    if at_values is None or (indices and at_indices is None):
-        users = (values[0][1],) if indices is None else (values[0][1], indices[1])
-        index_tensor = indices[0] if indices else None
-        return [GradientSource(part, values[0][0], index_tensor, tuple(dict.fromkeys(users)), UPDATE_OP)]
-    found = [at_values, *([at_indices] if at_indices else [])]
-    takers = [edge.node for tensor in found for edge in view.consumers(tensor)]
+    part = _trained(captured, _written(captured, node, state))
+    users = [Edge(node, slot) for slot in (state.value, state.indices) if slot is not None]
+    found = [_walk_back(view, view.inputs(e.node)[e.slot], autodiff) for e in users]
+    if None in found:
+        users = _before_merge(view, users)
+        tensors = [view.inputs(e.node)[e.slot] for e in users]
+        outside = tuple(dict.fromkeys(e.node for e in users))
+        return [GradientSource(part, tensors[0], tensors[1] if len(tensors) > 1 else None, outside, UPDATE_OP)]
+    tensors = [t for t in found if t is not None]
+    takers = [edge.node for tensor in tensors for edge in view.consumers(tensor)]
     outside = tuple(dict.fromkeys(n for n in takers if n not in autodiff))
-    return [GradientSource(part, at_values, at_indices, outside, NAME_SCOPE)]
+    return [GradientSource(part, tensors[0], tensors[1] if len(tensors) > 1 else None, outside, NAME_SCOPE)]
 
 
-def _walk_back(view: GraphView, tensor: str, user: str, autodiff: set[str]) -> str | None:
+def _before_merge(view: GraphView, users: list[Edge]) -> list[Edge]:
+    """Where values and indices enter the Unique and UnsortedSegmentSum before an update, if they do."""
+    producers = [split_tensor(view.inputs(e.node)[e.slot])[0] for e in users]
+    if [view.op(p) for p in producers] in (["UnsortedSegmentSum", "Unique"], ["UnsortedSegmentSum", "UniqueV2"]):
+        return [Edge(p, 0) for p in producers]
+    return users
+
+
+def _walk_back(view: GraphView, tensor: str, autodiff: set[str]) -> str | None:
     """The tensor of autodiff that became `tensor` through ops that keep its shape; None when there is none."""
     shape = view.shape(tensor)
     while split_tensor(tensor)[0] not in autodiff:

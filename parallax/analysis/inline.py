@@ -72,6 +72,8 @@ def _expand(out: Any, call: Any, function: Any) -> None:
     end = out.node.add()
     end.name = call.name
     end.op = "IdentityN" if results else "NoOp"
-    end.input.extend(dict.fromkeys([*effects, *controls]) if not results else [*results, *dict.fromkeys([*effects, *controls])])
+    end.input.extend(
+        dict.fromkeys([*effects, *controls]) if not results else [*results, *dict.fromkeys([*effects, *controls])]
+    )
     if results:
         end.attr["T"].list.type.extend(call.attr["Tout"].list.type)

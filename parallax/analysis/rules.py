@@ -6,26 +6,33 @@ Rules for tensors along rows are in rules_rows.py, rules for what writes state i
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from parallax.analysis import rules_rows, rules_state
 from parallax.analysis.capture import Captured, variable_of_tensor
 from parallax.analysis.states import BATCH, LOCAL, PLAIN, SAME, State, worst
 from parallax.analysis.update_ops import op_definition, state_op
+from parallax.analysis.walk import Merge, NoRule, Walk
+from parallax.decisions import AllReduce
 from parallax.graph_view import Edge, split_tensor
 from parallax.spec import GradientSource
 
-if TYPE_CHECKING:
-    from parallax.analysis.propagate import Merge, Walk
-
-_RANDOM = re.compile(r"^(Random(?!Shuffle(Queue)).*|TruncatedNormal|ParameterizedTruncatedNormal|Multinomial|.*CandidateSampler)$")
+_RANDOM = re.compile(
+    r"^(Random(?!ShuffleQueue).*|TruncatedNormal|ParameterizedTruncatedNormal|Multinomial|.*CandidateSampler)$"
+)
 _PLACEHOLDERS = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _SAME_STATEFUL = frozenset(
     {
         *("Assert", "Print", "PrintV2", "HashTableV2", "HashTable", "InitializeTableV2", "LookupTableFindV2", "NoOp"),
         *("InitializeTableFromTextFileV2", "LookupTableSizeV2", "TensorArrayV3", "TensorListReserve", "StackV2"),
-        *("VarIsInitializedOp", "IsVariableInitialized", "RestoreV2", "SaveV2", "MergeV2Checkpoints", "ShardedFilename"),
+        *(
+            "VarIsInitializedOp",
+            "IsVariableInitialized",
+            "RestoreV2",
+            "SaveV2",
+            "MergeV2Checkpoints",
+            "ShardedFilename",
+        ),
         *("If", "While", "Case", "ReadFile", "MatchingFiles"),
     }
 )
@@ -63,8 +70,6 @@ def visit(walk: Walk, node: str) -> None:
 
 def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[str, ...]:
     """The gathers whose ids joined indices are, in order; NoRule when the ids are nobody's."""
-    from parallax.analysis.propagate import NoRule
-
     found: list[str] = []
     by_ids: dict[str, list[str]] = {}
     for lookup in walk.lookups:
@@ -147,8 +152,6 @@ def _is_loop(walk: Walk, node: str) -> bool:
 
 def _plain(walk: Walk, node: str, slot: int) -> State:
     """A plain state for an input that no rule took; whole rows are gathered, outside the training step only."""
-    from parallax.analysis.propagate import NoRule
-
     state = walk.state_at(node, slot)
     if state.kind in PLAIN:
         return state
@@ -176,8 +179,6 @@ def _plain(walk: Walk, node: str, slot: int) -> State:
 
 def _all_reduce_gradient(walk: Walk, node: str) -> None:
     """A dense gradient leaves autodiff here: the mean over the workers, unless all have the same anyway."""
-    from parallax.decisions import AllReduce
-
     for tensor in walk.view.outputs(node):
         for source in walk.dense_sources.get(tensor, ()):
             if walk.states[tensor] == SAME or any((tensor, n) in walk.marked for n in source.outside):

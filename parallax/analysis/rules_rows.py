@@ -6,21 +6,66 @@ A rule returns True when it has given the node's outputs their states. What no r
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from parallax.analysis.states import ALONG_ROWS, PLAIN, SAME, State, worst
+from parallax.analysis.walk import Merge, NoRule, Walk
 from parallax.decisions import AllReduce, Lookup, WholeShape
 from parallax.graph_view import Edge, split_tensor
 
-if TYPE_CHECKING:
-    from parallax.analysis.propagate import Walk
-
 _ELEMENTWISE = frozenset(
     {
-        *("Neg", "Mul", "MulNoNan", "Add", "AddV2", "Sub", "RealDiv", "Div", "DivNoNan", "FloorDiv", "Maximum", "Minimum"),
-        *("Square", "Sqrt", "Rsqrt", "Abs", "Sign", "Exp", "Log", "Log1p", "Pow", "Select", "SelectV2", "Greater", "Less"),
-        *("GreaterEqual", "LessEqual", "Equal", "NotEqual", "LogicalAnd", "LogicalOr", "LogicalNot", "IsFinite", "IsNan"),
-        *("IsInf", "StopGradient", "Cast", "ClipByValue", "Tanh", "Sigmoid", "Reciprocal", "Inv", "ZerosLike", "OnesLike"),
+        *(
+            "Neg",
+            "Mul",
+            "MulNoNan",
+            "Add",
+            "AddV2",
+            "Sub",
+            "RealDiv",
+            "Div",
+            "DivNoNan",
+            "FloorDiv",
+            "Maximum",
+            "Minimum",
+        ),
+        *(
+            "Square",
+            "Sqrt",
+            "Rsqrt",
+            "Abs",
+            "Sign",
+            "Exp",
+            "Log",
+            "Log1p",
+            "Pow",
+            "Select",
+            "SelectV2",
+            "Greater",
+            "Less",
+        ),
+        *(
+            "GreaterEqual",
+            "LessEqual",
+            "Equal",
+            "NotEqual",
+            "LogicalAnd",
+            "LogicalOr",
+            "LogicalNot",
+            "IsFinite",
+            "IsNan",
+        ),
+        *(
+            "IsInf",
+            "StopGradient",
+            "Cast",
+            "ClipByValue",
+            "Tanh",
+            "Sigmoid",
+            "Reciprocal",
+            "Inv",
+            "ZerosLike",
+            "OnesLike",
+        ),
         *("SquaredDifference", "AddN", "Snapshot", "CheckNumerics", "PreventGradient", "Identity", "Print", "Softsign"),
     }
 )
@@ -95,8 +140,6 @@ def _read_variable(walk: Walk, node: str, states: list[State]) -> bool:
 
 def _gather(walk: Walk, node: str, states: list[State]) -> bool:
     """A lookup: a pull for ids of this worker, a local gather by row numbers that are local already."""
-    from parallax.analysis.propagate import NoRule
-
     params, ids = _read(walk, states[0]), states[1]
     along_first = not _attribute(walk, node, "batch_dims") and (
         len(states) < 3 or walk.view.constant(walk.view.inputs(node)[2]) == 0
@@ -129,8 +172,6 @@ def _aligned_with(walk: Walk, indices: State) -> State:
 
 def _unique(walk: Walk, node: str, states: list[State]) -> bool:
     """Equal rows are merged here: this is where joined rows go to their owners, or to everybody."""
-    from parallax.analysis.propagate import Merge
-
     if states[0].kind != "indices":
         return False
     part = part_of(walk, states[0])
@@ -241,7 +282,11 @@ def _reshape(walk: Walk, node: str, states: list[State]) -> bool:
 
 def _expand_dims(walk: Walk, node: str, states: list[State]) -> bool:
     axis = walk.view.constant(walk.view.inputs(node)[1])
-    if states[0].kind not in ALONG_ROWS or axis is None or int(axis) in (0, -1 - len(walk.view.shape(f"{node}:0") or ())):
+    if (
+        states[0].kind not in ALONG_ROWS
+        or axis is None
+        or int(axis) in (0, -1 - len(walk.view.shape(f"{node}:0") or ()))
+    ):
         return False
     walk.set_all(node, states[0])
     return True

@@ -6,16 +6,13 @@ it is spread with. A writer of anything else makes its variable each worker's ow
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from parallax.analysis.rules_rows import part_of
 from parallax.analysis.states import PLAIN, SAME, State
 from parallax.analysis.update_ops import ADDITIVE_SCATTERS, StateOp, state_op, takes_state
+from parallax.analysis.walk import Merge, NoRule, Walk
 from parallax.decisions import Broadcast
 from parallax.errors import GraphError
 from parallax.graph_view import Edge
-
-if TYPE_CHECKING:
-    from parallax.analysis.propagate import Walk
 
 
 def visit(walk: Walk, node: str, op: str) -> bool:
@@ -63,8 +60,6 @@ def _hyperparameters(walk: Walk, node: str, state: StateOp, variables: list[str]
 
 def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
     """A write to a variable whose rows are spread over the workers."""
-    from parallax.analysis.propagate import NoRule
-
     table = walk.table_of[variables[0]]
     rows = State("rows", (table,))
     _join(walk, table, variables[1:])
@@ -95,8 +90,6 @@ def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> 
 
 def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
     """A write to a variable that every worker holds."""
-    from parallax.analysis.propagate import NoRule
-
     slots = [s for s in (state.value, state.indices) if s is not None]
     values = [walk.require_same(_value(walk, node, slot)) for slot in slots]
     along = next((v for v in values if v.kind in ("rows", "touched", "touched_indices", "map")), None)
@@ -104,7 +97,9 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
         table = walk.tables[along.key[0]]
         shape = walk.captured.variables[variables[0]].part.shape
         if not shape or shape[0] != table.rows:
-            raise NoRule(table.op, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r} of shape {list(shape)}")
+            raise NoRule(
+                table.op, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r} of shape {list(shape)}"
+            )
         _join(walk, table.op, variables)
         return
     if state.indices is not None and _joined(walk, values[0], values[1]):
@@ -113,7 +108,7 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
     for value in values:
         _refuse_opaque(walk, value)
         if value.kind not in PLAIN:
-            raise NoRule(_part(walk, value), f"{walk.view.op(node)} {node!r} has no rule for its gradient rows")
+            raise NoRule(part_of(walk, value), f"{walk.view.op(node)} {node!r} has no rule for its gradient rows")
     if all(v == SAME for v in values) or node in walk.initializers:
         return
     if state.kind == "assign" and values[0].kind == "batch":
@@ -130,8 +125,6 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
 
 def _unknown(walk: Walk, node: str, state: StateOp, variable: str) -> None:
     """An op that writes state in a way not known here: right only where nothing differs between workers."""
-    from parallax.analysis.propagate import NoRule
-
     op = walk.view.op(node)
     if variable in walk.table_of:
         raise NoRule(walk.table_of[variable], f"{op} {node!r} writes it and has no row-wise rule")
@@ -141,13 +134,13 @@ def _unknown(walk: Walk, node: str, state: StateOp, variable: str) -> None:
         if value == SAME:
             continue
         if value.kind not in PLAIN:
-            raise NoRule(_part(walk, value), f"{op} {node!r} has no rule for its gradient rows")
+            raise NoRule(part_of(walk, value), f"{op} {node!r} has no rule for its gradient rows")
         if variable not in walk.shared:
             walk.new_own.add(variable)
             continue
         raise GraphError(
-            f"An update op needs a rule that says what its inputs are: {op} {node!r} updates {variable!r} and has none. "
-            "Use an optimizer of tf.compat.v1.train, or Assign, AssignAdd, AssignSub and Scatter ops."
+            f"An update op needs a rule that says what its inputs are: {op} {node!r} updates {variable!r} and has "
+            "none. Use an optimizer of tf.compat.v1.train, or Assign, AssignAdd, AssignSub and Scatter ops."
         )
 
 
@@ -167,8 +160,6 @@ def _joined(walk: Walk, values: State, indices: State) -> bool:
 
 def _merge_here(walk: Walk, node: str, state: StateOp, part: str, additive: bool) -> None:
     """Joined rows meet an update that has no Unique before it."""
-    from parallax.analysis.propagate import Merge
-
     indices = walk.state_at(node, state.indices or 0)
     edges = ([Edge(node, state.indices or 0)], [Edge(node, state.value or 0)])
     walk.merges[node] = Merge(part, indices.key, *edges, merges_equal_rows=additive)
@@ -191,13 +182,5 @@ def _is_scalar(walk: Walk, edge: Edge) -> bool:
 
 
 def _refuse_opaque(walk: Walk, value: State) -> None:
-    from parallax.analysis.propagate import NoRule
-
     if value.kind == "opaque":
         raise NoRule(str(value.key[0]), str(value.key[1]))
-
-
-def _part(walk: Walk, state: State) -> str:
-    from parallax.analysis.rules_rows import part_of
-
-    return part_of(walk, state)

@@ -8,7 +8,8 @@ Plain states, from best to worst; a result is as bad as its worst input:
 - `opaque`: made of a gradient by an op that has no rule; must never reach shared state (the key says whose and why).
 
 States along rows:
-- `values`, `indices`: joined IndexedSlices; the one process has all workers' rows one after the other, each worker its own.
+- `values`, `indices`: joined IndexedSlices; the one process has all workers' rows one after the other, each
+  worker its own.
 - `rows`: the local rows of a table (the key is the table).
 - `touched`, `touched_indices`: merged gradient rows at their owner, and their local row numbers; `map` is the position
   of each joined row among them.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 _APPLY = re.compile(r"^(Resource)?(Sparse)?Apply\w+$")
@@ -79,7 +79,7 @@ def takes_state(op: str, slot: int) -> bool:
     return slot < len(kinds) and kinds[slot][1]
 
 
-@lru_cache(maxsize=None)
+@cache
 def op_definition(op: str) -> Any | None:
     """TensorFlow's definition of an op type; None for functions and ops that are not registered."""
     from tensorflow.python.framework import op_def_registry
@@ -87,7 +87,7 @@ def op_definition(op: str) -> Any | None:
     return op_def_registry.get(op)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _argument_kinds(op: str) -> tuple[tuple[str, bool], ...]:
     """(name, is state) of every input, where no argument is a list."""
     from tensorflow.core.framework import types_pb2
@@ -98,7 +98,7 @@ def _argument_kinds(op: str) -> tuple[tuple[str, bool], ...]:
     return tuple((a.name, a.is_ref or a.type == types_pb2.DT_RESOURCE) for a in definition.input_arg)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _describe(op: str, input_count: int) -> StateOp | None:
     kinds = _argument_kinds(op)
     state = tuple(i for i, (_, is_state) in enumerate(kinds) if is_state)

@@ -25,13 +25,19 @@ def check(graph_def: Any, decisions: Decisions, worker: Worker) -> None:
         for member in table.members:
             shape = [dim.size for dim in nodes[member].attr["shape"].shape.dim]
             if shape != wanted:
-                raise TransformError(f"{member!r} must have the local shape {wanted} on worker {worker.rank}, and has {shape}.")
+                raise TransformError(
+                    f"{member!r} must have the local shape {wanted} on worker {worker.rank}, and has {shape}."
+                )
     for lookup in decisions.lookups:
         if nodes[lookup.node].op != "Identity":
-            raise TransformError(f"Lookup {lookup.node!r} of table {lookup.table!r} must be a pull, and is {nodes[lookup.node].op}.")
+            raise TransformError(
+                f"Lookup {lookup.node!r} of table {lookup.table!r} must be a pull, and is {nodes[lookup.node].op}."
+            )
     for tensor, edge, what in _led_edges(decisions):
         if edge.node not in nodes or _input(nodes[edge.node], edge.slot) == tensor_name(tensor):
-            raise TransformError(f"Input {edge.slot} of {edge.node!r} must take {what}, and takes {tensor!r} as it was.")
+            raise TransformError(
+                f"Input {edge.slot} of {edge.node!r} must take {what}, and takes {tensor!r} as it was."
+            )
     for node in graph_def.node:
         if "seed" in node.attr and "seed2" in node.attr and not (node.attr["seed"].i or node.attr["seed2"].i):
             raise TransformError(f"Random op {node.name!r} must have a seed, and has none.")
@@ -55,7 +61,12 @@ def _input(node: Any, slot: int) -> str:
 def check_exchanges(graph_def: Any, decisions: Decisions) -> None:
     """Raises TransformError when an update still takes joined rows that were to be pushed or collected."""
     nodes = {node.name: node for node in graph_def.node}
-    for one in (*decisions.pushes, *decisions.collects):
-        for edge in (*one.values, *one.indices):
-            if not _input(nodes[edge.node], edge.slot).startswith("parallax/"):
-                raise TransformError(f"Input {edge.slot} of {edge.node!r} must take exchanged rows, and takes {_input(nodes[edge.node], edge.slot)!r}.")
+    exchanged = [(*p.values, *p.indices) for p in decisions.pushes]
+    exchanged += [(*c.values, *c.indices) for c in decisions.collects]
+    for edges in exchanged:
+        for edge in edges:
+            taken = _input(nodes[edge.node], edge.slot)
+            if not taken.startswith("parallax/"):
+                raise TransformError(
+                    f"Input {edge.slot} of {edge.node!r} must take exchanged rows, and takes {taken!r}."
+                )

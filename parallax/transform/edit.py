@@ -145,7 +145,9 @@ def open_editor(graph_def: Any, worker: Worker) -> Editor:
 
     taken = next((n.name for n in graph_def.node if n.name.split("/")[0].lower() == SCOPE), None)
     if taken is not None:
-        raise TransformError(f"Names under {SCOPE!r} are for ops that Parallax adds, and the graph holds {taken!r}. Rename it.")
+        raise TransformError(
+            f"Names under {SCOPE!r} are for ops that Parallax adds, and the graph holds {taken!r}. Rename it."
+        )
     scratch = tf.Graph()
     with scratch.as_default():
         tf.graph_util.import_graph_def(graph_def, name="")

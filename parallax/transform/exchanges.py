@@ -67,11 +67,16 @@ def _pull(editor: Editor, view: GraphView, decisions: Decisions, number: int, to
     ids = [editor.at(Edge(x.node, x.ids_slot)) for x in together.lookups]
     waits = [editor.scratch.get_operation_by_name(n) for n in view.controls(together.lookups[0].node)]
     with tf.name_scope(f"{SCOPE}/pull_{number}/"), tf.control_dependencies(waits):
-        pulled = pull(tables, [(table_of[x.node], i) for x, i in zip(together.lookups, ids, strict=True)], editor.worker.size)
+        pulled = pull(
+            tables, [(table_of[x.node], i) for x, i in zip(together.lookups, ids, strict=True)], editor.worker.size
+        )
         place_of = {x.node: i for i, x in enumerate(together.lookups)}
         exchange = _Exchange(number, together, tables, table_of, place_of, pulled)
         with tf.control_dependencies([_count(editor, exchange, "pull")]):
-            results = [looked_up(pulled, i, x, tables[table_of[n]].row_shape) for (n, i), x in zip(place_of.items(), ids, strict=True)]
+            results = [
+                looked_up(pulled, i, x, tables[table_of[n]].row_shape)
+                for (n, i), x in zip(place_of.items(), ids, strict=True)
+            ]
     for lookup, result, cut in zip(together.lookups, results, pulled.id_cuts, strict=True):
         editor.become_identity(lookup.node, result)
         pushed_by = (p for p in decisions.pushes if lookup.node in p.lookups)
@@ -136,7 +141,9 @@ def _deliver(editor: Editor, one: Push, pieces: list[tuple[Any, Any]]) -> None:
 
 def _may_be_cut(editor: Editor, tensor: Any, needed_by: tuple[str, ...]) -> None:
     shape = tuple(0 if length is None else length for length in tensor.shape.as_list())
-    editor.cuts.append(Cut(str(tensor.name), shape, str(tensor.dtype.as_numpy_dtype.__name__), tuple(dict.fromkeys(needed_by))))
+    editor.cuts.append(
+        Cut(str(tensor.name), shape, str(tensor.dtype.as_numpy_dtype.__name__), tuple(dict.fromkeys(needed_by)))
+    )
 
 
 def _count(editor: Editor, exchange: _Exchange, kind: str) -> Any:

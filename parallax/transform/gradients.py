@@ -1,4 +1,4 @@
-"""Passes for gradients of what every worker holds: scaling, all-reduce, broadcast, and sparse rows sent to everybody."""
+"""Passes for gradients of what every worker holds: scaling, all-reduce, broadcast, and sparse rows sent to all."""
 
 from __future__ import annotations
 

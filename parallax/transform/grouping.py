@@ -54,7 +54,7 @@ def group(view: GraphView, decisions: Decisions) -> Groups:
         for node in push.lookups:
             used_by.setdefault(node, set()).add(site)
     tables = {t.op: t for t in decisions.tables}
-    found: dict[tuple[object, ...], list[Lookup]] = {}
+    found: dict[tuple[str, int, int, tuple[str, ...], tuple[PushSite, ...]], list[Lookup]] = {}
     for lookup in decisions.lookups:
         table = tables[lookup.table]
         used = tuple(sorted(used_by.get(lookup.node, ()), key=lambda s: (s.level, s.ordinal)))
@@ -64,7 +64,7 @@ def group(view: GraphView, decisions: Decisions) -> Groups:
     pulls = []
     for key, lookups in found.items():
         sources = tuple(dict.fromkeys(view.inputs(lookup.node)[0] for lookup in lookups))
-        pulls.append(PullGroup(tuple(lookups), sources, key[4]))  # type: ignore[arg-type]
+        pulls.append(PullGroup(tuple(lookups), sources, key[4]))
     return Groups(tuple(pulls), sites)
 
 

@@ -1,0 +1,251 @@
+"""Classifies the variables of a captured graph by what its ops do, keeping the ops as evidence.
+
+Whether a sparse variable can be spread is not guessed: propagation is tried with all of them spread, and a variable
+that meets an op without a rule is taken out, with that op as the reason.
+"""
+
+from __future__ import annotations
+
+from parallax.analysis.capture import Captured, CapturedVariable
+from parallax.analysis.gradients import RECORDED, find_gradients, followed_variable, gradient_updates, written_variable
+from parallax.analysis.propagate import propagate
+from parallax.analysis.update_ops import state_op
+from parallax.analysis.walk import NoRule
+from parallax.decisions import Decisions
+from parallax.errors import GraphError
+from parallax.graph_view import split_tensor
+from parallax.spec import GradientSource, GraphSpec, Slot, VariableClass, VariableSpec
+
+_LADDER = {"alltoall": "allgather", "allgather": "raw"}
+"""What is tried next for a part whose route met an op without a rule."""
+
+
+def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]:
+    """The spec of a graph, and where its gradients come from.
+
+    Raises:
+        GraphError: no trainable variable, no update op, or an op that no route can make right.
+    """
+    sources = find_gradients(captured)
+    updates = gradient_updates(captured, sources)
+    _check_trains(captured, updates)
+    routes = {s.part: "alltoall" if captured.variables[s.part].part.shape else "raw" for s in sources if s.indices}
+    decisions, routes, reasons = _best_case(captured, sources, routes)
+    owner = _slot_owners(captured, updates, decisions)
+    by_name: dict[str, list[CapturedVariable]] = {}
+    for op, found in captured.variables.items():
+        if op not in owner:
+            by_name.setdefault(found.logical_name, []).append(found)
+    case = _Case(captured, sources, updates, decisions, routes, reasons, owner)
+    variables = tuple(_variable(case, by_name[name]) for name in sorted(by_name))
+    initializers = tuple(sorted((op, v.initializer) for op, v in captured.variables.items()))
+    return GraphSpec(captured.fingerprint, variables, initializers, _notes(sources)), sources
+
+
+class _Case:
+    """What is known when single variables are classified."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        sources: tuple[GradientSource, ...],
+        updates: set[str],
+        decisions: Decisions,
+        routes: dict[str, str],
+        reasons: dict[str, str],
+        owner: dict[str, str],
+    ) -> None:
+        self.captured = captured
+        self.sources = sources
+        self.updates_of: dict[str, list[str]] = {}
+        for node in captured.view.nodes:
+            if node in updates:
+                self.updates_of.setdefault(written_variable(captured, node), []).append(node)
+        self.training = captured.view.ancestors(updates)
+        self.local = set(decisions.local_variables)
+        self.exchanged = {p.table for p in decisions.pushes} | {c.op for c in decisions.collects}
+        self.routes, self.reasons, self.owner = routes, reasons, owner
+
+
+def _check_trains(captured: Captured, updates: set[str]) -> None:
+    trainable = [name for name, v in captured.variables.items() if v.trainable]
+    if not trainable:
+        raise GraphError(
+            "A graph must have a trainable variable, and this one has none. Build the model before parallel_run."
+        )
+    if not any(written_variable(captured, node) for node in updates):
+        raise GraphError(
+            f"A graph must have an op that updates a trainable variable from its gradient, and none of the "
+            f"{len(trainable)} trainable variables ({', '.join(sorted(trainable)[:5])}) has one. "
+            "Call optimizer.minimize (or apply_gradients) before parallel_run."
+        )
+
+
+def _best_case(
+    captured: Captured, sources: tuple[GradientSource, ...], routes: dict[str, str]
+) -> tuple[Decisions, dict[str, str], dict[str, str]]:
+    """Decisions with as many parts spread as can be, the routes that this took, and why parts could not be spread."""
+    routes, reasons = dict(routes), dict[str, str]()
+    while True:
+        try:
+            return propagate(captured, sources, routes), routes, reasons
+        except NoRule as error:
+            if routes.get(error.part) not in _LADDER:
+                raise GraphError(
+                    f"Every op between a gradient and its update needs a rule: for {error.part!r}, {error.reason}, "
+                    "and no route is left."
+                ) from error
+            routes[error.part] = _LADDER[routes[error.part]]
+            reasons.setdefault(error.part, error.reason)
+
+
+def _slot_owners(captured: Captured, updates: set[str], decisions: Decisions) -> dict[str, str]:
+    """Slot variable op -> the variable op that it follows."""
+    owner = {}
+    for table in decisions.tables:
+        owner.update({m: table.op for m in table.members if m != table.op})
+    for node in captured.view.nodes:
+        if node not in updates:
+            continue
+        inputs = captured.view.inputs(node)
+        state = state_op(captured.view.op(node), len(inputs))
+        main = written_variable(captured, node)
+        for slot in state.state[1:] if state is not None else ():
+            name = split_tensor(inputs[slot])[0]
+            if name in captured.variables and not captured.variables[name].trainable:
+                owner.setdefault(name, main)
+    for name in captured.variables:  # written by plain assigns, like the moments of Adam on sparse rows
+        followed = followed_variable(captured, name)
+        if followed:
+            owner.setdefault(name, followed)
+    return owner
+
+
+def _variable(case: _Case, parts: list[CapturedVariable]) -> VariableSpec:
+    parts = sorted(parts, key=lambda v: (v.part.row_offset, v.part.op))
+    ops = [v.part.op for v in parts]
+    sources = tuple(s for s in case.sources if s.part in ops)
+    updates = tuple(u for op in ops for u in case.updates_of.get(op, ()))
+    lookups = _lookups(case, ops)
+    cls, reason, evidence = _class(case, ops, sources, updates, tuple(n for n, _ in lookups))
+    first = parts[0]
+    return VariableSpec(
+        name=first.logical_name,
+        shape=first.whole_shape,
+        dtype=first.dtype,
+        dtype_bytes=first.dtype_bytes,
+        parts=tuple(v.part for v in parts),
+        trainable=any(v.trainable for v in parts),
+        cls=cls,
+        evidence=evidence,
+        reason=reason,
+        gradients=sources,
+        lookups=tuple(n for n, _ in lookups),
+        updates=updates,
+        slots=_slots(case, first.logical_name, ops),
+        unmerged=any(case.routes.get(op) == "raw" for op in ops),
+        ids_per_step=_ids_bound(case, lookups),
+    )
+
+
+def _class(
+    case: _Case, ops: list[str], sources: tuple[GradientSource, ...], updates: tuple[str, ...], lookups: tuple[str, ...]
+) -> tuple[VariableClass, str, tuple[str, ...]]:
+    """(class, reason when not shardable, evidence)."""
+    if not updates:
+        if set(ops) & case.local:
+            return VariableClass.LOCAL, "", ("written from each worker's own batch",)
+        return VariableClass.UNTRAINED, "", ("no update from a gradient",)
+    evidence = tuple(f"updated by {case.captured.view.op(u)} {u}" for u in updates)
+    evidence += tuple(f"rows looked up by {case.captured.view.op(n)} {n}" for n in lookups)
+    if not any(s.indices for s in sources):
+        evidence += tuple(f"dense gradient {s.values}" for s in sources)
+        if lookups:
+            return VariableClass.MIXED, "", (*evidence, "looked up by row and read whole: its gradient is dense")
+        return VariableClass.DENSE, "", evidence
+    evidence += tuple(f"gradient rows {s.values} at {s.indices}" for s in sources if s.indices)
+    evidence += tuple(f"dense gradient {s.values}" for s in sources if not s.indices)
+    if not set(ops) & case.exchanged:
+        return VariableClass.MIXED if lookups else VariableClass.DENSE, "", (*evidence, "made dense before its update")
+    reasons = [case.reasons[op] for op in ops if op in case.reasons]
+    if reasons:
+        return VariableClass.NOT_SHARDABLE, reasons[0], (*evidence, reasons[0])
+    return VariableClass.SPARSE, "", evidence
+
+
+def _lookups(case: _Case, ops: list[str]) -> list[tuple[str, str]]:
+    """(gather node, its ids) of the gathers that training runs on these variable ops."""
+    view, found = case.captured.view, []
+    for op in ops:
+        readers = [
+            op,
+            *(e.node for e in view.consumers(f"{op}:0") if view.op(e.node) in ("Identity", "ReadVariableOp")),
+        ]
+        for reader in readers:
+            for edge in view.consumers(f"{reader}:0"):
+                gathers = view.op(edge.node) in ("ResourceGather", "GatherV2", "Gather", "ResourceGatherNd", "GatherNd")
+                if (
+                    gathers
+                    and edge.slot == 0
+                    and edge.node in case.training
+                    and edge.node not in case.updates_of.get(op, ())
+                ):
+                    found.append((edge.node, view.inputs(edge.node)[1]))
+    return list(dict.fromkeys(found))
+
+
+def _ids_bound(case: _Case, lookups: list[tuple[str, str]]) -> int | None:
+    """At most so many ids are looked up in a step; None when a shape is open."""
+    sizes = {}
+    for _, ids in lookups:
+        root, size = _ids_size(case, ids)
+        if size is None:
+            return None
+        sizes[root] = size
+    return sum(sizes.values()) if lookups else None
+
+
+def _ids_size(case: _Case, tensor: str) -> tuple[str, int | None]:
+    """(what the ids come from, how many there are at most)."""
+    view = case.captured.view
+    while True:
+        shape = view.shape(tensor)
+        if shape is not None and None not in shape:
+            size = 1
+            for length in shape:
+                size *= length or 0
+            return tensor, size
+        node = split_tensor(tensor)[0]
+        narrowing = (
+            "Unique",
+            "UniqueV2",
+            "DynamicPartition",
+            "Identity",
+            "Reshape",
+            "Cast",
+            "ExpandDims",
+            "StopGradient",
+        )
+        if view.op(node) not in narrowing:
+            return tensor, None
+        tensor = view.inputs(node)[0]
+
+
+def _slots(case: _Case, name: str, ops: list[str]) -> tuple[Slot, ...]:
+    found: dict[str, dict[str, str]] = {}
+    for slot, owner in sorted(case.owner.items()):
+        if owner in ops:
+            found.setdefault(slot.removeprefix(f"{owner}/"), {})[owner] = slot
+    return tuple(
+        Slot(f"{name}/{suffix}", tuple(by_part[op] for op in ops if op in by_part))
+        for suffix, by_part in sorted(found.items())
+    )
+
+
+def _notes(sources: tuple[GradientSource, ...]) -> tuple[str, ...]:
+    notes = []
+    for how in sorted({s.found_by for s in sources} - {RECORDED}):
+        parts = sorted({s.part for s in sources if s.found_by == how})
+        shown = ", ".join(parts[:5]) + (f" and {len(parts) - 5} more" if len(parts) > 5 else "")
+        notes.append(f"gradients found by {how}, not recorded while the graph was built: {shown}")
+    return tuple(notes)

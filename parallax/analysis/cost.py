@@ -1,0 +1,42 @@
+"""Bytes and rounds of each route, per worker and step.
+
+W workers, u touched rows, width d, e bytes an element, i bytes an id, w bytes the whole variable. Every figure is what
+one worker sends; it receives as many. Simplified: all workers touch equally many rows, and owners are equally loaded.
+"""
+
+from __future__ import annotations
+
+from parallax.plan import ALLGATHER, ALLREDUCE, ALLTOALL, RouteCost
+from parallax.spec import VariableSpec
+
+
+def allreduce_cost(variable: VariableSpec, workers: int) -> RouteCost:
+    """A ring all-reduce sends 2(W-1)/W of the variable (Patarasuk and Yuan 2009).
+
+    A sparse gradient is made dense first and carries one more column, which counts who touched a row.
+    """
+    dense_bytes = variable.value_bytes
+    if variable.has_slices:
+        dense_bytes += variable.rows * variable.dtype_bytes
+    return RouteCost(ALLREDUCE, 2 * (workers - 1) * dense_bytes // workers, 1)
+
+
+def allgather_cost(variable: VariableSpec, workers: int, touched_rows: int | None) -> RouteCost:
+    """Every worker's merged rows and ids reach every other: (W-1) u (i + de) around a ring."""
+    if touched_rows is None:
+        return RouteCost(ALLGATHER, None, 1)
+    row_bytes = id_bytes(variable, workers) + variable.width * variable.dtype_bytes
+    return RouteCost(ALLGATHER, (workers - 1) * touched_rows * row_bytes, 1)
+
+
+def alltoall_cost(variable: VariableSpec, workers: int, touched_rows: int | None) -> RouteCost:
+    """Ids out, rows back, gradients out, each to the owner: (W-1)/W u (i + 2de)."""
+    if touched_rows is None:
+        return RouteCost(ALLTOALL, None, 3)
+    row_bytes = id_bytes(variable, workers) + 2 * variable.width * variable.dtype_bytes
+    return RouteCost(ALLTOALL, (workers - 1) * touched_rows * row_bytes // workers, 3)
+
+
+def id_bytes(variable: VariableSpec, workers: int) -> int:
+    """Ids travel as int32 where the table's rows allow."""
+    return 4 if -(-variable.rows // workers) * workers < 2**31 else 8

@@ -1,0 +1,120 @@
+"""The working state of one walk over a graph, which the rules read and extend (propagate.py drives it)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from parallax.analysis.capture import Captured
+from parallax.analysis.states import LOCAL, SAME, State
+from parallax.decisions import AllReduce, Broadcast, Lookup, Scale, Table, WholeShape
+from parallax.errors import ParallaxError
+from parallax.graph_view import Edge, GraphView
+from parallax.spec import GradientSource
+
+
+class NoRule(ParallaxError):
+    """An op between a gradient and its update has no rule, so this part needs another route."""
+
+    def __init__(self, part: str, reason: str) -> None:
+        super().__init__(f"{part}: {reason}")
+        self.part = part
+        self.reason = reason
+
+
+@dataclass
+class Merge:
+    """Where joined rows meet their update: the edges to be exchanged, and how the update treats equal rows."""
+
+    part: str
+    indices_token: tuple[str, ...]
+    indices: list[Edge] = field(default_factory=list)
+    values: list[Edge] = field(default_factory=list)
+    merges_equal_rows: bool = True
+
+
+@dataclass
+class Walk:
+    """What one walk knows and has decided so far; the rules read and extend it.
+
+    Attributes:
+        captured: the graph.
+        sources: where autodiff delivers gradients.
+        routes: variable op -> route, for every part whose gradient comes as IndexedSlices.
+        tables: table op -> table, for the parts routed by `alltoall`.
+        table_of: variable op -> table op, slot variables included.
+        own: variable ops that each worker keeps for itself.
+        shared: variable ops that training writes: they must be equal on all workers.
+        training: nodes that a gradient update needs.
+        initial: nodes that an initial value needs.
+    """
+
+    captured: Captured
+    sources: tuple[GradientSource, ...]
+    routes: Mapping[str, str]
+    tables: dict[str, Table]
+    table_of: dict[str, str]
+    own: set[str]
+    shared: set[str]
+    training: set[str]
+    initial: set[str]
+    initializers: set[str]
+    dense_sources: dict[str, list[GradientSource]]
+    states: dict[str, State] = field(default_factory=dict)
+    depth: dict[str, int] = field(default_factory=dict)
+    marked: dict[tuple[str, str], State] = field(default_factory=dict)
+    pairs: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+    part_of_token: dict[str, str] = field(default_factory=dict)
+    new_members: dict[str, str] = field(default_factory=dict)
+    new_own: set[str] = field(default_factory=set)
+    fed: set[str] = field(default_factory=set)
+    scales: list[Scale] = field(default_factory=list)
+    all_reduces: list[AllReduce] = field(default_factory=list)
+    broadcasts: list[Broadcast] = field(default_factory=list)
+    slices: dict[tuple[str, str], list[Edge]] = field(default_factory=dict)
+    gathers: dict[str, tuple[str, list[Edge]]] = field(default_factory=dict)
+    shapes: list[WholeShape] = field(default_factory=list)
+    conditionals: list[str] = field(default_factory=list)
+    lookups: list[Lookup] = field(default_factory=list)
+    merges: dict[str, Merge] = field(default_factory=dict)
+
+    @property
+    def view(self) -> GraphView:
+        """The index of the graph."""
+        return self.captured.view
+
+    def state_at(self, node: str, slot: int) -> State:
+        """The state of input `slot` as this node takes it; outside autodiff a gradient is as the exchange makes it."""
+        tensor = self.view.inputs(node)[slot]
+        return self.marked.get((tensor, node)) or self.states.get(tensor, LOCAL)
+
+    def input_states(self, node: str) -> list[State]:
+        """The states of all inputs as this node takes them."""
+        return [self.state_at(node, slot) for slot in range(len(self.view.inputs(node)))]
+
+    def value_state(self, variable: str) -> State:
+        """The state of a variable's value."""
+        if variable in self.table_of:
+            return State("rows", (self.table_of[variable],))
+        return LOCAL if variable in self.own else SAME
+
+    def set_all(self, node: str, state: State) -> None:
+        """Gives every output of a node one state."""
+        for tensor in self.view.outputs(node):
+            self.states[tensor] = state
+
+    def slice_rows(self, table: str, edge: Edge) -> None:
+        """The edge gets the local rows of what it takes."""
+        tensor = self.view.inputs(edge.node)[edge.slot]
+        self.slices.setdefault((tensor, table), []).append(edge)
+
+    def gather_rows(self, tensor: str, table: str, *edges: Edge) -> None:
+        """The edges, and whoever fetches the tensor, get all rows of it."""
+        self.gathers.setdefault(tensor, (table, []))[1].extend(edges)
+
+    def require_same(self, state: State) -> State:
+        """What is fed becomes worker 0's value on all workers where shared state depends on it."""
+        if state.kind == "fed":
+            self.fed.update(state.key)
+            return SAME
+        return state

@@ -1,0 +1,169 @@
+"""`parallel_run`: the one call of a user's script, in the launcher and in every worker."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from parallax.cluster import Cluster, local_cluster
+from parallax.config import Config
+from parallax.environment import Role, Settings, as_variables, python_path_with, settings, visible_gpus, with_defaults
+from parallax.errors import ConfigError, LaunchError
+from parallax.plan import Plan
+from parallax.report import explanation, plan_table
+from parallax.resource_file import parse_resource_file
+from parallax.runtime.fetches import REPLICAS
+from parallax.runtime.job import Job, find_mpirun
+from parallax.runtime.launch import launch
+from parallax.runtime.planning import Analysed, analyse, decide, plan_for
+
+_WORKER_DEFAULTS = {
+    "TF_CPP_MIN_LOG_LEVEL": "1",  # every worker would repeat TensorFlow's greeting
+    # Horovod looks for finished tensors once a cycle, and an exchange is three rounds one after the other: at the
+    # default of 1 ms it costs 2.8 ms a step, at 0.1 ms 0.75 (two workers, 1 step of one small table).
+    "HOROVOD_CYCLE_TIME": "0.1",
+}
+
+
+def parallel_run(
+    single_gpu_graph: Any,
+    resource_info: str | Path | None = None,
+    sync: bool = True,
+    parallax_config: Config | None = None,
+) -> tuple[Any, int, int, int]:
+    """Trains a graph on all workers: plans and launches in the first process, gives a session in each worker.
+
+    The first process prints the plan, starts the script again as every worker, relays their output and leaves with the
+    job's exit status; there this call does not return.
+
+    Args:
+        single_gpu_graph: a tf.Graph that trains on one device, with its update ops.
+        resource_info: a resource file; None for workers on this machine.
+        sync: synchronous training; the only kind the present routes know.
+        parallax_config: settings.
+
+    Returns:
+        In a worker: the session, the number of workers, this worker's rank, and the replicas a worker (1).
+
+    Raises:
+        ParallaxError: before anything is started, when graph, plan, configuration or resource file break a rule.
+    """
+    config = parallax_config if parallax_config is not None else Config()
+    if not isinstance(config, Config):
+        raise ConfigError(f"parallax_config must be a parallax.Config, and {config!r} was given.")
+    if not sync:
+        raise ConfigError("sync=False needs the ps route, which is not built yet: leave it out.")
+    wanted = settings()
+    if wanted.role == Role.VERIFY_SINGLE:
+        from parallax.runtime import verify
+
+        verify.run_single(single_gpu_graph, wanted)
+        raise SystemExit(0)
+    if wanted.role in (Role.WORKER, Role.VERIFY_WORKER):
+        return _worker(single_gpu_graph, config, wanted)
+    analysed = analyse(single_gpu_graph)
+    cluster = _cluster(resource_info, config, wanted)
+    plan = plan_for(analysed, cluster.num_workers, config)
+    decide(analysed, plan)  # a plan that cannot be carried out is refused here
+    if wanted.role == Role.PLAN:
+        _show(plan, wanted)
+        raise SystemExit(0)
+    sys.exit(_launch(single_gpu_graph, analysed, plan, cluster, config, wanted))
+
+
+def _worker(graph: Any, config: Config, wanted: Settings) -> tuple[Any, int, int, int]:
+    from parallax.runtime import verify
+    from parallax.runtime.worker_session import open_session
+
+    folder = Path(wanted.job_folder or "")
+    verifying = wanted.role == Role.VERIFY_WORKER
+    session, size, rank = open_session(graph, config, folder, equal_randomness=verifying)
+    if verifying:
+        verify.run_worker(graph, session, size, rank, wanted)
+        raise SystemExit(0)
+    return session, size, rank, REPLICAS
+
+
+def _cluster(resource_info: str | Path | None, config: Config, wanted: Settings) -> Cluster:
+    """The machines: the command line goes before the script's own arguments."""
+    this_machine = None
+    if wanted.workers is not None:
+        return local_cluster(wanted.workers, visible_gpus())
+    file = wanted.resource or resource_info
+    if file is None:
+        return local_cluster(config.workers, visible_gpus())
+    if str(file) in ("localhost", "127.0.0.1"):
+        return local_cluster(config.workers, visible_gpus())
+    this_machine = local_cluster(config.workers, visible_gpus()).hosts[0]
+    cluster = parse_resource_file(file, this_machine)
+    if not cluster.is_local:
+        away = ", ".join(h.address for h in cluster.hosts if not h.is_this_machine)
+        raise LaunchError(f"{file}: jobs run on this machine only for now, and {away} is another one. Name localhost.")
+    return cluster
+
+
+def _show(plan: Plan, wanted: Settings) -> None:
+    """What `parallax plan` gives: the table or one variable explained, and the file."""
+    text = explanation(plan, wanted.explain) if wanted.explain else plan_table(plan)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    if wanted.plan_json:
+        Path(wanted.plan_json).write_text(plan.to_json(), encoding="utf-8")
+
+
+def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, wanted: Settings) -> int:
+    """Starts the workers, waits for the job's end and returns its exit status."""
+    from parallax.analysis.capture import node_digests
+    from parallax.runtime.worker_session import write_job
+
+    find_mpirun()
+    seed = config.seed if config.seed is not None else 1 + secrets.randbelow(2**31 - 2)
+    sys.stdout.write(plan_table(plan) + (f"Seed {seed}\n" if config.seed is None else ""))
+    sys.stdout.flush()
+    folder = Path(tempfile.mkdtemp(prefix="parallax-"))
+    try:
+        write_job(folder, plan, node_digests(graph.as_graph_def()), seed)
+        verifying = wanted.role == Role.VERIFY
+        role = Role.VERIFY_WORKER if verifying else Role.WORKER
+        mine = as_variables(replace(wanted, role=role, job_folder=str(folder), workers=None, resource=None))
+        job = Job(
+            program=("-m", "parallax.runtime.worker", *_script()),
+            num_workers=cluster.num_workers,
+            environment=(
+                *mine.items(),
+                *with_defaults(_WORKER_DEFAULTS),
+                ("PYTHONPATH", python_path_with(_package_folder())),
+            ),
+            stall_timeout_s=config.stall_timeout_s,
+        )
+        if verifying:
+            from parallax.runtime import verify
+
+            return verify.compare_runs(job, folder, _script(), wanted)
+        return launch(job)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _package_folder() -> Path:
+    return Path(__file__).resolve().parent.parent
+
+
+def _script() -> tuple[str, ...]:
+    """How this process was started, for the workers to be started alike: a file, or -m and a module, and arguments."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name != "parallax.__main__" and not spec.name.startswith("runpy"):
+        name = spec.name.removesuffix(".__main__")
+        return ("-m", name, *sys.argv[1:])
+    file = getattr(main, "__file__", None)
+    if file is None:
+        raise LaunchError(
+            "The workers run the script that called parallel_run, and there is none: put the code in a file."
+        )
+    return (str(Path(file).resolve()), *sys.argv[1:])

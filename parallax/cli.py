@@ -1,0 +1,121 @@
+"""The command `parallax`: run a script, show its plan, verify it."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import shlex
+import sys
+import traceback
+from pathlib import Path
+
+from parallax.environment import Role, Settings, applied
+from parallax.errors import ParallaxError
+
+EXIT_USAGE = 2
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command line and leaves with its exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        status = _run_script(arguments)
+    except ParallaxError as error:
+        _say(f"parallax: {error}")
+        status = 1
+    sys.exit(status)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="parallax", description="Data-parallel training of TensorFlow graphs.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="run a script that calls parallax.parallel_run on all workers")
+    plan = commands.add_parser("plan", help="print the plan of a script's graph; starts nothing")
+    verify = commands.add_parser("verify", help="compare N workers with one process on the joined batch")
+    for command in (run, plan, verify):
+        where = command.add_mutually_exclusive_group()
+        where.add_argument("--workers", type=_positive, metavar="N", help="so many workers on this machine")
+        where.add_argument("-r", "--resource", metavar="FILE", help="resource file that lists the machines")
+    plan.add_argument("--json", metavar="FILE", help="write the plan to a file")
+    plan.add_argument("--explain", metavar="VARIABLE", help="everything about one variable")
+    verify.add_argument("--steps", type=_positive, default=5, metavar="K", help="steps on both sides (default 5)")
+    verify.add_argument("--feeds", metavar="FILE", help="FILE.npz, or FILE.py:FUNCTION(step, worker, num_workers)")
+    verify.add_argument("--fetch", metavar="NAME", help="the op to run (default: the optimizer's training op)")
+    verify.add_argument("--tolerance", type=float, default=1e-5, help="largest relative difference (default 1e-5)")
+    verify.add_argument("--joined-args", metavar="ARGS", help="the script's arguments for the one process")
+    for command in (run, plan, verify):
+        command.add_argument("script", help="the script, as it would be given to python")
+        command.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text}")
+    return number
+
+
+def _run_script(arguments: argparse.Namespace) -> int:
+    """Runs the script in this process; `parallel_run` in it does the rest and leaves by SystemExit."""
+    if not Path(arguments.script).is_file():
+        _say(f"parallax: a script must be a file, and {arguments.script!r} is none.")
+        return EXIT_USAGE
+    joined = getattr(arguments, "joined_args", None)
+    wanted = Settings(
+        role={"run": Role.LAUNCH, "plan": Role.PLAN, "verify": Role.VERIFY}[arguments.command],
+        workers=arguments.workers,
+        resource=arguments.resource,
+        plan_json=getattr(arguments, "json", None),
+        explain=getattr(arguments, "explain", None),
+        steps=getattr(arguments, "steps", None),
+        feeds=getattr(arguments, "feeds", None),
+        fetch=getattr(arguments, "fetch", None),
+        tolerance=getattr(arguments, "tolerance", None),
+        joined_args="\n".join(shlex.split(joined)) if joined else None,
+    )
+    from parallax.analysis import record
+
+    record.install()
+    before, path = sys.argv, sys.path[0]
+    sys.argv = [arguments.script, *arguments.args]
+    sys.path[0] = str(Path(arguments.script).resolve().parent)
+    try:
+        with applied(wanted):
+            runpy.run_path(arguments.script, run_name="__main__")
+    except SystemExit as stop:
+        return _status(stop)
+    except ParallaxError as error:
+        _say(f"{_place(error)}parallax: {error}")
+        return 1
+    except Exception:  # the script's own failure: shown as Python would show it
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.argv, sys.path[0] = before, path
+    _say(f"parallax: {arguments.script} ended without calling parallax.parallel_run: nothing was started.")
+    return 1
+
+
+def _place(error: ParallaxError) -> str:
+    """The line of the script where it happened."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/parallax/" not in f.filename]
+    frames = [f for f in frames if "runpy" not in f.filename]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+
+
+def _status(stop: SystemExit) -> int:
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code
+    _say(str(stop.code))
+    return 1
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

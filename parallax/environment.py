@@ -1,0 +1,135 @@
+"""The only reader of the environment in the launcher and the workers' sessions: what a process of a job is to do.
+
+The supervisor of a rank has variables of its own (runtime/agent.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from parallax.errors import ConfigError
+
+_PREFIX = "PARALLAX_"
+
+
+class Role(str, Enum):
+    """What `parallel_run` shall do in this process."""
+
+    LAUNCH = "launch"
+    PLAN = "plan"
+    VERIFY = "verify"
+    WORKER = "worker"
+    VERIFY_WORKER = "verify-worker"
+    VERIFY_SINGLE = "verify-single"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the command line or the launcher asks of a process; a setting left out is None.
+
+    Attributes:
+        role: what to do.
+        workers: number of local workers.
+        resource: resource file.
+        plan_json: where `parallax plan` writes the plan.
+        explain: the variable that `parallax plan` explains.
+        job_folder: where the launcher left the plan for the workers.
+        steps: steps of a verification.
+        feeds: where a verification takes its feeds from.
+        fetch: what a verification runs.
+        tolerance: of a verification.
+        joined_args: the script's arguments for the one process of a verification, one a line.
+    """
+
+    role: Role = Role.LAUNCH
+    workers: int | None = None
+    resource: str | None = None
+    plan_json: str | None = None
+    explain: str | None = None
+    job_folder: str | None = None
+    steps: int | None = None
+    feeds: str | None = None
+    fetch: str | None = None
+    tolerance: float | None = None
+    joined_args: str | None = None
+
+
+def settings() -> Settings:
+    """Reads the settings of this process.
+
+    Raises:
+        ConfigError: when a variable does not hold what it must.
+    """
+    try:
+        return Settings(
+            role=Role(_get("ROLE") or "launch"),
+            workers=_number("WORKERS"),
+            resource=_get("RESOURCE"),
+            plan_json=_get("PLAN_JSON"),
+            explain=_get("EXPLAIN"),
+            job_folder=_get("JOB_FOLDER"),
+            steps=_number("STEPS"),
+            feeds=_get("FEEDS"),
+            fetch=_get("FETCH"),
+            tolerance=float(_get("TOLERANCE") or 0) or None,
+            joined_args=_get("JOINED_ARGS"),
+        )
+    except ValueError as error:
+        raise ConfigError(f"A variable {_PREFIX}... of the environment does not hold what it must: {error}.") from error
+
+
+def as_variables(wanted: Settings) -> dict[str, str]:
+    """The settings as environment variables, for a process to be started."""
+    found = {}
+    for name in Settings.__slots__:
+        value = getattr(wanted, name)
+        if value is not None:
+            found[f"{_PREFIX}{name.upper()}"] = value.value if isinstance(value, Role) else str(value)
+    return found
+
+
+@contextmanager
+def applied(wanted: Settings) -> Iterator[None]:
+    """Puts settings into this process's environment for the time of a `with` block."""
+    before = dict(os.environ)
+    os.environ.update(as_variables(wanted))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def visible_gpus() -> str | None:
+    """What CUDA_VISIBLE_DEVICES says."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def with_defaults(defaults: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """(name, value) of those variables that the environment does not set itself."""
+    return tuple((name, value) for name, value in defaults.items() if name not in os.environ)
+
+
+def set_defaults(defaults: Mapping[str, str]) -> None:
+    """Sets variables that are not set; for libraries that read them when they are loaded."""
+    for name, value in with_defaults(defaults):
+        os.environ[name] = value
+
+
+def python_path_with(folder: Path) -> str:
+    """PYTHONPATH with `folder` in front."""
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def _get(name: str) -> str | None:
+    return os.environ.get(_PREFIX + name) or None
+
+
+def _number(name: str) -> int | None:
+    text = _get(name)
+    return int(text) if text is not None else None

@@ -1,0 +1,1 @@
+"""Runs a job: launch and supervision on one side, the workers' sessions on the other."""

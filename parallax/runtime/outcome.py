@@ -1,0 +1,163 @@
+"""Decides how a job ended: which rank failed first, how, and what its last words were.
+
+When one rank fails the others fail after it, so the first to tell is the cause. Two things come before that. A rank that
+was killed by SIGKILL is never a consequence, though others may tell of their broken connections before its supervisor
+tells of its death. A rank whose supervisor was killed cannot tell at all, but mpirun names it.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from parallax.runtime.frames import Control, Exit, Frame
+from parallax.runtime.stall import name_ranks
+
+EXIT_UNKNOWN = 1  # the rank failed without a status of its own
+
+_TRACEBACK = "Traceback (most recent call last):"
+_SAID_LINES = 20
+# A worker that has told of its exception gets this long to end by itself, which gives its exit status.
+_EXIT_WAIT_S = 5.0
+_SETTLE_S = 0.3  # for a cause that is told after its consequence
+_RULE = re.compile(r"-{60,}")
+# What mpirun prints of any failed job. The ending says the same with the rank's own words.
+_VERDICTS = ("Primary job  terminated", "mpirun detected that one or more", "mpirun noticed that process rank")
+_NOTICED = re.compile(r"process rank (\d+)\s.*exited on\s+signal\s+(\d+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The job's exit status, and for the user what happened (empty when all is well)."""
+
+    status: int
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What the first failing rank told: `error` its traceback or empty, `status` its exit or None while it lives."""
+
+    rank: int
+    error: str
+    status: int | None
+    since_s: float
+
+
+class Judge:
+    """Follows a job's frames and mpirun's words."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._status_by_rank: dict[int, int] = {}
+        self._num_workers = num_workers
+        self._failure: _Failure | None = None
+        self._noticed: tuple[int, int] | None = None  # (rank, signal) of a supervisor's death
+        self._block: list[str] | None = None  # lines since mpirun's last rule of dashes
+        self._held_back: list[str] = []
+
+    def observe(self, frame: Frame, now_s: float) -> None:
+        """Takes in one frame."""
+        if isinstance(frame, Control) and frame.message.get("kind") == "failed" and self._failure is None:
+            self._failure = _Failure(frame.rank, str(frame.message.get("error", "")), None, now_s)
+        elif isinstance(frame, Exit):
+            self._status_by_rank[frame.rank] = frame.status
+            if not frame.told:
+                self._failure = self._cause(frame, now_s)
+
+    def hear(self, line: str) -> list[str]:
+        """Takes in one line of mpirun's own words; returns the lines that the user shall see now."""
+        if not _RULE.fullmatch(line):
+            if self._block is None:
+                return [line]
+            self._block.append(line)
+            return []
+        block, self._block = self._block, [] if self._block is None else None
+        if not block:
+            return []
+        text = "\n".join(block)
+        if not any(words in text for words in _VERDICTS):
+            return block
+        self._held_back += block
+        noticed = _NOTICED.search(text)
+        if noticed and self._noticed is None:
+            self._noticed = (int(noticed.group(1)), int(noticed.group(2)))
+        return []
+
+    def knows_failure(self) -> bool:
+        """Whether a rank has failed, or said that it is about to."""
+        return self._failure is not None
+
+    def has_failed(self, now_s: float) -> bool:
+        """Whether a rank failed and there is nothing to wait for any more."""
+        failure = self._failure
+        if failure is None:
+            return False
+        return now_s >= failure.since_s + (_EXIT_WAIT_S if failure.status is None else _SETTLE_S)
+
+    def ending(self, mpirun_status: int, tail: Callable[[int], Sequence[str]]) -> Ending:
+        """How the job ended, if nobody stopped it.
+
+        Args:
+            mpirun_status: mpirun's exit status, or minus the signal that killed it.
+            tail: gives the last lines of a rank on stderr.
+        """
+        if self._noticed is not None and self._noticed[0] not in self._status_by_rank:
+            rank, number = self._noticed
+            what = f"rank {rank} is lost: its supervisor {_how(-number)}. The job was ended."
+            return Ending(128 + number, _with_words(what, rank, "", tail(rank)))
+        if self._failure is not None:
+            rank, error = self._failure.rank, self._failure.error
+            what = f"rank {rank} {_how(self._failure.status)}. The job was ended."
+            return Ending(_exit_status(self._failure.status), _with_words(what, rank, error, tail(rank)))
+        silent = [rank for rank in range(self._num_workers) if rank not in self._status_by_rank]
+        if mpirun_status == 0 and not silent:
+            return Ending(0)
+        what = f"mpirun {_how(mpirun_status)}"
+        what += f" before {name_ranks(silent)} had ended." if silent else ", though no rank failed."
+        return Ending(_exit_status(mpirun_status), "\n".join([what, *self._held_back[-_SAID_LINES:]]))
+
+    def _cause(self, ended: Exit, now_s: float) -> _Failure | None:
+        """What counts as the first failure now that a rank has ended by itself."""
+        first = self._failure
+        if first is not None and first.rank == ended.rank and first.status is None:
+            return replace(first, status=ended.status)
+        was_killed = ended.status == -signal.SIGKILL and (first is None or first.status != -signal.SIGKILL)
+        if was_killed or (first is None and ended.status != 0):
+            return _Failure(ended.rank, "", ended.status, now_s)
+        return first
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal: `SIGKILL`."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _exit_status(status: int | None) -> int:
+    if not status:  # it told of a failure, and then ended as if all were well or did not end
+        return EXIT_UNKNOWN
+    return status if status > 0 else 128 - status
+
+
+def _how(status: int | None) -> str:
+    if not status:
+        return "failed"
+    if status > 0:
+        return f"failed with exit status {status}"
+    reason = " (by someone, or by the kernel because memory ran out)" if status == -signal.SIGKILL else ""
+    return f"was killed by {signal_name(-status)}{reason}"
+
+
+def _with_words(what: str, rank: int, error: str, tail: Sequence[str]) -> str:
+    if error:
+        return f"{what}\nTraceback of rank {rank}:\n{error.rstrip()}"
+    lines = list(tail)
+    if _TRACEBACK in lines:
+        lines = lines[lines.index(_TRACEBACK) :]
+    if not lines:
+        return f"{what} It wrote nothing on stderr."
+    return "\n".join([f"{what}\nLast lines of rank {rank} on stderr:", *lines])

@@ -1,0 +1,122 @@
+"""Decides whether a job waits for ranks that will not come.
+
+A run with collectives ends only when every rank is in one with the same collectives. A rank that has been in one for
+the stall timeout while another is elsewhere waits for ever, or for a rank far too late. When all are in the same run,
+nothing is wrong, however long it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Ranks that wait in vain.
+
+    Attributes:
+        fetch: what the longest-waiting rank fetches.
+        waiting: the ranks in the same run, ascending.
+        waited_s: how long the longest has waited.
+        absent: the ranks that do not come, ascending, each with the reason: (rank, reason).
+        timeout_s: the limit that was passed.
+    """
+
+    fetch: str
+    waiting: tuple[int, ...]
+    waited_s: float
+    absent: tuple[tuple[int, str], ...]
+    timeout_s: float
+
+    def __str__(self) -> str:
+        reasons = dict.fromkeys(reason for _, reason in self.absent)
+        lines = [
+            f"a run that every rank must take part in has waited {self.waited_s:.0f} s for ranks that do not come.",
+            f"  fetch: {self.fetch}",
+            f"  waiting: {name_ranks(self.waiting)}",
+            *(
+                f"  not coming: {name_ranks([rank for rank, own in self.absent if own == reason])}: {reason}"
+                for reason in reasons
+            ),
+            "Run the same fetches equally often on every rank, "
+            f"or raise the stall timeout ({self.timeout_s:g} s) if a rank is only slow.",
+        ]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _InRun:
+    fetch: str
+    collectives: str
+    began_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Elsewhere:
+    reason: str
+
+
+_NOT_IN_RUN = _Elsewhere("is not in session.run")
+
+
+class StallWatch:
+    """What every rank does, as far as it has told."""
+
+    def __init__(self, num_workers: int, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._state_by_rank: list[_InRun | _Elsewhere] = [_NOT_IN_RUN] * num_workers
+
+    def observe(self, rank: int, message: Mapping[str, object], now_s: float) -> None:
+        """Takes in one message of a worker; messages of kinds that say nothing about runs are ignored."""
+        kind = message["kind"]
+        if kind == "in_run":
+            # Long runs are told again and again: the start is reckoned from the worker's own clock.
+            began_s = now_s - float(str(message["seconds"]))
+            self._state_by_rank[rank] = _InRun(str(message["fetch"]), str(message["collectives"]), began_s)
+        elif kind == "run_done":
+            self._state_by_rank[rank] = _NOT_IN_RUN
+        elif kind == "finished":
+            self._state_by_rank[rank] = _Elsewhere(f"ended its loop after {message['runs']} runs")
+
+    def observe_exit(self, rank: int, status: int) -> None:
+        """Takes in that a worker's process has ended."""
+        state = self._state_by_rank[rank]
+        if isinstance(state, _InRun) or state is _NOT_IN_RUN:
+            self._state_by_rank[rank] = _Elsewhere(f"has ended with exit status {status}")
+
+    def verdict(self, now_s: float) -> Stall | None:
+        """The stall at `now_s`, or None while there is none."""
+        runs = [(rank, state) for rank, state in enumerate(self._state_by_rank) if isinstance(state, _InRun)]
+        if not runs:
+            return None
+        _, longest = min(runs, key=lambda run: (run[1].began_s, run[0]))
+        waited_s = now_s - longest.began_s
+        absent = tuple(
+            (rank, reason)
+            for rank, state in enumerate(self._state_by_rank)
+            if (reason := _why_absent(state, longest.collectives))
+        )
+        if waited_s < self._timeout_s or not absent:
+            return None
+        away = [rank for rank, _ in absent]
+        waiting = tuple(rank for rank in range(len(self._state_by_rank)) if rank not in away)
+        return Stall(longest.fetch, waiting, waited_s, absent, self._timeout_s)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Ascending ranks for a message: `rank 3`, `ranks 0-3, 7`."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    names = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+
+def _why_absent(state: _InRun | _Elsewhere, collectives: str) -> str:
+    if isinstance(state, _Elsewhere):
+        return state.reason
+    return "" if state.collectives == collectives else f"waits in another fetch: {state.fetch}"

@@ -1,0 +1,76 @@
+"""Bytes that the exchanges moved: counted, beside the plan's formula at the measured touched rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parallax.report import bytes_text
+from parallax.transform.edit import Counter
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeReport:
+    """The training exchanges of a job so far, summed over the workers.
+
+    Attributes:
+        steps: runs of the busiest exchange on one worker.
+        touched_rows: distinct rows that a worker pulled per step, by variable (mean).
+        predicted_bytes: (W-1)/W u (i + 2de) with u the measured touched rows, of the alltoall exchanges.
+        counted_bytes: bytes of ids, rows and gradient rows that left a worker for another in them.
+        gathered_bytes: bytes that reached other workers by allgather.
+    """
+
+    steps: int
+    touched_rows: tuple[tuple[str, float], ...]
+    predicted_bytes: int
+    counted_bytes: int
+    gathered_bytes: int
+
+    def __str__(self) -> str:
+        lines = [f"touched rows per worker and step over {self.steps} steps:"]
+        lines += [f"  {name}: {rows:.1f}" for name, rows in self.touched_rows]
+        lines.append(
+            f"alltoall bytes sent by all workers: predicted {bytes_text(self.predicted_bytes)}, "
+            f"counted {bytes_text(self.counted_bytes)}" + self._difference()
+        )
+        if self.gathered_bytes:
+            lines.append(f"allgather bytes sent by all workers: counted {bytes_text(self.gathered_bytes)}")
+        return "\n".join(lines)
+
+    def _difference(self) -> str:
+        if not self.predicted_bytes:
+            return ""
+        return f" ({100 * (self.counted_bytes / self.predicted_bytes - 1):+.2f} %)"
+
+
+def exchange_report(counters: Sequence[Counter], counted: Sequence[Any], size: int) -> ExchangeReport:
+    """Sums the counters over all workers; every worker must call it.
+
+    Args:
+        counters: what each counts.
+        counted: `[1 + tables + 1]` for each: runs, distinct rows by table, rows that left.
+        size: number of workers.
+    """
+    import numpy as np
+    from mpi4py import MPI
+
+    totals = [np.asarray(MPI.COMM_WORLD.allreduce(np.asarray(numbers))) for numbers in counted]
+    predicted, moved, gathered, steps = 0.0, 0, 0, 0
+    touched: dict[str, float] = {}
+    for counter, total in zip(counters, totals, strict=True):
+        if not counter.trains or not total[0]:
+            continue
+        steps = max(steps, int(total[0]) // size)
+        if counter.kind == "allgather":
+            gathered += int(total[-1]) * (counter.row_bytes + counter.id_bytes)
+            continue
+        # A pull sends ids out and rows back; as many rows are given as asked for, over all workers.
+        row_bytes = counter.row_bytes + (counter.id_bytes if counter.kind == "pull" else 0)
+        predicted += (size - 1) / size * float(total[1:-1].sum()) * row_bytes
+        moved += int(total[-1]) * row_bytes
+        if counter.kind == "pull":
+            for name, rows in zip(counter.variables, total[1:-1], strict=True):
+                touched[name] = touched.get(name, 0.0) + float(rows) / float(total[0])
+    return ExchangeReport(steps, tuple(sorted(touched.items())), round(predicted), moved, gathered)

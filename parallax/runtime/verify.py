@@ -1,0 +1,239 @@
+"""Checks a user's graph: k steps on N workers and on one process with the joined batch, variable by variable.
+
+The one process runs the script's graph as it is, fed the workers' batches one after the other. All workers draw the
+same random numbers, and so does the one process, so that sampled candidates agree; random numbers with a batch
+dimension (dropout) cannot agree and must be off.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.environment import Role, Settings, as_variables
+from parallax.errors import ConfigError, GraphError
+from parallax.runtime.job import Job
+from parallax.runtime.launch import launch
+from parallax.runtime.planning import analyse
+from parallax.runtime.session import Session
+from parallax.transform.edit import Worker
+from parallax.transform.seeds import set_seeds
+
+v1 = tf.compat.v1
+STEPS, TOLERANCE = 5, 1e-5
+"""Five float32 steps; sums taken in another order differ by some 1e-7 a step, and by 1e-5 where they feed back."""
+
+Feeds = Callable[[int, int, int], dict[str, Any]]
+WORKERS_FILE, SINGLE_FILE = "workers.npz", "single.npz"
+
+
+def compare_runs(job: Job, folder: Path, script: tuple[str, ...], wanted: Settings) -> int:
+    """Runs both sides and prints the largest relative difference of every variable and slot.
+
+    Returns:
+        0 when all are within the tolerance, 1 when one is not, else the status of the side that failed.
+    """
+    status = launch(job)
+    if status:
+        return status
+    status = _start_single(folder, script, wanted, job.num_workers)
+    if status:
+        return status
+    tolerance = wanted.tolerance or TOLERANCE
+    with np.load(folder / WORKERS_FILE) as found, np.load(folder / SINGLE_FILE) as expected:
+        rows = [(name, difference(found[name], expected[name])) for name in sorted(expected.files)]
+    lines = [f"{name}  {value:.2e}{'' if value <= tolerance else '  beyond the tolerance'}" for name, value in rows]
+    worst = max((value for _, value in rows), default=0.0)
+    verdict = "equal" if worst <= tolerance else "NOT equal"
+    lines.append(
+        f"{job.num_workers} workers and one process are {verdict} after {wanted.steps or STEPS} steps: "
+        f"largest relative difference {worst:.2e}, tolerance {tolerance:.0e}"
+    )
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+    return 0 if worst <= tolerance else 1
+
+
+def difference(found: Any, expected: Any) -> float:
+    """The norm of the difference relative to the variable's norm; infinite when either is not finite."""
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    norm = float(np.linalg.norm(expected))
+    value = float(np.linalg.norm(found - expected)) / norm if norm else float(np.linalg.norm(found))
+    return value if np.isfinite(value) else float("inf")
+
+
+def run_worker(graph: Any, session: Session, size: int, rank: int, wanted: Settings) -> None:
+    """One worker's side: runs the steps and, on worker 0, keeps all variables."""
+    feeds, fetch = _feeds(graph, wanted), _train_op(graph, wanted)
+    with session:
+        for step in range(wanted.steps or STEPS):
+            session.run(fetch, {name: [value] for name, value in feeds(step, rank, size).items()})
+        values = {name: session.run(variable)[0] for name, variable in _variables(graph).items()}
+    if rank == 0:
+        np.savez(Path(wanted.job_folder or "") / WORKERS_FILE, **values)
+
+
+def run_single(graph: Any, wanted: Settings) -> None:
+    """The one process: the script's own graph, the joined batch."""
+    folder, size = Path(wanted.job_folder or ""), wanted.workers or 1
+    feeds, fetch = _feeds(graph, wanted), _train_op(graph, wanted)
+    joined = [_joined([feeds(step, rank, size) for rank in range(size)]) for step in range(wanted.steps or STEPS)]
+    analysed = analyse(graph)
+    seed = int((folder / "seed.json").read_text(encoding="utf-8"))
+    graph_def = graph.as_graph_def()
+    _open_batch(graph_def, joined[0])
+    set_seeds(graph_def, frozenset(), Worker(0, 1, seed, equal_randomness=True))
+    one = tf.Graph()
+    with one.as_default():
+        try:
+            tf.graph_util.import_graph_def(graph_def, name="")
+        except ValueError as error:
+            raise GraphError(_fixed_batch(str(error))) from error
+        initialize = [name for _, name in analysed.spec.initializers if name]
+        with v1.Session(graph=one) as session:
+            session.run(initialize)
+            for batch in joined:
+                try:
+                    session.run(fetch.name, {f"{k.removesuffix(':0')}:0": v for k, v in batch.items()})
+                except tf.errors.InvalidArgumentError as error:
+                    raise GraphError(_fixed_batch(str(error.message))) from error
+            values = {name: _single_value(session, variable) for name, variable in _variables(graph).items()}
+    np.savez(folder / SINGLE_FILE, **values)
+
+
+def _single_value(session: Any, variable: Any) -> Any:
+    parts = getattr(variable, "_variable_list", None) or [variable]
+    return (
+        np.concatenate([session.run(p.op.graph.as_graph_element(p).name) for p in parts])
+        if len(parts) > 1
+        else session.run(parts[0].graph.as_graph_element(parts[0]).name)
+    )
+
+
+def _fixed_batch(message: str) -> str:
+    return (
+        "The one process of a verification takes the joined batch, and the script's graph does not: "
+        f"{message[:300]} Leave the batch dimension of the placeholders open (None), or give the arguments with which "
+        "the script builds the joined batch: --joined-args '--batch 64'."
+    )
+
+
+def _start_single(folder: Path, script: tuple[str, ...], wanted: Settings, size: int) -> int:
+    from dataclasses import replace
+
+    arguments = script if wanted.joined_args is None else (*_program(script), *wanted.joined_args.split("\n"))
+    mine = as_variables(replace(wanted, role=Role.VERIFY_SINGLE, job_folder=str(folder), workers=size))
+    argv = [sys.executable, "-m", "parallax.runtime.worker", *arguments]
+    return subprocess.run(argv, env={**os.environ, **mine}, check=False).returncode
+
+
+def _program(script: tuple[str, ...]) -> tuple[str, ...]:
+    return script[:2] if script[0] == "-m" else script[:1]
+
+
+def _train_op(graph: Any, wanted: Settings) -> Any:
+    """What is run: the named fetch, else the last training op that an optimizer made."""
+    if wanted.fetch:
+        try:
+            return graph.as_graph_element(wanted.fetch)
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"--fetch must name an op or tensor of the graph, and {wanted.fetch!r} is none."
+            ) from error
+    made = graph.get_collection(v1.GraphKeys.TRAIN_OP)
+    if not made:
+        raise ConfigError("The graph's training op must be known: no optimizer made one, so name it with --fetch NAME.")
+    return made[-1]
+
+
+def _variables(graph: Any) -> dict[str, Any]:
+    return {_name(v): v for v in graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES) if v.dtype.base_dtype.is_floating}
+
+
+def _name(variable: Any) -> str:
+    return str(variable.name).removesuffix(":0")
+
+
+def _joined(batches: list[dict[str, Any]]) -> dict[str, Any]:
+    """The workers' batches one after the other; scalars must be equal."""
+    joined = {}
+    for name in batches[0]:
+        pieces = [np.asarray(batch[name]) for batch in batches]
+        if pieces[0].ndim:
+            joined[name] = np.concatenate(pieces)
+        elif all(np.array_equal(p, pieces[0]) for p in pieces):
+            joined[name] = pieces[0]
+        else:
+            raise ConfigError(f"A scalar feed must be equal on all workers: {name!r} is {[p.item() for p in pieces]}.")
+    return joined
+
+
+def _open_batch(graph_def: Any, batch: dict[str, Any]) -> None:
+    """Opens the first dimension of fed placeholders that the joined batch does not fit."""
+    nodes = {node.name: node for node in graph_def.node}
+    for name, value in batch.items():
+        node = nodes.get(name.removesuffix(":0"))
+        dims = node.attr["shape"].shape.dim if node is not None and "shape" in node.attr else ()
+        if len(dims) and np.ndim(value) and dims[0].size not in (-1, len(value)):
+            dims[0].size = -1
+
+
+def _feeds(graph: Any, wanted: Settings) -> Feeds:
+    """The feeds of a step and worker, from the user's function or file."""
+    if wanted.feeds is None:
+        needed = sorted(op.name for op in graph.get_operations() if op.type == "Placeholder")
+        if needed:
+            raise ConfigError(
+                f"A verification feeds the placeholders ({', '.join(needed[:5])}), and was not told what: give "
+                "--feeds FILE.py:FUNCTION (step, worker, num_workers -> {name: batch}) or --feeds FILE.npz."
+            )
+        return lambda step, worker, size: {}
+    if wanted.feeds.endswith(".npz"):
+        return _feeds_of_file(Path(wanted.feeds))
+    return _feeds_of_function(wanted.feeds)
+
+
+def _feeds_of_file(path: Path) -> Feeds:
+    """Arrays `[steps, rows, ...]` by placeholder; each worker takes its share of the rows."""
+    try:
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: a file of feeds must be an .npz of arrays [steps, rows, ...]: {error}.") from error
+
+    def feeds(step: int, worker: int, size: int) -> dict[str, Any]:
+        found = {}
+        for name, array in arrays.items():
+            batch = array[step % len(array)]
+            if len(batch) % size:
+                raise ConfigError(
+                    f"{path}: {name} has {len(batch)} rows a step, which {size} workers cannot share evenly."
+                )
+            share = len(batch) // size
+            found[name] = batch[worker * share : (worker + 1) * share]
+        return found
+
+    return feeds
+
+
+def _feeds_of_function(text: str) -> Feeds:
+    file, _, name = text.rpartition(":")
+    if not file or not Path(file).is_file():
+        raise ConfigError(f"--feeds must be FILE.npz or FILE.py:FUNCTION, and {text!r} names no file.")
+    spec = importlib.util.spec_from_file_location("parallax_feeds", file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"--feeds must name a Python file, and {file!r} is none.")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"--feeds must name a function, and {file!r} has no {name!r}.")
+    return function  # type: ignore[no-any-return]
