@@ -130,6 +130,7 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
         write_job(folder, plan, node_digests(graph.as_graph_def()), seed)
         verifying = wanted.role == Role.VERIFY
         role = Role.VERIFY_WORKER if verifying else Role.WORKER
+        path = python_path_with(Path(__file__).resolve().parent.parent)
         mine = as_variables(replace(wanted, role=role, job_folder=str(folder), workers=None, resource=None))
         job = Job(
             program=("-m", "parallax.runtime.worker", *_script()),
@@ -137,7 +138,7 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
             environment=(
                 *mine.items(),
                 *with_defaults(_WORKER_DEFAULTS),
-                ("PYTHONPATH", python_path_with(_package_folder())),
+                ("PYTHONPATH", path),
             ),
             stall_timeout_s=config.stall_timeout_s,
         )
@@ -150,10 +151,6 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _package_folder() -> Path:
-    return Path(__file__).resolve().parent.parent
-
-
 def _script() -> tuple[str, ...]:
     """How this process was started, for the workers to be started alike: a file, or -m and a module, and arguments."""
     main = sys.modules["__main__"]
@@ -163,7 +160,5 @@ def _script() -> tuple[str, ...]:
         return ("-m", name, *sys.argv[1:])
     file = getattr(main, "__file__", None)
     if file is None:
-        raise LaunchError(
-            "The workers run the script that called parallel_run, and there is none: put the code in a file."
-        )
+        raise LaunchError("The workers run the script that called parallel_run, and there is none: write a file.")
     return (str(Path(file).resolve()), *sys.argv[1:])

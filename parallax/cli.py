@@ -9,7 +9,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from parallax.environment import Role, Settings, applied
+from parallax.environment import Role, Settings, applied, set_defaults
 from parallax.errors import ParallaxError
 
 EXIT_USAGE = 2
@@ -74,6 +74,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
         tolerance=getattr(arguments, "tolerance", None),
         joined_args="\n".join(shlex.split(joined)) if joined else None,
     )
+    set_defaults({"TF_CPP_MIN_LOG_LEVEL": "1"})
     from parallax.analysis import record
 
     record.install()

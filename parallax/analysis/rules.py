@@ -76,26 +76,18 @@ def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[str, ...]:
         params, ids = walk.view.inputs(lookup.node)[0], walk.view.inputs(lookup.node)[lookup.ids_slot]
         if variable_of_tensor(walk.view, walk.captured.variables, params) == merge.part:
             by_ids.setdefault(_root(walk, ids), []).append(lookup.node)
-    for piece in _pieces(walk, merge.indices[0]):
-        if not by_ids.get(piece):
-            raise NoRule(merge.part, f"the row numbers {piece} of its gradient are not those of a lookup")
-        candidates = by_ids[piece]
-        found.append(candidates.pop(0) if len(candidates) > 1 else candidates[0])
-    return tuple(found)
-
-
-def _pieces(walk: Walk, edge: Edge) -> list[str]:
-    """The tensors that joined indices were put together from, in order, seen through reshapes and identities."""
-    waiting, found = [walk.view.inputs(edge.node)[edge.slot]], []
+    waiting = [walk.view.inputs(merge.indices[0].node)[merge.indices[0].slot]]
     while waiting:
         tensor = _root(walk, waiting.pop(0))
         node = split_tensor(tensor)[0]
-        if walk.view.op(node) in ("ConcatV2", "Concat"):
-            inputs = walk.view.inputs(node)
-            waiting = [*(inputs[:-1] if walk.view.op(node) == "ConcatV2" else inputs[1:]), *waiting]
+        if tensor in by_ids:
+            found.append(by_ids[tensor].pop(0) if len(by_ids[tensor]) > 1 else by_ids[tensor][0])
+        elif walk.view.op(node) in ("ConcatV2", "Concat"):
+            pieces = walk.view.inputs(node)
+            waiting = [*(pieces[:-1] if walk.view.op(node) == "ConcatV2" else pieces[1:]), *waiting]
         else:
-            found.append(tensor)
-    return found
+            raise NoRule(merge.part, f"the row numbers {tensor!r} of its gradient are not the ids of a lookup")
+    return tuple(found)
 
 
 def _root(walk: Walk, tensor: str) -> str:

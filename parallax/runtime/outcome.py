@@ -1,8 +1,8 @@
 """Decides how a job ended: which rank failed first, how, and what its last words were.
 
-When one rank fails the others fail after it, so the first to tell is the cause. Two things come before that. A rank that
-was killed by SIGKILL is never a consequence, though others may tell of their broken connections before its supervisor
-tells of its death. A rank whose supervisor was killed cannot tell at all, but mpirun names it.
+When one rank fails the others fail after it, so the first to tell is the cause. Two things come before that. SIGKILL is
+never a consequence, though others may tell of their broken connections before the killed rank's supervisor tells of its
+death. A rank whose supervisor was killed cannot tell at all, but mpirun names it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Judge:
         silent = [rank for rank in range(self._num_workers) if rank not in self._status_by_rank]
         if mpirun_status == 0 and not silent:
             return Ending(0)
-        what = f"mpirun {_how(mpirun_status)}"
+        what = f"mpirun {_how(mpirun_status) if mpirun_status else 'ended'}"
         what += f" before {name_ranks(silent)} had ended." if silent else ", though no rank failed."
         return Ending(_exit_status(mpirun_status), "\n".join([what, *self._held_back[-_SAID_LINES:]]))
 

@@ -15,8 +15,8 @@ class ExchangeReport:
     """The training exchanges of a job so far, summed over the workers.
 
     Attributes:
-        steps: runs of the busiest exchange on one worker.
-        touched_rows: distinct rows that a worker pulled per step, by variable (mean).
+        steps: training steps so far.
+        touched_rows: distinct rows that a worker touched per training step, by variable (mean).
         predicted_bytes: (W-1)/W u (i + 2de) with u the measured touched rows, of the alltoall exchanges.
         counted_bytes: bytes of ids, rows and gradient rows that left a worker for another in them.
         gathered_bytes: bytes that reached other workers by allgather.
@@ -62,7 +62,8 @@ def exchange_report(counters: Sequence[Counter], counted: Sequence[Any], size: i
     for counter, total in zip(counters, totals, strict=True):
         if not counter.trains or not total[0]:
             continue
-        steps = max(steps, int(total[0]) // size)
+        if counter.kind != "pull":  # evaluation may pull without training
+            steps = max(steps, int(total[0]) // size)
         if counter.kind == "allgather":
             gathered += int(total[-1]) * (counter.row_bytes + counter.id_bytes)
             continue
@@ -70,7 +71,7 @@ def exchange_report(counters: Sequence[Counter], counted: Sequence[Any], size: i
         row_bytes = counter.row_bytes + (counter.id_bytes if counter.kind == "pull" else 0)
         predicted += (size - 1) / size * float(total[1:-1].sum()) * row_bytes
         moved += int(total[-1]) * row_bytes
-        if counter.kind == "pull":
+        if counter.kind == "push":
             for name, rows in zip(counter.variables, total[1:-1], strict=True):
                 touched[name] = touched.get(name, 0.0) + float(rows) / float(total[0])
     return ExchangeReport(steps, tuple(sorted(touched.items())), round(predicted), moved, gathered)

@@ -110,12 +110,7 @@ def run_single(graph: Any, wanted: Settings) -> None:
 
 
 def _single_value(session: Any, variable: Any) -> Any:
-    parts = getattr(variable, "_variable_list", None) or [variable]
-    return (
-        np.concatenate([session.run(p.op.graph.as_graph_element(p).name) for p in parts])
-        if len(parts) > 1
-        else session.run(parts[0].graph.as_graph_element(parts[0]).name)
-    )
+    return session.run(str(variable.graph.as_graph_element(variable).name))
 
 
 def _fixed_batch(message: str) -> str:
@@ -131,7 +126,7 @@ def _start_single(folder: Path, script: tuple[str, ...], wanted: Settings, size:
 
     arguments = script if wanted.joined_args is None else (*_program(script), *wanted.joined_args.split("\n"))
     mine = as_variables(replace(wanted, role=Role.VERIFY_SINGLE, job_folder=str(folder), workers=size))
-    argv = [sys.executable, "-m", "parallax.runtime.worker", *arguments]
+    argv: list[str] = [sys.executable, "-m", "parallax.runtime.worker", *arguments]
     return subprocess.run(argv, env={**os.environ, **mine}, check=False).returncode
 
 
@@ -145,9 +140,7 @@ def _train_op(graph: Any, wanted: Settings) -> Any:
         try:
             return graph.as_graph_element(wanted.fetch)
         except (KeyError, ValueError) as error:
-            raise ConfigError(
-                f"--fetch must name an op or tensor of the graph, and {wanted.fetch!r} is none."
-            ) from error
+            raise ConfigError(f"--fetch must name an op or tensor of the graph, not {wanted.fetch!r}.") from error
     made = graph.get_collection(v1.GraphKeys.TRAIN_OP)
     if not made:
         raise ConfigError("The graph's training op must be known: no optimizer made one, so name it with --fetch NAME.")
@@ -181,8 +174,8 @@ def _open_batch(graph_def: Any, batch: dict[str, Any]) -> None:
     nodes = {node.name: node for node in graph_def.node}
     for name, value in batch.items():
         node = nodes.get(name.removesuffix(":0"))
-        dims = node.attr["shape"].shape.dim if node is not None and "shape" in node.attr else ()
-        if len(dims) and np.ndim(value) and dims[0].size not in (-1, len(value)):
+        dims: Any = node.attr["shape"].shape.dim if node is not None and "shape" in node.attr else ()
+        if len(dims) > 0 and np.ndim(value) > 0 and dims[0].size not in (-1, len(value)):
             dims[0].size = -1
 
 
@@ -214,9 +207,7 @@ def _feeds_of_file(path: Path) -> Feeds:
         for name, array in arrays.items():
             batch = array[step % len(array)]
             if len(batch) % size:
-                raise ConfigError(
-                    f"{path}: {name} has {len(batch)} rows a step, which {size} workers cannot share evenly."
-                )
+                raise ConfigError(f"{path}: {name} has {len(batch)} rows a step, which {size} workers cannot share.")
             share = len(batch) // size
             found[name] = batch[worker * share : (worker + 1) * share]
         return found

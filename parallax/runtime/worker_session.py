@@ -73,8 +73,8 @@ def _agree_on_graph(graph: Any, folder: Path) -> None:
         if nodes:
             raise GraphError(
                 f"All processes of a job must build the same graph, and worker {rank} built node {nodes[0]!r} "
-                "differently from the launcher. Seed what the script draws (numpy too), and build nothing from the rank, "
-                "the time or the process before parallel_run."
+                "differently from the launcher. Seed what the script draws (numpy too), and build nothing from the "
+                "rank, the time or the process before parallel_run."
             )
 
 
@@ -94,7 +94,8 @@ def _monitored(
     graph: Any, analysed: Analysed, decisions: Decisions, worker_graph: WorkerGraph, config: Config, local_rank: int
 ) -> Any:
     """TensorFlow's monitored session on this worker's graph."""
-    meta = v1.train.export_meta_graph(graph=graph)
+    with graph.as_default():
+        meta = v1.train.export_meta_graph(graph=graph)
     meta.graph_def.CopyFrom(worker_graph.graph_def)
     imported = tf.Graph()
     with imported.as_default():

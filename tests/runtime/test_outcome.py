@@ -103,7 +103,7 @@ def test_mpiruns_own_death_is_named():
 
 
 def test_a_rank_that_ends_without_a_word_is_an_error():
-    assert ending(judge_of(Exit(0, 0)), mpirun_status=0).status == 1
+    assert ending(judge_of(Exit(0, 0)), mpirun_status=0) == Ending(1, "mpirun ended before rank 1 had ended.")
 
 
 def test_mpiruns_verdict_is_shown_only_when_no_rank_can_be_named():
