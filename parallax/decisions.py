@@ -55,6 +55,27 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one lookup among joined gradient rows: `ids` counts them, `kind` is `joined`, `unique` or `shared`."""
+
+    ids: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRows:
+    """Joined gradient rows some of which belong to the same ids on all workers.
+
+    Those are summed over the workers; worker 0 holds the sum and the others zeros, so that the joined rows add up to
+    what the one process has.
+    """
+
+    tensor: str
+    edges: tuple[Edge, ...]
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Broadcast:
     """What is fed for shared state: all workers take worker 0's value of `tensor` at `edges`."""
 
@@ -70,11 +91,14 @@ class Lookup:
         node: the gather.
         table: the table op.
         ids_slot: which input of the node carries the ids.
+        combines: whether the node also adds rows up by segment (SparseSegmentSum and its like): it then stays, on the
+            rows pulled.
     """
 
     node: str
     table: str
     ids_slot: int = 1
+    combines: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +110,8 @@ class Push:
         values: edges that take the values; they will see the values that arrive at the owner.
         indices: edges that take the indices; they will see local row numbers.
         lookups: the gathers whose ids the indices are, one after the other.
+        searched: for each lookup the tensor of its piece of the indices where these are its ids merged and sorted, else
+            an empty name.
         merge: whether equal rows must be merged again at the owner because the update does not.
     """
 
@@ -93,6 +119,7 @@ class Push:
     values: tuple[Edge, ...]
     indices: tuple[Edge, ...]
     lookups: tuple[str, ...]
+    searched: tuple[str, ...]
     merge: bool
 
 
@@ -102,7 +129,8 @@ class Collect:
 
     `route` is `allgather` (deduplicated rows gathered), `allreduce` (densified and summed; only the union of touched
     rows reaches the update) or `raw` (every row gathered unmerged, where the post-processing has no rule). `merge` says
-    whether equal rows of several workers must be merged because the update does not.
+    whether equal rows of several workers must be merged because the update does not; `pieces` are the lookups that the
+    rows of route `raw` come from.
     """
 
     variable: str
@@ -112,6 +140,7 @@ class Collect:
     values: tuple[Edge, ...]
     indices: tuple[Edge, ...]
     merge: bool = False
+    pieces: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +183,7 @@ class Decisions:
 
     tables: tuple[Table, ...] = ()
     scales: tuple[Scale, ...] = ()
+    shared_rows: tuple[SharedRows, ...] = ()
     all_reduces: tuple[AllReduce, ...] = ()
     broadcasts: tuple[Broadcast, ...] = ()
     slices: tuple[SliceRows, ...] = ()

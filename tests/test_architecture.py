@@ -21,7 +21,12 @@ TOP_LAYER = 4  # its groups may import each other
 
 HEAVY = ("tensorflow", "horovod", "mpi4py")
 # Modules that own a heavy package and may import it at their top. Keep it short: a plan needs none of them.
-MAY_IMPORT_HEAVY: tuple[str, ...] = ()
+MAY_IMPORT_HEAVY: tuple[str, ...] = (
+    "parallax.runtime.hooks",
+    "parallax.runtime.session",
+    "parallax.runtime.verify",
+    "parallax.runtime.worker_session",
+)
 
 MAY_READ_ENVIRONMENT = (
     "parallax.environment",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from parallax.analysis.capture import Captured, CapturedVariable
 from parallax.analysis.gradients import RECORDED, find_gradients, followed_variable, gradient_updates, written_variable
 from parallax.analysis.propagate import propagate
-from parallax.analysis.update_ops import state_op
+from parallax.analysis.update_ops import LOOKUPS, state_op
 from parallax.analysis.walk import NoRule
 from parallax.decisions import Decisions
 from parallax.errors import GraphError
@@ -183,7 +183,7 @@ def _lookups(case: _Case, ops: list[str]) -> list[tuple[str, str]]:
         ]
         for reader in readers:
             for edge in view.consumers(f"{reader}:0"):
-                gathers = view.op(edge.node) in ("ResourceGather", "GatherV2", "Gather", "ResourceGatherNd", "GatherNd")
+                gathers = view.op(edge.node) in LOOKUPS
                 if (
                     gathers
                     and edge.slot == 0

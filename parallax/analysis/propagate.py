@@ -12,22 +12,26 @@ from collections.abc import Mapping
 from parallax.analysis import rules
 from parallax.analysis.capture import Captured
 from parallax.analysis.gradients import gradient_updates
-from parallax.analysis.states import SAME, State
-from parallax.analysis.walk import Merge, Walk
+from parallax.analysis.marking import Kinds, mark, piece_kinds
+from parallax.analysis.walk import Walk
 from parallax.decisions import (
     Broadcast,
     Collect,
     Decisions,
     GatherRows,
     Push,
-    Scale,
     SliceRows,
     Table,
 )
 from parallax.spec import GradientSource
 
 
-def propagate(captured: Captured, sources: tuple[GradientSource, ...], routes: Mapping[str, str]) -> Decisions:
+def propagate(
+    captured: Captured,
+    sources: tuple[GradientSource, ...],
+    routes: Mapping[str, str],
+    equal_randomness: bool = False,
+) -> Decisions:
     """Decides what must change so that N workers train as one process would.
 
     Args:
@@ -35,6 +39,7 @@ def propagate(captured: Captured, sources: tuple[GradientSource, ...], routes: M
         sources: where autodiff delivers gradients (gradients.find_gradients).
         routes: variable op -> `alltoall`, `allgather`, `allreduce` or `raw`, for every part whose gradient comes as
             IndexedSlices; dense gradients are always all-reduced.
+        equal_randomness: whether all workers draw the same random numbers (for verification).
 
     Raises:
         NoRule: a part's route cannot be carried out; the message names the op.
@@ -45,6 +50,7 @@ def propagate(captured: Captured, sources: tuple[GradientSource, ...], routes: M
     initializers = {v.initializer for v in captured.variables.values() if v.initializer}
     order = captured.view.topological_order()
     table_of, own = {part: part for part in tables}, set[str]()
+    kinds: Kinds = {}
     dense_sources: dict[str, list[GradientSource]] = {}
     for source in sources:
         if source.indices is None:
@@ -62,12 +68,16 @@ def propagate(captured: Captured, sources: tuple[GradientSource, ...], routes: M
             initial=captured.view.ancestors(initializers),
             initializers=initializers,
             dense_sources=dense_sources,
+            kinds=kinds,
+            equal_randomness=equal_randomness,
         )
-        _mark(walk)
+        mark(walk)
         for node in order:
             rules.visit(walk, node)
-        if not walk.new_members.keys() - table_of.keys() and not walk.new_own - own:
+        found = piece_kinds(walk)
+        if not walk.new_members.keys() - table_of.keys() and not walk.new_own - own and found == kinds:
             return _decisions(walk)
+        kinds = found
         table_of = {**table_of, **walk.new_members}
         own = own | walk.new_own
 
@@ -76,27 +86,6 @@ def _table(captured: Captured, part: str) -> Table:
     variable = captured.variables[part]
     rows, *row_shape = variable.part.shape
     return Table(part, rows, tuple(row_shape), variable.dtype, (part,), variable.logical_name)
-
-
-def _mark(walk: Walk) -> None:
-    """Says what a gradient is for those who take it out of autodiff."""
-    for source in walk.sources:
-        if source.indices is None:
-            continue
-        values, indices = State("values", (source.values,)), State("indices", (source.indices,))
-        raw = walk.routes.get(source.part) == "raw"
-        for tensor, state in ((source.values, values), (source.indices, indices)):
-            edges = [e for e in walk.view.consumers(tensor) if e.node in source.outside]
-            for edge in edges:
-                walk.marked[(tensor, edge.node)] = SAME if raw else state
-        walk.pairs[indices.key] = values.key
-        walk.part_of_token[source.values] = walk.part_of_token[source.indices] = source.part
-        edges = [e for e in walk.view.consumers(source.values) if e.node in source.outside]
-        if edges and not any(s.tensor == source.values for s in walk.scales):
-            walk.scales.append(Scale(source.values, tuple(edges)))
-        if raw:
-            index_edges = [e for e in walk.view.consumers(source.indices) if e.node in source.outside]
-            walk.merges[f"raw {source.values}"] = Merge(source.part, indices.key, index_edges, edges)
 
 
 def _decisions(walk: Walk) -> Decisions:
@@ -108,14 +97,14 @@ def _decisions(walk: Walk) -> Decisions:
         table = walk.table_of.get(merge.part)
         values, indices = tuple(merge.values), tuple(merge.indices)
         if table is not None:
-            found = rules.lookups_of_indices(walk, merge)
-            pushes.append(Push(table, values, indices, found, not merge.merges_equal_rows))
+            lookups, searched = rules.lookups_of_indices(walk, merge)
+            pushes.append(Push(table, values, indices, lookups, searched, not merge.merges_equal_rows))
         else:
             variable = walk.captured.variables[merge.part]
             route = walk.routes[merge.part]
-            again = not merge.merges_equal_rows
+            again, pieces = not merge.merges_equal_rows, merge.pieces
             collects.append(
-                Collect(variable.logical_name, merge.part, variable.part.rows, route, values, indices, again)
+                Collect(variable.logical_name, merge.part, variable.part.rows, route, values, indices, again, pieces)
             )
     members = {t: tuple(sorted(m for m, of in walk.table_of.items() if of == t)) for t in walk.tables}
     tables = [Table(t.op, t.rows, t.row_shape, t.dtype, members[t.op], t.variable) for t in walk.tables.values()]
@@ -123,6 +112,7 @@ def _decisions(walk: Walk) -> Decisions:
     return Decisions(
         tables=tuple(tables),
         scales=tuple(walk.scales),
+        shared_rows=tuple(walk.shared_rows),
         all_reduces=tuple(walk.all_reduces),
         broadcasts=tuple(walk.broadcasts),
         slices=tuple(SliceRows(tensor, tuple(edges), table) for (tensor, table), edges in walk.slices.items()),

@@ -9,9 +9,10 @@ import re
 
 from parallax.analysis import rules_rows, rules_state
 from parallax.analysis.capture import Captured, variable_of_tensor
+from parallax.analysis.marking import concatenated, merged_ids, root
 from parallax.analysis.states import BATCH, LOCAL, PLAIN, SAME, State, worst
 from parallax.analysis.update_ops import op_definition, state_op
-from parallax.analysis.walk import Merge, NoRule, Walk
+from parallax.analysis.walk import Merge, NoRule, Walk, part_of, set_handle
 from parallax.decisions import AllReduce
 from parallax.graph_view import Edge, split_tensor
 from parallax.spec import GradientSource
@@ -20,21 +21,14 @@ _RANDOM = re.compile(
     r"^(Random(?!ShuffleQueue).*|TruncatedNormal|ParameterizedTruncatedNormal|Multinomial|.*CandidateSampler)$"
 )
 _PLACEHOLDERS = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
+_STRING = 7  # types.proto
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _SAME_STATEFUL = frozenset(
-    {
-        *("Assert", "Print", "PrintV2", "HashTableV2", "HashTable", "InitializeTableV2", "LookupTableFindV2", "NoOp"),
-        *("InitializeTableFromTextFileV2", "LookupTableSizeV2", "TensorArrayV3", "TensorListReserve", "StackV2"),
-        *(
-            "VarIsInitializedOp",
-            "IsVariableInitialized",
-            "RestoreV2",
-            "SaveV2",
-            "MergeV2Checkpoints",
-            "ShardedFilename",
-        ),
-        *("If", "While", "Case", "ReadFile", "MatchingFiles"),
-    }
+    """
+    Assert Print PrintV2 NoOp HashTable HashTableV2 InitializeTableV2 InitializeTableFromTextFileV2 LookupTableFindV2
+    LookupTableSizeV2 TensorArrayV3 TensorListReserve StackV2 VarIsInitializedOp IsVariableInitialized RestoreV2 SaveV2
+    MergeV2Checkpoints ShardedFilename If While Case ReadFile MatchingFiles
+    """.split()
 )
 """Ops that TensorFlow calls stateful and that give all workers the same for the same inputs."""
 
@@ -60,7 +54,7 @@ def visit(walk: Walk, node: str) -> None:
     op = walk.view.op(node)
     walk.depth[node] = _depth(walk, node, op)
     if op in _VARIABLES and node in walk.captured.variables:
-        walk.set_all(node, State("handle", (node,)))
+        set_handle(walk, node, node)
     elif op in _PLACEHOLDERS:
         walk.set_all(node, _placeholder(walk, node))
     elif not rules_state.visit(walk, node, op) and not rules_rows.visit(walk, node, op):
@@ -68,46 +62,42 @@ def visit(walk: Walk, node: str) -> None:
     _all_reduce_gradient(walk, node)
 
 
-def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[str, ...]:
-    """The gathers whose ids joined indices are, in order; NoRule when the ids are nobody's."""
+def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The gathers whose ids joined indices are, in order, and the pieces to be searched (decisions.Push).
+
+    Raises:
+        NoRule: when the ids are nobody's.
+    """
+    searched: list[str] = []
     found: list[str] = []
     by_ids: dict[str, list[str]] = {}
     for lookup in walk.lookups:
         params, ids = walk.view.inputs(lookup.node)[0], walk.view.inputs(lookup.node)[lookup.ids_slot]
         if variable_of_tensor(walk.view, walk.captured.variables, params) == merge.part:
-            by_ids.setdefault(_root(walk, ids), []).append(lookup.node)
+            by_ids.setdefault(root(walk.view, ids), []).append(lookup.node)
     waiting = [walk.view.inputs(merge.indices[0].node)[merge.indices[0].slot]]
     while waiting:
-        tensor = _root(walk, waiting.pop(0))
-        node = split_tensor(tensor)[0]
+        tensor = root(walk.view, waiting.pop(0))
+        pieces = concatenated(walk.view, tensor)
         if tensor in by_ids:
             found.append(by_ids[tensor].pop(0) if len(by_ids[tensor]) > 1 else by_ids[tensor][0])
-        elif walk.view.op(node) in ("ConcatV2", "Concat"):
-            pieces = walk.view.inputs(node)
-            waiting = [*(pieces[:-1] if walk.view.op(node) == "ConcatV2" else pieces[1:]), *waiting]
+            searched.append("")
+        elif merged_ids(walk.view, tensor) in by_ids:
+            found.append(by_ids[merged_ids(walk.view, tensor)][0])
+            searched.append(tensor)
+        elif pieces:
+            waiting = [*pieces, *waiting]
         else:
             raise NoRule(merge.part, f"the row numbers {tensor!r} of its gradient are not the ids of a lookup")
-    return tuple(found)
-
-
-def _root(walk: Walk, tensor: str) -> str:
-    """The tensor behind ops that leave ids and their order alone."""
-    keeps = ("Identity", "Reshape", "Cast", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient")
-    while True:
-        node, number = split_tensor(tensor)
-        if walk.view.op(node) in keeps:
-            tensor = walk.view.inputs(node)[0]
-        elif walk.view.op(node) == "IdentityN":
-            tensor = walk.view.inputs(node)[number]
-        else:
-            return tensor
+    return tuple(found), tuple(searched)
 
 
 def _placeholder(walk: Walk, node: str) -> State:
     """A scalar may be a learning rate, equal everywhere; everything else is this worker's part of the batch."""
-    if walk.view.shape(f"{node}:0") == () or (
-        walk.view.shape(f"{node}:0") is None and _only_hyperparameter(walk, node)
-    ):
+    shape = walk.view.shape(f"{node}:0")
+    if shape == () and walk.view.nodes[node].attr["dtype"].type == _STRING:
+        return SAME  # the name of a file
+    if shape == () or (shape is None and _only_hyperparameter(walk, node)):
         return State("fed", (node,))
     return BATCH
 
@@ -132,10 +122,14 @@ def _inherit(walk: Walk, node: str, op: str) -> None:
     definition = op_definition(op)
     stateful = definition is not None and definition.is_stateful and op not in _SAME_STATEFUL
     if op in ("NextIteration", "RefNextIteration") or is_random(op) or stateful:
-        states.append(SAME if node in walk.initial and is_random(op) else LOCAL)
+        known = is_random(op) and (walk.equal_randomness or node in walk.initial)
+        states.append(SAME if known else LOCAL)
     if op in ("Merge", "RefMerge") and _is_loop(walk, node):
         states.append(LOCAL)
     walk.set_all(node, worst(states))
+    if op.endswith("CandidateSampler"):  # what is sampled, and how often to expect it, does not depend on the labels
+        for number in (0, 2):
+            walk.states[f"{node}:{number}"] = worst(states[len(walk.view.inputs(node)) :])
 
 
 def _is_loop(walk: Walk, node: str) -> bool:
@@ -166,7 +160,7 @@ def _plain(walk: Walk, node: str, slot: int) -> State:
             raise NoRule(table, f"{op} {node!r} reads all its rows in every training step")
         walk.gather_rows(tensor, table, Edge(node, slot))
         return SAME
-    return State("opaque", (rules_rows.part_of(walk, state), f"{op} {node!r} has no rule for its gradient rows"))
+    return State("opaque", (part_of(walk, state), f"{op} {node!r} has no rule for its gradient rows"))
 
 
 def _all_reduce_gradient(walk: Walk, node: str) -> None:

@@ -6,10 +6,9 @@ it is spread with. A writer of anything else makes its variable each worker's ow
 
 from __future__ import annotations
 
-from parallax.analysis.rules_rows import part_of
 from parallax.analysis.states import PLAIN, SAME, State
 from parallax.analysis.update_ops import ADDITIVE_SCATTERS, StateOp, state_op, takes_state
-from parallax.analysis.walk import Merge, NoRule, Walk
+from parallax.analysis.walk import Merge, NoRule, Walk, part_of, set_handle
 from parallax.decisions import Broadcast
 from parallax.errors import GraphError
 from parallax.graph_view import Edge
@@ -31,7 +30,7 @@ def visit(walk: Walk, node: str, op: str) -> bool:
         _write_rows(walk, node, state, variables)
     else:
         _write_whole(walk, node, state, variables)
-    walk.set_all(node, State("handle", (variables[0],)))  # references come out as they went in
+    set_handle(walk, node, variables[0])  # references come out as they went in
     return True
 
 

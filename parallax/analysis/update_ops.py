@@ -23,23 +23,24 @@ _ASSIGN = {
 }
 ADDITIVE_SCATTERS = ("ScatterAdd", "ScatterSub", "ResourceScatterAdd", "ResourceScatterSub")
 """Updates for which equal rows may come more than once and in parts."""
+SEGMENT_LOOKUPS = tuple(
+    f"SparseSegment{how}{form}" for how in ("Sum", "Mean", "SqrtN") for form in ("", "WithNumSegments")
+)
+"""Ops that gather rows by number and add them up by segment."""
+LOOKUPS = ("ResourceGather", "GatherV2", "Gather", "ResourceGatherNd", "GatherNd", *SEGMENT_LOOKUPS)
+"""Ops that gather rows of their first input by the numbers in their second."""
 READS = frozenset(
-    {
-        "ReadVariableOp",
-        "ResourceGather",
-        "ResourceGatherNd",
-        "VarIsInitializedOp",
-        "IsVariableInitialized",
-        "VariableShape",
-        "DestroyResourceOp",
-    }
+    """
+    ReadVariableOp ResourceGather ResourceGatherNd VarIsInitializedOp IsVariableInitialized VariableShape
+    DestroyResourceOp
+    """.split()
 )
 """Ops that take a handle or reference and leave its value alone."""
 CONTROL_FLOW = frozenset(
-    {
-        *("If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase", "PartitionedCall"),
-        *("StatefulPartitionedCall", "Switch", "RefSwitch", "Enter", "RefEnter", "Merge", "RefMerge", "IdentityN"),
-    }
+    """
+    If StatelessIf While StatelessWhile Case StatelessCase PartitionedCall StatefulPartitionedCall Switch RefSwitch
+    Enter RefEnter Merge RefMerge IdentityN
+    """.split()
 )
 """Ops that pass a handle on to somewhere else."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from parallax.analysis.capture import Captured
 from parallax.analysis.states import LOCAL, SAME, State
-from parallax.decisions import AllReduce, Broadcast, Lookup, Scale, Table, WholeShape
+from parallax.decisions import AllReduce, Broadcast, Lookup, Piece, Scale, SharedRows, Table, WholeShape
 from parallax.errors import ParallaxError
 from parallax.graph_view import Edge, GraphView
 from parallax.spec import GradientSource
@@ -31,6 +31,7 @@ class Merge:
     indices: list[Edge] = field(default_factory=list)
     values: list[Edge] = field(default_factory=list)
     merges_equal_rows: bool = True
+    pieces: tuple[Piece, ...] = ()
 
 
 @dataclass
@@ -47,6 +48,10 @@ class Walk:
         shared: variable ops that training writes: they must be equal on all workers.
         training: nodes that a gradient update needs.
         initial: nodes that an initial value needs.
+        initializers: the ops that assign initial values.
+        dense_sources: dense gradients, by tensor.
+        kinds: the pieces of sparse gradients, as the walk before found them.
+        equal_randomness: whether all workers draw the same random numbers.
     """
 
     captured: Captured
@@ -60,6 +65,8 @@ class Walk:
     initial: set[str]
     initializers: set[str]
     dense_sources: dict[str, list[GradientSource]]
+    kinds: dict[str, tuple[Piece, ...]]
+    equal_randomness: bool
     states: dict[str, State] = field(default_factory=dict)
     depth: dict[str, int] = field(default_factory=dict)
     marked: dict[tuple[str, str], State] = field(default_factory=dict)
@@ -69,6 +76,7 @@ class Walk:
     new_own: set[str] = field(default_factory=set)
     fed: set[str] = field(default_factory=set)
     scales: list[Scale] = field(default_factory=list)
+    shared_rows: list[SharedRows] = field(default_factory=list)
     all_reduces: list[AllReduce] = field(default_factory=list)
     broadcasts: list[Broadcast] = field(default_factory=list)
     slices: dict[tuple[str, str], list[Edge]] = field(default_factory=dict)
@@ -118,3 +126,32 @@ class Walk:
             self.fed.update(state.key)
             return SAME
         return state
+
+
+def part_of(walk: Walk, state: State) -> str:
+    """The variable op that a state along rows belongs to."""
+    token = state.key[0] if state.key else ""
+    if isinstance(token, State):
+        return part_of(walk, token)
+    return walk.part_of_token.get(token, str(token))
+
+
+def read_value(walk: Walk, state: State) -> State:
+    """The value of a reference where an op takes it as a value."""
+    return walk.value_state(state.key[0]) if state.kind == "handle" else state
+
+
+def set_handle(walk: Walk, node: str, variable: str) -> None:
+    """The node's outputs are the variable itself; a reference may be fetched, and then means the whole value."""
+    walk.set_all(node, State("handle", (variable,)))
+    if variable in walk.table_of and walk.view.op(variable) != "VarHandleOp":
+        for tensor in walk.view.outputs(node):
+            walk.gather_rows(tensor, walk.table_of[variable])
+
+
+def sum_over_workers(walk: Walk, node: str, kind: str, weight: str = "") -> None:
+    """The result is a part of what the one process has: all workers' parts are put together."""
+    tensor = f"{node}:0"
+    edges = tuple(walk.view.consumers(tensor))
+    walk.all_reduces.append(AllReduce(tensor, edges, kind, weight))
+    walk.set_all(node, SAME)

@@ -57,6 +57,6 @@ def plan_for(analysed: Analysed, num_workers: int, config: Config) -> Plan:
     return plan
 
 
-def decide(analysed: Analysed, plan: Plan) -> Decisions:
-    """What must be changed in the graph for a plan."""
-    return propagate(analysed.captured, analysed.sources, part_routes(analysed.spec, plan))
+def decide(analysed: Analysed, plan: Plan, equal_randomness: bool = False) -> Decisions:
+    """What must be changed in the graph for a plan; for verification all workers draw the same random numbers."""
+    return propagate(analysed.captured, analysed.sources, part_routes(analysed.spec, plan), equal_randomness)

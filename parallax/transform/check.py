@@ -29,7 +29,7 @@ def check(graph_def: Any, decisions: Decisions, worker: Worker) -> None:
                     f"{member!r} must have the local shape {wanted} on worker {worker.rank}, and has {shape}."
                 )
     for lookup in decisions.lookups:
-        if nodes[lookup.node].op != "Identity":
+        if nodes[lookup.node].op != "Identity" and not lookup.combines:
             raise TransformError(
                 f"Lookup {lookup.node!r} of table {lookup.table!r} must be a pull, and is {nodes[lookup.node].op}."
             )

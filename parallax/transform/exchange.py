@@ -36,6 +36,7 @@ class Pulled:
 
     Attributes:
         rows: `[u, width]`, the distinct rows in the order in which they were asked for (by owner).
+        keys: `[u]`, their row numbers, of all tables laid together.
         positions: for each lookup, where in `rows` its ids are, `[n]` int32.
         splits: `[W]`, how many rows were asked of each owner.
         asked: `[m]`, row numbers (of all tables laid together, divided by W) that others asked of this worker.
@@ -46,6 +47,7 @@ class Pulled:
     """
 
     rows: Any
+    keys: Any
     positions: tuple[Any, ...]
     splits: Any
     asked: Any
@@ -87,7 +89,8 @@ def pull(tables: list[TableRows], lookups: list[tuple[int, Any]], workers: int) 
     owner = tf.cast(distinct % workers, tf.int32)
     by_owner = tf.concat(tf.dynamic_partition(tf.range(tf.size(distinct)), owner, workers), 0)
     splits = tf.math.bincount(owner, minlength=workers, maxlength=workers, dtype=tf.int32)
-    wanted = tf.gather(distinct // workers, by_owner)
+    by_owner_keys = tf.gather(distinct, by_owner)
+    wanted = by_owner_keys // workers
     asked, asked_splits = all_to_all(wanted, splits)
     table_of_asked = _table_of(asked, bases)
     rows, _ = all_to_all(_local_rows(tables, asked, table_of_asked, bases), asked_splits)
@@ -101,7 +104,9 @@ def pull(tables: list[TableRows], lookups: list[tuple[int, Any]], workers: int) 
         if table_of_distinct is None
         else tf.math.bincount(table_of_distinct, minlength=len(tables), maxlength=len(tables), dtype=tf.int64)
     )
-    return Pulled(rows, tuple(pieces), splits, asked, table_of_asked, tuple(bases[:-1]), count, tuple(cuts))
+    return Pulled(
+        rows, by_owner_keys, tuple(pieces), splits, asked, table_of_asked, tuple(bases[:-1]), count, tuple(cuts)
+    )
 
 
 def looked_up(pulled: Pulled, number: int, ids: Any, row_shape: tuple[int, ...]) -> Any:
@@ -114,6 +119,15 @@ def looked_up(pulled: Pulled, number: int, ids: Any, row_shape: tuple[int, ...])
         # Written as constants where they are known: a fed-in empty lookup then fails only if somebody reads it.
         return tf.reshape(rows, [-1 if d is None else d for d in static] + list(row_shape))
     return tf.reshape(rows, tf.concat([tf.shape(ids), tf.constant(row_shape, tf.int32)], 0))
+
+
+def found_at(pulled: Pulled, table: int, ids: Any, workers: int) -> Any:
+    """Where in `pulled.rows` some ids of a table are, `[n]` int32; every id must have been pulled."""
+    import tensorflow as tf
+
+    wanted = tf.cast(ids, pulled.keys.dtype) + tf.constant(pulled.bases[table] * workers, pulled.keys.dtype)
+    order = tf.argsort(pulled.keys)
+    return tf.gather(order, tf.searchsorted(tf.gather(pulled.keys, order), wanted))
 
 
 def push(pulled: Pulled, values: list[Any], positions: list[Any], tables: int) -> list[tuple[Any, Any]]:

@@ -10,7 +10,7 @@ from parallax.decisions import Decisions, Push
 from parallax.graph_view import Edge, GraphView
 from parallax.transform.collectives import open_end
 from parallax.transform.edit import SCOPE, Counter, Cut, Editor
-from parallax.transform.exchange import Pulled, TableRows, id_bytes, looked_up, merge_equal_rows, pull, push
+from parallax.transform.exchange import Pulled, TableRows, found_at, id_bytes, looked_up, merge_equal_rows, pull, push
 from parallax.transform.gradients import add_counter
 from parallax.transform.grouping import PullGroup, group, push_nodes
 
@@ -78,7 +78,14 @@ def _pull(editor: Editor, view: GraphView, decisions: Decisions, number: int, to
                 for (n, i), x in zip(place_of.items(), ids, strict=True)
             ]
     for lookup, result, cut in zip(together.lookups, results, pulled.id_cuts, strict=True):
-        editor.become_identity(lookup.node, result)
+        if lookup.combines:
+            with tf.name_scope(f"{SCOPE}/pull_{number}/"):
+                every = tf.range(tf.size(editor.at(Edge(lookup.node, lookup.ids_slot))))
+            ids_edge = Edge(lookup.node, lookup.ids_slot)
+            editor.lead([ids_edge], tf.cast(every, editor.at(ids_edge).dtype))
+            editor.lead([Edge(lookup.node, 0)], result)
+        else:
+            editor.become_identity(lookup.node, result)
         pushed_by = (p for p in decisions.pushes if lookup.node in p.lookups)
         _may_be_cut(editor, cut, (lookup.node, *(n for p in pushed_by for n in push_nodes(p))))
     return exchange
@@ -91,9 +98,8 @@ def _push(editor: Editor, decisions: Decisions, exchange: _Exchange, members: li
     values, places = [], []
     with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
         for one in (decisions.pushes[i] for i in members):
-            nodes = _nodes(exchange, one)
-            rows = open_end(_values(editor, exchange, one, nodes))
-            place = open_end(tf.concat([exchange.pulled.positions[exchange.place_of[n]] for n in nodes], 0), [None])
+            rows = open_end(_values(editor, exchange, one))
+            place = open_end(tf.concat(_places(editor, exchange, one), 0), [None])
             for cut in (rows, place):
                 _may_be_cut(editor, cut, push_nodes(one))
             values.append(rows)
@@ -109,19 +115,34 @@ def _of_table(rows: tuple[Any, Any]) -> tuple[Any, Any]:
     return tf.identity(rows[0]), tf.identity(rows[1])
 
 
-def _values(editor: Editor, exchange: _Exchange, one: Push, nodes: list[str]) -> Any:
+def _places(editor: Editor, exchange: _Exchange, one: Push) -> list[Any]:
+    """For each lookup of a push that this exchange pulled, where the rows of its piece were pulled to, `[n]`."""
+    found = []
+    for node, searched in zip(one.lookups, one.searched, strict=True):
+        if node not in exchange.place_of:
+            continue
+        if searched:
+            ids = editor.tensor(searched)
+            found.append(found_at(exchange.pulled, exchange.table_of[node], ids, editor.worker.size))
+        else:
+            found.append(exchange.pulled.positions[exchange.place_of[node]])
+    return found
+
+
+def _values(editor: Editor, exchange: _Exchange, one: Push) -> Any:
     """The gradient rows `[n, width]` of those lookups of a push that this exchange pulled."""
     import tensorflow as tf
 
     width = int(exchange.pulled.rows.shape[1])
     if not one.values:
-        return tf.zeros([tf.add_n([tf.size(exchange.pulled.positions[exchange.place_of[n]]) for n in nodes]), width])
+        return tf.zeros([tf.add_n([tf.size(place) for place in _places(editor, exchange, one)]), width])
     rows = tf.reshape(editor.at(one.values[0]), [-1, width])
-    if len(nodes) == len(one.lookups):
+    if set(one.lookups) <= exchange.place_of.keys():
         return rows
-    ids = [tf.size(editor.scratch.get_operation_by_name(n).inputs[1]) for n in one.lookups]
-    pieces = dict(zip(one.lookups, tf.split(rows, ids), strict=True))
-    return tf.concat([pieces[n] for n in nodes], 0)
+    ids = [editor.scratch.get_operation_by_name(node).inputs[1] for node in one.lookups]
+    counted = [editor.tensor(s) if s else i for s, i in zip(one.searched, ids, strict=True)]
+    pieces = tf.split(rows, [tf.size(piece) for piece in counted])
+    return tf.concat([p for p, node in zip(pieces, one.lookups, strict=True) if node in exchange.place_of], 0)
 
 
 def _deliver(editor: Editor, one: Push, pieces: list[tuple[Any, Any]]) -> None:

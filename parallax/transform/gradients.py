@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from parallax.decisions import Collect, Decisions
+from parallax.decisions import Collect, Decisions, Piece, SharedRows
 from parallax.transform.collectives import all_gather, all_reduce, broadcast, open_end
 from parallax.transform.edit import SCOPE, Counter, Editor
 from parallax.transform.exchange import INT32_ROWS, merge_equal_rows
@@ -19,6 +19,9 @@ def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
         values = editor.tensor(scale.tensor)
         with tf.name_scope(f"{SCOPE}/scale/"):
             editor.lead(scale.edges, values * tf.constant(1.0 / editor.worker.size, values.dtype))
+    for shared in decisions.shared_rows:
+        with tf.name_scope(f"{SCOPE}/shared_rows/"):
+            editor.lead(shared.edges, _held_by_worker_0(editor, editor.at(shared.edges[0]), shared))
     for feed in decisions.broadcasts:
         with tf.name_scope(f"{SCOPE}/broadcast/"):
             editor.lead(feed.edges, broadcast(open_end(editor.tensor(feed.tensor))))
@@ -32,6 +35,29 @@ def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
             else:
                 reduced = all_reduce(tensor, reduction.kind)
         editor.lead(reduction.edges, reduced)
+
+
+def _held_by_worker_0(editor: Editor, values: Any, shared: SharedRows) -> Any:
+    """Joined rows in which those of shared pieces are the sum over the workers on worker 0, and zero elsewhere."""
+    import tensorflow as tf
+
+    found = []
+    for piece, rows in zip(shared.pieces, _split(editor, values, shared.pieces), strict=True):
+        if piece.kind == "shared":
+            # An open end: TensorFlow would fold a product with a known zero, and leave the all-reduce out there.
+            mine = open_end(tf.constant(1.0 if editor.worker.rank == 0 else 0.0, rows.dtype))
+            rows = all_reduce(rows) * mine
+        found.append(rows)
+    return tf.concat(found, 0)
+
+
+def _split(editor: Editor, rows: Any, pieces: tuple[Piece, ...]) -> list[Any]:
+    """The rows of each piece."""
+    import tensorflow as tf
+
+    if len(pieces) < 2:
+        return [rows]
+    return list(tf.split(rows, [tf.size(editor.tensor(piece.ids)) for piece in pieces]))
 
 
 def _mean_of_rows(mean: Any, rows: Any) -> Any:
@@ -67,6 +93,8 @@ def _collected(editor: Editor, collect: Collect) -> tuple[Any, Any]:
         flat = tf.zeros([tf.size(indices), 0])
     if collect.route == "allreduce":
         all_values, all_indices = _densified(flat, indices, collect.rows)
+    elif collect.route == "raw":
+        all_values, all_indices = _as_one_process(editor, collect, flat, indices)
     else:
         all_values, all_indices = _gathered(editor, collect, flat, indices)
     return tf.reshape(all_values, [-1, *row_shape]), tf.cast(all_indices, indices.dtype)
@@ -83,16 +111,34 @@ def _densified(values: Any, indices: Any, rows: int) -> tuple[Any, Any]:
 
 
 def _gathered(editor: Editor, collect: Collect, values: Any, indices: Any) -> tuple[Any, Any]:
+    values, indices = _sent_to_all(editor, collect, *merge_equal_rows(values, indices))
+    return merge_equal_rows(values, indices) if collect.merge else (values, indices)
+
+
+def _as_one_process(editor: Editor, collect: Collect, values: Any, indices: Any) -> tuple[Any, Any]:
+    """Every row that the one process would have, piece by piece."""
+    import tensorflow as tf
+
+    found = []
+    pieces = collect.pieces
+    split = zip(pieces, _split(editor, values, pieces), _split(editor, indices, pieces), strict=True)
+    for piece, rows, numbers in split:
+        if piece.kind == "shared":
+            found.append((all_reduce(rows), numbers))
+        else:
+            sent = _sent_to_all(editor, collect, rows, numbers)
+            found.append(merge_equal_rows(*sent) if piece.kind == "unique" else sent)
+    return tf.concat([v for v, _ in found], 0), tf.concat([tf.cast(i, indices.dtype) for _, i in found], 0)
+
+
+def _sent_to_all(editor: Editor, collect: Collect, values: Any, indices: Any) -> tuple[Any, Any]:
     import tensorflow as tf
 
     indices = tf.cast(indices, tf.int32 if collect.rows < INT32_ROWS else tf.int64)
-    if collect.route != "raw":
-        values, indices = merge_equal_rows(values, indices)
     sent = tf.size(indices, out_type=tf.int64)
     counted = count(editor, collect, values, indices, [sent, sent * (editor.worker.size - 1)])
     with tf.control_dependencies([counted]):
-        all_values, all_indices = all_gather(values), all_gather(indices)
-    return merge_equal_rows(all_values, all_indices) if collect.merge else (all_values, all_indices)
+        return all_gather(values), all_gather(indices)
 
 
 def count(editor: Editor, collect: Collect, values: Any, indices: Any, numbers: list[Any]) -> Any:

@@ -1,0 +1,125 @@
+"""Says what a gradient is for those who take it out of autodiff, before the walk begins.
+
+The rows of IndexedSlices come in pieces, one for each lookup, and what the one process would have depends on the ids:
+- `joined`: ids of the batch; the one process has all workers' rows, one after the other.
+- `unique`: ids that the forward pass had merged (embedding_lookup_sparse does); the one process has every row once, so
+  rows of several workers are merged before anything else sees them.
+- `shared`: the same ids on all workers whatever the batch (positions, equal samples); the one process has these rows
+  once, each worker a part of their sum.
+"""
+
+from __future__ import annotations
+
+from parallax.analysis.states import SAME, State
+from parallax.analysis.walk import Merge, NoRule, Walk
+from parallax.decisions import Piece, Scale, SharedRows
+from parallax.graph_view import Edge, GraphView, split_tensor
+from parallax.spec import GradientSource
+
+_KEEPS_IDS = ("Identity", "Reshape", "Cast", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient")
+_OF_UNIQUE = (
+    *_KEEPS_IDS,
+    "DynamicPartition",
+    "FloorDiv",
+    "FloorMod",
+    "Add",
+    "AddV2",
+    "Sub",
+    "Mul",
+    "Minimum",
+    "Maximum",
+)
+_TAKES_MERGED = ("UnsortedSegmentSum", "ScatterAdd", "ScatterSub", "ResourceScatterAdd", "ResourceScatterSub")
+
+Kinds = dict[str, tuple[Piece, ...]]
+"""Values tensor -> the pieces of its rows."""
+
+
+def root(view: GraphView, tensor: str) -> str:
+    """The tensor behind ops that leave ids and their order alone."""
+    while True:
+        node, number = split_tensor(tensor)
+        if view.op(node) in _KEEPS_IDS:
+            tensor = view.inputs(node)[0]
+        elif view.op(node) == "IdentityN":
+            tensor = view.inputs(node)[number]
+        else:
+            return tensor
+
+
+def concatenated(view: GraphView, tensor: str) -> list[str]:
+    """What a tensor was put together from along its rows; empty when it was not."""
+    node = split_tensor(tensor)[0]
+    inputs = list(view.inputs(node))
+    return {"ConcatV2": inputs[:-1], "Concat": inputs[1:]}.get(view.op(node), [])
+
+
+def merged_ids(view: GraphView, tensor: str) -> str:
+    """The ids whose merged and sorted form a gradient of SparseSegmentSum and its like gives; empty for others."""
+    node, number = split_tensor(tensor)
+    grad = view.op(node).startswith("SparseSegment") and view.op(node).endswith("GradV2") and number == 1
+    return root(view, view.inputs(node)[1]) if grad else ""
+
+
+def piece_kinds(walk: Walk) -> Kinds:
+    """The kinds that a finished walk found: they need the states of the ids."""
+    return {s.values: tuple(_pieces(walk, s.indices)) for s in walk.sources if s.indices is not None}
+
+
+def _pieces(walk: Walk, indices: str) -> list[Piece]:
+    waiting, found = [indices], []
+    while waiting:
+        tensor = root(walk.view, waiting.pop(0))
+        parts = concatenated(walk.view, tensor)
+        if walk.states[tensor] == SAME:
+            found.append(Piece(tensor, "shared"))
+        elif parts:
+            waiting = [*parts, *waiting]
+        else:
+            found.append(Piece(tensor, "unique" if _is_unique(walk.view, tensor) else "joined"))
+    return found
+
+
+def _is_unique(view: GraphView, tensor: str) -> bool:
+    while view.op(split_tensor(tensor)[0]) in _OF_UNIQUE:
+        tensor = view.inputs(split_tensor(tensor)[0])[0]
+    node, number = split_tensor(tensor)
+    unique = view.op(node) in ("Unique", "UniqueV2", "UniqueWithCounts") and number == 0
+    return unique or bool(merged_ids(view, tensor))
+
+
+def mark(walk: Walk) -> None:
+    """Marks every sparse gradient, as far as the kinds of its pieces are known (all joined in the first walk)."""
+    for source in walk.sources:
+        if source.indices is not None:
+            _mark_source(walk, source, source.indices)
+
+
+def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
+    value_edges, index_edges = _outside(walk, source, source.values), _outside(walk, source, indices)
+    pieces = walk.kinds.get(source.values, ())
+    kinds = {piece.kind for piece in pieces}
+    processed = any(walk.view.op(e.node) not in _TAKES_MERGED for e in value_edges)
+    walk.pairs[(indices,)] = (source.values,)
+    walk.part_of_token[source.values] = walk.part_of_token[indices] = source.part
+    if value_edges and not any(s.tensor == source.values for s in walk.scales):
+        walk.scales.append(Scale(source.values, tuple(value_edges)))
+    states = (State("values", (source.values,)), State("indices", (indices,)))
+    key = f"at {source.values}"
+    if walk.routes.get(source.part) == "raw":
+        states = (SAME, SAME)
+        walk.merges[key] = Merge(source.part, (indices,), index_edges, value_edges, pieces=pieces)
+    elif kinds == {"unique"} and len(pieces) == 1 and processed:
+        walk.merges[key] = Merge(source.part, (indices,), index_edges, value_edges, merges_equal_rows=False)
+        table = walk.table_of.get(source.part)
+        states = (State("touched", (table, key)), State("touched_indices", (table, key))) if table else (SAME, SAME)
+    elif "unique" in kinds and processed:
+        raise NoRule(source.part, "rows of several merged lookups are changed before they are applied")
+    elif "shared" in kinds:
+        walk.shared_rows.append(SharedRows(source.values, tuple(value_edges), pieces))
+    for edges, tensor, state in ((value_edges, source.values, states[0]), (index_edges, indices, states[1])):
+        walk.marked.update({(tensor, e.node): state for e in edges})
+
+
+def _outside(walk: Walk, source: GradientSource, tensor: str) -> list[Edge]:
+    return [e for e in walk.view.consumers(tensor) if e.node in source.outside]

@@ -1,0 +1,93 @@
+"""Rules for the places where rows are exchanged: lookups, and the merging of equal gradient rows before an update."""
+
+from __future__ import annotations
+
+from parallax.analysis.states import PLAIN, SAME, State, worst
+from parallax.analysis.walk import Merge, NoRule, Walk, part_of, read_value, sum_over_workers
+from parallax.decisions import Lookup
+from parallax.graph_view import Edge
+
+
+def gather(walk: Walk, node: str, states: list[State]) -> bool:
+    """A lookup: a pull for ids of this worker, a local gather by row numbers that are local already."""
+    params, ids = read_value(walk, states[0]), states[1]
+    along_first = not _attribute(walk, node, "batch_dims") and (
+        len(states) < 3 or walk.view.constant(walk.view.inputs(node)[2]) == 0
+    )
+    if not along_first:
+        return False
+    if params.kind != "rows":
+        if params != SAME or ids.kind not in ("indices", "touched_indices"):
+            return False
+        walk.set_all(node, _aligned_with(walk, ids))
+        return True
+    if ids.kind == "touched_indices" and ids.key[0] == params.key[0]:
+        walk.set_all(node, State("touched", ids.key))
+        return True
+    if ids.kind not in (*PLAIN, "indices"):
+        return False
+    if walk.depth[node]:
+        raise NoRule(params.key[0], f"lookup {node!r} is inside a conditional or loop, which not all workers may enter")
+    walk.lookups.append(Lookup(node, params.key[0]))
+    walk.set_all(node, _aligned_with(walk, ids) if ids.kind == "indices" else worst([ids]))
+    return True
+
+
+def segments(walk: Walk, node: str, states: list[State]) -> bool:
+    """A lookup that adds rows up by segment, as embedding_lookup_sparse makes it on reference variables."""
+    params = read_value(walk, states[0])
+    if params.kind != "rows" or walk.depth[node] or any(s.kind not in PLAIN for s in states[1:]):
+        return False
+    walk.lookups.append(Lookup(node, params.key[0], combines=True))
+    walk.set_all(node, worst(states[1:]))
+    return True
+
+
+def _aligned_with(walk: Walk, indices: State) -> State:
+    """The state of rows that lie beside joined or merged indices."""
+    if indices.kind == "touched_indices":
+        return State("touched", indices.key)
+    return State("values", tuple(walk.pairs.get((k,), (k,))[0] for k in indices.key))
+
+
+def unique(walk: Walk, node: str, states: list[State]) -> bool:
+    """Equal rows are merged here: this is where joined rows go to their owners, or to everybody."""
+    if states[0].kind == "touched_indices":  # merged already
+        walk.states[f"{node}:0"] = states[0]
+        walk.states[f"{node}:1"] = State("map", states[0].key)
+        return True
+    if states[0].kind != "indices":
+        return False
+    part = part_of(walk, states[0])
+    walk.merges[node] = Merge(part, states[0].key, [Edge(node, 0)])
+    table = walk.table_of.get(part)
+    walk.states[f"{node}:0"] = State("touched_indices", (table, node)) if table else SAME
+    walk.states[f"{node}:1"] = State("map", (table or part, node))
+    return True
+
+
+def segment_sum(walk: Walk, node: str, states: list[State]) -> bool:
+    """Values summed by row: the partner of a Unique, or a gradient made dense."""
+    values, segments = states[0], states[1]
+    if values.kind == "touched" and segments == State("map", values.key):
+        walk.set_all(node, values)
+        return True
+    if values.kind != "values":
+        return False
+    if segments.kind == "map" and _paired(walk, values, walk.merges[segments.key[1]].indices_token):
+        walk.merges[segments.key[1]].values.append(Edge(node, 0))
+        part = part_of(walk, values)
+        walk.set_all(node, State("touched", segments.key) if part in walk.table_of else SAME)
+        return True
+    if segments.kind == "indices" and _paired(walk, values, segments.key):
+        sum_over_workers(walk, node, "sum")
+        return True
+    return False
+
+
+def _paired(walk: Walk, values: State, indices: tuple[str, ...]) -> bool:
+    return values.key == tuple(walk.pairs.get((k,), (k,))[0] for k in indices)
+
+
+def _attribute(walk: Walk, node: str, name: str) -> int:
+    return int(walk.view.nodes[node].attr[name].i)
