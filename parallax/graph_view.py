@@ -16,6 +16,9 @@ Shape = tuple[int | None, ...] | None
 """A static shape: None where the rank is unknown, None in it where a dimension is."""
 
 
+_REFERENCE = 100  # TensorFlow numbers the reference to a type 100 above the type
+
+
 class Edge(NamedTuple):
     """Input number `slot` of node `node`."""
 
@@ -34,6 +37,8 @@ class GraphView:
         self._controls: dict[str, tuple[str, ...]] = {}
         self._consumers: dict[str, list[Edge]] = {}
         self._control_consumers: dict[str, list[str]] = {}
+        self._outputs: dict[str, list[str]] = {}
+        self._order: list[str] = []
         for node in graph_def.node:
             data = tuple(tensor_name(name) for name in node.input if not name.startswith("^"))
             self._inputs[node.name] = data
@@ -68,7 +73,10 @@ class GraphView:
 
     def outputs(self, node: str) -> list[str]:
         """The output tensors of a node."""
-        return [f"{node}:{i}" for i in range(len(self.nodes[node].attr["_output_shapes"].list.shape))]
+        if node not in self._outputs:
+            count = len(self.nodes[node].attr["_output_shapes"].list.shape)
+            self._outputs[node] = [f"{node}:{i}" for i in range(count)]
+        return self._outputs[node]
 
     def shape(self, tensor: str) -> Shape:
         """The static shape of a tensor."""
@@ -77,6 +85,24 @@ class GraphView:
         if number >= len(shapes) or shapes[number].unknown_rank:
             return None
         return tuple(None if dim.size < 0 else int(dim.size) for dim in shapes[number].dim)
+
+    def dtype(self, tensor: str) -> int:
+        """The element type of a tensor, as TensorFlow numbers types (references as their values' type)."""
+        from tensorflow.python.framework import op_def_registry
+
+        node_name, number = split_tensor(tensor)
+        node = self.nodes[node_name]
+        definition = op_def_registry.get(node.op)
+        if definition is None:
+            definition = next(f.signature for f in self.graph_def.library.function if f.signature.name == node.op)
+        types: list[int] = []
+        for argument in definition.output_arg:
+            if argument.type_list_attr:
+                types += node.attr[argument.type_list_attr].list.type
+                continue
+            one = argument.type or node.attr[argument.type_attr].type
+            types += [one] * (node.attr[argument.number_attr].i if argument.number_attr else 1)
+        return types[number] % _REFERENCE
 
     def constant(self, tensor: str) -> Any | None:
         """The value of a tensor (a numpy array) when a Const gives it, seen through Identity and Cast; else None."""
@@ -118,7 +144,9 @@ class GraphView:
 
         The back edges of old-style while loops (`NextIteration`) are left out.
         """
-        order: list[str] = []
+        if self._order:
+            return self._order
+        order = self._order
         state: dict[str, int] = {}
         for root in self.nodes:
             stack = [root]

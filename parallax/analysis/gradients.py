@@ -19,10 +19,11 @@ def find_gradients(captured: Captured) -> tuple[GradientSource, ...]:
     """Every gradient of a variable, in the order in which autodiff delivered them."""
     sources = _recorded(captured)
     reached = _reached_by(captured.view, sources)
+    recorded = {s.part for s in sources}
     autodiff = _autodiff_ops(captured.view)
     for node in captured.view.nodes:
         state = _gradient_update(captured, node)
-        if state is None or node in reached[1].get(_trained(captured, _written(captured, node, state)), set()):
+        if state is None or (node in reached and _trained(captured, _written(captured, node, state)) in recorded):
             continue
         sources += _from_update(captured, node, state, autodiff)
     return tuple(dict.fromkeys(sources))
@@ -36,7 +37,7 @@ def written_variable(captured: Captured, node: str) -> str:
 
 def gradient_updates(captured: Captured, sources: tuple[GradientSource, ...]) -> set[str]:
     """The state-writing nodes that a gradient reaches through tensors."""
-    reached, _ = _reached_by(captured.view, list(sources))
+    reached = _reached_by(captured.view, list(sources))
     return {n for n in reached if state_op(captured.view.op(n), len(captured.view.inputs(n))) is not None}
 
 
@@ -61,21 +62,18 @@ def _within(node: str, names: frozenset[str]) -> bool:
     return any("/".join(parts[:i]) in names for i in range(len(parts), 0, -1))
 
 
-def _reached_by(view: GraphView, sources: list[GradientSource]) -> tuple[set[str], dict[str, set[str]]]:
-    """Nodes that a gradient reaches through tensors: of all variables, and by variable."""
-    by_part: dict[str, set[str]] = {}
-    for source in sources:
-        found = by_part.setdefault(source.part, set())
-        waiting = [n for n in source.outside if n not in found]
-        found.update(waiting)
-        while waiting:
-            node = waiting.pop()
-            takers = [edge.node for tensor in view.outputs(node) for edge in view.consumers(tensor)]
-            for taker in (*takers, *_reads_after(view, node)):
-                if taker not in found:
-                    found.add(taker)
-                    waiting.append(taker)
-    return set().union(*by_part.values()) if by_part else set(), by_part
+def _reached_by(view: GraphView, sources: list[GradientSource]) -> set[str]:
+    """The nodes that a gradient reaches through tensors."""
+    waiting = [node for source in sources for node in source.outside]
+    found = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        takers = [edge.node for tensor in view.outputs(node) for edge in view.consumers(tensor)]
+        for taker in (*takers, *_reads_after(view, node)):
+            if taker not in found:
+                found.add(taker)
+                waiting.append(taker)
+    return found
 
 
 def _reads_after(view: GraphView, node: str) -> list[str]:

@@ -23,6 +23,7 @@ from parallax.decisions import (
     SliceRows,
     Table,
 )
+from parallax.graph_view import split_tensor
 from parallax.spec import GradientSource
 
 
@@ -88,6 +89,11 @@ def _table(captured: Captured, part: str) -> Table:
     return Table(part, rows, tuple(row_shape), variable.dtype, (part,), variable.logical_name)
 
 
+def _is_update_read(walk: Walk, node: str) -> bool:
+    """Whether a node reads a variable for an update or writes it there; nobody fetches those, and Adam has many."""
+    return node in walk.training and walk.view.op(node) not in ("Identity", *rules.VARIABLES)
+
+
 def _decisions(walk: Walk) -> Decisions:
     for placeholder in sorted(walk.fed):
         edges = tuple(walk.view.consumers(f"{placeholder}:0"))
@@ -109,6 +115,11 @@ def _decisions(walk: Walk) -> Decisions:
     members = {t: tuple(sorted(m for m, of in walk.table_of.items() if of == t)) for t in walk.tables}
     tables = [Table(t.op, t.rows, t.row_shape, t.dtype, members[t.op], t.variable) for t in walk.tables.values()]
     rows = [t for t, s in walk.states.items() if s.kind in ("rows", "touched", "touched_indices", "map")]
+    gathers = tuple(
+        GatherRows(tensor, tuple(edges), table)
+        for tensor, (table, edges) in walk.gathers.items()
+        if edges or not _is_update_read(walk, split_tensor(tensor)[0])
+    )
     return Decisions(
         tables=tuple(tables),
         scales=tuple(walk.scales),
@@ -116,13 +127,13 @@ def _decisions(walk: Walk) -> Decisions:
         all_reduces=tuple(walk.all_reduces),
         broadcasts=tuple(walk.broadcasts),
         slices=tuple(SliceRows(tensor, tuple(edges), table) for (tensor, table), edges in walk.slices.items()),
-        gathers=tuple(GatherRows(tensor, tuple(edges), table) for tensor, (table, edges) in walk.gathers.items()),
+        gathers=gathers,
         shapes=tuple(walk.shapes),
         conditionals=tuple(walk.conditionals),
         lookups=tuple(walk.lookups),
         pushes=tuple(pushes),
         collects=tuple(collects),
-        held_by_row=tuple(sorted(t for t in rows if t not in walk.gathers)),
+        held_by_row=tuple(sorted(set(rows) - {g.tensor for g in gathers})),
         initial_random_ops=tuple(sorted(n for n in walk.initial if rules.is_random(walk.view.op(n)))),
         local_variables=tuple(sorted(walk.own)),
     )

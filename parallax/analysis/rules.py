@@ -22,7 +22,7 @@ _RANDOM = re.compile(
 )
 _PLACEHOLDERS = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
 _STRING = 7  # types.proto
-_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _SAME_STATEFUL = frozenset(
     """
     Assert Print PrintV2 NoOp HashTable HashTableV2 InitializeTableV2 InitializeTableFromTextFileV2 LookupTableFindV2
@@ -53,7 +53,7 @@ def visit(walk: Walk, node: str) -> None:
     """Gives the outputs of a node their states and records what must be changed at its inputs."""
     op = walk.view.op(node)
     walk.depth[node] = _depth(walk, node, op)
-    if op in _VARIABLES and node in walk.captured.variables:
+    if op in VARIABLES and node in walk.captured.variables:
         set_handle(walk, node, node)
     elif op in _PLACEHOLDERS:
         walk.set_all(node, _placeholder(walk, node))

@@ -1,7 +1,8 @@
-"""The graph under change: new ops are built beside a copy of the user's graph, and edges are led to them.
+"""The graph under change: new ops are built beside the user's graph, and edges are led to them.
 
-Building happens in a scratch tf.Graph that holds the user's nodes, so that new ops see real tensors with shapes and
-types; leading an edge elsewhere is bookkeeping until `finish`, which writes both into one GraphDef.
+New ops are built in a scratch tf.Graph, where a placeholder of the same shape and type stands for every tensor of the
+user's graph that they take; leading an edge elsewhere is bookkeeping. `finish` writes both into one GraphDef and puts
+the user's tensors in place of the placeholders.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parallax.errors import TransformError
-from parallax.graph_view import Edge
+from parallax.graph_view import Edge, GraphView
 
 SCOPE = "parallax"
 """All nodes that the transform adds are under this name."""
+_INPUT, _WAIT, _SHAPES = "parallax_input", "parallax_wait", "_output_shapes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,10 @@ class Editor:
     """Mutable working state of one transform."""
 
     worker: Worker
+    view: GraphView
     scratch: Any
+    inputs: dict[str, Any] = field(default_factory=dict)
+    waits: dict[str, Any] = field(default_factory=dict)
     led_to: dict[Edge, Any] = field(default_factory=dict)
     attributes: dict[tuple[str, str], Any] = field(default_factory=dict)
     replaced: dict[str, Any] = field(default_factory=dict)
@@ -94,13 +99,29 @@ class Editor:
     counter_initializers: list[str] = field(default_factory=list)
 
     def tensor(self, name: str) -> Any:
-        """A tensor of the user's graph."""
-        return self.scratch.get_tensor_by_name(name)
+        """A tensor of the user's graph, for new ops to take."""
+        import tensorflow as tf
+
+        if name not in self.inputs:
+            with self.scratch.as_default(), tf.control_dependencies(None):
+                self.inputs[name] = tf.compat.v1.placeholder(
+                    self.view.dtype(name), self.view.shape(name), name=f"{_INPUT}/{len(self.inputs)}"
+                )
+        return self.inputs[name]
+
+    def operation(self, name: str) -> Any:
+        """A node of the user's graph, for new ops to wait for."""
+        import tensorflow as tf
+
+        if name not in self.waits:
+            with self.scratch.as_default(), tf.control_dependencies(None):
+                self.waits[name] = tf.no_op(name=f"{_WAIT}/{len(self.waits)}")
+        return self.waits[name]
 
     def at(self, edge: Edge) -> Any:
         """What an edge takes now."""
         found = self.led_to.get(edge)
-        return found if found is not None else self.scratch.get_operation_by_name(edge.node).inputs[edge.slot]
+        return found if found is not None else self.tensor(self.view.inputs(edge.node)[edge.slot])
 
     def lead(self, edges: Iterable[Edge], tensor: Any) -> None:
         """From now on the edges take `tensor`."""
@@ -117,7 +138,7 @@ class Editor:
 
     def finish(self) -> Any:
         """The changed graph as a GraphDef, without recorded shapes."""
-        graph_def = self.scratch.as_graph_def()
+        graph_def = _without_shapes(self.view.graph_def)
         nodes = {node.name: node for node in graph_def.node}
         for edge, tensor in self.led_to.items():
             _set_data_input(nodes[edge.node], edge.slot, tensor.name)
@@ -127,31 +148,49 @@ class Editor:
             _make_identity(nodes[name], tensor)
         for name, value in self.constants.items():
             _make_constant(nodes[name], value)
-        for function in graph_def.library.function:
-            for node in function.node_def:
-                node.attr.pop("_output_shapes", None)
-            for argument in function.arg_attr.values():
-                argument.attr.pop("_output_shapes", None)
+        made = [n for n in self.scratch.as_graph_def().node if n.name.split("/")[0] not in (_INPUT, _WAIT)]
+        graph_def.node.extend(made)
+        self._put_in_inputs(graph_def)
         return graph_def
 
+    def _put_in_inputs(self, graph_def: Any) -> None:
+        """Puts the user's tensors and nodes where placeholders stood for them."""
+        stands_for = {f"{tensor.op.name}": name for name, tensor in self.inputs.items()}
+        stands_for.update({f"^{op.name}": f"^{name}" for name, op in self.waits.items()})
+        for node in graph_def.node:
+            for i, name in enumerate(node.input):
+                if name.removesuffix(":0") in stands_for:
+                    node.input[i] = stands_for[name.removesuffix(":0")]
 
-def open_editor(graph_def: Any, worker: Worker) -> Editor:
-    """An editor on a GraphDef; the GraphDef itself is not changed.
+
+def open_editor(view: GraphView, worker: Worker) -> Editor:
+    """An editor on a captured graph, which itself is not changed.
 
     Raises:
         TransformError: when the user's graph already holds names under `parallax/`.
     """
     import tensorflow as tf
 
-    taken = next((n.name for n in graph_def.node if n.name.split("/")[0].lower() == SCOPE), None)
+    taken = next((name for name in view.nodes if name.split("/")[0].lower() == SCOPE), None)
     if taken is not None:
         raise TransformError(
             f"Names under {SCOPE!r} are for ops that Parallax adds, and the graph holds {taken!r}. Rename it."
         )
-    scratch = tf.Graph()
-    with scratch.as_default():
-        tf.graph_util.import_graph_def(graph_def, name="")
-    return Editor(worker, scratch)
+    return Editor(worker, view, tf.Graph())
+
+
+def _without_shapes(graph_def: Any) -> Any:
+    """A copy without the recorded shapes, which the changes make untrue; TensorFlow infers them anew."""
+    copy = type(graph_def)()
+    copy.CopyFrom(graph_def)
+    for node in copy.node:
+        node.attr.pop(_SHAPES, None)
+    for function in copy.library.function:
+        for node in function.node_def:
+            node.attr.pop(_SHAPES, None)
+        for argument in function.arg_attr.values():
+            argument.attr.pop(_SHAPES, None)
+    return copy
 
 
 def _set_data_input(node: Any, slot: int, tensor: str) -> None:

@@ -167,9 +167,9 @@ def _checked(ids: Any, table: TableRows) -> Any:
     import tensorflow as tf
 
     inside = tf.logical_and(ids >= 0, ids < tf.constant(table.rows, ids.dtype))
-    outside = tf.boolean_mask(ids, tf.logical_not(inside))
+    outside = tf.gather_nd(ids, tf.where(tf.logical_not(inside)))
     message = f"An id must be a row of its table: {table.name} has rows 0 to {table.rows - 1}, and was asked for"
-    check = tf.debugging.Assert(tf.reduce_all(inside), [message, outside], summarize=5)
+    check = tf.raw_ops.Assert(condition=tf.reduce_all(inside), data=[message, outside], summarize=5)
     with tf.control_dependencies([check]):
         return tf.identity(ids)
 

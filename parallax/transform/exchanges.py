@@ -65,7 +65,7 @@ def _pull(editor: Editor, view: GraphView, decisions: Decisions, number: int, to
         dtype = tf.dtypes.as_dtype(table.dtype)
         tables.append(TableRows(table.variable, table.rows, editor.tensor(source), dtype, table.row_shape))
     ids = [editor.at(Edge(x.node, x.ids_slot)) for x in together.lookups]
-    waits = [editor.scratch.get_operation_by_name(n) for n in view.controls(together.lookups[0].node)]
+    waits = [editor.operation(n) for n in view.controls(together.lookups[0].node)]
     with tf.name_scope(f"{SCOPE}/pull_{number}/"), tf.control_dependencies(waits):
         pulled = pull(
             tables, [(table_of[x.node], i) for x, i in zip(together.lookups, ids, strict=True)], editor.worker.size
@@ -139,7 +139,7 @@ def _values(editor: Editor, exchange: _Exchange, one: Push) -> Any:
     rows = tf.reshape(editor.at(one.values[0]), [-1, width])
     if set(one.lookups) <= exchange.place_of.keys():
         return rows
-    ids = [editor.scratch.get_operation_by_name(node).inputs[1] for node in one.lookups]
+    ids = [editor.tensor(editor.view.inputs(node)[1]) for node in one.lookups]
     counted = [editor.tensor(s) if s else i for s, i in zip(one.searched, ids, strict=True)]
     pieces = tf.split(rows, [tf.size(piece) for piece in counted])
     return tf.concat([p for p, node in zip(pieces, one.lookups, strict=True) if node in exchange.place_of], 0)

@@ -14,8 +14,6 @@ from parallax.transform.gradients import collect_rows, reduce_gradients
 from parallax.transform.rows import gather_rows, slice_rows, spread_tables
 from parallax.transform.seeds import set_seeds
 
-_SHAPES = "_output_shapes"
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerGraph:
@@ -48,8 +46,7 @@ def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGr
     Raises:
         TransformError: when the graph cannot be edited, or a promise does not hold afterwards.
     """
-    graph_def = _without_shapes(view.graph_def)
-    editor = open_editor(graph_def, worker)
+    editor = open_editor(view, worker)
     with editor.scratch.as_default():
         spread_tables(editor, decisions)
         slice_rows(editor, decisions)
@@ -71,11 +68,3 @@ def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGr
         tables=frozenset(m for t in decisions.tables for m in t.members),
         local_variables=frozenset(decisions.local_variables),
     )
-
-
-def _without_shapes(graph_def: Any) -> Any:
-    copy = type(graph_def)()
-    copy.CopyFrom(graph_def)
-    for node in copy.node:
-        node.attr.pop(_SHAPES, None)
-    return copy

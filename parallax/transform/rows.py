@@ -55,22 +55,32 @@ def gather_rows(editor: Editor, decisions: Decisions) -> None:
     import tensorflow as tf
 
     tables = {t.op: t for t in decisions.tables}
+    places: dict[int, Any] = {}
     for gather in decisions.gathers:
+        table = tables[gather.table]
         with tf.name_scope(f"{SCOPE}/whole/"):
-            whole = _whole(editor.tensor(gather.tensor), tables[gather.table], editor)
+            if table.rows not in places:
+                places[table.rows] = _places(table.rows, editor.worker.size)
+            whole = _whole(editor.tensor(gather.tensor), table, places[table.rows])
         editor.lead(gather.edges, whole)
         editor.whole[gather.tensor] = str(whole.name)
 
 
-def _whole(local: Any, table: Table, editor: Editor) -> Any:
+def _places(rows: int, workers: int) -> Any:
+    """Where each of a table's rows is among all workers' local rows, one worker after the other, `[rows]`."""
+    import tensorflow as tf
+
+    counts = [(rows - rank + workers - 1) // workers for rank in range(workers)]
+    starts = tf.constant([sum(counts[:rank]) for rank in range(workers)])
+    row = tf.range(rows)
+    return tf.gather(starts, row % workers) + row // workers
+
+
+def _whole(local: Any, table: Table, places: Any) -> Any:
     """All rows `[rows, ...]` of local rows; every worker must run it."""
     import tensorflow as tf
 
-    size = editor.worker.size
-    counts = [(table.rows - rank + size - 1) // size for rank in range(size)]
-    starts = [sum(counts[:rank]) for rank in range(size)]
-    gathered = all_gather(open_end(local, [None, *local.shape.as_list()[1:]]))
-    row = tf.range(table.rows)
-    whole = tf.gather(gathered, tf.gather(tf.constant(starts), row % size) + row // size)
-    whole.set_shape([table.rows, *local.shape.as_list()[1:]])
+    row_shape = local.shape.as_list()[1:] if local.shape.rank else list(table.row_shape)
+    whole = tf.gather(all_gather(open_end(local, [None, *row_shape])), places)
+    whole.set_shape([table.rows, *row_shape])
     return whole

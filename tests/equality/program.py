@@ -34,30 +34,10 @@ from parallax.transform.edit import Worker  # noqa: E402
 from parallax.transform.pipeline import transform  # noqa: E402
 from parallax.transform.seeds import set_seeds  # noqa: E402
 from tests.equality import models  # noqa: E402
+from tests.equality.cases import cases  # noqa: E402
 
 v1 = tf.compat.v1
 STEPS, ROWS_PER_WORKER, SEED = 5, 6, 7
-
-
-def cases(section):
-    """(name, builder, resource variables?, route) in one order on all ranks."""
-    routes = ("alltoall", "allgather", "allreduce")
-    if section == "optimizers":
-        for optimizer in models.OPTIMIZERS:
-            for clip in (False, True):
-                for resource in (True, False):
-                    for route in routes if resource else routes[:1]:
-                        name = f"{optimizer}, {'clipped' if clip else 'plain'}, {_kind(resource)}, {route}"
-                        yield name, lambda rows, o=optimizer, c=clip: models.two_lookups(rows, o, c), resource, route
-        return
-    for model, builder in models.MODELS.items():
-        for resource in (True, False) if model != "tape" else (True,):  # a tape does not know reference variables
-            for route in routes:
-                yield f"{model}, {_kind(resource)}, {route}", builder, resource, route
-
-
-def _kind(resource):
-    return "resource" if resource else "reference"
 
 
 def build(builder, rows, resource):
@@ -141,19 +121,19 @@ def main():
     batches = [draw(rng, size) for _ in range(STEPS)]
     wanted = sys.argv[3] if len(sys.argv) > 3 else ""
     results, expected = {}, {}
-    for name, builder, resource, route in cases(sys.argv[2]):
-        if wanted not in name:
+    for case in cases(sys.argv[2]):
+        if wanted not in case.name:
             continue
         began = time.monotonic()
-        key = name.rsplit(",", 1)[0]
         try:
-            if key not in expected:
-                expected = {key: one_process(builder, resource, batches, size)}
-            found, routes = workers(builder, resource, route, batches, rank, size)
-            result = {n: difference(found[n], e) for n, e in expected[key].items()}
-            results[name] = {"differences": result, "routes": routes}
+            if case.graph not in expected:
+                expected = {case.graph: one_process(case.build, case.resource, batches, size)}
+            found, routes = workers(case.build, case.resource, case.route, batches, rank, size)
+            result = {n: difference(found[n], e) for n, e in expected[case.graph].items()}
+            results[case.name] = {"differences": result, "routes": routes}
         except Exception as error:  # told to the test; all ranks fail alike, or the job's time limit ends it
-            results[name] = {"error": f"{type(error).__name__}: {str(error)[:600]}"}
+            results[case.name] = {"error": f"{type(error).__name__}: {str(error)[:600]}"}
+        name = case.name
         everywhere = MPI.COMM_WORLD.allgather("error" in results[name])
         if rank == 0:
             print(f"{name}: {'error' if any(everywhere) else 'done'} {time.monotonic() - began:.2f} s", flush=True)

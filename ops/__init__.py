@@ -1,0 +1,1 @@
+"""Operating Parallax: installing, measuring."""

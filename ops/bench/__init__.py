@@ -1,0 +1,1 @@
+"""Measures Parallax: `python -m ops.bench COMMAND`."""

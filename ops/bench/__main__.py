@@ -1,0 +1,20 @@
+"""The benchmarks' command line: `python -m ops.bench planning`."""
+
+from __future__ import annotations
+
+import argparse
+
+from ops.bench import planning
+
+
+def main() -> None:
+    """Runs the benchmark that the command line names."""
+    parser = argparse.ArgumentParser(prog="python -m ops.bench", description="Measures Parallax.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    planning.add_command(commands)
+    arguments = parser.parse_args()
+    arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    main()

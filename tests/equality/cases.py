@@ -1,0 +1,54 @@
+"""Which graphs are trained with which variables and routes: one list, in one order, for all ranks and for pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tests.equality import models
+
+ROUTES = ("alltoall", "allgather", "allreduce")
+SECTIONS = ("optimizers", "models")
+
+
+class Case(NamedTuple):
+    """A graph to train: how it is built, with resource or reference variables, and the route asked for."""
+
+    name: str
+    build: Callable[[int], Any]
+    resource: bool
+    route: str
+
+    @property
+    def graph(self) -> str:
+        """The case without its route: the one process trains it once for all routes."""
+        return self.name.rsplit(",", 1)[0]
+
+
+def cases(section: str) -> list[Case]:
+    """The cases of a section; a variable for which a route is impossible keeps its own."""
+    return _optimizers() if section == "optimizers" else _models()
+
+
+def _optimizers() -> list[Case]:
+    found = []
+    for optimizer in models.OPTIMIZERS:
+        for clip in (False, True):
+            for resource in (True, False):
+                for route in ROUTES if resource else ROUTES[:1]:
+                    name = f"{optimizer}, {'clipped' if clip else 'plain'}, {_kind(resource)}, {route}"
+                    build = lambda rows, o=optimizer, c=clip: models.two_lookups(rows, o, c)  # noqa: E731
+                    found.append(Case(name, build, resource, route))
+    return found
+
+
+def _models() -> list[Case]:
+    found = []
+    for model, build in models.MODELS.items():
+        for resource in (True, False) if model != "tape" else (True,):  # a tape does not know reference variables
+            found += [Case(f"{model}, {_kind(resource)}, {route}", build, resource, route) for route in ROUTES]
+    return found
+
+
+def _kind(resource: bool) -> str:
+    return "resource" if resource else "reference"

@@ -1,0 +1,100 @@
+"""N workers equal one process on the joined batch: every optimizer, route, clipping and number of workers, and more
+graphs than those. One job for a number of workers trains them all (program.py); each case is then a test of its own.
+
+Tolerance: after 5 float32 steps, the norm of the difference is at most 1e-5 of the variable's norm. Sums over workers
+are taken in another order than in one process, which costs some 1e-7 a step; the largest seen is 5e-7.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.equality.cases import cases
+
+TOLERANCE = 1e-5
+TIME_LIMIT_S = 500
+LAUNCH = """
+import sys
+from parallax.runtime.job import Job
+from parallax.runtime.launch import launch
+sys.exit(launch(Job(("-m", "tests.equality.program", *sys.argv[2:]), int(sys.argv[1]))))
+"""
+MORE_WORKERS = ("several tables", "bags, clipped", "partitioned, mod", "moving averages", "two losses")
+    "several tables",
+    "bags, clipped",
+    "partitioned, mod",
+    "moving averages",
+    "positions, mixed",
+    "two losses",
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """(section, workers, filter) -> case -> what came of it; a job runs once."""
+    folder = tmp_path_factory.mktemp("equality")
+
+    @lru_cache
+    def run(section: str, workers: int, wanted: str = "") -> dict[str, Any]:
+        result = folder / f"{section}-{workers}-{wanted}.json"
+        argv = [sys.executable, "-c", LAUNCH, str(workers), str(result), section, wanted]
+        root = Path(__file__).resolve().parent.parent.parent
+        # A launcher that is killed takes the whole job with it.
+        done = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
+        assert done.returncode == 0, "\n".join((done.stdout + done.stderr).splitlines()[-30:])
+        found: dict[str, Any] = json.loads(result.read_text())
+        return found
+
+    return run
+
+
+def check(result: dict[str, Any]) -> None:
+    assert "error" not in result, result["error"]
+    assert result["differences"]
+    assert {n: d for n, d in result["differences"].items() if not d <= TOLERANCE} == {}
+
+
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("case", [c.name for c in cases("optimizers")])
+def test_every_optimizer_equals_one_process(results: Any, case: str, workers: int) -> None:
+    check(results("optimizers", workers)[case])
+
+
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize("case", [c.name for c in cases("models")])
+def test_every_graph_equals_one_process(results: Any, case: str) -> None:
+    check(results("models", 2)[case])
+
+
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize("model", MORE_WORKERS)
+def test_three_workers_that_share_rows_unevenly_equal_one_process(results: Any, model: str) -> None:
+    found = results("models", 3, model)
+    assert found
+    for result in found.values():
+        check(result)
+
+
+@pytest.mark.parametrize(
+    ("case", "routes"),
+    [
+        ("tied, resource, alltoall", {"emb": "mixed by allreduce"}),
+        ("whole regulariser, resource, alltoall", {"emb": "mixed by allreduce"}),
+        ("conditional, resource, alltoall", {"emb": "not shardable by allgather"}),
+        ("sampled softmax, resource, alltoall", {"softmax_b": "sparse by alltoall", "softmax_w": "sparse by alltoall"}),
+        ("bags, clipped, reference, alltoall", {"emb": "sparse by alltoall"}),
+        ("partitioned, div, resource, alltoall", {"emb": "sparse by alltoall"}),
+        ("function, resource, alltoall", {"emb": "sparse by alltoall"}),
+        ("sorted rows, resource, alltoall", {"emb": "not shardable by allgather"}),
+    ],
+)
+def test_the_routes_are_those_that_the_graph_allows(results: Any, case: str, routes: dict[str, str]) -> None:
+    assert routes.items() <= results("models", 2)[case]["routes"].items()
