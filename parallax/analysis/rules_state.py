@@ -114,10 +114,12 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
         _take_worker_0(walk, node, Edge(node, state.value or 0), variables[0])
         return
     if variables[0] in walk.shared:
+        op, tensor = walk.view.op(node), walk.view.inputs(node)[slots[0]]
         raise GraphError(
-            f"A trained variable must take only what is equal on all workers: {walk.view.op(node)} {node!r} writes "
-            f"{variables[0]!r} from each worker's own batch, and no gradient of it was found behind that. Use an "
-            "optimizer of tf.compat.v1.train, or tf.gradients and an update op of TensorFlow."
+            "A trained variable must take its gradient, or what is equal on all workers: "
+            f"{op} {node!r} writes {variables[0]!r} with {tensor!r}, which depends on each worker's own batch in another "
+            "way (a learning rate computed from the batch, or a gradient computed by hand). Use tf.gradients, and compute "
+            "the rest from variables, constants or scalar placeholders."
         )
     walk.new_own.update(variables)
 

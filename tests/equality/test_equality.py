@@ -27,13 +27,6 @@ from parallax.runtime.launch import launch
 sys.exit(launch(Job(("-m", "tests.equality.program", *sys.argv[2:]), int(sys.argv[1]))))
 """
 MORE_WORKERS = ("several tables", "bags, clipped", "partitioned, mod", "moving averages", "two losses")
-    "several tables",
-    "bags, clipped",
-    "partitioned, mod",
-    "moving averages",
-    "positions, mixed",
-    "two losses",
-)
 
 
 @pytest.fixture(scope="module")

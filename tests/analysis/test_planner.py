@@ -1,0 +1,154 @@
+"""The planner on variables written down by hand; no TensorFlow."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from parallax.analysis.planner import make_plan
+from parallax.errors import PlanError
+from parallax.plan import Plan, RouteCost, plan_from_json
+from parallax.report import explanation, plan_table
+from parallax.spec import GradientSource, GraphSpec, Part, VariableClass, VariableSpec
+
+
+def dense(name: str = "w", shape: tuple[int, ...] = (10, 4)) -> VariableSpec:
+    gradient = GradientSource(name, "grad:0", None, ("update",), "recorded")
+    return VariableSpec(
+        name, shape, "float32", 4, (Part(name, shape),), True, VariableClass.DENSE, gradients=(gradient,)
+    )
+
+
+def sparse(name: str = "emb", shape: tuple[int, ...] = (1000, 8), ids: int | None = 50) -> VariableSpec:
+    gradient = GradientSource(name, "values:0", "indices:0", ("update",), "recorded")
+    return VariableSpec(
+        name,
+        shape,
+        "float32",
+        4,
+        (Part(name, shape),),
+        True,
+        VariableClass.SPARSE,
+        gradients=(gradient,),
+        ids_per_step=ids,
+    )
+
+
+def spec(*variables: VariableSpec) -> GraphSpec:
+    return GraphSpec("f" * 64, tuple(variables), ())
+
+
+def routes(plan: Plan) -> dict[str, str]:
+    return {v.name: v.route for v in plan.variables}
+
+
+def test_a_dense_variable_sends_twice_its_bytes_less_its_own_share() -> None:
+    (planned,) = make_plan(spec(dense()), 4).variables
+    assert planned.cost == RouteCost("allreduce", 2 * 3 * 160 // 4, 1)
+
+
+def test_a_sparse_variable_costs_what_the_formulas_say() -> None:
+    # 50 rows of 8 floats and one 4-byte id: ids and rows twice in the exchange, once in the gather, to 3 others of 4.
+    (planned,) = make_plan(spec(sparse()), 4).variables
+    assert planned.cost == RouteCost("alltoall", 3 * 50 * (4 + 2 * 32) // 4, 3)
+    bytes_of = {r.route: r.sent_bytes for r in planned.rejected}
+    assert bytes_of == {"allgather": 3 * 50 * (4 + 32), "allreduce": 2 * 3 * (32000 + 4000) // 4}
+
+
+def test_owners_hold_all_rows_between_them_and_equally_many() -> None:
+    (planned,) = make_plan(spec(sparse(shape=(1003, 8))), 4).variables
+    assert planned.owner_rows == (251, 251, 251, 250)
+
+
+def test_a_table_with_nearly_all_rows_touched_is_all_reduced() -> None:
+    assert routes(make_plan(spec(sparse(shape=(1000, 64), ids=5000)), 8)) == {"emb": "allreduce"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_chosen_route_has_the_fewest_bytes_of_all(seed: int) -> None:
+    draw = random.Random(seed)
+    variable = sparse(shape=(draw.randint(10, 5000), draw.randint(1, 64)), ids=draw.randint(1, 4000))
+    (planned,) = make_plan(spec(variable), draw.randint(2, 9)).variables
+    least = min([r.sent_bytes or 0 for r in planned.rejected])
+    every_row = planned.touched_rows == variable.rows and planned.route == "allreduce"
+    assert (planned.cost.sent_bytes or 0) <= least * (1.02 if every_row else 1)
+
+
+def test_one_worker_sends_nothing_and_takes_the_fewest_rounds() -> None:
+    (planned,) = make_plan(spec(sparse()), 1).variables
+    assert (planned.route, planned.cost.sent_bytes, planned.cost.rounds) == ("allreduce", 0, 1)
+
+
+def test_without_a_batch_size_sparse_rows_go_to_their_owners_and_bytes_are_unknown() -> None:
+    (planned,) = make_plan(spec(sparse(ids=None)), 4).variables
+    assert (planned.route, planned.cost.sent_bytes) == ("alltoall", None)
+    assert "touched_rows" in planned.reason
+
+
+def test_touched_rows_given_by_the_user_count() -> None:
+    (planned,) = make_plan(spec(sparse(ids=None)), 4, touched_rows={"emb": 10}).variables
+    assert (planned.touched_rows, planned.cost.sent_bytes) == (10, 3 * 10 * 68 // 4)
+
+
+def test_an_override_is_obeyed_and_said() -> None:
+    (planned,) = make_plan(spec(sparse()), 4, routes={"emb": "allgather"}).variables
+    assert (planned.route, planned.reason) == ("allgather", "asked for in the configuration")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"embb": "alltoall"}, "'embb' is not. Did you mean: emb"),
+        ({"w": "alltoall"}, "impossible for w: its gradient is dense. Possible: allreduce"),
+        ({"emb": "ring"}, "one of allreduce, allgather, alltoall: emb was given 'ring'"),
+        ({"tiny": "alltoall"}, "impossible for tiny: 3 rows are fewer than 4 workers"),
+        ({"odd": "alltoall"}, "impossible for odd: Sort 'sort' has no rule"),
+    ],
+)
+def test_an_impossible_override_is_refused_with_the_reason(wanted: dict[str, str], message: str) -> None:
+    odd = replace(sparse("odd"), cls=VariableClass.NOT_SHARDABLE, reason="Sort 'sort' has no rule")
+    with pytest.raises(PlanError, match=message):
+        make_plan(spec(dense(), sparse(), sparse("tiny", (3, 8)), odd), 4, routes=wanted)
+
+
+@pytest.mark.parametrize("rows", [0, 1001])
+def test_touched_rows_must_be_rows_of_the_variable(rows: int) -> None:
+    with pytest.raises(PlanError, match=f"emb has 1000, and {rows} was given"):
+        make_plan(spec(sparse()), 4, touched_rows={"emb": rows})
+
+
+def test_a_plan_reads_back_as_it_was_written() -> None:
+    plan = make_plan(spec(dense(), sparse()), 4)
+    assert plan_from_json(plan.to_json()) == plan
+    assert plan.to_json() == make_plan(spec(dense(), sparse()), 4).to_json()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "x.json:1: a plan file must be JSON"),
+        ("[]", "x.json: a plan file must be of version 1, and this one is of None"),
+        ('{"version": 2}', "x.json: a plan file must be of version 1, and this one is of 2"),
+        ('{"version": 1}', "x.json: a plan file must have every field"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(text: str, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        plan_from_json(text, "x.json")
+
+
+def test_a_plan_of_another_graph_or_number_of_workers_is_refused() -> None:
+    plan = make_plan(spec(dense()), 4)
+    with pytest.raises(PlanError, match="graph ffffffffffff, and the script built graph eeeeeeeeeeee"):
+        plan.check_belongs_to(replace(spec(dense()), fingerprint="e" * 64), 4)
+    with pytest.raises(PlanError, match="is for 4, and the job has 2"):
+        plan.check_belongs_to(spec(dense()), 2)
+
+
+def test_the_table_and_the_explanation_show_every_figure(golden) -> None:
+    odd = replace(sparse("odd"), cls=VariableClass.NOT_SHARDABLE, reason="Sort 'sort' has no rule")
+    frozen = VariableSpec("step", (), "int64", 8, (Part("step", ()),), False, VariableClass.UNTRAINED)
+    plan = make_plan(spec(dense(), sparse(), odd, sparse("unknown", ids=None), frozen), 4)
+    golden("plan_table.txt", plan_table(plan) + "\n" + explanation(plan, "emb") + "\n" + explanation(plan, "odd"))

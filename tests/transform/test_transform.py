@@ -1,0 +1,201 @@
+"""The worker's graph for a plan: which collectives it has, what all workers share, and what is refused; no cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from parallax.analysis import record
+from parallax.analysis.planner import make_plan
+from parallax.decisions import Decisions
+from parallax.errors import TransformError
+from parallax.graph_view import GraphView
+from parallax.runtime.planning import analyse, decide
+from parallax.transform.check import check, check_exchanges
+from parallax.transform.edit import Worker
+from parallax.transform.pipeline import WorkerGraph, transform
+from tests.equality import models
+
+v1 = tf.compat.v1
+record.install()
+
+
+def decided(build: Any, rows: int = 6, routes: dict[str, str] | None = None) -> tuple[GraphView, Decisions]:
+    graph = tf.Graph()
+    with graph.as_default():
+        v1.set_random_seed(3)
+        build(rows)
+    analysed = analyse(graph)
+    sparse = {v.name: "alltoall" for v in analysed.spec.variables if v.cls.value == "sparse"}
+    plan = make_plan(analysed.spec, 2, sparse if routes is None else routes)
+    return analysed.captured.view, decide(analysed, plan)
+
+
+def worker_graph(build: Any, rank: int = 0, **options: Any) -> WorkerGraph:
+    view, decisions = decided(build, **options)
+    return transform(view, decisions, Worker(rank, 2, 7))
+
+
+def collectives(made: WorkerGraph, where: str = "") -> dict[str, int]:
+    """Collectives by kind, those that only a fetch of a whole table needs left out."""
+    names = [n for n in made.graph_def.node if n.op.startswith("Horovod") and "/whole/" not in n.name]
+    return dict(Counter(n.op.removeprefix("Horovod") for n in names if where in n.name))
+
+
+def two_equal_tables(rows: int) -> None:
+    x = models.ids(rows)
+    h = tf.nn.embedding_lookup(models.table("a", (100, 64)), x) * tf.nn.embedding_lookup(models.table("b", (50, 64)), x)
+    v1.train.AdagradOptimizer(0.1).minimize(models.squared(models.dense(h), rows))
+
+
+def test_two_tables_of_equal_width_share_one_exchange() -> None:
+    made = worker_graph(two_equal_tables)
+    assert collectives(made) == {"Alltoall": 3, "Allreduce": 1}
+
+
+def test_tables_of_another_width_or_type_have_their_own() -> None:
+    assert collectives(worker_graph(models.several_tables))["Alltoall"] == 3 * 3
+
+
+@pytest.mark.parametrize(
+    ("route", "expected"),
+    [
+        ("alltoall", {"Alltoall": 3, "Allreduce": 1}),
+        ("allgather", {"Allgather": 2, "Allreduce": 1}),
+        ("allreduce", {"Allreduce": 2}),
+    ],
+)
+def test_each_route_has_its_collectives_and_no_other(route: str, expected: dict[str, int]) -> None:
+    made = worker_graph(
+        lambda rows: v1.train.AdagradOptimizer(0.1).minimize(
+            models.squared(models.dense(tf.nn.embedding_lookup(models.table(), models.ids(rows))), rows)
+        ),
+        routes={"emb": route},
+    )
+    assert collectives(made) == expected
+
+
+def test_clipping_by_the_global_norm_adds_one_scalar_for_each_sparse_gradient() -> None:
+    plain = worker_graph(lambda rows: models.two_lookups(rows, "Adagrad", False))
+    clipped = worker_graph(lambda rows: models.two_lookups(rows, "Adagrad", True))
+    assert collectives(clipped)["Allreduce"] == collectives(plain)["Allreduce"] + 2
+
+
+def test_a_tied_table_is_all_reduced_like_any_dense_variable() -> None:
+    assert collectives(worker_graph(models.tied)) == {"Allreduce": 1}
+
+
+def test_ids_that_come_from_another_lookup_wait_for_it_in_a_second_exchange() -> None:
+    made = worker_graph(models.looked_up_twice)
+    assert collectives(made)["Alltoall"] == 6
+
+
+def test_a_lookup_without_gradient_is_pulled_apart_so_that_its_rows_are_not_touched() -> None:
+    made = worker_graph(models.frozen_lookup)
+    assert collectives(made)["Alltoall"] == 3 + 2
+
+
+@pytest.mark.parametrize(
+    "model", ["moving averages", "sampled softmax", "positions, mixed", "several tables", "bags, safe"]
+)
+def test_all_workers_have_the_same_nodes_in_the_same_order(model: str) -> None:
+    view, decisions = decided(models.MODELS[model])
+    zero, one = (transform(view, decisions, Worker(rank, 2, 7)).graph_def for rank in range(2))
+    assert [(n.name, n.op, list(n.input)) for n in zero.node] == [(n.name, n.op, list(n.input)) for n in one.node]
+
+
+def test_the_same_decisions_give_the_same_graph_byte_for_byte() -> None:
+    view, decisions = decided(models.MODELS["several tables"])
+    first, again = (transform(view, decisions, Worker(1, 2, 7)).graph_def for _ in range(2))
+    assert first.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
+
+
+def test_tables_and_slots_hold_the_rows_of_their_worker() -> None:
+    made = worker_graph(lambda rows: models.two_lookups(rows, "Adam", False), rank=1)
+    shapes = {n.name: [d.size for d in n.attr["shape"].shape.dim] for n in made.graph_def.node if n.op == "VarHandleOp"}
+    assert shapes["emb"] == shapes["emb/Adam"] == shapes["emb/Adam_1"] == [5, 4]
+    assert shapes["bias"] == [5]
+    assert shapes["w"] == [4, 1]
+
+
+def test_random_ops_differ_between_workers_and_initial_values_do_not() -> None:
+    def build(rows: int) -> None:
+        h = tf.nn.dropout(tf.nn.embedding_lookup(models.table(), models.ids(rows)), rate=0.5)
+        v1.train.AdagradOptimizer(0.1).minimize(models.squared(models.dense(h), rows))
+
+    zero, one = (
+        {
+            n.name: (n.attr["seed"].i, n.attr["seed2"].i)
+            for n in worker_graph(build, rank).graph_def.node
+            if "seed2" in n.attr
+        }
+        for rank in range(2)
+    )
+    differing = {name for name in zero if zero[name] != one[name]}
+    assert differing == {name for name in zero if "dropout" in name}
+    assert len(zero) > len(differing)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_a_vocabulary_sorted_by_frequency_is_balanced(workers: int) -> None:
+    draw = np.random.RandomState(0)
+    asked = np.zeros(workers)
+    for _ in range(workers):  # each worker asks an owner once for each distinct row
+        rows = np.unique(np.minimum(draw.zipf(1.3, 640) - 1, 99_999))
+        asked += np.bincount(rows % workers, minlength=workers)
+    assert asked.max() <= 1.2 * asked.mean()
+
+
+def test_a_gradient_that_is_not_exchanged_is_found_and_its_op_named() -> None:
+    view, decisions = decided(lambda rows: models.two_lookups(rows, "Adagrad", False))
+    worker = Worker(0, 2, 7)
+    made = transform(view, decisions, worker).graph_def
+    check(made, decisions, worker)
+    (reduction,) = [r for r in decisions.all_reduces if r.kind == "mean"]
+    node = next(n for n in made.node if n.name == reduction.edges[0].node)
+    node.input[reduction.edges[0].slot] = reduction.tensor
+    with pytest.raises(TransformError, match=f"'{node.name}' must take the all-reduced value"):
+        check(made, decisions, worker)
+
+
+def test_an_update_with_raw_rows_is_found_and_its_op_named() -> None:
+    view, decisions = decided(lambda rows: models.two_lookups(rows, "Adagrad", False))
+    made = transform(view, decisions, Worker(0, 2, 7)).graph_def
+    edge = decisions.pushes[0].values[0]
+    next(n for n in made.node if n.name == edge.node).input[edge.slot] = view.inputs(edge.node)[edge.slot]
+    with pytest.raises(TransformError, match=f"'{edge.node}' must take exchanged rows"):
+        check_exchanges(made, decisions)
+
+
+def test_a_table_left_whole_and_a_lookup_left_local_are_found() -> None:
+    view, decisions = decided(lambda rows: models.two_lookups(rows, "Adagrad", False))
+    made = transform(view, decisions, Worker(0, 2, 7)).graph_def
+    with pytest.raises(TransformError, match="must have the local shape"):
+        check(made, decisions, Worker(1, 2, 7))
+    wrong = replace(decisions, lookups=(replace(decisions.lookups[0], node="emb"),))
+    with pytest.raises(TransformError, match="must be a pull, and is VarHandleOp"):
+        check(made, wrong, Worker(0, 2, 7))
+
+
+def test_a_graph_with_names_of_parallax_is_refused() -> None:
+    def build(rows: int) -> None:
+        models.two_lookups(rows, "Adagrad", False)
+        tf.constant(1, name="parallax/mine")
+
+    with pytest.raises(TransformError, match="'parallax/mine'"):
+        worker_graph(build)
+
+
+def test_the_decisions_and_ops_of_a_small_graph(golden) -> None:
+    view, decisions = decided(lambda rows: models.two_lookups(rows, "Adagrad", True))
+    made = transform(view, decisions, Worker(0, 2, 7))
+    lines = [repr(d) for name in Decisions.__slots__ for d in getattr(decisions, name)]
+    before = Counter(n.op for n in view.graph_def.node)
+    after = Counter(n.op for n in made.graph_def.node)
+    changed = {op: after[op] - before[op] for op in sorted(after | before) if after[op] != before[op]}
+    golden("small_graph.txt", "\n".join([*lines, *(f"{op} {count:+d}" for op, count in changed.items())]) + "\n")
