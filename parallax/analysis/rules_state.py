@@ -117,9 +117,9 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
         op, tensor = walk.view.op(node), walk.view.inputs(node)[slots[0]]
         raise GraphError(
             "A trained variable must take its gradient, or what is equal on all workers: "
-            f"{op} {node!r} writes {variables[0]!r} with {tensor!r}, which depends on each worker's own batch in another "
-            "way (a learning rate computed from the batch, or a gradient computed by hand). Use tf.gradients, and compute "
-            "the rest from variables, constants or scalar placeholders."
+            f"{op} {node!r} writes {variables[0]!r} with {tensor!r}, which depends on each worker's own batch in "
+            "another way (a learning rate computed from the batch, or a gradient computed by hand). Use tf.gradients, "
+            "and compute the rest from variables, constants or scalar placeholders."
         )
     walk.new_own.update(variables)
 

@@ -14,7 +14,9 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("HOROVOD_CYCLE_TIME", "0.1")
+# A short cycle where every rank has a core; ranks that share cores would only keep each other from working.
+_SHARED_CORES = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) > (os.cpu_count() or 1)
+os.environ.setdefault("HOROVOD_CYCLE_TIME", "1" if _SHARED_CORES else "0.1")
 
 from mpi4py import MPI  # noqa: E402, I001  # before TensorFlow
 
