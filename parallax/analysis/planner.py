@@ -131,9 +131,7 @@ def _cheapest(variable: VariableSpec, options: list[RouteCost], touched: int | N
         return possible[0], f"the only route for a {variable.cls.value} gradient"
     unknown = [option for option in possible if option.sent_bytes is None]
     if unknown:
-        return unknown[
-            -1
-        ], "touched rows unknown (no static batch shape): sparse rows go to their owners; see touched_rows"
+        return unknown[-1], "touched rows unknown: no static batch shape; see touched_rows"
     best = min(possible, key=lambda option: (option.sent_bytes or 0, option.rounds))
     whole = possible[0]
     if touched == variable.rows and whole.route == ALLREDUCE and _nearly_equal(whole, best):
