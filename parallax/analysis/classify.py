@@ -6,6 +6,8 @@ that meets an op without a rule is taken out, with that op as the reason.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from parallax.analysis.capture import Captured, CapturedVariable
 from parallax.analysis.gradients import RECORDED, find_gradients, followed_variable, gradient_updates, written_variable
 from parallax.analysis.propagate import propagate
@@ -36,35 +38,55 @@ def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]
     for op, found in captured.variables.items():
         if op not in owner:
             by_name.setdefault(found.logical_name, []).append(found)
-    case = _Case(captured, sources, updates, decisions, routes, reasons, owner)
+    case = _Case(
+        captured=captured,
+        sources=sources,
+        routes=routes,
+        reasons=reasons,
+        owner=owner,
+        updates_of=_updates_of(captured, updates),
+        training=captured.view.ancestors(updates),
+        local=frozenset(decisions.local_variables),
+        exchanged=frozenset([p.table for p in decisions.pushes] + [c.op for c in decisions.collects]),
+    )
     variables = tuple(_variable(case, by_name[name]) for name in sorted(by_name))
     initializers = tuple(sorted((op, v.initializer) for op, v in captured.variables.items()))
     return GraphSpec(captured.fingerprint, variables, initializers, _notes(sources)), sources
 
 
+@dataclass(frozen=True, slots=True)
 class _Case:
-    """What is known when single variables are classified."""
+    """What is known when single variables are classified.
 
-    def __init__(
-        self,
-        captured: Captured,
-        sources: tuple[GradientSource, ...],
-        updates: set[str],
-        decisions: Decisions,
-        routes: dict[str, str],
-        reasons: dict[str, str],
-        owner: dict[str, str],
-    ) -> None:
-        self.captured = captured
-        self.sources = sources
-        self.updates_of: dict[str, list[str]] = {}
-        for node in captured.view.nodes:
-            if node in updates:
-                self.updates_of.setdefault(written_variable(captured, node), []).append(node)
-        self.training = captured.view.ancestors(updates)
-        self.local = set(decisions.local_variables)
-        self.exchanged = {p.table for p in decisions.pushes} | {c.op for c in decisions.collects}
-        self.routes, self.reasons, self.owner = routes, reasons, owner
+    Attributes:
+        captured: the graph.
+        sources: where its gradients come from.
+        routes: variable op -> the route of the best case.
+        reasons: variable op -> why it cannot be spread.
+        owner: slot variable op -> the variable op that it follows.
+        updates_of: variable op -> the nodes that update it from its gradient.
+        training: the nodes that a training step needs.
+        local: variable ops that each worker keeps for itself.
+        exchanged: variable ops whose gradient rows reach an update as rows.
+    """
+
+    captured: Captured
+    sources: tuple[GradientSource, ...]
+    routes: dict[str, str]
+    reasons: dict[str, str]
+    owner: dict[str, str]
+    updates_of: dict[str, list[str]]
+    training: set[str]
+    local: frozenset[str]
+    exchanged: frozenset[str]
+
+
+def _updates_of(captured: Captured, updates: set[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for node in captured.view.nodes:
+        if node in updates:
+            found.setdefault(written_variable(captured, node), []).append(node)
+    return found
 
 
 def _check_trains(captured: Captured, updates: set[str]) -> None:
