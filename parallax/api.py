@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import sys
@@ -22,12 +23,14 @@ from parallax.runtime.job import Job, find_mpirun
 from parallax.runtime.launch import launch
 from parallax.runtime.planning import Analysed, analyse, decide, plan_for
 
-_WORKER_DEFAULTS = {
-    "TF_CPP_MIN_LOG_LEVEL": "1",  # every worker would repeat TensorFlow's greeting
-    # Horovod looks for finished tensors once a cycle, and an exchange is three rounds one after the other: at the
-    # default of 1 ms it costs 2.8 ms a step, at 0.1 ms 0.75 (two workers, 1 step of one small table).
-    "HOROVOD_CYCLE_TIME": "0.1",
-}
+
+class JobEnded(SystemExit):
+    """Ends the script in a process that is no worker; raised by `parallel_run` alone."""
+
+    @property
+    def status(self) -> int:
+        """The exit status of the job."""
+        return int(self.code or 0)
 
 
 def parallel_run(
@@ -63,7 +66,7 @@ def parallel_run(
         from parallax.runtime import verify
 
         verify.run_single(single_gpu_graph, wanted)
-        raise SystemExit(0)
+        raise JobEnded(0)
     if wanted.role in (Role.WORKER, Role.VERIFY_WORKER):
         return _worker(single_gpu_graph, config, wanted)
     analysed = analyse(single_gpu_graph)
@@ -72,8 +75,8 @@ def parallel_run(
     decide(analysed, plan)  # a plan that cannot be carried out is refused here
     if wanted.role == Role.PLAN:
         _show(plan, wanted)
-        raise SystemExit(0)
-    sys.exit(_launch(single_gpu_graph, analysed, plan, cluster, config, wanted))
+        raise JobEnded(0)
+    raise JobEnded(_launch(single_gpu_graph, analysed, plan, cluster, config, wanted))
 
 
 def _worker(graph: Any, config: Config, wanted: Settings) -> tuple[Any, int, int, int]:
@@ -85,20 +88,19 @@ def _worker(graph: Any, config: Config, wanted: Settings) -> tuple[Any, int, int
     session, size, rank = open_session(graph, config, folder, equal_randomness=verifying)
     if verifying:
         verify.run_worker(graph, session, size, rank, wanted)
-        raise SystemExit(0)
+        raise JobEnded(0)
     return session, size, rank, REPLICAS
 
 
 def _cluster(resource_info: str | Path | None, config: Config, wanted: Settings) -> Cluster:
     """The machines: the command line goes before the script's own arguments."""
-    this_machine = None
     if wanted.workers is not None:
         return local_cluster(wanted.workers, visible_gpus())
     file = wanted.resource or resource_info
-    if file is None:
+    if file is None or str(file) in ("localhost", "127.0.0.1"):
         return local_cluster(config.workers, visible_gpus())
-    if str(file) in ("localhost", "127.0.0.1"):
-        return local_cluster(config.workers, visible_gpus())
+    if not isinstance(file, str | os.PathLike):
+        raise ConfigError(f"resource_info must be the path of a resource file, or None, and {file!r} was given.")
     this_machine = local_cluster(config.workers, visible_gpus()).hosts[0]
     cluster = parse_resource_file(file, this_machine)
     if not cluster.is_local:
@@ -113,52 +115,67 @@ def _show(plan: Plan, wanted: Settings) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
     if wanted.plan_json:
-        Path(wanted.plan_json).write_text(plan.to_json(), encoding="utf-8")
+        try:
+            Path(wanted.plan_json).write_text(plan.to_json(), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"--json must name a file that can be written: {wanted.plan_json}: {error.strerror}."
+            ) from error
 
 
 def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, wanted: Settings) -> int:
     """Starts the workers, waits for the job's end and returns its exit status."""
     from parallax.analysis.capture import node_digests
+    from parallax.runtime import verify
     from parallax.runtime.worker_session import write_job
 
     find_mpirun()
+    program = ("-m", "parallax.runtime.worker", *_script())
+    verifying = wanted.role == Role.VERIFY
+    if verifying:
+        verify.check_feeds(graph, cluster.num_workers, wanted)
     seed = config.seed if config.seed is not None else 1 + secrets.randbelow(2**31 - 2)
     sys.stdout.write(plan_table(plan) + (f"Seed {seed}\n" if config.seed is None else ""))
     sys.stdout.flush()
     folder = Path(tempfile.mkdtemp(prefix="parallax-"))
     try:
         write_job(folder, plan, node_digests(graph.as_graph_def()), seed)
-        verifying = wanted.role == Role.VERIFY
         role = Role.VERIFY_WORKER if verifying else Role.WORKER
         path = python_path_with(Path(__file__).resolve().parent.parent)
         mine = as_variables(replace(wanted, role=role, job_folder=str(folder), workers=None, resource=None))
-        job = Job(
-            program=("-m", "parallax.runtime.worker", *_script()),
-            num_workers=cluster.num_workers,
-            environment=(
-                *mine.items(),
-                *with_defaults(_WORKER_DEFAULTS),
-                ("PYTHONPATH", path),
-            ),
-            stall_timeout_s=config.stall_timeout_s,
-        )
-        if verifying:
-            from parallax.runtime import verify
-
-            return verify.compare_runs(job, folder, _script(), wanted)
-        return launch(job)
+        environment = (*mine.items(), *with_defaults(_worker_defaults(cluster.num_workers)), ("PYTHONPATH", path))
+        job = Job(program, cluster.num_workers, environment, config.stall_timeout_s)
+        return verify.compare_runs(job, plan, folder, wanted) if verifying else launch(job)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _worker_defaults(num_workers: int) -> dict[str, str]:
+    """Variables for the workers that the environment does not set itself.
+
+    Horovod looks for finished tensors once a cycle, and an exchange is three rounds one after the other: at its default
+    of 1 ms that costs 2.8 ms a step, at 0.1 ms 0.75 (two workers, two cores, one small table). Workers that share cores
+    only keep each other from working with so short a cycle: four on two cores took 16 s for what takes 10 s at 1 ms.
+    """
+    shared_cores = num_workers > len(os.sched_getaffinity(0))
+    return {
+        "TF_CPP_MIN_LOG_LEVEL": "1",  # every worker would repeat TensorFlow's greeting
+        "HOROVOD_CYCLE_TIME": "1" if shared_cores else "0.1",
+    }
 
 
 def _script() -> tuple[str, ...]:
     """How this process was started, for the workers to be started alike: a file, or -m and a module, and arguments."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name != "parallax.__main__" and not spec.name.startswith("runpy"):
-        name = spec.name.removesuffix(".__main__")
-        return ("-m", name, *sys.argv[1:])
+    if spec is not None and spec.name == "__main__":  # a folder or a zip file
+        return (str(Path(sys.argv[0]).resolve()), *sys.argv[1:])
+    if spec is not None:
+        return ("-m", spec.name.removesuffix(".__main__"), *sys.argv[1:])
     file = getattr(main, "__file__", None)
     if file is None:
-        raise LaunchError("The workers run the script that called parallel_run, and there is none: write a file.")
+        raise LaunchError(
+            "The workers run the script that called parallel_run, and this process runs none: it was started without "
+            "a file, as a notebook is. Write the training loop to a file and run that."
+        )
     return (str(Path(file).resolve()), *sys.argv[1:])

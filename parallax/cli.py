@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import runpy
 import shlex
 import sys
-import traceback
 from pathlib import Path
 
 from parallax.environment import Role, Settings, applied, set_defaults
 from parallax.errors import ParallaxError
+from parallax.runtime.script import error_text, run_script
 
 EXIT_USAGE = 2
 
@@ -50,10 +49,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text}")
-    return number
+    return int(text)
 
 
 def _run_script(arguments: argparse.Namespace) -> int:
@@ -76,21 +74,21 @@ def _run_script(arguments: argparse.Namespace) -> int:
     )
     set_defaults({"TF_CPP_MIN_LOG_LEVEL": "1"})
     from parallax.analysis import record
+    from parallax.api import JobEnded
 
     record.install()
     before, path = sys.argv, sys.path[0]
-    sys.argv = [arguments.script, *arguments.args]
-    sys.path[0] = str(Path(arguments.script).resolve().parent)
     try:
         with applied(wanted):
-            runpy.run_path(arguments.script, run_name="__main__")
+            run_script([arguments.script, *arguments.args])
+    except JobEnded as ended:
+        return ended.status
     except SystemExit as stop:
-        return _status(stop)
-    except ParallaxError as error:
-        _say(f"{_place(error)}parallax: {error}")
-        return 1
-    except Exception:  # the script's own failure: shown as Python would show it
-        traceback.print_exc()
+        status = _status(stop)
+        if status:
+            return status
+    except Exception as error:  # whatever the script raises is shown, and ends it
+        _say(error_text(error))
         return 1
     finally:
         sys.argv, sys.path[0] = before, path
@@ -98,18 +96,10 @@ def _run_script(arguments: argparse.Namespace) -> int:
     return 1
 
 
-def _place(error: ParallaxError) -> str:
-    """The line of the script where it happened."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/parallax/" not in f.filename]
-    frames = [f for f in frames if "runpy" not in f.filename]
-    return f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
-
-
 def _status(stop: SystemExit) -> int:
-    if stop.code is None:
-        return 0
-    if isinstance(stop.code, int):
-        return stop.code
+    """The exit status that Python gives a script for this."""
+    if stop.code is None or isinstance(stop.code, int):
+        return stop.code or 0
     _say(str(stop.code))
     return 1
 

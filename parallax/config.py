@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,24 @@ class Config:
     hooks: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        for name, wanted in (("routes", str), ("touched_rows", int)):
+            for key, value in _mapping(getattr(self, name), name).items():
+                if not isinstance(key, str) or not isinstance(value, wanted) or isinstance(value, bool):
+                    raise ConfigError(
+                        f"{name} must map variable names to {wanted.__name__}, and holds {key!r}: {value!r}."
+                    )
+        if self.plan_file is not None and not isinstance(self.plan_file, str | os.PathLike):
+            raise ConfigError(f"plan_file must be the path of a plan, or None, and {self.plan_file!r} was given.")
+        if self.sess_config is not None and not hasattr(self.sess_config, "gpu_options"):
+            raise ConfigError(f"sess_config must be a tf.ConfigProto, or None, and {self.sess_config!r} was given.")
+        if not isinstance(self.hooks, Sequence):
+            raise ConfigError(f"hooks must be a list of SessionRunHooks, and {self.hooks!r} was given.")
+        for hook in self.hooks:
+            if isinstance(hook, type) or not hasattr(hook, "before_run") or not hasattr(hook, "after_run"):
+                raise ConfigError(f"hooks must be SessionRunHooks, and {hook!r} is none.")
+
+    def _check_numbers(self) -> None:
         if self.workers is not None and (not _is_int(self.workers) or self.workers < 1):
             raise ConfigError(f"workers must be a whole number from 1, or None, and {self.workers!r} was given.")
         if self.seed is not None and (not _is_int(self.seed) or not 0 < self.seed < 2**31):
@@ -52,15 +71,6 @@ class Config:
             raise ConfigError(
                 f"stall_timeout_s must be seconds above 0 ({math.inf} for ever), not {self.stall_timeout_s!r}."
             )
-        for name, wanted in (("routes", str), ("touched_rows", int)):
-            for key, value in _mapping(getattr(self, name), name).items():
-                if not isinstance(key, str) or not isinstance(value, wanted) or isinstance(value, bool):
-                    raise ConfigError(
-                        f"{name} must map variable names to {wanted.__name__}, and holds {key!r}: {value!r}."
-                    )
-        for hook in self.hooks:
-            if not hasattr(hook, "before_run") or not hasattr(hook, "after_run"):
-                raise ConfigError(f"hooks must be SessionRunHooks, and {hook!r} has no before_run and after_run.")
 
 
 def _mapping(value: Any, name: str) -> Mapping[Any, Any]:

@@ -93,6 +93,11 @@ def as_variables(wanted: Settings) -> dict[str, str]:
     return found
 
 
+def environment_with(wanted: Settings, more: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with `more` and with settings, for a process to be started."""
+    return {**os.environ, **more, **as_variables(wanted)}
+
+
 @contextmanager
 def applied(wanted: Settings) -> Iterator[None]:
     """Puts settings into this process's environment for the time of a `with` block."""
@@ -122,8 +127,9 @@ def set_defaults(defaults: Mapping[str, str]) -> None:
 
 
 def python_path_with(folder: Path) -> str:
-    """PYTHONPATH with `folder` in front."""
-    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    """PYTHONPATH with `folder` in front; an installed package is found without."""
+    own = [] if folder.name in ("site-packages", "dist-packages") else [str(folder)]
+    return os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _get(name: str) -> str | None:

@@ -41,7 +41,7 @@ def explanation(plan: Plan, name: str) -> str:
     if variable.owner_rows:
         owned = ", ".join(f"worker {rank}: {rows}" for rank, rows in enumerate(variable.owner_rows))
         lines.append(f"  rows owned by {owned}")
-    lines += [f"not {r.route}: {_sent(r)}, {_rounds(r)}; {r.note}" for r in variable.rejected]
+    lines += [f"not {r.route}: {_sent(r)}, {_rounds(r)}{f'; {r.note}' if r.note else ''}" for r in variable.rejected]
     return "\n".join(lines) + "\n"
 
 
@@ -60,7 +60,7 @@ def bytes_text(count: int | None) -> str:
 def _row(variable: VariablePlan, workers: int) -> tuple[str, ...]:
     shape = "x".join(str(d) for d in variable.shape) or "scalar"
     touched = "" if variable.touched_rows is None else f"<= {variable.touched_rows}"
-    held = f"{workers} owners" if variable.owner_rows else "every worker"
+    held = f"{workers} owner{'s' if workers != 1 else ''}" if variable.owner_rows else "every worker"
     sent = "" if variable.route == NO_ROUTE else _sent(variable.cost)
     return (variable.name, variable.cls.value, shape, touched, variable.route, held, sent, variable.reason)
 
@@ -76,5 +76,5 @@ def _rounds(cost: RouteCost) -> str:
 def _total(trained: list[VariablePlan]) -> str:
     known = sum(v.cost.sent_bytes or 0 for v in trained)
     unknown = sum(v.cost.sent_bytes is None for v in trained)
-    more = f", and {unknown} variables of unknown size" if unknown else ""
+    more = f", and {unknown} variable{'s' if unknown != 1 else ''} of unknown size" if unknown else ""
     return f"A worker sends at most {bytes_text(known)} per step{more}, and receives as much."

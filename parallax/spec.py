@@ -134,13 +134,11 @@ class GraphSpec:
     Attributes:
         fingerprint: SHA-256 over all nodes and functions.
         variables: every logical variable; slots are listed under the variable that they follow.
-        initializers: variable op -> the op that gives it its initial value.
         notes: what the user should know (for example gradients found by a fallback).
     """
 
     fingerprint: str
     variables: tuple[VariableSpec, ...]
-    initializers: tuple[tuple[str, str], ...]
     notes: tuple[str, ...] = ()
 
     def variable(self, name: str) -> VariableSpec:

@@ -162,6 +162,27 @@ def _initializer(variable: Any, name: str, view: GraphView) -> str:
     return ""
 
 
+def initialization_phases(captured: Captured) -> list[list[str]]:
+    """The ops that give initial values, in phases to be run one after the other.
+
+    Some initial values are read from other variables (a moving average starts at its variable's value). TensorFlow runs
+    all initializers at once and lets such reads race; in phases, what is read is there.
+    """
+    reads = {}
+    for name, variable in captured.variables.items():
+        if variable.initializer:
+            needed = captured.view.ancestors([variable.initializer]) & captured.variables.keys()
+            reads[name] = needed - {name}
+    phases: list[list[str]] = []
+    done: set[str] = set()
+    while reads:
+        ready = sorted(n for n, needed in reads.items() if not (needed - done) & reads.keys()) or sorted(reads)
+        phases.append([captured.variables[n].initializer for n in ready])
+        done.update(ready)
+        reads = {n: needed for n, needed in reads.items() if n not in done}
+    return phases
+
+
 def variable_of_tensor(view: GraphView, variables: dict[str, CapturedVariable], tensor: str) -> str:
     """The variable op that a handle, reference or read stands for; empty when it is none."""
     node = split_tensor(tensor)[0]

@@ -50,8 +50,7 @@ def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]
         exchanged=frozenset([p.table for p in decisions.pushes] + [c.op for c in decisions.collects]),
     )
     variables = tuple(_variable(case, by_name[name]) for name in sorted(by_name))
-    initializers = tuple(sorted((op, v.initializer) for op, v in captured.variables.items()))
-    return GraphSpec(captured.fingerprint, variables, initializers, _notes(sources)), sources
+    return GraphSpec(captured.fingerprint, variables, _notes(sources)), sources
 
 
 @dataclass(frozen=True, slots=True)

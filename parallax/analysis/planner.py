@@ -15,6 +15,9 @@ from parallax.errors import PlanError
 from parallax.plan import ALLGATHER, ALLREDUCE, ALLTOALL, NO_ROUTE, PLAN_VERSION, ROUTES, Plan, RouteCost, VariablePlan
 from parallax.spec import GraphSpec, VariableClass, VariableSpec
 
+_ROW_TYPES = ("float16", "float32", "float64")
+"""What Horovod's all-to-all and allgather take; an all-reduce of bfloat16 travels as float32."""
+
 
 def make_plan(
     spec: GraphSpec,
@@ -110,6 +113,9 @@ def _options(variable: VariableSpec, workers: int, touched: int | None) -> list[
     spread = alltoall_cost(variable, workers, touched)
     if variable.unmerged:
         reduce_all = RouteCost(ALLREDUCE, reduce_all.sent_bytes, 1, f"impossible: {variable.reason}")
+    if variable.dtype not in _ROW_TYPES:
+        note = f"impossible: Horovod sends no rows of {variable.dtype}"
+        return [reduce_all, RouteCost(ALLGATHER, None, 1, note), RouteCost(ALLTOALL, None, 3, note)]
     if variable.cls == VariableClass.NOT_SHARDABLE:
         spread = RouteCost(ALLTOALL, spread.sent_bytes, 3, f"impossible: {variable.reason}")
     elif variable.rows < workers:

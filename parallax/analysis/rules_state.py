@@ -11,7 +11,7 @@ from parallax.analysis.update_ops import ADDITIVE_SCATTERS, StateOp, state_op, t
 from parallax.analysis.walk import Merge, NoRule, Walk, part_of, set_handle
 from parallax.decisions import Broadcast
 from parallax.errors import GraphError
-from parallax.graph_view import Edge
+from parallax.graph_view import Edge, split_tensor
 
 
 def visit(walk: Walk, node: str, op: str) -> bool:
@@ -110,7 +110,7 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
             raise NoRule(part_of(walk, value), f"{walk.view.op(node)} {node!r} has no rule for its gradient rows")
     if all(v == SAME for v in values) or node in walk.initializers:
         return
-    if state.kind == "assign" and values[0].kind == "batch":
+    if state.kind == "assign" and values[0].kind == "batch" and not _reads_itself(walk, node, variables[0]):
         _take_worker_0(walk, node, Edge(node, state.value or 0), variables[0])
         return
     if variables[0] in walk.shared:
@@ -176,6 +176,12 @@ def _take_worker_0(walk: Walk, node: str, edge: Edge, variable: str) -> None:
         )
     if node not in walk.initializers:
         walk.broadcasts.append(Broadcast(walk.view.inputs(node)[edge.slot], (edge,)))
+
+
+def _reads_itself(walk: Walk, node: str, variable: str) -> bool:
+    """Whether a new value is made of the old one, as a moving statistic is; a value fed whole is not."""
+    value = split_tensor(walk.view.inputs(node)[1])[0]
+    return variable in walk.view.ancestors([value])
 
 
 def _is_scalar(walk: Walk, edge: Edge) -> bool:

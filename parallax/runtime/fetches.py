@@ -6,7 +6,7 @@ replica. A feed is such a list; what is no list counts for every replica.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,14 @@ from parallax.errors import SessionError
 
 REPLICAS = 1
 """Replicas a worker: one process trains on one device."""
+
+
+class PerReplica(list[Any]):
+    """A fetch, one entry per replica; `tf.train.global_step` and the like make one number of it."""
+
+    def __int__(self) -> int:
+        (only,) = self
+        return int(only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +52,40 @@ class Request:
     feeds: dict[str, Any]
 
 
-def read_request(graph: Any, fetches: Any, feed_dict: Mapping[Any, Any] | None) -> Request:
+def read_request(
+    graph: Any,
+    fetches: Any,
+    feed_dict: Mapping[Any, Any] | None,
+    per_replica: bool = True,
+    is_known: Callable[[str], bool] = lambda name: True,
+) -> Request:
     """Checks and names fetches and feeds.
 
     Args:
         graph: the user's graph.
         fetches: as for `tf.compat.v1.Session.run`.
         feed_dict: tensor or name -> list with one entry per replica.
+        per_replica: whether feeds come in such lists, or as they are.
+        is_known: whether a name was in the graph when it was given to parallel_run.
 
     Raises:
         SessionError: when something is not in the user's graph, or a list has the wrong length.
     """
     names: list[str] = []
+    known = _Known(graph, is_known)
 
     def leaf(fetch: Any) -> Leaf:
-        found = Leaf(_names_of(graph, fetch), fetch)
+        found = Leaf(_names_of(known, fetch), fetch)
         names.extend(found.names)
         return found
 
     structure = map_structure(leaf, fetches)
+    if feed_dict is not None and not isinstance(feed_dict, Mapping):
+        raise SessionError(f"feed_dict must be a dict from tensors to what is fed, and {feed_dict!r} was given.")
     feeds: dict[str, Any] = {}
     for key, value in (feed_dict or {}).items():
-        feeds.update(_feed(graph, key, value))
+        one = _of_one_replica(key, value) if per_replica else value
+        feeds.update(_feed(known, key, one))
     return Request(structure, tuple(names), feeds)
 
 
@@ -81,58 +101,115 @@ def map_structure(function: Callable[[Any], Any], structure: Any) -> Any:
     return function(structure)
 
 
-def put_together(leaf: Leaf, values: list[Any]) -> Any:
+def put_together(request: Request, values: Sequence[Any], is_plain: Callable[[Leaf], bool] | None) -> Any:
+    """The values of all names of a request in the form in which they were asked for.
+
+    Args:
+        request: what was asked for.
+        values: one for each name.
+        is_plain: which fetches come back as they are, not in a list per replica; None for all.
+    """
+    found = iter(values)
+
+    def one(leaf: Leaf) -> Any:
+        value = _value(leaf, [next(found) for _ in leaf.names])
+        return value if is_plain is None or is_plain(leaf) else PerReplica([value])
+
+    return map_structure(one, request.structure)
+
+
+def _value(leaf: Leaf, values: list[Any]) -> Any:
     """The value of one fetch from the values of its names."""
     import numpy as np
     import tensorflow as tf
+    from tensorflow.python.framework.indexed_slices import IndexedSlicesValue  # what tf.Session gives
 
     if isinstance(leaf.like, tf.IndexedSlices):
-        return tf.compat.v1.IndexedSlicesValue(*values, *[None] * (3 - len(values)))
+        return IndexedSlicesValue(*values, *[None] * (3 - len(values)))
     if isinstance(leaf.like, tf.SparseTensor):
         return tf.compat.v1.SparseTensorValue(*values)
     if isinstance(leaf.like, tf.RaggedTensor):
-        return tf.compat.v1.ragged.RaggedTensorValue(*values[:2])
-    return np.concatenate(values) if len(values) > 1 else values[0]
+        return _ragged_value(values[0], values[1:])
+    if len(values) == 1:
+        return values[0]
+    cut_axes = [axis for axis, pieces in enumerate(leaf.like._get_partitions()) if pieces > 1]
+    return np.concatenate(values, axis=cut_axes[0] if cut_axes else 0)
 
 
-def _names_of(graph: Any, fetch: Any) -> tuple[str, ...]:
+def _ragged_value(flat: Any, row_splits: Sequence[Any]) -> Any:
+    """A ragged tensor's value; the outermost splits come first."""
+    import tensorflow as tf
+
+    return tf.compat.v1.ragged.RaggedTensorValue(
+        _ragged_value(flat, row_splits[1:]) if len(row_splits) > 1 else flat, row_splits[0]
+    )
+
+
+def _names_of(known: _Known, fetch: Any) -> tuple[str, ...]:
     import tensorflow as tf
 
     if fetch is None:
         raise SessionError("A fetch must be a tensor, operation, variable or name of the user's graph, and is None.")
     pieces = getattr(fetch, "_variable_list", None) or [fetch]
-    if isinstance(fetch, tf.IndexedSlices | tf.SparseTensor | tf.RaggedTensor):
-        pieces = tf.nest.flatten(fetch, expand_composites=True)
-    return tuple(str(_element(graph, piece).name) for piece in pieces)
+    if isinstance(fetch, tf.IndexedSlices):
+        pieces = [t for t in (fetch.values, fetch.indices, fetch.dense_shape) if t is not None]
+    elif isinstance(fetch, tf.SparseTensor):
+        pieces = [fetch.indices, fetch.values, fetch.dense_shape]
+    elif isinstance(fetch, tf.RaggedTensor):
+        pieces = [fetch.flat_values, *fetch.nested_row_splits]
+    return tuple(known.name(piece) for piece in pieces)
 
 
-def _element(graph: Any, thing: Any) -> Any:
-    """The tensor or operation that something stands for in the user's graph."""
-    try:
-        return graph.as_graph_element(thing, allow_tensor=True, allow_operation=True)
-    except (KeyError, ValueError, TypeError) as error:
-        name = getattr(thing, "name", thing)
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The user's graph, as it was given to parallel_run."""
+
+    graph: Any
+    is_known: Callable[[str], bool]
+
+    def element(self, thing: Any) -> Any:
+        """The tensor or operation that something stands for."""
+        try:
+            found = self.graph.as_graph_element(thing, allow_tensor=True, allow_operation=True)
+        except (KeyError, ValueError, TypeError) as error:
+            raise SessionError(_not_in_graph(thing, str(error.args[0]))) from error
+        if not self.is_known(found.name):
+            raise SessionError(_not_in_graph(thing, "it was added later."))
+        return found
+
+    def name(self, thing: Any) -> str:
+        """The name of that."""
+        return str(self.element(thing).name)
+
+
+def _not_in_graph(thing: Any, reason: str) -> str:
+    name = getattr(thing, "name", thing)
+    return (
+        f"A fetch or feed must be in the graph that was given to parallel_run, and {name!r} is not: {reason} "
+        "Build everything that the loop uses before parallel_run."
+    )
+
+
+def _of_one_replica(key: Any, value: Any) -> Any:
+    """What is fed to the one replica."""
+    if not isinstance(value, list) and type(value) is not tuple:
+        return value
+    if len(value) != REPLICAS:
+        name = getattr(key, "name", key)
         raise SessionError(
-            f"A fetch or feed must be in the graph that was given to parallel_run, and {name!r} is not: {error} "
-            "Build everything that the loop uses before parallel_run."
-        ) from error
+            f"A feed must be a list with one entry per replica: {name!r} was given {len(value)} entries for "
+            f"{REPLICAS} replica. Write {{{name}: [batch]}}."
+        )
+    return value[0]
 
 
-def _feed(graph: Any, key: Any, value: Any) -> dict[str, Any]:
+def _feed(known: _Known, key: Any, value: Any) -> dict[str, Any]:
     import tensorflow as tf
 
-    if isinstance(value, list) or type(value) is tuple:
-        if len(value) != REPLICAS:
-            name = getattr(key, "name", key)
-            raise SessionError(
-                f"A feed must be a list with one entry per replica: {name!r} was given {len(value)} entries for "
-                f"{REPLICAS} replica. Write {{{name}: [batch]}}."
-            )
-        (value,) = value
     if isinstance(key, tf.SparseTensor):
         parts = (key.indices, key.values, key.dense_shape)
-        return {str(_element(graph, t).name): v for t, v in zip(parts, value, strict=True)}
-    tensor = _element(graph, key)
+        return {known.name(t): v for t, v in zip(parts, value, strict=True)}
+    tensor = known.element(key)
     if not hasattr(tensor, "dtype"):
         raise SessionError(f"A feed must be a tensor, and {tensor.name!r} is an operation. Feed one of its outputs.")
     return {str(tensor.name): value}

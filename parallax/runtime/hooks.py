@@ -1,47 +1,196 @@
-"""Lets the user's session hooks name tensors of the user's graph, while they run on the worker's."""
+"""Runs the user's session hooks as if on the user's graph, while the worker runs another.
+
+A hook builds its ops (`begin`) in the user's graph before that is transformed. Whatever it fetches and feeds later, by
+its wishes for a run or through the session it is given, is read in names of the user's graph and comes back as a plain
+TensorFlow session would give it, not in lists per replica.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.client.session import SessionInterface  # what Saver asks of a session
+
+from parallax.errors import SessionError
+from parallax.runtime.fetches import Leaf, Request, put_together, read_request
+from parallax.runtime.names import Names, Resolved, fetch_text
+from parallax.runtime.watch import Watch
+
+v1 = tf.compat.v1
+
+
+@dataclass
+class Run:
+    """The run in progress.
+
+    Attributes:
+        context: what the user's hooks get of it.
+        names: what the user fetches.
+        fed: what the user and the hooks feed.
+        hook_names: what the hooks fetch.
+    """
+
+    context: Any
+    names: tuple[str, ...]
+    fed: set[str]
+    hook_names: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Worker:
+    """This worker's graph as the user's names see it, shared by the session and the hooks.
+
+    Attributes:
+        graph: the user's graph.
+        names: of this worker's graph.
+        watch: tells the launcher about runs.
+        raw: TensorFlow's session; None before it is made and after it is closed.
+        run: the run in progress.
+    """
+
+    graph: Any
+    names: Names
+    watch: Watch
+    raw: Any = None
+    run: Run | None = None
+
+    def read(self, fetches: Any, feeds: Mapping[Any, Any] | None, per_replica: bool) -> Request:
+        """Checks and names fetches and feeds."""
+        return read_request(self.graph, fetches, feeds, per_replica, self.names.has)
+
+    def values(self, request: Request, resolved: Resolved, found: Sequence[Any], per_replica: bool) -> Any:
+        """What a request gets: the values that were found, and those that are had only by a read after the run."""
+        values = list(found)
+        if resolved.reads_after:
+            read = self.raw.run([tensor for _, tensor in resolved.reads_after])
+            for (number, _), value in zip(resolved.reads_after, read, strict=True):
+                values[number] = value
+        return put_together(request, values, self._is_saved_path if per_replica else None)
+
+    def _is_saved_path(self, fetch: Leaf) -> bool:
+        # A tf.train.Saver asks by name, and takes what it gets for the path.
+        return isinstance(fetch.like, str) and self.names.is_saved_path(fetch.names[0])
+
+
+class PlainSession(SessionInterface):  # type: ignore[misc]
+    """TensorFlow's session of this worker with the user's names; nothing comes or goes in lists, no hook is called."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    @property
+    def graph(self) -> Any:
+        """The user's graph."""
+        return self._worker.graph
+
+    @property
+    def sess_str(self) -> str:
+        """The TensorFlow target; workers run in their own process."""
+        return ""
+
+    def run(
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        """As `tf.compat.v1.Session.run`; raises SessionError when something is not in the user's graph."""
+        worker = self._worker
+        request = worker.read(fetches, feed_dict, per_replica=False)
+        resolved = worker.names.resolve(request.names, request.feeds)
+        if worker.raw is None:
+            raise SessionError("A run needs an open session, and this one is closed.")
+        with worker.watch.run(fetch_text(request.names, ()), resolved.collectives):
+            found = worker.raw.run(list(resolved.tensors), {**request.feeds, **resolved.empty}, options, run_metadata)
+            return worker.values(request, resolved, found, per_replica=False)
+
+    def partial_run_setup(self, fetches: Any, feeds: Any = None) -> None:
+        """Not supported: collectives need whole runs."""
+        raise SessionError("A run must be whole, because all workers take part: use run in place of partial_run.")
+
+    def partial_run(self, handle: Any, fetches: Any, feed_dict: Any = None) -> None:
+        """Not supported: collectives need whole runs."""
+        self.partial_run_setup(fetches)
 
 
 class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """One of the user's hooks: what it asks for by tensors of the user's graph is fetched from the worker's graph."""
+    """One of the user's hooks; `begin` has been called on it."""
 
-    def __init__(self, hook: Any, user_graph: Any, whole: Mapping[str, str]) -> None:
+    def __init__(self, hook: Any, worker: Worker) -> None:
         self._hook = hook
-        self._user_graph = user_graph
-        self._whole = whole
-
-    def begin(self) -> None:
-        """Called before the worker's graph is finished."""
-        self._hook.begin()
+        self._worker = worker
+        self._asked: tuple[Request, Resolved] | None = None
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Called when the session is there."""
-        self._hook.after_create_session(session, coord)
+        self._worker.raw = session
+        self._call(self._hook.after_create_session, PlainSession(self._worker), coord)
 
     def before_run(self, run_context: Any) -> Any:
         """Passes the hook's wishes on, in the worker's names."""
-        wishes = self._hook.before_run(run_context)
+        run = self._run()
+        wishes = self._call(self._hook.before_run, run.context)
+        self._pass_on_stop(run_context)
+        self._asked = None
         if wishes is None:
             return None
-        feeds = {self._translated(k): v for k, v in (wishes.feed_dict or {}).items()} or None
-        fetches = tf.nest.map_structure(self._translated, wishes.fetches) if wishes.fetches is not None else None
-        return tf.compat.v1.train.SessionRunArgs(fetches, feeds, wishes.options)
+        fetches = [] if wishes.fetches is None else wishes.fetches
+        request = self._worker.read(fetches, wishes.feed_dict, per_replica=False)
+        resolved = self._worker.names.resolve(request.names, request.feeds)
+        run.hook_names += request.names
+        run.fed |= request.feeds.keys()
+        self._asked = request, resolved
+        return v1.train.SessionRunArgs(list(resolved.tensors), request.feeds, wishes.options)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Gives the hook its values."""
-        self._hook.after_run(run_context, run_values)
+        results = None
+        if self._asked is not None:
+            results = self._worker.values(*self._asked, run_values.results, per_replica=False)
+        values = v1.train.SessionRunValues(results, run_values.options, run_values.run_metadata)
+        self._call(self._hook.after_run, self._run().context, values)
+        self._pass_on_stop(run_context)
 
     def end(self, session: Any) -> None:
         """Called when the session ends well."""
-        self._hook.end(session)
+        self._call(self._hook.end, PlainSession(self._worker))
 
-    def _translated(self, thing: Any) -> Any:
-        """A tensor of the user's graph by its name on the worker's; anything else as it is."""
-        graph = getattr(thing, "graph", None)
-        return self._whole.get(thing.name, thing.name) if graph is self._user_graph else thing
+    def _run(self) -> Run:
+        if self._worker.run is None:
+            raise SessionError("A hook is called within a run of the session that parallel_run returns.")
+        return self._worker.run
+
+    def _pass_on_stop(self, run_context: Any) -> None:
+        if self._run().context.stop_requested:
+            run_context.request_stop()
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        with self._worker.graph.as_default():
+            return function(*arguments)
+
+
+class LastHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Comes after the user's hooks, when all that a run asks for is known: feeds what it does not need with nothing."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Called when the session is there."""
+        self._worker.raw = session
+
+    def before_run(self, run_context: Any) -> Any:
+        """Resolves the whole run, and has it watched."""
+        run = self._worker.run
+        if run is None:
+            return None
+        resolved = self._worker.names.resolve((*run.names, *run.hook_names), run.fed)
+        self._worker.watch.begin(fetch_text(run.names, run.hook_names), resolved.collectives)
+        return v1.train.SessionRunArgs(None, resolved.empty)
+
+
+def begin_hooks(hooks: Sequence[Any], graph: Any) -> None:
+    """Has the hooks build what they need in the user's graph."""
+    with graph.as_default():
+        for hook in hooks:
+            hook.begin()

@@ -1,47 +1,25 @@
 """The session that a worker's loop runs on: the user's names in, the transformed graph's values out.
 
-Every `run` is read in names of the user's graph (fetches.py) and carried out on this worker's graph: whole values in
-place of local rows, nothing fed for the parts of a fused exchange that a fetch does not need. While a run with
-collectives lasts, a watch tells the launcher what it waits for.
+Every `run` is read in names of the user's graph (fetches.py) and carried out on this worker's graph (names.py). While a
+run with collectives lasts, a watch tells the launcher what it waits for.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-from tensorflow.python.client.session import SessionInterface  # what Saver asks of a session
+import tensorflow as tf
 
 from parallax.errors import SessionError
-from parallax.graph_view import GraphView, split_tensor
-from parallax.runtime.fetches import Request, map_structure, put_together, read_request
+from parallax.runtime.hooks import PlainSession, Run, Worker
+from parallax.runtime.id_errors import id_error
 from parallax.runtime.traffic import ExchangeReport, exchange_report
-from parallax.runtime.watch import Watch
-from parallax.transform.pipeline import WorkerGraph
+from parallax.transform.edit import Counter
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """What a combination of fetches and feeds needs on this worker's graph.
-
-    Attributes:
-        tensors: names in the worker's graph, one for each name asked for.
-        empty: what is fed with nothing.
-        collectives: digest of the collectives that the run takes part in; empty when it takes part in none.
-        text: the fetches, for messages.
-    """
-
-    tensors: tuple[str, ...]
-    empty: dict[str, Any]
-    collectives: str
-    text: str
-
-
-class Session(SessionInterface):  # type: ignore[misc]
+class Session(PlainSession):
     """Runs the user's fetches on all workers' graphs.
 
     Every fetch comes back as a list with one entry per replica, and every feed is given as one. Fetching a variable
@@ -49,25 +27,12 @@ class Session(SessionInterface):  # type: ignore[misc]
     ended by `close`.
     """
 
-    def __init__(self, user_graph: Any, view: GraphView, worker_graph: WorkerGraph, monitored: Any, size: int) -> None:
-        self._user_graph = user_graph
-        self._view = view
-        self._worker_graph = worker_graph
-        self._worker_view = GraphView(worker_graph.graph_def)
+    def __init__(self, worker: Worker, monitored: Any, counters: Sequence[Counter], size: int) -> None:
+        super().__init__(worker)
         self._monitored = monitored
+        self._counters = counters
         self._size = size
-        self._prepared: dict[tuple[tuple[str, ...], tuple[str, ...]], _Prepared] = {}
-        self._watch = Watch()
-
-    @property
-    def graph(self) -> Any:
-        """The user's graph, whose tensors are fetched and fed."""
-        return self._user_graph
-
-    @property
-    def sess_str(self) -> str:
-        """The TensorFlow target; workers run in their own process."""
-        return ""
+        self._defaults: list[Any] = []
 
     def run(
         self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Any = None, run_metadata: Any = None
@@ -84,84 +49,73 @@ class Session(SessionInterface):  # type: ignore[misc]
             The nest with a list per fetch, one entry per replica; None for operations.
 
         Raises:
-            SessionError: when a fetch or feed is not in the user's graph, or cannot be had.
+            SessionError: when a fetch or feed is not in the user's graph, or cannot be had, or an id is no row of its
+                table.
         """
-        request = read_request(self._user_graph, fetches, feed_dict)
-        prepared = self._prepare(request)
-        with self._watch.run(prepared.text, prepared.collectives):
-            values = self._monitored.run(
-                list(prepared.tensors), {**request.feeds, **prepared.empty}, options=options, run_metadata=run_metadata
-            )
-        found = iter(values)
-        return map_structure(lambda leaf: [put_together(leaf, [next(found) for _ in leaf.names])], request.structure)
+        worker = self._worker
+        self._check_open()
+        request = worker.read(fetches, feed_dict, per_replica=True)
+        resolved = worker.names.resolve(request.names, request.feeds)
+        arguments = tf.compat.v1.train.SessionRunArgs(fetches, feed_dict)
+        context = tf.compat.v1.train.SessionRunContext(arguments, PlainSession(worker))
+        worker.run = Run(context, request.names, set(request.feeds))
+        with worker.watch.run():  # the last hook says what it waits for
+            try:
+                found = self._monitored.run(list(resolved.tensors), request.feeds, options, run_metadata)
+            except tf.errors.InvalidArgumentError as error:
+                named = id_error(error, worker.names.run_view)
+                if named is None:
+                    raise
+                raise named from None  # TensorFlow's own says less, in forty lines
+            worker.watch.count()
+            return worker.values(request, resolved, found, per_replica=True)
+
+    def raw_session(self) -> PlainSession:
+        """The session without hooks and without lists per replica."""
+        return PlainSession(self._worker)
 
     def should_stop(self) -> bool:
-        """Whether a hook or a queue runner asked to stop."""
-        return bool(self._monitored.should_stop())
+        """Whether a hook or a queue runner asked to stop, or the session is closed."""
+        return self._worker.raw is None or bool(self._monitored.should_stop())
 
     def close(self) -> None:
         """Ends the session; a second call changes nothing."""
-        self._watch.close()
-        if self._monitored is not None:
-            self._monitored.close()
+        self._end(None, None, None)
 
     def __enter__(self) -> Session:
+        default = self.graph.as_default()  # as tf.Session does it; Saver relies on it
+        default.__enter__()
+        self._defaults.append(default)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._watch.close()
-        return bool(self._monitored.__exit__(kind, error, trace))
+        try:
+            return self._end(kind, error, trace)
+        finally:
+            self._defaults.pop().__exit__(None, None, None)
+
+    def _end(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        """Ends the session if it is open; whether the error only says that the data has ended."""
+        if self._worker.raw is None:
+            return False
+        try:
+            return bool(self._monitored.__exit__(kind, error, trace))
+        finally:
+            self._worker.raw = None
+            self._worker.watch.finish()
 
     def exchange_report(self) -> ExchangeReport:
         """Bytes of the training exchanges so far, predicted and counted, summed over the workers.
 
         All workers must call it. The prediction is the plan's formula at the measured touched rows.
         """
-        counted = self._monitored.raw_session().run([c.tensor for c in self._worker_graph.counters])
-        return exchange_report(self._worker_graph.counters, counted, self._size)
+        self._check_open()
+        with self._worker.watch.run("exchange_report()", "exchange_report()"):
+            counted = self._worker.raw.run([c.tensor for c in self._counters])
+            return exchange_report(self._counters, counted, self._size)
 
-    def partial_run_setup(self, fetches: Any, feeds: Any = None) -> None:
-        """Not supported: collectives need whole runs."""
-        raise SessionError("A run must be whole, because all workers take part: use run in place of partial_run.")
-
-    def partial_run(self, handle: Any, fetches: Any, feed_dict: Any = None) -> None:
-        """Not supported: collectives need whole runs."""
-        self.partial_run_setup(fetches)
-
-    def _prepare(self, request: Request) -> _Prepared:
-        key = (request.names, tuple(sorted(request.feeds)))
-        if key not in self._prepared:
-            self._prepared[key] = self._resolve(request)
-        return self._prepared[key]
-
-    def _resolve(self, request: Request) -> _Prepared:
-        fed = frozenset(request.feeds)
-        tensors = tuple(self._worker_name(name) for name in request.names)
-        asked = {_node(name) for name in request.names if name not in fed}
-        needed = self._view.ancestors(asked, fed)
-        runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in fed}, fed)
-        empty = {
-            cut.tensor: np.zeros(cut.shape, cut.dtype)
-            for cut in self._worker_graph.cuts
-            if _node(cut.tensor) in runs and not needed & set(cut.needed_by)
-        }
-        collectives = sorted(n for n in runs if self._worker_view.op(n).startswith("Horovod"))
-        digest = hashlib.sha256("\n".join(collectives).encode()).hexdigest()[:16] if collectives else ""
-        return _Prepared(tensors, empty, digest, ", ".join(request.names))
-
-    def _worker_name(self, name: str) -> str:
-        whole = self._worker_graph.whole.get(name)
-        if whole is not None:
-            return whole
-        if name in self._worker_graph.held_by_row:
-            raise SessionError(
-                f"A fetch must be something that one worker can have whole, and {name!r} is held by rows on all "
-                "workers. Fetch the variable itself."
-            )
-        return name
-
-
-def _node(name: str) -> str:
-    return split_tensor(name)[0] if ":" in name else name
+    def _check_open(self) -> None:
+        if self._worker.raw is None:
+            raise SessionError("A run needs an open session, and this one is closed.")

@@ -8,22 +8,28 @@ dimension (dropout) cannot agree and must be off.
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import tensorflow as tf
 
-from parallax.environment import Role, Settings, as_variables
+from parallax.analysis.capture import initialization_phases
+from parallax.environment import Role, Settings, environment_with
 from parallax.errors import ConfigError, GraphError
+from parallax.graph_view import GraphView
+from parallax.plan import Plan
 from parallax.runtime.job import Job
 from parallax.runtime.launch import launch
 from parallax.runtime.planning import analyse
 from parallax.runtime.session import Session
+from parallax.runtime.worker_session import SEED_FILE
+from parallax.spec import VariableClass
 from parallax.transform.edit import Worker
 from parallax.transform.seeds import set_seeds
 
@@ -35,22 +41,38 @@ Feeds = Callable[[int, int, int], dict[str, Any]]
 WORKERS_FILE, SINGLE_FILE = "workers.npz", "single.npz"
 
 
-def compare_runs(job: Job, folder: Path, script: tuple[str, ...], wanted: Settings) -> int:
+def check_feeds(graph: Any, num_workers: int, wanted: Settings) -> None:
+    """Refuses, before anything is started, feeds and a fetch that the graph has not, or that cannot be joined.
+
+    Raises:
+        ConfigError: says which.
+    """
+    feeds = _feeds(graph, _train_op(graph, wanted), wanted)
+    _joined([_named(graph, feeds(0, rank, num_workers)) for rank in range(num_workers)])
+
+
+def compare_runs(job: Job, plan: Plan, folder: Path, wanted: Settings) -> int:
     """Runs both sides and prints the largest relative difference of every variable and slot.
+
+    Args:
+        job: the workers' side.
+        plan: of its graph.
+        folder: where both sides leave their variables.
+        wanted: steps, feeds and tolerance.
 
     Returns:
         0 when all are within the tolerance, 1 when one is not, else the status of the side that failed.
     """
-    status = launch(job)
+    status = launch(job) or _start_single(job, folder, wanted)
     if status:
         return status
-    status = _start_single(folder, script, wanted, job.num_workers)
-    if status:
-        return status
-    tolerance = wanted.tolerance or TOLERANCE
+    own = {v.name for v in plan.variables if v.cls == VariableClass.LOCAL}
+    tolerance = TOLERANCE if wanted.tolerance is None else wanted.tolerance
     with np.load(folder / WORKERS_FILE) as found, np.load(folder / SINGLE_FILE) as expected:
-        rows = [(name, difference(found[name], expected[name])) for name in sorted(expected.files)]
-    lines = [f"{name}  {value:.2e}{'' if value <= tolerance else '  beyond the tolerance'}" for name, value in rows]
+        rows = [(name, difference(found[name], expected[name])) for name in sorted(expected.files) if name not in own]
+    width = max((len(name) for name, _ in rows), default=0)
+    lines = [f"{n:{width}}  {value:.2e}{'' if value <= tolerance else '  beyond the tolerance'}" for n, value in rows]
+    lines += [f"{name:{width}}  not compared: every worker keeps its own" for name in sorted(own)]
     worst = max((value for _, value in rows), default=0.0)
     verdict = "equal" if worst <= tolerance else "NOT equal"
     lines.append(
@@ -72,10 +94,11 @@ def difference(found: Any, expected: Any) -> float:
 
 def run_worker(graph: Any, session: Session, size: int, rank: int, wanted: Settings) -> None:
     """One worker's side: runs the steps and, on worker 0, keeps all variables."""
-    feeds, fetch = _feeds(graph, wanted), _train_op(graph, wanted)
+    fetch = _train_op(graph, wanted)
+    feeds = _feeds(graph, fetch, wanted)
     with session:
         for step in range(wanted.steps or STEPS):
-            session.run(fetch, {name: [value] for name, value in feeds(step, rank, size).items()})
+            session.run(fetch, {name: [value] for name, value in _named(graph, feeds(step, rank, size)).items()})
         values = {name: session.run(variable)[0] for name, variable in _variables(graph).items()}
     if rank == 0:
         np.savez(Path(wanted.job_folder or "") / WORKERS_FILE, **values)
@@ -84,50 +107,55 @@ def run_worker(graph: Any, session: Session, size: int, rank: int, wanted: Setti
 def run_single(graph: Any, wanted: Settings) -> None:
     """The one process: the script's own graph, the joined batch."""
     folder, size = Path(wanted.job_folder or ""), wanted.workers or 1
-    feeds, fetch = _feeds(graph, wanted), _train_op(graph, wanted)
-    joined = [_joined([feeds(step, rank, size) for rank in range(size)]) for step in range(wanted.steps or STEPS)]
-    analysed = analyse(graph)
-    seed = int((folder / "seed.json").read_text(encoding="utf-8"))
+    fetch = _train_op(graph, wanted)
+    feeds = _feeds(graph, fetch, wanted)
+    joined = [
+        _joined([_named(graph, feeds(step, rank, size)) for rank in range(size)])
+        for step in range(wanted.steps or STEPS)
+    ]
+    initialize = initialization_phases(analyse(graph).captured)
+    initialize.append([op.name for op in graph.get_collection(v1.GraphKeys.TABLE_INITIALIZERS)])
     graph_def = graph.as_graph_def()
     _open_batch(graph_def, joined[0])
+    seed = int((folder / SEED_FILE).read_text(encoding="utf-8"))
     set_seeds(graph_def, frozenset(), Worker(0, 1, seed, equal_randomness=True))
     one = tf.Graph()
     with one.as_default():
         try:
             tf.graph_util.import_graph_def(graph_def, name="")
-        except ValueError as error:
+            with v1.Session(graph=one) as session:
+                for phase in initialize:
+                    session.run(phase)
+                for batch in joined:
+                    session.run(fetch.name, batch)
+                values = {name: session.run(_read(graph, variable)) for name, variable in _variables(graph).items()}
+        except (ValueError, tf.errors.InvalidArgumentError) as error:
             raise GraphError(_fixed_batch(str(error))) from error
-        initialize = [name for _, name in analysed.spec.initializers if name]
-        with v1.Session(graph=one) as session:
-            session.run(initialize)
-            for batch in joined:
-                try:
-                    session.run(fetch.name, {f"{k.removesuffix(':0')}:0": v for k, v in batch.items()})
-                except tf.errors.InvalidArgumentError as error:
-                    raise GraphError(_fixed_batch(str(error.message))) from error
-            values = {name: _single_value(session, variable) for name, variable in _variables(graph).items()}
     np.savez(folder / SINGLE_FILE, **values)
 
 
-def _single_value(session: Any, variable: Any) -> Any:
-    return session.run(str(variable.graph.as_graph_element(variable).name))
+def _read(graph: Any, variable: Any) -> str:
+    """The name of the tensor that reads a variable."""
+    return str(graph.as_graph_element(variable).name)
 
 
 def _fixed_batch(message: str) -> str:
+    around = ("Graph execution error", "Detected at node", "Node:", "Original stack trace", "\t")
+    said = " ".join(line for line in message.splitlines() if line and not line.startswith(around))
     return (
-        "The one process of a verification takes the joined batch, and the script's graph does not: "
-        f"{message[:300]} Leave the batch dimension of the placeholders open (None), or give the arguments with which "
-        "the script builds the joined batch: --joined-args '--batch 64'."
+        f"The one process of a verification takes the joined batch, and the script's graph does not: {said[:300]}. "
+        "Leave the batch dimension of the placeholders open (None), or give the arguments with which the script "
+        "builds the joined batch: --joined-args '--batch 64'."
     )
 
 
-def _start_single(folder: Path, script: tuple[str, ...], wanted: Settings, size: int) -> int:
-    from dataclasses import replace
-
+def _start_single(job: Job, folder: Path, wanted: Settings) -> int:
+    """Runs the one process and returns its exit status."""
+    script = job.program[2:]  # -m parallax.runtime.worker
     arguments = script if wanted.joined_args is None else (*_program(script), *wanted.joined_args.split("\n"))
-    mine = as_variables(replace(wanted, role=Role.VERIFY_SINGLE, job_folder=str(folder), workers=size))
-    argv: list[str] = [sys.executable, "-m", "parallax.runtime.worker", *arguments]
-    return subprocess.run(argv, env={**os.environ, **mine}, check=False).returncode
+    mine = replace(wanted, role=Role.VERIFY_SINGLE, job_folder=str(folder), workers=job.num_workers, resource=None)
+    argv: list[str] = [sys.executable, "-m", "parallax.runtime.script", *arguments]
+    return subprocess.run(argv, env=environment_with(mine, dict(job.environment)), check=False).returncode
 
 
 def _program(script: tuple[str, ...]) -> tuple[str, ...]:
@@ -155,11 +183,26 @@ def _name(variable: Any) -> str:
     return str(variable.name).removesuffix(":0")
 
 
+def _named(graph: Any, batch: Any) -> dict[str, Any]:
+    """A batch by the names of tensors; the user may leave `:0` out."""
+    if not isinstance(batch, dict) or not all(isinstance(name, str) for name in batch):
+        raise ConfigError(f"A function of feeds must give a dict from names to arrays, and gave {batch!r}.")
+    found = {}
+    for name, value in batch.items():
+        tensor = name if ":" in name else f"{name}:0"
+        try:
+            graph.get_tensor_by_name(tensor)
+        except (KeyError, ValueError) as error:
+            raise ConfigError(f"A feed must be a tensor of the graph, and {name!r} is none.") from error
+        found[tensor] = np.asarray(value)
+    return found
+
+
 def _joined(batches: list[dict[str, Any]]) -> dict[str, Any]:
     """The workers' batches one after the other; scalars must be equal."""
     joined = {}
     for name in batches[0]:
-        pieces = [np.asarray(batch[name]) for batch in batches]
+        pieces = [batch[name] for batch in batches]
         if pieces[0].ndim:
             joined[name] = np.concatenate(pieces)
         elif all(np.array_equal(p, pieces[0]) for p in pieces):
@@ -179,10 +222,11 @@ def _open_batch(graph_def: Any, batch: dict[str, Any]) -> None:
             dims[0].size = -1
 
 
-def _feeds(graph: Any, wanted: Settings) -> Feeds:
+def _feeds(graph: Any, fetch: Any, wanted: Settings) -> Feeds:
     """The feeds of a step and worker, from the user's function or file."""
     if wanted.feeds is None:
-        needed = sorted(op.name for op in graph.get_operations() if op.type == "Placeholder")
+        view = GraphView(graph.as_graph_def())
+        needed = sorted(n for n in view.ancestors([fetch.name.split(":")[0]]) if view.op(n) == "Placeholder")
         if needed:
             raise ConfigError(
                 f"A verification feeds the placeholders ({', '.join(needed[:5])}), and was not told what: give "
@@ -195,36 +239,50 @@ def _feeds(graph: Any, wanted: Settings) -> Feeds:
 
 
 def _feeds_of_file(path: Path) -> Feeds:
-    """Arrays `[steps, rows, ...]` by placeholder; each worker takes its share of the rows."""
+    """Arrays `[steps, rows, ...]` by placeholder; each worker takes its share of the rows. `[steps]` are scalars."""
     try:
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, BadZipFile) as error:
         raise ConfigError(f"{path}: a file of feeds must be an .npz of arrays [steps, rows, ...]: {error}.") from error
 
     def feeds(step: int, worker: int, size: int) -> dict[str, Any]:
-        found = {}
-        for name, array in arrays.items():
-            batch = array[step % len(array)]
-            if len(batch) % size:
-                raise ConfigError(f"{path}: {name} has {len(batch)} rows a step, which {size} workers cannot share.")
-            share = len(batch) // size
-            found[name] = batch[worker * share : (worker + 1) * share]
-        return found
+        return {name: _share(path, name, array[step % len(array)], worker, size) for name, array in arrays.items()}
 
     return feeds
+
+
+def _share(path: Path, name: str, batch: Any, worker: int, size: int) -> Any:
+    """The rows of one worker; the whole of a scalar."""
+    if not np.ndim(batch):
+        return batch
+    if len(batch) % size:
+        raise ConfigError(f"{path}: {name} has {len(batch)} rows a step, which {size} workers cannot share evenly.")
+    share = len(batch) // size
+    return batch[worker * share : (worker + 1) * share]
 
 
 def _feeds_of_function(text: str) -> Feeds:
     file, _, name = text.rpartition(":")
     if not file or not Path(file).is_file():
         raise ConfigError(f"--feeds must be FILE.npz or FILE.py:FUNCTION, and {text!r} names no file.")
-    spec = importlib.util.spec_from_file_location("parallax_feeds", file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"--feeds must name a Python file, and {file!r} is none.")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = _module_of(Path(file).resolve())
     function = getattr(module, name, None)
     if not callable(function):
-        raise ConfigError(f"--feeds must name a function, and {file!r} has no {name!r}.")
+        raise ConfigError(
+            f"--feeds must name a function, and {file!r} has no {name!r} by the time it calls parallel_run."
+        )
     return function  # type: ignore[no-any-return]
+
+
+def _module_of(file: Path) -> Any:
+    """A file as a module; the running script is not run again."""
+    main = sys.modules["__main__"]
+    if Path(getattr(main, "__file__", None) or "").resolve() == file:
+        return main
+    spec = importlib.util.spec_from_file_location("parallax_feeds", file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"--feeds must name a Python file, and {str(file)!r} is none.")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

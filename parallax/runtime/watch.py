@@ -9,7 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
+from parallax.errors import SessionError
 from parallax.runtime.control import send
 
 _FIRST_REPORT_S = 2.0  # well above a step, well below any stall timeout
@@ -17,39 +19,67 @@ _EVERY_S = 2.0
 
 
 class Watch:
-    """A thread that reports the run in progress; started by the first run with collectives."""
+    """Reports the run in progress, from a thread that the first run with collectives starts, and the loop's end."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._running: tuple[str, str, float] | None = None
-        self._closed = False
+        self._runs = 0
+        self._opened = False
+        self._finished = False
         self._thread: threading.Thread | None = None
 
+    def open(self) -> None:
+        """A session is opened.
+
+        Raises:
+            SessionError: when this process has opened one before.
+        """
+        if self._opened:
+            raise SessionError(
+                "A script may call parallel_run once: the launcher started the workers for the first call. "
+                "Build one graph for all that the script trains, or write two scripts."
+            )
+        self._opened = True
+
     @contextmanager
-    def run(self, fetch: str, collectives: str) -> Iterator[None]:
-        """Watches one run.
+    def run(self, fetch: str = "", collectives: str = "") -> Iterator[None]:
+        """Watches what is inside, a run or a part of one; what was watched before goes on afterwards.
 
         Args:
             fetch: what is fetched, for messages.
-            collectives: digest of the collectives it takes part in; empty for none, which is not watched.
+            collectives: digest of the collectives it takes part in; empty for none, which is not watched, until
+                `begin` says otherwise.
         """
-        if not collectives:
-            yield
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._report, name="parallax-watch", daemon=True)
-            self._thread.start()
-        self._set((fetch, collectives, time.monotonic()))
+        before = self._running
+        self.begin(fetch, collectives)
         try:
             yield
         finally:
-            self._set(None)
+            self._set(before)
 
-    def close(self) -> None:
-        """Ends the thread."""
+    def begin(self, fetch: str, collectives: str) -> None:
+        """From now on this is what is waited for."""
+        if collectives and self._thread is None:
+            self._thread = threading.Thread(target=self._report, name="parallax-watch", daemon=True)
+            self._thread.start()
+        self._set((fetch, collectives, time.monotonic()) if collectives else None)
+
+    def count(self) -> None:
+        """A run of the user's loop has ended."""
+        self._runs += 1
+
+    def finish(self) -> None:
+        """Tells that this worker's loop has ended, and ends the thread; a second call changes nothing."""
         with self._changed:
-            self._closed = True
+            if self._finished:
+                return
+            self._finished = True
+            self._running = None
             self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()  # it may be about to tell of a run, which would undo what follows
+        send({"kind": "finished", "runs": self._runs})
 
     def _set(self, running: tuple[str, str, float] | None) -> None:
         # No notify: waking the thread at every step would cost more than its next look, which comes soon anyway.
@@ -60,11 +90,10 @@ class Watch:
         told: tuple[str, str, float] | None = None
         while True:
             with self._changed:
-                if self._closed:
-                    return
-                self._changed.wait(_EVERY_S / 2)
-                running, closed = self._running, self._closed
-            if closed:
+                if not self._finished:
+                    self._changed.wait(_EVERY_S / 2)
+                running, finished = self._running, self._finished
+            if finished:
                 return
             if told is not None and running is not told:
                 send({"kind": "run_done"})
@@ -75,3 +104,22 @@ class Watch:
                     {"kind": "in_run", "fetch": fetch, "collectives": collectives, "seconds": time.monotonic() - began}
                 )
                 told = running
+
+
+_of_this_process: ContextVar[Watch | None] = ContextVar("watch", default=None)
+
+
+@contextmanager
+def watching() -> Iterator[Watch]:
+    """The watch of the script that runs inside: its session uses it, and its end is told at the latest here."""
+    watch = Watch()
+    token = _of_this_process.set(watch)
+    try:
+        yield watch
+    finally:
+        _of_this_process.reset(token)
+
+
+def current_watch() -> Watch:
+    """The watch of this process, or a new one outside a worker."""
+    return _of_this_process.get() or Watch()

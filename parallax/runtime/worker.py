@@ -7,12 +7,12 @@ without waiting for collectives that will never come; one that ends well waits f
 from __future__ import annotations
 
 import os
-import runpy
 import sys
 import time
-import traceback
 
 from parallax.runtime.control import send
+from parallax.runtime.script import run_script, traceback_text
+from parallax.runtime.watch import watching
 
 _POLL_S = 0.02
 
@@ -25,22 +25,17 @@ def main() -> None:
     from parallax.analysis import record
 
     record.install()
-    sys.argv = sys.argv[1:]
-    try:
-        if sys.argv[0] == "-m":
-            sys.argv = sys.argv[1:]
-            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-        else:
-            sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))  # noqa: PTH100, PTH120  # as Python itself does
-            runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as stop:
-        if stop.code not in (None, 0):
-            _fail(stop)
-    except BaseException as error:  # everything that ends a script is told to the launcher, then ends the process
-        _fail(error)
+    with watching() as watch:
+        try:
+            run_script(sys.argv[1:])
+        except SystemExit as stop:
+            if stop.code not in (None, 0):
+                _fail(stop)
+        except BaseException as error:  # everything that ends a script is told to the launcher, then ends the process
+            _fail(error)
     sys.stdout.flush()
     sys.stderr.flush()
-    send({"kind": "finished", "runs": 0})
+    watch.finish()
     last = MPI.COMM_WORLD.Ibarrier()
     while not last.Test():
         time.sleep(_POLL_S)
@@ -53,11 +48,7 @@ def _fail(error: BaseException) -> None:
         text = "" if isinstance(error.code, int) else f"{error.code}\n"
         status = error.code if isinstance(error.code, int) else 1
     else:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if "runpy" not in f.filename and f.filename != __file__]
-        chain = traceback.TracebackException.from_exception(error)
-        chain.stack = traceback.StackSummary.from_list(own)
-        text = "".join(chain.format())
+        text = traceback_text(error)
     sys.stdout.flush()
     sys.stderr.write(text)
     sys.stderr.flush()

@@ -9,15 +9,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.analysis.capture import node_digests
+from parallax.analysis.capture import initialization_phases, node_digests
 from parallax.config import Config
-from parallax.decisions import Decisions
 from parallax.errors import GraphError, PlanError
 from parallax.plan import Plan, plan_from_json
-from parallax.runtime.hooks import UserHook
+from parallax.runtime.hooks import LastHook, UserHook, Worker, begin_hooks
+from parallax.runtime.names import Names
 from parallax.runtime.planning import Analysed, analyse, decide
 from parallax.runtime.session import Session
-from parallax.transform.edit import Worker
+from parallax.runtime.watch import current_watch
+from parallax.transform import edit
 from parallax.transform.pipeline import WorkerGraph, transform
 
 v1 = tf.compat.v1
@@ -43,22 +44,36 @@ def open_session(graph: Any, config: Config, folder: Path, equal_randomness: boo
     Raises:
         GraphError: when the workers built different graphs; the message names a node.
         PlanError: when the plan is not this graph's.
+        SessionError: when this process has opened a session before.
     """
     import horovod.tensorflow as hvd
 
-    hvd.init()
-    size, rank = hvd.size(), hvd.rank()
-    _agree_on_graph(graph, folder)
-    analysed = analyse(graph)
-    plan = plan_from_json((folder / PLAN_FILE).read_text(encoding="utf-8"))
-    plan.check_belongs_to(analysed.spec, size)
-    decisions = decide(analysed, plan)
-    _agree("plan", plan.to_json())
-    _agree("decisions", repr(decisions))
-    seed = json.loads((folder / SEED_FILE).read_text(encoding="utf-8"))
-    worker_graph = transform(analysed.captured.view, decisions, Worker(rank, size, seed, equal_randomness))
-    monitored = _monitored(graph, analysed, decisions, worker_graph, config, hvd.local_rank())
-    return Session(graph, analysed.captured.view, worker_graph, monitored, size), size, rank
+    watch = current_watch()
+    watch.open()
+    with watch.run("parallel_run", "parallel_run"):
+        hvd.init()
+        size, rank = hvd.size(), hvd.rank()
+        _agree_on_graph(graph, folder)
+        analysed = analyse(graph)
+        plan = plan_from_json((folder / PLAN_FILE).read_text(encoding="utf-8"))
+        plan.check_belongs_to(analysed.spec, size)
+        analysed = _with_hooks(analysed, graph, config)
+        decisions = decide(analysed, plan, equal_randomness)
+        _agree("plan", plan.to_json())
+        _agree("decisions", repr(decisions))
+        seed = json.loads((folder / SEED_FILE).read_text(encoding="utf-8"))
+        worker_graph = transform(analysed.captured.view, decisions, edit.Worker(rank, size, seed, equal_randomness))
+        worker = Worker(graph, Names(analysed.captured.view, worker_graph), watch)
+        later = initialization_phases(analysed.captured)[1:]
+        monitored = _monitored(graph, worker_graph, config, worker, later)
+    return Session(worker, monitored, worker_graph.counters, size), size, rank
+
+
+def _with_hooks(analysed: Analysed, graph: Any, config: Config) -> Analysed:
+    """The graph with what the user's hooks add to it when they begin."""
+    before = graph.version
+    begin_hooks(config.hooks, graph)
+    return analysed if graph.version == before else analyse(graph)
 
 
 def _agree_on_graph(graph: Any, folder: Path) -> None:
@@ -90,39 +105,57 @@ def _agree(what: str, text: str) -> None:
             )
 
 
-def _monitored(
-    graph: Any, analysed: Analysed, decisions: Decisions, worker_graph: WorkerGraph, config: Config, local_rank: int
-) -> Any:
-    """TensorFlow's monitored session on this worker's graph."""
-    with graph.as_default():
-        meta = v1.train.export_meta_graph(graph=graph)
-    meta.graph_def.CopyFrom(worker_graph.graph_def)
-    imported = tf.Graph()
+def _monitored(graph: Any, worker_graph: WorkerGraph, config: Config, worker: Worker, later: list[list[str]]) -> Any:
+    """TensorFlow's monitored session on this worker's graph; the initializers `later` run after the others."""
+    imported = _imported(graph, worker_graph)
     with imported.as_default():
-        v1.train.import_meta_graph(meta)
-        hooks = [UserHook(hook, graph, worker_graph.whole) for hook in config.hooks]
+        hooks = [*(UserHook(hook, worker) for hook in config.hooks), LastHook(worker)]
         initialize = [imported.get_operation_by_name(n) for n in worker_graph.counter_initializers]
-        initialize += [v.initializer for v in v1.global_variables()]
+        waiting = {name for phase in later for name in phase}
+        initialize += [v.initializer for v in v1.global_variables() if v.initializer.name not in waiting]
+        resources = [imported.get_operation_by_name(r.create.name) for r in graph.get_collection("resources")]
         scaffold = v1.train.Scaffold(
-            init_op=tf.group(*initialize, *v1.get_collection(v1.GraphKeys.RESOURCES)),
-            init_fn=_equal_on_all(worker_graph),
+            init_op=tf.group(*initialize, *resources),
+            init_fn=_equal_on_all(worker_graph, later),
+            # TensorFlow would build one that takes the local rows of a table for all of it.
+            saver=v1.train.Saver([], allow_empty=True),
         )
         return v1.train.SingularMonitoredSession(
-            hooks=hooks, scaffold=scaffold, config=config.sess_config or _default_options(local_rank)
+            hooks=hooks, scaffold=scaffold, config=config.sess_config or _default_options()
         )
 
 
-def _default_options(local_rank: int) -> Any:
+def _imported(graph: Any, worker_graph: WorkerGraph) -> Any:
+    """The worker's graph, with those of the user's collections that a session needs."""
+    from tensorflow.python.framework import meta_graph  # the public import_meta_graph builds a Saver, see above
+
+    keys = v1.GraphKeys
+    needed = [keys.GLOBAL_VARIABLES, keys.LOCAL_VARIABLES, keys.TABLE_INITIALIZERS, keys.QUEUE_RUNNERS]
+    with graph.as_default():  # variables are not written while TensorFlow executes eagerly
+        meta = meta_graph.create_meta_graph_def(
+            graph_def=worker_graph.graph_def,
+            graph=graph,
+            collection_list=[k for k in needed if graph.get_collection(k)],
+        )
+    imported = tf.Graph()
+    with imported.as_default():
+        meta_graph.import_scoped_meta_graph(meta)
+    return imported
+
+
+def _default_options() -> Any:
     """One GPU for each worker of a host, where there are any (this path is untested: no machine with a GPU)."""
+    import horovod.tensorflow as hvd
+
     options = v1.ConfigProto(allow_soft_placement=True)
     if tf.config.list_physical_devices("GPU"):
-        options.gpu_options.visible_device_list = str(local_rank)
+        options.gpu_options.visible_device_list = str(hvd.local_rank())
         options.gpu_options.allow_growth = True
     return options
 
 
-def _equal_on_all(worker_graph: WorkerGraph) -> Any:
-    """Gives variables that every worker holds worker 0's initial value.
+def _equal_on_all(worker_graph: WorkerGraph, later: list[list[str]]) -> Any:
+    """Runs the later initializers, and gives variables that every worker holds worker 0's initial value.
 
     Seeds already make them equal where random ops give the values; this covers values that Python code gives.
     """
@@ -137,6 +170,8 @@ def _equal_on_all(worker_graph: WorkerGraph) -> Any:
         start = tf.group(*copies)
 
     def run(_: Any, session: Any) -> None:
+        for phase in later:
+            session.run(phase)
         session.run(start)
 
     return run

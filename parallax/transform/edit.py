@@ -103,7 +103,7 @@ class Editor:
         import tensorflow as tf
 
         if name not in self.inputs:
-            with self.scratch.as_default(), tf.control_dependencies(None):
+            with self.scratch.as_default(), self.scratch.name_scope(None), tf.control_dependencies(None):
                 self.inputs[name] = tf.compat.v1.placeholder(
                     self.view.dtype(name), self.view.shape(name), name=f"{_INPUT}/{len(self.inputs)}"
                 )
@@ -114,7 +114,7 @@ class Editor:
         import tensorflow as tf
 
         if name not in self.waits:
-            with self.scratch.as_default(), tf.control_dependencies(None):
+            with self.scratch.as_default(), self.scratch.name_scope(None), tf.control_dependencies(None):
                 self.waits[name] = tf.no_op(name=f"{_WAIT}/{len(self.waits)}")
         return self.waits[name]
 

@@ -83,6 +83,24 @@ def test_what_each_worker_writes_from_its_batch_is_local() -> None:
     assert classes(spec_of(build))["seen"] == "local"
 
 
+@pytest.mark.parametrize("write", [lambda v, x: v1.assign(v, 0.9 * v + 0.1 * x), lambda v, x: v1.assign_sub(v, v - x)])
+def test_a_moving_statistic_of_the_batch_is_local_however_it_is_written(write: Any) -> None:
+    def build(rows: int) -> None:
+        models.two_lookups(rows, "Adagrad", False)
+        seen = v1.get_variable("seen", [], trainable=False)
+        write(seen, tf.reduce_mean(v1.get_default_graph().get_tensor_by_name("y:0")))
+
+    assert classes(spec_of(build))["seen"] == "local"
+
+
+def test_a_value_fed_whole_is_the_same_on_all_workers() -> None:
+    def build(rows: int) -> None:
+        models.two_lookups(rows, "Adagrad", False)
+        v1.assign(v1.get_variable("rates", [3], trainable=False), v1.placeholder(tf.float32, [3]))
+
+    assert classes(spec_of(build))["rates"] == "untrained"
+
+
 def test_a_variable_without_update_is_untrained() -> None:
     def build(rows: int) -> None:
         models.two_lookups(rows, "Adagrad", False)

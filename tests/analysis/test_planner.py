@@ -37,7 +37,7 @@ def sparse(name: str = "emb", shape: tuple[int, ...] = (1000, 8), ids: int | Non
 
 
 def spec(*variables: VariableSpec) -> GraphSpec:
-    return GraphSpec("f" * 64, tuple(variables), ())
+    return GraphSpec("f" * 64, tuple(variables))
 
 
 def routes(plan: Plan) -> dict[str, str]:
@@ -111,6 +111,12 @@ def test_an_impossible_override_is_refused_with_the_reason(wanted: dict[str, str
     odd = replace(sparse("odd"), cls=VariableClass.NOT_SHARDABLE, reason="Sort 'sort' has no rule")
     with pytest.raises(PlanError, match=message):
         make_plan(spec(dense(), sparse(), sparse("tiny", (3, 8)), odd), 4, routes=wanted)
+
+
+def test_rows_of_a_type_that_horovod_does_not_send_are_all_reduced() -> None:
+    (planned,) = make_plan(spec(replace(sparse(), dtype="bfloat16", dtype_bytes=2)), 4).variables
+    assert planned.route == "allreduce"
+    assert "no rows of bfloat16" in planned.rejected[0].note
 
 
 @pytest.mark.parametrize("rows", [0, 1001])

@@ -1,0 +1,155 @@
+"""Which tensors of the worker's graph stand for the user's names, and what a run feeds besides.
+
+A variable, by whatever name, becomes its whole value; the parts of a fused exchange that a run does not need are fed
+with nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from parallax.errors import SessionError
+from parallax.graph_view import GraphView, split_tensor
+from parallax.transform.pipeline import WorkerGraph
+
+_READS = ("Identity", "ReadVariableOp")
+_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+_NAMED = 6  # fetches that a message lists
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a combination of fetches and feeds needs on this worker's graph.
+
+    Attributes:
+        tensors: names in the worker's graph, one for each name asked for.
+        reads_after: (which of them, tensor) for those that are had only by a read after the run.
+        empty: what is fed with nothing.
+        collectives: digest of the collectives that the run takes part in; empty when it takes part in none.
+    """
+
+    tensors: tuple[str, ...]
+    reads_after: tuple[tuple[int, str], ...]
+    empty: dict[str, Any]
+    collectives: str
+
+
+class Names:
+    """The names of one worker's graph."""
+
+    def __init__(self, view: GraphView, worker_graph: WorkerGraph) -> None:
+        self._view = view
+        self._worker_graph = worker_graph
+        self._worker_view = GraphView(worker_graph.graph_def)
+        self._resolved: dict[tuple[tuple[str, ...], frozenset[str]], Resolved] = {}
+
+    @property
+    def run_view(self) -> GraphView:
+        """The graph that this worker runs."""
+        return self._worker_view
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor or operation is in the graph that was given to parallel_run."""
+        return _node(name) in self._view.nodes
+
+    def is_saved_path(self, name: str) -> bool:
+        """Whether a tensor is what a tf.train.Saver fetches: the path that it saves to."""
+        node = _node(name)
+        writers = {self._view.op(n) for n in self._view.controls(node)}
+        return self._view.op(node) == "Identity" and bool(writers & {"SaveV2", "MergeV2Checkpoints"})
+
+    def resolve(self, names: tuple[str, ...], fed: Iterable[str]) -> Resolved:
+        """What must be run and fed for `names` when the tensors `fed` are fed."""
+        key = (names, frozenset(fed))
+        if key not in self._resolved:
+            self._resolved[key] = self._resolve(*key)
+        return self._resolved[key]
+
+    def _resolve(self, names: tuple[str, ...], fed: frozenset[str]) -> Resolved:
+        import numpy as np
+
+        for name in sorted(fed):
+            self._check_feed(name)
+        tensors = [self._worker_name(name) for name in names]
+        reads_after = []
+        for number, name in enumerate(names):
+            written = "" if name in self._worker_graph.whole else self._written_table(name)
+            if written:
+                tensors[number] = _node(name)
+                reads_after.append((number, self._worker_name(written)))
+        asked = {_node(name) for name in names if name not in fed}
+        needed = self._view.ancestors(asked, fed)
+        runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in fed}, fed)
+        empty = {
+            cut.tensor: np.zeros(cut.shape, cut.dtype)
+            for cut in self._worker_graph.cuts
+            if _node(cut.tensor) in runs and not needed & set(cut.needed_by)
+        }
+        runs |= self._worker_view.ancestors({_node(tensor) for _, tensor in reads_after})
+        return Resolved(tuple(tensors), tuple(reads_after), empty, self._digest(runs))
+
+    def _check_feed(self, name: str) -> None:
+        is_whole = name in self._worker_graph.whole and self._view.op(_node(name)) in _READS
+        if is_whole or name in self._worker_graph.held_by_row or _node(name) in self._worker_graph.tables:
+            raise SessionError(
+                f"A feed must be something that one worker has whole, and {name!r} is held by rows on all workers. "
+                "Feed a placeholder, and assign the variable from it."
+            )
+
+    def _digest(self, runs: set[str]) -> str:
+        collectives = sorted(n for n in runs if self._worker_view.op(n).startswith("Horovod"))
+        return hashlib.sha256("\n".join(collectives).encode()).hexdigest()[:16] if collectives else ""
+
+    def _worker_name(self, name: str) -> str:
+        whole = self._worker_graph.whole
+        while name not in whole and name in self._worker_graph.held_by_row and self._view.op(_node(name)) == "Identity":
+            name = self._view.inputs(_node(name))[0]
+        node = _node(name)
+        if name in whole:
+            return whole[name]
+        if ":" in name and self._view.op(node) in _VARIABLES:
+            reads = [f"{e.node}:0" for e in self._view.consumers(name) if self._view.op(e.node) in _READS]
+            read = next((r for r in reads if r in whole or node not in self._worker_graph.tables), name)
+            return whole.get(read, read)
+        if name in self._worker_graph.held_by_row:
+            raise SessionError(
+                f"A fetch must be something that one worker can have whole, and {name!r} is held by rows on all "
+                "workers. Fetch the variable itself."
+            )
+        return name
+
+    def _written_table(self, name: str) -> str:
+        """The variable whose reference a tensor is, where an op that writes local rows gives it; else empty."""
+        node, tables = _node(name), self._worker_graph.tables
+        while ":" in name and node not in tables and self._view.inputs(node):
+            written = self._view.inputs(node)[0]
+            if not self._gives_reference(node):
+                return ""
+            node = split_tensor(written)[0]
+        return f"{node}:0" if node in tables and node != _node(name) else ""
+
+    def _gives_reference(self, node: str) -> bool:
+        from tensorflow.python.framework import op_def_registry
+
+        definition = op_def_registry.get(self._view.op(node))
+        return definition is not None and any(output.is_ref for output in definition.output_arg)
+
+
+def fetch_text(names: Iterable[str], hook_names: Iterable[str]) -> str:
+    """The fetches of one run, for messages."""
+    texts = [_listed(tuple(names))]
+    if hook_names := tuple(hook_names):
+        texts.append(f"for hooks {_listed(hook_names)}")
+    return "; ".join(text for text in texts if text)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _node(name: str) -> str:
+    return split_tensor(name)[0] if ":" in name else name

@@ -1,0 +1,171 @@
+"""The commands `parallax plan`, `run` and `verify`, and the script started without them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from parallax import api
+from parallax.errors import LaunchError
+from parallax.plan import plan_from_json
+
+pytestmark = pytest.mark.timeout(120)
+
+SCRIPTS = Path(__file__).parent / "scripts"
+MODEL = SCRIPTS / "model.py"
+CLI = ("-m", "parallax.cli")
+
+
+def test_a_plan_is_shown_and_written_and_nothing_is_started(start, tmp_path):
+    done = start(*CLI, "plan", "--workers", 3, "--json", "plan.json", MODEL, "--batch", 6).finish()
+    assert done.status == 0, str(done)
+    assert "Plan for 3 workers" in done.stdout and "worker 0 of" not in done.stdout, str(done)
+    text = (tmp_path / "plan.json").read_text()
+    plan = plan_from_json(text)
+    assert [(v.name, v.route) for v in plan.variables][2:] == [("emb", "alltoall"), ("weights", "allreduce")]
+    assert plan.variable("emb").owner_rows == (4, 4, 3) and plan.to_json() == text
+
+
+def test_a_variable_is_explained(start):
+    done = start(*CLI, "plan", "--explain", "emb", MODEL, "--batch", 6).finish()
+    assert done.status == 0, str(done)
+    assert "emb: sparse, [11, 4] float32" in done.stdout and "with it go emb/Adam, emb/Adam_1" in done.stdout, str(done)
+    assert "not allgather: " in done.stdout and "weights" not in done.stdout, str(done)
+
+
+def test_an_unknown_variable_cannot_be_explained(start):
+    done = start(*CLI, "plan", "--explain", "embb", "--json", "no/such/folder.json", MODEL).finish()
+    assert done.status == 1, str(done)
+    assert f"{MODEL}:" in done.stderr and "parallax: A variable must be one of the graph's" in done.stderr, str(done)
+
+
+def test_a_module_run_without_the_command_uses_the_plan_that_was_written(start, write, tmp_path):
+    write("package/__init__.py", "")
+    write("package/train.py", MODEL.read_text())
+    planned = start(*CLI, "plan", "--json", "plan.json", MODEL).finish()
+    assert planned.status == 0, planned
+    path = tmp_path / "plan.json"
+    path.write_text(path.read_text().replace("touched rows unknown", "as the file says"))
+    done = start("-m", "package.train", "--plan", path).finish()
+    assert done.status == 0, str(done)
+    assert "as the file says" in done.stdout, str(done)
+    for rank in (0, 1):
+        (line,) = done.lines(rank)
+        assert line.startswith(f"worker {rank} of 2: loss "), str(done)
+
+
+def test_workers_and_one_process_are_verified_to_be_equal(start):
+    done = start(*CLI, "verify", "--feeds", f"{MODEL}:feeds", "--steps", 3, MODEL).finish()
+    assert done.status == 0, str(done)
+    lines = done.stdout.partition("and receives as much.\n")[2].splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == [
+        "beta1_power",
+        "beta2_power",
+        "emb",
+        "emb/Adam",
+        "emb/Adam_1",
+        "weights",
+        "weights/Adam",
+        "weights/Adam_1",
+    ]
+    assert lines[-1].startswith("2 workers and one process are equal after 3 steps: "), str(done)
+
+
+def test_a_loss_summed_over_the_batch_is_found_not_to_be_equal(start):
+    done = start(*CLI, "verify", "--feeds", f"{MODEL}:feeds", MODEL, "--summed").finish()
+    assert done.status == 1, str(done)
+    assert "5.00e-01  beyond the tolerance" in done.stdout and "NOT equal after 5 steps" in done.stdout, str(done)
+
+
+def test_a_static_batch_is_verified_with_arguments_for_the_joined_one(start, tmp_path):
+    draw = np.random.default_rng(1)
+    np.savez(tmp_path / "feeds.npz", ids=draw.integers(0, 11, (5, 9)), labels=draw.normal(size=(5, 9, 1)))
+    options = ("--workers", 3, "--feeds", "feeds.npz", "--joined-args=--batch 9")
+    done = start(*CLI, "verify", *options, MODEL, "--batch", 3).finish()
+    assert done.status == 0, str(done)
+    assert "3 workers and one process are equal after 5 steps" in done.stdout, str(done)
+
+
+def test_a_verification_without_feeds_is_refused_before_it_starts(start):
+    done = start(*CLI, "verify", MODEL).finish()
+    assert done.status == 1 and done.stdout == "", str(done)
+    assert f"{MODEL}:" in done.stderr and "feeds the placeholders (ids, labels)" in done.stderr, str(done)
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit(0)"])
+def test_a_script_that_does_not_call_parallel_run_is_told_so(start, write, ending):
+    write("idle.py", f"import sys\nprint('hello', sys.argv[1:])\n{ending}\n")
+    done = start(*CLI, "run", "--workers", 2, "idle.py", "-x", "--workers").finish()
+    assert done.status == 1, str(done)
+    assert "hello ['-x', '--workers']" in done.stdout, str(done)
+    assert "idle.py ended without calling parallax.parallel_run" in done.stderr, str(done)
+
+
+def test_a_broken_resource_file_is_named_with_its_line(start, write):
+    write("machines", "localhost\nlocalhost: 0,x\n")
+    done = start(*CLI, "run", "-r", "machines", MODEL).finish()
+    assert done.status == 1, str(done)
+    assert f"{MODEL}:" in done.stderr and "machines:2: " in done.stderr and "Traceback" not in done.stderr, str(done)
+
+
+def test_a_failing_script_is_shown_as_python_shows_it(start, write):
+    write("broken.py", "def build():\n    return 1 / 0\n\n\nbuild()\n")
+    done = start(*CLI, "plan", "broken.py").finish()
+    assert done.status == 1, str(done)
+    shown = done.stderr[done.stderr.index("Traceback") :]
+    assert "broken.py" in shown and "in build" in shown and "ZeroDivisionError" in shown, str(done)
+    assert "runpy" not in shown and "cli.py" not in shown, str(done)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "nowhere.py"), "'nowhere.py' is none"),
+        (("run", "--workers", "0", MODEL), "must be a whole number from 1, not 0"),
+        (("run", "--workers", "two", MODEL), "must be a whole number from 1, not two"),
+        (("run", "--workers", "2", "-r", "machines", MODEL), "not allowed with"),
+        (("run",), "required: script"),
+        (("train", MODEL), "invalid choice"),
+    ],
+)
+def test_a_wrong_command_is_refused(words, message, tmp_path):
+    argv = [sys.executable, *CLI, *map(str, words)]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+
+
+class Main:
+    """What stands for the module `__main__`."""
+
+    def __init__(self, spec=None, file=None):
+        self.__spec__ = spec
+        if file is not None:
+            self.__file__ = file
+
+
+class Spec:
+    def __init__(self, name):
+        self.name = name
+
+
+@pytest.mark.parametrize(
+    ("main", "program"),
+    [
+        (Main(file="/jobs/train.py"), ("/jobs/train.py", "--lr", "1")),
+        (Main(Spec("jobs.train"), "/jobs/train.py"), ("-m", "jobs.train", "--lr", "1")),
+        (Main(Spec("jobs.__main__"), "/jobs/__main__.py"), ("-m", "jobs", "--lr", "1")),
+        (Main(Spec("__main__"), "/jobs.zip/__main__.py"), ("/jobs.zip", "--lr", "1")),
+    ],
+)
+def test_workers_are_started_as_the_launcher_was(monkeypatch, main, program):
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "argv", ["/jobs.zip", "--lr", "1"])
+    assert api._script() == program
+
+
+def test_a_process_without_a_script_cannot_start_workers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "__main__", Main())
+    with pytest.raises(LaunchError, match="as a notebook is"):
+        api._script()

@@ -1,0 +1,82 @@
+"""A job in which something goes wrong ends soon, says what and where, and leaves nothing behind."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+SCRIPT = Path(__file__).parent / "scripts" / "failing.py"
+RUN = ("-m", "parallax.cli", "run", "--workers", "2", SCRIPT)
+END_S = 30.0
+
+
+def pid_of(running, rank):
+    return int(re.search(r"process (\d+)", running.wait_for(f"rank {rank} is process"))[1])
+
+
+def test_an_exception_ends_the_job_and_is_shown_with_its_rank(start):
+    done = start(*RUN, "raises").finish()
+    assert done.status == 1, str(done)
+    assert "rank 1 failed with exit status 1" in done.stderr, str(done)
+    assert done.stderr.count("Traceback (most recent call last)") >= 1
+    assert "DataEnded: no line 4711 in the corpus" in done.stderr
+    assert 'failing.py", line' in done.stderr and "runpy" not in done.stderr, str(done)
+
+
+def test_the_exit_status_of_a_rank_is_that_of_the_job(start):
+    done = start(*RUN, "exits").finish()
+    assert done.status == 3, str(done)
+    assert "rank 1 failed with exit status 3" in done.stderr, str(done)
+
+
+def test_a_killed_worker_ends_the_job(start):
+    running = start(*RUN, "is killed")
+    os.kill(pid_of(running, 1), signal.SIGKILL)
+    done = running.finish(END_S)
+    assert done.status == 128 + signal.SIGKILL, str(done)
+    assert "rank 1 was killed by SIGKILL" in done.stderr, str(done)
+
+
+def test_ctrl_c_ends_all(start):
+    running = start(*RUN, "is interrupted")
+    pid_of(running, 1)
+    os.killpg(running.process.pid, signal.SIGINT)
+    done = running.finish(END_S)
+    assert done.status == 130, str(done)
+    assert "SIGINT" in done.stderr, str(done)
+
+
+@pytest.mark.parametrize("route", ["alltoall", "allgather"])
+def test_an_id_outside_its_table_is_named_with_the_table(start, route):
+    done = start(*RUN, "asks for row 11", route).finish()
+    assert done.status == 1, str(done)
+    assert "rank 1 failed" in done.stderr
+    assert "emb has rows 0 to 10, and was asked for 11." in done.stderr, str(done)
+
+
+def test_a_fetch_that_one_rank_runs_alone_is_named(start):
+    done = start(*RUN, "evaluates alone").finish(END_S)
+    assert done.status == 124, str(done)
+    stall = done.stderr.partition("the job stalled")[2]
+    # The one that has waited longer comes first, and they began within a few milliseconds.
+    assert "scores:0" in stall and "Adam" in stall, str(done)
+    assert re.search("waiting: rank [01]\n.*not coming: rank [01]: waits in another fetch", stall), str(done)
+
+
+def test_a_rank_that_ends_its_loop_early_is_named(start):
+    done = start(*RUN, "ends its loop").finish(END_S)
+    assert done.status == 124, str(done)
+    assert "fetch: Adam" in done.stderr and "waiting: rank 0" in done.stderr, str(done)
+    assert "not coming: rank 1: ended its loop after 3 runs" in done.stderr, str(done)
+
+
+def test_a_rank_that_never_calls_parallel_run_is_named(start):
+    done = start(*RUN, "leaves early").finish(END_S)
+    assert done.status == 124, str(done)
+    assert "fetch: parallel_run" in done.stderr and "not coming: rank 1: ended its loop after 0 runs" in done.stderr, (
+        done
+    )

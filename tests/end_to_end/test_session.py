@@ -1,0 +1,47 @@
+"""Scripts on two workers that check themselves: each rank says at its end that all was good."""
+
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(150)
+
+SCRIPTS = Path(__file__).parent / "scripts"
+RUN = ("-m", "parallax.cli", "run", "--workers", 2)
+
+
+def check(done):
+    assert done.status == 0, str(done)
+    for rank in (0, 1):
+        assert "all good" in done.lines(rank), str(done)
+
+
+def test_a_session_takes_and_gives_what_its_conventions_say(start, tmp_path):
+    seen = []
+    # Once with the command, once as Python starts a script.
+    for kind, command in (("reference", RUN), ("resource", ())):
+        done = start(*command, SCRIPTS / "conventions.py", kind, tmp_path).finish()
+        check(done)
+        assert sum("printed loss" in line for rank in (0, 1) for line in done.lines(rank)) == 2, str(done)
+        seen.append([line for rank in (0, 1) for line in done.lines(rank) if line.startswith("noise")])
+    assert len(seen[0]) == 2 and seen[0] == seen[1], "random numbers of one seed must repeat"
+
+
+@pytest.mark.parametrize("kind", ["resource"])
+def test_hooks_run_on_the_users_graph(start, tmp_path, kind):
+    check(start(*RUN, SCRIPTS / "hooked_loop.py", kind, tmp_path).finish())
+
+
+@pytest.mark.parametrize("kind", ["reference", "resource"])
+def test_state_is_restored_saved_assigned_and_read_whole(start, tmp_path, kind):
+    check(start(*RUN, SCRIPTS / "state.py", kind, tmp_path).finish())
+
+
+def test_batches_come_from_pipelines_in_the_graph(start, tmp_path):
+    drawn = []
+    for kind in ("reference", "resource"):
+        done = start(*RUN, SCRIPTS / "pipelines.py", kind, tmp_path).finish()
+        check(done)
+        drawn.append([line for rank in (0, 1) for line in done.lines(rank) if line.startswith("drawn")])
+    assert drawn[0] == drawn[1], "the seed of a job gives all that the script does not seed"
+    assert drawn[0][0] != drawn[0][1]
