@@ -16,7 +16,7 @@ from tensorflow.python.client.session import SessionInterface  # what Saver asks
 
 from parallax.errors import SessionError
 from parallax.runtime.fetches import Leaf, Request, put_together, read_request
-from parallax.runtime.names import Names, Resolved, fetch_text
+from parallax.runtime.names import Names, fetch_text
 from parallax.runtime.watch import Watch
 
 v1 = tf.compat.v1
@@ -61,14 +61,9 @@ class Worker:
         """Checks and names fetches and feeds."""
         return read_request(self.graph, fetches, feeds, per_replica, self.names.has)
 
-    def values(self, request: Request, resolved: Resolved, found: Sequence[Any], per_replica: bool) -> Any:
-        """What a request gets: the values that were found, and those that are had only by a read after the run."""
-        values = list(found)
-        if resolved.reads_after:
-            read = self.raw.run([tensor for _, tensor in resolved.reads_after])
-            for (number, _), value in zip(resolved.reads_after, read, strict=True):
-                values[number] = value
-        return put_together(request, values, self._is_saved_path if per_replica else None)
+    def values(self, request: Request, found: Sequence[Any], per_replica: bool) -> Any:
+        """What a request gets, in the form in which it was asked for."""
+        return put_together(request, found, self._is_saved_path if per_replica else None)
 
     def _is_saved_path(self, fetch: Leaf) -> bool:
         # A tf.train.Saver asks by name, and takes what it gets for the path.
@@ -102,7 +97,7 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
             raise SessionError("A run needs an open session, and this one is closed.")
         with worker.watch.run(fetch_text(request.names, ()), resolved.collectives):
             found = worker.raw.run(list(resolved.tensors), {**request.feeds, **resolved.empty}, options, run_metadata)
-            return worker.values(request, resolved, found, per_replica=False)
+            return worker.values(request, found, per_replica=False)
 
     def partial_run_setup(self, fetches: Any, feeds: Any = None) -> None:
         """Not supported: collectives need whole runs."""
@@ -119,7 +114,7 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def __init__(self, hook: Any, worker: Worker) -> None:
         self._hook = hook
         self._worker = worker
-        self._asked: tuple[Request, Resolved] | None = None
+        self._asked: Request | None = None
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Called when the session is there."""
@@ -139,14 +134,14 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         resolved = self._worker.names.resolve(request.names, request.feeds)
         run.hook_names += request.names
         run.fed |= request.feeds.keys()
-        self._asked = request, resolved
+        self._asked = request
         return v1.train.SessionRunArgs(list(resolved.tensors), request.feeds, wishes.options)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Gives the hook its values."""
         results = None
         if self._asked is not None:
-            results = self._worker.values(*self._asked, run_values.results, per_replica=False)
+            results = self._worker.values(self._asked, run_values.results, per_replica=False)
         values = v1.train.SessionRunValues(results, run_values.options, run_values.run_metadata)
         self._call(self._hook.after_run, self._run().context, values)
         self._pass_on_stop(run_context)

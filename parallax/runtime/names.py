@@ -26,13 +26,11 @@ class Resolved:
 
     Attributes:
         tensors: names in the worker's graph, one for each name asked for.
-        reads_after: (which of them, tensor) for those that are had only by a read after the run.
         empty: what is fed with nothing.
         collectives: digest of the collectives that the run takes part in; empty when it takes part in none.
     """
 
     tensors: tuple[str, ...]
-    reads_after: tuple[tuple[int, str], ...]
     empty: dict[str, Any]
     collectives: str
 
@@ -73,23 +71,15 @@ class Names:
 
         for name in sorted(fed):
             self._check_feed(name)
-        tensors = [self._worker_name(name) for name in names]
-        reads_after = []
-        for number, name in enumerate(names):
-            written = "" if name in self._worker_graph.whole else self._written_table(name)
-            if written:
-                tensors[number] = _node(name)
-                reads_after.append((number, self._worker_name(written)))
-        asked = {_node(name) for name in names if name not in fed}
-        needed = self._view.ancestors(asked, fed)
+        tensors = tuple(self._worker_name(name) for name in names)
+        needed = self._view.ancestors({_node(name) for name in names if name not in fed}, fed)
         runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in fed}, fed)
         empty = {
             cut.tensor: np.zeros(cut.shape, cut.dtype)
             for cut in self._worker_graph.cuts
             if _node(cut.tensor) in runs and not needed & set(cut.needed_by)
         }
-        runs |= self._worker_view.ancestors({_node(tensor) for _, tensor in reads_after})
-        return Resolved(tuple(tensors), tuple(reads_after), empty, self._digest(runs))
+        return Resolved(tensors, empty, self._digest(runs))
 
     def _check_feed(self, name: str) -> None:
         is_whole = name in self._worker_graph.whole and self._view.op(_node(name)) in _READS
@@ -120,22 +110,6 @@ class Names:
                 "workers. Fetch the variable itself."
             )
         return name
-
-    def _written_table(self, name: str) -> str:
-        """The variable whose reference a tensor is, where an op that writes local rows gives it; else empty."""
-        node, tables = _node(name), self._worker_graph.tables
-        while ":" in name and node not in tables and self._view.inputs(node):
-            written = self._view.inputs(node)[0]
-            if not self._gives_reference(node):
-                return ""
-            node = split_tensor(written)[0]
-        return f"{node}:0" if node in tables and node != _node(name) else ""
-
-    def _gives_reference(self, node: str) -> bool:
-        from tensorflow.python.framework import op_def_registry
-
-        definition = op_def_registry.get(self._view.op(node))
-        return definition is not None and any(output.is_ref for output in definition.output_arg)
 
 
 def fetch_text(names: Iterable[str], hook_names: Iterable[str]) -> str:

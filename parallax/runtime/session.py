@@ -68,7 +68,7 @@ class Session(PlainSession):
                     raise
                 raise named from None  # TensorFlow's own says less, in forty lines
             worker.watch.count()
-            return worker.values(request, resolved, found, per_replica=True)
+            return worker.values(request, found, per_replica=True)
 
     def raw_session(self) -> PlainSession:
         """The session without hooks and without lists per replica."""
