@@ -6,6 +6,7 @@ The capture holds names, numbers and protos only; the user's graph is neither ch
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from parallax.graph_view import GraphView, split_tensor
 from parallax.spec import Part
 
 _SHAPES = "_output_shapes"
+_UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +78,13 @@ def node_digests(graph_def: Any) -> dict[str, str]:
     """A short digest of every node and function, by name; what differs between two graphs can be named with it."""
     digests = {}
     for node in graph_def.node:
-        if _SHAPES in node.attr:
+        unique = "shared_name" in node.attr and _UUID.search(node.attr["shared_name"].s)
+        if _SHAPES in node.attr or unique:
             copy = type(node)()
             copy.CopyFrom(node)
-            del copy.attr[_SHAPES]
+            copy.attr.pop(_SHAPES, None)
+            if unique:  # a lookup table's name is drawn anew in every process, and nobody else uses it
+                copy.attr["shared_name"].s = _UUID.sub(b"", node.attr["shared_name"].s)
             node = copy
         digests[node.name] = hashlib.sha256(node.SerializeToString(deterministic=True)).hexdigest()[:16]
     for function in graph_def.library.function:

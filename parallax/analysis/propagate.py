@@ -112,6 +112,10 @@ def _decisions(walk: Walk) -> Decisions:
             collects.append(
                 Collect(variable.logical_name, merge.part, variable.part.rows, route, values, indices, again, pieces)
             )
+    for tensor, state in walk.states.items():
+        node = split_tensor(tensor)[0]
+        if state.kind == "rows" and node not in walk.training and node not in walk.initial:
+            walk.gather_rows(tensor, str(state.key[0]))  # for whoever fetches what is computed from a table
     members = {t: tuple(sorted(m for m, of in walk.table_of.items() if of == t)) for t in walk.tables}
     tables = [Table(t.op, t.rows, t.row_shape, t.dtype, members[t.op], t.variable) for t in walk.tables.values()]
     rows = [t for t, s in walk.states.items() if s.kind in ("rows", "touched", "touched_indices", "map")]

@@ -10,7 +10,9 @@ from parallax.graph_view import Edge
 def switch(walk: Walk, node: str, states: list[State]) -> bool:
     """Conditionals of initial values only: the branches keep the rows."""
     state = read_value(walk, states[0])
-    if state.kind != "rows" or node in walk.training or node not in walk.initial:
+    # TensorFlow leaves switches of references behind that no initial value uses any more.
+    inside = node in walk.initial or walk.view.op(node) == "RefSwitch"
+    if state.kind != "rows" or node in walk.training or not inside:
         return False
     walk.set_all(node, state)
     return True

@@ -21,9 +21,10 @@ INT32_ROWS = 2**31
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """One table of an exchange: its name for messages, whole rows, and the local rows as handle or tensor."""
+    """One table of an exchange: its op, its variable, whole rows, and the local rows as handle or tensor."""
 
     name: str
+    variable: str
     rows: int
     local: Any
     dtype: Any

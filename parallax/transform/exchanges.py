@@ -63,7 +63,7 @@ def _pull(editor: Editor, view: GraphView, decisions: Decisions, number: int, to
         op = next(x.table for x in together.lookups if table_of[x.node] == place)
         table = next(t for t in decisions.tables if t.op == op)
         dtype = tf.dtypes.as_dtype(table.dtype)
-        tables.append(TableRows(table.variable, table.rows, editor.tensor(source), dtype, table.row_shape))
+        tables.append(TableRows(table.op, table.variable, table.rows, editor.tensor(source), dtype, table.row_shape))
     ids = [editor.at(Edge(x.node, x.ids_slot)) for x in together.lookups]
     waits = [editor.operation(n) for n in view.controls(together.lookups[0].node)]
     with tf.name_scope(f"{SCOPE}/pull_{number}/"), tf.control_dependencies(waits):
@@ -177,7 +177,7 @@ def _count(editor: Editor, exchange: _Exchange, kind: str) -> Any:
     counter = Counter(
         tensor="",
         kind=kind,
-        variables=tuple(t.name for t in exchange.tables),
+        variables=tuple(t.variable for t in exchange.tables),
         row_bytes=math.prod(exchange.tables[0].row_shape) * exchange.tables[0].dtype.size,
         id_bytes=id_bytes([t.rows for t in exchange.tables], size),
         trains=bool(exchange.together.sites),

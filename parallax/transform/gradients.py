@@ -35,6 +35,8 @@ def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
             else:
                 reduced = all_reduce(tensor, reduction.kind)
         editor.lead(reduction.edges, reduced)
+        if reduction.kind != "mean":  # a worker's own gradient may be fetched, its part of a sum over rows is nothing
+            editor.whole[reduction.tensor] = str(reduced.name)
 
 
 def _held_by_worker_0(editor: Editor, values: Any, shared: SharedRows) -> Any:
@@ -64,7 +66,7 @@ def _mean_of_rows(mean: Any, rows: Any) -> Any:
     """The mean over all workers' rows, from each worker's mean over its own (which may be none)."""
     import tensorflow as tf
 
-    count = tf.shape(rows)[0]
+    count = tf.raw_ops.Shape(input=rows)[0]  # tf.shape would take the user's whole static shape
     weight = tf.cast(count, mean.dtype)
     total = tf.where(count > 0, mean * weight, tf.zeros_like(mean))
     return all_reduce(total) / all_reduce(weight)

@@ -49,8 +49,8 @@ def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGr
     editor = open_editor(view, worker)
     with editor.scratch.as_default():
         spread_tables(editor, decisions)
-        slice_rows(editor, decisions)
         reduce_gradients(editor, decisions)
+        slice_rows(editor, decisions)  # after the broadcasts: a whole value that is fed is worker 0's, then cut
         exchange_rows(editor, view, decisions)
         collect_rows(editor, decisions)
         gather_rows(editor, decisions)
