@@ -128,17 +128,6 @@ class GraphView:
                     waiting.append(needed)
         return found
 
-    def descendants(self, nodes: Iterable[str]) -> set[str]:
-        """The nodes and everything that needs them, through tensors and control inputs."""
-        found = set(nodes)
-        waiting = list(found)
-        while waiting:
-            for user in self.users(waiting.pop()):
-                if user not in found:
-                    found.add(user)
-                    waiting.append(user)
-        return found
-
     def topological_order(self) -> list[str]:
         """Every node after all that it needs; ties in the order of the graph.
 

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from parallax.config import STALL_TIMEOUT_S
 from parallax.errors import ConfigError, LaunchError
 from parallax.runtime.control import CONTROL_FD
 from parallax.runtime.processes import JOB_ID
-
-STALL_TIMEOUT_S = 60.0
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Open MPI's libopen-pal and TensorFlow's libtensorflow_framework both export hwloc's functions. A call that is bound

@@ -1,5 +1,7 @@
 """The commands `parallax plan`, `run` and `verify`, and the script started without them."""
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -169,3 +171,12 @@ def test_a_process_without_a_script_cannot_start_workers(monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", Main())
     with pytest.raises(LaunchError, match="as a notebook is"):
         api._script()
+
+
+def test_a_full_disk_is_told_before_anything_starts(monkeypatch):
+    def full(**_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(api.tempfile, "mkdtemp", full)
+    with pytest.raises(LaunchError, match="cannot be written: No space left on device. Free space there"):
+        api._job_folder()
