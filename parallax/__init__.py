@@ -5,9 +5,19 @@ sess, num_workers, worker_id, num_replicas_per_worker = parallax.parallel_run(gr
 
 import sys
 
+from parallax import shard
 from parallax.api import parallel_run
-from parallax.config import Config
+from parallax.config import (
+    CheckPointConfig,
+    CommunicationConfig,
+    Config,
+    MPIConfig,
+    ParallaxConfig,
+    ProfileConfig,
+    PSConfig,
+)
 from parallax.errors import (
+    CheckpointError,
     ConfigError,
     GraphError,
     LaunchError,
@@ -17,18 +27,30 @@ from parallax.errors import (
     SessionError,
     TransformError,
 )
+from parallax.log import log
+from parallax.partitioner import get_partitioner
 
 __all__ = [
+    "CheckPointConfig",
+    "CommunicationConfig",
+    "CheckpointError",
     "Config",
     "ConfigError",
     "GraphError",
     "LaunchError",
+    "MPIConfig",
+    "PSConfig",
+    "ParallaxConfig",
     "ParallaxError",
     "PlanError",
+    "ProfileConfig",
     "ResourceFileError",
     "SessionError",
     "TransformError",
+    "get_partitioner",
+    "log",
     "parallel_run",
+    "shard",
 ]
 
 if "tensorflow" in sys.modules:  # the script has TensorFlow already: what it builds from here on is recorded

@@ -11,20 +11,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from parallax import checked
 from parallax.cluster import Cluster, local_cluster
-from parallax.config import Config
+from parallax.config import Config, moot_settings
 from parallax.environment import Role, Settings, as_variables, python_path_with, settings, visible_gpus, with_defaults
 from parallax.errors import ConfigError, LaunchError
+from parallax.log import log
 from parallax.plan import Plan
 from parallax.report import explanation, plan_table
 from parallax.resource_file import parse_resource_file
+from parallax.runtime import graph_files
+from parallax.runtime.dry_run import dry_run_text
 from parallax.runtime.fetches import REPLICAS
-from parallax.runtime.job import Job, find_mpirun
+from parallax.runtime.job import Job, layout_of
 from parallax.runtime.launch import launch
+from parallax.runtime.members import current_members
+from parallax.runtime.mpirun import find_mpirun, this_launcher
+from parallax.runtime.parcel import Parcel
 from parallax.runtime.planning import Analysed, analyse, decide, plan_for
 
 _UNWRITABLE = (
-    "The launcher leaves the plan for the workers in a temporary folder, and {place} cannot be written: {reason}. Free "
+    "A verification keeps both sides' variables in a temporary folder, and {place} cannot be written: {reason}. Free "
     "space there, or name another place with TMPDIR."
 )
 
@@ -52,7 +59,8 @@ def parallel_run(
     Args:
         single_gpu_graph: a tf.Graph that trains on one device, with its update ops.
         resource_info: a resource file; None for workers on this machine.
-        sync: synchronous training; the only kind the present routes know.
+        sync: whether every step takes the gradients of all workers. If not, all trained variables are on servers, and
+            every worker updates them by itself.
         parallax_config: settings.
 
     Returns:
@@ -64,8 +72,8 @@ def parallel_run(
     config = parallax_config if parallax_config is not None else Config()
     if not isinstance(config, Config):
         raise ConfigError(f"parallax_config must be a parallax.Config, and {config!r} was given.")
-    if not sync:
-        raise ConfigError("sync=False needs the ps route, which is not built yet: leave it out.")
+    config = replace(config)  # checked again, and what the script assigns later changes nothing
+    checked.truth("sync", sync)
     wanted = settings()
     if wanted.role == Role.VERIFY_SINGLE:
         from parallax.runtime import verify
@@ -74,23 +82,39 @@ def parallel_run(
         raise JobEnded(0)
     if wanted.role in (Role.WORKER, Role.VERIFY_WORKER):
         return _worker(single_gpu_graph, config, wanted)
+    for line in moot_settings(config):
+        log.info(line)
     analysed = analyse(single_gpu_graph)
+    _check_checkpoints(single_gpu_graph, config)
     cluster = _cluster(resource_info, config, wanted)
-    plan = plan_for(analysed, cluster.num_workers, config)
-    decide(analysed, plan)  # a plan that cannot be carried out is refused here
+    options = (*cluster.mpirun_options, *config.communication_config.mpi_config.words)
+    cluster = replace(cluster, mpirun_options=options)
+    _check_profile(config, cluster.num_workers)
+    plan = plan_for(analysed, layout_of(cluster), config, synchronous=sync)
     if wanted.role == Role.PLAN:
         _show(plan, wanted)
+        if wanted.graph:
+            view, folder = analysed.captured.view, Path(wanted.graph)
+            graph_files.write_planned(view, decide(analysed, plan), plan, config.seed or 1, folder)
         raise JobEnded(0)
     raise JobEnded(_launch(single_gpu_graph, analysed, plan, cluster, config, wanted))
+
+
+def _check_checkpoints(graph: Any, config: Config) -> None:
+    """Refuses before the start what every worker would refuse."""
+    from parallax.runtime.checkpoint.hook import check_global_step
+
+    check_global_step(graph, config.ckpt_config)
 
 
 def _worker(graph: Any, config: Config, wanted: Settings) -> tuple[Any, int, int, int]:
     from parallax.runtime import verify
     from parallax.runtime.worker_session import open_session
 
-    folder = Path(wanted.job_folder or "")
     verifying = wanted.role == Role.VERIFY_WORKER
-    session, size, rank = open_session(graph, config, folder, equal_randomness=verifying)
+    session, size, rank = open_session(
+        graph, config, current_members().parcel, verifying, Path(wanted.graph) if wanted.graph else None
+    )
     if verifying:
         verify.run_worker(graph, session, size, rank, wanted)
         raise JobEnded(0)
@@ -108,10 +132,22 @@ def _cluster(resource_info: str | Path | None, config: Config, wanted: Settings)
         raise ConfigError(f"resource_info must be the path of a resource file, or None, and {file!r} was given.")
     this_machine = local_cluster(config.workers, visible_gpus()).hosts[0]
     cluster = parse_resource_file(file, this_machine)
-    if not cluster.is_local:
-        away = ", ".join(h.address for h in cluster.hosts if not h.is_this_machine)
-        raise LaunchError(f"{file}: jobs run on this machine only for now, and {away} is another one. Name localhost.")
+    if wanted.role == Role.VERIFY and not cluster.is_local:
+        away = ", ".join(host.address for host in cluster.hosts if not host.is_this_machine)
+        raise ConfigError(
+            f"{file}: a verification runs on this machine only, where both sides keep their variables, and {away} is "
+            "another one. Name localhost, or give --workers."
+        )
     return cluster
+
+
+def _check_profile(config: Config, num_workers: int) -> None:
+    """The worker to be traced must be one of the job's."""
+    worker = config.profile_config.profile_worker
+    if worker is not None and worker >= num_workers:
+        raise ConfigError(
+            f"profile_worker must be a worker of the job, from 0 to {num_workers - 1}, and {worker} was given."
+        )
 
 
 def _show(plan: Plan, wanted: Settings) -> None:
@@ -130,52 +166,78 @@ def _show(plan: Plan, wanted: Settings) -> None:
 
 def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, wanted: Settings) -> int:
     """Starts the workers, waits for the job's end and returns its exit status."""
-    from parallax.analysis.capture import node_digests
     from parallax.runtime import verify
-    from parallax.runtime.worker_session import write_job
 
-    find_mpirun()
-    program = ("-m", "parallax.runtime.worker", *_script())
     verifying = wanted.role == Role.VERIFY
+    find_mpirun()
     if verifying:
         verify.check_feeds(graph, cluster.num_workers, wanted)
     seed = config.seed if config.seed is not None else 1 + secrets.randbelow(2**31 - 2)
     sys.stdout.write(plan_table(plan) + (f"Seed {seed}\n" if config.seed is None else ""))
     sys.stdout.flush()
+    mine = replace(wanted, role=Role.WORKER, workers=None, resource=None)
+    if wanted.role == Role.DRY_RUN:
+        sys.stdout.write("\n" + dry_run_text(_job(graph, plan, cluster, config, mine, seed), this_launcher()))
+        return 0
+    if not verifying:
+        return launch(_job(graph, plan, cluster, config, mine, seed))
     folder = _job_folder()
     try:
-        try:
-            write_job(folder, plan, node_digests(graph.as_graph_def()), seed)
-        except OSError as error:
-            raise LaunchError(_UNWRITABLE.format(place=folder, reason=error.strerror)) from error
-        role = Role.VERIFY_WORKER if verifying else Role.WORKER
-        path = python_path_with(Path(__file__).resolve().parent.parent)
-        mine = as_variables(replace(wanted, role=role, job_folder=str(folder), workers=None, resource=None))
-        environment = (*mine.items(), *with_defaults(_worker_defaults(cluster.num_workers)), ("PYTHONPATH", path))
-        job = Job(program, cluster.num_workers, environment, config.stall_timeout_s)
-        return verify.compare_runs(job, plan, folder, wanted) if verifying else launch(job)
+        mine = replace(mine, role=Role.VERIFY_WORKER, job_folder=str(folder))
+        job = _job(graph, plan, cluster, config, mine, seed)
+        return verify.compare_runs(job, plan, folder, replace(wanted, seed=seed))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _job(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Settings, seed: int) -> Job:
+    """The job of a plan; `mine` is what its workers are to do."""
+    from parallax.analysis.capture import node_digests
+
+    parcel = Parcel(
+        plan=plan.to_json(),
+        digests=node_digests(graph.as_graph_def()),
+        seed=seed,
+        hosts=plan.layout.host_by_rank,
+        servers=plan.servers,
+        addresses=tuple(host.address for host in cluster.hosts),
+        ports=cluster.ports,
+    )
+    return Job(
+        ("-m", "parallax.runtime.worker", *_script()),
+        cluster,
+        plan.servers,
+        (
+            *as_variables(mine).items(),
+            *with_defaults(_worker_defaults(plan, cluster)),
+            ("PYTHONPATH", python_path_with(Path(__file__).resolve().parent.parent)),
+        ),
+        config.stall_timeout_s,
+        parcel.to_bytes(),
+        Path(config.redirect_path) if config.redirect_path is not None else None,
+    )
+
+
 def _job_folder() -> Path:
-    """A new folder in which the launcher leaves the plan for the workers."""
+    """A new folder in which both sides of a verification leave their variables."""
     try:
         return Path(tempfile.mkdtemp(prefix="parallax-"))
     except OSError as error:
         raise LaunchError(_UNWRITABLE.format(place=tempfile.gettempdir(), reason=error.strerror)) from error
 
 
-def _worker_defaults(num_workers: int) -> dict[str, str]:
+def _worker_defaults(plan: Plan, cluster: Cluster) -> dict[str, str]:
     """Variables for the workers that the environment does not set itself.
 
     Horovod looks for finished tensors once a cycle, and an exchange is three rounds one after the other: a round costs
     1.1 ms at its default of 1 ms, and 0.25 ms at 0.1 ms (two workers, two cores). Workers that share cores only keep
     each other from working with so short a cycle: four on two cores took 16 s for what takes 10 s at 1 ms.
     """
-    shared_cores = num_workers > len(os.sched_getaffinity(0))
+    # Other hosts are taken to have as many cores as this one.
+    shared_cores = max(host.num_workers for host in cluster.hosts) > len(os.sched_getaffinity(0))
     return {
-        "TF_CPP_MIN_LOG_LEVEL": "1",  # every worker would repeat TensorFlow's greeting
+        # Every worker would repeat TensorFlow's greeting, and with servers a warning at the end of runs.
+        "TF_CPP_MIN_LOG_LEVEL": "2" if plan.servers else "1",
         "HOROVOD_CYCLE_TIME": "1" if shared_cores else "0.1",
     }
 

@@ -35,6 +35,9 @@ def _parser() -> argparse.ArgumentParser:
         where = command.add_mutually_exclusive_group()
         where.add_argument("--workers", type=_positive, metavar="N", help="so many workers on this machine")
         where.add_argument("-r", "--resource", metavar="FILE", help="resource file that lists the machines")
+    for command in (run, plan):
+        command.add_argument("--graph", metavar="DIR", help="write each worker's graph for TensorBoard")
+    run.add_argument("--dry-run", action="store_true", help="print the command that would start the job; start nothing")
     plan.add_argument("--json", metavar="FILE", help="write the plan to a file")
     plan.add_argument("--explain", metavar="VARIABLE", help="everything about one variable")
     verify.add_argument("--steps", type=_positive, default=5, metavar="K", help="steps on both sides (default 5)")
@@ -60,12 +63,14 @@ def _run_script(arguments: argparse.Namespace) -> int:
         _say(f"parallax: a script must be a file, and {arguments.script!r} is none.")
         return EXIT_USAGE
     joined = getattr(arguments, "joined_args", None)
+    role = {"run": Role.LAUNCH, "plan": Role.PLAN, "verify": Role.VERIFY}[arguments.command]
     wanted = Settings(
-        role={"run": Role.LAUNCH, "plan": Role.PLAN, "verify": Role.VERIFY}[arguments.command],
+        role=Role.DRY_RUN if getattr(arguments, "dry_run", False) else role,
         workers=arguments.workers,
         resource=arguments.resource,
         plan_json=getattr(arguments, "json", None),
         explain=getattr(arguments, "explain", None),
+        graph=getattr(arguments, "graph", None),
         steps=getattr(arguments, "steps", None),
         feeds=getattr(arguments, "feeds", None),
         fetch=getattr(arguments, "fetch", None),

@@ -26,6 +26,10 @@ GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 # Letters, digits, `_`, `-` and `.`; never a leading `-`, which ssh and mpirun would read as an option.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
+# mpirun splits the command that reaches a host at blanks, and at colons into alternatives.
+_SSH_WORD = re.compile(r"[^\s:-][^\s:]*")
+_SSH_WORDS = re.compile(r"[^\s:-][^:\n]*")
+
 # Digits and dots only: an IP address or a mistyped one, which a resolver may take for another address.
 _NUMERIC = re.compile(r"[0-9.]*")
 
@@ -73,12 +77,17 @@ class Host:
             raise FieldError("link_bytes_per_s", "more than 0 bytes per second", str(self.link_bytes_per_s))
 
     @property
+    def is_loopback(self) -> bool:
+        """Whether the address means this machine on every machine."""
+        return _machine(self.address) == "localhost" or (
+            _is_ip(self.address) and ipaddress.ip_address(self.address).is_loopback
+        )
+
+    @property
     def is_this_machine(self) -> bool:
         """Whether the address is a loopback address or this machine's own name, whole or its first label."""
         own = socket.gethostname().lower()
-        return _machine(self.address) in ("localhost", own, own.split(".")[0]) or (
-            _is_ip(self.address) and ipaddress.ip_address(self.address).is_loopback
-        )
+        return self.is_loopback or _machine(self.address) in (own, own.split(".")[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +98,35 @@ class Ssh:
         user: the login name.
         port: the port of ssh on every host.
         key: path of the private key, as it was written.
+        agent: a command that is used in place of ssh: it gets the host's name and a shell command as arguments.
     """
 
     user: str | None = None
     port: int | None = None
     key: str | None = None
+    agent: str | None = None
 
     def __post_init__(self) -> None:
         if self.user is not None and not re.fullmatch(r"[^\s-]\S*", self.user):
             raise FieldError("user", "a login name", repr(self.user))
         if self.port is not None and not 1 <= self.port <= 65535:
             raise FieldError("port", "a port from 1 to 65535", str(self.port))
-        if self.key is not None and (not self.key or self.key.startswith("-")):
-            raise FieldError("key", "the path of a private key", repr(self.key))
+        if self.key is not None and not _SSH_WORD.fullmatch(self.key):
+            raise FieldError("key", "the path of a private key, without blanks and colons", repr(self.key))
+        if self.agent is not None and not _SSH_WORDS.fullmatch(self.agent):
+            raise FieldError("agent", "a command without colons", repr(self.agent))
+        if self.agent is not None and (self.user, self.port, self.key) != (None, None, None):
+            raise FieldError("agent", "an agent alone: user, port and key are ssh's", "both")
+
+    @property
+    def command(self) -> str:
+        """The words before the host's name; ssh must not ask anybody anything."""
+        if self.agent is not None:
+            return self.agent
+        words = ["ssh", "-o", "BatchMode=yes"]
+        for flag, value in (("-p", self.port), ("-l", self.user), ("-i", self.key)):
+            words += [flag, str(value)] if value is not None else []
+        return " ".join(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +158,14 @@ class Cluster:
         ssh: how they are reached.
         mpirun_options: words added to the mpirun command.
         network: what the job's traffic uses.
+        ports: first and last port that TensorFlow servers may listen on; None for any.
     """
 
     hosts: tuple[Host, ...]
     ssh: Ssh = Ssh()
     mpirun_options: tuple[str, ...] = ()
     network: Network = Network()
+    ports: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not self.hosts:
@@ -150,6 +177,10 @@ class Cluster:
                 received = f"{host.address} twice" if host.address == first else f"{host.address} after {first}"
                 raise FieldError(f"hosts[{position}]", "each host once, with all its GPUs", received)
             machines.append(machine)
+        if self.ports is not None and not 1 <= self.ports[0] <= self.ports[1] <= 65535:
+            raise FieldError(
+                "ports", "two ports from 1 to 65535, the smaller first", f"{self.ports[0]}-{self.ports[1]}"
+            )
         if not self.num_workers:
             raise FieldError("hosts", "a worker on at least one host", "hosts for servers only")
 

@@ -1,83 +1,300 @@
-"""What a user may set for a run: one frozen value, checked where it is built."""
+"""What a user may set for a run: each value is checked where it is set, at construction and at assignment alike.
+
+The parts of a configuration (how to communicate, where to save, what to profile) are frozen values. `Config` itself may
+be assigned to, as drivers of Parallax 2019 do; `parallel_run` takes a copy, so nothing changes during a run.
+"""
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from parallax import checked
 from parallax.errors import ConfigError
+from parallax.plan import RUN_OPTIONS
 
 STALL_TIMEOUT_S = 60.0
 """How long a worker waits for the others in one run before the job is ended; generous beside any healthy step."""
+_PROTOCOLS = ("grpc", "grpc+verbs", "grpc+gdr")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Settings of `parallel_run`.
+@dataclass(frozen=True)
+class PSConfig:
+    """Servers: how workers and servers exchange.
 
     Attributes:
+        protocol: `grpc`; `grpc+verbs` and `grpc+gdr`, which TensorFlow no longer has, stand for it.
+        replicate_variables: dense variables on servers are mirrored in the workers, always; False changes nothing.
+        local_aggregation: the workers of a host merge the rows that they ask for and their gradient rows before any of
+            it leaves the host, on the way to servers and between workers.
+        boundary_among_servers: placing of ops, which follows from the plan; False changes nothing.
+        boundary_between_workers_and_servers: the same.
+
+    Raises:
+        ConfigError: when a value breaks its rule.
+    """
+
+    protocol: str = "grpc"
+    replicate_variables: bool = True
+    local_aggregation: bool = True
+    boundary_among_servers: bool = True
+    boundary_between_workers_and_servers: bool = True
+
+    def __post_init__(self) -> None:
+        checked.one_of("protocol", self.protocol, _PROTOCOLS)
+        checked.truth("replicate_variables", self.replicate_variables)
+        checked.truth("local_aggregation", self.local_aggregation)
+        checked.truth("boundary_among_servers", self.boundary_among_servers)
+        checked.truth("boundary_between_workers_and_servers", self.boundary_between_workers_and_servers)
+
+
+@dataclass(frozen=True)
+class MPIConfig:
+    """mpirun.
+
+    Attributes:
+        mpirun_options: words for mpirun's command, or one text that is split as a shell does.
+
+    Raises:
+        ConfigError: when it is neither, or a quote is not closed.
+    """
+
+    mpirun_options: str | Sequence[str] | None = ""
+
+    def __post_init__(self) -> None:
+        _ = self.words  # refuses what has none
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options, a word each."""
+        options = self.mpirun_options or ()
+        if isinstance(options, str):
+            try:
+                return tuple(shlex.split(options))
+            except ValueError as error:
+                raise ConfigError(f"mpirun_options must have its quotes closed, and {options!r} was given.") from error
+        if not isinstance(options, Sequence) or not all(isinstance(word, str) for word in options):
+            raise ConfigError(f"mpirun_options must be a text or a list of words, and {options!r} was given.")
+        return tuple(options)
+
+
+@dataclass(frozen=True)
+class CommunicationConfig:
+    """How gradients travel: by servers and by MPI; None stands for the defaults.
+
+    Raises:
+        ConfigError: when a part is of another type.
+    """
+
+    ps_config: PSConfig = field(default_factory=PSConfig)
+    mpi_config: MPIConfig = field(default_factory=MPIConfig)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ps_config", checked.instance_of("ps_config", self.ps_config, PSConfig))
+        object.__setattr__(self, "mpi_config", checked.instance_of("mpi_config", self.mpi_config, MPIConfig))
+
+
+@dataclass(frozen=True)
+class CheckPointConfig:
+    """Checkpoints during the run; without a folder there are none.
+
+    Attributes:
+        ckpt_dir: the folder, or None.
+        save_ckpt_steps: steps from one checkpoint to the next.
+        save_ckpt_secs: seconds from one checkpoint to the next.
+
+    Raises:
+        ConfigError: when a value breaks its rule, or there is a folder and neither steps nor seconds.
+    """
+
+    ckpt_dir: Path | str | None = None
+    save_ckpt_steps: int | None = None
+    save_ckpt_secs: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ckpt_dir", checked.path_or_none("ckpt_dir", self.ckpt_dir))
+        checked.number_or_none("save_ckpt_steps", self.save_ckpt_steps)
+        checked.seconds_or_none("save_ckpt_secs", self.save_ckpt_secs)
+        if self.ckpt_dir is not None and self.save_ckpt_steps is None and self.save_ckpt_secs is None:
+            raise ConfigError(
+                f"ckpt_dir needs save_ckpt_steps or save_ckpt_secs, and {str(self.ckpt_dir)!r} was given without. "
+                "Say how often to save."
+            )
+
+
+@dataclass(frozen=True)
+class ProfileConfig:
+    """Which steps are traced; without a folder none is.
+
+    Attributes:
+        profile_dir: where the traces go.
+        profile_steps: the steps to trace.
+        profile_range: first step to trace, and the step after the last.
+        profile_worker: the rank whose steps are traced; None for all.
+
+    Raises:
+        ConfigError: when a value breaks its rule; steps and range, or neither, are given for a folder.
+    """
+
+    profile_dir: Path | str | None = None
+    profile_steps: Sequence[int] | None = None
+    profile_range: tuple[int, int] | None = None
+    profile_worker: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "profile_dir", checked.path_or_none("profile_dir", self.profile_dir))
+        for name in ("profile_steps", "profile_range"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not isinstance(value, Sequence) or not all(checked.is_int(step) and step >= 0 for step in value):
+                raise ConfigError(f"{name} must be a list of whole numbers from 0, or None, and {value!r} was given.")
+            object.__setattr__(self, name, tuple(value))
+        if self.profile_range is not None and (
+            len(self.profile_range) != 2 or self.profile_range[0] >= self.profile_range[1]
+        ):
+            raise ConfigError(
+                f"profile_range must be the first step and one after the last, and {self.profile_range!r} was given."
+            )
+        checked.number_or_none("profile_worker", self.profile_worker, least=0)
+        wanted = (self.profile_steps is not None) + (self.profile_range is not None)
+        if wanted == 2 or (self.profile_dir is not None) != (wanted == 1):
+            raise ConfigError(
+                "A profile needs profile_dir and one of profile_steps and profile_range, and given were "
+                f"profile_dir={self.profile_dir!r}, profile_steps={self.profile_steps!r}, "
+                f"profile_range={self.profile_range!r}."
+            )
+
+    def traces(self, step: int, rank: int) -> bool:
+        """Whether a step of a worker is to be traced."""
+        if self.profile_dir is None or self.profile_worker not in (None, rank):
+            return False
+        if self.profile_range is not None:
+            return self.profile_range[0] <= step < self.profile_range[1]
+        return step in (self.profile_steps or ())
+
+
+@dataclass
+class Config:
+    """Settings of `parallel_run`; also called `ParallaxConfig`.
+
+    The first nine are those of Parallax 2019, in its order, by position or by name. All may be assigned later; a value
+    is checked when it is set, and a name that is no setting is refused.
+
+    Attributes:
+        run_option: `HYBRID`: every variable by the route that suits it. `MPI`: no servers. `PS`: all variables with a
+            gradient on servers. None for `HYBRID`.
+        average_sparse: True: rows are the mean over the joined batch, on every route. False: they are summed over the
+            workers. Changed: the default of 2019 was False, and its True meant another thing by each run option.
+        sess_config: a ConfigProto for the workers' sessions.
+        redirect_path: a folder; each worker's output also goes to files there.
+        search_partitions: accepted; the numbers of partitions come from the plan, and nothing is started twice.
+        export_graph_path: a folder; each worker's graph is written there.
+        communication_config: servers and mpirun.
+        ckpt_config: checkpoints.
+        profile_config: traces.
         workers: workers on this machine when there is no resource file; None for one per GPU, or two without a GPU.
-        routes: variable name -> `allreduce`, `allgather` or `alltoall`, where the user knows better than the plan.
+        routes: variable name -> route, where the user knows better than the plan.
+        partitions: variable name -> how many partitions it has on the servers.
         touched_rows: variable name -> distinct rows that a worker reads in a step, where the batch has no static shape.
         plan_file: a plan written by `parallax plan --json`, to be used as it is.
         seed: of all random numbers that the script does not seed itself; drawn and printed when None.
         stall_timeout_s: seconds that a worker may wait in one `run` for others that do not come; infinite for ever.
-        sess_config: a ConfigProto for the workers' sessions.
         hooks: SessionRunHooks for the workers' sessions; they may name tensors of the user's graph.
 
     Raises:
         ConfigError: when a value breaks its rule.
     """
 
+    run_option: str | None = "HYBRID"
+    average_sparse: bool = True
+    sess_config: Any = None
+    redirect_path: Path | str | None = None
+    search_partitions: bool = False
+    export_graph_path: Path | str | None = None
+    communication_config: CommunicationConfig = field(default_factory=CommunicationConfig)
+    ckpt_config: CheckPointConfig = field(default_factory=CheckPointConfig)
+    profile_config: ProfileConfig = field(default_factory=ProfileConfig)
+    _: KW_ONLY
     workers: int | None = None
     routes: Mapping[str, str] = field(default_factory=dict)
+    partitions: Mapping[str, int] = field(default_factory=dict)
     touched_rows: Mapping[str, int] = field(default_factory=dict)
     plan_file: Path | str | None = None
     seed: int | None = None
     stall_timeout_s: float = STALL_TIMEOUT_S
-    sess_config: Any = None
     hooks: Sequence[Any] = ()
 
-    def __post_init__(self) -> None:
-        self._check_numbers()
-        for name, wanted in (("routes", str), ("touched_rows", int)):
-            for key, value in _mapping(getattr(self, name), name).items():
-                if not isinstance(key, str) or not isinstance(value, wanted) or isinstance(value, bool):
-                    raise ConfigError(
-                        f"{name} must map variable names to {wanted.__name__}, and holds {key!r}: {value!r}."
-                    )
-        if self.plan_file is not None and not isinstance(self.plan_file, str | os.PathLike):
-            raise ConfigError(f"plan_file must be the path of a plan, or None, and {self.plan_file!r} was given.")
-        if self.sess_config is not None and not hasattr(self.sess_config, "gpu_options"):
-            raise ConfigError(f"sess_config must be a tf.ConfigProto, or None, and {self.sess_config!r} was given.")
-        if not isinstance(self.hooks, Sequence):
-            raise ConfigError(f"hooks must be a list of SessionRunHooks, and {self.hooks!r} was given.")
-        for hook in self.hooks:
-            if isinstance(hook, type) or not hasattr(hook, "before_run") or not hasattr(hook, "after_run"):
-                raise ConfigError(f"hooks must be SessionRunHooks, and {hook!r} is none.")
-
-    def _check_numbers(self) -> None:
-        if self.workers is not None and (not _is_int(self.workers) or self.workers < 1):
-            raise ConfigError(f"workers must be a whole number from 1, or None, and {self.workers!r} was given.")
-        if self.seed is not None and (not _is_int(self.seed) or not 0 < self.seed < 2**31):
-            raise ConfigError(
-                f"seed must be a whole number from 1 to {2**31 - 1}, or None, and {self.seed!r} was given."
-            )
-        if not isinstance(self.stall_timeout_s, int | float) or not self.stall_timeout_s > 0:
-            raise ConfigError(
-                f"stall_timeout_s must be seconds above 0 ({math.inf} for ever), not {self.stall_timeout_s!r}."
-            )
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets one value, checked."""
+        if name not in _RULES:
+            raise ConfigError(f"A setting of Config must be one of {', '.join(_RULES)}, and {name!r} was set.")
+        object.__setattr__(self, name, _RULES[name](name, value))
 
 
-def _mapping(value: Any, name: str) -> Mapping[Any, Any]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} must be a mapping from variable names, and {value!r} was given.")
+ParallaxConfig = Config
+
+
+def moot_settings(config: Config) -> tuple[str, ...]:
+    """A line for each setting that has no effect here, saying what happens instead."""
+    ps = config.communication_config.ps_config
+    lines = {
+        f"protocol={ps.protocol!r}: TensorFlow no longer has it, plain gRPC is used.": ps.protocol != "grpc",
+        "replicate_variables=False: the workers hold copies of dense variables all the same.": (
+            not ps.replicate_variables
+        ),
+        "boundary_among_servers=False: which server an op runs on follows from the plan all the same.": (
+            not ps.boundary_among_servers
+        ),
+        "boundary_between_workers_and_servers=False: what runs on servers follows from the plan all the same.": (
+            not ps.boundary_between_workers_and_servers
+        ),
+        "search_partitions=True: the numbers of partitions come from the plan, nothing is started to try some.": (
+            config.search_partitions
+        ),
+    }
+    return tuple(line for line, is_moot in lines.items() if is_moot)
+
+
+def _run_option(name: str, value: Any) -> str:
+    return "HYBRID" if value is None else checked.one_of(name, value, RUN_OPTIONS)
+
+
+def _sess_config(name: str, value: Any) -> Any:
+    if value is not None and not hasattr(value, "gpu_options"):
+        raise ConfigError(f"{name} must be a tf.ConfigProto, or None, and {value!r} was given.")
     return value
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _hooks(name: str, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, Sequence):
+        raise ConfigError(f"{name} must be a list of SessionRunHooks, and {value!r} was given.")
+    for hook in value:
+        if isinstance(hook, type) or not hasattr(hook, "before_run") or not hasattr(hook, "after_run"):
+            raise ConfigError(f"{name} must be SessionRunHooks, and {hook!r} is none.")
+    return tuple(value)
+
+
+_RULES: dict[str, Callable[[str, Any], Any]] = {
+    "run_option": _run_option,
+    "average_sparse": checked.truth,
+    "sess_config": _sess_config,
+    "redirect_path": checked.path_or_none,
+    "search_partitions": checked.truth,
+    "export_graph_path": checked.path_or_none,
+    "communication_config": partial(checked.instance_of, wanted=CommunicationConfig),
+    "ckpt_config": partial(checked.instance_of, wanted=CheckPointConfig),
+    "profile_config": partial(checked.instance_of, wanted=ProfileConfig),
+    "workers": checked.number_or_none,
+    "routes": partial(checked.by_variable, wanted=str),
+    "partitions": partial(checked.by_variable, wanted=int, least=1),
+    "touched_rows": partial(checked.by_variable, wanted=int),
+    "plan_file": checked.path_or_none,
+    "seed": partial(checked.number_or_none, most=2**31 - 1),
+    "stall_timeout_s": checked.seconds,
+    "hooks": _hooks,
+}

@@ -12,8 +12,34 @@ from parallax.graph_view import Edge
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms the workers train together.
+
+    Attributes:
+        synchronous: every step takes the gradients of all workers; else each worker updates what the servers hold by
+            itself.
+        average_sparse: whether sparse gradients are the mean over the workers; else their sum.
+        sums: who adds up what workers have parts of: `collectives` or `servers`.
+    """
+
+    synchronous: bool = True
+    average_sparse: bool = True
+    sums: str = "collectives"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where servers hold a variable: the server of each partition, and whether the workers have copies (Table)."""
+
+    servers: tuple[int, ...]
+    mirrored: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
-    """Rows spread over the workers: row r lives on worker r % W as its local row r // W.
+    """Rows with owners: row r of P partitions lives in partition r % P as its local row r // P.
+
+    The partitions are the workers' own (P = W, partition k in worker k), or they lie on servers.
 
     Attributes:
         op: the variable op whose rows are meant.
@@ -22,6 +48,9 @@ class Table:
         dtype: TensorFlow's name of the element type.
         members: the variable ops of this shape that are spread alike: the table and its slot variables.
         variable: the user's name of the logical variable.
+        servers: for each partition the server that holds it; empty where the workers do.
+        mirrored: whether every worker also has a copy of `op`, for a graph that reads it whole.
+        is_scalar: whether the variable has no rows; it is then one partition of one row.
     """
 
     op: str
@@ -30,6 +59,20 @@ class Table:
     dtype: str
     members: tuple[str, ...]
     variable: str
+    servers: tuple[int, ...] = ()
+    mirrored: bool = False
+    is_scalar: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The whole shape."""
+        return () if self.is_scalar else (self.rows, *self.row_shape)
+
+    def local_shape(self, partition: int, partitions: int) -> tuple[int, ...]:
+        """The shape of one of so many partitions."""
+        if self.is_scalar:
+            return ()
+        return ((self.rows - partition + partitions - 1) // partitions, *self.row_shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +80,41 @@ class AllReduce:
     """`tensor` is each worker's part of a sum: the `edges` shall see the sum of all.
 
     `kind` is `sum`, `mean` (sum divided by the number of workers), `min`, `max`, or `rows_mean` (a mean over
-    joined rows: weighted by the rows of `weight`, the tensor that was averaged).
+    joined rows: weighted by the rows of `weight`, the tensor that was averaged). `table` names the table whose owners
+    have the parts, where they are on servers; else the workers have them.
     """
 
     tensor: str
     edges: tuple[Edge, ...]
     kind: str
     weight: str = ""
+    table: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """A dense gradient leaves autodiff here: the `edges` shall see the mean, by row at the table's owners."""
+
+    tensor: str
+    edges: tuple[Edge, ...]
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A node that runs where a table's partitions are, once for each.
+
+    Attributes:
+        node: the node of the user's graph.
+        table: the table op.
+        writes: whether it writes the table or a slot.
+        initial: whether initial values need it.
+    """
+
+    node: str
+    table: str
+    writes: bool
+    initial: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +245,14 @@ class Decisions:
     """All that shall be changed, in the order in which the transform carries it out.
 
     Attributes:
-        tables: what is spread over the workers.
+        tables: what has owners.
         conditionals: `If` nodes of initial values whose result is local rows.
         held_by_row: tensors of the user's graph that hold local rows only and cannot be fetched.
         initial_random_ops: random ops that give initial values: equal on all workers.
         local_variables: variable ops that each worker keeps for itself.
+        scatters: dense gradients of tables.
+        owned: nodes that run on servers, in topological order.
+        terms: on what terms the workers train together.
     """
 
     tables: tuple[Table, ...] = ()
@@ -196,3 +270,10 @@ class Decisions:
     held_by_row: tuple[str, ...] = ()
     initial_random_ops: tuple[str, ...] = ()
     local_variables: tuple[str, ...] = ()
+    scatters: tuple[Scatter, ...] = ()
+    owned: tuple[Owned, ...] = ()
+    terms: Terms = Terms()
+
+    def table(self, op: str) -> Table:
+        """The table of a variable op."""
+        return next(table for table in self.tables if table.op == op)

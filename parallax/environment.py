@@ -5,8 +5,9 @@ The supervisor of a rank has variables of its own (runtime/agent.py).
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -16,11 +17,21 @@ from parallax.errors import ConfigError
 
 _PREFIX = "PARALLAX_"
 
+HOST_ADDRESS = "PARALLAX_HOST_ADDRESS"
+"""Set by the supervisor of a rank in a job with servers: the address of its host, in digits."""
+
+LISTEN_ADDRESS = "PARALLAX_LISTEN_ADDRESS"
+"""Read by the library that narrows a server's address (ops/install/listen_address.c)."""
+
+_REUSE_PORT = "TF_GRPC_REUSE_PORT"
+_NO_PROXY = "no_grpc_proxy"
+
 
 class Role(str, Enum):
     """What `parallel_run` shall do in this process."""
 
     LAUNCH = "launch"
+    DRY_RUN = "dry-run"
     PLAN = "plan"
     VERIFY = "verify"
     WORKER = "worker"
@@ -38,12 +49,15 @@ class Settings:
         resource: resource file.
         plan_json: where `parallax plan` writes the plan.
         explain: the variable that `parallax plan` explains.
-        job_folder: where the launcher left the plan for the workers.
+        graph: where the workers' graphs are written for TensorBoard.
+        job_folder: where both sides of a verification leave their variables.
+        seed: of the one process of a verification.
         steps: steps of a verification.
         feeds: where a verification takes its feeds from.
         fetch: what a verification runs.
         tolerance: of a verification.
         joined_args: the script's arguments for the one process of a verification, one a line.
+        log_level: what the log shows, a number or a name.
     """
 
     role: Role = Role.LAUNCH
@@ -51,12 +65,15 @@ class Settings:
     resource: str | None = None
     plan_json: str | None = None
     explain: str | None = None
+    graph: str | None = None
     job_folder: str | None = None
+    seed: int | None = None
     steps: int | None = None
     feeds: str | None = None
     fetch: str | None = None
     tolerance: float | None = None
     joined_args: str | None = None
+    log_level: str | None = None
 
 
 def settings() -> Settings:
@@ -65,6 +82,7 @@ def settings() -> Settings:
     Raises:
         ConfigError: when a variable does not hold what it must.
     """
+    log_level()
     try:
         return Settings(
             role=Role(_get("ROLE") or "launch"),
@@ -72,12 +90,15 @@ def settings() -> Settings:
             resource=_get("RESOURCE"),
             plan_json=_get("PLAN_JSON"),
             explain=_get("EXPLAIN"),
+            graph=_get("GRAPH"),
             job_folder=_get("JOB_FOLDER"),
+            seed=_number("SEED"),
             steps=_number("STEPS"),
             feeds=_get("FEEDS"),
             fetch=_get("FETCH"),
             tolerance=float(_get("TOLERANCE") or 0) or None,
             joined_args=_get("JOINED_ARGS"),
+            log_level=_get("LOG_LEVEL"),
         )
     except ValueError as error:
         raise ConfigError(f"A variable {_PREFIX}... of the environment does not hold what it must: {error}.") from error
@@ -108,6 +129,47 @@ def applied(wanted: Settings) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def log_level() -> int:
+    """The level of the log that PARALLAX_LOG_LEVEL asks for, a number or a name; INFO when it is not set.
+
+    Raises:
+        ConfigError: when it is neither.
+    """
+    text = _get("LOG_LEVEL") or "INFO"
+    level = int(text) if text.isdecimal() else logging.getLevelName(text.upper())
+    if not isinstance(level, int):
+        raise ConfigError(
+            f"{_PREFIX}LOG_LEVEL must be a number or one of DEBUG, INFO, WARNING, ERROR, CRITICAL, and is {text!r}."
+        )
+    return level
+
+
+def host_address() -> str:
+    """The address on which this rank's TensorFlow server listens, in digits; its supervisor has put it there."""
+    return os.environ.get(HOST_ADDRESS) or "127.0.0.1"
+
+
+@contextmanager
+def listening_on(address: str) -> Iterator[None]:
+    """Inside, a TensorFlow server listens on `address` only, and may take over a port that this process holds."""
+    before = {name: os.environ.get(name) for name in (LISTEN_ADDRESS, _REUSE_PORT)}
+    os.environ.update({LISTEN_ADDRESS: address, _REUSE_PORT: "1"})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def reach_directly(addresses: Iterable[str]) -> None:
+    """Has gRPC connect to these addresses itself, also where the environment names a proxy for the web."""
+    before = os.environ.get(_NO_PROXY) or os.environ.get("no_proxy")
+    os.environ[_NO_PROXY] = ",".join([*filter(None, [before]), *dict.fromkeys(addresses)])
 
 
 def visible_gpus() -> str | None:

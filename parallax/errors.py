@@ -33,3 +33,7 @@ class SessionError(ParallaxError):
 
 class LaunchError(ParallaxError):
     """The job could not be started on the machines named."""
+
+
+class CheckpointError(ParallaxError):
+    """A checkpoint cannot be written or read, or does not fit the graph."""

@@ -7,15 +7,75 @@ byte, on every rank.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from parallax.errors import PlanError
 from parallax.spec import GraphSpec, VariableClass
 
-PLAN_VERSION = 1
-ALLREDUCE, ALLGATHER, ALLTOALL, NO_ROUTE = "allreduce", "allgather", "alltoall", "none"
-ROUTES = (ALLREDUCE, ALLGATHER, ALLTOALL)
+PLAN_VERSION = 2
+ALLREDUCE, ALLGATHER, ALLTOALL, PS, NO_ROUTE = "allreduce", "allgather", "alltoall", "ps", "none"
+ROUTES = (ALLREDUCE, ALLGATHER, ALLTOALL, PS)
+RUN_OPTIONS = ("HYBRID", "PS", "MPI")
+"""Dense by all-reduce and sparse by owners; all trained variables on servers; no servers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a plan is made for: how many workers and servers there are, and where.
+
+    Attributes:
+        hosts: how many workers each host has, in the order of the ranks.
+        servers: for each server that may be started, the number of its host.
+    """
+
+    hosts: tuple[int, ...]
+    servers: tuple[int, ...] = ()
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of all hosts."""
+        return sum(self.hosts)
+
+    @property
+    def has_hosts_for_servers(self) -> bool:
+        """Whether there are hosts with servers and without workers."""
+        return any(not self.hosts[host] for host in self.servers)
+
+    @property
+    def host_by_rank(self) -> tuple[int, ...]:
+        """The number of each worker's host."""
+        return tuple(host for host, workers in enumerate(self.hosts) for _ in range(workers))
+
+
+def one_host(workers: int, servers: int = 1) -> Layout:
+    """The layout of one machine."""
+    return Layout((workers,), (0,) * servers)
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user wants of a plan.
+
+    Attributes:
+        run_option: one of RUN_OPTIONS.
+        synchronous: whether every step takes the gradients of all workers.
+        average_sparse: whether sparse gradients are the mean over the workers; else their sum.
+        routes: variable name -> route.
+        touched_rows: variable name -> distinct rows a worker reads in a step, where the graph's static shapes do not
+            tell.
+        partitions: variable name -> on how many partitions servers hold it.
+        refused: variable name -> why servers cannot hold it; found by propagation.
+    """
+
+    run_option: str = "HYBRID"
+    synchronous: bool = True
+    average_sparse: bool = True
+    routes: Mapping[str, str] = field(default_factory=dict)
+    touched_rows: Mapping[str, int] = field(default_factory=dict)
+    partitions: Mapping[str, int] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +105,15 @@ class VariablePlan:
         shape: whole shape.
         dtype: element type.
         route: how its gradients travel; `none` for untrained and local variables.
-        owner_rows: for `alltoall` the rows that each worker owns, by rank; empty where every worker holds all rows.
+        owner_rows: for `alltoall` the rows that each worker owns, by rank, for `ps` those of each server; empty where
+            every worker holds all rows.
         touched_rows: distinct rows that a worker is expected to read in a step (upper bound); None when unknown.
         cost: what the route sends.
         reason: why this route.
         rejected: the other routes.
         slots: names of the state that follows it.
         evidence: the ops that make its class.
+        servers: for `ps`, for each TensorFlow variable it is made of, the server of each partition.
     """
 
     name: str
@@ -66,25 +128,44 @@ class VariablePlan:
     rejected: tuple[RouteCost, ...] = ()
     slots: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
+    servers: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The routes of all variables of one graph for a number of workers.
+    """The routes of all variables of one graph for a number of workers and servers.
 
     Attributes:
         version: of this format.
         fingerprint: of the graph.
-        num_workers: W.
+        hosts: how many workers each host has.
+        servers: the host of each server that is started; empty when no variable needs one.
+        run_option: one of RUN_OPTIONS.
+        synchronous: whether every step takes the gradients of all workers.
+        average_sparse: whether sparse gradients are the mean over the workers; else their sum.
         variables: sorted by name.
         notes: what the user should know.
     """
 
     version: int
     fingerprint: str
-    num_workers: int
+    hosts: tuple[int, ...]
+    servers: tuple[int, ...]
+    run_option: str
+    synchronous: bool
+    average_sparse: bool
     variables: tuple[VariablePlan, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def num_workers(self) -> int:
+        """W."""
+        return sum(self.hosts)
+
+    @property
+    def layout(self) -> Layout:
+        """What the plan was made for, with the servers that it uses."""
+        return Layout(self.hosts, self.servers)
 
     def variable(self, name: str) -> VariablePlan:
         """The plan of one variable.
@@ -102,17 +183,23 @@ class Plan:
         """The plan as indented JSON, keys in a fixed order."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
-    def check_belongs_to(self, spec: GraphSpec, num_workers: int) -> None:
-        """Raises PlanError when this plan was made for another graph or number of workers."""
+    def check_belongs_to(self, spec: GraphSpec, layout: Layout) -> None:
+        """Raises PlanError when this plan was made for another graph, or other workers or servers."""
         if self.fingerprint != spec.fingerprint:
             raise PlanError(
                 f"A plan belongs to one graph: this one is for graph {self.fingerprint[:12]}, and the script built "
                 f"graph {spec.fingerprint[:12]}. Make the plan anew with `parallax plan --json`."
             )
-        if self.num_workers != num_workers:
+        if self.num_workers != layout.num_workers:
             raise PlanError(
                 f"A plan belongs to a number of workers: this one is for {self.num_workers}, and the job has "
-                f"{num_workers}. Make the plan anew, or change the number of workers."
+                f"{layout.num_workers}. Make the plan anew, or change the number of workers."
+            )
+        if self.hosts != layout.hosts or (self.servers and self.servers != layout.servers):
+            raise PlanError(
+                f"A plan belongs to a layout of the job: this one is for hosts with {list(self.hosts)} workers and "
+                f"servers on hosts {list(self.servers)}, and the job has {list(layout.hosts)} and "
+                f"{list(layout.servers)}. Make the plan anew, or change the resource file."
             )
 
 
@@ -139,7 +226,8 @@ def plan_from_json(text: str, name: str = "plan") -> Plan:
         )
     try:
         variables = tuple(_variable(v) for v in raw["variables"])
-        return Plan(version, raw["fingerprint"], raw["num_workers"], variables, tuple(raw["notes"]))
+        lists = {key: tuple(raw[key]) for key in ("hosts", "servers", "notes")}
+        return Plan(**{**raw, **lists, "variables": variables})
     except (KeyError, TypeError, ValueError) as error:
         raise PlanError(f"{name}: a plan file must have every field that `Plan.to_json` writes: {error!r}.") from error
 
@@ -152,5 +240,6 @@ def _variable(raw: dict[str, Any]) -> VariablePlan:
             "cost": RouteCost(**raw["cost"]),
             "rejected": tuple(RouteCost(**r) for r in raw["rejected"]),
             **{key: tuple(raw[key]) for key in ("shape", "owner_rows", "slots", "evidence")},
+            "servers": tuple(tuple(part) for part in raw["servers"]),
         }
     )

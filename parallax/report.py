@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from parallax.plan import NO_ROUTE, Plan, RouteCost, VariablePlan
+import math
+import re
 
+from parallax.plan import NO_ROUTE, PS, Plan, RouteCost, VariablePlan
+
+_SHOWN_PARTITIONS = 8
 _COLUMNS = ("variable", "class", "shape", "touched", "route", "rows held by", "sent/step", "reason")
 
 
 def plan_table(plan: Plan) -> str:
-    """The table that `parallax plan` prints; bytes are what one worker sends per step, and it receives as many."""
+    """The table that `parallax plan` prints; its bytes are what one worker sends per step, and it receives as many."""
     trained = [v for v in plan.variables if v.route != NO_ROUTE]
     rest = [v for v in plan.variables if v.route == NO_ROUTE]
     rows = [_COLUMNS, *(_row(v, plan.num_workers) for v in (*trained, *rest))]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-    lines = [f"Plan for {plan.num_workers} worker{'s' if plan.num_workers != 1 else ''}, graph {plan.fingerprint[:12]}"]
+    lines = [f"Plan for {', '.join(_members(plan))}, graph {plan.fingerprint[:12]}"]
     for number, row in enumerate(rows):
         lines.append("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
         if number == 0:
             lines.append("  ".join("-" * width for width in widths))
-    lines.append(_total(trained))
+    on_servers = [v for v in plan.variables if v.route == PS]
+    lines += [_total(trained), *(_server_total(plan, on_servers, server) for server in range(len(plan.servers)))]
     lines.extend(f"note: {note}" for note in plan.notes)
     return "\n".join(lines) + "\n"
 
@@ -38,9 +43,7 @@ def explanation(plan: Plan, name: str) -> str:
     lines.append(f"route {variable.route}: {sent}; {variable.reason}")
     if variable.touched_rows is not None:
         lines.append(f"  at most {variable.touched_rows} of {variable.shape[0]} rows touched by a worker in a step")
-    if variable.owner_rows:
-        owned = ", ".join(f"worker {rank}: {rows}" for rank, rows in enumerate(variable.owner_rows))
-        lines.append(f"  rows owned by {owned}")
+    lines += _owners(plan, variable)
     lines += [f"not {r.route}: {_sent(r)}, {_rounds(r)}{f'; {r.note}' if r.note else ''}" for r in variable.rejected]
     return "\n".join(lines) + "\n"
 
@@ -60,9 +63,60 @@ def bytes_text(count: int | None) -> str:
 def _row(variable: VariablePlan, workers: int) -> tuple[str, ...]:
     shape = "x".join(str(d) for d in variable.shape) or "scalar"
     touched = "" if variable.touched_rows is None else f"<= {variable.touched_rows}"
-    held = f"{workers} owner{'s' if workers != 1 else ''}" if variable.owner_rows else "every worker"
     sent = "" if variable.route == NO_ROUTE else _sent(variable.cost)
+    held = _held_by(variable, workers)
     return (variable.name, variable.cls.value, shape, touched, variable.route, held, sent, variable.reason)
+
+
+def _held_by(variable: VariablePlan, workers: int) -> str:
+    if variable.servers:
+        partitions = [server for part in variable.servers for server in part]
+        return f"{_counted(len(partitions), 'partition')} on {_counted(len(set(partitions)), 'server')}"
+    return _counted(workers, "owner") if variable.owner_rows else "every worker"
+
+
+def _members(plan: Plan) -> list[str]:
+    """The workers and servers of a plan, with their hosts where there are several."""
+    members = [_counted(plan.num_workers, "worker")]
+    if len(plan.hosts) > 1:
+        of_host = (f"{workers} on host {host}" for host, workers in enumerate(plan.hosts) if workers)
+        members[0] += f" ({', '.join(of_host)})"
+    if plan.servers:
+        members.append(_counted(len(plan.servers), "server"))
+        if len(plan.hosts) > 1:
+            of_host = (f"{plan.servers.count(host)} on host {host}" for host in dict.fromkeys(plan.servers))
+            members[1] += f" ({', '.join(of_host)})"
+    return members
+
+
+def _owners(plan: Plan, variable: VariablePlan) -> list[str]:
+    """Who holds which rows, one line each: rows and bytes of the variable itself, without what follows it."""
+    row_bytes = _value_bytes(variable) // max(variable.shape[0], 1) if variable.shape else _value_bytes(variable)
+    partitions = [server for part in variable.servers for server in part]
+    lines = []
+    for owner, rows in enumerate(variable.owner_rows):
+        line = f"{_counted(rows, 'row')}, {bytes_text(rows * row_bytes)}"
+        if not partitions:
+            lines.append(f"  worker {owner} owns {line}")
+            continue
+        if not rows:
+            continue
+        numbers = [str(number) for number, server in enumerate(partitions) if server == owner]
+        more = f", ... ({len(numbers)} of {len(partitions)})" if len(numbers) > _SHOWN_PARTITIONS else ""
+        which = f": partition{'s' if len(numbers) != 1 else ''} {', '.join(numbers[:_SHOWN_PARTITIONS])}{more}"
+        host = f" on host {plan.servers[owner]}" if len(plan.hosts) > 1 else ""
+        lines.append(f"  server {owner}{host} holds {line}{which}")
+    return lines
+
+
+def _value_bytes(variable: VariablePlan) -> int:
+    """Bytes of the whole value; the names of element types end in their bits, but for bool."""
+    bits = re.search(r"\d+$", variable.dtype)
+    return math.prod(variable.shape) * (int(bits[0]) // 8 if bits else 1)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"
 
 
 def _sent(cost: RouteCost) -> str:
@@ -70,11 +124,37 @@ def _sent(cost: RouteCost) -> str:
 
 
 def _rounds(cost: RouteCost) -> str:
-    return f"{cost.rounds} round{'s' if cost.rounds != 1 else ''}"
+    return _counted(cost.rounds, "round")
 
 
 def _total(trained: list[VariablePlan]) -> str:
-    known = sum(v.cost.sent_bytes or 0 for v in trained)
-    unknown = sum(v.cost.sent_bytes is None for v in trained)
-    more = f", and {unknown} variable{'s' if unknown != 1 else ''} of unknown size" if unknown else ""
-    return f"A worker sends at most {bytes_text(known)} per step{more}, and receives as much."
+    """What one worker moves in a step; the bytes of `ps` are those of both directions."""
+    among = [v for v in trained if v.route != PS]
+    served = [v for v in trained if v.route == PS]
+    sent, moved = (bytes_text(sum(v.cost.sent_bytes or 0 for v in some)) for some in (among, served))
+    text = f"A worker sends at most {sent} per step{_unknown(among)}, and receives as much." if among else ""
+    if served:
+        text += (
+            f"{' ' if text else ''}A worker and the servers send each other at most {moved} per step{_unknown(served)}."
+        )
+    return text
+
+
+def _server_total(plan: Plan, variables: list[VariablePlan], server: int) -> str:
+    """What a server holds, and moves in a step for all workers."""
+    held = sent = 0
+    for variable in variables:
+        rows = sum(variable.owner_rows) or 1
+        held += _value_bytes(variable) * variable.owner_rows[server] // rows
+        sent += plan.num_workers * (variable.cost.sent_bytes or 0) * variable.owner_rows[server] // rows
+    host = f" on host {plan.servers[server]}" if len(plan.hosts) > 1 else ""
+    more = _unknown([v for v in variables if v.owner_rows[server]])
+    return (
+        f"Server {server}{host} holds {bytes_text(held)} of variables, and it and the workers send each other at most "
+        f"{bytes_text(sent)} per step{more}."
+    )
+
+
+def _unknown(variables: list[VariablePlan]) -> str:
+    unknown = sum(v.cost.sent_bytes is None for v in variables)
+    return f", and {_counted(unknown, 'variable')} of unknown size" if unknown else ""

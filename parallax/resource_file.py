@@ -1,8 +1,10 @@
 """Reads the file that lists the machines of a job, in either of its two formats.
 
-Lines: `host` or `host: 0,1,2` (GPU numbers) a line, as in Parallax 2019; `#` begins a comment, IPv6 goes in brackets.
+Lines: `host` or `host: 0,1,2` (GPU numbers) a line, as in Parallax 2019, or `host slots=2` (workers without GPU), as in
+Open MPI's hostfiles; `#` begins a comment, IPv6 goes in brackets.
 YAML: `hosts`, a list of such lines or of maps with `address`, `gpus` or `workers`, `servers`, `bandwidth`; and `ssh`
-(`user`, `port`, `key`), `mpirun_options` (list or string), `network` (`interface` or `subnet`).
+(`user`, `port`, `key`, or `agent`: a command in place of ssh), `mpirun_options` (list or string), `network`
+(`interface` or `subnet`), `ports` (`20000-20100` or a list of two: where TensorFlow's servers may listen).
 Every error says file, line, key, what was expected and what was received.
 """
 
@@ -22,7 +24,7 @@ from parallax.cluster import LOOPBACK_NAMES, Cluster, FieldError, Host, Network,
 from parallax.errors import ResourceFileError
 
 HOST_KEYS = ("address", "gpus", "workers", "servers", "bandwidth")
-TOP_KEYS = ("hosts", "ssh", "mpirun_options", "network")
+TOP_KEYS = ("hosts", "ssh", "mpirun_options", "network", "ports")
 
 # The keys of the file that are called differently in the values.
 _KEY_BY_FIELD = {"num_workers": "workers", "num_servers": "servers", "link_bytes_per_s": "bandwidth"}
@@ -31,6 +33,8 @@ _KEY_BY_FIELD = {"num_workers": "workers", "num_servers": "servers", "link_bytes
 _YAML_LINE = re.compile(r"""^(---|\{|hosts\s*:|"hosts"\s*:|'hosts'\s*:)""", re.MULTILINE)
 
 _LINE_FORM = "`host` or `host: 0,1`, IPv6 as `[::1]: 0,1`"
+_SLOTS = re.compile(r"(\S+)\s+slots\s*=\s*(\S*)")
+_PORTS_FORM = "two ports like 20000-20100"
 _BANDWIDTH = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kmgt]?)bit(?:/s)?", re.IGNORECASE)
 _BITS_BY_PREFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
@@ -105,6 +109,10 @@ def _read_lines(text: str, file: str, this_machine: Host | None) -> Cluster:
 
 
 def _host_of_line(entry: str, this_machine: Host | None) -> Host:
+    if slots := _SLOTS.fullmatch(entry):
+        if not re.fullmatch("[0-9]{1,9}", slots[2]):
+            raise FieldError("slots", "a number of workers like slots=2", repr(slots[2]))
+        return Host(_without_brackets(slots[1]), int(slots[2]))
     match = re.fullmatch(r"(\[[^\[\]]*\]|[^:\[\]]*?)\s*(?::([^:]*))?", entry)
     if match is None or not match[1]:
         raise FieldError("host", _LINE_FORM, repr(entry))
@@ -203,8 +211,9 @@ def _read_yaml(text: str, file: str, this_machine: Host | None) -> Cluster:
     ssh = _ssh(top["ssh"]) if "ssh" in top else Ssh()
     network = _network(top["network"]) if "network" in top else Network()
     options = _mpirun_options(top["mpirun_options"]) if "mpirun_options" in top else ()
-    with _on_lines(file, top["hosts"].line, {item.key: item.line for item in items}):
-        return Cluster(hosts, ssh, options, network)
+    ports = _ports(top["ports"]) if "ports" in top else None
+    with _on_lines(file, top["hosts"].line, {**_lines(top), **{item.key: item.line for item in items}}):
+        return Cluster(hosts, ssh, options, network, ports)
 
 
 def _compose(text: str, file: str) -> yaml.Node | None:
@@ -262,12 +271,13 @@ def _bandwidth(value: _Value) -> int:
 
 
 def _ssh(value: _Value) -> Ssh:
-    fields = value.fields(("user", "port", "key"))
+    fields = value.fields(("user", "port", "key", "agent"))
     user = fields["user"].text("a login name") if "user" in fields else None
     port = fields["port"].number("a port from 1 to 65535") if "port" in fields else None
     key = fields["key"].text("the path of a private key") if "key" in fields else None
+    agent = fields["agent"].text("a command that takes the place of ssh") if "agent" in fields else None
     with _on_lines(value.file, value.line, _lines(fields)):
-        return Ssh(user, port, key)
+        return Ssh(user, port, key, agent)
 
 
 def _network(value: _Value) -> Network:
@@ -276,6 +286,19 @@ def _network(value: _Value) -> Network:
     subnet = fields["subnet"].text("a network like 10.0.0.0/16") if "subnet" in fields else None
     with _on_lines(value.file, value.line, _lines(fields)):
         return Network(interface, subnet)
+
+
+def _ports(value: _Value) -> tuple[int, int]:
+    """First and last of a range."""
+    if isinstance(value.node, yaml.SequenceNode):
+        numbers = [item.number("a port") for item in value.items(_PORTS_FORM)]
+        if len(numbers) != 2:
+            raise value.error(_PORTS_FORM, f"a list of {len(numbers)}")
+        return numbers[0], numbers[1]
+    match = re.fullmatch(r"([0-9]{1,5})\s*-\s*([0-9]{1,5})", value.text(_PORTS_FORM))
+    if match is None:
+        raise value.error(_PORTS_FORM)
+    return int(match[1]), int(match[2])
 
 
 def _mpirun_options(value: _Value) -> tuple[str, ...]:

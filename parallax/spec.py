@@ -83,6 +83,7 @@ class VariableSpec:
         slots: the state that follows it.
         unmerged: whether its gradient rows must travel unmerged, because the post-processing has no rule for them.
         ids_per_step: upper bound of the ids a worker looks up in a step, from static shapes; None when unknown.
+        is_counter: whether it has no gradient and a constant is added to it, as to a global step.
     """
 
     name: str
@@ -100,6 +101,7 @@ class VariableSpec:
     slots: tuple[Slot, ...] = ()
     unmerged: bool = False
     ids_per_step: int | None = None
+    is_counter: bool = False
 
     @property
     def rows(self) -> int:

@@ -22,7 +22,9 @@ TOP_LAYER = 4  # its groups may import each other
 HEAVY = ("tensorflow", "horovod", "mpi4py")
 # Modules that own a heavy package and may import it at their top. Keep it short: a plan needs none of them.
 MAY_IMPORT_HEAVY: tuple[str, ...] = (
+    "parallax.runtime.checkpoint.hook",
     "parallax.runtime.hooks",
+    "parallax.runtime.profile",
     "parallax.runtime.session",
     "parallax.runtime.verify",
     "parallax.runtime.worker_session",
@@ -32,7 +34,7 @@ MAY_READ_ENVIRONMENT = (
     "parallax.environment",
     "parallax.runtime.agent",
     "parallax.runtime.control",
-    "parallax.runtime.job",
+    "parallax.runtime.mpirun",
 )
 
 # What makes or checks a plan, or reads its inputs.

@@ -43,11 +43,18 @@ def test_ranks_are_counted_host_by_host_also_when_workers_differ():
         (lambda: Host("a", 1, link_bytes_per_s=0), "link_bytes_per_s: expected more than 0 bytes per second, received"),
         (lambda: Ssh(user="-l"), "user: expected a login name, received '-l'"),
         (lambda: Ssh(port=0), "port: expected a port from 1 to 65535, received 0"),
-        (lambda: Ssh(key=""), "key: expected the path of a private key, received ''"),
+        (lambda: Ssh(key=""), "key: expected the path of a private key, without blanks and colons, received ''"),
+        (lambda: Ssh(key="my key"), "key: expected the path of a private key, without blanks and colons, received 'my"),
+        (lambda: Ssh(agent="a : b"), "agent: expected a command without colons, received 'a : b'"),
+        (lambda: Ssh("me", agent="a"), "agent: expected an agent alone: user, port and key are ssh's, received both"),
         (lambda: Network("eth0", "10.0.0.0/8"), "subnet: expected interface or subnet, not both, received 'eth0' and"),
         (lambda: Network("eth0,eth1"), "interface: expected the name of one network interface, received 'eth0,eth1'"),
         (lambda: Network(subnet="10.0.0.1/8"), "subnet: expected a network like 10.0.0.0/16, host bits zero"),
         (lambda: Network(subnet="10.0.0.1"), "subnet: expected a network like 10.0.0.0/16, host bits zero"),
+        (
+            lambda: Cluster((Host("a", 1),), ports=(9, 8)),
+            "ports: expected two ports from 1 to 65535, the smaller first, received 9-8",
+        ),
         (lambda: Cluster(()), "hosts: expected at least one host, received none"),
         (lambda: Cluster((Host("a", 1), Host("A.", 1))), "hosts[1]: expected each host once, with all its GPUs"),
         (lambda: Cluster((Host("a", 0, num_servers=1),)), "hosts: expected a worker on at least one host, received"),
@@ -140,6 +147,11 @@ def test_lines_give_hosts_in_their_order():
     )
 
 
+def test_lines_may_be_those_of_a_hostfile():
+    text = "a slots=2\n[fe80::1]  slots = 4 # more\nb.example.svc slots=1\nlocalhost slots=3"
+    assert _lines(text).hosts == (Host("a", 2), Host("fe80::1", 4), Host("b.example.svc", 1), Host("localhost", 3))
+
+
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "[::1]"])
 def test_localhost_without_numbers_has_what_this_machine_has(address):
     (host,) = _lines(address).hosts
@@ -173,6 +185,10 @@ def test_a_foreign_host_without_numbers_has_one_worker_without_gpu():
         ("a\nb: 0,-1", "hosts.txt:2: gpus: expected GPU numbers from 0, each once, received [0, -1]"),
         ("a\nb: 1,1", "hosts.txt:2: gpus: expected GPU numbers from 0, each once, received [1, 1]"),
         ("a\nb 0,1", "hosts.txt:2: address: expected a host name or an IP address, received 'b 0,1'"),
+        ("a\nb slots=x", "hosts.txt:2: slots: expected a number of workers like slots=2, received 'x'"),
+        ("b slots=", "hosts.txt:1: slots: expected a number of workers like slots=2, received ''"),
+        ("b slots=0", "hosts.txt:1: workers: expected 1 or more, or 0 on a host with servers, received 0"),
+        ("a slots=2 max_slots=4", "hosts.txt:1: address: expected a host name or an IP address, received 'a slots"),
         ("me@a", "hosts.txt:1: address: expected a host name or an IP address, received 'me@a'"),
         ("[a]: 0", "hosts.txt:1: address: expected a host name or an IP address, received '[a]'"),
     ],
@@ -231,6 +247,22 @@ def test_options_and_interface_may_be_a_list_and_a_name():
     assert cluster.network == Network(interface="eth0")
 
 
+def test_hosts_may_be_reached_by_an_agent():
+    cluster = _yaml("hosts: ['a slots=2']\nssh:\n  agent: kubectl-agent --namespace jobs\n")
+    assert cluster == Cluster((Host("a", 2),), Ssh(agent="kubectl-agent --namespace jobs"))
+    assert cluster.ssh.command == "kubectl-agent --namespace jobs"
+
+
+def test_ssh_asks_nobody_anything():
+    assert Ssh().command == "ssh -o BatchMode=yes"
+    assert Ssh("me", 22, "~/.ssh/id").command == "ssh -o BatchMode=yes -p 22 -l me -i ~/.ssh/id"
+
+
+@pytest.mark.parametrize("ports", ["20000-20100", "[20000, 20100]", "20000 - 20100"])
+def test_ports_may_be_a_range_or_a_list(ports):
+    assert _yaml(f"hosts: [a]\nports: {ports}\n").ports == (20000, 20100)
+
+
 @pytest.mark.parametrize(
     "text", ["hosts: [a]", "# comment\nssh: {port: 1}\nhosts:\n- a", "---\nhosts: [a]", "{hosts: [a]}"]
 )
@@ -244,7 +276,10 @@ def test_yaml_is_known_by_its_content(text):
         ("", "c.yaml:1: hosts: expected a list of hosts, received an empty file"),
         ("# none\n", "c.yaml:1: hosts: expected a list of hosts, received an empty file"),
         ("\nssh: {}\n", "c.yaml:2: hosts: expected a list of hosts, received no such key"),
-        ("- a\n", "c.yaml:1: file: expected a map with keys of hosts, ssh, mpirun_options, network, received a list"),
+        (
+            "- a\n",
+            "c.yaml:1: file: expected a map with keys of hosts, ssh, mpirun_options, network, ports, received a list",
+        ),
         (
             "hosts: [a]\nnodes: 1\n",
             "c.yaml:2: nodes: expected a map with keys of hosts, ssh, mpirun_options, network, ",
@@ -296,7 +331,7 @@ def test_yaml_is_known_by_its_content(text):
             "c.yaml:3: bandwidth: expected a rate in bits per second like 10g",
         ),
         ("hosts:\n- address: a\n  bandwidth: 0gbit\n", "c.yaml:3: bandwidth: expected more than 0 bytes per second"),
-        ("hosts: [a]\nssh: me\n", "c.yaml:2: ssh: expected a map with keys of user, port, key, received 'me'"),
+        ("hosts: [a]\nssh: me\n", "c.yaml:2: ssh: expected a map with keys of user, port, key, agent, received 'me'"),
         ("hosts: [a]\nssh:\n  user:\n", "c.yaml:3: user: expected a login name, received nothing"),
         ("hosts: [a]\nssh:\n  user: a b\n", "c.yaml:3: user: expected a login name, received 'a b'"),
         (
@@ -309,6 +344,14 @@ def test_yaml_is_known_by_its_content(text):
             "c.yaml:2: mtu: expected a map with keys of interface, subnet, received the",
         ),
         ("hosts: [a]\nnetwork:\n  subnet: 10.0.0.1/8\n", "c.yaml:3: subnet: expected a network like 10.0.0.0/16"),
+        ("hosts: [a]\nports: 20000\n", "c.yaml:2: ports: expected two ports like 20000-20100, received 20000 (int)"),
+        (
+            "hosts: [a]\nports: [1, 2, 3]\n",
+            "c.yaml:2: ports: expected two ports like 20000-20100, received a list of 3",
+        ),
+        ("hosts: [a]\nports: 5-x\n", "c.yaml:2: ports: expected two ports like 20000-20100, received '5-x'"),
+        ("ports: 9-8\nhosts: [a]\n", "c.yaml:1: ports: expected two ports from 1 to 65535, the smaller first"),
+        ("hosts: [a]\nssh:\n  agent: x\n  user: y\n", "c.yaml:3: agent: expected an agent alone"),
         (
             "hosts: [a]\nmpirun_options: {}\n",
             "c.yaml:2: mpirun_options: expected a list of words or one string, received",

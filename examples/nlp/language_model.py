@@ -225,12 +225,11 @@ def evaluate(sess: Any, model: Model, text: Text, worker_id: int, num_workers: i
 
     For the unigram model the text trained on is read once more, to count its words.
     """
-    from mpi4py import MPI  # here, since only a worker is part of an MPI job
 
     def read_share(lines: Iterable[str]) -> Iterator[list[int]]:
         return encode(share(lines, worker_id, num_workers), text.vocabulary)
 
-    join = MPI.COMM_WORLD.allreduce
+    join = sess.workers.allreduce
     nats, state = 0.0, zero_state(model)
     batch, unroll = (int(size) for size in model.inputs.shape)
     for held in make_batches(read_share(text.heldout()), text.vocabulary.boundary, batch, unroll):

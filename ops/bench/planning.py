@@ -70,6 +70,7 @@ def measure(graph: Any, workers: int) -> dict[str, float]:
     from parallax.analysis.classify import classify
     from parallax.analysis.planner import make_plan, part_routes
     from parallax.analysis.propagate import propagate
+    from parallax.plan import one_host
     from parallax.transform.edit import Worker
     from parallax.transform.pipeline import transform
 
@@ -85,7 +86,7 @@ def measure(graph: Any, workers: int) -> dict[str, float]:
     lap("capture")
     spec, sources = classify(captured)
     lap("classify")
-    plan = make_plan(spec, workers)
+    plan = make_plan(spec, one_host(workers))
     lap("plan")
     decisions = propagate(captured, sources, part_routes(spec, plan))
     lap("propagate")

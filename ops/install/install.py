@@ -40,8 +40,15 @@ def main() -> None:
     horovod = ["--require-hashes", "--no-deps", "--no-build-isolation", "--no-cache-dir"]
     _run([*pip, *horovod, "-r", str(HERE / "horovod.lock")], _horovod_environment(folder))
     _run([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT)], os.environ)
+    _run(listen_library_argv(folder), os.environ)
     stamp.write_text(wanted)
     _say(f"done in {time.monotonic() - began:.0f} s")
+
+
+def listen_library_argv(folder: Path) -> list[str]:
+    """The command that builds the library with which TensorFlow's servers listen on one address only."""
+    library = str(folder / "lib" / "libparallax_listen.so")
+    return ["cc", "-O2", "-shared", "-fPIC", "-o", library, str(HERE / "listen_address.c"), "-ldl"]
 
 
 def _fingerprint() -> str:
@@ -60,7 +67,7 @@ def _check_machine() -> None:
         )
     if sys.platform != "linux" or os.uname().machine != "x86_64":
         sys.exit(f"Parallax supports Linux on x86-64, and this is {sys.platform} on {os.uname().machine}.")
-    missing = [tool for tool in ("g++", "make") if shutil.which(tool) is None]
+    missing = [tool for tool in ("cc", "g++", "make") if shutil.which(tool) is None]
     if missing:
         sys.exit(f"Horovod is compiled here and needs {' and '.join(missing)}: install a C++ compiler and make.")
     try:

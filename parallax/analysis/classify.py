@@ -166,6 +166,7 @@ def _variable(case: _Case, parts: list[CapturedVariable]) -> VariableSpec:
         slots=_slots(case, first.logical_name, ops),
         unmerged=any(case.routes.get(op) == "raw" for op in ops),
         ids_per_step=_ids_bound(case, lookups),
+        is_counter=not updates and any(_is_counted(case.captured, op) for op in ops),
     )
 
 
@@ -192,6 +193,16 @@ def _class(
     if reasons:
         return VariableClass.NOT_SHARDABLE, reasons[0], (*evidence, reasons[0])
     return VariableClass.SPARSE, "", evidence
+
+
+def _is_counted(captured: Captured, variable: str) -> bool:
+    """Whether an op adds a constant to a variable."""
+    view = captured.view
+    for edge in view.consumers(f"{variable}:0"):
+        state = state_op(view.op(edge.node), len(view.inputs(edge.node)))
+        if state is not None and state.kind == "delta" and view.constant(view.inputs(edge.node)[1]) is not None:
+            return True
+    return False
 
 
 def _lookups(case: _Case, ops: list[str]) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ one worker sends; it receives as many. Simplified: all workers touch equally man
 
 from __future__ import annotations
 
-from parallax.plan import ALLGATHER, ALLREDUCE, ALLTOALL, RouteCost
+from parallax.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, RouteCost
 from parallax.spec import VariableSpec
 
 
@@ -35,6 +35,21 @@ def alltoall_cost(variable: VariableSpec, workers: int, touched_rows: int | None
         return RouteCost(ALLTOALL, None, 3)
     row_bytes = id_bytes(variable, workers) + 2 * variable.width * variable.dtype_bytes
     return RouteCost(ALLTOALL, (workers - 1) * touched_rows * row_bytes // workers, 3)
+
+
+def ps_cost(variable: VariableSpec, workers: int, touched_rows: int | None, by_row: bool) -> RouteCost:
+    """What one worker sends to servers, and the servers to it.
+
+    By row: ids out, rows back, gradient rows with their ids out: u (i + 8 + 2de), for accumulators number rows in 8
+    bytes. Whole: the gradient out, the new value back: 2w. All of it crosses from one process to another, also where
+    both are on one host.
+    """
+    if not by_row:
+        return RouteCost(PS, 2 * variable.value_bytes, 2)
+    if touched_rows is None:
+        return RouteCost(PS, None, 4)
+    row_bytes = id_bytes(variable, workers) + 8 + 2 * variable.width * variable.dtype_bytes
+    return RouteCost(PS, touched_rows * row_bytes, 4)
 
 
 def id_bytes(variable: VariableSpec, workers: int) -> int:

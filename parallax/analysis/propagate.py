@@ -8,20 +8,24 @@ result names nodes and edges only (decisions.py) and needs neither Horovod nor a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from parallax.analysis import rules
 from parallax.analysis.capture import Captured
 from parallax.analysis.gradients import gradient_updates
 from parallax.analysis.marking import Kinds, mark, piece_kinds
+from parallax.analysis.owned import owned_nodes
 from parallax.analysis.walk import Walk
 from parallax.decisions import (
     Broadcast,
     Collect,
     Decisions,
     GatherRows,
+    Placement,
     Push,
     SliceRows,
     Table,
+    Terms,
 )
 from parallax.graph_view import split_tensor
 from parallax.spec import GradientSource
@@ -32,21 +36,27 @@ def propagate(
     sources: tuple[GradientSource, ...],
     routes: Mapping[str, str],
     equal_randomness: bool = False,
+    placed: Mapping[str, Placement] | None = None,
+    terms: Terms | None = None,
 ) -> Decisions:
     """Decides what must change so that N workers train as one process would.
 
     Args:
         captured: the graph.
         sources: where autodiff delivers gradients (gradients.find_gradients).
-        routes: variable op -> `alltoall`, `allgather`, `allreduce` or `raw`, for every part whose gradient comes as
-            IndexedSlices; dense gradients are always all-reduced.
+        routes: variable op -> `alltoall`, `allgather`, `allreduce`, `ps` or `raw`, for every part whose gradient comes
+            as IndexedSlices; dense gradients are all-reduced unless their variable is placed on servers.
         equal_randomness: whether all workers draw the same random numbers (for verification).
+        placed: variable op -> where servers hold it.
+        terms: on what terms the workers train together.
 
     Raises:
         NoRule: a part's route cannot be carried out; the message names the op.
         GraphError: no route can make this graph right.
     """
-    tables = {part: _table(captured, part) for part, route in sorted(routes.items()) if route == "alltoall"}
+    placed = placed or {}
+    spread = {part for part, route in routes.items() if route == "alltoall"}
+    tables = {part: _table(captured, part, placed.get(part)) for part in sorted(spread | placed.keys())}
     updates = gradient_updates(captured, sources)
     initializers = {v.initializer for v in captured.variables.values() if v.initializer}
     order = captured.view.topological_order()
@@ -77,16 +87,26 @@ def propagate(
             rules.visit(walk, node)
         found = piece_kinds(walk)
         if not walk.new_members.keys() - table_of.keys() and not walk.new_own - own and found == kinds:
-            return _decisions(walk)
+            return _decisions(walk, terms or Terms())
         kinds = found
         table_of = {**table_of, **walk.new_members}
         own = own | walk.new_own
 
 
-def _table(captured: Captured, part: str) -> Table:
+def _table(captured: Captured, part: str, placement: Placement | None) -> Table:
     variable = captured.variables[part]
-    rows, *row_shape = variable.part.shape
-    return Table(part, rows, tuple(row_shape), variable.dtype, (part,), variable.logical_name)
+    shape = variable.part.shape
+    return Table(
+        op=part,
+        rows=variable.part.rows,
+        row_shape=shape[1:],
+        dtype=variable.dtype,
+        members=(part,),
+        variable=variable.logical_name,
+        servers=placement.servers if placement else (),
+        mirrored=placement.mirrored if placement else False,
+        is_scalar=not shape,
+    )
 
 
 def _is_update_read(walk: Walk, node: str) -> bool:
@@ -94,7 +114,7 @@ def _is_update_read(walk: Walk, node: str) -> bool:
     return node in walk.training and walk.view.op(node) not in ("Identity", *rules.VARIABLES)
 
 
-def _decisions(walk: Walk) -> Decisions:
+def _decisions(walk: Walk, terms: Terms) -> Decisions:
     for placeholder in sorted(walk.fed):
         edges = tuple(walk.view.consumers(f"{placeholder}:0"))
         walk.broadcasts.append(Broadcast(f"{placeholder}:0", edges))
@@ -117,7 +137,7 @@ def _decisions(walk: Walk) -> Decisions:
         if state.kind == "rows" and node not in walk.training and node not in walk.initial:
             walk.gather_rows(tensor, str(state.key[0]))  # for whoever fetches what is computed from a table
     members = {t: tuple(sorted(m for m, of in walk.table_of.items() if of == t)) for t in walk.tables}
-    tables = [Table(t.op, t.rows, t.row_shape, t.dtype, members[t.op], t.variable) for t in walk.tables.values()]
+    tables = [replace(t, members=members[t.op]) for t in walk.tables.values()]
     rows = [t for t, s in walk.states.items() if s.kind in ("rows", "touched", "touched_indices", "map")]
     gathers = tuple(
         GatherRows(tensor, tuple(edges), table)
@@ -140,4 +160,7 @@ def _decisions(walk: Walk) -> Decisions:
         held_by_row=tuple(sorted(set(rows) - {g.tensor for g in gathers})),
         initial_random_ops=tuple(sorted(n for n in walk.initial if rules.is_random(walk.view.op(n)))),
         local_variables=tuple(sorted(walk.own)),
+        scatters=tuple(walk.scatters),
+        owned=owned_nodes(walk),
+        terms=terms,
     )

@@ -13,8 +13,9 @@ from parallax.analysis.marking import concatenated, merged_ids, root
 from parallax.analysis.states import BATCH, LOCAL, PLAIN, SAME, State, worst
 from parallax.analysis.update_ops import op_definition, state_op
 from parallax.analysis.walk import Merge, NoRule, Walk, part_of, set_handle
-from parallax.decisions import AllReduce
+from parallax.decisions import AllReduce, Scatter
 from parallax.graph_view import Edge, split_tensor
+from parallax.shard import SHARD_ID, mark_of
 from parallax.spec import GradientSource
 
 _RANDOM = re.compile(
@@ -94,6 +95,9 @@ def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple
 
 def _placeholder(walk: Walk, node: str) -> State:
     """A scalar may be a learning rate, equal everywhere; everything else is this worker's part of the batch."""
+    mark = mark_of(walk.view.nodes[node])
+    if mark:
+        return LOCAL if mark == SHARD_ID else SAME
     shape = walk.view.shape(f"{node}:0")
     if shape == () and walk.view.nodes[node].attr["dtype"].type == _STRING:
         return SAME  # the name of a file
@@ -144,7 +148,7 @@ def _plain(walk: Walk, node: str, slot: int) -> State:
     tensor, op = walk.view.inputs(node)[slot], walk.view.op(node)
     if state.kind == "handle":
         variable = state.key[0]
-        if variable not in walk.table_of:
+        if walk.value_state(variable).kind != "rows":
             return walk.value_state(variable)
         if walk.view.op(variable) != "VarHandleOp":
             state = walk.value_state(variable)
@@ -170,9 +174,14 @@ def _all_reduce_gradient(walk: Walk, node: str) -> None:
             if walk.states[tensor] == SAME or any((tensor, n) in walk.marked for n in source.outside):
                 continue
             edges = tuple(e for e in walk.view.consumers(tensor) if e.node in source.outside)
-            if edges:
+            if not edges:
+                continue
+            state = walk.marked_gradient(source.part)
+            if state == SAME:
                 walk.all_reduces.append(AllReduce(tensor, edges, "mean"))
-                walk.marked.update({(tensor, e.node): SAME for e in edges})
+            else:
+                walk.scatters.append(Scatter(tensor, edges, source.part))
+            walk.marked.update({(tensor, e.node): state for e in edges})
 
 
 def _depth(walk: Walk, node: str, op: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parallax.analysis.states import SAME, State
-from parallax.analysis.walk import Walk, read_value
+from parallax.analysis.walk import NoRule, Walk, read_value, server_table
 from parallax.graph_view import Edge
 
 
@@ -14,6 +14,7 @@ def switch(walk: Walk, node: str, states: list[State]) -> bool:
     inside = node in walk.initial or walk.view.op(node) == "RefSwitch"
     if state.kind != "rows" or node in walk.training or not inside:
         return False
+    _refuse_on_servers(walk, node, state)
     walk.set_all(node, state)
     return True
 
@@ -44,12 +45,18 @@ def conditional(walk: Walk, node: str, states: list[State]) -> bool:
     if len(rows) != 1 or any(s not in rows and s != SAME for s in kinds):
         return False
     (state,) = rows
+    _refuse_on_servers(walk, node, state)
     for slot, kind in zip(slots, kinds, strict=True):
         if kind == SAME:
             walk.slice_rows(state.key[0], Edge(node, slot + 1))
     walk.conditionals.append(node)
     walk.set_all(node, state)
     return True
+
+
+def _refuse_on_servers(walk: Walk, node: str, state: State) -> None:
+    if table := server_table(walk, state):
+        raise NoRule(table, f"the initial value of another variable asks in {node!r} whether it has one")
 
 
 def _passed_through(walk: Walk, node: str) -> list[int] | None:

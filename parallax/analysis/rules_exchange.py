@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parallax.analysis.states import PLAIN, SAME, State, worst
-from parallax.analysis.walk import Merge, NoRule, Walk, part_of, read_value, sum_over_workers
+from parallax.analysis.walk import Merge, NoRule, Walk, part_of, read_value, sum_of_parts
 from parallax.decisions import Lookup
 from parallax.graph_view import Edge
 
@@ -80,7 +80,7 @@ def segment_sum(walk: Walk, node: str, states: list[State]) -> bool:
         walk.set_all(node, State("touched", segments.key) if part in walk.table_of else SAME)
         return True
     if segments.kind == "indices" and _paired(walk, values, segments.key):
-        sum_over_workers(walk, node, "sum")
+        sum_of_parts(walk, node, values, "sum")
         return True
     return False
 

@@ -10,7 +10,7 @@ import math
 from parallax.analysis import rules_branches, rules_exchange
 from parallax.analysis.states import ALONG_ROWS, PLAIN, SAME, State
 from parallax.analysis.update_ops import SEGMENT_LOOKUPS
-from parallax.analysis.walk import Walk, part_of, read_value, sum_over_workers
+from parallax.analysis.walk import Walk, part_of, read_value, sum_of_parts
 from parallax.decisions import WholeShape
 from parallax.graph_view import Edge, split_tensor
 
@@ -101,14 +101,15 @@ def _reduction(walk: Walk, node: str, states: list[State]) -> bool:
     kind = _REDUCTIONS[walk.view.op(node)]
     if kind != "sum" and set(state.key) & {s.tensor for s in walk.shared_rows}:
         return False  # the zeros that stand for rows of worker 0 would count
-    sum_over_workers(walk, node, kind, walk.view.inputs(node)[0] if kind == "rows_mean" else "")
+    sum_of_parts(walk, node, state, kind, walk.view.inputs(node)[0] if kind == "rows_mean" else "")
     return True
 
 
 def _l2_loss(walk: Walk, node: str, states: list[State]) -> bool:
-    if read_value(walk, states[0]).kind not in ALONG_ROWS or walk.depth[node]:
+    state = read_value(walk, states[0])
+    if state.kind not in ALONG_ROWS or walk.depth[node]:
         return False
-    sum_over_workers(walk, node, "sum")
+    sum_of_parts(walk, node, state, "sum")
     return True
 
 
@@ -186,7 +187,7 @@ def _concat(walk: Walk, node: str, states: list[State]) -> bool:
 def _size(walk: Walk, node: str, states: list[State]) -> bool:
     if states[0].kind not in ("values", "indices"):
         return _shape(walk, node, states) if states[0].kind != "rows" else False
-    sum_over_workers(walk, node, "sum")
+    sum_of_parts(walk, node, states[0], "sum")
     return True
 
 

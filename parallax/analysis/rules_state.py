@@ -95,7 +95,7 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
     if along is not None:
         table = walk.tables[along.key[0]]
         shape = walk.captured.variables[variables[0]].part.shape
-        if not shape or shape[0] != table.rows:
+        if not _follows(walk, table.op, variables[0]):
             raise NoRule(
                 table.op, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r} of shape {list(shape)}"
             )
@@ -148,9 +148,16 @@ def _unknown(walk: Walk, node: str, state: StateOp, variable: str) -> None:
 def _join(walk: Walk, table: str, variables: list[str]) -> None:
     """Slot variables are spread with the table they follow."""
     for variable in variables:
-        shape = walk.captured.variables[variable].part.shape
-        if walk.table_of.get(variable) != table and shape and shape[0] == walk.tables[table].rows:
+        if walk.table_of.get(variable) != table and _follows(walk, table, variable):
             walk.new_members[variable] = table
+
+
+def _follows(walk: Walk, table: str, variable: str) -> bool:
+    """Whether a variable's shape lets its rows lie beside those of a table."""
+    shape = walk.captured.variables[variable].part.shape
+    if walk.tables[table].is_scalar:
+        return not shape
+    return bool(shape) and shape[0] == walk.tables[table].rows
 
 
 def _joined(walk: Walk, values: State, indices: State) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from parallax.analysis.capture import Captured
 from parallax.analysis.states import LOCAL, SAME, State
-from parallax.decisions import AllReduce, Broadcast, Lookup, Piece, Scale, SharedRows, Table, WholeShape
+from parallax.decisions import AllReduce, Broadcast, Lookup, Piece, Scale, Scatter, SharedRows, Table, WholeShape
 from parallax.errors import ParallaxError
 from parallax.graph_view import Edge, GraphView
 from parallax.spec import GradientSource
@@ -42,7 +42,7 @@ class Walk:
         captured: the graph.
         sources: where autodiff delivers gradients.
         routes: variable op -> route, for every part whose gradient comes as IndexedSlices.
-        tables: table op -> table, for the parts routed by `alltoall`.
+        tables: table op -> table, for the parts whose rows have owners.
         table_of: variable op -> table op, slot variables included.
         own: variable ops that each worker keeps for itself.
         shared: variable ops that training writes: they must be equal on all workers.
@@ -76,6 +76,7 @@ class Walk:
     new_own: set[str] = field(default_factory=set)
     fed: set[str] = field(default_factory=set)
     scales: list[Scale] = field(default_factory=list)
+    scatters: list[Scatter] = field(default_factory=list)
     shared_rows: list[SharedRows] = field(default_factory=list)
     all_reduces: list[AllReduce] = field(default_factory=list)
     broadcasts: list[Broadcast] = field(default_factory=list)
@@ -101,10 +102,18 @@ class Walk:
         return [self.state_at(node, slot) for slot in range(len(self.view.inputs(node)))]
 
     def value_state(self, variable: str) -> State:
-        """The state of a variable's value."""
-        if variable in self.table_of:
+        """The state of a variable's value, as a reader finds it."""
+        if variable in self.table_of and not self.is_mirrored(variable):
             return State("rows", (self.table_of[variable],))
         return LOCAL if variable in self.own else SAME
+
+    def is_mirrored(self, variable: str) -> bool:
+        """Whether every worker has a copy of this variable, although its rows have owners."""
+        return variable in self.tables and self.tables[variable].mirrored
+
+    def marked_gradient(self, part: str) -> State:
+        """What a dense gradient of a variable is outside autodiff: whole everywhere, or the owners' rows."""
+        return State("rows", (part,)) if self.is_mirrored(part) else SAME
 
     def set_all(self, node: str, state: State) -> None:
         """Gives every output of a node one state."""
@@ -144,14 +153,33 @@ def read_value(walk: Walk, state: State) -> State:
 def set_handle(walk: Walk, node: str, variable: str) -> None:
     """The node's outputs are the variable itself; a reference may be fetched, and then means the whole value."""
     walk.set_all(node, State("handle", (variable,)))
-    if variable in walk.table_of and walk.view.op(variable) != "VarHandleOp":
+    if walk.value_state(variable).kind == "rows" and walk.view.op(variable) != "VarHandleOp":
         for tensor in walk.view.outputs(node):
             walk.gather_rows(tensor, walk.table_of[variable])
 
 
-def sum_over_workers(walk: Walk, node: str, kind: str, weight: str = "") -> None:
-    """The result is a part of what the one process has: all workers' parts are put together."""
+def sum_of_parts(walk: Walk, node: str, summed: State, kind: str, weight: str = "") -> None:
+    """The result is a part of what the one process has: the parts of all workers, or of all owners, are put together.
+
+    Args:
+        walk: the walk.
+        node: what gives a part.
+        summed: the state of what it is computed from.
+        kind: how parts are put together (decisions.AllReduce).
+        weight: for a mean, what was averaged.
+    """
     tensor = f"{node}:0"
     edges = tuple(walk.view.consumers(tensor))
-    walk.all_reduces.append(AllReduce(tensor, edges, kind, weight))
+    table = server_table(walk, summed)
+    walk.all_reduces.append(AllReduce(tensor, edges, kind, weight, table))
     walk.set_all(node, SAME)
+
+
+def server_table(walk: Walk, state: State) -> str:
+    """The table on servers whose owners hold what has this state; empty for everything else."""
+    if state.kind == "extent":
+        return server_table(walk, state.key[0])
+    if state.kind not in ("rows", "touched", "touched_indices", "map"):
+        return ""
+    table = str(state.key[0])
+    return table if table in walk.tables and walk.tables[table].servers else ""

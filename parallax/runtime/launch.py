@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,14 +25,16 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import BinaryIO
 
 from parallax.runtime.frames import Control, Demultiplexer, Exit, Start, Text, decode_frame
-from parallax.runtime.job import Job, find_mpirun, mpirun_argv, mpirun_environment
+from parallax.runtime.job import Job
+from parallax.runtime.mpirun import check_startable, mpirun_argv, mpirun_environment, this_launcher
 from parallax.runtime.outcome import Ending, Judge, signal_name
+from parallax.runtime.output_files import OutputFiles
 from parallax.runtime.processes import JOB_ID, end_processes, tied_argv
 from parallax.runtime.relay import Relay
+from parallax.runtime.scratch import remove_scratch
 from parallax.runtime.stall import StallWatch
 
 EXIT_STALLED = 124
@@ -46,7 +47,7 @@ _READ_BYTES = 1 << 16
 
 
 def launch(job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = None) -> int:
-    """Runs `job` on this machine until it has ended, and leaves no process of it.
+    """Runs `job` on its hosts until it has ended, and leaves no process of it.
 
     Args:
         job: what to run.
@@ -57,23 +58,25 @@ def launch(job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = N
         The job's exit status (see above).
 
     Raises:
-        LaunchError: there is no mpirun.
+        LaunchError: there is no mpirun, or something else that the job needs on this machine, or a file for the ranks'
+            output cannot be made.
     """
-    mpirun = find_mpirun()
+    launcher = this_launcher()
+    check_startable(job, launcher)
     job_id = uuid.uuid4().hex
     sys.stdout.flush()
-    relay = Relay(stdout or sys.stdout.buffer, stderr or sys.stderr.buffer)
+    files = OutputFiles(job.output_folder, job.rank_names) if job.output_folder is not None else None
+    relay = Relay(stdout or sys.stdout.buffer, stderr or sys.stderr.buffer, job.label_of, files)
     watch = _Watch(job, relay)
     with _caught_signals() as caught:
-        argv = mpirun_argv(job, mpirun, sys.executable, as_root=os.geteuid() == 0)
-        process = _start(argv, mpirun_environment(job, job_id))
+        process = _start(mpirun_argv(job, launcher), mpirun_environment(job, job_id, launcher), job.input)
         try:
             ending = _run(process, watch, caught)
         finally:
             _end(process)
             left = end_processes({JOB_ID: job_id}, _STRAY_GRACE_S)
             if process.returncode < 0:
-                _remove_scratch(watch.scratch)
+                remove_scratch(watch.scratch)
     return _report(ending, left, relay)
 
 
@@ -83,7 +86,7 @@ class _Watch:
     def __init__(self, job: Job, relay: Relay) -> None:
         self.relay = relay
         self._is_unread = False  # nobody reads what is printed
-        self.judge = Judge(job.num_workers)
+        self.judge = Judge(job.num_ranks, job.name_of)
         self.stalls = StallWatch(job.num_workers, job.stall_timeout_s)
         self.scratch: set[str] = set()
         self._stdout = Demultiplexer()
@@ -155,16 +158,20 @@ class _Watch:
             self.relay.say(f"[mpirun] {line}")
 
 
-def _start(argv: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        # SIGTERM, not SIGKILL: mpirun then ends its ranks and removes its files.
-        tied_argv(sys.executable, argv, os.getpid(), signal.SIGTERM),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,  # Ctrl-C reaches the launcher alone
-    )
+def _start(argv: list[str], environment: dict[str, str], given: bytes) -> subprocess.Popen[bytes]:
+    # A file in memory: nobody has to stand by and write while mpirun reads at its own pace.
+    with os.fdopen(os.memfd_create("parallax-input"), "w+b") as file:
+        file.write(given)
+        file.seek(0)
+        return subprocess.Popen(
+            # SIGTERM, not SIGKILL: mpirun then ends its ranks and removes its files.
+            tied_argv(sys.executable, argv, os.getpid(), signal.SIGTERM),
+            stdin=file,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches the launcher alone
+        )
 
 
 def _run(process: subprocess.Popen[bytes], watch: _Watch, caught: list[int]) -> Ending:
@@ -225,16 +232,6 @@ def _caught_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-def _remove_scratch(patterns: set[str]) -> None:
-    """Removes what a killed mpirun could not: its session folder and the ranks' shared memory."""
-    for pattern in sorted(patterns):
-        for path in Path("/").glob(pattern.lstrip("/")):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
 
 
 def _report(ending: Ending, left: tuple[int, ...], relay: Relay) -> int:

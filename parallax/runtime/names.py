@@ -14,8 +14,10 @@ from typing import Any
 from parallax.errors import SessionError
 from parallax.graph_view import GraphView, split_tensor
 from parallax.transform.pipeline import WorkerGraph
+from parallax.transform.together import MEETINGS
 
 _READS = ("Identity", "ReadVariableOp")
+_GIVES = ("AccumulatorApplyGradient", "SparseAccumulatorApplyGradient")
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _NAMED = 6  # fetches that a message lists
 
@@ -90,8 +92,15 @@ class Names:
             )
 
     def _digest(self, runs: set[str]) -> str:
-        collectives = sorted(n for n in runs if self._worker_view.op(n).startswith("Horovod"))
+        collectives = sorted({self._meeting(n) for n in runs} - {""})
         return hashlib.sha256("\n".join(collectives).encode()).hexdigest()[:16] if collectives else ""
+
+    def _meeting(self, node: str) -> str:
+        """What workers meet in at a node, by a name that all have; empty when they do not meet there."""
+        op = self._worker_view.op(node)
+        if node.startswith(MEETINGS):
+            return "/".join(node.split("/")[:3])
+        return node if op.startswith("Horovod") or op in _GIVES else ""
 
     def _worker_name(self, name: str) -> str:
         whole = self._worker_graph.whole

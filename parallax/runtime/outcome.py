@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from parallax.runtime.frames import Control, Exit, Frame
 from parallax.runtime.stall import name_ranks
 
+_LAST_STATUS = 127
 EXIT_UNKNOWN = 1  # the rank failed without a status of its own
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -25,6 +26,9 @@ _SETTLE_S = 0.3  # for a cause that is told after its consequence
 _RULE = re.compile(r"-{60,}")
 # What mpirun prints of any failed job. The ending says the same with the rank's own words.
 _VERDICTS = ("Primary job  terminated", "mpirun detected that one or more", "mpirun noticed that process rank")
+# A race of Open MPI with its own child, without consequence.
+_NOISE = "plm:rsh: Warning: setpgid("
+_LOST = re.compile(r"\s*Remote daemon: .* on node (\S+)")
 _NOTICED = re.compile(r"process rank (\d+)\s.*exited on\s+signal\s+(\d+)", re.DOTALL)
 
 
@@ -49,11 +53,13 @@ class _Failure:
 class Judge:
     """Follows a job's frames and mpirun's words."""
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_ranks: int, name_of: Callable[[int], str]) -> None:
         self._status_by_rank: dict[int, int] = {}
-        self._num_workers = num_workers
+        self._num_ranks = num_ranks
+        self._name_of = name_of
         self._failure: _Failure | None = None
         self._noticed: tuple[int, int] | None = None  # (rank, signal) of a supervisor's death
+        self._lost_host: str | None = None
         self._block: list[str] | None = None  # lines since mpirun's last rule of dashes
         self._held_back: list[str] = []
 
@@ -68,6 +74,11 @@ class Judge:
 
     def hear(self, line: str) -> list[str]:
         """Takes in one line of mpirun's own words; returns the lines that the user shall see now."""
+        if _NOISE in line:
+            return []
+        lost = _LOST.match(line)
+        if lost and self._lost_host is None:
+            self._lost_host = lost.group(1)
         if not _RULE.fullmatch(line):
             if self._block is None:
                 return [line]
@@ -105,18 +116,30 @@ class Judge:
         """
         if self._noticed is not None and self._noticed[0] not in self._status_by_rank:
             rank, number = self._noticed
-            what = f"rank {rank} is lost: its supervisor {_how(-number)}. The job was ended."
-            return Ending(128 + number, _with_words(what, rank, "", tail(rank)))
+            name = self._name_of(rank)
+            what = f"{name} is lost: its supervisor {_how(-number)}. The job was ended."
+            return Ending(128 + number, _with_words(what, name, "", tail(rank)))
         if self._failure is not None:
             rank, error = self._failure.rank, self._failure.error
-            what = f"rank {rank} {_how(self._failure.status)}. The job was ended."
-            return Ending(_exit_status(self._failure.status), _with_words(what, rank, error, tail(rank)))
-        silent = [rank for rank in range(self._num_workers) if rank not in self._status_by_rank]
+            name = self._name_of(rank)
+            what = f"{name} {_how(self._failure.status)}. The job was ended."
+            return Ending(_exit_status(self._failure.status), _with_words(what, name, error, tail(rank)))
+        silent = [rank for rank in range(self._num_ranks) if rank not in self._status_by_rank]
         if mpirun_status == 0 and not silent:
             return Ending(0)
+        if self._lost_host is not None:
+            what = (
+                f"host {self._lost_host} is lost: it is down, or mpirun's daemon there was killed. The job was ended."
+            )
+            return Ending(EXIT_UNKNOWN, what)
         what = f"mpirun {_how(mpirun_status) if mpirun_status else 'ended'}"
-        what += f" before {name_ranks(silent)} had ended." if silent else ", though no rank failed."
-        return Ending(_exit_status(mpirun_status), "\n".join([what, *self._held_back[-_SAID_LINES:]]))
+        what += f" before {self._names(silent)} had ended." if silent else ", though no rank failed."
+        # mpirun's own statuses above 127 (a daemon that did not start: 255) are no signals.
+        status = EXIT_UNKNOWN if mpirun_status > _LAST_STATUS else _exit_status(mpirun_status)
+        return Ending(status, "\n".join([what, *self._held_back[-_SAID_LINES:]]))
+
+    def _names(self, ranks: Sequence[int]) -> str:
+        return self._name_of(ranks[0]) if len(ranks) == 1 else name_ranks(ranks)
 
     def _cause(self, ended: Exit, now_s: float) -> _Failure | None:
         """What counts as the first failure now that a rank has ended by itself."""
@@ -152,12 +175,12 @@ def _how(status: int | None) -> str:
     return f"was killed by {signal_name(-status)}{reason}"
 
 
-def _with_words(what: str, rank: int, error: str, tail: Sequence[str]) -> str:
+def _with_words(what: str, name: str, error: str, tail: Sequence[str]) -> str:
     if error:
-        return f"{what}\nTraceback of rank {rank}:\n{error.rstrip()}"
+        return f"{what}\nTraceback of {name}:\n{error.rstrip()}"
     lines = list(tail)
     if _TRACEBACK in lines:
         lines = lines[lines.index(_TRACEBACK) :]
     if not lines:
         return f"{what} It wrote nothing on stderr."
-    return "\n".join([f"{what}\nLast lines of rank {rank} on stderr:", *lines])
+    return "\n".join([f"{what}\nLast lines of {name} on stderr:", *lines])

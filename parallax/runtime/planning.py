@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from parallax.analysis.capture import Captured, capture
 from parallax.analysis.classify import classify
-from parallax.analysis.planner import make_plan, part_routes
+from parallax.analysis.planner import make_plan, part_routes, placements, terms_of
 from parallax.analysis.propagate import propagate
+from parallax.analysis.walk import NoRule
 from parallax.config import Config
 from parallax.decisions import Decisions
 from parallax.errors import GraphError, PlanError
-from parallax.plan import NO_ROUTE, Plan, plan_from_json
+from parallax.plan import NO_ROUTE, PS, Layout, Plan, Wishes, plan_from_json
 from parallax.spec import GradientSource, GraphSpec
 
 
@@ -41,14 +42,22 @@ def analyse(graph: Any) -> Analysed:
     return Analysed(captured, spec, sources)
 
 
-def plan_for(analysed: Analysed, num_workers: int, config: Config) -> Plan:
-    """The plan of a graph: the given file's, or a new one.
+def plan_for(analysed: Analysed, layout: Layout, config: Config, synchronous: bool = True) -> Plan:
+    """The plan of a graph, which can be carried out: the given file's, or a new one.
 
     Raises:
         PlanError: when the configuration asks for what is impossible, or the file does not belong to the graph.
     """
+    wishes = Wishes(
+        run_option=config.run_option or "HYBRID",
+        synchronous=synchronous,
+        average_sparse=config.average_sparse,
+        routes=config.routes,
+        touched_rows=config.touched_rows,
+        partitions=config.partitions,
+    )
     if config.plan_file is None:
-        return make_plan(analysed.spec, num_workers, config.routes, config.touched_rows)
+        return feasible(analysed, layout, wishes)
     path = Path(config.plan_file)
     try:
         text = path.read_text(encoding="utf-8")
@@ -61,18 +70,45 @@ def plan_for(analysed: Analysed, num_workers: int, config: Config) -> Plan:
             f"{path}: a plan file must be UTF-8, and byte {error.start} is not. Write one with `parallax plan --json`."
         ) from error
     plan = plan_from_json(text, str(path))
-    plan.check_belongs_to(analysed.spec, num_workers)
-    _check_possible(plan, analysed.spec, path)
+    plan.check_belongs_to(analysed.spec, layout)
+    _check_possible(plan, analysed.spec, layout, path)
+    decide(analysed, plan)
     return plan
 
 
-def _check_possible(plan: Plan, spec: GraphSpec, path: Path) -> None:
+def feasible(analysed: Analysed, layout: Layout, wishes: Wishes) -> Plan:
+    """A plan with as many variables on servers as was wished and can be."""
+    refused: dict[str, str] = {}
+    while True:
+        plan = make_plan(analysed.spec, layout, replace(wishes, refused=refused))
+        try:
+            decide(analysed, plan)
+        except NoRule as error:
+            name = next(v.name for v in analysed.spec.variables if error.part in [part.op for part in v.parts])
+            if plan.variable(name).route != PS:
+                raise
+            refused[name] = error.reason
+        else:
+            return plan
+
+
+def _check_possible(plan: Plan, spec: GraphSpec, layout: Layout, path: Path) -> None:
     """Refuses a plan that was edited into one that no planner would make for this graph."""
     routes = {v.name: v.route for v in plan.variables if v.route != NO_ROUTE}
+    terms = Wishes(plan.run_option, plan.synchronous, plan.average_sparse, routes)
     try:
-        possible = make_plan(spec, plan.num_workers, routes)
+        possible = make_plan(spec, layout, terms)
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from error
+    for variable in possible.variables:
+        if tuple(map(len, variable.servers)) and (
+            len(variable.servers) != len(plan.variable(variable.name).servers)
+            or any(not 0 <= s < len(plan.servers) for part in plan.variable(variable.name).servers for s in part)
+        ):
+            raise PlanError(
+                f"{path}: a plan must give every partition one of its {len(plan.servers)} servers, and "
+                f"{variable.name} has {plan.variable(variable.name).servers}. Make it anew with `parallax plan --json`."
+            )
     without = {v.name for v in plan.variables if v.route == NO_ROUTE}
     for variable in possible.variables:
         if (variable.route == NO_ROUTE) != (variable.name in without):
@@ -84,4 +120,12 @@ def _check_possible(plan: Plan, spec: GraphSpec, path: Path) -> None:
 
 def decide(analysed: Analysed, plan: Plan, equal_randomness: bool = False) -> Decisions:
     """What must be changed in the graph for a plan; for verification all workers draw the same random numbers."""
-    return propagate(analysed.captured, analysed.sources, part_routes(analysed.spec, plan), equal_randomness)
+    spec = analysed.spec
+    return propagate(
+        analysed.captured,
+        analysed.sources,
+        part_routes(spec, plan),
+        equal_randomness,
+        placements(spec, plan),
+        terms_of(plan),
+    )

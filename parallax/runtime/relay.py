@@ -9,8 +9,11 @@ from __future__ import annotations
 import re
 import shutil
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO
+
+from parallax.runtime.output_files import OutputFiles
 
 BAR_EVERY_S = 5.0
 TAIL_LINES = 50
@@ -39,9 +42,17 @@ class _Line:
 
 
 class Relay:
-    """Prints to the two given streams; whether each is a terminal is asked of it."""
+    """Prints to the two given streams; whether each is a terminal is asked of it. `files` get the same by rank."""
 
-    def __init__(self, stdout: BinaryIO, stderr: BinaryIO) -> None:
+    def __init__(
+        self,
+        stdout: BinaryIO,
+        stderr: BinaryIO,
+        label_of: Callable[[int], str] = str,
+        files: OutputFiles | None = None,
+    ) -> None:
+        self._label_of = label_of
+        self._files = files
         self._sinks = {"stdout": stdout, "stderr": stderr}
         self._terminals = {name: sink.isatty() for name, sink in self._sinks.items()}
         self._lines: dict[tuple[int, str], _Line] = {}
@@ -50,6 +61,8 @@ class Relay:
 
     def write(self, rank: int, stream: str, text: str, now_s: float) -> None:
         """Takes in a piece of what `rank` wrote to `stream`, cut anywhere."""
+        if self._files is not None and (trouble := self._files.write(rank, stream, text)):
+            self.say(trouble)
         line = self._lines.setdefault((rank, stream), _Line(shown_s=now_s))
         for piece in _ENDS.split(text):
             if piece == "\n":
@@ -89,6 +102,8 @@ class Relay:
                 self._finish(rank, stream, line)
         self._lines.clear()
         self._flush()
+        if self._files is not None:
+            self._files.close()
 
     def tail(self, rank: int) -> list[str]:
         """The last lines that `rank` wrote to stderr, oldest first."""
@@ -104,7 +119,7 @@ class Relay:
 
     def _print_line(self, rank: int, stream: str, line: _Line) -> None:
         text = line.text.rstrip() if line.is_bar else line.text  # bars overwrite the old text's end with spaces
-        self._print(stream, f"[{rank}] {text}".encode("utf-8", "surrogateescape"))
+        self._print(stream, f"[{self._label_of(rank)}] {text}".encode("utf-8", "surrogateescape"))
 
     def _print(self, stream: str, line: bytes) -> None:
         status = self._status
@@ -118,7 +133,7 @@ class Relay:
     def _show_status(self, rank: int, stream: str) -> None:
         self._hide_status()
         width = shutil.get_terminal_size().columns - 1
-        text = f"[{rank}] {self._lines[rank, stream].text}"[:width]
+        text = f"[{self._label_of(rank)}] {self._lines[rank, stream].text}"[:width]
         self._sinks[stream].write(text.encode("utf-8", "surrogateescape"))
         self._status = (rank, stream)
 

@@ -27,11 +27,12 @@ class Session(PlainSession):
     ended by `close`.
     """
 
-    def __init__(self, worker: Worker, monitored: Any, counters: Sequence[Counter], size: int) -> None:
+    def __init__(self, worker: Worker, monitored: Any, counters: Sequence[Counter], size: int, workers: Any) -> None:
         super().__init__(worker)
         self._monitored = monitored
         self._counters = counters
         self._size = size
+        self._workers = workers
         self._defaults: list[Any] = []
 
     def run(
@@ -69,6 +70,14 @@ class Session(PlainSession):
                 raise named from None  # TensorFlow's own says less, in forty lines
             worker.watch.count()
             return worker.values(request, found, per_replica=True)
+
+    @property
+    def workers(self) -> Any:
+        """The workers as a communicator of mpi4py, for what a script adds up or waits for; ranks are worker ids.
+
+        Nothing of Parallax goes over it. `MPI.COMM_WORLD` has the servers too, which never answer.
+        """
+        return self._workers
 
     def raw_session(self) -> PlainSession:
         """The session without hooks and without lists per replica."""

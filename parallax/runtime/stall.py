@@ -2,7 +2,8 @@
 
 A run with collectives ends only when every rank is in one with the same collectives. A rank that has been in one for
 the stall timeout while another is elsewhere waits for ever, or for a rank far too late. When all are in the same run,
-nothing is wrong, however long it takes.
+nothing is wrong, however long it takes. A run may be patient: it waits for ranks that are still at something, and in
+vain only for those that have ended.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Stall:
 class _InRun:
     fetch: str
     collectives: str
+    patient: bool
     began_s: float
 
 
@@ -61,7 +63,7 @@ _NOT_IN_RUN = _Elsewhere("is not in session.run")
 
 
 class StallWatch:
-    """What every rank does, as far as it has told."""
+    """What every worker does, as far as it has told. Servers, whose ranks follow the workers', only wait."""
 
     def __init__(self, num_workers: int, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -69,11 +71,14 @@ class StallWatch:
 
     def observe(self, rank: int, message: Mapping[str, object], now_s: float) -> None:
         """Takes in one message of a worker; messages of kinds that say nothing about runs are ignored."""
+        if rank >= len(self._state_by_rank):
+            return
         kind = message["kind"]
         if kind == "in_run":
             # Long runs are told again and again: the start is reckoned from the worker's own clock.
             began_s = now_s - float(str(message["seconds"]))
-            self._state_by_rank[rank] = _InRun(str(message["fetch"]), str(message["collectives"]), began_s)
+            patient = bool(message.get("patient"))
+            self._state_by_rank[rank] = _InRun(str(message["fetch"]), str(message["collectives"]), patient, began_s)
         elif kind == "run_done":
             self._state_by_rank[rank] = _NOT_IN_RUN
         elif kind == "finished":
@@ -81,27 +86,26 @@ class StallWatch:
 
     def observe_exit(self, rank: int, status: int) -> None:
         """Takes in that a worker's process has ended."""
+        if rank >= len(self._state_by_rank):
+            return
         state = self._state_by_rank[rank]
         if isinstance(state, _InRun) or state is _NOT_IN_RUN:
             self._state_by_rank[rank] = _Elsewhere(f"has ended with exit status {status}")
 
     def verdict(self, now_s: float) -> Stall | None:
         """The stall at `now_s`, or None while there is none."""
-        runs = [(rank, state) for rank, state in enumerate(self._state_by_rank) if isinstance(state, _InRun)]
-        if not runs:
-            return None
-        _, longest = min(runs, key=lambda run: (run[1].began_s, run[0]))
-        waited_s = now_s - longest.began_s
-        absent = tuple(
-            (rank, reason)
-            for rank, state in enumerate(self._state_by_rank)
-            if (reason := _why_absent(state, longest.collectives))
-        )
-        if waited_s < self._timeout_s or not absent:
-            return None
-        away = [rank for rank, _ in absent]
-        waiting = tuple(rank for rank in range(len(self._state_by_rank)) if rank not in away)
-        return Stall(longest.fetch, waiting, waited_s, absent, self._timeout_s)
+        runs = [
+            (state.began_s, rank, state) for rank, state in enumerate(self._state_by_rank) if isinstance(state, _InRun)
+        ]
+        for began_s, _, run in sorted(runs, key=lambda run: run[:2]):
+            absent = tuple(
+                (rank, reason) for rank, state in enumerate(self._state_by_rank) if (reason := _why_absent(state, run))
+            )
+            if now_s - began_s >= self._timeout_s and absent:
+                away = [rank for rank, _ in absent]
+                waiting = tuple(rank for rank in range(len(self._state_by_rank)) if rank not in away)
+                return Stall(run.fetch, waiting, now_s - began_s, absent, self._timeout_s)
+        return None
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -116,7 +120,8 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 
 
-def _why_absent(state: _InRun | _Elsewhere, collectives: str) -> str:
+def _why_absent(state: _InRun | _Elsewhere, run: _InRun) -> str:
+    """Why a rank will not come into a run; empty if it is in it, or may still come as far as a patient run knows."""
     if isinstance(state, _Elsewhere):
-        return state.reason
-    return "" if state.collectives == collectives else f"waits in another fetch: {state.fetch}"
+        return "" if run.patient and state is _NOT_IN_RUN else state.reason
+    return "" if run.patient or state.collectives == run.collectives else f"waits in another fetch: {state.fetch}"

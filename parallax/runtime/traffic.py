@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from parallax.plan import PS
 from parallax.report import bytes_text
+from parallax.runtime.members import current_members
 from parallax.transform.edit import Counter
 
 
@@ -17,8 +19,11 @@ class ExchangeReport:
     Attributes:
         steps: training steps so far.
         touched_rows: distinct rows that a worker touched per training step, by variable (mean).
-        predicted_bytes: (W-1)/W u (i + 2de) with u the measured touched rows, of the alltoall exchanges.
-        counted_bytes: bytes of ids, rows and gradient rows that left a worker for another in them.
+        predicted_bytes: (W-1)/W u (i + 2de) with u the measured touched rows, of the alltoall exchanges. Where several
+            hosts have several workers, u counts the rows of a host's workers together, and (H-1)/H of them leave it.
+        counted_bytes: bytes of ids, rows and gradient rows in them that left a worker for another, or a host for
+            another where there are several.
+        server_bytes: bytes of ids, rows and gradient rows that workers and servers sent to each other.
         gathered_bytes: bytes that reached other workers by allgather.
     """
 
@@ -27,6 +32,7 @@ class ExchangeReport:
     predicted_bytes: int
     counted_bytes: int
     gathered_bytes: int
+    server_bytes: int = 0
 
     def __str__(self) -> str:
         lines = [f"touched rows per worker and step over {self.steps} steps:"]
@@ -35,6 +41,8 @@ class ExchangeReport:
             f"alltoall bytes sent by all workers: predicted {bytes_text(self.predicted_bytes)}, "
             f"counted {bytes_text(self.counted_bytes)}" + self._difference()
         )
+        if self.server_bytes:
+            lines.append(f"bytes between workers and servers: counted {bytes_text(self.server_bytes)}")
         if self.gathered_bytes:
             lines.append(f"allgather bytes sent by all workers: counted {bytes_text(self.gathered_bytes)}")
         return "\n".join(lines)
@@ -50,14 +58,14 @@ def exchange_report(counters: Sequence[Counter], counted: Sequence[Any], size: i
 
     Args:
         counters: what each counts.
-        counted: `[1 + tables + 1]` for each: runs, distinct rows by table, rows that left.
+        counted: `[1 + tables + 2]` for each: runs, distinct rows by table, rows asked of owners, rows that left.
         size: number of workers.
     """
     import numpy as np
-    from mpi4py import MPI
 
-    totals = [np.asarray(MPI.COMM_WORLD.allreduce(np.asarray(numbers))) for numbers in counted]
-    predicted, moved, gathered, steps = 0.0, 0, 0, 0
+    workers = current_members().workers
+    totals = [np.asarray(workers.allreduce(np.asarray(numbers))) for numbers in counted]
+    predicted, moved, gathered, served, steps = 0.0, 0, 0, 0, 0
     touched: dict[str, float] = {}
     for counter, total in zip(counters, totals, strict=True):
         if not counter.trains or not total[0]:
@@ -68,10 +76,13 @@ def exchange_report(counters: Sequence[Counter], counted: Sequence[Any], size: i
             gathered += int(total[-1]) * (counter.row_bytes + counter.id_bytes)
             continue
         # A pull sends ids out and rows back; as many rows are given as asked for, over all workers.
-        row_bytes = counter.row_bytes + (counter.id_bytes if counter.kind == "pull" else 0)
-        predicted += (size - 1) / size * float(total[1:-1].sum()) * row_bytes
-        moved += int(total[-1]) * row_bytes
         if counter.kind == "push":
-            for name, rows in zip(counter.variables, total[1:-1], strict=True):
+            for name, rows in zip(counter.variables, total[1:-2], strict=True):
                 touched[name] = touched.get(name, 0.0) + float(rows) / float(total[0])
-    return ExchangeReport(steps, tuple(sorted(touched.items())), round(predicted), moved, gathered)
+        if counter.route == PS:  # accumulators number rows in 8 bytes
+            served += int(total[-1]) * (counter.row_bytes + (counter.id_bytes if counter.kind == "pull" else 8))
+            continue
+        row_bytes = counter.row_bytes + (counter.id_bytes if counter.kind == "pull" else 0)
+        predicted += counter.away * float(total[-2]) * row_bytes
+        moved += int(total[-1]) * row_bytes
+    return ExchangeReport(steps, tuple(sorted(touched.items())), round(predicted), moved, gathered, served)

@@ -28,7 +28,6 @@ from parallax.runtime.job import Job
 from parallax.runtime.launch import launch
 from parallax.runtime.planning import analyse
 from parallax.runtime.session import Session
-from parallax.runtime.worker_session import SEED_FILE
 from parallax.spec import VariableClass
 from parallax.transform.edit import Worker
 from parallax.transform.seeds import set_seeds
@@ -58,7 +57,7 @@ def compare_runs(job: Job, plan: Plan, folder: Path, wanted: Settings) -> int:
         job: the workers' side.
         plan: of its graph.
         folder: where both sides leave their variables.
-        wanted: steps, feeds and tolerance.
+        wanted: steps, feeds, tolerance and seed.
 
     Returns:
         0 when all are within the tolerance, 1 when one is not, else the status of the side that failed.
@@ -117,8 +116,7 @@ def run_single(graph: Any, wanted: Settings) -> None:
     initialize.append([op.name for op in graph.get_collection(v1.GraphKeys.TABLE_INITIALIZERS)])
     graph_def = graph.as_graph_def()
     _open_batch(graph_def, joined[0])
-    seed = int((folder / SEED_FILE).read_text(encoding="utf-8"))
-    set_seeds(graph_def, frozenset(), Worker(0, 1, seed, equal_randomness=True))
+    set_seeds(graph_def, frozenset(), Worker(0, 1, wanted.seed or 1, equal_randomness=True))
     one = tf.Graph()
     with one.as_default():
         try:

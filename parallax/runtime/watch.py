@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
 from parallax.errors import SessionError
 from parallax.runtime.control import send
@@ -18,12 +19,21 @@ _FIRST_REPORT_S = 2.0  # well above a step, well below any stall timeout
 _EVERY_S = 2.0
 
 
+class _Running(NamedTuple):
+    """The run in progress; compared by identity."""
+
+    fetch: str
+    collectives: str
+    patient: bool
+    began_s: float
+
+
 class Watch:
     """Reports the run in progress, from a thread that the first run with collectives starts, and the loop's end."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._running: tuple[str, str, float] | None = None
+        self._running: _Running | None = None
         self._runs = 0
         self._opened = False
         self._finished = False
@@ -43,27 +53,28 @@ class Watch:
         self._opened = True
 
     @contextmanager
-    def run(self, fetch: str = "", collectives: str = "") -> Iterator[None]:
+    def run(self, fetch: str = "", collectives: str = "", patient: bool = False) -> Iterator[None]:
         """Watches what is inside, a run or a part of one; what was watched before goes on afterwards.
 
         Args:
             fetch: what is fetched, for messages.
             collectives: digest of the collectives it takes part in; empty for none, which is not watched, until
                 `begin` says otherwise.
+            patient: whether it waits as long as the others are at anything, and in vain only when one has ended.
         """
         before = self._running
-        self.begin(fetch, collectives)
+        self.begin(fetch, collectives, patient)
         try:
             yield
         finally:
             self._set(before)
 
-    def begin(self, fetch: str, collectives: str) -> None:
+    def begin(self, fetch: str, collectives: str, patient: bool = False) -> None:
         """From now on this is what is waited for."""
         if collectives and self._thread is None:
             self._thread = threading.Thread(target=self._report, name="parallax-watch", daemon=True)
             self._thread.start()
-        self._set((fetch, collectives, time.monotonic()) if collectives else None)
+        self._set(_Running(fetch, collectives, patient, time.monotonic()) if collectives else None)
 
     def count(self) -> None:
         """A run of the user's loop has ended."""
@@ -81,13 +92,13 @@ class Watch:
             self._thread.join()  # it may be about to tell of a run, which would undo what follows
         send({"kind": "finished", "runs": self._runs})
 
-    def _set(self, running: tuple[str, str, float] | None) -> None:
+    def _set(self, running: _Running | None) -> None:
         # No notify: waking the thread at every step would cost more than its next look, which comes soon anyway.
         with self._changed:
             self._running = running
 
     def _report(self) -> None:
-        told: tuple[str, str, float] | None = None
+        told: _Running | None = None
         while True:
             with self._changed:
                 if not self._finished:
@@ -98,10 +109,15 @@ class Watch:
             if told is not None and running is not told:
                 send({"kind": "run_done"})
                 told = None
-            if running is not None and time.monotonic() - running[2] >= _FIRST_REPORT_S:
-                fetch, collectives, began = running
+            if running is not None and time.monotonic() - running.began_s >= _FIRST_REPORT_S:
                 send(
-                    {"kind": "in_run", "fetch": fetch, "collectives": collectives, "seconds": time.monotonic() - began}
+                    {
+                        "kind": "in_run",
+                        "fetch": running.fetch,
+                        "collectives": running.collectives,
+                        "patient": running.patient,
+                        "seconds": time.monotonic() - running.began_s,
+                    }
                 )
                 told = running
 

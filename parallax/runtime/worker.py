@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Any
 
 from parallax.runtime.control import send
+from parallax.runtime.members import membership
 from parallax.runtime.script import run_script, traceback_text
 from parallax.runtime.watch import watching
 
@@ -19,26 +21,34 @@ _POLL_S = 0.02
 
 def main() -> None:
     """Runs the script named in the arguments; `-m MODULE` runs a module."""
-    # Before TensorFlow is loaded: both carry hwloc, and MPI must find its own.
-    from mpi4py import MPI
-
-    from parallax.analysis import record
-
-    record.install()
     with watching() as watch:
         try:
-            run_script(sys.argv[1:])
-        except SystemExit as stop:
-            if stop.code not in (None, 0):
-                _fail(stop)
+            with membership() as members:
+                _run(sys.argv[1:])
         except BaseException as error:  # everything that ends a script is told to the launcher, then ends the process
             _fail(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    watch.finish()
-    last = MPI.COMM_WORLD.Ibarrier()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        watch.finish()
+        wait_for_all(members.world)
+
+
+def wait_for_all(world: Any) -> None:
+    """Waits until every rank of the job has come here, without holding a core."""
+    last = world.Ibarrier()
     while not last.Test():
         time.sleep(_POLL_S)
+
+
+def _run(words: list[str]) -> None:
+    from parallax.analysis import record  # imports TensorFlow, which must come after MPI
+
+    record.install()
+    try:
+        run_script(words)
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            raise
 
 
 def _fail(error: BaseException) -> None:

@@ -3,70 +3,88 @@
 from __future__ import annotations
 
 import hashlib
-import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from parallax.analysis.capture import initialization_phases, node_digests
-from parallax.config import Config
+from parallax.analysis.gradients import gradient_updates
+from parallax.config import CheckPointConfig, Config
 from parallax.errors import GraphError, PlanError
-from parallax.plan import Plan, plan_from_json
+from parallax.plan import plan_from_json
+from parallax.runtime.checkpoint.held import Places
+from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook, Checkpoints, checkpoints
+from parallax.runtime.graph_files import write_events, write_text
 from parallax.runtime.hooks import LastHook, UserHook, Worker, begin_hooks
+from parallax.runtime.members import SERVER_TASK, WORKER_TASK, Members, current_members
 from parallax.runtime.names import Names
+from parallax.runtime.parcel import Parcel
 from parallax.runtime.planning import Analysed, analyse, decide
+from parallax.runtime.profile import ProfileHook
 from parallax.runtime.session import Session
 from parallax.runtime.watch import current_watch
 from parallax.transform import edit
 from parallax.transform.pipeline import WorkerGraph, transform
 
 v1 = tf.compat.v1
-PLAN_FILE, NODES_FILE, SEED_FILE = "plan.json", "nodes.json", "seed.json"
 
 
-def write_job(folder: Path, plan: Plan, digests: dict[str, str], seed: int) -> None:
-    """Leaves for the workers what the launcher decided."""
-    (folder / PLAN_FILE).write_text(plan.to_json(), encoding="utf-8")
-    (folder / NODES_FILE).write_text(json.dumps(digests), encoding="utf-8")
-    (folder / SEED_FILE).write_text(json.dumps(seed), encoding="utf-8")
-
-
-def open_session(graph: Any, config: Config, folder: Path, equal_randomness: bool = False) -> tuple[Session, int, int]:
+def open_session(
+    graph: Any, config: Config, parcel: Parcel, equal_randomness: bool = False, graph_folder: Path | None = None
+) -> tuple[Session, int, int]:
     """The session of this worker, the number of workers and this one's rank; every worker must call it.
 
     Args:
         graph: the user's graph.
         config: hooks and session options.
-        folder: where the launcher left the plan.
+        parcel: what the launcher decided.
         equal_randomness: for verification, all workers draw the same random numbers.
+        graph_folder: where this worker's graph is written for TensorBoard, if anywhere.
 
     Raises:
         GraphError: when the workers built different graphs; the message names a node.
         PlanError: when the plan is not this graph's.
         SessionError: when this process has opened a session before.
     """
-    import horovod.tensorflow as hvd
-
+    members = current_members()
     watch = current_watch()
     watch.open()
     with watch.run("parallel_run", "parallel_run"):
-        hvd.init()
-        size, rank = hvd.size(), hvd.rank()
-        _agree_on_graph(graph, folder)
+        members.start()
+        size, rank = members.size, members.rank
+        _agree_on_graph(graph, parcel)
         analysed = analyse(graph)
-        plan = plan_from_json((folder / PLAN_FILE).read_text(encoding="utf-8"))
-        plan.check_belongs_to(analysed.spec, size)
+        plan = plan_from_json(parcel.plan)
+        plan.check_belongs_to(analysed.spec, plan.layout)
         analysed = _with_hooks(analysed, graph, config)
         decisions = decide(analysed, plan, equal_randomness)
         _agree("plan", plan.to_json())
         _agree("decisions", repr(decisions))
-        seed = json.loads((folder / SEED_FILE).read_text(encoding="utf-8"))
-        worker_graph = transform(analysed.captured.view, decisions, edit.Worker(rank, size, seed, equal_randomness))
+        aggregates = config.communication_config.ps_config.local_aggregation
+        place = edit.Worker(
+            rank=rank,
+            size=size,
+            seed=parcel.seed,
+            equal_randomness=equal_randomness,
+            hosts=parcel.hosts,
+            host_set=members.host_set if aggregates else None,
+            servers=len(plan.servers),
+        )
+        worker_graph = transform(analysed.captured.view, decisions, place)
         worker = Worker(graph, Names(analysed.captured.view, worker_graph), watch)
         later = initialization_phases(analysed.captured)[1:]
-        monitored = _monitored(graph, worker_graph, config, worker, later)
-    return Session(worker, monitored, worker_graph.counters, size), size, rank
+        if graph_folder is not None:
+            write_events(graph_folder, rank, worker_graph)
+        if equal_randomness:  # a comparison from the initial values
+            config = replace(config, ckpt_config=CheckPointConfig())
+        profile = _profile(config, rank, worker, analysed)
+        monitored = _monitored(graph, worker_graph, config, worker, later, profile)
+        if config.export_graph_path is not None:
+            write_text(Path(config.export_graph_path), rank, monitored.graph)
+    return Session(worker, monitored, worker_graph.counters, size, members.workers.Dup()), size, rank
 
 
 def _with_hooks(analysed: Analysed, graph: Any, config: Config) -> Analysed:
@@ -76,14 +94,12 @@ def _with_hooks(analysed: Analysed, graph: Any, config: Config) -> Analysed:
     return analysed if graph.version == before else analyse(graph)
 
 
-def _agree_on_graph(graph: Any, folder: Path) -> None:
+def _agree_on_graph(graph: Any, parcel: Parcel) -> None:
     """All workers and the launcher must have built the same graph, node by node."""
-    from mpi4py import MPI
-
     mine = node_digests(graph.as_graph_def())
-    launcher = json.loads((folder / NODES_FILE).read_text(encoding="utf-8"))
+    launcher = parcel.digests
     differing = sorted(n for n in mine.keys() | launcher.keys() if mine.get(n) != launcher.get(n))
-    everyone = MPI.COMM_WORLD.allgather(differing[:3])
+    everyone = current_members().workers.allgather(differing[:3])
     for rank, nodes in enumerate(everyone):
         if nodes:
             raise GraphError(
@@ -95,34 +111,75 @@ def _agree_on_graph(graph: Any, folder: Path) -> None:
 
 def _agree(what: str, text: str) -> None:
     """Workers that disagree would wait for each other for ever."""
-    from mpi4py import MPI
-
     digest = hashlib.sha256(text.encode()).hexdigest()
-    for rank, other in enumerate(MPI.COMM_WORLD.allgather(digest)):
+    for rank, other in enumerate(current_members().workers.allgather(digest)):
         if other != digest:
             raise PlanError(
                 f"All workers must have the same {what}, and worker {rank} has another. Start the job anew."
             )
 
 
-def _monitored(graph: Any, worker_graph: WorkerGraph, config: Config, worker: Worker, later: list[list[str]]) -> Any:
+def _profile(config: Config, rank: int, worker: Worker, analysed: Analysed) -> list[ProfileHook]:
+    """The hook that traces steps, if any are to be traced on this worker."""
+    wanted = config.profile_config
+    if wanted.profile_dir is None or wanted.profile_worker not in (None, rank):
+        return []
+    return [ProfileHook(wanted, rank, worker, gradient_updates(analysed.captured, analysed.sources))]
+
+
+def _monitored(
+    graph: Any,
+    worker_graph: WorkerGraph,
+    config: Config,
+    worker: Worker,
+    later: list[list[str]],
+    more_hooks: Sequence[Any],
+) -> Any:
     """TensorFlow's monitored session on this worker's graph; the initializers `later` run after the others."""
     imported = _imported(graph, worker_graph)
-    with imported.as_default():
-        hooks = [*(UserHook(hook, worker) for hook in config.hooks), LastHook(worker)]
+    members = current_members()
+    home = f"/job:{WORKER_TASK}/task:{members.rank}" if members.target else None
+    with imported.as_default(), tf.device(home):
+        hooks = [*(UserHook(hook, worker) for hook in config.hooks), *more_hooks, LastHook(worker)]
         initialize = [imported.get_operation_by_name(n) for n in worker_graph.counter_initializers]
         waiting = {name for phase in later for name in phase}
+        saved = None
+        if config.ckpt_config.ckpt_dir is not None:
+            places = Places(
+                worker_graph.tables - worker_graph.on_servers, worker_graph.partitions, worker_graph.on_servers
+            )
+            saved = checkpoints(graph, places, config.ckpt_config, members.workers)
+            hooks.insert(-1, (CheckpointHook if worker_graph.synchronous else CallingHook)(saved, worker))
         initialize += [v.initializer for v in v1.global_variables() if v.initializer.name not in waiting]
         resources = [imported.get_operation_by_name(r.create.name) for r in graph.get_collection("resources")]
         scaffold = v1.train.Scaffold(
             init_op=tf.group(*initialize, *resources),
-            init_fn=_equal_on_all(worker_graph, later),
+            init_fn=_equal_on_all(worker_graph, later, saved),
+            # TensorFlow would look for variables here that servers hold.
+            ready_op=v1.report_uninitialized_variables(_held_here(worker_graph)),
+            ready_for_local_init_op=tf.constant([], tf.string),
             # TensorFlow would build one that takes the local rows of a table for all of it.
             saver=v1.train.Saver([], allow_empty=True),
         )
         return v1.train.SingularMonitoredSession(
-            hooks=hooks, scaffold=scaffold, config=config.sess_config or _default_options()
+            hooks=hooks, scaffold=scaffold, master=members.target, config=_options(config, members)
         )
+
+
+def _held_here(worker_graph: WorkerGraph) -> list[Any]:
+    """The variables that this worker has: whole, or rows of them."""
+    everything = [*v1.global_variables(), *v1.local_variables()]
+    return [v for v in everything if _op_name(v) not in worker_graph.on_servers]
+
+
+def _options(config: Config, members: Members) -> Any:
+    """The options of this worker's session, which sees the servers and itself."""
+    options = v1.ConfigProto()
+    options.CopyFrom(config.sess_config or _default_options())
+    if members.target:
+        del options.device_filters[:]
+        options.device_filters.extend([f"/job:{SERVER_TASK}", f"/job:{WORKER_TASK}/task:{members.rank}"])
+    return options
 
 
 def _imported(graph: Any, worker_graph: WorkerGraph) -> Any:
@@ -154,8 +211,8 @@ def _default_options() -> Any:
     return options
 
 
-def _equal_on_all(worker_graph: WorkerGraph, later: list[list[str]]) -> Any:
-    """Runs the later initializers, and gives variables that every worker holds worker 0's initial value.
+def _equal_on_all(worker_graph: WorkerGraph, later: list[list[str]], saved: Checkpoints | None) -> Any:
+    """Runs the later initializers, gives variables that every worker holds worker 0's initial value, and resumes.
 
     Seeds already make them equal where random ops give the values; this covers values that Python code gives.
     """
@@ -164,7 +221,8 @@ def _equal_on_all(worker_graph: WorkerGraph, later: list[list[str]]) -> Any:
     copies = []
     with tf.name_scope("parallax_start/"):
         for variable in v1.global_variables():
-            if _op_name(variable) in worker_graph.tables or variable.dtype.base_dtype == tf.string:
+            elsewhere = worker_graph.tables | worker_graph.on_servers
+            if _op_name(variable) in elsewhere or variable.dtype.base_dtype == tf.string:
                 continue
             copies.append(variable.assign(_sent(mpi_ops, variable.read_value())).op)
         start = tf.group(*copies)
@@ -173,6 +231,8 @@ def _equal_on_all(worker_graph: WorkerGraph, later: list[list[str]]) -> Any:
         for phase in later:
             session.run(phase)
         session.run(start)
+        if saved is not None:
+            saved.load(session)
 
     return run
 

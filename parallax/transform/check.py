@@ -21,6 +21,8 @@ def check(graph_def: Any, decisions: Decisions, worker: Worker) -> None:
     """Raises TransformError, naming the op, when a promise of a pass does not hold."""
     nodes = {node.name: node for node in graph_def.node}
     for table in decisions.tables:
+        if table.servers:
+            continue
         wanted = [worker.local_rows(table.rows), *table.row_shape]
         for member in table.members:
             shape = [dim.size for dim in nodes[member].attr["shape"].shape.dim]
@@ -43,12 +45,25 @@ def check(graph_def: Any, decisions: Decisions, worker: Worker) -> None:
             raise TransformError(f"Random op {node.name!r} must have a seed, and has none.")
 
 
+def check_servers(graph_def: Any, decisions: Decisions) -> None:
+    """Raises TransformError when an op of the worker's own still writes what servers hold."""
+    nodes = {node.name: node for node in graph_def.node}
+    for one in decisions.owned:
+        if one.writes and nodes[one.node].op not in ("NoOp", "Identity"):
+            raise TransformError(
+                f"{one.node!r} must write the partitions of {one.table!r} on their servers, and is still "
+                f"{nodes[one.node].op} in the worker."
+            )
+
+
 def _led_edges(decisions: Decisions) -> list[tuple[str, Edge, str]]:
     """(raw tensor, edge, what the edge must take instead) for all edges that passes lead elsewhere."""
     led = [(s.tensor, e, "scaled gradient rows") for s in decisions.scales for e in s.edges]
     led += [(r.tensor, e, "the all-reduced value") for r in decisions.all_reduces for e in r.edges]
     led += [(b.tensor, e, "worker 0's value") for b in decisions.broadcasts for e in b.edges]
-    led += [(s.tensor, e, "the local rows") for s in decisions.slices for e in s.edges]
+    for cut in decisions.slices:
+        if not decisions.table(cut.table).servers:
+            led += [(cut.tensor, e, "the local rows") for e in cut.edges]
     led += [(g.tensor, e, "all rows") for g in decisions.gathers for e in g.edges]
     return led
 
@@ -61,7 +76,7 @@ def _input(node: Any, slot: int) -> str:
 def check_exchanges(graph_def: Any, decisions: Decisions) -> None:
     """Raises TransformError when an update still takes joined rows that were to be pushed or collected."""
     nodes = {node.name: node for node in graph_def.node}
-    exchanged = [(*p.values, *p.indices) for p in decisions.pushes]
+    exchanged = [(*p.values, *p.indices) for p in decisions.pushes if not decisions.table(p.table).servers]
     exchanged += [(*c.values, *c.indices) for c in decisions.collects]
     for edges in exchanged:
         for edge in edges:

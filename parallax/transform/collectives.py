@@ -24,15 +24,16 @@ def open_end(tensor: Any, shape: list[int | None] | None = None) -> Any:
     return tf.compat.v1.placeholder_with_default(tensor, shape if shape is not None else tensor.shape)
 
 
-def all_to_all(tensor: Any, splits: Any) -> tuple[Any, Any]:
-    """Sends `splits[k]` rows of `tensor` `[n, ...]` to worker k.
+def all_to_all(tensor: Any, splits: Any, process_set: Any = None) -> tuple[Any, Any]:
+    """Sends `splits[k]` rows of `tensor` `[n, ...]` to worker k of all, or of Horovod's `process_set`.
 
     Returns:
-        The rows received `[m, ...]`, by sender, and how many came from each worker `[W]` (int32).
+        The rows received `[m, ...]`, by sender, and how many came from each worker (int32).
     """
     from horovod.tensorflow import mpi_ops
 
-    received, received_splits = mpi_ops.alltoall(tensor, splits=splits, name="all_to_all")
+    among = {} if process_set is None else {"process_set": process_set}
+    received, received_splits = mpi_ops.alltoall(tensor, splits=splits, name="all_to_all", **among)
     received.set_shape([None, *tensor.shape.as_list()[1:]])
     return received, received_splits
 

@@ -7,12 +7,14 @@ the user's tensors in place of the placeholders.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from parallax.decisions import Terms
 from parallax.errors import TransformError
-from parallax.graph_view import Edge, GraphView
+from parallax.graph_view import Edge, GraphView, split_tensor
+from parallax.transform.together import Alone, Collectives, Meetings, Together
 
 SCOPE = "parallax"
 """All nodes that the transform adds are under this name."""
@@ -28,12 +30,25 @@ class Worker:
         size: number of workers.
         seed: the job's seed, from which unseeded random ops get theirs.
         equal_randomness: whether all workers draw the same numbers (for verification only).
+        hosts: the number of each worker's host; empty for one host.
+        host_set: Horovod's process set of the workers of this host, where they merge what they ask for; else None.
+        servers: number of servers.
     """
 
     rank: int
     size: int
     seed: int
     equal_randomness: bool = False
+    hosts: tuple[int, ...] = ()
+    host_set: Any = None
+    servers: int = 0
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """The ranks of this host's workers, this one included."""
+        if not self.hosts:
+            return tuple(range(self.size))
+        return tuple(rank for rank, host in enumerate(self.hosts) if host == self.hosts[self.rank])
 
     def local_rows(self, rows: int) -> int:
         """How many of `rows` rows this worker owns: rows rank, rank + size, rank + 2 size, ..."""
@@ -59,13 +74,16 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A variable `[1 + tables + 1]` in which an exchange counts what it moves.
+    """A variable `[1 + tables + 2]` in which an exchange counts what it moves.
 
-    Entries: times run, distinct rows asked for or sent of each table, rows that left for other workers.
+    Entries: times run, distinct rows asked for or sent of each table, distinct rows that this worker asked the owners
+    for, and of them those that left: for another host where there are several, else for another process.
 
     Attributes:
         tensor: reads it.
         kind: `pull`, `push` or `allgather`.
+        route: of the tables.
+        away: the share of owners that what leaves goes to.
         variables: the tables' variables, in order.
         row_bytes: bytes of one row's values.
         id_bytes: bytes of one id on the wire.
@@ -78,18 +96,50 @@ class Counter:
     row_bytes: int
     id_bytes: int
     trains: bool
+    route: str
+    away: float
 
 
 @dataclass
 class Editor:
-    """Mutable working state of one transform."""
+    """Mutable working state of one transform.
+
+    Attributes:
+        worker: whose graph it is.
+        view: the user's graph.
+        scratch: where new ops are built.
+        together: how workers put together what each has a part of.
+        meetings: how worker 0 tells the others something through servers.
+        inputs: stand-ins for the user's tensors.
+        waits: stand-ins for the user's nodes.
+        led_to: what edges take instead.
+        led_to_parts: what edges of nodes that run on servers take, for each partition.
+        arrivals: for such an edge, the ops by which this worker gives its part of what arrives there.
+        partitions: variable op -> its partitions on servers, as handles or references.
+        waits_for: (node, node that it waits for) -> what it waits for instead.
+        no_ops: node that becomes a NoOp -> what that waits for.
+        attributes: (node, attribute) -> new value.
+        replaced: node -> the tensor that it becomes an Identity of.
+        constants: node -> the constant that it becomes.
+        whole: tensor of rows -> the tensor that has all rows.
+        cuts: what may be fed with nothing.
+        counters: what counts the exchanges.
+        counter_initializers: ops that set the counters to zero.
+    """
 
     worker: Worker
     view: GraphView
     scratch: Any
+    together: Together
+    meetings: Meetings
     inputs: dict[str, Any] = field(default_factory=dict)
     waits: dict[str, Any] = field(default_factory=dict)
     led_to: dict[Edge, Any] = field(default_factory=dict)
+    led_to_parts: dict[Edge, list[Any]] = field(default_factory=dict)
+    arrivals: dict[Edge, list[Any]] = field(default_factory=dict)
+    partitions: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    waits_for: dict[tuple[str, str], Any] = field(default_factory=dict)
+    no_ops: dict[str, list[Any]] = field(default_factory=dict)
     attributes: dict[tuple[str, str], Any] = field(default_factory=dict)
     replaced: dict[str, Any] = field(default_factory=dict)
     constants: dict[str, Any] = field(default_factory=dict)
@@ -118,6 +168,18 @@ class Editor:
                 self.waits[name] = tf.no_op(name=f"{_WAIT}/{len(self.waits)}")
         return self.waits[name]
 
+    def reference(self, variable: str) -> Any:
+        """A reference variable of the user's graph, for new ops to write."""
+        import tensorflow as tf
+
+        name = f"{variable}:0"
+        if name not in self.inputs or self.inputs[name].op.type != "VariableV2":
+            with self.scratch.as_default(), self.scratch.name_scope(None), tf.control_dependencies(None):
+                self.inputs[name] = tf.raw_ops.VariableV2(
+                    shape=self.view.shape(name), dtype=self.view.dtype(name), name=f"{_INPUT}/{len(self.inputs)}"
+                )
+        return self.inputs[name]
+
     def at(self, edge: Edge) -> Any:
         """What an edge takes now."""
         found = self.led_to.get(edge)
@@ -128,9 +190,21 @@ class Editor:
         for edge in edges:
             self.led_to[edge] = tensor
 
-    def become_identity(self, node: str, tensor: Any) -> None:
-        """A node of the user's graph becomes an identity of `tensor`, keeping its name and control inputs."""
+    def become_identity(self, node: str, tensor: Any, no_wait: Container[str] = ()) -> None:
+        """A node of the user's graph becomes an identity of `tensor`, keeping its name and what it waits for."""
         self.replaced[node] = tensor
+        self._wait_no_more(node, no_wait)
+
+    def become_no_op(self, node: str, waits: list[Any], no_wait: Container[str] = ()) -> None:
+        """A node of the user's graph gives nothing any more; it waits for new ops, and for what it waited for."""
+        self.no_ops[node] = waits
+        self._wait_no_more(node, no_wait)
+
+    def _wait_no_more(self, node: str, no_wait: Container[str]) -> None:
+        """A node waits no longer for those of `no_wait`: what replaces it does."""
+        for control in self.view.controls(node):
+            if control in no_wait:
+                self.waits_for[node, control] = None
 
     def become_constant(self, node: str, value: Any) -> None:
         """A node of the user's graph becomes a constant."""
@@ -148,22 +222,39 @@ class Editor:
             _make_identity(nodes[name], tensor)
         for name, value in self.constants.items():
             _make_constant(nodes[name], value)
+        for name, waits in self.no_ops.items():
+            _make_no_op(nodes[name], waits)
+        for (name, before), op in self.waits_for.items():
+            _set_control_input(nodes[name], before, op)
         made = [n for n in self.scratch.as_graph_def().node if n.name.split("/")[0] not in (_INPUT, _WAIT)]
         graph_def.node.extend(made)
         self._put_in_inputs(graph_def)
+        if self.partitions:
+            self._stay_here(graph_def)
         return graph_def
+
+    def _stay_here(self, graph_def: Any) -> None:
+        """Puts on this worker whatever is not on a server: else TensorFlow chooses among all tasks."""
+        for node in graph_def.node:
+            if "/job:" not in node.device:
+                node.device = f"/job:worker/task:{self.worker.rank}{node.device}"
 
     def _put_in_inputs(self, graph_def: Any) -> None:
         """Puts the user's tensors and nodes where placeholders stood for them."""
         stands_for = {f"{tensor.op.name}": name for name, tensor in self.inputs.items()}
+        stands_for.update({f"^{tensor.op.name}": f"^{split_tensor(name)[0]}" for name, tensor in self.inputs.items()})
         stands_for.update({f"^{op.name}": f"^{name}" for name, op in self.waits.items()})
+        beside = {f"loc:@{t.op.name}".encode(): f"loc:@{split_tensor(n)[0]}".encode() for n, t in self.inputs.items()}
         for node in graph_def.node:
             for i, name in enumerate(node.input):
                 if name.removesuffix(":0") in stands_for:
                     node.input[i] = stands_for[name.removesuffix(":0")]
+            if "_class" in node.attr:
+                places = node.attr["_class"].list.s
+                places[:] = [beside.get(place, place) for place in places]
 
 
-def open_editor(view: GraphView, worker: Worker) -> Editor:
+def open_editor(view: GraphView, worker: Worker, terms: Terms) -> Editor:
     """An editor on a captured graph, which itself is not changed.
 
     Raises:
@@ -176,7 +267,13 @@ def open_editor(view: GraphView, worker: Worker) -> Editor:
         raise TransformError(
             f"Names under {SCOPE!r} are for ops that Parallax adds, and the graph holds {taken!r}. Rename it."
         )
-    return Editor(worker, view, tf.Graph())
+    meetings = Meetings(worker.rank, worker.size, worker.servers)
+    together: Together = Collectives()
+    if not terms.synchronous:
+        together = Alone()
+    elif terms.sums == "servers":
+        together = meetings
+    return Editor(worker, view, tf.Graph(), together, meetings)
 
 
 def _without_shapes(graph_def: Any) -> Any:
@@ -196,6 +293,21 @@ def _without_shapes(graph_def: Any) -> Any:
 def _set_data_input(node: Any, slot: int, tensor: str) -> None:
     data = [i for i, name in enumerate(node.input) if not name.startswith("^")]
     node.input[data[slot]] = tensor
+
+
+def _set_control_input(node: Any, before: str, after: Any) -> None:
+    """Has a node wait for `after`, or for nothing, where it waited for `before`."""
+    kept = [name for name in node.input if name != f"^{before}"]
+    del node.input[:]
+    node.input.extend([*kept, f"^{after.name}"] if after is not None else kept)
+
+
+def _make_no_op(node: Any, waits: list[Any]) -> None:
+    controls = [name for name in node.input if name.startswith("^")]
+    node.op = "NoOp"
+    del node.input[:]
+    node.input.extend(dict.fromkeys([*(f"^{op.name}" for op in waits), *controls]))
+    node.attr.clear()
 
 
 def _make_identity(node: Any, tensor: Any) -> None:

@@ -6,13 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from parallax.decisions import Decisions, Push
+from parallax.decisions import Decisions, Push, Table
 from parallax.graph_view import Edge, GraphView
+from parallax.plan import ALLTOALL, PS
+from parallax.transform.accumulators import push_rows
 from parallax.transform.collectives import open_end
 from parallax.transform.edit import SCOPE, Counter, Cut, Editor
-from parallax.transform.exchange import Pulled, TableRows, found_at, id_bytes, looked_up, merge_equal_rows, pull, push
+from parallax.transform.exchange import Pulled, found_at, id_bytes, looked_up, merge_equal_rows, merged_rows, pull
 from parallax.transform.gradients import add_counter
 from parallax.transform.grouping import PullGroup, group, push_nodes
+from parallax.transform.together import device_of
+from parallax.transform.way import Host, TableRows, ToServers, ToWorkers
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,7 @@ class _Exchange:
     Attributes:
         number: of the group.
         together: the group.
+        way: to the owners.
         tables: what gives the rows, in the order of the group's sources.
         table_of: lookup node -> which of the tables.
         place_of: lookup node -> which of the group's lookups.
@@ -30,6 +35,7 @@ class _Exchange:
 
     number: int
     together: PullGroup
+    way: ToWorkers | ToServers
     tables: list[TableRows]
     table_of: dict[str, int]
     place_of: dict[str, int]
@@ -40,14 +46,21 @@ def exchange_rows(editor: Editor, view: GraphView, decisions: Decisions) -> None
     """Builds one pull for every group of lookups, and one push for every group and site."""
     groups = group(view, decisions)
     arrived: dict[int, list[tuple[Any, Any]]] = {}
+    for_servers: dict[int, list[tuple[_Exchange, Any]]] = {}
     for number, together in enumerate(groups.pulls):
         exchange = _pull(editor, view, decisions, number, together)
         for site in together.sites:
             members = [i for i, s in enumerate(groups.sites) if s == site and _nodes(exchange, decisions.pushes[i])]
-            for index, rows in _push(editor, decisions, exchange, members).items():
+            values = _gathered(editor, decisions, exchange, members)
+            if isinstance(exchange.way, ToServers):
+                for_servers.setdefault(members[0], []).append((exchange, values))
+                continue
+            for index, rows in _push(editor, decisions, exchange, members, values).items():
                 arrived.setdefault(index, []).append(rows)
     for index, pieces in sorted(arrived.items()):
         _deliver(editor, decisions.pushes[index], pieces)
+    for index, sent in sorted(for_servers.items()):
+        _push_to_servers(editor, decisions, index, sent)
 
 
 def _nodes(exchange: _Exchange, one: Push) -> list[str]:
@@ -60,18 +73,15 @@ def _pull(editor: Editor, view: GraphView, decisions: Decisions, number: int, to
 
     tables, table_of = [], {x.node: together.sources.index(view.inputs(x.node)[0]) for x in together.lookups}
     for place, source in enumerate(together.sources):
-        op = next(x.table for x in together.lookups if table_of[x.node] == place)
-        table = next(t for t in decisions.tables if t.op == op)
-        dtype = tf.dtypes.as_dtype(table.dtype)
-        tables.append(TableRows(table.op, table.variable, table.rows, editor.tensor(source), dtype, table.row_shape))
+        table = decisions.table(next(x.table for x in together.lookups if table_of[x.node] == place))
+        tables.append(_rows_of(editor, table, source))
     ids = [editor.at(Edge(x.node, x.ids_slot)) for x in together.lookups]
     waits = [editor.operation(n) for n in view.controls(together.lookups[0].node)]
     with tf.name_scope(f"{SCOPE}/pull_{number}/"), tf.control_dependencies(waits):
-        pulled = pull(
-            tables, [(table_of[x.node], i) for x, i in zip(together.lookups, ids, strict=True)], editor.worker.size
-        )
+        way = _way(editor, tables[0], decisions.terms.synchronous)
+        pulled = pull(tables, [(table_of[x.node], i) for x, i in zip(together.lookups, ids, strict=True)], way)
         place_of = {x.node: i for i, x in enumerate(together.lookups)}
-        exchange = _Exchange(number, together, tables, table_of, place_of, pulled)
+        exchange = _Exchange(number, together, way, tables, table_of, place_of, pulled)
         with tf.control_dependencies([_count(editor, exchange, "pull")]):
             results = [
                 looked_up(pulled, i, x, tables[table_of[n]].row_shape)
@@ -91,8 +101,30 @@ def _pull(editor: Editor, view: GraphView, decisions: Decisions, number: int, to
     return exchange
 
 
-def _push(editor: Editor, decisions: Decisions, exchange: _Exchange, members: list[int]) -> dict[int, tuple[Any, Any]]:
-    """One exchange of gradient rows for the pushes `members`; what arrives for each: (values, local row numbers)."""
+def _rows_of(editor: Editor, table: Table, source: str) -> TableRows:
+    """What gives the rows of a table: this worker's partition as `source` reads it, or all partitions on servers."""
+    import tensorflow as tf
+
+    dtype = tf.dtypes.as_dtype(table.dtype)
+    parts = editor.partitions[table.op] if table.servers else (editor.tensor(source),)
+    devices = tuple(device_of(server) for server in table.servers)
+    return TableRows(table.op, table.variable, table.rows, parts, dtype, table.row_shape, devices)
+
+
+def _way(editor: Editor, table: TableRows, synchronous: bool) -> ToWorkers | ToServers:
+    worker = editor.worker
+    host = None
+    if worker.host_set is not None and synchronous:
+        neighbours, places = worker.neighbours, [0] * worker.size
+        for number in dict.fromkeys(worker.hosts):  # an owner is asked by whoever has its place on this host
+            for place, rank in enumerate(r for r, h in enumerate(worker.hosts) if h == number):
+                places[rank] = place % len(neighbours)
+        host = Host(len(neighbours), worker.host_set, tuple(places))
+    return ToServers(len(table.parts), host) if table.devices else ToWorkers(worker.size, host)
+
+
+def _gathered(editor: Editor, decisions: Decisions, exchange: _Exchange, members: list[int]) -> Any:
+    """The gradient rows of the pushes `members`, merged, in the order of the pull's first leg."""
     import tensorflow as tf
 
     values, places = [], []
@@ -104,9 +136,39 @@ def _push(editor: Editor, decisions: Decisions, exchange: _Exchange, members: li
                 _may_be_cut(editor, cut, push_nodes(one))
             values.append(rows)
             places.append(place)
-        arrived = push(exchange.pulled, values, places, len(exchange.tables))
+        merged = merged_rows(exchange.pulled, values, places)
+        return exchange.way.push(exchange.pulled.trip, merged)
+
+
+def _push(
+    editor: Editor, decisions: Decisions, exchange: _Exchange, members: list[int], rows: Any
+) -> dict[int, tuple[Any, Any]]:
+    """One exchange between workers for the pushes `members`; what arrives for each: (values, local row numbers)."""
+    import tensorflow as tf
+
+    if not isinstance(exchange.way, ToWorkers):
+        return {}
+    with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
+        arrived = exchange.way.arrive(exchange.pulled.trip, rows, exchange.pulled.bases)
         with tf.control_dependencies([_count(editor, exchange, "push")]):
             return {i: _of_table(arrived[exchange.table_of[_nodes(exchange, decisions.pushes[i])[0]]]) for i in members}
+
+
+def _push_to_servers(editor: Editor, decisions: Decisions, index: int, sent: list[tuple[_Exchange, Any]]) -> None:
+    """Sends the gradient rows of one push, of all the pulls they were looked up in, to servers."""
+    import tensorflow as tf
+
+    by_partition = []
+    for exchange, values in sent:
+        if not isinstance(exchange.way, ToServers):
+            continue
+        last, way = exchange.pulled.trip.last, exchange.way
+        with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
+            with tf.control_dependencies([_count(editor, exchange, "push")]):
+                values = tf.identity(values)
+            keys = way.by_partition(last, last.keys // way.partitions)
+            by_partition.append((way.by_partition(last, values), keys))
+    push_rows(editor, decisions, decisions.pushes[index], by_partition, f"{SCOPE}/accumulate/{index}")
 
 
 def _of_table(rows: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -123,7 +185,7 @@ def _places(editor: Editor, exchange: _Exchange, one: Push) -> list[Any]:
             continue
         if searched:
             ids = editor.tensor(searched)
-            found.append(found_at(exchange.pulled, exchange.table_of[node], ids, editor.worker.size))
+            found.append(found_at(exchange.pulled, exchange.table_of[node], ids, exchange.way.partitions))
         else:
             found.append(exchange.pulled.positions[exchange.place_of[node]])
     return found
@@ -168,18 +230,30 @@ def _may_be_cut(editor: Editor, tensor: Any, needed_by: tuple[str, ...]) -> None
 
 
 def _count(editor: Editor, exchange: _Exchange, kind: str) -> Any:
-    """Counts one run: distinct rows by table, and rows that leave: asked of others and given to others, or pushed."""
+    """Counts one run: distinct rows by table, those asked of owners, and of them those that leave."""
     import tensorflow as tf
 
-    rank, size = editor.worker.rank, editor.worker.size
-    pulled = exchange.pulled
-    others = tf.size(pulled.rows[:, 0]) - pulled.splits[rank]
+    pulled, last = exchange.pulled, exchange.pulled.trip.last
+    owners = _owners_away(editor, exchange)
+    asked = tf.reduce_sum(last.splits)
+    left = tf.reduce_sum(last.splits * tf.constant(owners, tf.int32))
     counter = Counter(
         tensor="",
         kind=kind,
         variables=tuple(t.variable for t in exchange.tables),
         row_bytes=math.prod(exchange.tables[0].row_shape) * exchange.tables[0].dtype.size,
-        id_bytes=id_bytes([t.rows for t in exchange.tables], size),
+        id_bytes=id_bytes([t.rows for t in exchange.tables], exchange.way.partitions),
         trains=bool(exchange.together.sites),
+        route=PS if isinstance(exchange.way, ToServers) else ALLTOALL,
+        away=sum(owners) / len(owners),
     )
-    return add_counter(editor, counter, [*tf.unstack(pulled.distinct, len(exchange.tables)), others])
+    return add_counter(editor, counter, [*tf.unstack(pulled.distinct, len(exchange.tables)), asked, left])
+
+
+def _owners_away(editor: Editor, exchange: _Exchange) -> list[int]:
+    """For each owner 1 when what goes there leaves this host, or, on one host, this process; else 0."""
+    worker = editor.worker
+    if isinstance(exchange.way, ToServers):
+        return [1] * exchange.way.partitions
+    here = worker.neighbours if len(set(worker.hosts)) > 1 else (worker.rank,)
+    return [int(rank not in here) for rank in range(worker.size)]

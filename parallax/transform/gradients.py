@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from parallax.decisions import Collect, Decisions, Piece, SharedRows
-from parallax.transform.collectives import all_gather, all_reduce, broadcast, open_end
+from parallax.plan import ALLGATHER
+from parallax.transform.collectives import all_gather, open_end
 from parallax.transform.edit import SCOPE, Counter, Editor
 from parallax.transform.exchange import INT32_ROWS, merge_equal_rows
 
@@ -18,22 +19,26 @@ def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
     for scale in decisions.scales:
         values = editor.tensor(scale.tensor)
         with tf.name_scope(f"{SCOPE}/scale/"):
-            editor.lead(scale.edges, values * tf.constant(1.0 / editor.worker.size, values.dtype))
+            editor.lead(scale.edges, values * tf.constant(_row_scale(editor, decisions), values.dtype))
     for shared in decisions.shared_rows:
+        if not decisions.terms.synchronous:
+            continue  # a worker by itself has the one process's rows
         with tf.name_scope(f"{SCOPE}/shared_rows/"):
             editor.lead(shared.edges, _held_by_worker_0(editor, editor.at(shared.edges[0]), shared))
     for feed in decisions.broadcasts:
         with tf.name_scope(f"{SCOPE}/broadcast/"):
-            editor.lead(feed.edges, broadcast(open_end(editor.tensor(feed.tensor))))
+            editor.lead(feed.edges, editor.together.broadcast(editor.tensor(feed.tensor)))
     for reduction in decisions.all_reduces:
+        if reduction.table:
+            continue  # its parts are on servers
         tensor = editor.tensor(reduction.tensor)
         with tf.name_scope(f"{SCOPE}/all_reduce/"):
             if reduction.kind == "rows_mean":
-                reduced = _mean_of_rows(tensor, editor.tensor(reduction.weight))
+                reduced = _mean_of_rows(editor, tensor, editor.tensor(reduction.weight))
             elif reduction.kind == "mean":
-                reduced = all_reduce(tensor, "sum", 1.0 / editor.worker.size)
+                reduced = editor.together.all_reduce(tensor, "sum", 1.0 / editor.worker.size)
             else:
-                reduced = all_reduce(tensor, reduction.kind)
+                reduced = editor.together.all_reduce(tensor, reduction.kind)
         editor.lead(reduction.edges, reduced)
         if reduction.kind != "mean":  # a worker's own gradient may be fetched, its part of a sum over rows is nothing
             editor.whole[reduction.tensor] = str(reduced.name)
@@ -48,7 +53,7 @@ def _held_by_worker_0(editor: Editor, values: Any, shared: SharedRows) -> Any:
         if piece.kind == "shared":
             # An open end: TensorFlow would fold a product with a known zero, and leave the all-reduce out there.
             mine = open_end(tf.constant(1.0 if editor.worker.rank == 0 else 0.0, rows.dtype))
-            rows = all_reduce(rows) * mine
+            rows = editor.together.all_reduce(rows) * mine
         found.append(rows)
     return tf.concat(found, 0)
 
@@ -62,14 +67,20 @@ def _split(editor: Editor, rows: Any, pieces: tuple[Piece, ...]) -> list[Any]:
     return list(tf.split(rows, [tf.size(editor.tensor(piece.ids)) for piece in pieces]))
 
 
-def _mean_of_rows(mean: Any, rows: Any) -> Any:
+def _row_scale(editor: Editor, decisions: Decisions) -> float:
+    """What a worker's gradient rows count for among all workers'."""
+    terms = decisions.terms
+    return 1.0 / editor.worker.size if terms.synchronous and terms.average_sparse else 1.0
+
+
+def _mean_of_rows(editor: Editor, mean: Any, rows: Any) -> Any:
     """The mean over all workers' rows, from each worker's mean over its own (which may be none)."""
     import tensorflow as tf
 
     count = tf.raw_ops.Shape(input=rows)[0]  # tf.shape would take the user's whole static shape
     weight = tf.cast(count, mean.dtype)
     total = tf.where(count > 0, mean * weight, tf.zeros_like(mean))
-    return all_reduce(total) / all_reduce(weight)
+    return editor.together.all_reduce(total) / editor.together.all_reduce(weight)
 
 
 def collect_rows(editor: Editor, decisions: Decisions) -> None:
@@ -94,7 +105,7 @@ def _collected(editor: Editor, collect: Collect) -> tuple[Any, Any]:
     if flat is None:
         flat = tf.zeros([tf.size(indices), 0])
     if collect.route == "allreduce":
-        all_values, all_indices = _densified(flat, indices, collect.rows)
+        all_values, all_indices = _densified(editor, flat, indices, collect.rows)
     elif collect.route == "raw":
         all_values, all_indices = _as_one_process(editor, collect, flat, indices)
     else:
@@ -102,12 +113,12 @@ def _collected(editor: Editor, collect: Collect) -> tuple[Any, Any]:
     return tf.reshape(all_values, [-1, *row_shape]), tf.cast(all_indices, indices.dtype)
 
 
-def _densified(values: Any, indices: Any, rows: int) -> tuple[Any, Any]:
+def _densified(editor: Editor, values: Any, indices: Any, rows: int) -> tuple[Any, Any]:
     """Summed over a whole table, with a column that counts who touched a row: only the union is given on."""
     import tensorflow as tf
 
     counted = tf.concat([values, tf.ones([tf.shape(values)[0], 1], values.dtype)], 1)
-    total = all_reduce(tf.math.unsorted_segment_sum(counted, indices, rows))
+    total = editor.together.all_reduce(tf.math.unsorted_segment_sum(counted, indices, rows))
     touched = tf.where(total[:, -1] > 0)[:, 0]
     return tf.gather(total[:, :-1], touched), touched
 
@@ -126,7 +137,7 @@ def _as_one_process(editor: Editor, collect: Collect, values: Any, indices: Any)
     split = zip(pieces, _split(editor, values, pieces), _split(editor, indices, pieces), strict=True)
     for piece, rows, numbers in split:
         if piece.kind == "shared":
-            found.append((all_reduce(rows), numbers))
+            found.append((editor.together.all_reduce(rows), numbers))
         else:
             sent = _sent_to_all(editor, collect, rows, numbers)
             found.append(merge_equal_rows(*sent) if piece.kind == "unique" else sent)
@@ -138,7 +149,7 @@ def _sent_to_all(editor: Editor, collect: Collect, values: Any, indices: Any) ->
 
     indices = tf.cast(indices, tf.int32 if collect.rows < INT32_ROWS else tf.int64)
     sent = tf.size(indices, out_type=tf.int64)
-    counted = count(editor, collect, values, indices, [sent, sent * (editor.worker.size - 1)])
+    counted = count(editor, collect, values, indices, [sent, sent, sent * (editor.worker.size - 1)])
     with tf.control_dependencies([counted]):
         return all_gather(values), all_gather(indices)
 
@@ -146,9 +157,8 @@ def _sent_to_all(editor: Editor, collect: Collect, values: Any, indices: Any) ->
 def count(editor: Editor, collect: Collect, values: Any, indices: Any, numbers: list[Any]) -> Any:
     """Counts one run of an allgather exchange."""
     row_bytes = int(values.shape[1]) * values.dtype.size
-    return add_counter(
-        editor, Counter("", "allgather", (collect.variable,), row_bytes, indices.dtype.size, trains=True), numbers
-    )
+    counter = Counter("", ALLGATHER, (collect.variable,), row_bytes, indices.dtype.size, True, ALLGATHER, 1.0)
+    return add_counter(editor, counter, numbers)
 
 
 def add_counter(editor: Editor, counter: Counter, numbers: list[Any]) -> Any:

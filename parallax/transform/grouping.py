@@ -54,12 +54,13 @@ def group(view: GraphView, decisions: Decisions) -> Groups:
         for node in push.lookups:
             used_by.setdefault(node, set()).add(site)
     tables = {t.op: t for t in decisions.tables}
-    found: dict[tuple[str, int, int, tuple[str, ...], tuple[PushSite, ...]], list[Lookup]] = {}
+    found: dict[tuple[str, int, int, tuple[str, ...], tuple[PushSite, ...], str], list[Lookup]] = {}
     for lookup in decisions.lookups:
         table = tables[lookup.table]
         used = tuple(sorted(used_by.get(lookup.node, ()), key=lambda s: (s.level, s.ordinal)))
         waits = tuple(sorted(view.controls(lookup.node)))
-        key = (table.dtype, math.prod(table.row_shape), levels[lookup.node], waits, used)
+        alone = table.op if table.servers else ""  # on servers there is nothing to share between tables
+        key = (table.dtype, math.prod(table.row_shape), levels[lookup.node], waits, used, alone)
         found.setdefault(key, []).append(lookup)
     pulls = []
     for key, lookups in found.items():

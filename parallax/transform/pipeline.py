@@ -7,12 +7,16 @@ from typing import Any
 
 from parallax.decisions import Decisions
 from parallax.graph_view import GraphView
-from parallax.transform.check import check, check_exchanges
-from parallax.transform.edit import Counter, Cut, Worker, open_editor
+from parallax.transform.accumulators import scatter_gradients
+from parallax.transform.check import check, check_exchanges, check_servers
+from parallax.transform.edit import SCOPE, Counter, Cut, Worker, open_editor
 from parallax.transform.exchanges import exchange_rows
 from parallax.transform.gradients import collect_rows, reduce_gradients
+from parallax.transform.partitions import place_tables
 from parallax.transform.rows import gather_rows, slice_rows, spread_tables
 from parallax.transform.seeds import set_seeds
+from parallax.transform.servers import run_on_servers
+from parallax.transform.shards import set_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,10 @@ class WorkerGraph:
         counters: what counts the exchanges.
         counter_initializers: ops that set the counters to zero.
         tables: variable ops whose values differ between workers because each holds its rows.
+        on_servers: variable ops of which this worker has nothing.
+        partitions: variable op -> the variable ops of its partitions on servers.
         local_variables: variable ops that each worker keeps for itself.
+        synchronous: whether every step takes the gradients of all workers.
     """
 
     graph_def: Any
@@ -37,7 +44,10 @@ class WorkerGraph:
     counters: tuple[Counter, ...]
     counter_initializers: tuple[str, ...]
     tables: frozenset[str]
+    on_servers: frozenset[str]
+    partitions: dict[str, tuple[str, ...]]
     local_variables: frozenset[str]
+    synchronous: bool
 
 
 def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGraph:
@@ -46,18 +56,25 @@ def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGr
     Raises:
         TransformError: when the graph cannot be edited, or a promise does not hold afterwards.
     """
-    editor = open_editor(view, worker)
-    with editor.scratch.as_default():
+    import tensorflow as tf
+
+    editor = open_editor(view, worker, decisions.terms)
+    with editor.scratch.as_default(), tf.name_scope(f"{SCOPE}/"):
         spread_tables(editor, decisions)
+        place_tables(editor, decisions)
         reduce_gradients(editor, decisions)
+        scatter_gradients(editor, decisions)
         slice_rows(editor, decisions)  # after the broadcasts: a whole value that is fed is worker 0's, then cut
         exchange_rows(editor, view, decisions)
         collect_rows(editor, decisions)
         gather_rows(editor, decisions)
+        run_on_servers(editor, decisions)
     changed = editor.finish()
     set_seeds(changed, frozenset(decisions.initial_random_ops), worker)
+    set_shards(changed, worker)
     check(changed, decisions, worker)
     check_exchanges(changed, decisions)
+    check_servers(changed, decisions)
     return WorkerGraph(
         graph_def=changed,
         whole=dict(editor.whole),
@@ -65,6 +82,9 @@ def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGr
         cuts=tuple(editor.cuts),
         counters=tuple(editor.counters),
         counter_initializers=tuple(editor.counter_initializers),
-        tables=frozenset(m for t in decisions.tables for m in t.members),
+        tables=frozenset(m for t in decisions.tables for m in t.members if not (t.mirrored and m == t.op)),
+        on_servers=frozenset(editor.partitions) - {t.op for t in decisions.tables if t.mirrored},
+        partitions={op: tuple(str(part.op.name) for part in parts) for op, parts in editor.partitions.items()},
         local_variables=frozenset(decisions.local_variables),
+        synchronous=decisions.terms.synchronous,
     )

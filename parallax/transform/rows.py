@@ -11,6 +11,7 @@ from typing import Any
 from parallax.decisions import Decisions, Table
 from parallax.transform.collectives import all_gather, open_end
 from parallax.transform.edit import SCOPE, Editor
+from parallax.transform.partitions import row_places
 
 
 def spread_tables(editor: Editor, decisions: Decisions) -> None:
@@ -18,6 +19,8 @@ def spread_tables(editor: Editor, decisions: Decisions) -> None:
     from tensorflow.core.framework import attr_value_pb2
 
     for table in decisions.tables:
+        if table.servers:
+            continue
         shape = attr_value_pb2.AttrValue()
         for length in (editor.worker.local_rows(table.rows), *table.row_shape):
             shape.shape.dim.add().size = length
@@ -37,7 +40,7 @@ def _whole_shapes(editor: Editor, decisions: Decisions) -> None:
     for shape in decisions.shapes:
         table = tables[shape.table]
         number = editor.tensor(f"{shape.node}:0").dtype.as_numpy_dtype
-        editor.become_constant(shape.node, np.array([table.rows, *table.row_shape], number))
+        editor.become_constant(shape.node, np.array(table.shape, number))
 
 
 def slice_rows(editor: Editor, decisions: Decisions) -> None:
@@ -45,6 +48,8 @@ def slice_rows(editor: Editor, decisions: Decisions) -> None:
     import tensorflow as tf
 
     for cut in decisions.slices:
+        if decisions.table(cut.table).servers:
+            continue
         for edge in cut.edges:
             with tf.name_scope(f"{SCOPE}/local_rows/"):
                 editor.lead([edge], editor.at(edge)[editor.worker.rank :: editor.worker.size])
@@ -58,22 +63,14 @@ def gather_rows(editor: Editor, decisions: Decisions) -> None:
     places: dict[int, Any] = {}
     for gather in decisions.gathers:
         table = tables[gather.table]
+        if table.servers:
+            continue
         with tf.name_scope(f"{SCOPE}/whole/"):
             if table.rows not in places:
-                places[table.rows] = _places(table.rows, editor.worker.size)
+                places[table.rows] = row_places(table.rows, editor.worker.size)
             whole = _whole(editor.tensor(gather.tensor), table, places[table.rows])
         editor.lead(gather.edges, whole)
         editor.whole[gather.tensor] = str(whole.name)
-
-
-def _places(rows: int, workers: int) -> Any:
-    """Where each of a table's rows is among all workers' local rows, one worker after the other, `[rows]`."""
-    import tensorflow as tf
-
-    counts = [(rows - rank + workers - 1) // workers for rank in range(workers)]
-    starts = tf.constant([sum(counts[:rank]) for rank in range(workers)])
-    row = tf.range(rows)
-    return tf.gather(starts, row % workers) + row // workers
 
 
 def _whole(local: Any, table: Table, places: Any) -> Any:

@@ -4,40 +4,20 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from parallax.analysis.planner import make_plan
+from parallax.analysis.planner import make_plan as plan_of_layout
 from parallax.errors import PlanError
-from parallax.plan import Plan, RouteCost, plan_from_json
+from parallax.plan import Plan, RouteCost, Wishes, one_host, plan_from_json
 from parallax.report import explanation, plan_table
-from parallax.spec import GradientSource, GraphSpec, Part, VariableClass, VariableSpec
+from parallax.spec import GraphSpec, Part, VariableClass, VariableSpec
+from tests.analysis.specs import dense, sparse, spec
 
 
-def dense(name: str = "w", shape: tuple[int, ...] = (10, 4)) -> VariableSpec:
-    gradient = GradientSource(name, "grad:0", None, ("update",), "recorded")
-    return VariableSpec(
-        name, shape, "float32", 4, (Part(name, shape),), True, VariableClass.DENSE, gradients=(gradient,)
-    )
-
-
-def sparse(name: str = "emb", shape: tuple[int, ...] = (1000, 8), ids: int | None = 50) -> VariableSpec:
-    gradient = GradientSource(name, "values:0", "indices:0", ("update",), "recorded")
-    return VariableSpec(
-        name,
-        shape,
-        "float32",
-        4,
-        (Part(name, shape),),
-        True,
-        VariableClass.SPARSE,
-        gradients=(gradient,),
-        ids_per_step=ids,
-    )
-
-
-def spec(*variables: VariableSpec) -> GraphSpec:
-    return GraphSpec("f" * 64, tuple(variables))
+def make_plan(of: GraphSpec, workers: int, servers: int = 1, **wishes: Any) -> Plan:
+    return plan_of_layout(of, one_host(workers, servers), Wishes(**wishes))
 
 
 def routes(plan: Plan) -> dict[str, str]:
@@ -54,7 +34,8 @@ def test_a_sparse_variable_costs_what_the_formulas_say() -> None:
     (planned,) = make_plan(spec(sparse()), 4).variables
     assert planned.cost == RouteCost("alltoall", 3 * 50 * (4 + 2 * 32) // 4, 3)
     bytes_of = {r.route: r.sent_bytes for r in planned.rejected}
-    assert bytes_of == {"allgather": 3 * 50 * (4 + 32), "allreduce": 2 * 3 * (32000 + 4000) // 4}
+    expected = {"allgather": 3 * 50 * (4 + 32), "allreduce": 2 * 3 * (32000 + 4000) // 4, "ps": 50 * (4 + 8 + 2 * 32)}
+    assert bytes_of == expected
 
 
 def test_owners_hold_all_rows_between_them_and_equally_many() -> None:
@@ -102,7 +83,7 @@ def test_an_override_is_obeyed_and_said() -> None:
     [
         ({"embb": "alltoall"}, "'embb' is not. Did you mean: emb"),
         ({"w": "alltoall"}, "impossible for w: its gradient is dense. Possible: allreduce"),
-        ({"emb": "ring"}, "one of allreduce, allgather, alltoall: emb was given 'ring'"),
+        ({"emb": "ring"}, "one of allreduce, allgather, alltoall, ps: emb was given 'ring'"),
         ({"tiny": "alltoall"}, "impossible for tiny: 3 rows are fewer than 4 workers"),
         ({"odd": "alltoall"}, "impossible for odd: Sort 'sort' has no rule"),
     ],
@@ -135,9 +116,9 @@ def test_a_plan_reads_back_as_it_was_written() -> None:
     ("text", "message"),
     [
         ("{", "x.json:1: a plan file must be JSON"),
-        ("[]", "x.json: a plan file must be of version 1, and this one is of None"),
-        ('{"version": 2}', "x.json: a plan file must be of version 1, and this one is of 2"),
-        ('{"version": 1}', "x.json: a plan file must have every field"),
+        ("[]", "x.json: a plan file must be of version 2, and this one is of None"),
+        ('{"version": 3}', "x.json: a plan file must be of version 2, and this one is of 3"),
+        ('{"version": 2}', "x.json: a plan file must have every field"),
     ],
 )
 def test_a_file_that_is_no_plan_is_refused(text: str, message: str) -> None:
@@ -148,9 +129,9 @@ def test_a_file_that_is_no_plan_is_refused(text: str, message: str) -> None:
 def test_a_plan_of_another_graph_or_number_of_workers_is_refused() -> None:
     plan = make_plan(spec(dense()), 4)
     with pytest.raises(PlanError, match="graph ffffffffffff, and the script built graph eeeeeeeeeeee"):
-        plan.check_belongs_to(replace(spec(dense()), fingerprint="e" * 64), 4)
+        plan.check_belongs_to(replace(spec(dense()), fingerprint="e" * 64), one_host(4))
     with pytest.raises(PlanError, match="is for 4, and the job has 2"):
-        plan.check_belongs_to(spec(dense()), 2)
+        plan.check_belongs_to(spec(dense()), one_host(2))
 
 
 def test_the_table_and_the_explanation_show_every_figure(golden) -> None:

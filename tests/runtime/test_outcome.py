@@ -5,7 +5,7 @@ RULE = "-" * 74
 
 
 def judge_of(*frames, num_workers=2):
-    judge = Judge(num_workers)
+    judge = Judge(num_workers, lambda rank: f"rank {rank}")
     for at, frame in enumerate(frames):
         judge.observe(frame, float(at))
     return judge
@@ -123,3 +123,28 @@ def test_other_words_of_mpirun_are_shown():
         "x",
         "end",
     ]
+
+
+def test_a_lost_host_is_named():
+    judge = judge_of(Exit(0, -15, told=True))
+    lines = ["ORTE has lost communication with a remote daemon.", "  Remote daemon: [[1,0],1] on node b"]
+    assert heard(judge, *lines) == lines
+    assert ending(judge, mpirun_status=205) == Ending(
+        1, "host b is lost: it is down, or mpirun's daemon there was killed. The job was ended."
+    )
+
+
+def test_a_status_of_mpirun_itself_is_not_taken_for_a_signal():
+    result = ending(judge_of(), mpirun_status=255)
+    assert (result.status, result.message) == (1, "mpirun failed with exit status 255 before ranks 0-1 had ended.")
+
+
+def test_a_server_is_called_by_its_own_name():
+    judge = Judge(3, ["rank 0", "rank 1", "server 0 on host b"].__getitem__)
+    judge.observe(Exit(2, -9), 0.0)
+    assert ending(judge).message.startswith("server 0 on host b was killed by SIGKILL")
+
+
+def test_open_mpis_own_noise_is_not_shown():
+    line = "[host0:00674] plm:rsh: Warning: setpgid(678,678) failed in parent with errno=Permission denied(13)"
+    assert heard(judge_of(), line) == []

@@ -113,3 +113,10 @@ def test_messages_with_characters_that_have_no_bytes_are_printed_all_the_same():
     sink = Sink()
     Relay(sink, sink).say("one\ntwo \ud800")
     assert sink.getvalue() == b"one\ntwo \\ud800\n"
+
+
+def test_a_label_may_stand_for_the_rank():
+    sink = Sink()
+    relay = Relay(sink, sink, {0: "0", 1: "server 0"}.__getitem__)
+    relay.write(1, "stdout", "a\n", 0)
+    assert sink.getvalue() == b"[server 0] a\n"

@@ -84,6 +84,15 @@ def test_the_end_of_a_process_does_not_hide_how_often_it_ran():
     assert watch.verdict(61.0).absent == ((1, "ended its loop after 3 runs"),)
 
 
+def test_a_patient_run_waits_for_who_is_at_anything_and_not_for_who_has_ended():
+    patient = {**in_run("the last checkpoint", "end"), "patient": True}
+    assert watch_of((0, patient, 2.0)).verdict(1e6) is None
+    stall = watch_of((0, patient, 2.0), (1, in_run(), 2.0)).verdict(61.0)
+    assert (stall.fetch, stall.waiting) == ("train_op", (1,))  # it is the other that waits in vain
+    stall = watch_of((0, patient, 2.0), (1, {"kind": "finished", "runs": 3}, 2.0)).verdict(61.0)
+    assert (stall.fetch, stall.waiting) == ("the last checkpoint", (0,))
+
+
 def test_an_infinite_timeout_never_stalls():
     assert watch_of((0, in_run(), 2.0), timeout_s=float("inf")).verdict(1e9) is None
 
@@ -99,3 +108,9 @@ def test_ranks_are_named_in_spans():
         "ranks 0-1",
         "ranks 0-2, 5, 7-8",
     ]
+
+
+def test_a_server_never_stalls_and_nobody_waits_for_one():
+    watch = watch_of((0, in_run(), 2.0), (1, in_run(), 2.0), (2, in_run(), 0.0))
+    watch.observe_exit(2, 1)
+    assert watch.verdict(1e6) is None

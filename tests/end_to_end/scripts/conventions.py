@@ -70,19 +70,18 @@ with tf.Session(graph=graph) as single:
 
 sess, num_workers, worker_id, replicas = parallax.parallel_run(graph, parallax_config=parallax.Config(seed=11))
 
-from mpi4py import MPI  # noqa: E402  # the launcher is no rank
-
 Pair = namedtuple("Pair", ["left", "right"])
 batch = {ids: [[worker_id, 2]], other_ids: [[[1, worker_id + 2]]]}
 
 
 def equal_on_all(value):
-    return all(np.array_equal(np.asarray(value), other) for other in MPI.COMM_WORLD.allgather(np.asarray(value)))
+    return all(np.array_equal(np.asarray(value), other) for other in sess.workers.allgather(np.asarray(value)))
 
 
 def the_call_says_who_this_is():
     assert (num_workers, replicas) == (2, 1)
     assert worker_id == int(os.environ["OMPI_COMM_WORLD_RANK"])
+    assert (sess.workers.rank, sess.workers.size) == (worker_id, num_workers)
     assert sess.graph is graph
 
 

@@ -12,6 +12,7 @@ from checks import refused, run_checks
 import parallax
 from parallax import api
 from parallax.environment import Settings
+from parallax.plan import one_host
 from parallax.runtime import verify
 
 tf.disable_v2_behavior()
@@ -74,7 +75,7 @@ def an_update_op_without_a_rule_is_refused():
 def an_override_must_name_a_variable_and_a_possible_route():
     refused(parallax.PlanError, "'embb' is not. Did you mean: emb", run(routes={"embb": "alltoall"}))
     refused(parallax.PlanError, "impossible for weights", run(routes={"weights": "alltoall"}))
-    refused(parallax.PlanError, "allreduce, allgather, alltoall", run(routes={"emb": "ps"}))
+    refused(parallax.PlanError, "allreduce, allgather, alltoall, ps", run(routes={"emb": "ring"}))
     refused(parallax.PlanError, "1 rows are fewer than 2 workers", run(model(sgd(), 1), routes={"emb": "alltoall"}))
     refused(parallax.PlanError, "'wat' is not", run(touched_rows={"wat": 3}))
     refused(parallax.PlanError, "between 1 and", run(touched_rows={"emb": 12}))
@@ -87,8 +88,8 @@ def a_plan_file_must_belong_to_the_graph():
     for text, message in (
         ("{\n'", "plan.json:2: a plan file must be JSON"),
         ("[]", "version"),
-        ('{"version": 99}', "version 1, and this one is of 99"),
-        ('{"version": 1}', "every field"),
+        ('{"version": 99}', "version 2, and this one is of 99"),
+        ('{"version": 2}', "every field"),
         ("\ufeff{}", "JSON"),
     ):
         file.write_text(text, encoding="utf-8")
@@ -114,7 +115,7 @@ def a_plan_file_must_belong_to_the_graph():
 def plan_of(graph, workers):
     from parallax.runtime.planning import analyse, plan_for
 
-    return plan_for(analyse(graph), workers, parallax.Config())
+    return plan_for(analyse(graph), one_host(workers), parallax.Config())
 
 
 def a_resource_file_must_parse():
@@ -126,8 +127,8 @@ def a_resource_file_must_parse():
     refused(parallax.ResourceFileError, f"{file}:4: wheels", run(resource=file))
     file.write_text("hosts: 3\n")
     refused(parallax.ResourceFileError, f"{file}:1: hosts: expected", run(resource=file))
-    file.write_text("far-away.example\n")
-    refused(parallax.LaunchError, "far-away.example", run(resource=file))
+    file.write_text("localhost\nfar_away\n")
+    refused(parallax.ConfigError, "not far_away", run(resource=file))
     refused(parallax.ConfigError, "resource", run(resource=3))
 
 
@@ -175,7 +176,8 @@ def a_value_of_the_configuration_must_make_sense():
     parallax.Config(stall_timeout_s=math.inf, sess_config=tf.ConfigProto(), hooks=(tf.train.NanTensorHook(None),))
     refused(error, "parallax.Config", lambda: parallax.parallel_run(model(sgd()), None, True, {"workers": 2}))
     refused(error, "parallax.Config", lambda: parallax.parallel_run(model(sgd()), None, True, parallax.Config))
-    refused(error, "sync=False", run(sync=False))
+    refused(error, "sync must be", run(sync="no"))
+    refused(parallax.PlanError, "run option MPI starts", run(sync=False, run_option="MPI"))
 
 
 run_checks(

@@ -1,0 +1,318 @@
+"""Where the rows of a variable are, and how worker 0 reads and writes a range of them.
+
+One class for each way to hold a variable, all with the same two calls, which every worker makes in the same order:
+`read` brings rows to worker 0, `write` takes them from worker 0 to whoever holds them. No other process gets rows that
+it does not hold, and nobody gets more than the range.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from parallax.runtime.checkpoint.stored import Stored
+
+_SCOPE = "parallax/storage/"
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 5e-5, 2e-3  # short beside a small variable, and beside a chunk
+
+
+class Held(Protocol):
+    """A variable whose rows can be read and written.
+
+    `first` and `count` name rows of the variable in the user's order. `session` is TensorFlow's session on the worker's
+    graph.
+    """
+
+    @property
+    def stored(self) -> Stored:
+        """The variable's place in the checkpoint."""
+
+    def read(self, session: Any, first: int, count: int) -> Any:
+        """Rows `[count, ...]` on worker 0, None elsewhere; every worker must call it."""
+
+    def write(self, session: Any, first: int, count: int, rows: Any) -> None:
+        """Writes rows `[count, ...]` that worker 0 gives (None elsewhere); every worker must call it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the rows of variables are.
+
+    Attributes:
+        spread: the variable ops whose rows are spread over the workers.
+        partitions: variable op -> the ops of its partitions on servers.
+        absent: those of them of which the workers have no copy.
+    """
+
+    spread: frozenset[str] = frozenset()
+    partitions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    absent: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RowOps:
+    """Ops on the local rows of one variable in this worker's graph, from local row `low` up to `high`."""
+
+    low: Any
+    high: Any
+    rows: Any
+    new_rows: Any
+    update: Any
+
+    def read(self, session: Any, low: int, high: int) -> Any:
+        """Local rows `[high - low, ...]`."""
+        return session.run(self.rows, {self.low: low, self.high: high})
+
+    def write(self, session: Any, low: int, rows: Any) -> None:
+        """Overwrites local rows from `low` on."""
+        session.run(self.update, {self.low: low, self.high: low + len(rows), self.new_rows: rows})
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadRows:
+    """Rows spread over the workers: row r is on worker r % W as its local row r // W."""
+
+    stored: Stored
+    ops: RowOps
+    comm: Any
+
+    def read(self, session: Any, first: int, count: int) -> Any:
+        """Each worker sends its rows of the range; worker 0 puts them in order."""
+        import numpy as np
+
+        rank, size = self.comm.Get_rank(), self.comm.Get_size()
+        low, high = _local_range(first, count, rank, size)
+        mine = self.ops.read(session, low, high) if low < high else self._rows(0)
+        meet(self.comm)
+        if rank:
+            self.comm.Gatherv(_bytes(mine), None)
+            return None
+        lengths = _lengths(first, count, size)
+        by_owner, rows = self._rows(count), self._rows(count)
+        self.comm.Gatherv(_bytes(mine), [_bytes(by_owner), [n * self.stored.row_bytes for n in lengths]])
+        for owner, piece in enumerate(np.split(by_owner, np.cumsum(lengths)[:-1])):
+            rows[(owner - first) % size :: size] = piece
+        return rows
+
+    def write(self, session: Any, first: int, count: int, rows: Any) -> None:
+        """Worker 0 sends every owner its rows of the range."""
+        import numpy as np
+
+        rank, size = self.comm.Get_rank(), self.comm.Get_size()
+        low, high = _local_range(first, count, rank, size)
+        mine = self._rows(high - low)
+        meet(self.comm)
+        if rank:
+            self.comm.Scatterv(None, _bytes(mine))
+        else:
+            by_owner = np.concatenate([rows[(owner - first) % size :: size] for owner in range(size)])
+            lengths = [n * self.stored.row_bytes for n in _lengths(first, count, size)]
+            self.comm.Scatterv([_bytes(by_owner), lengths], _bytes(mine))
+        if low < high:
+            self.ops.write(session, low, mine)
+
+    def _rows(self, count: int) -> Any:
+        return _empty(self.stored, count)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRows:
+    """Rows in P partitions on servers: row r in partition r % P as its local row r // P. Worker 0 has them come.
+
+    `copy` writes the copy that every worker has beside them; None where nobody has one.
+    """
+
+    stored: Stored
+    partitions: tuple[RowOps, ...]
+    copy: CopiedRows | None
+    comm: Any
+
+    def read(self, session: Any, first: int, count: int) -> Any:
+        """Worker 0 reads its range of each partition, and puts the rows in order."""
+        if self.comm.Get_rank():
+            return None
+        rows, size = _empty(self.stored, count), len(self.partitions)
+        for number, ops in enumerate(self.partitions):
+            low, high = _local_range(first, count, number, size)
+            if low < high:
+                rows[(number - first) % size :: size] = ops.read(session, low, high)
+        return rows
+
+    def write(self, session: Any, first: int, count: int, rows: Any) -> None:
+        """Worker 0 writes each partition's rows; the others go on when it has."""
+        size = len(self.partitions)
+        for number, ops in enumerate(self.partitions if self.comm.Get_rank() == 0 else ()):
+            low, high = _local_range(first, count, number, size)
+            if low < high:
+                ops.write(session, low, rows[(number - first) % size :: size])
+        if self.copy is not None:
+            self.copy.write(session, first, count, rows)
+        else:
+            meet(self.comm)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedValue:
+    """A scalar on a server, of which every worker has a copy."""
+
+    stored: Stored
+    served: CopiedValue
+    copy: CopiedValue
+    comm: Any
+
+    def read(self, session: Any, first: int, count: int) -> Any:
+        """Worker 0 reads the server's."""
+        return self.served.read(session, first, count)
+
+    def write(self, session: Any, first: int, count: int, rows: Any) -> None:
+        """Worker 0's value goes to all, and all of them write the same to the server."""
+        self.served.write(session, first, count, rows)
+        self.copy.write(session, first, count, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRows:
+    """Every worker has all rows; worker 0's count, and all get what worker 0 writes."""
+
+    stored: Stored
+    ops: RowOps
+    comm: Any
+
+    def read(self, session: Any, first: int, count: int) -> Any:
+        """Worker 0's own rows."""
+        return self.ops.read(session, first, first + count) if self.comm.Get_rank() == 0 else None
+
+    def write(self, session: Any, first: int, count: int, rows: Any) -> None:
+        """Worker 0's rows go to all."""
+        import numpy as np
+
+        mine = np.ascontiguousarray(rows) if self.comm.Get_rank() == 0 else _empty(self.stored, count)
+        meet(self.comm)
+        self.comm.Bcast(_bytes(mine))
+        if count:
+            self.ops.write(session, first, mine)
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedValue:
+    """A scalar, string or variable of open shape that every worker has: read and written in one piece."""
+
+    stored: Stored
+    value: Any
+    new_value: Any
+    update: Any
+    comm: Any
+
+    def read(self, session: Any, first: int, count: int) -> Any:
+        """Worker 0's own value."""
+        return session.run(self.value) if self.comm.Get_rank() == 0 else None
+
+    def write(self, session: Any, first: int, count: int, rows: Any) -> None:
+        """Worker 0's value goes to all."""
+        session.run(self.update, {self.new_value: self.comm.bcast(rows)})
+
+
+def meet(comm: Any) -> None:
+    """Waits for all workers without keeping a core busy, as MPI's own waiting does: worker 0 may write for long."""
+    arrived, pause_s = comm.Ibarrier(), _FIRST_PAUSE_S
+    while not arrived.Test():
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+
+
+def hold(stored: tuple[Stored, ...], places: Places, comm: Any) -> tuple[Held, ...]:
+    """Builds what reads and writes the variables, in the default graph, which must be a worker's graph.
+
+    Args:
+        stored: the variables.
+        places: where their rows are.
+        comm: communicator of the workers (mpi4py).
+    """
+    import tensorflow as tf
+
+    found: list[Held] = []
+    with tf.name_scope(_SCOPE):
+        low = tf.compat.v1.placeholder(tf.int64, [], name="low")
+        high = tf.compat.v1.placeholder(tf.int64, [], name="high")
+        local_rows = tf.range(low, high)
+        for one in stored:
+            parts = places.partitions.get(one.op, ())
+            if not one.has_rows:
+                value = _copied_value(one, one.op, comm)
+                found.append(ServedValue(one, _copied_value(one, parts[0], comm), value, comm) if parts else value)
+                continue
+            on_servers = tuple(_row_ops(one, part, low, high, local_rows) for part in parts)
+            if one.op in places.absent:
+                found.append(ServedRows(one, on_servers, None, comm))
+                continue
+            ops = _row_ops(one, one.op, low, high, local_rows)
+            if one.op in places.spread:
+                found.append(SpreadRows(one, ops, comm))
+            else:
+                copied = CopiedRows(one, ops, comm)
+                found.append(ServedRows(one, on_servers, copied, comm) if parts else copied)
+    return tuple(found)
+
+
+def _row_ops(stored: Stored, op: str, low: Any, high: Any, local_rows: Any) -> RowOps:
+    """Ops on the rows of a variable op that has rows of `stored`, on the device where it is."""
+    import tensorflow as tf
+
+    variable, dtype = _variable(stored, op)
+    new_rows = tf.compat.v1.placeholder(dtype, [None, *(stored.shape or ())[1:]])
+    with tf.device(variable.device or None):
+        if variable.dtype == tf.resource:
+            rows = tf.raw_ops.ResourceGather(resource=variable, indices=local_rows, dtype=dtype)
+            update = tf.raw_ops.ResourceScatterUpdate(resource=variable, indices=local_rows, updates=new_rows)
+        else:
+            rows = tf.raw_ops.GatherV2(params=variable, indices=local_rows, axis=0)
+            update = tf.raw_ops.ScatterUpdate(ref=variable, indices=local_rows, updates=new_rows).op
+    return RowOps(low, high, rows, new_rows, update)
+
+
+def _copied_value(stored: Stored, op: str, comm: Any) -> CopiedValue:
+    import tensorflow as tf
+
+    variable, dtype = _variable(stored, op)
+    new_value = tf.compat.v1.placeholder(dtype, stored.shape)
+    with tf.device(variable.device or None):
+        if variable.dtype == tf.resource:
+            value = tf.raw_ops.ReadVariableOp(resource=variable, dtype=dtype)
+            update = tf.raw_ops.AssignVariableOp(resource=variable, value=new_value)
+        else:
+            value = tf.identity(variable)
+            update = tf.raw_ops.Assign(ref=variable, value=new_value, validate_shape=stored.shape is not None).op
+    return CopiedValue(stored, value, new_value, update, comm)
+
+
+def _variable(stored: Stored, op: str) -> tuple[Any, Any]:
+    """The handle or reference in the default graph, and the element type."""
+    import tensorflow as tf
+
+    return tf.compat.v1.get_default_graph().get_tensor_by_name(f"{op}:0"), tf.as_dtype(stored.dtype)
+
+
+def _local_range(first: int, count: int, rank: int, size: int) -> tuple[int, int]:
+    """The local rows of worker `rank` among rows first, ..., first + count - 1 of the whole: from, up to."""
+    return -((rank - first) // size), -((rank - first - count) // size)
+
+
+def _lengths(first: int, count: int, size: int) -> list[int]:
+    ranges = (_local_range(first, count, rank, size) for rank in range(size))
+    return [high - low for low, high in ranges]
+
+
+def _empty(stored: Stored, count: int) -> Any:
+    import numpy as np
+    import tensorflow as tf
+
+    return np.empty((count, *(stored.shape or ())[1:]), tf.as_dtype(stored.dtype).as_numpy_dtype)
+
+
+def _bytes(rows: Any) -> Any:
+    """The bytes of an array, which MPI sends whatever their type; no copy of what is contiguous."""
+    import numpy as np
+
+    return np.ascontiguousarray(rows).reshape(-1).view(np.uint8)

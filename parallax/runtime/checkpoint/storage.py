@@ -1,0 +1,206 @@
+"""Writes and reads checkpoints with all workers: worker 0 has the files, the others bring and get rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from parallax.errors import CheckpointError
+from parallax.runtime.checkpoint.bundle import Bundle
+from parallax.runtime.checkpoint.folder import Writer, absolute, file_errors, latest
+from parallax.runtime.checkpoint.held import Held, meet
+from parallax.runtime.checkpoint.stored import CHUNK_BYTES, Stored, chunks
+
+_MOST_NAMED = 5  # variables that a message lists
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What came of one checkpoint, on worker 0; the other workers know the prefix only.
+
+    Attributes:
+        prefix: the checkpoint's name.
+        moved_bytes: bytes of all variables.
+        largest_bytes: the most that was held at once of what was moved.
+        seconds: how long it took.
+    """
+
+    prefix: str
+    moved_bytes: int = 0
+    largest_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """The variables of a job and the folder of their checkpoints.
+
+    Attributes:
+        folder: where worker 0 writes and reads; the other workers need no such folder.
+        held: all variables, in the same order on all workers, which keeps their calls in step.
+        comm: communicator of the workers (mpi4py).
+        chunk_bytes: the most that is moved at once.
+    """
+
+    folder: str
+    held: tuple[Held, ...]
+    comm: Any
+    chunk_bytes: int = CHUNK_BYTES
+
+    def save(self, session: Any, step: int) -> Moved:
+        """Writes a checkpoint; every worker must call it, at the same step, and returns when it is done.
+
+        Raises:
+            CheckpointError: when the workers are not at one step, or the folder cannot be written. What fails at the
+                beginning or the end is raised on all workers; in between on worker 0, whose end then ends the job.
+        """
+        self._check_one_step(step)
+        began_s = time.monotonic()
+        writer = Writer(absolute(self.folder), step, self.chunk_bytes)
+        self._on_worker_0(writer, writer.begin)
+        total_bytes = largest_bytes = 0
+        for held in self.held:
+            for first, count in chunks(held.stored.rows, held.stored.row_bytes, self.chunk_bytes):
+                rows = held.read(session, first, count)
+                if self.comm.Get_rank():
+                    continue
+                size = int(getattr(rows, "nbytes", 0))
+                total_bytes, largest_bytes = total_bytes + size, max(largest_bytes, size)
+                with _writing(writer):
+                    writer.add(held.stored.key, held.stored.slice_spec(first, count), held.stored.dtype, rows)
+        self._on_worker_0(writer, writer.finish)  # the others wait: what they did next would find worker 0 missing
+        largest_bytes = max(largest_bytes, writer.largest_bytes)
+        return Moved(writer.prefix, total_bytes, largest_bytes, time.monotonic() - began_s)
+
+    def load(self, session: Any) -> Moved | None:
+        """Reads the latest checkpoint, if there is one; every worker must call it.
+
+        Returns:
+            None when the folder has none.
+
+        Raises:
+            CheckpointError: on all workers, when the checkpoint cannot be read or does not fit the graph.
+        """
+        began_s = time.monotonic()
+        bundle, prefix, ranges = self._open()
+        if prefix is None:
+            return None
+        total_bytes = largest_bytes = 0
+        for held, own_ranges in zip(self.held, ranges, strict=True):
+            for first, count in own_ranges:
+                rows = None
+                if bundle is not None:
+                    with _reading(prefix):
+                        rows = _read(bundle, held.stored, first, count)
+                    size = int(getattr(rows, "nbytes", 0))
+                    total_bytes, largest_bytes = total_bytes + size, max(largest_bytes, size)
+                held.write(session, first, count, rows)
+        return Moved(prefix, total_bytes, largest_bytes, time.monotonic() - began_s)
+
+    def _open(self) -> tuple[Bundle | None, str | None, list[list[tuple[int, int]]]]:
+        """The latest checkpoint on worker 0; on all its name, and the ranges of rows in which each variable comes."""
+        bundle, prefix, error, ranges = None, None, None, []
+        if self.comm.Get_rank() == 0:
+            folder = absolute(self.folder)
+            try:
+                with _reading(folder):
+                    prefix = latest(folder)
+                    if prefix is not None:
+                        bundle = Bundle(prefix)
+                        _check_fits(bundle, prefix, [held.stored for held in self.held])
+                        ranges = [_ranges(bundle, held.stored, self.chunk_bytes) for held in self.held]
+            except CheckpointError as found:
+                error = str(found)
+        meet(self.comm)
+        prefix, error, ranges = self.comm.bcast((prefix, error, ranges))
+        if error is not None:
+            raise CheckpointError(error)
+        return bundle, prefix, ranges
+
+    def _on_worker_0(self, writer: Writer, do: Any) -> None:
+        """Does something with files on worker 0; all workers wait for it and raise what it raises."""
+        error = None
+        if self.comm.Get_rank() == 0:
+            try:
+                with _writing(writer):
+                    do()
+            except CheckpointError as found:
+                error = str(found)
+        meet(self.comm)
+        error = self.comm.bcast(error)
+        if error is not None:
+            raise CheckpointError(error)
+
+    def _check_one_step(self, step: int) -> None:
+        steps = self.comm.allgather(step)
+        other = next((rank for rank, found in enumerate(steps) if found != steps[0]), None)
+        if other is not None:
+            raise CheckpointError(
+                f"All workers must be at one global step when a checkpoint is written: worker 0 is at {steps[0]}, and "
+                f"worker {other} at {steps[other]}. Run what changes the global step on all workers."
+            )
+
+
+@contextmanager
+def _writing(writer: Writer) -> Iterator[None]:
+    """Puts failures of files into words, and leaves nothing unfinished behind."""
+    try:
+        with file_errors(
+            f"The checkpoint of step {writer.step} must be written to {writer.folder}",
+            "Free space there, or name another folder in CheckPointConfig.ckpt_dir. Checkpoints of earlier steps are "
+            "untouched.",
+        ):
+            yield
+    except CheckpointError:
+        writer.discard()
+        raise
+
+
+def _reading(name: str) -> AbstractContextManager[None]:
+    return file_errors(
+        f"The checkpoint {name} must be readable on the machine of worker 0",
+        "Give the folder to that machine, or name another one in CheckPointConfig.ckpt_dir.",
+    )
+
+
+def _read(bundle: Bundle, stored: Stored, first: int, count: int) -> Any:
+    if stored.has_rows:
+        return bundle.read(stored.key, *stored.box(first, count))
+    return bundle.read_whole(stored.key, stored.slice_spec(first, count))
+
+
+def _ranges(bundle: Bundle, stored: Stored, chunk_bytes: int) -> list[tuple[int, int]]:
+    """The ranges of rows in which a variable is read, each from one stored piece."""
+    if not stored.has_rows:
+        return [(0, 1)]
+    return bundle.ranges(stored.key, stored.offset[0], stored.rows, stored.row_bytes, chunk_bytes)
+
+
+def _check_fits(bundle: Bundle, prefix: str, variables: list[Stored]) -> None:
+    """Every variable of the graph must be in the checkpoint, with its shape and type.
+
+    Raises:
+        CheckpointError: that names the variables, and what graph and checkpoint have.
+    """
+    wrong = []
+    for one in variables:
+        found = bundle.tensors.get(one.key)
+        if found is None:
+            wrong.append(f"{one.key} {_shape(one.whole_shape)} of the graph is not in it")
+        elif one.whole_shape is not None and found.shape != one.whole_shape:
+            wrong.append(f"{one.key} is {_shape(one.whole_shape)} in the graph and {_shape(found.shape)} in it")
+        elif found.dtype != one.dtype:
+            wrong.append(f"{one.key} is {one.dtype} in the graph and {found.dtype} in it")
+    if wrong:
+        more = f"; and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
+        raise CheckpointError(
+            f"The checkpoint {prefix} must hold all variables of the graph: {'; '.join(wrong[:_MOST_NAMED])}{more}. "
+            "Train on with the graph that wrote it, or name another folder in CheckPointConfig.ckpt_dir."
+        )
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return str(list(shape)) if shape is not None else "of open shape"

@@ -1,0 +1,110 @@
+"""What a checkpoint holds: the global variables of the user's graph under the keys that tf.train.Saver gives them.
+
+A part of a partitioned variable is a slice of its logical variable. A range of rows of any variable is a slice too, so
+that one variable can be written in several pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+CHUNK_BYTES = 64 * 2**20
+"""The most that is written, read or sent at once; rows are never cut. Beside it a process needs two or three copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One TensorFlow variable and its place in the checkpoint.
+
+    Attributes:
+        op: the variable op.
+        key: name in the checkpoint; the parts of a partitioned variable share it.
+        dtype: TensorFlow's name of the element type.
+        element_bytes: bytes an element.
+        shape: own shape; None where the graph does not fix it.
+        whole_shape: shape of the logical variable; None likewise.
+        offset: where this part begins in the whole, one number a dimension.
+        is_part: whether Saver stores it as a slice even when it is written in one piece.
+    """
+
+    op: str
+    key: str
+    dtype: str
+    element_bytes: int
+    shape: tuple[int, ...] | None
+    whole_shape: tuple[int, ...] | None
+    offset: tuple[int, ...]
+    is_part: bool
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether ranges of rows can be taken: not of scalars, nor of strings, whose bytes are not known."""
+        return bool(self.shape) and self.dtype != "string"
+
+    @property
+    def rows(self) -> int:
+        """Length of the first dimension; 1 for what is not taken by rows."""
+        return self.shape[0] if self.has_rows and self.shape else 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return math.prod(self.shape[1:]) * self.element_bytes if self.shape else self.element_bytes
+
+    def box(self, first: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(start, shape) in the whole of `count` rows from row `first` of this part."""
+        if not self.shape:
+            return (), ()
+        if not self.has_rows:
+            return self.offset, self.shape
+        return (self.offset[0] + first, *self.offset[1:]), (count, *self.shape[1:])
+
+    def slice_spec(self, first: int, count: int) -> str:
+        """What SaveV2 and RestoreV2 call those rows; empty for the whole of a variable that is no part."""
+        if not self.shape or self.whole_shape is None or (not self.is_part and count == self.rows):
+            return ""
+        return slice_text(self.whole_shape, *self.box(first, count))
+
+    def __str__(self) -> str:
+        return self.key if not self.is_part else f"{self.key} (part {self.op})"
+
+
+def slice_text(whole_shape: tuple[int, ...], start: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """TensorFlow's text for a slice: `11 4 3,2:0,4` is two rows from row 3 of a whole of shape [11, 4]."""
+    extents = ":".join(f"{s},{n}" for s, n in zip(start, shape, strict=True))
+    return " ".join([*(str(d) for d in whole_shape), extents])
+
+
+def chunks(rows: int, row_bytes: int, chunk_bytes: int) -> list[tuple[int, int]]:
+    """(first row, number of rows) of pieces of at most `chunk_bytes`, or of one row where a row has more."""
+    step = max(1, chunk_bytes // max(1, row_bytes))
+    return [(first, min(step, rows - first)) for first in range(0, rows, step)] or [(0, 0)]
+
+
+def stored_variables(graph: Any) -> tuple[Stored, ...]:
+    """The global variables of a graph, as `tf.train.Saver(tf.global_variables())` names them; sorted by key and place.
+
+    Args:
+        graph: the user's graph.
+    """
+    import tensorflow as tf
+
+    found: dict[str, Stored] = {}
+    for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
+        op = variable_op(variable)
+        dtype = variable.dtype.base_dtype
+        shape = tuple(variable.shape.as_list()) if variable.shape.is_fully_defined() else None
+        info = getattr(variable, "_save_slice_info", None)
+        whole = tuple(int(d) for d in info.full_shape) if info is not None else shape
+        offset = tuple(int(o) for o in info.var_offset) if info is not None else (0,) * len(shape or ())
+        key = str(info.full_name) if info is not None else op
+        found[op] = Stored(op, key, dtype.name, int(dtype.size), shape, whole, offset, info is not None)
+    return tuple(sorted(found.values(), key=lambda s: (s.key, s.offset, s.op)))
+
+
+def variable_op(variable: Any) -> str:
+    """The op that holds a variable."""
+    handle = getattr(variable, "handle", None)
+    return str(handle.op.name if handle is not None else variable.op.name)

@@ -1,0 +1,54 @@
+"""Files of what each rank prints, as the launcher relays it: `FOLDER/worker-0/stdout`, `FOLDER/server-0/stderr`, ...
+
+The console still gets everything; the files hold the same text without ranks before the lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from parallax.errors import LaunchError
+
+STREAMS = ("stdout", "stderr")
+
+
+class OutputFiles:
+    """The open files of one job; made anew, so that none is left of an earlier job of as many workers.
+
+    Raises:
+        LaunchError: when they cannot be made.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._files: dict[tuple[int, str], BinaryIO] = {}
+        self._names = names
+        for rank, name in enumerate(names):
+            for stream in STREAMS:
+                file = folder / name / stream
+                try:
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    self._files[rank, stream] = file.open("wb", buffering=0)
+                except OSError as error:
+                    raise LaunchError(
+                        f"redirect_path must be a folder that can be written: {file}: {error.strerror}. Name another."
+                    ) from error
+
+    def write(self, rank: int, stream: str, text: str) -> str:
+        """Adds text as it came; gives what to tell the user when a file cannot be written, and leaves it then."""
+        file = self._files.get((rank, stream))
+        if file is None:
+            return ""
+        try:
+            file.write(text.encode("utf-8", "surrogateescape"))
+        except OSError as error:
+            del self._files[rank, stream]
+            return f"parallax: {stream} of {self._names[rank]} is no longer written to its file: {error.strerror}."
+        return ""
+
+    def close(self) -> None:
+        """Closes all files."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()

@@ -1,0 +1,84 @@
+"""What the launcher sends to every rank: the plan, the graph's digests, the seed, and who is where.
+
+It travels on standard input: the launcher writes it to mpirun, which passes its input to rank 0, and rank 0 sends it to
+the others with MPI. So no folder must be seen by all hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from dataclasses import asdict, dataclass
+from typing import BinaryIO
+
+from parallax.errors import LaunchError
+
+_MAGIC = b"PRLX1\n"
+_LENGTH = struct.Struct(">Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """The launcher's decisions.
+
+    Attributes:
+        plan: JSON of the plan.
+        digests: node name -> digest, of the graph as the launcher built it.
+        seed: of all random numbers that the script does not seed.
+        hosts: the number of the host that each worker is on, by rank.
+        servers: the number of the host that each server is on.
+        addresses: the address of each host, as the resource file gives it.
+        ports: first and last port that servers may listen on; None for any.
+    """
+
+    plan: str
+    digests: dict[str, str]
+    seed: int
+    hosts: tuple[int, ...]
+    servers: tuple[int, ...] = ()
+    addresses: tuple[str, ...] = ()
+    ports: tuple[int, int] | None = None
+
+    def to_bytes(self) -> bytes:
+        """The parcel on the wire: a mark, the length of what follows, and compressed JSON."""
+        body = zlib.compress(json.dumps(asdict(self)).encode("utf-8"))
+        return _MAGIC + _LENGTH.pack(len(body)) + body
+
+
+def read_parcel(stream: BinaryIO) -> Parcel:
+    """Reads one parcel from `stream`, and not a byte more.
+
+    Raises:
+        LaunchError: the stream ends too early, or carries something else.
+    """
+    head = _read(stream, len(_MAGIC) + _LENGTH.size)
+    if not head.startswith(_MAGIC):
+        raise LaunchError(
+            f"A worker is started by Parallax's launcher, which sends it the plan on its standard input; there was "
+            f"{head[:20]!r}. Start the script itself, or `parallax run`."
+        )
+    return parcel_from_bytes(head + _read(stream, _LENGTH.unpack(head[len(_MAGIC) :])[0]))
+
+
+def parcel_from_bytes(data: bytes) -> Parcel:
+    """The parcel whose `to_bytes` are `data`."""
+    raw = json.loads(zlib.decompress(data[len(_MAGIC) + _LENGTH.size :]))
+    ports = raw["ports"]
+    lists = {name: tuple(raw[name]) for name in ("hosts", "servers", "addresses")}
+    return Parcel(**{**raw, **lists, "ports": None if ports is None else (ports[0], ports[1])})
+
+
+def _read(stream: BinaryIO, size: int) -> bytes:
+    pieces: list[bytes] = []
+    left = size
+    while left:
+        data = stream.read(left)
+        if not data:
+            raise LaunchError(
+                f"A worker gets the plan from its launcher, and {size - left} of {size} bytes came: the launcher has "
+                "ended, or mpirun was told not to pass on its input."
+            )
+        pieces.append(data)
+        left -= len(data)
+    return b"".join(pieces)

@@ -1,0 +1,17 @@
+"""What every server rank runs: a TensorFlow server that holds variables until the workers have finished."""
+
+from __future__ import annotations
+
+from parallax.runtime.members import membership
+from parallax.runtime.worker import wait_for_all
+
+
+def main() -> None:
+    """Serves until all workers have ended well; a job that fails is ended by its launcher."""
+    with membership() as members:
+        members.start()
+        wait_for_all(members.world)
+
+
+if __name__ == "__main__":
+    main()

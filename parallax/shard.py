@@ -1,0 +1,200 @@
+"""Each worker's share of a dataset, as in Parallax 2019: `shard.shard(dataset)`.
+
+The number of shards and the number of this one are two tensors of the user's graph, equal in all processes (one shard,
+number 0). They carry a mark, by which the transform finds them and puts in each worker's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallax.errors import GraphError
+
+MARK = "_parallax_shard"
+"""The node attribute that says which of the two a node is."""
+NUM_SHARDS, SHARD_ID = b"num_shards", b"shard_id"
+
+_COLLECTION = "parallax_shards"
+_SHARE = "_parallax_share"
+_ONE_FOR_ONE = frozenset(
+    """
+    MapDataset ParallelMapDataset ParallelMapDatasetV2 PrefetchDataset OptionsDataset ModelDataset
+    MaxIntraOpParallelismDataset PrivateThreadPoolDataset
+    """.split()
+)
+"""Datasets that make one element of each, in order: every second of theirs is made of every second of their input's."""
+_PASSED = _ONE_FOR_ONE | frozenset(
+    """
+    FilterDataset IgnoreErrorsDataset
+    ShuffleDataset ShuffleDatasetV2 ShuffleDatasetV3 ShuffleAndRepeatDataset ShuffleAndRepeatDatasetV2 RepeatDataset
+    BatchDataset BatchDatasetV2 ParallelBatchDataset PaddedBatchDataset PaddedBatchDatasetV2 MapAndBatchDataset
+    """.split()
+)
+"""Datasets before which a share may be taken: all shares together then still give each element once."""
+_CACHES = ("CacheDataset", "CacheDatasetV2")
+_FLAT = frozenset(
+    """
+    FlatMapDataset InterleaveDataset ParallelInterleaveDataset ParallelInterleaveDatasetV2 ParallelInterleaveDatasetV3
+    ParallelInterleaveDatasetV4 LegacyParallelInterleaveDatasetV2 UnbatchDataset
+    """.split()
+)
+"""Datasets that make many elements of one: lines or records of a file."""
+
+
+def mark_of(node: Any) -> bytes:
+    """Which of the two tensors a node is: NUM_SHARDS, SHARD_ID, or empty when it is neither."""
+    return bytes(node.attr[MARK].s) if MARK in node.attr else b""
+
+
+def create_num_shards_and_shard_id() -> tuple[Any, Any]:
+    """The number of workers and this worker's rank, as scalar int64 tensors of the default graph.
+
+    They are 1 and 0 where the graph runs without Parallax. All calls for one graph give the same two tensors, which may
+    be used anywhere, inside functions of datasets too.
+
+    Raises:
+        GraphError: when TensorFlow executes eagerly, so that there is no graph.
+    """
+    import tensorflow as tf
+
+    with tf.init_scope():  # out of functions, where the analysis would not see which tensors differ between workers
+        if tf.executing_eagerly():
+            raise GraphError(
+                "Shards must be made in the graph that is given to parallel_run, and TensorFlow executes eagerly. "
+                "Write `with graph.as_default():`."
+            )
+        graph = tf.compat.v1.get_default_graph()
+        made = graph.get_collection(_COLLECTION)
+        if not made:
+            made = [_marked("num_shards", 1, NUM_SHARDS), _marked("shard_id", 0, SHARD_ID)]
+            for tensor in made:
+                graph.add_to_collection(_COLLECTION, tensor)
+    num_shards, shard_id = made
+    return num_shards, shard_id
+
+
+def shard(dataset: Any) -> Any:
+    """This worker's share of a dataset: every element goes to exactly one worker.
+
+    The share is taken as early as possible, so that no worker reads or computes what others train on:
+
+    - before maps, filters, batches, shuffles, repeats, prefetches and caches in memory that the dataset ends with;
+    - of the files, when the dataset reads at least as many as there are workers; else of their lines or records;
+    - of each part of a zip, before its maps.
+
+    Not before anything else (take, skip, concatenate, windows, a cache in a file): there the share is taken of what
+    comes out, and a shuffle before must be seeded, else each worker shuffles otherwise. Shares differ in size when the
+    workers do not divide the number of elements, when files differ, or when a filter drops more of one; `repeat` the
+    dataset, or train a number of steps that all workers have.
+    Changed: 2019 read all elements on every worker and dropped those of others, and counted them after a shuffle.
+
+    Args:
+        dataset: a `tf.data.Dataset` built in the default graph.
+
+    Returns:
+        A dataset of the same elements, of the class's older interface when the given one has it.
+
+    Raises:
+        GraphError: when TensorFlow executes eagerly, or a dataset is sharded twice.
+    """
+    import tensorflow as tf
+    from tensorflow.python.data.ops import dataset_ops  # a dataset made of an op has no public constructor
+
+    num_shards, shard_id = create_num_shards_and_shard_id()
+    _check_not_sharded(dataset._variant_tensor.op)
+    tensor, runs = _path(dataset._variant_tensor)
+    with tf.name_scope("shard_dataset"):
+        to_take = tf.constant(True)
+        for number, run in enumerate(runs):
+            is_last = number == len(runs) - 1
+            here = to_take if is_last else to_take & _is_enough(tensor, num_shards)
+            to_take = to_take & ~here
+            one = tf.constant(1, tf.int64)
+            tensor = _share(tensor, tf.where(here, num_shards, one), tf.where(here, shard_id, one - one))
+            for op in run:
+                tensor = _rebuilt(op, [tensor])
+    shared = dataset_ops._VariantDataset(tensor, dataset.element_spec)
+    is_older = isinstance(dataset, dataset_ops.DatasetV1)
+    return dataset_ops.DatasetV1Adapter(shared) if is_older else shared
+
+
+def _marked(name: str, value: int, mark: bytes) -> Any:
+    """A tensor that no shape inference takes for the constant that it is before the transform."""
+    import tensorflow as tf
+    from tensorflow.core.framework import attr_value_pb2
+
+    constant = tf.constant(value, tf.int64, name=f"{name}/default")
+    tensor = tf.raw_ops.PlaceholderWithDefault(input=constant, shape=[], name=name)
+    tensor.op._set_attr(MARK, attr_value_pb2.AttrValue(s=mark))
+    return tensor
+
+
+def _path(tensor: Any) -> tuple[Any, list[list[Any]]]:
+    """Where a share may be taken first, and the dataset ops after it, cut where it may be taken again."""
+    runs: list[list[Any]] = [[]]
+    while tensor.op.type in _PASSED or tensor.op.type in _FLAT or _is_cache_in_memory(tensor.op):
+        if tensor.op.type in _FLAT:
+            runs.insert(0, [])
+        runs[0].insert(0, tensor.op)
+        tensor = tensor.op.inputs[0]
+    return tensor, runs
+
+
+def _is_cache_in_memory(op: Any) -> bool:
+    import tensorflow as tf
+
+    if op.type not in _CACHES:
+        return False
+    name = tf.get_static_value(op.inputs[1])
+    return name is not None and name.item() == b""
+
+
+def _is_enough(tensor: Any, num_shards: Any) -> Any:
+    """Whether a dataset has an element for every worker; one that does not know its number has many."""
+    import tensorflow as tf
+
+    number = tf.raw_ops.DatasetCardinality(input_dataset=tensor)
+    return (number < 0) | (number >= num_shards)
+
+
+def _share(tensor: Any, num_shards: Any, shard_id: Any) -> Any:
+    """Every `num_shards`-th element from number `shard_id` on; taken before what only makes one element of each."""
+    import tensorflow as tf
+    from tensorflow.core.framework import attr_value_pb2
+
+    if tensor.op.type == "ZipDataset" or tensor.op.type in _ONE_FOR_ONE or _is_cache_in_memory(tensor.op):
+        parts = tensor.op.inputs if tensor.op.type == "ZipDataset" else tensor.op.inputs[:1]
+        return _rebuilt(tensor.op, [_share(part, num_shards, shard_id) for part in parts])
+    attributes = tensor.op.node_def.attr
+    types = attributes["output_types" if "output_types" in attributes else "Toutput_types"].list.type
+    shared = tf.raw_ops.ShardDataset(
+        input_dataset=tensor,
+        num_shards=num_shards,
+        index=shard_id,
+        output_types=[tf.as_dtype(number) for number in types],
+        output_shapes=[tf.TensorShape(shape) for shape in attributes["output_shapes"].list.shape],
+    )
+    shared.op._set_attr(_SHARE, attr_value_pb2.AttrValue(b=True))
+    return shared
+
+
+def _rebuilt(op: Any, datasets: list[Any]) -> Any:
+    """A dataset op anew, on other datasets than its own, which come first among its inputs."""
+    inputs = [*datasets, *op.inputs[len(datasets) :]]
+    made = op.graph.create_op(
+        op.type, inputs, [o.dtype for o in op.outputs], attrs=dict(op.node_def.attr), op_def=op.op_def
+    )
+    return made.outputs[0]
+
+
+def _check_not_sharded(op: Any) -> None:
+    """A share of a share would leave most elements to nobody."""
+    waiting, seen = [op], set()
+    while waiting:
+        op = waiting.pop()
+        if _SHARE in op.node_def.attr:
+            raise GraphError(
+                f"A dataset must be sharded once, and this one was sharded before, by {op.name!r}. Leave one call out."
+            )
+        seen.add(op)
+        waiting += [i.op for i in op.inputs if i.op not in seen and i.dtype.name == "variant"]

@@ -1,0 +1,138 @@
+"""Gradients on their way to servers: through accumulators that wait for all workers, or directly from one worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallax.decisions import Decisions, Push, Scatter
+from parallax.graph_view import Edge
+from parallax.transform.edit import SCOPE, Editor
+from parallax.transform.exchange import merge_equal_rows
+from parallax.transform.partitions import cut_rows
+from parallax.transform.together import device_of
+
+NEVER_STALE = 2**63 - 1
+"""Local step of what is given: an accumulator drops what is older than its own step."""
+
+
+def scatter_gradients(editor: Editor, decisions: Decisions) -> None:
+    """Dense gradients of tables on servers: each partition gets its rows of the mean over the workers."""
+    for number, scatter in enumerate(decisions.scatters):
+        _scatter(editor, decisions, scatter, f"{SCOPE}/scatter/{number}")
+
+
+def _scatter(editor: Editor, decisions: Decisions, scatter: Scatter, label: str) -> None:
+    import tensorflow as tf
+
+    table = decisions.table(scatter.table)
+    with tf.name_scope(f"{label}/"):
+        pieces = cut_rows(editor.tensor(scatter.tensor), len(table.servers), table.is_scalar)
+        if not decisions.terms.synchronous:
+            _lead_parts(editor, scatter.edges, pieces, [])
+            return
+        taken: list[Any] = []
+        given: list[Any] = []
+        for piece, server in zip(pieces, table.servers, strict=True):
+            with tf.device(device_of(server)):
+                handle = tf.raw_ops.ConditionalAccumulator(
+                    dtype=piece.dtype,
+                    shape=piece.shape,
+                    shared_name=f"{label}/{len(given)}",
+                    reduction_type="SUM",
+                    name="accumulator",
+                )
+                given.append(
+                    tf.raw_ops.AccumulatorApplyGradient(
+                        handle=handle, local_step=tf.constant(NEVER_STALE, tf.int64), gradient=piece, name="give"
+                    )
+                )
+                if editor.worker.rank == 0:
+                    size = tf.constant(editor.worker.size)
+                    with tf.control_dependencies([given[-1]]):
+                        total = tf.raw_ops.AccumulatorTakeGradient(handle=handle, num_required=size, dtype=piece.dtype)
+                    total.set_shape(piece.shape)
+                    taken.append(total * tf.constant(1.0 / editor.worker.size, piece.dtype))
+    _lead_parts(editor, scatter.edges, taken, given)
+
+
+def push_rows(
+    editor: Editor, decisions: Decisions, push: Push, sent: list[tuple[list[Any], list[Any]]], label: str
+) -> None:
+    """Gradient rows of a table on servers: each partition gets those of all workers, added up.
+
+    Args:
+        editor: the graph.
+        decisions: what shall be changed.
+        push: which of the pushes it is.
+        sent: for each pull that the rows were looked up in, (values `[n, width]`, local row numbers `[n]`), both by
+            partition.
+        label: a name for it.
+    """
+    import tensorflow as tf
+
+    table = decisions.table(push.table)
+    row_shape = editor.at(push.values[0]).shape.as_list()[1:] if push.values else None
+    index_type = editor.at(push.indices[0]).dtype
+    all_values, all_indices, given = [], [], []
+    for number, server in enumerate(table.servers):
+        values = _joined([v[number] for v, _ in sent])
+        indices = tf.cast(_joined([i[number] for _, i in sent]), tf.int64)
+        with tf.device(device_of(server)), tf.name_scope(f"{label}/{number}/"):
+            if decisions.terms.synchronous:
+                rows = table.local_shape(number, len(table.servers))[0]
+                taken, give = _through_accumulator(editor, values, indices, rows, f"{label}/{number}")
+                given.append(give)
+                if taken is None:
+                    continue
+                values, indices = taken
+            if push.merge:
+                values, indices = merge_equal_rows(values, indices)
+            all_indices.append(tf.cast(indices, index_type))
+            if row_shape is not None:
+                all_values.append(tf.reshape(values, [-1, *row_shape]))
+    _lead_parts(editor, push.values, all_values, given)
+    _lead_parts(editor, push.indices, all_indices, given)
+
+
+def _through_accumulator(
+    editor: Editor, values: Any, indices: Any, rows: int, name: str
+) -> tuple[tuple[Any, Any] | None, Any]:
+    """(the sum over all workers as values and row numbers, on worker 0; the op that gives this worker's rows)."""
+    import tensorflow as tf
+
+    width = int(values.shape[1])
+    handle = tf.raw_ops.SparseConditionalAccumulator(
+        dtype=values.dtype, shape=[rows, width], shared_name=name, reduction_type="SUM", name="accumulator"
+    )
+    give = tf.raw_ops.SparseAccumulatorApplyGradient(
+        handle=handle,
+        local_step=tf.constant(NEVER_STALE, tf.int64),
+        gradient_indices=indices,
+        gradient_values=values,
+        gradient_shape=tf.constant([rows, width], tf.int64),
+        has_known_shape=True,
+        name="give",
+    )
+    if editor.worker.rank > 0:
+        return None, give
+    with tf.control_dependencies([give]):
+        taken = tf.raw_ops.SparseAccumulatorTakeGradient(
+            handle=handle, num_required=tf.constant(editor.worker.size), dtype=values.dtype
+        )
+    taken.values.set_shape([None, width])
+    taken.indices.set_shape([None])
+    return (taken.values, taken.indices), give
+
+
+def _joined(pieces: list[Any]) -> Any:
+    import tensorflow as tf
+
+    return tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0]
+
+
+def _lead_parts(editor: Editor, edges: tuple[Edge, ...], parts: list[Any], given: list[Any]) -> None:
+    for edge in edges:
+        if parts:
+            editor.led_to_parts[edge] = parts
+        if given:
+            editor.arrivals[edge] = given

@@ -1,0 +1,83 @@
+"""Partitions of tables on servers: the variables themselves, whole values cut into them and put together from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallax.decisions import Decisions, Table
+from parallax.transform.edit import SCOPE, Editor
+from parallax.transform.together import device_of
+
+
+def place_tables(editor: Editor, decisions: Decisions) -> None:
+    """Builds the partitions of all tables on servers, slots included."""
+    for table in decisions.tables:
+        if table.servers:
+            for member in table.members:
+                parts = tuple(_partition(editor, table, member, number) for number in range(len(table.servers)))
+                editor.partitions[member] = parts
+
+
+def partition_name(node: str, number: int) -> str:
+    """The name of a variable's partition, or of a node's copy beside it."""
+    return f"{SCOPE}/server/{node}/part_{number}"
+
+
+def cut_rows(value: Any, partitions: int, is_scalar: bool = False) -> list[Any]:
+    """The rows of each partition of a whole value."""
+    if partitions == 1 or is_scalar:
+        return [value]
+    return [value[number::partitions] for number in range(partitions)]
+
+
+def put_together(parts: list[Any], kind: str) -> Any:
+    """The elementwise sum, minimum or maximum of what partitions give; all of one shape."""
+    import tensorflow as tf
+
+    function = {"min": tf.minimum, "max": tf.maximum}.get(kind)
+    if parts[0].dtype == tf.bool:
+        function = {"min": tf.logical_and, "max": tf.logical_or}[kind]
+    if function is None:
+        return tf.add_n(parts)
+    found = parts[0]
+    for part in parts[1:]:
+        found = function(found, part)
+    return tf.identity(found)
+
+
+def row_places(rows: int, partitions: int) -> Any:
+    """Where each of a table's rows is among all partitions' rows, one partition after the other, `[rows]`."""
+    import tensorflow as tf
+
+    counts = [(rows - number + partitions - 1) // partitions for number in range(partitions)]
+    starts = tf.constant([sum(counts[:number]) for number in range(partitions)])
+    row = tf.range(rows)
+    return tf.gather(starts, row % partitions) + row // partitions
+
+
+def whole_of(parts: list[Any], rows: int, shape: Any) -> Any:
+    """All rows, in the user's order, of what partitions hold."""
+    import tensorflow as tf
+
+    if len(parts) == 1:
+        whole = tf.identity(parts[0])
+    else:
+        whole = tf.gather(tf.concat(parts, 0), row_places(rows, len(parts)))
+    if shape is not None:
+        whole.set_shape(shape)
+    return whole
+
+
+def _partition(editor: Editor, table: Table, member: str, number: int) -> Any:
+    import tensorflow as tf
+
+    node = editor.view.nodes[member]
+    whole = [int(dim.size) for dim in node.attr["shape"].shape.dim]
+    partitions = len(table.servers)
+    shape = [(whole[0] - number + partitions - 1) // partitions, *whole[1:]] if whole else []
+    dtype = tf.dtypes.as_dtype(node.attr["dtype"].type)
+    name = partition_name(member, number)
+    with tf.device(device_of(table.servers[number])), editor.scratch.name_scope(None):
+        if node.op == "VarHandleOp":
+            return tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name, name=name)
+        return tf.raw_ops.VariableV2(dtype=dtype, shape=shape, shared_name=name, name=name)

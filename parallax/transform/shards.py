@@ -1,0 +1,31 @@
+"""Pass: the number of shards and the number of this worker's shard become constants of this worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallax.shard import MARK, NUM_SHARDS, mark_of
+from parallax.transform.edit import Worker
+
+
+def set_shards(graph_def: Any, worker: Worker) -> None:
+    """Sets the nodes that are marked (parallax/shard.py), in functions too: a one-shot iterator has its dataset in one.
+
+    Args:
+        graph_def: changed in place.
+        worker: whose graph it is.
+    """
+    import tensorflow as tf
+
+    for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
+        for node in nodes:
+            mark = mark_of(node)
+            if not mark:
+                continue
+            value = worker.size if mark == NUM_SHARDS else worker.rank
+            node.op = "Const"
+            del node.input[:]
+            node.attr.clear()
+            node.attr[MARK].s = mark
+            node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64, shape=[]))
+            node.attr["dtype"].type = tf.int64.as_datatype_enum

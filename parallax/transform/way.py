@@ -1,0 +1,233 @@
+"""The ways from a worker to the owners of rows: to partitions in the workers, or to those on servers.
+
+Both may begin with a leg within the host. There each key goes to one of the host's workers, who merges what the others
+ask for and asks the owners once for all of them: bytes that leave a host are those of the union of its workers' rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from parallax.transform.collectives import all_to_all
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """One table of an exchange.
+
+    Attributes:
+        name: its variable op.
+        variable: the user's name.
+        rows: of the whole table.
+        parts: its rows by partition, as handles or tensors: one here, where workers hold them; all, on servers.
+        dtype: of the elements.
+        row_shape: of one row.
+        devices: of the servers, for each partition; empty where workers hold them.
+    """
+
+    name: str
+    variable: str
+    rows: int
+    parts: tuple[Any, ...]
+    dtype: Any
+    row_shape: tuple[int, ...]
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """Keys merged, in the order of where they go.
+
+    Attributes:
+        keys: `[m]`, distinct, by destination.
+        splits: `[D]` int32, how many go to each destination.
+        positions: `[n]` int32, where in `keys` each of the keys is that came in.
+    """
+
+    keys: Any
+    splits: Any
+    positions: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The workers of this worker's host, when there are several and they merge what they ask for.
+
+    Attributes:
+        size: how many they are.
+        process_set: Horovod's set of them, in the order of their ranks.
+        place_of_owner: `[W]`, for each worker as an owner, who of this host asks it.
+    """
+
+    size: int
+    process_set: Any
+    place_of_owner: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """A pull as it was made.
+
+    Attributes:
+        rows: `[u, width]`, in the order of the first leg's keys.
+        within: the leg within the host, and what came from each of its workers; None without one.
+        last: the leg to the owners.
+        asked: where workers are owners: `[m]`, local row numbers that others asked of this one.
+        table_of_asked: `[m]`, which table each belongs to; None when there is one only.
+    """
+
+    rows: Any
+    within: tuple[Leg, Any] | None
+    last: Leg
+    asked: Any = None
+    table_of_asked: Any = None
+
+
+def leg(keys: Any, destination: Any, count: int) -> Leg:
+    """Merges keys `[n]` and orders them by `destination(keys)`, one of `count`."""
+    import tensorflow as tf
+
+    distinct, inverse = tf.unique(keys)
+    if count == 1:
+        return Leg(distinct, tf.size(distinct)[None], inverse)
+    to = tf.cast(destination(distinct), tf.int32)
+    order = tf.concat(tf.dynamic_partition(tf.range(tf.size(distinct)), to, count), 0)
+    splits = tf.math.bincount(to, minlength=count, maxlength=count, dtype=tf.int32)
+    return Leg(tf.gather(distinct, order), splits, tf.gather(tf.math.invert_permutation(order), inverse))
+
+
+class Way(ABC):
+    """To owners: what both kinds share."""
+
+    def __init__(self, partitions: int, host: Host | None) -> None:
+        self.partitions = partitions
+        self.host = host
+
+    def first_destination(self) -> tuple[Any, int]:
+        """Where a key goes first, as a function of keys, and how many places there are."""
+        return (self._place, self.host.size) if self.host is not None else (self._owner, self.partitions)
+
+    def pull(self, first: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
+        """Brings the rows of the first leg's keys."""
+        import tensorflow as tf
+
+        if self.host is None:
+            return self._from_owners(first, tables, bases)
+        asked, counts = all_to_all(first.keys, first.splits, self.host.process_set)
+        trip = self._from_owners(leg(asked, self._owner, self.partitions), tables, bases)
+        rows, _ = all_to_all(tf.gather(trip.rows, trip.last.positions), counts, self.host.process_set)
+        return Trip(rows, (first, counts), trip.last, trip.asked, trip.table_of_asked)
+
+    def push(self, trip: Trip, rows: Any) -> Any:
+        """Sends gradient rows `[u, width]`, in the order of the first leg's keys, on to where `trip.last` leads."""
+        import tensorflow as tf
+
+        if trip.within is None or self.host is None:
+            return rows
+        received, _ = all_to_all(rows, trip.within[0].splits, self.host.process_set)
+        return tf.math.unsorted_segment_sum(received, trip.last.positions, tf.size(trip.last.keys))
+
+    def _owner(self, keys: Any) -> Any:
+        return keys % self.partitions
+
+    @abstractmethod
+    def _place(self, keys: Any) -> Any:
+        """Who of this host's workers asks the owner for a key."""
+
+    @abstractmethod
+    def _from_owners(self, last: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
+        """Brings the rows of the last leg's keys."""
+
+
+class ToWorkers(Way):
+    """Owners are the workers: partition k is in worker k."""
+
+    def _place(self, keys: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.gather(tf.constant(self.host.place_of_owner if self.host else (), tf.int32), self._owner(keys))
+
+    def _from_owners(self, last: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
+        asked, counts = all_to_all(last.keys // self.partitions, last.splits)
+        of_table = table_of(asked, bases)
+        rows, _ = all_to_all(_local_rows(tables, asked, of_table, bases), counts)
+        return Trip(rows, None, last, asked, of_table)
+
+    def arrive(self, trip: Trip, rows: Any, bases: tuple[int, ...]) -> list[tuple[Any, Any]]:
+        """Sends gradient rows, in the order of `trip.last`, to their owners.
+
+        Returns:
+            For each table the rows that came `[m, width]` and their local row numbers `[m]`; a row comes at most once
+            from each worker (or host).
+        """
+        import tensorflow as tf
+
+        received, _ = all_to_all(rows, trip.last.splits)
+        if len(bases) == 1:
+            return [(received, trip.asked)]
+        local = trip.asked - tf.gather(tf.constant(bases, trip.asked.dtype), trip.table_of_asked)
+        received_by_table = tf.dynamic_partition(received, trip.table_of_asked, len(bases))
+        local_by_table = tf.dynamic_partition(local, trip.table_of_asked, len(bases))
+        return list(zip(received_by_table, local_by_table, strict=True))
+
+
+class ToServers(Way):
+    """Owners are servers: one request to each partition."""
+
+    def _place(self, keys: Any) -> Any:
+        return keys % (self.host.size if self.host is not None else 1)
+
+    def _from_owners(self, last: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
+        import tensorflow as tf
+
+        (table,) = tables
+        found = []
+        for part, device, wanted in zip(table.parts, table.devices, self.by_partition(last, last.keys), strict=True):
+            local = wanted // self.partitions  # on the worker, before it is sent
+            with tf.device(device):
+                found.append(_gather(table, part, local))
+        return Trip(tf.concat(found, 0), None, last)
+
+    def by_partition(self, last: Leg, rows: Any) -> list[Any]:
+        """What is in the order of the last leg, cut into what goes to each partition."""
+        import tensorflow as tf
+
+        return list(tf.split(rows, last.splits, num=self.partitions)) if self.partitions > 1 else [rows]
+
+
+def table_of(keys: Any, bases: list[int]) -> Any:
+    """Which table each local row number belongs to; None when there is one table."""
+    import tensorflow as tf
+
+    if len(bases) == 2:
+        return None
+    return tf.searchsorted(tf.constant(bases[1:-1], keys.dtype), keys, side="right")
+
+
+def _local_rows(tables: list[TableRows], asked: Any, table_of_asked: Any, bases: list[int]) -> Any:
+    import tensorflow as tf
+
+    if table_of_asked is None:
+        return _gather(tables[0], tables[0].parts[0], asked)
+    count = len(tables)
+    numbers = tf.dynamic_partition(asked, table_of_asked, count)
+    places = tf.dynamic_partition(tf.range(tf.size(asked)), table_of_asked, count)
+    rows = [
+        _gather(t, t.parts[0], n - tf.constant(b, n.dtype)) for t, n, b in zip(tables, numbers, bases, strict=False)
+    ]
+    return tf.dynamic_stitch(places, rows)
+
+
+def _gather(table: TableRows, rows: Any, local: Any) -> Any:
+    import tensorflow as tf
+
+    width = 1
+    for length in table.row_shape:
+        width *= length
+    if rows.dtype == tf.resource:
+        found = tf.raw_ops.ResourceGather(resource=rows, indices=local, dtype=table.dtype)
+    else:
+        found = tf.raw_ops.GatherV2(params=rows, indices=local, axis=0)
+    return tf.reshape(found, [-1, width])

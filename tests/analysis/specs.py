@@ -1,0 +1,31 @@
+"""Variables written down by hand, for tests of the planner; no TensorFlow."""
+
+from __future__ import annotations
+
+from parallax.spec import GradientSource, GraphSpec, Part, VariableClass, VariableSpec
+
+
+def dense(name: str = "w", shape: tuple[int, ...] = (10, 4)) -> VariableSpec:
+    gradient = GradientSource(name, "grad:0", None, ("update",), "recorded")
+    return VariableSpec(
+        name, shape, "float32", 4, (Part(name, shape),), True, VariableClass.DENSE, gradients=(gradient,)
+    )
+
+
+def sparse(name: str = "emb", shape: tuple[int, ...] = (1000, 8), ids: int | None = 50) -> VariableSpec:
+    gradient = GradientSource(name, "values:0", "indices:0", ("update",), "recorded")
+    return VariableSpec(
+        name,
+        shape,
+        "float32",
+        4,
+        (Part(name, shape),),
+        True,
+        VariableClass.SPARSE,
+        gradients=(gradient,),
+        ids_per_step=ids,
+    )
+
+
+def spec(*variables: VariableSpec) -> GraphSpec:
+    return GraphSpec("f" * 64, tuple(variables))

@@ -1,0 +1,34 @@
+"""Asynchronous workers of different speed, with checkpoints. Arguments: a folder, steps of each worker."""
+
+import sys
+import time
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import parallax
+
+folder, steps = sys.argv[1], int(sys.argv[2])
+graph = tf.Graph()
+with graph.as_default():
+    ids = tf.placeholder(tf.int32, [2], name="ids")
+    emb = tf.get_variable("emb", [7, 4], initializer=tf.zeros_initializer())
+    step = tf.train.get_or_create_global_step()
+    loss = -tf.reduce_sum(tf.nn.embedding_lookup(emb, ids))  # each push adds 1 to its rows
+    train = tf.train.MomentumOptimizer(1.0, 0.0).minimize(loss, global_step=step)
+
+config = parallax.Config(run_option="PS", ckpt_config=parallax.CheckPointConfig(folder, save_ckpt_steps=6))
+sess, num_workers, worker_id, _ = parallax.parallel_run(graph, None, False, config)
+with sess:
+    [found], [begun] = sess.run([emb, step])
+    assert np.all(found.sum(1) == found[:, 0] * 4)
+    print(f"found {int(found[:, 0].sum())} at {begun}", flush=True)
+    for _ in range(steps):
+        sess.run(train, {ids: [[worker_id, 5]]})
+        time.sleep(0.01 * worker_id)
+    [last] = sess.run(step)
+    deadline = time.monotonic() + 60
+    while last < begun + num_workers * steps and time.monotonic() < deadline:  # what the servers have, not its own copy
+        time.sleep(0.05)
+        [last] = sess.run(step)
+    print(f"all have done {last}", flush=True)

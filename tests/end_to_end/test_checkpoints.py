@@ -1,0 +1,98 @@
+"""Jobs that write checkpoints by themselves, and go on from them when they are started again."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.timeout(150)
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def job(start, workers, *arguments):
+    done = start("-m", "parallax.cli", "run", "--workers", workers, SCRIPTS / "resumed.py", *arguments).finish()
+    assert done.status == 0, str(done)
+    return done
+
+
+def told(done, word):
+    """What follows a word at the start of a line, the same on all ranks."""
+    ranks = {line.split("]")[0] for line in done.stdout.splitlines() if line.startswith("[")}
+    lines = {line.split("] ", 1)[1] for line in done.stdout.splitlines() if f"] {word} " in line}
+    assert ranks and len(lines) == 1, str(done)
+    return lines.pop().removeprefix(f"{word} ")
+
+
+def test_a_job_goes_on_with_other_workers_and_routes_where_the_last_one_ended(start, tmp_path):
+    folder = tmp_path / "made" / "here"
+    first = job(start, 2, folder, 5, "alltoall", "steps=2")
+    written = sorted(path.name for path in folder.glob("*.index"))
+    assert written == [f"model.ckpt-{step}.index" for step in (0, 2, 4, 5)], str(first)
+    assert told(first, "started") == "at 0" and "Resumed" not in first.stdout
+    second = job(start, 3, folder, 7, "allgather", "secs=0.0001")
+    assert second.stdout.count(f"Resumed from step 5: {folder}/model.ckpt-5") == 1, str(second)
+    assert told(second, "started") == "at 5"
+    assert told(second, "found") == told(first, "left") != told(second, "left")
+    written = sorted(path.name for path in folder.glob("*.index"))
+    assert written == [f"model.ckpt-{step}.index" for step in (0, 2, 4, 5, 6, 7)], str(second)
+    assert not list(folder.glob("*unfinished*"))
+
+
+def variables(file, which):
+    with np.load(file) as found:
+        return {name.removeprefix(f"{which} "): found[name] for name in found.files if name.startswith(which)}
+
+
+def test_what_workers_left_is_found_by_fewer_workers_with_servers_and_by_one_process(start, tmp_path):
+    script, folder = SCRIPTS / "carried_on.py", tmp_path / "kept"
+    servers = tmp_path / "servers.yaml"
+    servers.write_text("hosts:\n- address: localhost\n  workers: 2\n  servers: 2\n")
+    files = [tmp_path / name for name in ("four.npz", "two.npz", "one.npz")]
+    runs = [
+        ("-m", "parallax.cli", "run", "--workers", 4, script, folder, 5, "HYBRID", "alltoall", files[0]),
+        (script, folder, 9, "PS", "ps", files[1], servers),
+    ]
+    for words in runs:
+        done = start(*words).finish()
+        assert done.status == 0, str(done)
+    assert "Resumed from step 5" in done.stdout, str(done)
+    done = start(script, "alone", folder, files[2]).finish()
+    assert done.status == 0, str(done)
+    for left, found in zip(files, files[1:], strict=False):
+        wanted, got = variables(left, "left"), variables(found, "found")
+        assert len(wanted) == 18 and wanted.keys() == got.keys()
+        for name, value in wanted.items():
+            np.testing.assert_array_equal(got[name], value, err_msg=name)
+
+
+def test_checkpoints_need_a_global_step(run):
+    done = run(
+        "import tensorflow.compat.v1 as tf\n"
+        "import parallax\n"
+        "graph = tf.Graph()\n"
+        "with graph.as_default():\n"
+        "    w = tf.get_variable('w', [2])\n"
+        "    tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(w))\n"
+        "parallax.parallel_run(graph, None, True, parallax.Config(ckpt_config=parallax.CheckPointConfig('here', 5)))\n"
+    )
+    assert done.status == 1, str(done)
+    assert "ckpt_dir is 'here'" in done.stderr and "get_or_create_global_step()" in done.stderr, str(done)
+    assert "Plan for" not in done.stdout
+
+
+def test_checkpoints_of_asynchronous_workers_have_weights_and_steps_that_belong_together(start, tmp_path):
+    script, folder = SCRIPTS / "asynchronous_checkpoints.py", tmp_path / "kept"
+    done = start("-m", "parallax.cli", "run", "--workers", 3, script, folder, 20).finish()
+    assert done.status == 0, str(done)
+    assert all("all have done 60" in done.lines(rank) for rank in range(3)), str(done)
+    prefixes = sorted(str(path.with_suffix("")) for path in folder.glob("*.index"))
+    assert len(prefixes) > 3 and str(folder / "model.ckpt-60") in prefixes, str(done)
+    for prefix in prefixes:
+        kept = tf.train.load_checkpoint(prefix)
+        pushes = kept.get_tensor("emb")[:, 0].sum() / 2  # each touches two rows
+        assert pushes == kept.get_tensor("global_step"), prefix
+    again = start("-m", "parallax.cli", "run", "--workers", 2, script, folder, 3).finish()
+    assert again.status == 0, str(again)
+    assert "found 120 at 60" in again.stdout, str(again)

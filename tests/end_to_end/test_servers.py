@@ -1,0 +1,93 @@
+"""Jobs with TensorFlow servers, as a user starts them."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.timeout(300)
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+MACHINES = "hosts:\n- address: localhost\n  workers: {workers}\n  servers: 2\n"
+RUN = ("-m", "parallax.cli", "run", "-r", "machines")
+TOLERANCE = 1e-5  # float32 sums in another order
+
+
+@pytest.fixture
+def counted(start, write):
+    """Counts with four workers, one of them slow."""
+
+    def counted(optimizer):
+        write("machines", MACHINES.format(workers=4))
+        done = start(*RUN, SCRIPTS / "counting.py", optimizer).finish(240)
+        assert done.status == 0, str(done)
+        assert all("all good" in done.lines(rank) for rank in range(4)), str(done)
+        return done
+
+    return counted
+
+
+def test_what_four_workers_count_is_exact_and_nobody_waits_for_the_slow_one(counted):
+    done = counted("count")
+    assert "3 partitions on 2 servers" in done.stdout, str(done)
+    found = [re.search(r"200 steps done, (\d+) by all", "\n".join(done.lines(rank))) for rank in range(4)]
+    so_far = [int(one.group(1)) for one in found]
+    # When the last of three fast workers had done its 200 steps, the slow one had not done 100.
+    assert so_far[3] == 800 and max(so_far[:3]) < 3 * 200 + 100, so_far
+    print(f"steps of all when each worker had done its 200: {so_far}")
+
+
+@pytest.mark.slow
+def test_adam_trains_without_waiting(counted):
+    counted("adam")
+
+
+@pytest.fixture
+def trained(start, write, tmp_path):
+    """What two workers trained with some settings."""
+
+    def trained(steps, **settings):
+        write("machines", MACHINES.format(workers=2))
+        done = start(*RUN, SCRIPTS / "trained.py", json.dumps(settings), tmp_path / "values.npz", steps).finish()
+        assert done.status == 0, str(done)
+        with np.load(tmp_path / "values.npz") as values:
+            return done, dict(values)
+
+    return trained
+
+
+def check(found, wanted):
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+
+
+def routes(done):
+    """The route of each variable in the plan that was printed."""
+    return {
+        name: route
+        for name, route in re.findall(r"^(emb|weights) .* (alltoall|allgather|allreduce|ps) ", done.stdout, re.M)
+    }
+
+
+def test_variables_on_servers_are_trained_as_those_of_workers(trained):
+    done, wanted = trained(4, routes={"emb": "alltoall"})
+    assert routes(done) == {"emb": "alltoall", "weights": "allreduce"}, str(done)
+    done, found = trained(4, run_option="PS", partitions={"emb": 3, "weights": 2})
+    assert routes(done) == {"emb": "ps", "weights": "ps"}, str(done)
+    check(found, wanted)
+    done, found = trained(4, routes={"emb": "ps"})
+    assert routes(done) == {"emb": "ps", "weights": "allreduce"}, str(done)
+    check(found, wanted)
+
+
+def test_sums_of_sparse_gradients_are_the_same_on_all_routes(trained):
+    """After one step of two workers a sum has moved rows twice as far as a mean; dense gradients stay means."""
+    _, mean = trained(1, routes={"emb": "alltoall"})
+    wanted = {**mean, "emb": mean["start"] + 2 * (mean["emb"] - mean["start"])}
+    for route in ("alltoall", "allgather", "allreduce", "ps"):
+        done, found = trained(1, routes={"emb": route}, average_sparse=False)
+        assert routes(done)["emb"] == route and "summed over the workers" in done.stdout, str(done)
+        check(found, wanted)

@@ -1,0 +1,20 @@
+"""`launch_job.py RESOURCE yes|no PROGRAM ARGS...`: a job of one program, with servers or without."""
+
+import secrets
+import sys
+from pathlib import Path
+
+from parallax.resource_file import parse_resource_file
+from parallax.runtime.job import Job, layout_of
+from parallax.runtime.launch import launch
+from parallax.runtime.parcel import Parcel
+
+resource, with_servers, *program = sys.argv[1:]
+cluster = parse_resource_file(resource)
+servers = layout_of(cluster).servers if with_servers == "yes" else ()
+hosts = tuple(number for number, host in enumerate(cluster.hosts) for _ in range(host.num_workers))
+addresses = tuple(host.address for host in cluster.hosts)
+plan = secrets.token_hex(2_000_000)  # 2 MB when compressed
+parcel = Parcel(plan, {"node": "digest"}, 7, hosts, servers, addresses, cluster.ports)
+variables = (("PYTHONPATH", str(Path(__file__).parents[3])), ("TF_CPP_MIN_LOG_LEVEL", "2"))
+sys.exit(launch(Job(("-m", "parallax.runtime.worker", *program), cluster, servers, variables, 60.0, parcel.to_bytes())))

@@ -1,0 +1,172 @@
+"""Jobs on several hosts: how they run, and that nothing is left of one, however it ends."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from parallax.runtime.mpirun import this_launcher
+
+pytestmark = pytest.mark.timeout(300)
+
+SCRIPTS = Path(__file__).parent / "scripts"
+LAUNCH = SCRIPTS / "launch_job.py"
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def listen_library():
+    if not Path(this_launcher().listen_library).is_file():
+        pytest.skip("this environment has no libparallax_listen.so: `make install`")
+
+
+def test_the_script_of_the_readme_runs_on_two_hosts_of_two_workers(lab, start, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(re.search(r"```python\n(.*?)```", README, re.DOTALL).group(1))
+    before = lab.counters()
+    resource = lab.resource_file(2)
+    status, stdout, stderr = start("-m", "parallax.cli", "run", "-r", resource, script).finish()
+    assert status == 0, stderr
+    assert re.search(r"^\[0\] loss 0\.\d+, table \(10000, 64\)$", stdout, re.MULTILINE), stdout
+    assert "4 owners" in stdout
+    after = lab.counters()
+    # 200 steps; at the end each of host1's workers lacks the half of 2.56 MB that host0 has, and the other way round.
+    assert all(after[name][0] - before[name][0] > 2_000_000 for name in lab.names)
+
+
+def test_servers_hold_variables_and_listen_on_their_hosts_address_only(lab, start, listen_library):
+    resource = lab.resource_file(2, ports="20000-20100")
+    job = start(LAUNCH, resource, "yes", SCRIPTS / "on_servers.py", "wait")
+    job.wait_for(*(f"waits {rank}" for rank in range(4)))
+    for number, name in enumerate(lab.names):
+        own = [one for one in lab.listening(name) if 20000 <= one.port <= 20100]
+        assert len(own) == 3 and {one.address for one in own} == {lab.address(name)}, lab.listening(name)
+        expected = [f"on {name}, {[2 * number, 2 * number + 1]}, ('10.77.0.1:20", "from my host: "]
+        assert all(text in job.output()[0] for text in expected), str(job)
+    assert job.output()[0].count("server 0 has [1, 2, 3, 4]") == 4
+    assert job.output()[0].count("server 1 has [1, 2, 3, 4]") == 4
+    assert "[3] from my host: [21, 31]" in job.output()[0]
+    os.kill(job.pid("host1", "parallax.runtime.server", without="agent"), signal.SIGKILL)
+    status, _, stderr = job.finish()
+    assert status == 137
+    assert "parallax: server 1 on host host1 was killed by SIGKILL" in stderr
+
+
+def test_a_job_with_servers_ends_well_also_behind_a_proxy_for_the_web(lab, start, listen_library, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody listens there
+    resource = lab.resource_file([2, 0], servers=[0, 1])
+    status, stdout, stderr = start(LAUNCH, resource, "yes", SCRIPTS / "one_server.py").finish()
+    assert status == 0, stderr
+    assert stdout.count("server 0 has 1.5") == 2
+
+
+def test_the_launcher_need_not_be_one_of_the_hosts(lab, start, tmp_path):
+    file = tmp_path / "resource.yaml"
+    file.write_text(f'hosts: [{{address: 10.77.0.2, workers: 2}}]\nssh: {{agent: "{lab.agent}"}}\n')
+    job = start(LAUNCH, file, "no", SCRIPTS / "waiting.py", "waits")
+    job.wait_for("ready 0", "ready 1")
+    assert not any("-m parallax" in line and "mpirun" not in line for line in lab.processes("host0").values())
+    os.kill(job.launcher(), signal.SIGTERM)
+    assert job.finish()[0] == 143
+
+
+def test_ranks_find_their_hosts_gpus_and_the_variables_that_libraries_read(lab, start, tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_MARK", "1")
+    monkeypatch.setenv("OTHER_MARK", "2")
+    file = tmp_path / "resource.yaml"
+    file.write_text(
+        "hosts: [{address: host0, workers: 1}, {address: host1, gpus: [5, 3]}]\n"
+        f'ssh: {{agent: "{lab.agent}"}}\nnetwork: {{interface: eth0}}\n'
+    )
+    job = start(LAUNCH, file, "no", SCRIPTS / "waiting.py", "waits")
+    job.wait_for("[0] ready 0 ['-1', '1', '2']")  # on the launcher's host they inherit all
+    job.wait_for("[1] ready 1 ['5,3', '1', None]", "[2] ready 2 ['5,3', '1', None]")
+    os.kill(job.launcher(), signal.SIGTERM)
+    assert job.finish()[0] == 143
+
+
+@pytest.mark.parametrize(
+    ("victim", "status", "words"),
+    [
+        ("worker", 137, "rank 1 on host host1 was killed by SIGKILL"),
+        ("supervisor", 137, "rank 1 on host host1 is lost: its supervisor was killed by SIGKILL"),
+        ("daemon", 1, "parallax: host host1 is lost: it is down, or mpirun's daemon there was killed"),
+        ("mpirun", 137, "mpirun was killed by SIGKILL"),
+        ("launcher", 137, ""),
+    ],
+)
+def test_whoever_is_killed_nothing_is_left_on_any_host(lab, start, victim, status, words):
+    job = start(LAUNCH, lab.resource_file(1), "no", SCRIPTS / "waiting.py", "waits")
+    job.wait_for("ready 0", "ready 1")
+    agent = "parallax.runtime.agent"
+    pid = {
+        "worker": lambda: job.pid("host1", "parallax.runtime.worker", without=agent),
+        "supervisor": lambda: job.pid("host1", agent),
+        "daemon": lambda: job.pid("host1", "orted", without="/bin/sh"),
+        "mpirun": lambda: job.pid("host0", "/mpirun --"),
+        "launcher": job.launcher,
+    }[victim]()
+    os.kill(pid, signal.SIGKILL)
+    found, _, stderr = job.finish()
+    assert (found, words in stderr) == (status, True), str(job)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "words"),
+    [("waits", 130, "the launcher got SIGINT"), ("raises", 1, "ValueError: no line 4711 in the corpus")],
+)
+def test_an_exception_or_ctrl_c_leaves_nothing_on_any_host(lab, start, kind, status, words):
+    job = start(LAUNCH, lab.resource_file(1), "no", SCRIPTS / "waiting.py", kind)
+    if kind == "waits":
+        job.wait_for("ready 0", "ready 1")
+        os.kill(job.launcher(), signal.SIGINT)
+    found, _, stderr = job.finish()
+    assert (found, words in stderr) == (status, True), str(job)
+
+
+def test_a_host_that_cannot_be_reached_is_named(lab, start, tmp_path):
+    file = tmp_path / "resource.yaml"
+    file.write_text(f'hosts: [host0, host7]\nssh: {{agent: "{lab.agent}"}}\n')
+    status, _, stderr = start(LAUNCH, file, "no", SCRIPTS / "waiting.py", "waits").finish()
+    assert status != 0
+    assert "host7" in stderr, stderr
+
+
+def test_a_hostfile_and_ssh_are_enough_also_inside_an_allocation(lab, start, tmp_path, monkeypatch):
+    """As the recipes for Kubernetes and Slurm do it: an `ssh` on PATH, and variables that name other hosts."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f"""#!/bin/sh
+while true; do
+    case $1 in
+        -[opli]) shift 2 ;;
+        -*) shift ;;
+        *) break ;;
+    esac
+done
+exec {lab.agent} "$@"
+""")
+    ssh.chmod(0o755)
+    (tmp_path / "hostfile").write_text("host0 slots=1\nhost1 slots=2\n")
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+    allocation = {"JOBID": "1", "JOB_ID": "1", "NNODES": "1", "NODELIST": "other", "JOB_NODELIST": "other"}
+    allocation |= {"TASKS_PER_NODE": "1", "NTASKS": "1"}
+    for name, value in allocation.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("OMPI_MCA_orte_keep_fqdn_hostnames", "true")
+    monkeypatch.setenv("OMPI_MCA_orte_default_hostfile", str(tmp_path / "hostfile"))
+    job = start(LAUNCH, tmp_path / "hostfile", "no", SCRIPTS / "waiting.py", "waits")
+    job.wait_for("[0] ready 0", "[1] ready 1", "[2] ready 2")
+    os.kill(job.launcher(), signal.SIGTERM)
+    assert job.finish()[0] == 143
+
+
+def test_a_verification_on_several_hosts_is_refused(lab, start, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(re.search(r"```python\n(.*?)```", README, re.DOTALL).group(1))
+    words = ("-m", "parallax.cli", "verify", "-r", lab.resource_file(1), "--feeds", "train.py:batch", script)
+    status, _, stderr = start(*words).finish()
+    assert status == 1
+    assert "a verification runs on this machine only" in stderr and "host1 is another one" in stderr

@@ -1,0 +1,95 @@
+import os
+import runpy
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parallax.environment import listening_on, reach_directly
+from parallax.runtime import listening
+from parallax.runtime.listening import CannotListen, listening_variables
+from parallax.runtime.mpirun import Launcher
+
+LIBRARY = __file__  # any file that exists
+
+
+def found(monkeypatch, *addresses):
+    entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
+    monkeypatch.setattr(listening.socket, "getaddrinfo", lambda *_, **__: entries)
+
+
+def test_a_server_gets_the_address_in_digits_and_the_library():
+    assert listening_variables("10.1.2.3", LIBRARY, None) == {
+        "PARALLAX_HOST_ADDRESS": "10.1.2.3",
+        "LD_PRELOAD": LIBRARY,
+    }
+    assert listening_variables("::1", LIBRARY, "/lib/own.so")["LD_PRELOAD"] == f"{LIBRARY}:/lib/own.so"
+
+
+def test_an_address_that_others_reach_comes_before_a_loopback_one(monkeypatch):
+    found(monkeypatch, "127.0.1.1", "10.1.2.3")
+    assert listening_variables("node1", LIBRARY, None)["PARALLAX_HOST_ADDRESS"] == "10.1.2.3"
+
+
+def test_a_name_that_means_only_this_machine_is_refused(monkeypatch):
+    found(monkeypatch, "127.0.1.1")
+    with pytest.raises(CannotListen, match="that name means 127.0.1.1. Give the IP address in the resource file"):
+        listening_variables("node1", LIBRARY, None)
+    assert listening_variables("localhost", LIBRARY, None)["PARALLAX_HOST_ADDRESS"] == "127.0.1.1"
+
+
+def test_an_unknown_name_and_a_missing_library_are_refused():
+    with pytest.raises(CannotListen, match="does not know no-such-host.invalid"):
+        listening_variables("no-such-host.invalid", LIBRARY, None)
+    with pytest.raises(CannotListen, match="/no/library must be on every host"):
+        listening_variables("localhost", "/no/library", None)
+
+
+BIND = """
+import socket, sys
+for family, address, dual in (
+    (socket.AF_INET, "0.0.0.0", None), (socket.AF_INET6, "::", True), (socket.AF_INET6, "::ffff:0.0.0.0", True),
+    (socket.AF_INET, "127.0.0.3", None)):
+    with socket.socket(family, socket.SOCK_STREAM) as one:
+        if dual:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        one.bind((address, 0))
+        print(one.getsockname()[0])
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+    one.bind(("0.0.0.0", 0))
+    print(one.getsockname()[0])
+"""
+
+
+def test_the_set_up_builds_a_library_that_narrows_wildcard_addresses_of_streams_only(tmp_path):
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    (tmp_path / "lib").mkdir()
+    script = runpy.run_path(str(Path(__file__).parents[2] / "ops" / "install" / "install.py"))
+    subprocess.run(script["listen_library_argv"](tmp_path), check=True)
+    library = Launcher("mpirun", str(tmp_path / "bin" / "python"), "/").listen_library
+    shown = {}
+    for address in ("", "127.0.0.2"):
+        environment = {"LD_PRELOAD": library, "PARALLAX_LISTEN_ADDRESS": address}
+        done = subprocess.run([sys.executable, "-c", BIND], env=environment, capture_output=True, text=True)
+        shown[address] = done.stdout.split()
+    assert shown[""] == ["0.0.0.0", "::", "::ffff:0.0.0.0", "127.0.0.3", "0.0.0.0"]
+    assert shown["127.0.0.2"] == ["127.0.0.2", "::ffff:127.0.0.2", "::ffff:127.0.0.2", "127.0.0.3", "0.0.0.0"]
+
+
+def test_the_address_is_narrowed_only_while_a_server_is_started(monkeypatch):
+    monkeypatch.delenv("PARALLAX_LISTEN_ADDRESS", raising=False)
+    monkeypatch.setenv("TF_GRPC_REUSE_PORT", "0")
+    with listening_on("10.1.2.3"):
+        assert (os.environ["PARALLAX_LISTEN_ADDRESS"], os.environ["TF_GRPC_REUSE_PORT"]) == ("10.1.2.3", "1")
+    assert ("PARALLAX_LISTEN_ADDRESS" in os.environ, os.environ["TF_GRPC_REUSE_PORT"]) == (False, "0")
+
+
+def test_a_proxy_for_the_web_is_not_taken_for_the_jobs_own_addresses(monkeypatch):
+    monkeypatch.setenv("no_proxy", "intranet")
+    monkeypatch.setenv("no_grpc_proxy", "")
+    reach_directly(["10.0.0.1", "10.0.0.1", "fe80::1"])
+    assert os.environ["no_grpc_proxy"] == "intranet,10.0.0.1,fe80::1"
