@@ -142,7 +142,7 @@ class _Watch:
         elif isinstance(frame, Control):
             self.stalls.observe(frame.rank, frame.message, now_s)
         elif isinstance(frame, Exit):
-            self.stalls.observe_exit(frame.rank, frame.status)
+            self.stalls.observe_exit(frame.rank, frame.status, now_s)
         elif isinstance(frame, Start) and frame.host == socket.gethostname():
             self.scratch.update(frame.scratch)
 

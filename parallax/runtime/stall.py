@@ -3,7 +3,7 @@
 A run with collectives ends only when every rank is in one with the same collectives. A rank that has been in one for
 the stall timeout while another is elsewhere waits for ever, or for a rank far too late. When all are in the same run,
 nothing is wrong, however long it takes. A run may be patient: it waits for ranks that are still at something, and in
-vain only for those that have ended.
+vain only for those that ended their loop the stall timeout ago.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class _InRun:
 @dataclass(frozen=True, slots=True)
 class _Elsewhere:
     reason: str
+    since_s: float = float("-inf")  # of what has ended
 
 
 _NOT_IN_RUN = _Elsewhere("is not in session.run")
@@ -82,15 +83,15 @@ class StallWatch:
         elif kind == "run_done":
             self._state_by_rank[rank] = _NOT_IN_RUN
         elif kind == "finished":
-            self._state_by_rank[rank] = _Elsewhere(f"ended its loop after {message['runs']} runs")
+            self._state_by_rank[rank] = _Elsewhere(f"ended its loop after {message['runs']} runs", now_s)
 
-    def observe_exit(self, rank: int, status: int) -> None:
+    def observe_exit(self, rank: int, status: int, now_s: float) -> None:
         """Takes in that a worker's process has ended."""
         if rank >= len(self._state_by_rank):
             return
         state = self._state_by_rank[rank]
         if isinstance(state, _InRun) or state is _NOT_IN_RUN:
-            self._state_by_rank[rank] = _Elsewhere(f"has ended with exit status {status}")
+            self._state_by_rank[rank] = _Elsewhere(f"has ended with exit status {status}", now_s)
 
     def verdict(self, now_s: float) -> Stall | None:
         """The stall at `now_s`, or None while there is none."""
@@ -101,11 +102,19 @@ class StallWatch:
             absent = tuple(
                 (rank, reason) for rank, state in enumerate(self._state_by_rank) if (reason := _why_absent(state, run))
             )
-            if now_s - began_s >= self._timeout_s and absent:
+            if not absent:
+                continue
+            ended_s = min(self._ended_s(rank) for rank, _ in absent)
+            vain_s = now_s - max(began_s, ended_s) if run.patient else now_s - began_s
+            if vain_s >= self._timeout_s:
                 away = [rank for rank, _ in absent]
                 waiting = tuple(rank for rank in range(len(self._state_by_rank)) if rank not in away)
                 return Stall(run.fetch, waiting, now_s - began_s, absent, self._timeout_s)
         return None
+
+    def _ended_s(self, rank: int) -> float:
+        state = self._state_by_rank[rank]
+        return state.since_s if isinstance(state, _Elsewhere) else float("-inf")
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -84,15 +84,16 @@ def test_checkpoints_need_a_global_step(run):
 
 def test_checkpoints_of_asynchronous_workers_have_weights_and_steps_that_belong_together(start, tmp_path):
     script, folder = SCRIPTS / "asynchronous_checkpoints.py", tmp_path / "kept"
-    done = start("-m", "parallax.cli", "run", "--workers", 3, script, folder, 20).finish()
+    done = start("-m", "parallax.cli", "run", "--workers", 3, script, folder, 20, 0).finish()
     assert done.status == 0, str(done)
-    assert all("all have done 60" in done.lines(rank) for rank in range(3)), str(done)
+    assert all("all have done 60, with 120 rows pushed" in done.lines(rank) for rank in range(3)), str(done)
     prefixes = sorted(str(path.with_suffix("")) for path in folder.glob("*.index"))
     assert len(prefixes) > 3 and str(folder / "model.ckpt-60") in prefixes, str(done)
     for prefix in prefixes:
         kept = tf.train.load_checkpoint(prefix)
         pushes = kept.get_tensor("emb")[:, 0].sum() / 2  # each touches two rows
         assert pushes == kept.get_tensor("global_step"), prefix
-    again = start("-m", "parallax.cli", "run", "--workers", 2, script, folder, 3).finish()
+    again = start("-m", "parallax.cli", "run", "--workers", 2, script, folder, 3, 60).finish()
     assert again.status == 0, str(again)
-    assert "found 120 at 60" in again.stdout, str(again)
+    assert "Resumed from step 60" in again.stdout, str(again)
+    assert all("all have done 66, with 132 rows pushed" in again.lines(rank) for rank in range(2)), str(again)

@@ -74,13 +74,13 @@ def test_a_run_told_again_keeps_its_start_and_a_new_one_has_its_own():
 
 def test_a_rank_whose_process_ended_does_not_come():
     watch = watch_of((0, in_run(), 2.0))
-    watch.observe_exit(1, 0)
+    watch.observe_exit(1, 0, 9.0)
     assert watch.verdict(61.0).absent == ((1, "has ended with exit status 0"),)
 
 
 def test_the_end_of_a_process_does_not_hide_how_often_it_ran():
     watch = watch_of((0, in_run(), 2.0), (1, {"kind": "finished", "runs": 3}, 2.0))
-    watch.observe_exit(1, 0)
+    watch.observe_exit(1, 0, 9.0)
     assert watch.verdict(61.0).absent == ((1, "ended its loop after 3 runs"),)
 
 
@@ -89,8 +89,11 @@ def test_a_patient_run_waits_for_who_is_at_anything_and_not_for_who_has_ended():
     assert watch_of((0, patient, 2.0)).verdict(1e6) is None
     stall = watch_of((0, patient, 2.0), (1, in_run(), 2.0)).verdict(61.0)
     assert (stall.fetch, stall.waiting) == ("train_op", (1,))  # it is the other that waits in vain
-    stall = watch_of((0, patient, 2.0), (1, {"kind": "finished", "runs": 3}, 2.0)).verdict(61.0)
+    stall = watch_of((0, patient, 2.0), (1, {"kind": "finished", "runs": 3}, 2.0)).verdict(62.0)
     assert (stall.fetch, stall.waiting) == ("the last checkpoint", (0,))
+    late = watch_of((0, patient, 2.0), (1, {"kind": "finished", "runs": 3}, 300.0))
+    assert late.verdict(359.0) is None  # it comes to the checkpoint after its loop, and has the timeout for that
+    assert late.verdict(360.0).waited_s == 360.0
 
 
 def test_an_infinite_timeout_never_stalls():
@@ -112,5 +115,5 @@ def test_ranks_are_named_in_spans():
 
 def test_a_server_never_stalls_and_nobody_waits_for_one():
     watch = watch_of((0, in_run(), 2.0), (1, in_run(), 2.0), (2, in_run(), 0.0))
-    watch.observe_exit(2, 1)
+    watch.observe_exit(2, 1, 9.0)
     assert watch.verdict(1e6) is None

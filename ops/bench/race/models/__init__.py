@@ -1,0 +1,67 @@
+"""The models of a race. Each is a frozen dataclass of its sizes that builds its graph and draws its batches.
+
+A model is written once, for one device, with nothing of any system in it. What differs between the processes of a job
+(batches, drawn negatives) is fed, so that every system trains on the same numbers; initial values are drawn from seeds
+in a way that cutting a variable into partitions does not change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A model in the default graph.
+
+    Attributes:
+        loss: scalar tensor, the mean over this worker's batch.
+        optimizer: a tf.compat.v1.train.Optimizer, not applied yet.
+        feeds: placeholder by name.
+    """
+
+    loss: Any
+    optimizer: Any
+    feeds: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A variable of which a step touches some rows.
+
+    Attributes:
+        name: of the variable.
+        rows: how many it has.
+        width: elements of a row.
+        ids: names of the feeds that say which rows are touched.
+    """
+
+    name: str
+    rows: int
+    width: int
+    ids: tuple[str, ...]
+
+
+class Model(Protocol):
+    """What every model of a race can do; its dataclass fields are its sizes."""
+
+    @property
+    def unit(self) -> str:
+        """What a step's throughput is counted in: `words`, `examples`, `images`."""
+
+    @property
+    def units(self) -> int:
+        """How many of them one worker's step takes."""
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The variables that are looked up by row."""
+
+    def build(self) -> Built:
+        """Builds the model in the default graph, for one device."""
+
+    def batch(self, worker: int, step: int) -> dict[str, np.ndarray]:
+        """What worker `worker` feeds in step `step`, by the names of the feeds; the same in every process."""
