@@ -1,4 +1,7 @@
-"""Asynchronous workers of different speed, with checkpoints. Arguments: a folder, steps of each worker, the step it starts at."""
+"""Asynchronous workers of different speed, with checkpoints.
+
+Arguments: a folder, steps of each worker, the step it starts at.
+"""
 
 import sys
 import time

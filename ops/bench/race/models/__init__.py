@@ -65,3 +65,17 @@ class Model(Protocol):
 
     def batch(self, worker: int, step: int) -> dict[str, np.ndarray]:
         """What worker `worker` feeds in step `step`, by the names of the feeds; the same in every process."""
+
+
+def model_of(name: str, **sizes: Any) -> Model:
+    """The model called `name`, with sizes other than its own where given.
+
+    Raises:
+        ValueError: there is no such model.
+    """
+    from ops.bench.race.models.embed import Embed
+
+    known = {"embed": Embed}
+    if name not in known:
+        raise ValueError(f"A model must be one of {', '.join(known)}, and {name!r} was given.")
+    return known[name](**sizes)
