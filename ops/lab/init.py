@@ -9,6 +9,22 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+_SETTINGS = {
+    # Windows are bounded, so that the queues of the links can hold them all: see links.py.
+    "ipv4/tcp_rmem": ("4096 131072 1048576",),
+    "ipv4/tcp_wmem": ("4096 131072 1048576",),
+    # The first that may be used here. The machine's own may be one that sends more than the link carries, as bbr does.
+    "ipv4/tcp_congestion_control": ("cubic", "reno"),
+    # No probe for a lost tail: it sends again what only waits in a queue.
+    "ipv4/tcp_early_retrans": ("0",),
+    # No connection begins with what an earlier one has learnt.
+    "ipv4/tcp_no_metrics_save": ("1",),
+    # The interfaces made from now on say nothing of their own accord.
+    "ipv6/conf/default/disable_ipv6": ("1", ""),
+}
+"""Network settings of a host: file -> values of which the first that the kernel takes holds; "" for none."""
 
 
 def main() -> None:
@@ -19,6 +35,8 @@ def main() -> None:
         socket.sethostname(name)
         subprocess.run(["mount", "--bind", hosts, "/etc/hosts"], check=True)
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)
+        for file, values in _SETTINGS.items():
+            _set(Path("/proc/sys/net") / file, values)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
@@ -27,6 +45,17 @@ def main() -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             time.sleep(0.05)
+
+
+def _set(file: Path, values: tuple[str, ...]) -> None:
+    for value in values:
+        try:
+            if value:
+                file.write_text(value)
+            return
+        except OSError as error:
+            refused = error
+    raise RuntimeError(f"{file} takes none of {', '.join(values)}: {refused}")
 
 
 if __name__ == "__main__":

@@ -24,15 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ops.lab import links
 from ops.lab.gate import Gate
 from parallax.runtime.processes import tied_argv
 
 HERE = Path(__file__).resolve().parent
 SUBNET = "10.77.0.0/24"
-BURST_BYTES = 16_000
-"""What a link lets through at once above its rate: some ten packets; the kernel needs a little at high rates."""
 
-_QUEUE_MS = 200
 _TOOLS = ("ip", "mount", "nsenter", "tc", "unshare")
 _OF_A_HOST = ("--net", "--uts", "--ipc", "--mount", "--pid")
 _LISTEN = "0A"  # the state in /proc/net/tcp
@@ -59,12 +57,14 @@ class Lab:
     Args:
         hosts: how many; they are called host0, host1, ...
         rate_bytes_per_s: what each host's link carries each way; None for as much as the machine can.
+        mtu: of the links' frames.
     """
 
-    def __init__(self, hosts: int, rate_bytes_per_s: int | None = None) -> None:
+    def __init__(self, hosts: int, rate_bytes_per_s: int | None = None, mtu: int = links.MTU) -> None:
         self.names = tuple(f"host{number}" for number in range(hosts))
         self.folder = Path()
         self._rate_bytes_per_s = rate_bytes_per_s
+        self._mtu = mtu
         self._host_by_name: dict[str, _Host] = {}
         self._ends = contextlib.ExitStack()
 
@@ -79,12 +79,11 @@ class Lab:
             own = "".join(f"{address} {name}\n" for name, address in addresses.items())
             (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{own}")
             bridge = ends.enter_context(_namespace(self.folder, "bridge", ("--net",)))
-            _run("nsenter", f"--net=/proc/{bridge}/ns/net", "ip", "link", "add", "bridge", "type", "bridge")
-            _run("nsenter", f"--net=/proc/{bridge}/ns/net", "ip", "link", "set", "bridge", "up")
+            links.add_bridge(bridge, self._mtu)
             for name, address in addresses.items():
                 pid = ends.enter_context(_namespace(self.folder, name, (*_OF_A_HOST, "--mount-proc")))
                 self._host_by_name[name] = _Host(name, address, pid)
-                self._connect(self._host_by_name[name], bridge)
+                links.connect(pid, f"{address}/24", bridge, f"to-{name}", self._rate_bytes_per_s, self._mtu)
             ends.enter_context(Gate(self.folder / "gate", self._argv))
             self._ends = ends.pop_all()
         return self
@@ -167,31 +166,6 @@ class Lab:
         pid = self._host_by_name[name].pid
         return ["nsenter", "-t", str(pid), *_OF_A_HOST, f"--wd={Path.cwd()}", "--", *argv]
 
-    def _connect(self, host: _Host, bridge: int) -> None:
-        """A cable from the host to the bridge; the rate holds at both its ends."""
-        port = f"to-{host.name}"
-        inside, outside = (("nsenter", f"--net=/proc/{pid}/ns/net") for pid in (host.pid, bridge))
-        peer = ("type", "veth", "peer", "name", port, "netns", str(bridge))
-        _run("ip", "link", "add", "eth0", "netns", str(host.pid), *peer)
-        _run(*outside, "ip", "link", "set", port, "master", "bridge", "up")
-        _run(*inside, "ip", "address", "add", f"{host.address}/24", "dev", "eth0")
-        _run(*inside, "ip", "link", "set", "eth0", "up")
-        if self._rate_bytes_per_s is None:
-            return
-        rate = (
-            "tbf",
-            "rate",
-            f"{8 * self._rate_bytes_per_s}bit",
-            "burst",
-            str(BURST_BYTES),
-            "latency",
-            f"{_QUEUE_MS}ms",
-        )
-        for place, name in ((inside, "eth0"), (outside, port)):
-            # One packet at a time: segments are otherwise put together beyond what the bucket holds.
-            _run(*place, "ip", "link", "set", name, "gso_max_size", "1500", "gso_max_segs", "1")
-            _run(*place, "tc", "qdisc", "add", "dev", name, "root", *rate)
-
 
 def why_not() -> str:
     """Why no lab can be made here; empty when one can."""
@@ -251,9 +225,3 @@ def _address(text: str) -> str:
     if len(data) == 16 and data.startswith(bytes(10) + b"\xff\xff"):
         data = data[12:]
     return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
-
-
-def _run(*argv: str) -> None:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(argv)}: {done.stderr.strip()}")
