@@ -235,7 +235,10 @@ def _worker_defaults(plan: Plan, cluster: Cluster) -> dict[str, str]:
     """
     # Other hosts are taken to have as many cores as this one.
     shared_cores = max(host.num_workers for host in cluster.hosts) > len(os.sched_getaffinity(0))
+    alone = max(host.num_workers for host in cluster.hosts) == 1
     return {
+        # How long a rank that waits sleeps at most: messages through memory, within a host, wake nobody.
+        "PARALLAX_IDLE_US": "1000" if alone else "50",
         # Every worker would repeat TensorFlow's greeting, and with servers a warning at the end of runs.
         "TF_CPP_MIN_LOG_LEVEL": "2" if plan.servers else "1",
         "HOROVOD_CYCLE_TIME": "1" if shared_cores else "0.1",

@@ -40,20 +40,21 @@ def main() -> None:
     horovod = ["--require-hashes", "--no-deps", "--no-build-isolation", "--no-cache-dir"]
     _run([*pip, *horovod, "-r", str(HERE / "horovod.lock")], _horovod_environment(folder))
     _run([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT)], os.environ)
-    _run(listen_library_argv(folder), os.environ)
+    _run(preload_library_argv(folder), os.environ)
     stamp.write_text(wanted)
     _say(f"done in {time.monotonic() - began:.0f} s")
 
 
-def listen_library_argv(folder: Path) -> list[str]:
-    """The command that builds the library with which TensorFlow's servers listen on one address only."""
-    library = str(folder / "lib" / "libparallax_listen.so")
-    return ["cc", "-O2", "-shared", "-fPIC", "-o", library, str(HERE / "listen_address.c"), "-ldl"]
+def preload_library_argv(folder: Path) -> list[str]:
+    """The command that builds the library which the ranks of a job are started with."""
+    library = str(folder / "lib" / "libparallax_preload.so")
+    sources = map(str, sorted((HERE / "preload").glob("*.c")))
+    return ["cc", "-O2", "-shared", "-fPIC", "-o", library, *sources, "-ldl"]
 
 
 def _fingerprint() -> str:
     digest = hashlib.sha256(sys.version.encode())
-    for file in [*sorted(HERE.iterdir()), ROOT / "pyproject.toml"]:
+    for file in [*sorted(HERE.rglob("*")), ROOT / "pyproject.toml"]:
         if file.is_file():
             digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -1,12 +1,12 @@
 """The supervisor of one rank: starts the worker, sends on what it writes, and ends everything it started.
 
-`python -m parallax.runtime.agent [--listen ADDRESS LIBRARY] -- PROGRAM ARGS...` runs once per rank under mpirun and
-starts `python PROGRAM ARGS...` with the same interpreter. The worker inherits mpirun's environment, so it may call
-MPI_Init itself; the supervisor imports neither MPI nor TensorFlow. All it writes are frames
+`python -m parallax.runtime.agent [--preload LIBRARY] [--listen ADDRESS] -- PROGRAM ARGS...` runs once per rank under
+mpirun and starts `python PROGRAM ARGS...` with the same interpreter. The worker inherits mpirun's environment, so it
+may call MPI_Init itself; the supervisor imports neither MPI nor TensorFlow. All it writes are frames
 (`parallax.runtime.frames`). Rank 0's worker inherits the standard input too, where the launcher's parcel comes.
 
-In a job with servers, `--listen` names the host's own address, and the library by which TensorFlow's servers listen on
-that address only; the worker is started with both.
+The worker is started with the library that `--preload` names (ops/install/preload/). In a job with servers, `--listen`
+names the host's own address, to which the library keeps TensorFlow's servers.
 
 Exit status: the worker's own, or 128 + n when signal n ended it; mpirun ends the other ranks when it is not 0. 127 when
 the worker could not be started. The worker dies with the supervisor (SIGKILL), the supervisor with mpirun (SIGTERM).
@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 
 from parallax.runtime.control import CONTROL_FD
@@ -51,9 +52,10 @@ def main(arguments: list[str]) -> int:
         The exit status for mpirun (see above).
     """
     options, program = _split(arguments)
-    if RANK not in os.environ or not program or len(options) not in (0, 3):
+    if RANK not in os.environ or not program or set(options) - {"--preload", "--listen"}:
         sys.stderr.write(
-            "usage, under mpirun: python -m parallax.runtime.agent [--listen ADDRESS LIBRARY] -- PROGRAM ARGS...\n"
+            "usage, under mpirun: "
+            "python -m parallax.runtime.agent [--preload LIBRARY] [--listen ADDRESS] -- PROGRAM ARGS...\n"
         )
         return 2
     rank, daemon = int(os.environ[RANK]), os.getppid()
@@ -62,8 +64,7 @@ def main(arguments: list[str]) -> int:
     worker = _Worker(rank)
     wake_fd = _install_signals(worker)
     try:
-        if options:
-            worker.variables = listening_variables(options[1], options[2], os.environ.get("LD_PRELOAD"))
+        worker.variables = _variables(options, rank)
         status = _supervise(worker, program, rank, wake_fd)
     except _Lost:
         worker.kill()
@@ -79,12 +80,24 @@ def main(arguments: list[str]) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The supervisor's own options, and the program."""
+def _split(arguments: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The supervisor's own options, each with its value, and the program."""
     if "--" not in arguments:
-        return arguments, ()
+        return {}, ()
     cut = arguments.index("--")
-    return arguments[:cut], tuple(arguments[cut + 1 :])
+    return dict(zip(arguments[:cut:2], arguments[1:cut:2], strict=False)), tuple(arguments[cut + 1 :])
+
+
+def _variables(options: Mapping[str, str], rank: int) -> dict[str, str]:
+    """What the worker's environment has besides its own."""
+    library = options.get("--preload", "")
+    found = listening_variables(options["--listen"], library) if "--listen" in options else {}
+    if Path(library).is_file():
+        return {**found, "LD_PRELOAD": ":".join([library, *filter(None, [os.environ.get("LD_PRELOAD")])])}
+    if library:
+        where = f"{library} is not on {socket.gethostname()}"
+        _write(Text(rank, "stderr", f"{where}: this rank will keep a core busy while it waits (`make install`).\n"))
+    return found
 
 
 def _supervise(worker: _Worker, program: tuple[str, ...], rank: int, wake_fd: int) -> int:

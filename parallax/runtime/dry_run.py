@@ -43,7 +43,8 @@ def _row(job: Job, launcher: Launcher, rank: int) -> tuple[str, str, str, str]:
     role = f"worker {rank}" if rank < job.num_workers else job.label_of(rank)
     own = [f"OMPI_COMM_WORLD_RANK={rank}", visible_gpus(job, rank)]
     if job.servers:
-        own += [f"{HOST_ADDRESS}={listen_address(job, rank)}", f"LD_PRELOAD={launcher.listen_library}"]
+        own.append(f"{HOST_ADDRESS}={listen_address(job, rank)}")
+    own.append(f"LD_PRELOAD={launcher.preload_library}")
     return str(rank), role, job.host_of(rank), " ".join(own)
 
 

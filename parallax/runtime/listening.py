@@ -15,13 +15,12 @@ class CannotListen(OSError):
     """The host has no address for its servers, or cannot keep them to it."""
 
 
-def listening_variables(address: str, library: str, preloaded: str | None) -> dict[str, str]:
+def listening_variables(address: str, library: str) -> dict[str, str]:
     """The variables with which a worker or server is started, so that it listens on one address.
 
     Args:
         address: of this host, as the resource file gives it.
-        library: the one that narrows addresses.
-        preloaded: what LD_PRELOAD says already.
+        library: the one that narrows addresses, with which it is started too.
 
     Raises:
         CannotListen: the library is missing here, or the address means nothing that other hosts could reach.
@@ -39,5 +38,4 @@ def listening_variables(address: str, library: str, preloaded: str | None) -> di
             f"The other hosts must reach {address} by its address, and on {host} itself that name means {found[0]}. "
             "Give the IP address in the resource file."
         )
-    preload = ":".join([library, *filter(None, [preloaded])])
-    return {HOST_ADDRESS: (reachable or found)[0], "LD_PRELOAD": preload}
+    return {HOST_ADDRESS: (reachable or found)[0]}

@@ -18,8 +18,8 @@ README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 @pytest.fixture
 def listen_library():
-    if not Path(this_launcher().listen_library).is_file():
-        pytest.skip("this environment has no libparallax_listen.so: `make install`")
+    if not Path(this_launcher().preload_library).is_file():
+        pytest.skip("this environment has no libparallax_preload.so: `make install`")
 
 
 def test_the_script_of_the_readme_runs_on_two_hosts_of_two_workers(lab, start, tmp_path):

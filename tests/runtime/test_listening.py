@@ -21,31 +21,27 @@ def found(monkeypatch, *addresses):
     monkeypatch.setattr(listening.socket, "getaddrinfo", lambda *_, **__: entries)
 
 
-def test_a_server_gets_the_address_in_digits_and_the_library():
-    assert listening_variables("10.1.2.3", LIBRARY, None) == {
-        "PARALLAX_HOST_ADDRESS": "10.1.2.3",
-        "LD_PRELOAD": LIBRARY,
-    }
-    assert listening_variables("::1", LIBRARY, "/lib/own.so")["LD_PRELOAD"] == f"{LIBRARY}:/lib/own.so"
+def test_a_server_gets_the_address_in_digits():
+    assert listening_variables("10.1.2.3", LIBRARY) == {"PARALLAX_HOST_ADDRESS": "10.1.2.3"}
 
 
 def test_an_address_that_others_reach_comes_before_a_loopback_one(monkeypatch):
     found(monkeypatch, "127.0.1.1", "10.1.2.3")
-    assert listening_variables("node1", LIBRARY, None)["PARALLAX_HOST_ADDRESS"] == "10.1.2.3"
+    assert listening_variables("node1", LIBRARY)["PARALLAX_HOST_ADDRESS"] == "10.1.2.3"
 
 
 def test_a_name_that_means_only_this_machine_is_refused(monkeypatch):
     found(monkeypatch, "127.0.1.1")
     with pytest.raises(CannotListen, match="that name means 127.0.1.1. Give the IP address in the resource file"):
-        listening_variables("node1", LIBRARY, None)
-    assert listening_variables("localhost", LIBRARY, None)["PARALLAX_HOST_ADDRESS"] == "127.0.1.1"
+        listening_variables("node1", LIBRARY)
+    assert listening_variables("localhost", LIBRARY)["PARALLAX_HOST_ADDRESS"] == "127.0.1.1"
 
 
 def test_an_unknown_name_and_a_missing_library_are_refused():
     with pytest.raises(CannotListen, match="does not know no-such-host.invalid"):
-        listening_variables("no-such-host.invalid", LIBRARY, None)
+        listening_variables("no-such-host.invalid", LIBRARY)
     with pytest.raises(CannotListen, match="/no/library must be on every host"):
-        listening_variables("localhost", "/no/library", None)
+        listening_variables("localhost", "/no/library")
 
 
 BIND = """
@@ -69,8 +65,8 @@ def test_the_set_up_builds_a_library_that_narrows_wildcard_addresses_of_streams_
         pytest.skip("there is no C compiler")
     (tmp_path / "lib").mkdir()
     script = runpy.run_path(str(Path(__file__).parents[2] / "ops" / "install" / "install.py"))
-    subprocess.run(script["listen_library_argv"](tmp_path), check=True)
-    library = Launcher("mpirun", str(tmp_path / "bin" / "python"), "/").listen_library
+    subprocess.run(script["preload_library_argv"](tmp_path), check=True)
+    library = Launcher("mpirun", str(tmp_path / "bin" / "python"), "/").preload_library
     shown = {}
     for address in ("", "127.0.0.2"):
         environment = {"LD_PRELOAD": library, "PARALLAX_LISTEN_ADDRESS": address}

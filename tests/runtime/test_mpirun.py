@@ -17,8 +17,17 @@ LOCAL = [
     *("--map-by", "slot"),
     "--oversubscribe",
     *("--mca", "mpi_yield_when_idle", "1"),
+    *("--mca", "opal_event_include", "epoll"),
+    *("--mca", "btl_tcp_flags", "send,inplace"),
+    *("--mca", "btl_tcp_eager_limit", "262144"),
+    *("--mca", "btl_tcp_rndv_eager_limit", "262144"),
+    *("--mca", "btl_tcp_max_send_size", "262144"),
+    *("--mca", "coll_tuned_use_dynamic_rules", "1"),
+    *("--mca", "coll_tuned_alltoall_algorithm", "1"),
+    *("--mca", "coll_tuned_alltoallv_algorithm", "1"),
+    *("--mca", "coll_tuned_allreduce_algorithm", "4"),
 ]
-AGENT = [f"{HOME}/python", "-m", "parallax.runtime.agent"]
+AGENT = [f"{HOME}/python", "-m", "parallax.runtime.agent", "--preload", "/opt/env/lib/libparallax_preload.so"]
 MARKS = ["-x", "PARALLAX_JOB_ID", "-x", "LD_BIND_NOW"]
 NO_GPU = ["-x", "CUDA_VISIBLE_DEVICES=-1"]
 SERVER = ["-m", "parallax.runtime.server"]
@@ -46,7 +55,7 @@ def on(host, size):
 
 
 def listening(address):
-    return ["--listen", address, "/opt/env/lib/libparallax_listen.so"]
+    return ["--listen", address]
 
 
 def test_the_whole_command_of_a_job_on_this_machine():
@@ -165,7 +174,7 @@ def test_the_users_own_settings_of_open_mpi_are_kept():
 def test_servers_need_the_library_that_narrows_their_address(tmp_path):
     here = Launcher(str(tmp_path / "bin/mpirun"), str(tmp_path / "bin/python"), "/jobs")
     check_startable(Job(("train.py",), local_cluster(1, "")), here)
-    with pytest.raises(LaunchError, match="libparallax_listen.so, which is not there. Build it: `make install`"):
+    with pytest.raises(LaunchError, match="libparallax_preload.so, which is not there. Build it: `make install`"):
         check_startable(Job(("train.py",), local_cluster(1, ""), (0,)), here)
 
 

@@ -20,7 +20,12 @@ def command(resource, name, program):
 
 def expected(hosts, program):
     start = ["/parallax/.venv/bin/mpirun", "--tag-output", "--bind-to", "none", "--map-by", "slot", "--oversubscribe"]
-    start += ["--mca", "mpi_yield_when_idle", "1", "--prefix", "/parallax/.venv", "--mca", "plm", "rsh"]
+    start += ["--mca", "mpi_yield_when_idle", "1", "--mca", "opal_event_include", "epoll"]
+    start += ["--mca", "btl_tcp_flags", "send,inplace", "--mca", "btl_tcp_eager_limit", "262144"]
+    start += ["--mca", "btl_tcp_rndv_eager_limit", "262144", "--mca", "btl_tcp_max_send_size", "262144"]
+    start += ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_alltoall_algorithm", "1"]
+    start += ["--mca", "coll_tuned_alltoallv_algorithm", "1", "--mca", "coll_tuned_allreduce_algorithm", "4"]
+    start += ["--prefix", "/parallax/.venv", "--mca", "plm", "rsh"]
     start += ["--mca", "ras", "^slurm,tm,lsf,gridengine,loadleveler,alps"]
     start += ["--mca", "plm_rsh_agent", "ssh -o BatchMode=yes", "--mca", "plm_rsh_no_tree_spawn", "1"]
     start += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self,vader"]
@@ -28,7 +33,8 @@ def expected(hosts, program):
         start += [":"] if number else []
         start += ["-np", "2", "--host", f"{host}:2", "-wdir", "/parallax"]
         start += ["-x", "PARALLAX_JOB_ID", "-x", "LD_BIND_NOW", "-x", "CUDA_VISIBLE_DEVICES=-1"]
-        start += ["/parallax/.venv/bin/python", "-m", "parallax.runtime.agent", "--"]
+        start += ["/parallax/.venv/bin/python", "-m", "parallax.runtime.agent"]
+        start += ["--preload", "/parallax/.venv/lib/libparallax_preload.so", "--"]
         start += ["-m", "parallax.runtime.worker", *program]
     return start
 

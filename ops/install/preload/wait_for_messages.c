@@ -1,0 +1,54 @@
+/* Lets a process that waits in MPI sleep until a message comes.
+ *
+ * Open MPI waits by asking all its connections again and again. Told that processes share cores (mpi_yield_when_idle)
+ * it calls sched_yield() in between, which still takes the processor from those that compute. Loaded with LD_PRELOAD,
+ * this makes such a yield wait on the descriptor that the same thread has just asked in vain, Open MPI's epoll of its
+ * TCP connections: the thread sleeps until one of them has something, or PARALLAX_IDLE_US microseconds at most, in
+ * which messages through shared memory may come. 0, or no such variable, leaves sched_yield() as it is.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <time.h>
+
+typedef int (*wait_function)(int, struct epoll_event *, int, int);
+typedef int (*yield_function)(void);
+
+static __thread int asked = -1;
+static __thread int came = 0; /* Open MPI yields once more before it looks whether that is all it waits for. */
+
+static long idle_us(void) {
+    static long us = -1;
+    if (us < 0) {
+        const char *text = getenv("PARALLAX_IDLE_US");
+        long found = text == NULL ? 0 : atol(text);
+        us = found < 0 ? 0 : found > 1000000 ? 1000000 : found;
+    }
+    return us;
+}
+
+int epoll_wait(int fd, struct epoll_event *events, int size, int timeout) {
+    static wait_function next;
+    if (next == NULL) next = (wait_function)dlsym(RTLD_NEXT, "epoll_wait");
+    int found = next(fd, events, size, timeout);
+    if (timeout == 0) asked = fd;
+    if (found > 0) came = 1;
+    return found;
+}
+
+int sched_yield(void) {
+    static yield_function next;
+    if (next == NULL) next = (yield_function)dlsym(RTLD_NEXT, "sched_yield");
+    long us = idle_us();
+    if (us == 0 || asked < 0) return next();
+    if (came) {
+        came = 0;
+        return 0;
+    }
+    struct pollfd descriptor = {asked, POLLIN, 0};
+    struct timespec limit = {us / 1000000, us % 1000000 * 1000};
+    if (ppoll(&descriptor, 1, &limit, NULL) < 0 || descriptor.revents & POLLNVAL) asked = -1;
+    return 0;
+}
