@@ -76,6 +76,12 @@ def parse_resource_text(text: str, name: str, this_machine: Host | None = None) 
     return _read_lines(text, name, this_machine)
 
 
+def parse_bandwidth(text: str) -> int | None:
+    """Bytes per second of a rate in bits per second like `10gbit`; None when the text is none."""
+    match = _BANDWIDTH.fullmatch(text)
+    return int(Fraction(match[1]) * _BITS_BY_PREFIX[match[2].lower()] / 8) if match else None
+
+
 def _error(file: str, line: int, key: str, expected: str, received: str) -> ResourceFileError:
     return ResourceFileError(f"{file}:{line}: {key}: expected {expected}, received {received}")
 
@@ -264,10 +270,10 @@ def _gpus(value: _Value) -> tuple[int, ...]:
 def _bandwidth(value: _Value) -> int:
     """Bytes per second of a rate in bits per second."""
     expected = "a rate in bits per second like 10gbit or 200mbit"
-    match = _BANDWIDTH.fullmatch(value.text(expected))
-    if match is None:
+    link_bytes_per_s = parse_bandwidth(value.text(expected))
+    if link_bytes_per_s is None:
         raise value.error(expected)
-    return int(Fraction(match[1]) * _BITS_BY_PREFIX[match[2].lower()] / 8)
+    return link_bytes_per_s
 
 
 def _ssh(value: _Value) -> Ssh:

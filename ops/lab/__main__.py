@@ -1,39 +1,172 @@
-"""`python -m ops.lab --hosts 2 -- parallax run -r {resource} train.py`: a command on host0 of an emulated cluster.
+"""An emulated cluster on this machine: `python -m ops.lab up`, `run`, `counters`, `resources`, `check`, `down`; `once`.
 
-`{resource}` becomes the path of a resource file of the hosts, `{folder}` that of a folder that all of them see. At the
-end the bytes that each host received and sent are printed. The exit status is the command's.
+`up` leaves a lab up in the background, until `down`. `once` is all in one, in the foreground, for one command.
+In the words of a command `{resource}` becomes the path of a resource file of the hosts, `{folder}` that of a folder
+that all of them see. The exit status is the command's.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
+from collections.abc import Callable, Mapping, Sequence
 
+from ops.lab import holder, links
+from ops.lab.check import TOLERANCE, LinkSpeed, measure
+from ops.lab.hosts import Hosts
 from ops.lab.lab import Lab
+from ops.lab.rates import mbit, parse_host_rate, parse_rate
 
 
-def main() -> int:
-    """Makes the lab, runs the command, takes the lab down."""
-    parser = argparse.ArgumentParser(prog="python -m ops.lab", description=__doc__.partition("\n")[0])
-    parser.add_argument("--hosts", type=int, default=2, metavar="N", help="emulated hosts (2)")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="workers on each host (1)")
-    parser.add_argument("--rate", type=int, metavar="BYTES", help="bytes a second that each link carries each way")
-    parser.add_argument("command", nargs="+", help="what to run on host0, after --")
-    arguments = parser.parse_args()
-    with Lab(arguments.hosts, arguments.rate) as lab:
-        places = {"{resource}": str(lab.resource_file(arguments.workers)), "{folder}": str(lab.folder)}
-        argv = [_filled(word, places) for word in arguments.command]
+def main(argv: Sequence[str] | None = None) -> int:
+    """Does what the command line says; gives the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        if os.geteuid() != 0:
+            raise holder.LabError("No lab can be made here: only root can make network namespaces.")
+        return arguments.does(arguments)
+    except (holder.LabError, ValueError) as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return 1
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    shape = _shape(arguments)
+    held, is_new = holder.up(arguments.name, shape)
+    print(f"Lab {arguments.name!r} {'is up' if is_new else 'is up already'}: {shape}.", flush=True)
+    return _check(arguments) if is_new and not arguments.no_check else 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    held = holder.find(arguments.name)
+    for speed in measure(held.hosts, held.shape.mtu):
+        print(_line(speed), flush=True)
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    held = holder.find(arguments.name)
+    try:
+        words = held.hosts.argv_on(arguments.host, _filled(arguments.command, held.hosts, held.shape.workers))
+    except KeyError:
+        first, last = held.hosts.hosts[0].name, held.hosts.hosts[-1].name
+        raise holder.LabError(f"Hosts are called {first} to {last}; received {arguments.host!r}.") from None
+    sys.stdout.flush()
+    os.execvp(words[0], words)
+
+
+def _counters(arguments: argparse.Namespace) -> int:
+    for name, (received, sent) in holder.find(arguments.name).hosts.counters().items():
+        print(f"{name}: received {received:,} bytes, sent {sent:,}")
+    return 0
+
+
+def _resources(arguments: argparse.Namespace) -> int:
+    held = holder.find(arguments.name)
+    file = held.hosts.resource_file(arguments.workers or held.shape.workers)
+    print(file if arguments.path else file.read_text().rstrip())
+    return 0
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    print(f"Lab {arguments.name!r} {'is down' if holder.down(arguments.name) else 'was not up'}.")
+    return 0
+
+
+def _once(arguments: argparse.Namespace) -> int:
+    shape = _shape(arguments)
+    rates = {f"host{number}": rate for number, rate in enumerate(shape.rates)}
+    with Lab(shape.hosts, host_rates=rates, mtu=shape.mtu) as lab:
         before = lab.counters()
-        status = lab.run_on("host0", argv).returncode
+        status = lab.run_on("host0", _filled(arguments.command, lab, shape.workers)).returncode
         for name, (received, sent) in lab.counters().items():
             print(f"{name}: received {received - before[name][0]:,} bytes, sent {sent - before[name][1]:,}")
     return status if status >= 0 else 128 - status
 
 
-def _filled(word: str, places: dict[str, str]) -> str:
-    for name, value in places.items():
-        word = word.replace(name, value)
-    return word
+def _shape(arguments: argparse.Namespace) -> holder.Shape:
+    """The shape that was asked for; ValueError where `Lab` refuses it."""
+    own: Mapping[str, int] = dict(arguments.host_rate)
+    names = Lab(arguments.hosts, arguments.rate, own, arguments.mtu).names
+    rates = tuple(own.get(name, arguments.rate) for name in names)
+    return holder.Shape(arguments.hosts, arguments.workers, rates, arguments.mtu)
+
+
+def _filled(command: Sequence[str], hosts: Hosts, workers: int) -> list[str]:
+    places = {"{resource}": str(hosts.resource_file(workers)), "{folder}": str(hosts.folder)}
+    return [re.sub(r"\{resource\}|\{folder\}", lambda found: places[found[0]], word) for word in command]
+
+
+def _line(speed: LinkSpeed) -> str:
+    """Asked and measured rates of a host; a warning if they differ."""
+    asked = "unlimited" if speed.asked is None else mbit(speed.asked)
+    warning = f"  WARNING: more than {TOLERANCE:.0%} off" if speed.is_off else ""
+    sent, received = (8 * rate / 1e6 for rate in (speed.sent, speed.received))
+    return f"{speed.name}: asked {asked}, sends {sent:.1f}mbit, receives {received:.1f}mbit{warning}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ops.lab", description=(__doc__ or "").partition("\n")[0])
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, does: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(does=does)
+        if does is not _once:
+            sub.add_argument("--name", type=_name, default="lab", help="of the lab in the background (lab)")
+        return sub
+
+    up = command("up", _up, "bring a lab up in the background and measure its links")
+    up.add_argument("--no-check", action="store_true", help="do not measure the links")
+    once = command("once", _once, "make a lab, run a command on host0, show the bytes of each host, take it down")
+    for sub in (up, once):
+        _add_shape(sub)
+    once.add_argument("command", nargs="+", help="after --")
+    run = command("run", _run, "run a command on a host")
+    run.add_argument("host")
+    run.add_argument("command", nargs="+", help="after --")
+    command("counters", _counters, "bytes that each host has received and sent since it is up")
+    resources = command("resources", _resources, "show a resource file of the hosts")
+    resources.add_argument("--workers", type=_number, metavar="N", help="workers on each host (as `up` said)")
+    resources.add_argument("--path", action="store_true", help="show the file's path in place of its text")
+    command("check", _check, "measure the links")
+    command("down", _down, "take a lab down, whatever state it is in")
+    return parser
+
+
+def _add_shape(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--hosts", type=_number, default=2, metavar="N", help="emulated hosts (2)")
+    parser.add_argument("--workers", type=_number, default=1, metavar="N", help="workers on each host (1)")
+    parser.add_argument("--rate", type=_told(parse_rate), help="what each link carries each way: 200mbit, 25MB")
+    own = parser.add_argument("--host-rate", type=_told(parse_host_rate), nargs="+", action="extend", default=[])
+    own.metavar, own.help = "HOST=RATE", "the same for one host: host3=50mbit"
+    parser.add_argument("--mtu", type=_number, default=links.MTU, metavar="BYTES", help=f"of a frame ({links.MTU})")
+
+
+def _told(parse: Callable[[str], object]) -> Callable[[str], object]:
+    """A parser whose errors argparse shows."""
+
+    def parsed(text: str) -> object:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parsed
+
+
+def _number(text: str) -> int:
+    if not re.fullmatch("[1-9][0-9]{0,5}", text):
+        raise argparse.ArgumentTypeError(f"a number from 1 up; received {text!r}")
+    return int(text)
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch("[a-z0-9][a-z0-9-]{0,39}", text):
+        raise argparse.ArgumentTypeError(f"a name has up to 40 small letters, digits and dashes; received {text!r}")
+    return text
 
 
 if __name__ == "__main__":

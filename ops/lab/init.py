@@ -24,7 +24,8 @@ _SETTINGS = {
     # The interfaces made from now on say nothing of their own accord.
     "ipv6/conf/default/disable_ipv6": ("1", ""),
 }
-"""Network settings of a host: file -> values of which the first that the kernel takes holds; "" for none."""
+"""Network settings of a host and of the bridge: file -> values, of which the first that the kernel takes holds; "" is
+for none."""
 
 
 def main() -> None:
@@ -35,8 +36,8 @@ def main() -> None:
         socket.sethostname(name)
         subprocess.run(["mount", "--bind", hosts, "/etc/hosts"], check=True)
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)
-        for file, values in _SETTINGS.items():
-            _set(Path("/proc/sys/net") / file, values)
+    for file, values in _SETTINGS.items():
+        _set(Path("/proc/sys/net") / file, values)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     sys.stdout.write("ready\n")
     sys.stdout.flush()

@@ -15,156 +15,88 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from ops.lab import links
+from ops.lab.check import LinkSpeed, measure
 from ops.lab.gate import Gate
+from ops.lab.hosts import HERE, OF_A_HOST, EmulatedHost, Hosts
 from parallax.runtime.processes import tied_argv
 
-HERE = Path(__file__).resolve().parent
-SUBNET = "10.77.0.0/24"
-
-_TOOLS = ("ip", "mount", "nsenter", "tc", "unshare")
-_OF_A_HOST = ("--net", "--uts", "--ipc", "--mount", "--pid")
-_LISTEN = "0A"  # the state in /proc/net/tcp
-
-
-@dataclass(frozen=True, slots=True)
-class Listening:
-    """A TCP port on which somebody on a host listens; `address` is in digits, an IPv4 one never in its mapped form."""
-
-    address: str
-    port: int
+_TOOLS = ("ip", "mount", "nsenter", "sh", "tc", "unshare")
+_TRIAL = """
+ip link add one type veth peer name other || { echo veth; exit 1; }
+ip link add three type bridge || { echo bridge; exit 1; }
+tc qdisc add dev one root tbf rate 1mbit burst 20000 limit 100000 || { echo tbf; exit 1; }
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class _Host:
-    name: str
-    address: str
-    pid: int  # of its first process, outside
-
-
-class Lab:
+class Lab(Hosts):
     """A cluster of emulated hosts; a context manager.
 
     Args:
         hosts: how many; they are called host0, host1, ...
         rate_bytes_per_s: what each host's link carries each way; None for as much as the machine can.
+        host_rates: host -> the same, for hosts that differ.
         mtu: of the links' frames.
+        folder: an empty one for the lab's files, which stays; None makes one that goes with the lab.
+
+    Raises:
+        ValueError: a number is out of range, or a rate is of no host.
     """
 
-    def __init__(self, hosts: int, rate_bytes_per_s: int | None = None, mtu: int = links.MTU) -> None:
+    def __init__(
+        self,
+        hosts: int,
+        rate_bytes_per_s: int | None = None,
+        host_rates: Mapping[str, int | None] | None = None,
+        mtu: int = links.MTU,
+        folder: Path | None = None,
+    ) -> None:
+        super().__init__(folder or Path(), 0, ())
         self.names = tuple(f"host{number}" for number in range(hosts))
-        self.folder = Path()
-        self._rate_bytes_per_s = rate_bytes_per_s
+        self._given_folder = folder
+        self._rate_by_name = {name: rate_bytes_per_s for name in self.names} | dict(host_rates or {})
         self._mtu = mtu
-        self._host_by_name: dict[str, _Host] = {}
         self._ends = contextlib.ExitStack()
+        if not 1 <= hosts <= links.MOST_HOSTS:
+            raise ValueError(f"A lab has 1 to {links.MOST_HOSTS} hosts; received {hosts}.")
+        if unknown := [name for name in self._rate_by_name if name not in self.names]:
+            raise ValueError(f"Rates are of hosts from {self.names[0]} to {self.names[-1]}; received {unknown[0]}.")
+        for name, rate in self._rate_by_name.items():
+            if rate is not None and rate <= 0:
+                raise ValueError(f"A link carries more than 0 bytes a second; received {rate} for {name}.")
 
     def __enter__(self) -> Lab:
         reason = why_not()
         if reason:
             raise RuntimeError(f"No lab can be made here: {reason}.")
         with contextlib.ExitStack() as ends:
-            self.folder = Path(tempfile.mkdtemp(prefix=f"parallax-lab-{os.getpid()}-"))
-            ends.callback(shutil.rmtree, self.folder, ignore_errors=True)
-            addresses = {name: f"10.77.0.{number + 1}" for number, name in enumerate(self.names)}
+            self.folder = self._given_folder or _temporary_folder(ends)
+            addresses = {name: links.address(number) for number, name in enumerate(self.names)}
             own = "".join(f"{address} {name}\n" for name, address in addresses.items())
             (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{own}")
-            bridge = ends.enter_context(_namespace(self.folder, "bridge", ("--net",)))
-            links.add_bridge(bridge, self._mtu)
+            self._bridge_pid = ends.enter_context(_namespace(self.folder, links.BRIDGE, ("--net",)))
+            links.add_bridge(self._bridge_pid, self._mtu)
             for name, address in addresses.items():
-                pid = ends.enter_context(_namespace(self.folder, name, (*_OF_A_HOST, "--mount-proc")))
-                self._host_by_name[name] = _Host(name, address, pid)
-                links.connect(pid, f"{address}/24", bridge, f"to-{name}", self._rate_bytes_per_s, self._mtu)
-            ends.enter_context(Gate(self.folder / "gate", self._argv))
+                pid = ends.enter_context(_namespace(self.folder, name, (*OF_A_HOST, "--mount-proc")))
+                rate = self._rate_by_name[name]
+                links.connect(pid, address, self._bridge_pid, f"to-{name}", rate, self._mtu)
+                self._host_by_name[name] = EmulatedHost(name, address, pid, rate)
+            ends.enter_context(Gate(self.folder / "gate", self.argv_on))
             self._ends = ends.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ends.close()
 
-    @property
-    def agent(self) -> str:
-        """The command that takes the place of ssh."""
-        return f"{sys.executable} -I -S {HERE / 'agent.py'} {self.folder / 'gate'}"
-
-    def address(self, host: str) -> str:
-        """The IP address of a host."""
-        return self._host_by_name[host].address
-
-    def resource_file(self, workers: int | Sequence[int], servers: Sequence[int | None] = (), **more: str) -> Path:
-        """Writes a resource file of all hosts.
-
-        Args:
-            workers: workers on every host, or on each.
-            servers: servers on each host; empty leaves it to the plan.
-            more: further keys of the top level, as YAML: `ports="20000-20100"`.
-        """
-        numbers = [workers] * len(self.names) if isinstance(workers, int) else list(workers)
-        lines = ["hosts:"]
-        for position, (name, number) in enumerate(zip(self.names, numbers, strict=True)):
-            lines += [f"  - address: {name}", f"    workers: {number}"]
-            if servers and servers[position] is not None:
-                lines.append(f"    servers: {servers[position]}")
-            if self._rate_bytes_per_s is not None:
-                lines.append(f"    bandwidth: {8 * self._rate_bytes_per_s / 1e6:.3f}mbit")
-        lines += ["ssh:", f'  agent: "{self.agent}"', f"network: {{subnet: {SUBNET}}}"]
-        lines += [f"{key}: {value}" for key, value in more.items()]
-        file = self.folder / f"resource-{len(list(self.folder.iterdir()))}.yaml"
-        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return file
-
-    def start_on(self, host: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        """Starts a command on a host; `options` are those of `subprocess.Popen`."""
-        return subprocess.Popen(self._argv(host, list(argv)), **options)
-
-    def run_on(self, host: str, argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
-        """Runs a command on a host; `options` are those of `subprocess.run`."""
-        return subprocess.run(self._argv(host, list(argv)), check=False, **options)
-
-    def counters(self) -> dict[str, tuple[int, int]]:
-        """Bytes that each host has received and sent so far, as its interface counts them."""
-        return {host.name: _counted(host.pid) for host in self._host_by_name.values()}
-
-    def processes(self, host: str) -> dict[int, str]:
-        """What runs on a host: number outside the lab -> command line. Dead ones are left out."""
-        first = self._host_by_name[host].pid
-        own = Path(f"/proc/{first}/ns/pid").readlink()
-        found = {}
-        for folder in Path("/proc").iterdir():
-            if not folder.name.isdigit() or int(folder.name) == first:
-                continue
-            with contextlib.suppress(OSError):
-                words = (folder / "cmdline").read_bytes()
-                if words and (folder / "ns/pid").readlink() == own:
-                    found[int(folder.name)] = words.replace(b"\0", b" ").decode(errors="replace").strip()
-        return dict(sorted(found.items()))
-
-    def listening(self, host: str) -> tuple[Listening, ...]:
-        """The TCP ports on which somebody on a host listens."""
-        pid = self._host_by_name[host].pid
-        found = []
-        for kind in ("tcp", "tcp6"):
-            for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]:
-                words = line.split()
-                if words[3] == _LISTEN:
-                    address, port = words[1].split(":")
-                    found.append(Listening(_address(address), int(port, 16)))
-        return tuple(sorted(set(found), key=lambda one: (one.port, one.address)))
-
-    def _argv(self, host: str, argv: list[str]) -> list[str]:
-        """The command that runs `argv` on a host, which is called by its name or its address."""
-        name = next((one.name for one in self._host_by_name.values() if one.address == host), host)
-        pid = self._host_by_name[name].pid
-        return ["nsenter", "-t", str(pid), *_OF_A_HOST, f"--wd={Path.cwd()}", "--", *argv]
+    def check(self) -> tuple[LinkSpeed, ...]:
+        """Measures every link both ways; a second or two for each host."""
+        return measure(self, self._mtu)
 
 
 def why_not() -> str:
@@ -173,9 +105,20 @@ def why_not() -> str:
         return "only root can make network namespaces"
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
-        return f"{', '.join(missing)} is missing"
-    tried = subprocess.run(["unshare", *_OF_A_HOST, "--fork", "true"], capture_output=True, text=True, check=False)
-    return f"the kernel makes no namespaces ({tried.stderr.strip()})" if tried.returncode else ""
+        return f"{', '.join(missing)} is missing (Debian: apt-get install iproute2 util-linux)"
+    tried = subprocess.run(
+        ["unshare", *OF_A_HOST, "--fork", "sh", "-c", _TRIAL], capture_output=True, text=True, check=False
+    )
+    if not tried.returncode:
+        return ""
+    words = tried.stderr.strip()
+    return f"the kernel has no {tried.stdout.strip()} ({words})" if tried.stdout else f"no namespaces ({words})"
+
+
+def _temporary_folder(ends: contextlib.ExitStack) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix=f"parallax-lab-{os.getpid()}-"))
+    ends.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @contextlib.contextmanager
@@ -208,20 +151,3 @@ def _child_of(pid: int) -> int:
                 if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
                     return int(folder.name)
     raise RuntimeError(f"Process {pid} has no child.")
-
-
-def _counted(pid: int) -> tuple[int, int]:
-    for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
-        name, _, numbers = line.partition(":")
-        if name.strip() == "eth0":
-            words = numbers.split()
-            return int(words[0]), int(words[8])
-    raise RuntimeError("A host has lost its interface.")
-
-
-def _address(text: str) -> str:
-    """An address of /proc/net/tcp, where each group of four bytes is a number in the machine's order, in digits."""
-    data = b"".join(bytes.fromhex(text[i : i + 8])[::-1] for i in range(0, len(text), 8))
-    if len(data) == 16 and data.startswith(bytes(10) + b"\xff\xff"):
-        data = data[12:]
-    return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)

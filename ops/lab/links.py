@@ -8,29 +8,41 @@ for each packet; segments are never put together to larger ones, which would hid
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 MTU = 9000
 BRIDGE = "bridge"
+SUBNET = "10.77.0.0/24"
+BRIDGE_ADDRESS = "10.77.0.254"  # at which nobody is but the check of the links
+MOST_HOSTS = 253
 
-_ETHERNET_BYTES = 14
+_NETWORK_BITS = 24
+
+ETHERNET_BYTES = 14
 _QUEUE_BYTES = 256 << 20
 """Two hundred windows and more: connections that may wait for one host at the same time."""
 _BURST_FRAMES = 4
-_BURST_S = 0.002
+_BURST_S = 0.004
 """What a link may let through at once above its rate, else a late timer of a busy machine would cost rate."""
 _PATIENCE = "2s"  # retransmit no earlier; seven windows take 0.3 s through a link of 200 Mbit/s
 
 
 def burst_bytes(rate_bytes_per_s: int, mtu: int = MTU) -> int:
     """What a link lets through at once above its rate."""
-    return max(_BURST_FRAMES * (mtu + _ETHERNET_BYTES), int(_BURST_S * rate_bytes_per_s))
+    return max(_BURST_FRAMES * (mtu + ETHERNET_BYTES), int(_BURST_S * rate_bytes_per_s))
 
 
 def add_bridge(pid: int, mtu: int = MTU) -> None:
     """Makes the bridge in the network namespace of process `pid`."""
     _in(pid, "ip", "link", "add", BRIDGE, "mtu", str(mtu), "type", "bridge")
-    _in(pid, "ip", "link", "set", BRIDGE, "up")
+    _one_packet_at_a_time(pid, BRIDGE, mtu)
+    _address(pid, BRIDGE, BRIDGE_ADDRESS)
+
+
+def address(number: int) -> str:
+    """The address of a host, counted from 0."""
+    return f"10.77.0.{number + 1}"
 
 
 def connect(pid: int, address: str, bridge_pid: int, port: str, rate_bytes_per_s: int | None, mtu: int = MTU) -> None:
@@ -38,7 +50,7 @@ def connect(pid: int, address: str, bridge_pid: int, port: str, rate_bytes_per_s
 
     Args:
         pid: a process of the host.
-        address: the host's, with the length of the network's: 10.77.0.1/24.
+        address: the host's.
         bridge_pid: a process of the bridge's namespace.
         port: what the bridge's end is called.
         rate_bytes_per_s: what the cable carries each way; None for as much as the machine can.
@@ -48,14 +60,31 @@ def connect(pid: int, address: str, bridge_pid: int, port: str, rate_bytes_per_s
     _in(pid, "ip", "link", "add", "eth0", "mtu", str(mtu), *peer)
     for place, name in ((pid, "eth0"), (bridge_pid, port)):
         if rate_bytes_per_s is not None:
-            _in(place, "ip", "link", "set", name, "gso_max_size", str(max(mtu, 1500)), "gso_max_segs", "1")
+            _one_packet_at_a_time(place, name, mtu)
             rate = ("rate", f"{8 * rate_bytes_per_s}bit", "burst", str(burst_bytes(rate_bytes_per_s, mtu)))
             _in(place, "tc", "qdisc", "add", "dev", name, "root", "tbf", *rate, "limit", str(_QUEUE_BYTES))
+        _steer(place, name)
     _in(bridge_pid, "ip", "link", "set", port, "master", BRIDGE, "up")
-    _in(pid, "ip", "address", "add", address, "dev", "eth0", "noprefixroute")
-    _in(pid, "ip", "link", "set", "eth0", "up")
-    network = ".".join([*address.split(".")[:3], "0/24"])
-    _in(pid, "ip", "route", "add", network, "dev", "eth0", "src", address.split("/")[0], "rto_min", _PATIENCE)
+    _address(pid, "eth0", address)
+
+
+def _one_packet_at_a_time(pid: int, name: str, mtu: int) -> None:
+    _in(pid, "ip", "link", "set", name, "gso_max_size", str(mtu), "gso_max_segs", "1")
+
+
+def _steer(pid: int, name: str) -> None:
+    """Has one processor take all packets of a connection, else two may change their order: a sender sends again."""
+    groups = [f"{(1 << min(32, count)) - 1:x}" for count in range(os.cpu_count() or 1, 0, -32)]
+    mask = ",".join(sorted(groups, key=len))
+    script = 'mount -t sysfs sysfs /sys && echo "$1" > "/sys/class/net/$0/queues/rx-0/rps_cpus"'
+    _in(pid, "unshare", "--mount", "sh", "-c", script, name, mask)
+
+
+def _address(pid: int, name: str, address: str) -> None:
+    """Gives an interface its address and takes it up."""
+    _in(pid, "ip", "address", "add", f"{address}/{_NETWORK_BITS}", "dev", name, "noprefixroute")
+    _in(pid, "ip", "link", "set", name, "up")
+    _in(pid, "ip", "route", "add", SUBNET, "dev", name, "src", address, "rto_min", _PATIENCE)
 
 
 def _in(pid: int, *argv: str) -> None:

@@ -18,6 +18,18 @@ with socket.create_server((sys.argv[1], 5000)) as server:
     while connection.recv(1 << 16):
         pass
 """
+SERVERS = """
+import socket, sys, threading
+def drain(connection):
+    while connection.recv(1 << 16):
+        pass
+    connection.close()
+with socket.create_server((sys.argv[1], 5000)) as server:
+    print("listens", flush=True)
+    drains = [threading.Thread(target=drain, args=(server.accept()[0],)) for _ in range(int(sys.argv[2]))]
+    [one.start() for one in drains]
+    [one.join() for one in drains]
+"""
 CLIENT = """
 import socket, sys, time
 with socket.create_connection((sys.argv[1], 5000)) as connection:
@@ -67,6 +79,45 @@ def test_a_link_carries_its_rate_and_a_lab_leaves_nothing():
     assert not any(str(folder) in line for line in _command_lines())
 
 
+def test_links_lose_nothing_where_all_senders_meet():
+    if why_not():
+        pytest.skip(why_not())
+    size, senders = 2_000_000, ("host1", "host2", "host3")
+    with Lab(4, rate_bytes_per_s=12_500_000) as lab:
+        server = lab.start_on("host0", [sys.executable, "-c", SERVERS, "host0", "3"], stdout=subprocess.PIPE)
+        server.stdout.readline()
+        before = lab.counters()
+        clients = [lab.start_on(host, [sys.executable, "-c", CLIENT, "host0", str(size)]) for host in senders]
+        assert [client.wait(60) for client in clients] == [0, 0, 0]
+        server.communicate(timeout=30)
+        after = lab.counters()
+        again = [_sent_again(lab, host) for host in lab.names]
+    assert again == [0, 0, 0, 0]
+    received = after["host0"][0] - before["host0"][0]
+    assert 3 * size < received < 1.02 * 3 * size
+
+
+def test_hosts_may_have_rates_of_their_own():
+    if why_not():
+        pytest.skip(why_not())
+    with Lab(3, 8_000_000, {"host1": 4_000_000, "host2": None}) as lab:
+        assert [host.rate_bytes_per_s for host in lab.hosts] == [8_000_000, 4_000_000, None]
+        text = lab.resource_file(1).read_text()
+        seconds = send(lab, 8_000_000)
+    assert text.count("bandwidth: 64mbit") == text.count("bandwidth: 32mbit") == 1
+    assert text.count("bandwidth") == 2
+    assert 1.9 < seconds < 3.5  # of host1's link, the slower one
+
+
+def test_a_lab_refuses_what_it_cannot_be():
+    with pytest.raises(ValueError, match="1 to 253 hosts; received 0"):
+        Lab(0)
+    with pytest.raises(ValueError, match="from host0 to host1; received host2"):
+        Lab(2, host_rates={"host2": 1000})
+    with pytest.raises(ValueError, match="more than 0 bytes a second; received -1 for host1"):
+        Lab(2, 1000, {"host1": -1})
+
+
 def test_two_labs_do_not_meet(lab):
     with Lab(1) as other:
         assert other.address("host0") == lab.address("host0")
@@ -80,7 +131,7 @@ def test_two_labs_do_not_meet(lab):
 def test_a_killed_lab_leaves_no_process(tmp_path):
     if why_not():
         pytest.skip(why_not())
-    words = ["-m", "ops.lab", "--hosts", "2", "--", "sh", "-c", f"touch {tmp_path}/up; sleep 987"]
+    words = ["-m", "ops.lab", "once", "--hosts", "2", "--", "sh", "-c", f"touch {tmp_path}/up; sleep 987"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     running = subprocess.Popen([sys.executable, *words], cwd=Path(__file__).parents[2], env=environment)
     while not (tmp_path / "up").exists():
@@ -96,11 +147,19 @@ def test_a_killed_lab_leaves_no_process(tmp_path):
 def test_the_command_line_runs_a_command_on_a_host_and_shows_its_bytes():
     if why_not():
         pytest.skip(why_not())
-    words = ["-m", "ops.lab", "--hosts", "3", "--workers", "2", "--", "sh", "-c", "cat {resource}; hostname; exit 7"]
+    words = ["-m", "ops.lab", "once", "--hosts", "3", "--workers", "2", "--", "sh", "-c"]
+    words.append("cat {resource}; hostname; exit 7")
     done = subprocess.run([sys.executable, *words], cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 7, done.stderr
     assert done.stdout.count("workers: 2") == 3 and "\nhost0\n" in done.stdout
     assert "host2: received" in done.stdout
+
+
+def _sent_again(lab, host):
+    """Segments that a host has sent more than once."""
+    shown = lab.run_on(host, ["grep", "^Tcp:", "/proc/net/snmp"], capture_output=True, text=True).stdout
+    names, values = (line.split() for line in shown.splitlines())
+    return int(dict(zip(names, values, strict=True))["RetransSegs"])
 
 
 def _command_lines():

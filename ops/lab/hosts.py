@@ -1,0 +1,166 @@
+"""The hosts of an emulated cluster that is up, whoever holds it: runs commands on them, counts their bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ops.lab import links
+from ops.lab.rates import mbit
+
+HERE = Path(__file__).resolve().parent
+OF_A_HOST = ("--net", "--uts", "--ipc", "--mount", "--pid")
+
+_LISTEN = "0A"  # the state in /proc/net/tcp
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """A TCP port on which somebody on a host listens; `address` is in digits, an IPv4 one never in its mapped form."""
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedHost:
+    """A host that is up.
+
+    Args:
+        name: host0, host1, ...
+        address: in digits.
+        pid: of its first process, as seen from outside.
+        rate_bytes_per_s: what its link carries each way; None for as much as the machine can.
+    """
+
+    name: str
+    address: str
+    pid: int
+    rate_bytes_per_s: int | None
+
+
+class Hosts:
+    """What is up: its hosts, the process that holds the bridge's namespace, and the folder of its files.
+
+    Attributes:
+        folder: seen by all hosts; gone when the lab is.
+    """
+
+    def __init__(self, folder: Path, bridge_pid: int, hosts: Iterable[EmulatedHost]) -> None:
+        self.folder = folder
+        self._bridge_pid = bridge_pid
+        self._host_by_name = {host.name: host for host in hosts}
+
+    @property
+    def hosts(self) -> tuple[EmulatedHost, ...]:
+        """All of them, in their order."""
+        return tuple(self._host_by_name.values())
+
+    @property
+    def bridge_pid(self) -> int:
+        """The process that holds the bridge's namespace."""
+        return self._bridge_pid
+
+    @property
+    def agent(self) -> str:
+        """The command that takes the place of ssh."""
+        return f"{sys.executable} -I -S {HERE / 'agent.py'} {self.folder / 'gate'}"
+
+    def address(self, host: str) -> str:
+        """The IP address of a host."""
+        return self._host_by_name[host].address
+
+    def argv_on(self, host: str, argv: Sequence[str]) -> list[str]:
+        """The command that runs `argv` on a host, which is called by its name or its address; KeyError for no host."""
+        name = next((one.name for one in self.hosts if one.address == host), host)
+        pid = self._host_by_name[name].pid
+        return ["nsenter", "-t", str(pid), *OF_A_HOST, f"--wd={Path.cwd()}", "--", *argv]
+
+    def argv_on_bridge(self, argv: Sequence[str]) -> list[str]:
+        """The command that runs `argv` at the bridge, where no rate is between it and the links."""
+        return ["nsenter", "-t", str(self._bridge_pid), "--net", "--", *argv]
+
+    def start_on(self, host: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Starts a command on a host; `options` are those of `subprocess.Popen`."""
+        return subprocess.Popen(self.argv_on(host, argv), **options)
+
+    def run_on(self, host: str, argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
+        """Runs a command on a host; `options` are those of `subprocess.run`."""
+        return subprocess.run(self.argv_on(host, argv), check=False, **options)
+
+    def counters(self) -> dict[str, tuple[int, int]]:
+        """Bytes that each host has received and sent so far, as its interface counts them."""
+        return {host.name: _counted(host.pid) for host in self.hosts}
+
+    def resource_file(self, workers: int | Sequence[int], servers: Sequence[int | None] = (), **more: str) -> Path:
+        """Writes a resource file of all hosts; the same file for the same text.
+
+        Args:
+            workers: workers on every host, or on each.
+            servers: servers on each host; empty leaves it to the plan.
+            more: further keys of the top level, as YAML: `ports="20000-20100"`.
+        """
+        numbers = [workers] * len(self.hosts) if isinstance(workers, int) else list(workers)
+        lines = ["hosts:"]
+        for position, (host, number) in enumerate(zip(self.hosts, numbers, strict=True)):
+            lines += [f"  - address: {host.name}", f"    workers: {number}"]
+            if servers and servers[position] is not None:
+                lines.append(f"    servers: {servers[position]}")
+            if host.rate_bytes_per_s is not None:
+                lines.append(f"    bandwidth: {mbit(host.rate_bytes_per_s)}")
+        lines += ["ssh:", f'  agent: "{self.agent}"', f"network: {{subnet: {links.SUBNET}}}"]
+        lines += [f"{key}: {value}" for key, value in more.items()]
+        text = "\n".join(lines) + "\n"
+        file = self.folder / f"resource-{hashlib.sha256(text.encode()).hexdigest()[:8]}.yaml"
+        file.write_text(text, encoding="utf-8")
+        return file
+
+    def processes(self, host: str) -> dict[int, str]:
+        """What runs on a host: number outside the lab -> command line. Dead ones are left out."""
+        first = self._host_by_name[host].pid
+        own = Path(f"/proc/{first}/ns/pid").readlink()
+        found = {}
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit() or int(folder.name) == first:
+                continue
+            with contextlib.suppress(OSError):
+                words = (folder / "cmdline").read_bytes()
+                if words and (folder / "ns/pid").readlink() == own:
+                    found[int(folder.name)] = words.replace(b"\0", b" ").decode(errors="replace").strip()
+        return dict(sorted(found.items()))
+
+    def listening(self, host: str) -> tuple[Listening, ...]:
+        """The TCP ports on which somebody on a host listens."""
+        pid = self._host_by_name[host].pid
+        found = []
+        for kind in ("tcp", "tcp6"):
+            for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]:
+                words = line.split()
+                if words[3] == _LISTEN:
+                    address, port = words[1].split(":")
+                    found.append(Listening(_address(address), int(port, 16)))
+        return tuple(sorted(set(found), key=lambda one: (one.port, one.address)))
+
+
+def _counted(pid: int) -> tuple[int, int]:
+    for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == "eth0":
+            words = numbers.split()
+            return int(words[0]), int(words[8])
+    raise RuntimeError("A host has lost its interface.")
+
+
+def _address(text: str) -> str:
+    """An address of /proc/net/tcp, where each group of four bytes is a number in the machine's order, in digits."""
+    data = b"".join(bytes.fromhex(text[i : i + 8])[::-1] for i in range(0, len(text), 8))
+    if len(data) == 16 and data.startswith(bytes(10) + b"\xff\xff"):
+        data = data[12:]
+    return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
