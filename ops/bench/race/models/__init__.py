@@ -74,8 +74,9 @@ def model_of(name: str, **sizes: Any) -> Model:
         ValueError: there is no such model.
     """
     from ops.bench.race.models.embed import Embed
+    from ops.bench.race.models.lm import LM
 
-    known = {"embed": Embed}
+    known = {"embed": Embed, "lm": LM}
     if name not in known:
         raise ValueError(f"A model must be one of {', '.join(known)}, and {name!r} was given.")
     return known[name](**sizes)
