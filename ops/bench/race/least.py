@@ -4,9 +4,8 @@ With H hosts, a ring all-reduce sends 2 (H-1)/H of the dense parameters' bytes (
 way of adding up sends less. A table's rows have owners: of the u distinct rows that a host's workers touch, (H-1)/H lie
 on other hosts. Their ids go out; rows come in and gradient rows go out; and as much is asked of the host by the others.
 
-Simplified: rows are owned in equal shares and asked for in equal shares, so each host sends what the mean host does; every
-table sends its own ids; a table that costs less as a dense one counts as that; no bytes for headers, nor for scalars
-such as norms.
+Simplified: rows are owned and asked for in equal shares, so that each host sends what the mean host does; every table
+sends its own ids; a table that costs less as a dense one counts as that; headers and scalars are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ops.bench.race.models import Model, Table
+from ops.bench.race.models import Model
 
 ELEMENT_BYTES = 4
 STEPS = 4
@@ -50,8 +49,9 @@ def least_bytes(model: Model, graph: Any, hosts: int, workers: int) -> Least:
     dense_bytes = ELEMENT_BYTES * dense_parameters(model, graph)
     total, terms = 2 * share * dense_bytes, [f"2 * {hosts - 1}/{hosts} * {dense_bytes:,} dense"]
     sparse: dict[tuple[int, int], list[float]] = {}
+    touched = touched_rows(model, hosts, workers)
     for table in model.tables:
-        rows = touched_rows(model, table, hosts, workers)
+        rows = touched[table.name]
         id_bytes = 4 if table.rows <= 2**31 else 8
         row_bytes = id_bytes + 2 * table.width * ELEMENT_BYTES
         whole_bytes = ELEMENT_BYTES * table.rows * table.width
@@ -74,12 +74,13 @@ def dense_parameters(model: Model, graph: Any) -> int:
     return sum(v.shape.num_elements() for v in variables if not tables & {v.op.name, v.op.name.rpartition("/part_")[0]})
 
 
-def touched_rows(model: Model, table: Table, hosts: int, workers: int) -> float:
-    """Distinct rows of a table that a host's workers look up in a step, mean over the hosts and some steps."""
-    counts = []
+def touched_rows(model: Model, hosts: int, workers: int) -> dict[str, float]:
+    """By table, the distinct rows that a host's workers look up in a step: mean over the hosts and some steps."""
+    sums = {table.name: 0.0 for table in model.tables}
     for step in range(STEPS):
         for host in range(hosts):
             batches = [model.batch(host * workers + worker, step) for worker in range(workers)]
-            ids = [batch[name].ravel() for batch in batches for name in table.ids]
-            counts.append(np.unique(np.concatenate(ids)).size)
-    return sum(counts) / len(counts)
+            for table in model.tables:
+                ids = [batch[name].ravel() for batch in batches for name in table.ids]
+                sums[table.name] += np.unique(np.concatenate(ids)).size
+    return {name: rows / (STEPS * hosts) for name, rows in sums.items()}
