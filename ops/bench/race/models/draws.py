@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -57,9 +58,14 @@ def generator(*numbers: int) -> np.random.Generator:
 
 def zipf(draw: np.random.Generator, skew: float, rows: int, shape: Sequence[int]) -> np.ndarray:
     """Ids below `rows`, id k with a probability in proportion to (k + 1) ** -skew, `shape` int32."""
-    weights = np.arange(1, rows + 1, dtype=np.float64) ** -skew
-    cumulative = np.cumsum(weights)
-    return np.searchsorted(cumulative / cumulative[-1], draw.random(tuple(shape))).astype(np.int32)
+    return np.searchsorted(_cumulative(skew, rows), draw.random(tuple(shape))).astype(np.int32)
+
+
+@lru_cache(maxsize=64)
+def _cumulative(skew: float, rows: int) -> np.ndarray:
+    """Probability of an id at most k; kept, as it takes longer than all else of a batch."""
+    cumulative = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -skew)
+    return cumulative / cumulative[-1]
 
 
 def log_uniform(draw: np.random.Generator, rows: int, count: int) -> tuple[np.ndarray, int]:
