@@ -73,9 +73,13 @@ def model_of(name: str, **sizes: Any) -> Model:
     Raises:
         ValueError: there is no such model.
     """
+    from ops.bench.race.models.dense import Dense
     from ops.bench.race.models.embed import Embed
+    from ops.bench.race.models.lm import LM
+    from ops.bench.race.models.nmt import NMT
+    from ops.bench.race.models.recsys import RecSys
 
-    known = {"embed": Embed}
+    known = {"dense": Dense, "embed": Embed, "lm": LM, "nmt": NMT, "recsys": RecSys}
     if name not in known:
         raise ValueError(f"A model must be one of {', '.join(known)}, and {name!r} was given.")
     return known[name](**sizes)
