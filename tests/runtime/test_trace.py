@@ -233,6 +233,52 @@ def test_a_summary_names_the_rank_that_the_others_waited_for():
     assert lines[-1] == "The slowest is rank 1 on host h1: the others waited 2.00 ms in a step for it."
 
 
+def two_legs(within_us, between_us, end_us):
+    """A step with an exchange within the host and then one between all."""
+    return step(
+        0,
+        node("parallax/pull_0/all_to_all", "HorovodAlltoall", within_us, between_us - 10),
+        node("parallax/pull_0/all_to_all_1", "HorovodAlltoall", between_us, end_us),
+    )
+
+
+def test_who_comes_late_for_having_waited_itself_is_not_the_slowest():
+    # Rank 3 is late within its host; so rank 2 is last by 1 where all meet, though it only waited.
+    steps = [[two_legs(100, 120, 900)], [two_legs(100, 120, 900)], [two_legs(100, 711, 900)], [two_legs(700, 710, 900)]]
+    traces = traces_of(*steps, within_host=frozenset({"parallax/pull_0/all_to_all"}), hosts=[0, 0, 1, 1])
+    assert {w.whom for w in traces[0].waits} == {2}, "it waits for who comes last"
+    most = slowest(traces)
+    # Rank 2 waits 600; ranks 0 and 1 wait from 120 to 711, of which rank 2 waits until 700.
+    assert (most.rank, most.waited_us) == (3, (600 + 580 + 580) / 3)
+
+
+def test_who_works_while_it_waits_elsewhere_is_waited_for_itself():
+    # Rank 1 waits for rank 2 in one exchange and computes meanwhile; rank 0 waits in another one for it.
+    side, main = "parallax/all_reduce/all_reduce", "parallax/push_0/all_to_all"
+    early, late = ("HorovodAllreduce", 500, 950), ("HorovodAlltoall", 100, 950)
+    traces = traces_of(
+        [step(0, node(side, *early), node(main, *late))],
+        [
+            step(
+                0,
+                node(side, "HorovodAllreduce", 100, 950),
+                node("matmul", "MatMul", 100, 900),
+                node(main, "HorovodAlltoall", 900, 950),
+            )
+        ],
+        [step(0, node(side, *early), node(main, *late))],
+    )
+    assert slowest(traces).rank == 1
+
+
+def test_two_ranks_that_wait_for_each_other_at_once_are_each_waited_for():
+    one, other = "parallax/push_0/all_to_all", "parallax/push_1/all_to_all"
+    first = step(0, node(one, "HorovodAlltoall", 100, 500), node(other, "HorovodAlltoall", 300, 500))
+    second = step(0, node(other, "HorovodAlltoall", 100, 500), node(one, "HorovodAlltoall", 400, 500))
+    most = slowest(traces_of([first], [second]))
+    assert (most.rank, most.waited_us) == (1, 300)
+
+
 def test_waiting_within_the_uncertainty_of_the_clocks_names_nobody():
     traces = traces_of([pulled(0, 100, 340)], [pulled(0, 130, 340)], offsets=[SAME_CLOCK, Offset(0, 0, 40)])
     assert "No rank is clearly the slowest: rank 1 on host h0 was waited for most, 0.03 ms" in summary(traces, (0, 0))

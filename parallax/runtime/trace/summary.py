@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parallax.runtime.trace.ops import KINDS
-from parallax.runtime.trace.rows import RankTrace, length_us
+from parallax.runtime.trace.ops import COMPUTE, KINDS
+from parallax.runtime.trace.rows import RankTrace, length_us, union
+from parallax.runtime.trace.waits import causes
 
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """The rank that the others waited for most.
+    """The rank that the others waited for most, not counting while it waited itself.
 
     Attributes:
         rank: which.
@@ -26,11 +27,11 @@ def slowest(traces: Sequence[RankTrace]) -> Slowest | None:
     """The slowest rank, of equals the first; None when nobody waited."""
     steps = max((len(trace.steps) for trace in traces), default=0)
     others = len(traces) - 1
+    busy = {t.rank: union((s.start_us, s.end_us) for s in t.spans if s.row == COMPUTE) for t in traces}
+    in_the_end = causes({trace.rank: trace.waits for trace in traces}, busy)
     found: Slowest | None = None
     for candidate in sorted(trace.rank for trace in traces):
-        total_us = 0.0
-        for trace in traces:
-            total_us += length_us((w.start_us, w.end_us) for w in trace.waits if w.whom == candidate)
+        total_us = sum(length_us((c.start_us, c.end_us) for c in by if c.whom == candidate) for by in in_the_end)
         if total_us > 0 and total_us / (steps * others) > (found.waited_us if found else 0.0):
             found = Slowest(candidate, total_us / (steps * others))
     return found

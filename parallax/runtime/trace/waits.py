@@ -1,4 +1,8 @@
-"""Who waited for whom: at a collective, or where gradients meet on a server, until the last one came."""
+"""Who waited for whom: at a collective, or where gradients meet on a server, until the last one came.
+
+Who comes last may only have waited itself, for one that was late elsewhere: within a host, say. `causes` goes on to the
+rank that did not wait.
+"""
 
 from __future__ import annotations
 
@@ -87,4 +91,61 @@ def waits(rank: int, own: Mapping[Meeting, Arrival], last: Mapping[Meeting, tupl
         until_us = min(came_us, arrival.end_us)
         if whom != rank and until_us > arrival.start_us:
             found.append(Wait(meeting, arrival.start_us, until_us, whom))
+    return found
+
+
+class Cause(NamedTuple):
+    """For some time a rank was waited for, and waited for nobody itself; on rank 0's clock."""
+
+    start_us: float
+    end_us: float
+    whom: int
+
+
+def causes(
+    waited: Mapping[int, Sequence[Wait]], busy: Mapping[int, Sequence[tuple[float, float]]]
+) -> list[list[Cause]]:
+    """Whom each rank waited for in the end, in the order of `waited`.
+
+    A rank that computes while it waits is taken to be late for its computing.
+
+    Args:
+        waited: by rank, its waits.
+        busy: by rank, when it computed: ascending, and apart from each other.
+    """
+    idle = {rank: _idle(waited[rank], busy[rank]) for rank in waited}
+    return [
+        [cause for wait in found for cause in _passed_on(Cause(wait.start_us, wait.end_us, wait.whom), idle, {rank})]
+        for rank, found in waited.items()
+    ]
+
+
+def _idle(waited: Sequence[Wait], busy: Sequence[tuple[float, float]]) -> list[Cause]:
+    """The parts of a rank's waits in which it computed nothing, one after the other; of two at once the earlier."""
+    found: list[Cause] = []
+    taken_us = float("-inf")
+    for wait in sorted(waited, key=lambda wait: (wait.start_us, wait.end_us, wait.whom)):
+        at_us = max(wait.start_us, taken_us)
+        for start_us, end_us in [*busy, (wait.end_us, wait.end_us)]:
+            if start_us > at_us and at_us < wait.end_us:
+                found.append(Cause(at_us, min(start_us, wait.end_us), wait.whom))
+            at_us = max(at_us, end_us)
+        taken_us = max(taken_us, wait.end_us)
+    return found
+
+
+def _passed_on(cause: Cause, idle: Mapping[int, Sequence[Cause]], seen: set[int]) -> list[Cause]:
+    """A cause, its parts in which that rank itself waited passed on; never to a rank that has been `seen`."""
+    found: list[Cause] = []
+    at_us = cause.start_us
+    for deeper in idle[cause.whom]:
+        start_us, end_us = max(deeper.start_us, at_us), min(deeper.end_us, cause.end_us)
+        if end_us <= start_us or deeper.whom in seen:
+            continue
+        if start_us > at_us:
+            found.append(Cause(at_us, start_us, cause.whom))
+        found += _passed_on(Cause(start_us, end_us, deeper.whom), idle, seen | {cause.whom})
+        at_us = end_us
+    if cause.end_us > at_us:
+        found.append(Cause(at_us, cause.end_us, cause.whom))
     return found
