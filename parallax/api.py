@@ -29,6 +29,7 @@ from parallax.runtime.members import current_members
 from parallax.runtime.mpirun import find_mpirun, this_launcher
 from parallax.runtime.parcel import Parcel
 from parallax.runtime.planning import Analysed, analyse, decide, plan_for
+from parallax.runtime.trace.wish import make_ready, trace_wish
 
 _UNWRITABLE = (
     "A verification keeps both sides' variables in a temporary folder, and {place} cannot be written: {reason}. Free "
@@ -82,6 +83,7 @@ def parallel_run(
         raise JobEnded(0)
     if wanted.role in (Role.WORKER, Role.VERIFY_WORKER):
         return _worker(single_gpu_graph, config, wanted)
+    trace = trace_wish(wanted.trace, wanted.trace_steps)
     for line in moot_settings(config):
         log.info(line)
     analysed = analyse(single_gpu_graph)
@@ -90,6 +92,8 @@ def parallel_run(
     options = (*cluster.mpirun_options, *config.communication_config.mpi_config.words)
     cluster = replace(cluster, mpirun_options=options)
     _check_profile(config, cluster.num_workers)
+    if trace is not None and wanted.role == Role.LAUNCH and any(host.is_this_machine for host in cluster.hosts):
+        make_ready(trace.folder)
     plan = plan_for(analysed, layout_of(cluster), config, synchronous=sync)
     if wanted.role == Role.PLAN:
         _show(plan, wanted)
@@ -113,7 +117,12 @@ def _worker(graph: Any, config: Config, wanted: Settings) -> tuple[Any, int, int
 
     verifying = wanted.role == Role.VERIFY_WORKER
     session, size, rank = open_session(
-        graph, config, current_members().parcel, verifying, Path(wanted.graph) if wanted.graph else None
+        graph,
+        config,
+        current_members().parcel,
+        verifying,
+        Path(wanted.graph) if wanted.graph else None,
+        None if verifying else trace_wish(wanted.trace, wanted.trace_steps),
     )
     if verifying:
         verify.run_worker(graph, session, size, rank, wanted)

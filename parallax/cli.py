@@ -10,6 +10,7 @@ from pathlib import Path
 from parallax.environment import Role, Settings, applied, set_defaults
 from parallax.errors import ParallaxError
 from parallax.runtime.script import error_text, run_script
+from parallax.runtime.trace.wish import trace_wish
 
 EXIT_USAGE = 2
 
@@ -37,6 +38,8 @@ def _parser() -> argparse.ArgumentParser:
         where.add_argument("-r", "--resource", metavar="FILE", help="resource file that lists the machines")
     for command in (run, plan):
         command.add_argument("--graph", metavar="DIR", help="write each worker's graph for TensorBoard")
+    run.add_argument("--trace", metavar="DIR", help="write a trace of some steps of every worker, and who was slowest")
+    run.add_argument("--trace-steps", metavar="A-B", help="the steps to trace, counted from 0 (default 10-14)")
     run.add_argument("--dry-run", action="store_true", help="print the command that would start the job; start nothing")
     plan.add_argument("--json", metavar="FILE", help="write the plan to a file")
     plan.add_argument("--explain", metavar="VARIABLE", help="everything about one variable")
@@ -62,6 +65,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
     if not Path(arguments.script).is_file():
         _say(f"parallax: a script must be a file, and {arguments.script!r} is none.")
         return EXIT_USAGE
+    trace_wish(getattr(arguments, "trace", None), getattr(arguments, "trace_steps", None))  # refused before the script
     joined = getattr(arguments, "joined_args", None)
     role = {"run": Role.LAUNCH, "plan": Role.PLAN, "verify": Role.VERIFY}[arguments.command]
     wanted = Settings(
@@ -71,6 +75,8 @@ def _run_script(arguments: argparse.Namespace) -> int:
         plan_json=getattr(arguments, "json", None),
         explain=getattr(arguments, "explain", None),
         graph=getattr(arguments, "graph", None),
+        trace=getattr(arguments, "trace", None),
+        trace_steps=getattr(arguments, "trace_steps", None),
         steps=getattr(arguments, "steps", None),
         feeds=getattr(arguments, "feeds", None),
         fetch=getattr(arguments, "fetch", None),

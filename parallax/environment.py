@@ -50,6 +50,8 @@ class Settings:
         plan_json: where `parallax plan` writes the plan.
         explain: the variable that `parallax plan` explains.
         graph: where the workers' graphs are written for TensorBoard.
+        trace: where traces of training steps are written.
+        trace_steps: first and last of these steps, as `A-B`.
         job_folder: where both sides of a verification leave their variables.
         seed: of the one process of a verification.
         steps: steps of a verification.
@@ -66,6 +68,8 @@ class Settings:
     plan_json: str | None = None
     explain: str | None = None
     graph: str | None = None
+    trace: str | None = None
+    trace_steps: str | None = None
     job_folder: str | None = None
     seed: int | None = None
     steps: int | None = None
@@ -91,6 +95,8 @@ def settings() -> Settings:
             plan_json=_get("PLAN_JSON"),
             explain=_get("EXPLAIN"),
             graph=_get("GRAPH"),
+            trace=_get("TRACE"),
+            trace_steps=_get("TRACE_STEPS"),
             job_folder=_get("JOB_FOLDER"),
             seed=_number("SEED"),
             steps=_number("STEPS"),

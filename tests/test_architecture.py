@@ -26,6 +26,7 @@ MAY_IMPORT_HEAVY: tuple[str, ...] = (
     "parallax.runtime.hooks",
     "parallax.runtime.profile",
     "parallax.runtime.session",
+    "parallax.runtime.trace.hook",
     "parallax.runtime.verify",
     "parallax.runtime.worker_session",
 )

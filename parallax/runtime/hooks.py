@@ -7,7 +7,7 @@ TensorFlow session would give it, not in lists per replica.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,6 +162,30 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         with self._worker.graph.as_default():
             return function(*arguments)
+
+
+class TrainingRuns:
+    """Tells runs that train from others.
+
+    Args:
+        worker: whose runs.
+        updates: the ops that train, by name.
+    """
+
+    def __init__(self, worker: Worker, updates: Set[str]) -> None:
+        self._worker = worker
+        self._updates = updates
+        self._trains: dict[tuple[str, ...], bool] = {}
+
+    def is_one(self) -> bool:
+        """Whether the run in progress trains."""
+        if self._worker.run is None:
+            return False
+        names = self._worker.run.names
+        if names not in self._trains:
+            needed = self._worker.names.run_view.ancestors({name.split(":")[0] for name in names})
+            self._trains[names] = bool(needed & self._updates)
+        return self._trains[names]
 
 
 class LastHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]

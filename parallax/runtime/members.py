@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -39,6 +39,7 @@ class Members:
             `start`.
         host_set: Horovod's process set of the workers of this host, where a host has several workers and there are
             several hosts; else None. Set by `start`.
+        at_end: what a worker does when its script has ended well, with the others, who all come there.
     """
 
     def __init__(self, parcel: Parcel, world: Any, workers: Any, addresses: list[str], held: socket.socket | None):
@@ -52,6 +53,7 @@ class Members:
         self.server_addresses = tuple(addresses[self.size :])
         self.target = ""
         self.host_set: Any = None
+        self.at_end: list[Callable[[], None]] = []
         self._held = held
         self._server: Any = None  # lives as long as the process
 

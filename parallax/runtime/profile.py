@@ -11,7 +11,6 @@ came before.
 from __future__ import annotations
 
 import socket
-from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import tensorflow as tf
 from parallax.config import ProfileConfig
 from parallax.errors import ConfigError
 from parallax.runtime.graph_files import meta_graph
-from parallax.runtime.hooks import Worker
+from parallax.runtime.hooks import TrainingRuns, Worker
 
 v1 = tf.compat.v1
 
@@ -32,15 +31,14 @@ class ProfileHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         config: which steps, and where to.
         rank: this worker's.
         worker: its graph.
-        updates: the ops that train, by name.
+        training: tells which runs are steps.
     """
 
-    def __init__(self, config: ProfileConfig, rank: int, worker: Worker, updates: Set[str]) -> None:
+    def __init__(self, config: ProfileConfig, rank: int, worker: Worker, training: TrainingRuns) -> None:
         self._config = config
         self._rank = rank
         self._worker = worker
-        self._updates = updates
-        self._trains: dict[tuple[str, ...], bool] = {}
+        self._training = training
         self._runs = 0
         self._step: int | None = None  # the step being traced
         self._folder = Path(config.profile_dir or "") / socket.gethostname() / f"worker:{rank}"
@@ -54,7 +52,7 @@ class ProfileHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def before_run(self, run_context: Any) -> Any:
         """Asks for a trace when the run is a step that is to be traced."""
         self._step = None
-        if self._worker.run is None or not self._is_training(self._worker.run.names):
+        if not self._training.is_one():
             return None
         step = self._runs
         if self._global_step:
@@ -85,13 +83,6 @@ class ProfileHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         name = str(self._worker.graph.as_graph_element(variable).name)
         resolved = self._worker.names.resolve((name,), ())
         return "" if resolved.collectives else resolved.tensors[0]
-
-    def _is_training(self, names: tuple[str, ...]) -> bool:
-        if names not in self._trains:
-            view = self._worker.names.run_view
-            needed = view.ancestors({name.split(":")[0] for name in names})
-            self._trains[names] = bool(needed & self._updates)
-        return self._trains[names]
 
     def _write(self, name: str, data: bytes) -> None:
         path = self._folder / name

@@ -25,11 +25,13 @@ def main() -> None:
         try:
             with membership() as members:
                 _run(sys.argv[1:])
+                watch.finish()
+                for last in members.at_end:
+                    last()
         except BaseException as error:  # everything that ends a script is told to the launcher, then ends the process
             _fail(error)
         sys.stdout.flush()
         sys.stderr.flush()
-        watch.finish()
         wait_for_all(members.world)
 
 

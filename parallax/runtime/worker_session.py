@@ -18,13 +18,15 @@ from parallax.plan import plan_from_json
 from parallax.runtime.checkpoint.held import Places
 from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook, Checkpoints, checkpoints
 from parallax.runtime.graph_files import write_events, write_text
-from parallax.runtime.hooks import LastHook, UserHook, Worker, begin_hooks
+from parallax.runtime.hooks import LastHook, TrainingRuns, UserHook, Worker, begin_hooks
 from parallax.runtime.members import SERVER_TASK, WORKER_TASK, Members, current_members
 from parallax.runtime.names import Names
 from parallax.runtime.parcel import Parcel
 from parallax.runtime.planning import Analysed, analyse, decide
 from parallax.runtime.profile import ProfileHook
 from parallax.runtime.session import Session
+from parallax.runtime.trace.hook import TraceHook
+from parallax.runtime.trace.wish import TraceWish, make_ready
 from parallax.runtime.watch import current_watch
 from parallax.transform import edit
 from parallax.transform.pipeline import WorkerGraph, transform
@@ -33,7 +35,12 @@ v1 = tf.compat.v1
 
 
 def open_session(
-    graph: Any, config: Config, parcel: Parcel, equal_randomness: bool = False, graph_folder: Path | None = None
+    graph: Any,
+    config: Config,
+    parcel: Parcel,
+    equal_randomness: bool = False,
+    graph_folder: Path | None = None,
+    trace: TraceWish | None = None,
 ) -> tuple[Session, int, int]:
     """The session of this worker, the number of workers and this one's rank; every worker must call it.
 
@@ -43,6 +50,7 @@ def open_session(
         parcel: what the launcher decided.
         equal_randomness: for verification, all workers draw the same random numbers.
         graph_folder: where this worker's graph is written for TensorBoard, if anywhere.
+        trace: which steps are traced, if any.
 
     Raises:
         GraphError: when the workers built different graphs; the message names a node.
@@ -80,8 +88,9 @@ def open_session(
             write_events(graph_folder, rank, worker_graph)
         if equal_randomness:  # a comparison from the initial values
             config = replace(config, ckpt_config=CheckPointConfig())
-        profile = _profile(config, rank, worker, analysed)
-        monitored = _monitored(graph, worker_graph, config, worker, later, profile)
+        training = TrainingRuns(worker, gradient_updates(analysed.captured, analysed.sources))
+        tracing = [*_profile(config, rank, worker, training), *_trace(trace, worker, training, worker_graph)]
+        monitored = _monitored(graph, worker_graph, config, worker, later, tracing)
         if config.export_graph_path is not None:
             write_text(Path(config.export_graph_path), rank, monitored.graph)
     return Session(worker, monitored, worker_graph.counters, size, members.workers.Dup()), size, rank
@@ -119,12 +128,25 @@ def _agree(what: str, text: str) -> None:
             )
 
 
-def _profile(config: Config, rank: int, worker: Worker, analysed: Analysed) -> list[ProfileHook]:
+def _profile(config: Config, rank: int, worker: Worker, training: TrainingRuns) -> list[ProfileHook]:
     """The hook that traces steps, if any are to be traced on this worker."""
     wanted = config.profile_config
     if wanted.profile_dir is None or wanted.profile_worker not in (None, rank):
         return []
-    return [ProfileHook(wanted, rank, worker, gradient_updates(analysed.captured, analysed.sources))]
+    return [ProfileHook(wanted, rank, worker, training)]
+
+
+def _trace(
+    wish: TraceWish | None, worker: Worker, training: TrainingRuns, worker_graph: WorkerGraph
+) -> list[TraceHook]:
+    """The hook that traces steps of all workers, if any are to be traced."""
+    if wish is None:
+        return []
+    members = current_members()
+    make_ready(wish.folder, members.rank)
+    hook = TraceHook(wish, members, worker, training, worker_graph.synchronous)
+    members.at_end.append(hook.finish)
+    return [hook]
 
 
 def _monitored(

@@ -1,0 +1,206 @@
+"""Records the wished steps of one worker, and brings the traces of all workers together.
+
+In synchronous training all workers come to the end of the last wished step, and there the traces are merged. What is
+left then (asynchronous training, fewer steps than wished) is merged when the scripts have ended: every worker comes
+there, or fails, which ends the job. Before it meets the others each worker writes what it has by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from parallax.runtime.checkpoint.held import meet
+from parallax.runtime.hooks import TrainingRuns, Worker
+from parallax.runtime.members import Members
+from parallax.runtime.trace.chrome import trace_text
+from parallax.runtime.trace.offsets import (
+    SAME_CLOCK,
+    Bounds,
+    Offset,
+    Ping,
+    best_offset,
+    both,
+    offset_at,
+    offset_between,
+    server_bounds,
+)
+from parallax.runtime.trace.ops import COLLECTIVES, Step, read_step
+from parallax.runtime.trace.rows import RankTrace, corrected, rank_trace
+from parallax.runtime.trace.summary import summary
+from parallax.runtime.trace.waits import arrivals, last_arrivals, waits
+from parallax.runtime.trace.wish import MERGED, SUMMARY, TraceWish, rank_file
+
+v1 = tf.compat.v1
+_LOG = logging.getLogger("parallax.trace")
+_ROUNDS = 20  # questions to rank 0; the one that comes back soonest counts
+
+
+class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Traces one worker; all workers must have one, and call `finish` at their ends.
+
+    Args:
+        wish: which steps, and where to.
+        members: the job.
+        worker: this one's graph.
+        training: tells which runs are steps.
+        synchronous: whether all workers run each step together.
+    """
+
+    def __init__(
+        self, wish: TraceWish, members: Members, worker: Worker, training: TrainingRuns, synchronous: bool
+    ) -> None:
+        self._wish = wish
+        self._members = members
+        self._worker = worker
+        self._training = training
+        self._synchronous = synchronous
+        self._comm: Any = None
+        self._offsets: list[Offset] = []
+        self._runs = 0
+        self._step: int | None = None  # the step being traced
+        self._measured: list[tuple[int, Any]] = []
+        self._steps: tuple[Step, ...] | None = None
+        self._finished = False
+        hosts = members.parcel.hosts
+        several = len(set(hosts)) > 1
+        self._host = members.parcel.addresses[hosts[members.rank]] if several else socket.gethostname()
+        # Kernels of GPUs, and what servers do, are in full traces only; those cost more.
+        needs_all = bool(members.target) or bool(tf.config.list_physical_devices("GPU"))
+        self._level = v1.RunOptions.FULL_TRACE if needs_all else v1.RunOptions.SOFTWARE_TRACE
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Measures the clocks for the first time; every worker comes here."""
+        self._comm = self._members.workers.Dup()
+        self._offsets.append(_measured_offset(self._comm, self._members.parcel.hosts))
+
+    def before_run(self, run_context: Any) -> Any:
+        """Asks for a trace when the run is a wished step."""
+        self._step = None
+        if self._finished or not self._training.is_one():
+            return None
+        step, self._runs = self._runs, self._runs + 1
+        if not self._wish.first <= step <= self._wish.last:
+            return None
+        self._step = step
+        return v1.train.SessionRunArgs(None, options=v1.RunOptions(trace_level=self._level))
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Keeps what was measured; after the last wished step, writes it."""
+        if self._step is None:
+            return
+        # Read later: it takes time, and the next step shall begin when it would.
+        self._measured.append((self._step, run_values.run_metadata.step_stats))
+        if self._step < self._wish.last:
+            return
+        if not self._synchronous:
+            self._write_alone()
+            return
+        with self._worker.watch.run("the trace", "trace"):
+            self.finish()
+
+    def finish(self) -> None:
+        """Meets the other workers and writes what all have; a second call changes nothing."""
+        if self._finished or self._comm is None:
+            return
+        self._finished = True
+        steps = self._write_alone()
+        comm, rank = self._comm, self._members.rank
+        meet(comm)
+        self._offsets.append(_measured_offset(comm, self._members.parcel.hosts))
+        trace, steps = self._with_others(steps)
+        self._write(rank_file(self._wish.folder, rank), trace_text([trace], steps))
+        traces = comm.gather(trace)
+        if rank == 0:
+            text = summary(traces, (self._wish.first, self._wish.last))
+            self._write(self._wish.folder / MERGED, trace_text(traces))
+            self._write(self._wish.folder / SUMMARY, text)
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+    def _write_alone(self) -> tuple[Step, ...]:
+        """Writes this worker's trace by its own clock, if that has not been done; its steps."""
+        if self._steps is None:
+            self._steps = tuple(read_step(number, stats) for number, stats in self._measured)
+            self._measured.clear()
+            alone = rank_trace(self._members.rank, self._host, SAME_CLOCK, self._steps, ())
+            self._write(rank_file(self._wish.folder, self._members.rank), trace_text([alone], self._steps))
+        return self._steps
+
+    def _with_others(self, steps: tuple[Step, ...]) -> tuple[RankTrace, tuple[Step, ...]]:
+        """This worker's trace on rank 0's clock with what it waited for others, and its steps on that clock."""
+        comm, rank, parcel = self._comm, self._members.rank, self._members.parcel
+        at_us = steps[0].ops[0].start_us if steps and steps[0].ops else self._offsets[0].at_us
+        uncertainty_us = max(offset.uncertainty_us for offset in self._offsets)
+        offset = Offset(at_us, offset_at(self._offsets, at_us), uncertainty_us)
+        told = comm.allgather((offset, server_bounds(steps, offset.offset_us)))
+        servers = _server_offsets(parcel.servers, parcel.hosts, *zip(*told, strict=True))
+        steps = tuple(corrected(step, self._offsets, servers) for step in steps)
+        came = arrivals(steps, self._within_host(), parcel.hosts[rank])
+        waited = waits(rank, came, last_arrivals(comm.allgather(came)))
+        unknown = tuple(number for number in range(len(parcel.servers)) if number not in servers)
+        return rank_trace(rank, self._host, offset, steps, waited, unknown), steps
+
+    def _within_host(self) -> frozenset[str]:
+        """The collectives that are among the workers of a host: those of a process set."""
+        nodes = self._worker.names.run_view.nodes.values()
+        return frozenset(n.name for n in nodes if n.op in COLLECTIVES and n.attr["process_set_id"].i > 0)
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:  # training is worth more than its trace
+            _LOG.warning("The trace of this step range is lost: %s cannot be written: %s.", path, error.strerror)
+
+
+def _measured_offset(comm: Any, hosts: tuple[int, ...]) -> Offset:
+    """How far this worker's clock is from rank 0's; all workers must call it. One host has one clock."""
+    rank = comm.Get_rank()
+    found = SAME_CLOCK
+    for other in (r for r, host in enumerate(hosts) if host != hosts[0]):
+        if rank == 0:
+            for _ in range(_ROUNDS):
+                comm.recv(source=other)
+                comm.send(_now_us(), other)
+        elif rank == other:
+            found = best_offset([_ping(comm) for _ in range(_ROUNDS)])
+    return found
+
+
+def _ping(comm: Any) -> Ping:
+    sent_us = _now_us()
+    comm.send(None, 0)
+    answered_us = comm.recv(source=0)
+    return Ping(sent_us, answered_us, _now_us())
+
+
+def _now_us() -> float:
+    """The clock that TensorFlow's traces are in."""
+    return time.time_ns() / 1000
+
+
+def _server_offsets(
+    servers: tuple[int, ...],
+    hosts: tuple[int, ...],
+    offsets: tuple[Offset, ...],
+    bounds: tuple[dict[int, Bounds], ...],
+) -> dict[int, Offset]:
+    """The offsets of the servers' clocks: of a worker's on their host, else from what came and went."""
+    found = {}
+    for number, host in enumerate(servers):
+        if host in hosts:
+            found[number] = offsets[hosts.index(host)]
+            continue
+        known: Bounds | None = None
+        for one in bounds:
+            known = both(known, one.get(number, Bounds()))
+        offset = offset_between(known) if known is not None else None
+        if offset is not None:
+            found[number] = offset
+    return found

@@ -1,0 +1,133 @@
+"""What TensorFlow measured in one step, op by op, and which kind of work each op is.
+
+All times are microseconds of the wall clock of the host where the op ran.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+PULL, COMPUTE, PUSH, ALL_REDUCE, WAITING = "pull", "compute", "push", "all-reduce", "waiting"
+KINDS = (PULL, COMPUTE, PUSH, ALL_REDUCE, WAITING)
+
+COLLECTIVES = frozenset(
+    f"Horovod{kind}"
+    for kind in ("Allreduce", "GroupedAllreduce", "Allgather", "GroupedAllgather", "Alltoall", "Broadcast")
+) | {"HorovodReducescatter"}
+GIVES = frozenset({"AccumulatorApplyGradient", "SparseAccumulatorApplyGradient"})
+"""By these all workers meet on a server: what follows happens when the last has given."""
+
+TRANSFER = "RecvTensor"
+
+# They stand waiting from the beginning of a step for what workers give, which is looked at by itself.
+_STANDS_BY = frozenset({"QueueDequeueV2", "AccumulatorTakeGradient", "SparseAccumulatorTakeGradient"})
+_LOCK = "MutexLock"
+_KIND_BY_SCOPE = {
+    "pull": PULL,
+    "refresh": PULL,
+    "whole": PULL,
+    "push": PUSH,
+    "accumulate": PUSH,
+    "collect": PUSH,
+    "deliver": PUSH,
+    "scatter": PUSH,
+    "lock": PUSH,
+    "all_reduce": ALL_REDUCE,
+    "broadcast": ALL_REDUCE,
+    "meet": ALL_REDUCE,
+    "shared_rows": ALL_REDUCE,
+}
+_SCOPE = re.compile(r"parallax/([a-z_]+?)(?:_\d+)?/")
+_SERVER = re.compile(r"/job:ps/replica:\d+/task:(\d+)/")
+_TRANSFERRED = re.compile(r"edge_\d+_(\S+) from (\S+) to (\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One op of one step.
+
+    Attributes:
+        name: of its node; of a transfer, the node whose value came.
+        type: of the op, `RecvTensor` for a transfer; empty when TensorFlow does not say.
+        kind: one of KINDS.
+        start_us: when it began, on the clock of where it ran.
+        end_us: when it was done; for a collective, when the result was there.
+        server: the number of the server that it ran on; None on the worker.
+    """
+
+    name: str
+    type: str
+    kind: str
+    start_us: int
+    end_us: int
+    server: int | None = None
+
+    @property
+    def is_meeting(self) -> bool:
+        """Whether all workers (or those of a host) must come before any goes on."""
+        return self.type in COLLECTIVES or (self.type in GIVES and self.name.startswith("parallax/"))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The ops of one step of one rank.
+
+    Attributes:
+        number: of the step.
+        ops: by their starts.
+    """
+
+    number: int
+    ops: tuple[Op, ...]
+
+
+def read_step(number: int, step_stats: Any) -> Step:
+    """The step of a RunMetadata's `step_stats`."""
+    found = []
+    for device in step_stats.dev_stats:
+        # GPUs report kernels by stream, and all of them once more (never seen: no machine with a GPU).
+        if "stream:" in device.device and not device.device.endswith("stream:all"):
+            continue
+        server = _SERVER.search(device.device)
+        for node in device.node_stats:
+            one = _op(node, int(server[1]) if server else None)
+            if one is not None:
+                found.append(one)
+    return Step(number, tuple(sorted(found, key=lambda op: (op.start_us, op.end_us, op.name))))
+
+
+def kind_of(name: str, op_type: str) -> str:
+    """The kind of an op, by its name's scope; of a user's own collective, by its type."""
+    if op_type == _LOCK and name.startswith("parallax/"):
+        return WAITING
+    if op_type in ("HorovodAllreduce", "HorovodGroupedAllreduce"):
+        return ALL_REDUCE
+    scope = _SCOPE.match(name)
+    if scope and scope[1] in _KIND_BY_SCOPE:
+        return _KIND_BY_SCOPE[scope[1]]
+    return ALL_REDUCE if op_type in COLLECTIVES else COMPUTE
+
+
+def _op(node: Any, server: int | None) -> Op | None:
+    start_us = int(node.all_start_micros + node.op_start_rel_micros)
+    end_us = max(start_us, int(node.all_start_micros + node.op_end_rel_micros))
+    if node.node_name == TRANSFER:
+        return _transfer(str(node.timeline_label), server, start_us, end_us)
+    name = str(node.node_name)
+    op_type = str(node.timeline_label).partition(" = ")[2].partition("(")[0]
+    if op_type in _STANDS_BY and name.startswith("parallax/"):
+        return None
+    return Op(name, op_type, kind_of(name, op_type), start_us, end_us, server)
+
+
+def _transfer(label: str, server: int | None, start_us: int, end_us: int) -> Op | None:
+    """A value that came over the network; TensorFlow has its start from the sender's clock."""
+    found = _TRANSFERRED.search(label)
+    if found is None:
+        return None
+    kind = kind_of(found[1], "")
+    if kind == COMPUTE:  # a gradient on its way to a server, or what one gives back
+        kind = PUSH if server is not None else PULL
+    return Op(found[1], TRANSFER, kind, start_us, end_us, server)

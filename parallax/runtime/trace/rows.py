@@ -1,0 +1,186 @@
+"""What one rank did, as rows of intervals: each kind of work, waiting, and what servers did for it.
+
+An op that runs beside others of its kind counts once: a row shows when there was work of its kind. Of a collective the
+part before the last rank came is waiting, and the rest its own kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from parallax.runtime.trace.offsets import SAME_CLOCK, Offset, offset_at
+from parallax.runtime.trace.ops import COLLECTIVES, KINDS, WAITING, Op, Step
+from parallax.runtime.trace.waits import Wait
+
+GAP_US = 100.0
+"""Work of one kind with shorter pauses is drawn as one; sums leave the pauses out."""
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of a row.
+
+    Attributes:
+        row: one of KINDS, or `server N`.
+        step: its number.
+        name: what is written on it.
+        start_us: on rank 0's clock.
+        end_us: on rank 0's clock.
+    """
+
+    row: str
+    step: int
+    name: str
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What one step took.
+
+    Attributes:
+        number: of the step.
+        start_us: of its first op.
+        end_us: of its last.
+        us_by_kind: how long there was work of each kind.
+        server_us: how long servers worked for this rank.
+    """
+
+    number: int
+    start_us: float
+    end_us: float
+    us_by_kind: dict[str, float]
+    server_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """What one rank did, on rank 0's clock.
+
+    Attributes:
+        rank: of the worker.
+        host: its host's name.
+        offset: of its clock.
+        steps: the traced ones.
+        spans: its rows.
+        collectives: whole ops, with the waiting in them.
+        waits: whom it waited for.
+        unknown_servers: servers whose clocks are not known; their times are uncorrected.
+    """
+
+    rank: int
+    host: str
+    offset: Offset
+    steps: tuple[StepTimes, ...]
+    spans: tuple[Span, ...]
+    collectives: tuple[Op, ...]
+    waits: tuple[Wait, ...]
+    unknown_servers: tuple[int, ...] = ()
+
+
+def corrected(step: Step, own: Sequence[Offset], servers: dict[int, Offset]) -> Step:
+    """A step with all times on rank 0's clock; the clock of a server that is not in `servers` is left as it is."""
+
+    def shift(op: Op) -> Op:
+        if op.server is None:
+            by_us = offset_at(own, op.start_us)
+        else:
+            by_us = servers.get(op.server, SAME_CLOCK).offset_us
+        return replace(op, start_us=round(op.start_us + by_us), end_us=round(op.end_us + by_us))
+
+    return Step(step.number, tuple(sorted(map(shift, step.ops), key=lambda op: (op.start_us, op.end_us, op.name))))
+
+
+def rank_trace(
+    rank: int,
+    host: str,
+    offset: Offset,
+    steps: Sequence[Step],
+    waited: Sequence[Wait],
+    unknown_servers: tuple[int, ...] = (),
+) -> RankTrace:
+    """The rows of one rank.
+
+    Args:
+        rank: of the worker.
+        host: its host's name.
+        offset: of its clock.
+        steps: on rank 0's clock.
+        waited: what it waited at its meetings.
+        unknown_servers: whose clocks are not known.
+    """
+    spans: list[Span] = []
+    times = []
+    for step in steps:
+        mine = [wait for wait in waited if wait.meeting.step == step.number]
+        by_row = _intervals(step, mine)
+        times.append(_times(step, by_row))
+        for row, intervals in by_row.items():
+            name = _waiting_for(mine) if row == WAITING else lambda _, row=row: row
+            spans += (Span(row, step.number, name(one), *one) for one in union(intervals, GAP_US * (row != WAITING)))
+    collectives = tuple(op for step in steps for op in step.ops if op.type in COLLECTIVES)
+    return RankTrace(rank, host, offset, tuple(times), tuple(spans), collectives, tuple(waited), unknown_servers)
+
+
+def union(intervals: Iterable[Interval], gap_us: float = 0.0) -> list[Interval]:
+    """The intervals that the given ones cover, those no more than `gap_us` apart joined; empty ones are left out."""
+    found: list[Interval] = []
+    for start_us, end_us in sorted(intervals):
+        if end_us <= start_us:
+            continue
+        if found and start_us <= found[-1][1] + gap_us:
+            found[-1] = (found[-1][0], max(found[-1][1], end_us))
+        else:
+            found.append((start_us, end_us))
+    return found
+
+
+def length_us(intervals: Iterable[Interval]) -> float:
+    """How long the intervals are together, what overlaps counted once."""
+    return sum(end_us - start_us for start_us, end_us in union(intervals))
+
+
+def lanes(ops: Iterable[Op]) -> list[list[Op]]:
+    """Ops in as few rows as it takes for none to overlap another of its row."""
+    found: list[list[Op]] = []
+    for op in sorted(ops, key=lambda op: (op.start_us, op.end_us, op.name)):
+        free = next((lane for lane in found if lane[-1].end_us <= op.start_us), None)
+        if free is None:
+            found.append([op])
+        else:
+            free.append(op)
+    return found
+
+
+def _intervals(step: Step, waited: Sequence[Wait]) -> dict[str, list[Interval]]:
+    by_row: dict[str, list[Interval]] = {kind: [] for kind in KINDS}
+    by_row[WAITING] += ((wait.start_us, wait.end_us) for wait in waited)
+    # Found again by name and start: a rank comes to one meeting at a time under one name.
+    until_us = {(wait.meeting.name, wait.start_us): wait.end_us for wait in waited}
+    for op in step.ops:
+        start_us = until_us.get((op.name, op.start_us), op.start_us) if op.type in COLLECTIVES else op.start_us
+        row = op.kind if op.server is None or op.kind == WAITING else f"server {op.server}"
+        by_row.setdefault(row, []).append((start_us, op.end_us))
+    return by_row
+
+
+def _times(step: Step, by_row: dict[str, list[Interval]]) -> StepTimes:
+    start_us = min((op.start_us for op in step.ops), default=0)
+    end_us = max((op.end_us for op in step.ops), default=0)
+    of_servers = [one for row, intervals in by_row.items() if row not in KINDS for one in intervals]
+    us_by_kind = {kind: length_us(by_row[kind]) for kind in KINDS}
+    return StepTimes(step.number, start_us, end_us, us_by_kind, length_us(of_servers))
+
+
+def _waiting_for(waited: Sequence[Wait]) -> Callable[[Interval], str]:
+    """The name of a waiting interval: whom it is for, where that is one rank."""
+
+    def name(interval: Interval) -> str:
+        ranks = {wait.whom for wait in waited if interval[0] <= wait.start_us < interval[1]}
+        return f"waiting for rank {', '.join(map(str, sorted(ranks)))}" if ranks else "waiting for a lock"
+
+    return name

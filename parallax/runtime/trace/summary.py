@@ -1,0 +1,94 @@
+"""A trace in words: what each rank spent its steps on, and which rank the others waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from parallax.runtime.trace.ops import COMPUTE, KINDS
+from parallax.runtime.trace.rows import RankTrace, length_us, union
+from parallax.runtime.trace.waits import causes
+
+
+@dataclass(frozen=True, slots=True)
+class Slowest:
+    """The rank that the others waited for most, not counting while it waited itself.
+
+    Attributes:
+        rank: which.
+        waited_us: how long each of the others waited for it in a step, on average.
+    """
+
+    rank: int
+    waited_us: float
+
+
+def slowest(traces: Sequence[RankTrace]) -> Slowest | None:
+    """The slowest rank, of equals the first; None when nobody waited."""
+    steps = max((len(trace.steps) for trace in traces), default=0)
+    others = len(traces) - 1
+    busy = {t.rank: union((s.start_us, s.end_us) for s in t.spans if s.row == COMPUTE) for t in traces}
+    in_the_end = causes({trace.rank: trace.waits for trace in traces}, busy)
+    found: Slowest | None = None
+    for candidate in sorted(trace.rank for trace in traces):
+        total_us = sum(length_us((c.start_us, c.end_us) for c in by if c.whom == candidate) for by in in_the_end)
+        if total_us > 0 and total_us / (steps * others) > (found.waited_us if found else 0.0):
+            found = Slowest(candidate, total_us / (steps * others))
+    return found
+
+
+def summary(traces: Sequence[RankTrace], asked: tuple[int, int]) -> str:
+    """The text of `summary.txt`.
+
+    Args:
+        traces: of all ranks, by rank.
+        asked: the first and last step that were to be traced.
+    """
+    numbers = sorted({step.number for trace in traces for step in trace.steps})
+    if not numbers:
+        return f"No step was traced: there were fewer runs that train than {asked[0] + 1}. See --trace-steps.\n"
+    which = f"steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"step {numbers[0]}"
+    lines = [f"Trace of {which}: ms in a step, the mean of {len(numbers)}", *_table(traces)]
+    lines.append("Kinds of work run beside each other, so that they do not add up to the step. Clocks are rank 0's;")
+    lines.append("`clock` is what was added, and how wrong it may be.")
+    unknown = sorted({server for trace in traces for server in trace.unknown_servers})
+    if unknown:
+        lines.append(f"The clocks of servers {', '.join(map(str, unknown))} are unknown: their rows are not corrected.")
+    lines.append(_verdict(traces))
+    return "\n".join(lines) + "\n"
+
+
+def _table(traces: Sequence[RankTrace]) -> list[str]:
+    with_servers = any(step.server_us for trace in traces for step in trace.steps)
+    header = ("rank", "host", "step", *KINDS, *(["on servers"] if with_servers else []), "clock")
+    rows = [header]
+    for trace in traces:
+        count = len(trace.steps) or 1
+        columns = [[step.end_us - step.start_us for step in trace.steps]]
+        columns += [[step.us_by_kind[kind] for step in trace.steps] for kind in KINDS]
+        columns += [[step.server_us for step in trace.steps]] if with_servers else []
+        clock = f"{_ms(trace.offset.offset_us, '+')} +- {_ms(trace.offset.uncertainty_us)}"
+        rows.append((str(trace.rank), trace.host, *(_ms(sum(column) / count) for column in columns), clock))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _verdict(traces: Sequence[RankTrace]) -> str:
+    if len(traces) < 2:
+        return "There is one worker, which waits for no other."
+    most = slowest(traces)
+    if most is None:
+        return "No rank waited for another in these steps."
+    trace = next(trace for trace in traces if trace.rank == most.rank)
+    who, waited = f"rank {most.rank} on host {trace.host}", f"{_ms(most.waited_us)} ms in a step"
+    uncertainty_us = max(trace.offset.uncertainty_us for trace in traces)
+    if most.waited_us <= uncertainty_us:
+        return (
+            f"No rank is clearly the slowest: {who} was waited for most, {waited}, which is no more than the clocks "
+            "may be wrong."
+        )
+    return f"The slowest is {who}: the others waited {waited} for it."
+
+
+def _ms(us: float, sign: str = "") -> str:
+    return f"{us / 1000:{sign}.2f}"

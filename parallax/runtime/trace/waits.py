@@ -1,0 +1,151 @@
+"""Who waited for whom: at a collective, or where gradients meet on a server, until the last one came.
+
+Who comes last may only have waited itself, for one that was late elsewhere: within a host, say. `causes` goes on to the
+rank that did not wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from parallax.runtime.trace.ops import COLLECTIVES, Step
+
+
+class Meeting(NamedTuple):
+    """One time that ranks meet.
+
+    Attributes:
+        step: number of the step.
+        name: of the op, the same on all ranks.
+        time: which run of it in this step.
+        host: the number of the host whose workers meet; -1 for all.
+    """
+
+    step: int
+    name: str
+    time: int
+    host: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """How one rank came to a meeting, on rank 0's clock.
+
+    Attributes:
+        start_us: when it came.
+        end_us: until when it may have waited; infinite where the op itself does not wait.
+    """
+
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A rank waited for another, on rank 0's clock."""
+
+    meeting: Meeting
+    start_us: float
+    end_us: float
+    whom: int
+
+
+def arrivals(steps: Iterable[Step], within_host: frozenset[str], host: int) -> dict[Meeting, Arrival]:
+    """How a rank came to all its meetings.
+
+    Args:
+        steps: on rank 0's clock.
+        within_host: names of the collectives that are among the workers of a host.
+        host: the rank's.
+    """
+    found: dict[Meeting, Arrival] = {}
+    for step in steps:
+        times: dict[str, int] = {}
+        for op in step.ops:
+            if not op.is_meeting:
+                continue
+            time = times.get(op.name, 0)
+            times[op.name] = time + 1
+            meeting = Meeting(step.number, op.name, time, host if op.name in within_host else -1)
+            found[meeting] = Arrival(op.start_us, op.end_us if op.type in COLLECTIVES else float("inf"))
+    return found
+
+
+def last_arrivals(by_rank: Sequence[Mapping[Meeting, Arrival]]) -> dict[Meeting, tuple[float, int]]:
+    """For each meeting when the last rank came, and which one that was."""
+    found: dict[Meeting, tuple[float, int]] = {}
+    for rank, came in enumerate(by_rank):
+        for meeting, arrival in came.items():
+            if meeting not in found or arrival.start_us > found[meeting][0]:
+                found[meeting] = (arrival.start_us, rank)
+    return found
+
+
+def waits(rank: int, own: Mapping[Meeting, Arrival], last: Mapping[Meeting, tuple[float, int]]) -> list[Wait]:
+    """What one rank waited at its meetings."""
+    found = []
+    for meeting, arrival in own.items():
+        came_us, whom = last[meeting]
+        until_us = min(came_us, arrival.end_us)
+        if whom != rank and until_us > arrival.start_us:
+            found.append(Wait(meeting, arrival.start_us, until_us, whom))
+    return found
+
+
+class Cause(NamedTuple):
+    """For some time a rank was waited for, and waited for nobody itself; on rank 0's clock."""
+
+    start_us: float
+    end_us: float
+    whom: int
+
+
+def causes(
+    waited: Mapping[int, Sequence[Wait]], busy: Mapping[int, Sequence[tuple[float, float]]]
+) -> list[list[Cause]]:
+    """Whom each rank waited for in the end, in the order of `waited`.
+
+    A rank that computes while it waits is taken to be late for its computing.
+
+    Args:
+        waited: by rank, its waits.
+        busy: by rank, when it computed: ascending, and apart from each other.
+    """
+    idle = {rank: _idle(waited[rank], busy[rank]) for rank in waited}
+    return [
+        [cause for wait in found for cause in _passed_on(Cause(wait.start_us, wait.end_us, wait.whom), idle, {rank})]
+        for rank, found in waited.items()
+    ]
+
+
+def _idle(waited: Sequence[Wait], busy: Sequence[tuple[float, float]]) -> list[Cause]:
+    """The parts of a rank's waits in which it computed nothing, one after the other; of two at once the earlier."""
+    found: list[Cause] = []
+    taken_us = float("-inf")
+    for wait in sorted(waited, key=lambda wait: (wait.start_us, wait.end_us, wait.whom)):
+        at_us = max(wait.start_us, taken_us)
+        for start_us, end_us in [*busy, (wait.end_us, wait.end_us)]:
+            if start_us > at_us and at_us < wait.end_us:
+                found.append(Cause(at_us, min(start_us, wait.end_us), wait.whom))
+            at_us = max(at_us, end_us)
+        taken_us = max(taken_us, wait.end_us)
+    return found
+
+
+def _passed_on(cause: Cause, idle: Mapping[int, Sequence[Cause]], seen: set[int]) -> list[Cause]:
+    """A cause, its parts in which that rank itself waited passed on; never to a rank that has been `seen`."""
+    found: list[Cause] = []
+    at_us = cause.start_us
+    for deeper in idle[cause.whom]:
+        start_us, end_us = max(deeper.start_us, at_us), min(deeper.end_us, cause.end_us)
+        if end_us <= start_us or deeper.whom in seen:
+            continue
+        if start_us > at_us:
+            found.append(Cause(at_us, start_us, cause.whom))
+        found += _passed_on(Cause(start_us, end_us, deeper.whom), idle, seen | {cause.whom})
+        at_us = end_us
+    if cause.end_us > at_us:
+        found.append(Cause(at_us, cause.end_us, cause.whom))
+    return found

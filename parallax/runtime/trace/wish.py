@@ -1,0 +1,88 @@
+"""What `--trace` and `--trace-steps` ask for, and the folder that takes the files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from parallax.errors import ConfigError
+
+DEFAULT_STEPS = (10, 14)
+"""After what the first runs do once: memory, connections, Horovod's cache."""
+
+MERGED, SUMMARY = "trace.json", "summary.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceWish:
+    """Which steps are traced, and where to.
+
+    Attributes:
+        folder: where the files go.
+        first: the first step; steps are counted from 0, and are the runs of this job that train.
+        last: the last one.
+    """
+
+    folder: Path
+    first: int
+    last: int
+
+
+def trace_steps(text: str) -> tuple[int, int]:
+    """First and last step of `A-B`, or of `A` for one.
+
+    Raises:
+        ConfigError: when the text is neither.
+    """
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if last < first:
+        raise ConfigError(
+            f"--trace-steps must be A-B, the first and the last step counted from 0, and is {text!r}. "
+            "Write for example 10-14, or 10 for one step."
+        )
+    return first, last
+
+
+def trace_wish(folder: str | None, steps: str | None) -> TraceWish | None:
+    """The wish of a command line or environment; None when no folder is named.
+
+    Raises:
+        ConfigError: when the steps are not A-B, or are named without a folder.
+    """
+    if folder is None:
+        if steps is not None:
+            raise ConfigError(f"--trace-steps {steps} needs --trace DIR, which says where the traces go.")
+        return None
+    first, last = trace_steps(steps) if steps is not None else DEFAULT_STEPS
+    return TraceWish(Path(folder).absolute(), first, last)
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    """The file of one rank's trace."""
+    return folder / f"rank-{rank}.json"
+
+
+def make_ready(folder: Path, rank: int | None = None) -> None:
+    """Makes the folder and takes away what an earlier job left: everything, or what one rank will write.
+
+    Raises:
+        ConfigError: when the folder cannot be written.
+    """
+    merged = [folder / MERGED, folder / SUMMARY]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{'launcher' if rank is None else rank}"
+        probe.touch()
+        probe.unlink()
+        if rank is None:
+            old = [*sorted(folder.glob("rank-*.json")), *merged]
+        else:
+            old = [rank_file(folder, rank), *(merged if rank == 0 else [])]
+        for path in old:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--trace must name a folder that can be written: {folder}: {error.strerror}. Name another."
+        ) from error
