@@ -21,8 +21,9 @@ pre { background: #f4f4f4; padding: .6em .8em; white-space: pre-wrap; overflow-w
 ul { margin: .3em 0; padding-left: 1.3em; }
 img { width: 100%; height: auto; margin: .6em 0; }
 div.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .87em; font-variant-numeric: tabular-nums; margin: .5em 0; }
-th, td { padding: .25em .6em; text-align: right; white-space: nowrap; border-bottom: 1px solid #e2e2e2; }
+table { border-collapse: collapse; font-size: .84em; font-variant-numeric: tabular-nums; margin: .5em 0; }
+th, td { padding: .25em .5em; text-align: right; border-bottom: 1px solid #e2e2e2; }
+td { white-space: nowrap; }
 th { border-bottom: 2px solid #999; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
 td.failed { text-align: left; color: #a02020; white-space: normal; }

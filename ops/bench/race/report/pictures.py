@@ -35,6 +35,8 @@ _OTHERS = ("#8c564b", "#d783b8", "#8a8a8a", "#c7a600", "#4b4b4b")
 _INK = "#333333"
 _LINEAR_UP_TO = 12
 """The longest bar over the shortest; beyond this the shortest could not be told from its bounds."""
+_NARROW = 0.035
+"""Of the axes' width: above a narrower bar there is no room for its figure, unless it is turned."""
 _LEGEND_CHARACTERS = 170
 """On one line, with the room of their signs."""
 
@@ -152,6 +154,7 @@ def _bars(axes: Any, races: Sequence[Race], colour_by_system: dict[str, str], me
     """A cluster of bars for each race, and across each cluster its bounds; logarithmic where bars would vanish."""
     names = systems(races)
     width = 0.84 / max(1, len(names))
+    axes.set_xlim(-0.55, len(races) - 0.45)
     for place, race in enumerate(races):
         for number, name in enumerate(names):
             x = place + (number - (len(names) - 1) / 2) * width
@@ -162,7 +165,6 @@ def _bars(axes: Any, races: Sequence[Race], colour_by_system: dict[str, str], me
                 axes.plot(ends, [bound(race)] * 2, color="white", lw=4, alpha=0.7)
                 axes.plot(ends, [bound(race)] * 2, color="black", lw=1.7, ls=style, label=words)
     axes.set_xticks(range(len(races)), [f"{race.hosts} host{'s' if race.hosts != 1 else ''}" for race in races])
-    axes.set_xlim(-0.55, len(races) - 0.45)
     axes.set_ylabel(measure.unit)
     kind = _scale(axes, races, measure)
     axes.set_title(f"{measure.title} ({kind}shorter is better)", fontsize=10.5)
@@ -175,10 +177,10 @@ def _scale(axes: Any, races: Sequence[Race], measure: _Measure) -> str:
     bars = [value for value in bars if value > 0]
     bounds = [bound(race) for race in races for _, bound in measure.bounds.values() if bound(race)]
     if not bars or max(bars) < _LINEAR_UP_TO * min(bars):
-        axes.set_ylim(0, 1.14 * max([*bars, *bounds], default=1.0))
+        axes.set_ylim(0, 1.16 * max([*bars, *bounds], default=1.0))
         return ""
     axes.set_yscale("log")
-    axes.set_ylim(0.5 * min(*bars, *bounds), 2 * max(*bars, *bounds))
+    axes.set_ylim(0.5 * min(*bars, *bounds), 2.5 * max(*bars, *bounds))
     _ticks(axes)
     return "logarithmic, "
 
@@ -198,7 +200,9 @@ def _bar(axes: Any, race: Race, name: str, place: tuple[float, float], colour: s
     axes.bar(x, middle, 0.92 * width, color=colour, label=name)
     axes.errorbar(x, middle, [[middle - min(values)], [max(values) - middle]], color=_INK, capsize=3, lw=1.1)
     text = f"{middle:,.0f}" if middle >= 10 else f"{middle:.1f}" if middle >= 1 else f"{middle:.2g}"
-    axes.annotate(text, (x, max(values)), (0, 3), textcoords="offset points", ha="center", fontsize=9, color=_INK)
+    upright = 90 if width < _NARROW * (axes.get_xlim()[1] - axes.get_xlim()[0]) else 0
+    above = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "va": "bottom"}
+    axes.annotate(text, (x, max(values)), rotation=upright, fontsize=9, color=_INK, **above)
 
 
 def _curves(axes: Any, races: Sequence[Race], colour_by_system: dict[str, str]) -> None:

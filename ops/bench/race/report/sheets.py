@@ -130,11 +130,8 @@ def scaling_sheet(races: Sequence[Race]) -> Sheet:
 
 
 def first_of_ours(race: Race) -> Ran | None:
-    """The run that others are compared with: the first of Parallax, if it did not fail."""
-    for run in race.runs:
-        if run.system.startswith("parallax"):
-            return None if problem_of(run) else run
-    return None
+    """The run that others are compared with: the first of Parallax that did not fail."""
+    return next((run for run in race.runs if run.system.startswith("parallax") and not problem_of(run)), None)
 
 
 def problem_of(run: Ran) -> str:
@@ -224,7 +221,9 @@ def _binds(wire_s: float, compute_s: float) -> str:
 def _difference(run: Ran, differences: Mapping[str, float]) -> str:
     if not run.synchronous and differences:
         return "async"
-    return f"{differences[run.system]:.1e}" if run.system in differences else NONE
+    if run.system not in differences:
+        return NONE
+    return f"{differences[run.system]:.1e}" if differences[run.system] else "0"
 
 
 def _spread(run: Ran) -> str:
