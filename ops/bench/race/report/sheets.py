@@ -1,0 +1,266 @@
+"""The tables of a report as values: which rows and columns, and the words with them; how they look is not known.
+
+A race has a sheet with a row for each system. A family of races that differ in the hosts alone has one more, with the
+throughputs and their growth.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ops.bench.race.results import Race, Ran, Results
+from ops.bench.race.scaling import (
+    FORMULA,
+    bound_per_s,
+    families,
+    growths,
+    host_pairs,
+    systems,
+    units_per_s,
+)
+
+NONE = "-"
+"""Stands where there is no figure. A column that has nothing else is left out."""
+_PROBLEM_CHARACTERS = 300
+
+Differences = Sequence[Mapping[str, float]]
+"""By race, for each system the largest difference of its losses from those it is compared with; may be empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A system's line: its figures, or in their place why there are none."""
+
+    name: str
+    cells: tuple[str, ...]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A table.
+
+    Attributes:
+        title: what it is of.
+        above: lines to read before it.
+        columns: headings; the first is of the rows' names, and each row has cells for the others.
+        rows: in the order of the systems.
+        notes: lines that explain the columns.
+    """
+
+    title: str
+    above: tuple[str, ...]
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+
+def sheets(results: Results, differences: Differences = ()) -> tuple[tuple[Sheet, ...], ...]:
+    """For each family of races, a sheet for every race and one for their scaling, if there is more than one race.
+
+    Raises:
+        ValueError: there are differences, and not for every race.
+    """
+    if differences and len(differences) != len(results.races):
+        raise ValueError(
+            f"Loss differences must be given for every race: there are {len(results.races)} races, "
+            f"and differences for {len(differences)}."
+        )
+    found = []
+    for family in families(results.races):
+        races = [results.races[index] for index in family]
+        of_races = [race_sheet(results.races[index], differences[index] if differences else {}) for index in family]
+        found.append((*of_races, scaling_sheet(races)) if len(races) > 1 else tuple(of_races))
+    return tuple(found)
+
+
+def notes(tables: Sequence[Sheet]) -> tuple[str, ...]:
+    """What explains the columns of all of them, each line once."""
+    return tuple(dict.fromkeys(line for sheet in tables for line in sheet.notes))
+
+
+def race_sheet(race: Race, differences: Mapping[str, float]) -> Sheet:
+    """One row a system."""
+    ours = first_of_ours(race)
+    columns = {
+        "median step": lambda run: _ms(run.step_s),
+        "min-max": _spread,
+        f"{race.unit}/s": lambda run: _whole(race.units / run.step_s),
+        "x slower": lambda run: _ratio(run.step_s, ours.step_s if ours else 0.0),
+        "x bound": lambda run: _ratio(run.step_s, max(race.wire_s, race.compute_s)),
+        "wire bytes": lambda run: _bytes(run.wire_bytes),
+        "x least": lambda run: _ratio(run.wire_bytes, race.least_bytes),
+        "wire time": lambda run: _ms(_wire_s(race, run)),
+        "binds": lambda run: _binds(_wire_s(race, run), race.compute_s),
+        "CPU s": lambda run: f"{statistics.median(turn.cpu_s / turn.steps for turn in run.turns):.3g}",
+        "peak": lambda run: _bytes(max(run.peak_bytes, default=0)),
+        "sum of peaks": lambda run: _bytes(sum(run.peak_bytes)),
+        "loss diff": lambda run: _difference(run, differences),
+        "rounds": lambda run: str(len(run.turns)),
+    }
+    rows = []
+    for run in race.runs:
+        problem = problem_of(run)
+        cells = () if problem else tuple(cell(run) for cell in columns.values())
+        rows.append(Row(run.system, cells, problem))
+    sheet = Sheet(_title(race), _bounds(race), ("system", *columns), tuple(rows), ())
+    return _explained(_without_empty_columns(sheet), ours)
+
+
+def scaling_sheet(races: Sequence[Race]) -> Sheet:
+    """Throughput by hosts, and growth against what the bytes allow; the races are a family's, by hosts."""
+    pairs = host_pairs(len(races))
+    columns = ["system", *(f"{race.hosts} hosts" for race in races)]
+    columns += [f"{races[a].hosts} to {races[b].hosts}" for a, b in pairs]
+    rows = []
+    for system in systems(races):
+        done = [_done(race, system) for race in races]
+        shares = [NONE if g is None else f"{g.efficiency:.2f}" for g in growths(races, system)]
+        rows.append(Row(system, (*done, *shares)))
+    bounds = [bound_per_s(race) for race in races]
+    if any(bounds):
+        cells = [NONE if bound is None else _whole(bound) for bound in bounds]
+        rows.append(Row("what the bytes allow", (*cells, *(NONE for _ in pairs))))
+    title = f"{races[0].model}, {races[0].unit}/s by hosts"
+    explained = (f"H1 to H2: growth of the throughput T over what the bytes allow, {FORMULA}",) if any(bounds) else ()
+    sheet = Sheet(title, (), tuple(columns), tuple(rows), explained)
+    return _without_empty_columns(sheet)
+
+
+def first_of_ours(race: Race) -> Ran | None:
+    """The run that others are compared with: the first of Parallax that did not fail."""
+    return next((run for run in race.runs if run.system.startswith("parallax") and not problem_of(run)), None)
+
+
+def problem_of(run: Ran) -> str:
+    """Why a run has no figures, on one line; empty when it has."""
+    if not run.problem:
+        return "" if run.turns else "no round was measured"
+    text = " ".join(run.problem.split())
+    return text if len(text) <= _PROBLEM_CHARACTERS else text[: _PROBLEM_CHARACTERS - 4] + " ..."
+
+
+def rate_text(bytes_per_s: float) -> str:
+    """A link's rate in bits, as networks are sold."""
+    if not bytes_per_s:
+        return "links not limited"
+    bits = 8 * bytes_per_s
+    return f"{bits / 1e9:.4g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.4g} Mbit/s"
+
+
+def heading(race: Race) -> str:
+    """Model, hosts and rate of a race."""
+    hosts = f"{race.hosts} host{'s' if race.hosts != 1 else ''}"
+    each = f"{race.workers} worker{'s' if race.workers != 1 else ''}"
+    return f"{race.model}, {hosts} x {each}, {rate_text(race.rate_bytes_per_s)}"
+
+
+def _done(race: Race, system: str) -> str:
+    rate = units_per_s(race, system)
+    if rate is not None:
+        return _whole(rate)
+    return "failed" if any(run.system == system for run in race.runs) else NONE
+
+
+def _title(race: Race) -> str:
+    sizes = ", ".join(f"{name} {_setting(value)}" for name, value in race.settings)
+    return f"{heading(race)} ({sizes})" if sizes else heading(race)
+
+
+def _bounds(race: Race) -> tuple[str, ...]:
+    lines = []
+    if race.least_bytes:
+        lines.append(f"least bytes: {_bytes(race.least_bytes)} a host and step, each way: {race.formula}")
+    compute = f"compute time {_ms(race.compute_s)}"
+    if race.wire_s:
+        binds = _binds(race.wire_s, race.compute_s)
+        lines.append(f"wire time {_ms(race.wire_s)} (least bytes over rate), {compute}: {binds} binds")
+    else:
+        lines.append(f"{compute}; wire time is not known, as nothing limits the links or nothing crosses them")
+    return tuple(lines)
+
+
+def _explained(sheet: Sheet, ours: Ran | None) -> Sheet:
+    """With a line for each column that does not explain itself."""
+    words = {
+        "x slower": f"x slower: median step over that of {ours.system}" if ours else "",
+        "x bound": "x bound: median step over the larger of wire time (least bytes) and compute time",
+        "wire bytes": "wire bytes: a step's, in the busiest direction of the busiest host's link; "
+        "x least: over the least bytes",
+        "binds": "binds: the larger of wire time (these bytes over rate) and compute time",
+        "CPU s": "CPU s: a step's, all processes; peak: most memory of a process; sum of peaks: of all",
+        "loss diff": "loss diff: largest difference of a step's loss from the others'",
+    }
+    notes_of = tuple(text for column, text in words.items() if text and column in sheet.columns)
+    return Sheet(sheet.title, sheet.above, sheet.columns, sheet.rows, notes_of)
+
+
+def _without_empty_columns(sheet: Sheet) -> Sheet:
+    full = [row for row in sheet.rows if not row.problem]
+    if not full:
+        return sheet
+    kept = [i for i in range(len(sheet.columns) - 1) if any(row.cells[i] != NONE for row in full)]
+    rows = tuple(row if row.problem else Row(row.name, tuple(row.cells[i] for i in kept)) for row in sheet.rows)
+    columns = (sheet.columns[0], *(sheet.columns[i + 1] for i in kept))
+    return Sheet(sheet.title, sheet.above, columns, rows, sheet.notes)
+
+
+def _wire_s(race: Race, run: Ran) -> float:
+    """0 without a rate, or without a lab to count the bytes."""
+    return run.wire_bytes / race.rate_bytes_per_s if race.rate_bytes_per_s else 0.0
+
+
+def _binds(wire_s: float, compute_s: float) -> str:
+    if not wire_s or not compute_s:
+        return NONE
+    return "wire" if wire_s >= compute_s else "compute"
+
+
+def _difference(run: Ran, differences: Mapping[str, float]) -> str:
+    if not run.synchronous and differences:
+        return "async"
+    if run.system not in differences:
+        return NONE
+    return f"{differences[run.system]:.1e}" if differences[run.system] else "0"
+
+
+def _spread(run: Ran) -> str:
+    steps = [turn.step_s for turn in run.turns]
+    return f"{_digits(1000 * min(steps))}-{_digits(1000 * max(steps))}"
+
+
+def _ratio(value: float, of: float) -> str:
+    return f"{value / of:.2f}" if value and of else NONE
+
+
+def _ms(seconds: float) -> str:
+    return f"{_digits(1000 * seconds)} ms" if seconds else NONE
+
+
+def _digits(value: float) -> str:
+    """Three digits or more, without an exponent."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _bytes(count: float) -> str:
+    """Decimal units, as links have them."""
+    if not count:
+        return NONE
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{_digits(count / size)} {unit}"
+    return f"{count:.0f} B"
+
+
+def _setting(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return str(value)
+    return f"{value:,}"

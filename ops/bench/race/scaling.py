@@ -1,0 +1,93 @@
+"""How throughput grows with the number of hosts, against what the bytes allow.
+
+A step cannot end before its least bytes have gone over a link, so H hosts cannot do more than
+
+    T_bound(H) = units(H) / (least_bytes(H) / rate)
+
+units a second, with the units of all workers of all H hosts. From H1 to H2 hosts a system may therefore grow by
+T_bound(H2) / T_bound(H1); its growth efficiency is what it did grow by, T(H2) / T(H1), over that. Compute is left out:
+on emulated hosts, which share their cores, it grows with the hosts and can only make the efficiency smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ops.bench.race.results import Race
+
+FORMULA = "(T(H2)/T(H1)) / (B(H2)/B(H1)), B(H) = units of all H hosts / (least bytes(H) / rate)"
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """One system on two numbers of hosts.
+
+    Attributes:
+        system: its name.
+        hosts: the smaller number and the larger one.
+        measured: units/s on the larger, over those on the smaller.
+        allowed: the same of the bound.
+    """
+
+    system: str
+    hosts: tuple[int, int]
+    measured: float
+    allowed: float
+
+    @property
+    def efficiency(self) -> float:
+        """The share of the growth that the bytes allow; above 1 when the fewer hosts were further from their bound."""
+        return self.measured / self.allowed
+
+
+def families(races: Sequence[Race]) -> tuple[tuple[int, ...], ...]:
+    """Indices of races that differ in nothing but the hosts, by number of hosts; families by their first race.
+
+    A race that has no like is a family of one. Of races that differ in nothing at all the second is in a second family.
+    """
+    found: dict[tuple[object, ...], dict[int, int]] = {}
+    for index, race in enumerate(races):
+        alike = (race.model, race.settings, race.workers, race.rate_bytes_per_s, race.unit)
+        again = 0
+        while race.hosts in found.setdefault((*alike, again), {}):
+            again += 1
+        found[(*alike, again)][race.hosts] = index
+    return tuple(tuple(by_hosts[hosts] for hosts in sorted(by_hosts)) for by_hosts in found.values())
+
+
+def systems(races: Sequence[Race]) -> tuple[str, ...]:
+    """Every system that is in one of the races, in the order of their first appearance."""
+    return tuple(dict.fromkeys(run.system for race in races for run in race.runs))
+
+
+def units_per_s(race: Race, system: str) -> float | None:
+    """What a system did of all workers together, by its median step; None when it failed or was not there."""
+    for run in race.runs:
+        if run.system == system and run.turns and not run.problem:
+            return race.units / run.step_s
+    return None
+
+
+def bound_per_s(race: Race) -> float | None:
+    """T_bound: the most units a second that the least bytes allow; None when nothing bounds them."""
+    return race.units / race.wire_s if race.wire_s else None
+
+
+def growths(races: Sequence[Race], system: str) -> tuple[Growth | None, ...]:
+    """A system's growth over each pair of `host_pairs`; None where one end of it was not measured or not bounded."""
+    return tuple(_growth(races[a], races[b], system) for a, b in host_pairs(len(races)))
+
+
+def host_pairs(count: int) -> tuple[tuple[int, int], ...]:
+    """Which of `count` races of a family are compared: each with the next, and the first with the last."""
+    pairs = [(i, i + 1) for i in range(count - 1)]
+    return tuple([*pairs, (0, count - 1)] if count > 2 else pairs)
+
+
+def _growth(few: Race, many: Race, system: str) -> Growth | None:
+    rates = [units_per_s(few, system), units_per_s(many, system)]
+    bounds = [bound_per_s(few), bound_per_s(many)]
+    if None in rates or None in bounds:
+        return None
+    return Growth(system, (few.hosts, many.hosts), rates[1] / rates[0], bounds[1] / bounds[0])
