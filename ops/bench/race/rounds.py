@@ -1,0 +1,179 @@
+"""One race: every system is started and warmed up, then they take turns, round by round."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ops.bench.race.field import Entry, NotRunning
+from ops.bench.race.place import Place
+from ops.bench.race.results import Race, Ran, Turn
+from ops.bench.race.systems import NOT_SYNCHRONOUS
+from ops.bench.race.turns import Task
+
+WARM_UP_STEPS = 3
+"""The first is far slower than the others: TensorFlow prepares the graph, connections are made."""
+
+ALONE = "alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a race shall be.
+
+    Attributes:
+        model: its name.
+        sizes: those that are not the model's own.
+        systems: in the order of their turns.
+        workers: on each host.
+        rate_bytes_per_s: of each link; 0 where nothing limits it.
+        rounds: how often each system has its turn.
+        turn_s: about how long a turn is.
+        start_limit_s: how long a system may take until it is warm.
+        intra_threads: of each process.
+        inter_threads: of each process.
+        environment: variables that all processes get.
+    """
+
+    model: str
+    sizes: Mapping[str, Any]
+    systems: tuple[str, ...]
+    workers: int
+    rate_bytes_per_s: int
+    rounds: int
+    turn_s: float
+    start_limit_s: float
+    intra_threads: int
+    inter_threads: int
+    environment: Mapping[str, str]
+
+
+@dataclass
+class _Runner:
+    """A system while it is in the race."""
+
+    system: str
+    entry: Entry | None = None
+    steps: int = 0
+    limit_s: float = 0.0
+    turns: list[Turn] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    peaks: tuple[int, ...] = ()
+    problem: str = ""
+
+
+def turn_steps(step_s: float, turn_s: float) -> int:
+    """How many steps of `step_s` make a turn of about `turn_s`: 3 to 200, or 2 of a step of more than 20 s."""
+    if step_s > 20:
+        return 2
+    return max(3, min(200, round(turn_s / step_s)))
+
+
+def run_race(place: Place, wanted: Wanted, tell: Callable[[str], None]) -> Race:
+    """Starts all systems, has them take turns, ends them.
+
+    Args:
+        place: where.
+        wanted: what.
+        tell: is called with a line whenever something has happened.
+    """
+    runners = [_Runner(system) for system in (*wanted.systems, ALONE)]
+    with contextlib.ExitStack() as ends:
+        for runner in runners:
+            _start(runner, place, wanted, ends, tell)
+        for number in range(wanted.rounds):
+            for runner in runners:
+                _take_turn(runner, f"round {number + 1} of {wanted.rounds}", tell)
+        for runner in runners:
+            if runner.entry is not None:
+                runner.peaks = runner.entry.finish()
+    return _race(place, wanted, [_ran(runner) for runner in runners])
+
+
+def _start(runner: _Runner, place: Place, wanted: Wanted, ends: contextlib.ExitStack, tell: Any) -> None:
+    tell(f"{runner.system}: starts")
+    task = Task(
+        runner.system,
+        wanted.model,
+        dict(wanted.sizes),
+        str(place.folder / f"{len(place.hosts)}-{runner.system}"),
+        len(place.hosts) * wanted.workers,
+        wanted.intra_threads,
+        wanted.inter_threads,
+        {"environment": dict(wanted.environment)},
+    )
+    runner.entry = ends.enter_context(Entry(place, task))
+    try:
+        taken = runner.entry.take_turn(WARM_UP_STEPS, wanted.start_limit_s)
+    except NotRunning as error:
+        _drop(runner, error, tell)
+        return
+    step_s = statistics.median(taken.step_s[1:])
+    runner.steps = turn_steps(step_s, wanted.turn_s)
+    runner.limit_s = 60 + 10 * runner.steps * step_s
+    runner.losses += taken.losses
+    tell(f"{runner.system}: warm, {step_s:.3g} s a step, {runner.steps} steps a turn")
+
+
+def _take_turn(runner: _Runner, label: str, tell: Any) -> None:
+    if runner.entry is None:
+        return
+    try:
+        taken = runner.entry.take_turn(runner.steps, runner.limit_s)
+    except NotRunning as error:
+        _drop(runner, error, tell)
+        return
+    runner.turns.append(taken.turn)
+    runner.losses += taken.losses
+    wire = f", {taken.turn.wire_bytes / 1e6:.3f} MB" if taken.turn.received_bytes else ""
+    tell(f"{label}, {runner.system}: {taken.turn.step_s:.4g} s a step{wire}")
+
+
+def _drop(runner: _Runner, error: NotRunning, tell: Any) -> None:
+    """The others go on without it."""
+    if runner.entry is not None:
+        runner.entry.end()
+    runner.entry = None
+    runner.problem = str(error)
+    tell(f"{runner.system}: {runner.problem}")
+
+
+def _ran(runner: _Runner) -> Ran:
+    synchronous = runner.system not in NOT_SYNCHRONOUS
+    return Ran(runner.system, synchronous, tuple(runner.turns), tuple(runner.losses), runner.peaks, runner.problem)
+
+
+def _race(place: Place, wanted: Wanted, runs: Sequence[Ran]) -> Race:
+    from ops.bench.race.models import model_of
+
+    model = model_of(wanted.model, **wanted.sizes)
+    alone = runs[-1]
+    if not alone.turns:
+        raise NotRunning(f"The model does not run on one process: {alone.problem}")
+    hosts = len(place.hosts)
+    least_bytes, formula = _least(model, hosts, wanted.workers)
+    return Race(
+        wanted.model,
+        tuple((name, getattr(model, name)) for name in model.__dataclass_fields__),  # type: ignore[attr-defined]
+        hosts,
+        wanted.workers,
+        wanted.rate_bytes_per_s if place.is_lab else 0,
+        model.units * hosts * wanted.workers,
+        model.unit,
+        least_bytes,
+        formula,
+        alone.step_s,
+        tuple(runs[:-1]),
+    )
+
+
+def _least(model: Any, hosts: int, workers: int) -> tuple[float, str]:
+    """(bytes, formula); nothing while nobody can tell."""
+    try:
+        from ops.bench.race import least
+    except ImportError:
+        return 0.0, ""
+    return least.least_bytes(model, hosts, workers)
