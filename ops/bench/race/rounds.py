@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from ops.bench.race.field import Entry, NotRunning
+from ops.bench.race.models import model_of
 from ops.bench.race.place import Place
 from ops.bench.race.results import Race, Ran, Turn
 from ops.bench.race.systems import NOT_SYNCHRONOUS
@@ -147,14 +150,12 @@ def _ran(runner: _Runner) -> Ran:
 
 
 def _race(place: Place, wanted: Wanted, runs: Sequence[Ran]) -> Race:
-    from ops.bench.race.models import model_of
-
     model = model_of(wanted.model, **wanted.sizes)
     alone = runs[-1]
     if not alone.turns:
         raise NotRunning(f"The model does not run on one process: {alone.problem}")
     hosts = len(place.hosts)
-    least_bytes, formula = _least(model, hosts, wanted.workers)
+    least_bytes, formula = _least(wanted, hosts)
     return Race(
         wanted.model,
         tuple((name, getattr(model, name)) for name in model.__dataclass_fields__),  # type: ignore[attr-defined]
@@ -170,10 +171,26 @@ def _race(place: Place, wanted: Wanted, runs: Sequence[Ran]) -> Race:
     )
 
 
-def _least(model: Any, hosts: int, workers: int) -> tuple[float, str]:
-    """(bytes, formula); nothing while nobody can tell."""
+def _least(wanted: Wanted, hosts: int) -> tuple[float, str]:
+    """(bytes, formula) of the least; nothing where nobody can tell.
+
+    In a process of its own, which gives back the memory of the graph that it builds.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context) as pool:
+        return pool.submit(least_of, wanted.model, dict(wanted.sizes), hosts, wanted.workers).result()
+
+
+def least_of(name: str, sizes: dict[str, Any], hosts: int, workers: int) -> tuple[float, str]:
+    """The least bytes of a host and their formula."""
     try:
-        from ops.bench.race import least
+        from ops.bench.race.least import least_bytes
     except ImportError:
         return 0.0, ""
-    return least.least_bytes(model, hosts, workers)
+    import tensorflow as tf
+
+    model = model_of(name, **sizes)
+    with tf.Graph().as_default() as graph:
+        model.build()
+    found = least_bytes(model, graph, hosts, workers)
+    return found.bytes, found.formula

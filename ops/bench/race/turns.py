@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,11 @@ def write_task(task: Task) -> None:
     """Writes the task where its processes find it, and makes the folder."""
     Path(task.folder).mkdir(parents=True, exist_ok=True)
     write_json(task.file, asdict(task))
+
+
+def write_task_with(task: Task, **more: Any) -> None:
+    """Writes it with something that only this system needs."""
+    write_task(replace(task, more={**task.more, **more}))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -19,6 +19,8 @@ _MODULE_BY_SYSTEM = {
     "parallax-allreduce": "parallax",
     "horovod": "horovod",
     "horovod-dense": "horovod",
+    "tf-ps": "tf_ps",
+    "tf-ps-async": "tf_ps",
     "alone": "alone",
 }
 SYSTEMS = tuple(name for name in _MODULE_BY_SYSTEM if name != "alone")

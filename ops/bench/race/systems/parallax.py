@@ -5,19 +5,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ops.bench.race.place import InLab, Place
 from ops.bench.race.systems import Command, script
-from ops.bench.race.turns import Task, Turns, task_of_this_process, write_task
+from ops.bench.race.turns import Task, Turns, task_of_this_process, write_task_with
 
 
 def commands(place: Place, task: Task) -> Iterator[Command]:
     """The user's script on the first host; it launches the workers."""
     if isinstance(place, InLab):
         resource = place.lab.resource_file(task.workers // len(place.hosts))
-        write_task(replace(task, more={**task.more, "resource": str(resource)}))
+        write_task_with(task, resource=str(resource))
     yield Command(place.hosts[0], script(task))
 
 
@@ -39,6 +39,7 @@ def main() -> None:
         workers=task.workers,
         sess_config=task.session_config(),
         seed=1,
+        stall_timeout_s=math.inf,  # between its turns it is stopped, which would look like a stall
     )
     sess, _, rank, _ = parallax.parallel_run(graph, task.more.get("resource"), parallax_config=config)
     turns = Turns(task, rank)
