@@ -35,6 +35,10 @@ class NotRunning(Exception):
     """A system did not start, died, or did not end in time; says which, with its last output."""
 
 
+class NoMemory(NotRunning):
+    """A system takes more memory than the machine has left."""
+
+
 @dataclass(frozen=True, slots=True)
 class Taken:
     """One turn, measured.
@@ -175,7 +179,7 @@ class Entry:
             if child.poll() is not None:
                 raise NotRunning(f"ended with exit status {child.returncode}\n{self._last_lines()}")
         if available_bytes() < RESERVE_BYTES:
-            raise NotRunning(f"takes more memory than there is ({RESERVE_BYTES / 1e9:.1f} GB are left free)")
+            raise NoMemory(f"takes more memory than there is ({RESERVE_BYTES / 1e9:.1f} GB are left free)")
         if time.monotonic() > deadline_s:
             raise NotRunning(f"was not done within its time limit\n{self._last_lines()}")
 

@@ -10,7 +10,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from ops.bench.race.field import Entry, NotRunning
+from ops.bench.race.field import RESERVE_BYTES, Entry, NoMemory, NotRunning
+from ops.bench.race.measure import available_bytes
 from ops.bench.race.models import model_of
 from ops.bench.race.place import Place
 from ops.bench.race.results import Race, Ran, Turn
@@ -60,12 +61,19 @@ class _Runner:
 
     system: str
     entry: Entry | None = None
+    starts: int = 0
     steps: int = 0
     limit_s: float = 0.0
     turns: list[Turn] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     peaks: tuple[int, ...] = ()
     problem: str = ""
+
+    def drop(self) -> None:
+        """Ends its processes before the end of the race."""
+        if self.entry is not None:
+            self.entry.end()
+        self.entry = None
 
 
 def turn_steps(step_s: float, turn_s: float) -> int:
@@ -83,26 +91,55 @@ def run_race(place: Place, wanted: Wanted, tell: Callable[[str], None]) -> Race:
         wanted: what.
         tell: is called with a line whenever something has happened.
     """
+    least_bytes, formula = _least(wanted, len(place.hosts))
     runners = [_Runner(system) for system in (*wanted.systems, ALONE)]
+    waiting, heats = runners, 0
+    while waiting:
+        waiting = _run_heat(waiting, place, wanted, tell)
+        heats += 1
+    if heats > 1:
+        tell(f"Memory did not suffice for all at once: the systems took their turns in {heats} groups.")
+    runs = [_ran(runner) for runner in runners]
+    return _race(place, wanted, runs, least_bytes, formula)
+
+
+def _run_heat(runners: list[_Runner], place: Place, wanted: Wanted, tell: Callable[[str], None]) -> list[_Runner]:
+    """Runs as many systems side by side as memory allows; gives those that have to wait until these have ended."""
     with contextlib.ExitStack() as ends:
+        started, waiting, most_bytes = [], [], 0
         for runner in runners:
-            _start(runner, place, wanted, ends, tell)
+            before = available_bytes()
+            if started and before - most_bytes < RESERVE_BYTES:
+                waiting.append(runner)
+                continue
+            try:
+                _start(runner, place, wanted, ends, tell)
+            except NoMemory as error:
+                runner.drop()
+                if started:
+                    tell(f"{runner.system}: waits for memory")
+                    waiting.append(runner)
+                    continue
+                runner.problem = str(error)
+            started.append(runner)
+            most_bytes = max(most_bytes, before - available_bytes())
         for number in range(wanted.rounds):
-            for runner in runners:
+            for runner in started:
                 _take_turn(runner, f"round {number + 1} of {wanted.rounds}", tell)
-        for runner in runners:
+        for runner in started:
             if runner.entry is not None:
                 runner.peaks = runner.entry.finish()
-    return _race(place, wanted, [_ran(runner) for runner in runners])
+    return waiting
 
 
 def _start(runner: _Runner, place: Place, wanted: Wanted, ends: contextlib.ExitStack, tell: Any) -> None:
     tell(f"{runner.system}: starts")
+    runner.starts += 1
     task = Task(
         runner.system,
         wanted.model,
         dict(wanted.sizes),
-        str(place.folder / f"{len(place.hosts)}-{runner.system}"),
+        str(place.folder / f"{len(place.hosts)}-{runner.system}-{runner.starts}"),
         len(place.hosts) * wanted.workers,
         wanted.intra_threads,
         wanted.inter_threads,
@@ -111,6 +148,8 @@ def _start(runner: _Runner, place: Place, wanted: Wanted, ends: contextlib.ExitS
     runner.entry = ends.enter_context(Entry(place, task))
     try:
         taken = runner.entry.take_turn(WARM_UP_STEPS, wanted.start_limit_s)
+    except NoMemory:
+        raise
     except NotRunning as error:
         _drop(runner, error, tell)
         return
@@ -137,9 +176,7 @@ def _take_turn(runner: _Runner, label: str, tell: Any) -> None:
 
 def _drop(runner: _Runner, error: NotRunning, tell: Any) -> None:
     """The others go on without it."""
-    if runner.entry is not None:
-        runner.entry.end()
-    runner.entry = None
+    runner.drop()
     runner.problem = str(error)
     tell(f"{runner.system}: {runner.problem}")
 
@@ -149,13 +186,12 @@ def _ran(runner: _Runner) -> Ran:
     return Ran(runner.system, synchronous, tuple(runner.turns), tuple(runner.losses), runner.peaks, runner.problem)
 
 
-def _race(place: Place, wanted: Wanted, runs: Sequence[Ran]) -> Race:
+def _race(place: Place, wanted: Wanted, runs: Sequence[Ran], least_bytes: float, formula: str) -> Race:
     model = model_of(wanted.model, **wanted.sizes)
     alone = runs[-1]
     if not alone.turns:
         raise NotRunning(f"The model does not run on one process: {alone.problem}")
     hosts = len(place.hosts)
-    least_bytes, formula = _least(wanted, hosts)
     return Race(
         wanted.model,
         tuple((name, getattr(model, name)) for name in model.__dataclass_fields__),  # type: ignore[attr-defined]
