@@ -91,12 +91,12 @@ class Entry:
         """Ends all processes; may be called again."""
         if all(child.returncode is not None for child in self._children):
             return
-        self._find()
+        if not self._pids:
+            self._find()
         self._signal(signal.SIGCONT)
         if any(child.poll() is None for child in self._workers):
             self._signal(signal.SIGTERM)  # launchers clean up behind their workers
             self._wait(_TERM_GRACE_S)
-            self._find()
         self._signal(signal.SIGKILL)
         for child in self._children:
             child.kill()
@@ -114,7 +114,8 @@ class Entry:
         self._signal(signal.SIGCONT)
         write_json(self._folder / f"turn-{number}.json", {"steps": steps})
         self._answers("ready", number, deadline_s)
-        self._find()
+        if not number:
+            self._find()  # now only: what comes later belongs to the systems that are started later
         counters, cpu = self._place.counters(), cpu_s(self._pids)
         write_json(self._folder / f"go-{number}.json", {})
         done = self._answers("done", number, deadline_s)
