@@ -1,10 +1,11 @@
-"""The benchmarks' command line: `python -m ops.bench planning`."""
+"""The benchmarks' command line: `python -m ops.bench planning`, `python -m ops.bench race`."""
 
 from __future__ import annotations
 
 import argparse
 
 from ops.bench import planning
+from ops.bench.race import command as race
 
 
 def main() -> None:
@@ -12,6 +13,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m ops.bench", description="Measures Parallax.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     planning.add_command(commands)
+    race.add_command(commands)
     arguments = parser.parse_args()
     arguments.run(arguments)
 

@@ -52,7 +52,7 @@ class Embed:
         layer = v1.get_variable("layer", [self.width, self.width], initializer=Uniform("layer", bound))
         rows = tf.nn.embedding_lookup(table, ids)
         loss = tf.reduce_mean(tf.square(tf.linalg.matmul(rows, layer) - 0.5)) * self.width
-        return Built(loss, v1.train.GradientDescentOptimizer(0.1), {"ids": ids})
+        return Built(loss, v1.train.GradientDescentOptimizer(0.05), {"ids": ids})
 
     def batch(self, worker: int, step: int) -> dict[str, np.ndarray]:
         """Zipf ids."""

@@ -1,0 +1,204 @@
+"""`python -m ops.bench race`: its arguments, its output, its exit status."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from ops.bench.race.agreement import agreements
+from ops.bench.race.field import NotRunning
+from ops.bench.race.models import model_of
+from ops.bench.race.place import place_of
+from ops.bench.race.results import Race, Ran, Results
+from ops.bench.race.rounds import Wanted, run_race
+from ops.bench.race.systems import SYSTEMS
+from ops.lab import why_not
+
+_UNITS = {"": 1 / 8, "bit": 1 / 8, "kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
+_DEFAULT_SYSTEMS = "parallax,horovod,horovod-dense,tf-ps"
+
+
+def add_command(commands: Any) -> None:
+    """Adds `race` to the benchmark's command line."""
+    parser = commands.add_parser(
+        "race",
+        help="Parallax against its peers on an emulated cluster",
+        description="Runs systems side by side on emulated hosts, in interleaved turns. Exit status 1: losses of "
+        "synchronous systems differ, or none of the systems ran.",
+    )
+    parser.add_argument("--hosts", type=_numbers, default=[4], metavar="N[,N...]", help="hosts; a race for each (4)")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="workers on each host (1)")
+    parser.add_argument("--rate", type=_rate, default="200mbit", help="of each link, as 200mbit or 1gbit (200mbit)")
+    parser.add_argument("--model", default="embed", help="embed (the default), lm, nmt, dense, recsys")
+    parser.add_argument("--size", action="append", default=[], metavar="NAME=VALUE", help="a size of the model")
+    parser.add_argument("--systems", type=_systems, default=_DEFAULT_SYSTEMS, help=", ".join(SYSTEMS))
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each system (5)")
+    parser.add_argument("--turn-seconds", type=float, default=5.0, metavar="S", help="about how long a turn is (5)")
+    parser.add_argument("--start-limit", type=float, default=300.0, metavar="S", help="for a system to be warm (300)")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each process within an op (1)")
+    parser.add_argument("--inter-threads", type=int, default=2, metavar="N", help="of each process between ops (2)")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable for all processes")
+    parser.add_argument("--local", action="store_true", help="processes of this machine, no lab")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the results go")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="where the page goes, with a picture FILE.png")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Runs the races and prints what they measured; leaves with the exit status."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    reason = "--local was given" if arguments.local else why_not()
+    results = Results(
+        "python -m ops.bench " + " ".join(sys.argv[1:]),
+        _machine(),
+        datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        _shortfalls(reason),
+        (),
+    )
+    wanted = _wanted(arguments)
+    try:
+        for hosts in arguments.hosts:
+            with place_of(hosts, wanted.rate_bytes_per_s or None, not reason) as place:
+                race = run_race(place, wanted, _tell)
+            results = replace(results, races=(*results.races, race))
+            if arguments.json:
+                arguments.json.write_text(results.to_json(), encoding="utf-8")
+    except NotRunning as error:
+        sys.exit(f"race: {error}")
+    print(_text(results))
+    _write_pictures(results, arguments.html)
+    lines, agree = _agreement_lines(results.races)
+    print("\n".join(lines))
+    ran = any(run.turns for race in results.races for run in race.runs)
+    sys.exit(0 if agree and ran else 1)
+
+
+def _wanted(arguments: argparse.Namespace) -> Wanted:
+    sizes = dict(_pair(text) for text in arguments.size)
+    try:
+        kinds = {one.name: type(one.default) for one in fields(type(model_of(arguments.model)))}  # type: ignore[arg-type]
+        model_of(arguments.model, **{name: _value(name, text, kinds) for name, text in sizes.items()})
+    except ValueError as error:
+        sys.exit(f"race: {error}")
+    return Wanted(
+        arguments.model,
+        {name: _value(name, text, kinds) for name, text in sizes.items()},
+        arguments.systems,
+        arguments.workers,
+        arguments.rate,
+        arguments.rounds,
+        arguments.turn_seconds,
+        arguments.start_limit,
+        arguments.threads,
+        arguments.inter_threads,
+        dict(_pair(text) for text in arguments.env),
+    )
+
+
+def _value(name: str, text: str, kinds: dict[str, type]) -> Any:
+    if name not in kinds:
+        raise ValueError(f"A size must be one of {', '.join(kinds)}, and {name!r} was given.")
+    if kinds[name] not in (int, float, str):
+        raise ValueError(f"{name} cannot be set from the command line.")
+    return kinds[name](text)
+
+
+def _text(results: Results) -> str:
+    try:
+        from ops.bench.race import report
+    except ImportError:
+        return "\n".join(_plain(results))
+    return str(report.table_text(results))
+
+
+def _write_pictures(results: Results, html: Path | None) -> None:
+    if html is None:
+        return
+    from ops.bench.race import report
+
+    report.write_html(results, html)
+    report.write_png(results, html.with_suffix(".png"))
+
+
+def _plain(results: Results) -> Iterator[str]:
+    """What can be said in a line for each system."""
+    yield from results.shortfalls
+    for race in results.races:
+        yield f"{race.model} on {race.hosts} hosts, compute {race.compute_s:.4f} s a step"
+        yield from (_line(run) for run in race.runs)
+
+
+def _line(run: Ran) -> str:
+    if not run.turns:
+        return f"  {run.system}: {run.problem}"
+    wire = max(max((*turn.received_bytes, *turn.sent_bytes), default=0) / turn.steps for turn in run.turns)
+    return f"  {run.system}: {run.step_s:.4f} s a step, {wire / 1e6:.3f} MB"
+
+
+def _agreement_lines(races: tuple[Race, ...]) -> tuple[list[str], bool]:
+    lines, agree = [], True
+    for race in races:
+        for one in agreements(race.runs):
+            agree = agree and one.holds
+            lines.append(
+                f"Losses on {race.hosts} hosts, {one.system} against {one.reference}: {one.steps} steps, largest "
+                f"relative difference {one.worst:.1e} in step {one.at_step + 1}"
+                + ("" if one.holds else ", which is WRONG: they do not compute the same")
+            )
+    return lines, agree
+
+
+def _shortfalls(reason: str) -> tuple[str, ...]:
+    if not reason:
+        return ()
+    return (
+        f"No emulated hosts ({reason}): the workers are processes of this machine, on loopback. Not shown: bytes on "
+        "the wire, what a link of the given rate does to step times, and hosts of their own.",
+    )
+
+
+def _machine() -> str:
+    model = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+    memory = int(re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text()).group(1))  # type: ignore[union-attr]
+    name = model.group(1) if model else platform.machine()
+    return f"{len(os.sched_getaffinity(0))} cores of {name}, {memory / 2**20:.0f} GiB, Linux {platform.release()}"
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, is_pair, value = text.partition("=")
+    if not is_pair:
+        sys.exit(f"race: NAME=VALUE is wanted, and {text!r} was given.")
+    return name, value
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def _systems(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    wrong = [name for name in names if name not in SYSTEMS]
+    if wrong:
+        raise argparse.ArgumentTypeError(f"{', '.join(wrong)}: no such system. There are {', '.join(SYSTEMS)}.")
+    return names
+
+
+def _rate(text: str) -> int:
+    """Bytes a second; 0 for no limit."""
+    found = re.fullmatch(r"([\d.]+)([a-z]*)", text.lower())
+    if not found or found.group(2) not in _UNITS:
+        raise argparse.ArgumentTypeError(f"{text}: a rate is written as 200mbit or 1gbit; 0 is no limit.")
+    return int(float(found.group(1)) * _UNITS[found.group(2)])

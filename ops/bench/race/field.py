@@ -1,0 +1,188 @@
+"""The processes of one system in a race: started, given turns, stopped in between, ended.
+
+A stopped process (SIGSTOP) takes no processor and sends nothing, so all systems can be there at once and be measured in
+turns without paying for a start each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ops.bench.race.measure import available_bytes, cpu_s, peak_bytes, settled_counters
+from ops.bench.race.place import Place
+from ops.bench.race.results import Turn
+from ops.bench.race.systems import commands_of
+from ops.bench.race.turns import Task, write_json, write_task
+
+RESERVE_BYTES = 1_500_000_000
+"""What a race leaves of the machine's memory; a system that would take it is not run."""
+
+_POLL_S = 0.02
+_GRACE_S = 20.0
+_TERM_GRACE_S = 5.0
+_LAST_LINES = 25
+
+
+class NotRunning(Exception):
+    """A system did not start, died, or did not end in time; says which, with its last output."""
+
+
+class NoMemory(NotRunning):
+    """A system takes more memory than the machine has left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One turn, measured.
+
+    Attributes:
+        turn: its figures.
+        losses: mean over the workers, by step.
+        step_s: seconds of each step, of the slowest worker.
+    """
+
+    turn: Turn
+    losses: tuple[float, ...]
+    step_s: tuple[float, ...]
+
+
+class Entry:
+    """A system that takes part; a context manager, at whose end nothing of it is left.
+
+    Args:
+        place: where it runs. What runs there already is taken to be others'.
+        task: what its processes are told.
+    """
+
+    def __init__(self, place: Place, task: Task) -> None:
+        self._place = place
+        self._task = task
+        self._folder = Path(task.folder)
+        self._log = self._folder / "log"
+        self._others = place.pids()
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self._pids: frozenset[int] = frozenset()
+        self._turns = 0
+
+    def __enter__(self) -> Entry:
+        write_task(self._task)
+        with self._log.open("ab") as log:
+            for one in commands_of(self._place, self._task):
+                environment = {**self._task.more["environment"], **one.environment}
+                child = self._place.start(one.host, one.argv, environment, log)
+                self._children.append(child)
+                if not one.is_server:
+                    self._workers.append(child)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Ends all processes; may be called again."""
+        if all(child.returncode is not None for child in self._children):
+            return
+        if not self._pids:
+            self._find()
+        self._signal(signal.SIGCONT)
+        if any(child.poll() is None for child in self._workers):
+            self._signal(signal.SIGTERM)  # launchers clean up behind their workers
+            self._wait(_TERM_GRACE_S)
+        self._signal(signal.SIGKILL)
+        for child in self._children:
+            child.kill()
+            child.wait()
+
+    def take_turn(self, steps: int, limit_s: float) -> Taken:
+        """Runs so many steps while everything else is stopped, and stops the processes.
+
+        Raises:
+            NotRunning: it could not, or not within `limit_s`.
+        """
+        deadline_s = time.monotonic() + limit_s
+        number = self._turns
+        self._turns += 1
+        self._signal(signal.SIGCONT)
+        write_json(self._folder / f"turn-{number}.json", {"steps": steps})
+        self._answers("ready", number, deadline_s)
+        if not number:
+            self._find()  # now only: what comes later belongs to the systems that are started later
+        counters, cpu = self._place.counters(), cpu_s(self._pids)
+        write_json(self._folder / f"go-{number}.json", {})
+        done = self._answers("done", number, deadline_s)
+        cpu = cpu_s(self._pids) - cpu
+        self._signal(signal.SIGSTOP)
+        after = settled_counters(self._place)
+        bytes_by_host = [tuple(b - a for a, b in zip(counters[host], after[host], strict=True)) for host in after]
+        turn = Turn(
+            steps,
+            max(one["end"] for one in done) - min(one["start"] for one in done),
+            tuple(received for received, _ in bytes_by_host),
+            tuple(sent for _, sent in bytes_by_host),
+            cpu,
+        )
+        losses = tuple(sum(of_step) / len(done) for of_step in zip(*(one["losses"] for one in done), strict=True))
+        durations = [[b - a for a, b in zip(one["times"], one["times"][1:], strict=False)] for one in done]
+        return Taken(turn, losses, tuple(max(of_step) for of_step in zip(*durations, strict=True)))
+
+    def finish(self) -> tuple[int, ...]:
+        """Lets the processes end by themselves, within a grace; gives the peak memory of each."""
+        peaks = peak_bytes(self._ranks())
+        write_json(self._folder / f"turn-{self._turns}.json", {"steps": 0})
+        self._signal(signal.SIGCONT)
+        self._wait(_GRACE_S)
+        return peaks
+
+    def _wait(self, grace_s: float) -> None:
+        deadline_s = time.monotonic() + grace_s
+        while time.monotonic() < deadline_s and any(child.poll() is None for child in self._workers):
+            time.sleep(_POLL_S)
+
+    def _find(self) -> None:
+        self._pids = self._place.pids() - self._others
+
+    def _ranks(self) -> list[int]:
+        """The processes that run Python; what else there is (mpirun, its daemons) only waits for them."""
+        found = []
+        for pid in sorted(self._pids):
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(sys.executable.encode()):
+                    found.append(pid)
+        return found
+
+    def _signal(self, number: int) -> None:
+        pids = sorted(self._pids) if number in (signal.SIGKILL, signal.SIGTERM) else self._ranks()
+        if number == signal.SIGCONT:  # nsenter stops itself with its child
+            pids += [child.pid for child in self._children if child.poll() is None]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _answers(self, kind: str, number: int, deadline_s: float) -> list[dict]:
+        """What all workers have written, as soon as they have."""
+        files = [self._folder / f"{kind}-{number}-{rank}.json" for rank in range(self._task.workers)]
+        while not all(file.exists() for file in files):
+            self._check(deadline_s)
+            time.sleep(_POLL_S)
+        return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+
+    def _check(self, deadline_s: float) -> None:
+        for child in self._children:
+            if child.poll() is not None:
+                raise NotRunning(f"ended with exit status {child.returncode}\n{self._last_lines()}")
+        if available_bytes() < RESERVE_BYTES:
+            raise NoMemory(f"takes more memory than there is ({RESERVE_BYTES / 1e9:.1f} GB are left free)")
+        if time.monotonic() > deadline_s:
+            raise NotRunning(f"was not done within its time limit\n{self._last_lines()}")
+
+    def _last_lines(self) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:])

@@ -1,0 +1,57 @@
+"""What processes and interfaces have used, read from /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from ops.bench.race.place import Place
+
+_QUIET_S = 0.05
+_SETTLE_LIMIT_S = 2.0
+"""The links' queues hold 0.2 s."""
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """Processor seconds that these processes have used so far, in user code and in the kernel."""
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(words[11]) + int(words[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def peak_bytes(pids: Iterable[int]) -> tuple[int, ...]:
+    """The most memory that each process has held so far, largest first."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    found.append(int(line.split()[1]) * 1024)
+    return tuple(sorted(found, reverse=True))
+
+
+def available_bytes() -> int:
+    """What this machine can still give to processes."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/meminfo has no MemAvailable.")
+
+
+def settled_counters(place: Place) -> dict[str, tuple[int, int]]:
+    """The interfaces' counters when nothing is on its way any more; all processes must have been stopped."""
+    deadline_s = time.monotonic() + _SETTLE_LIMIT_S
+    before = place.counters()
+    while before:
+        time.sleep(_QUIET_S)
+        now = place.counters()
+        if now == before or time.monotonic() > deadline_s:
+            return now
+        before = now
+    return before

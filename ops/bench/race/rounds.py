@@ -1,0 +1,232 @@
+"""One race: every system is started and warmed up, then they take turns, round by round."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from ops.bench.race.field import RESERVE_BYTES, Entry, NoMemory, NotRunning
+from ops.bench.race.measure import available_bytes
+from ops.bench.race.models import model_of
+from ops.bench.race.place import Place
+from ops.bench.race.results import Race, Ran, Turn
+from ops.bench.race.systems import NOT_SYNCHRONOUS
+from ops.bench.race.turns import Task
+
+WARM_UP_STEPS = 3
+"""The first is far slower than the others: TensorFlow prepares the graph, connections are made."""
+
+ALONE = "alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a race shall be.
+
+    Attributes:
+        model: its name.
+        sizes: those that are not the model's own.
+        systems: in the order of their turns.
+        workers: on each host.
+        rate_bytes_per_s: of each link; 0 where nothing limits it.
+        rounds: how often each system has its turn.
+        turn_s: about how long a turn is.
+        start_limit_s: how long a system may take until it is warm.
+        intra_threads: of each process.
+        inter_threads: of each process.
+        environment: variables that all processes get.
+    """
+
+    model: str
+    sizes: Mapping[str, Any]
+    systems: tuple[str, ...]
+    workers: int
+    rate_bytes_per_s: int
+    rounds: int
+    turn_s: float
+    start_limit_s: float
+    intra_threads: int
+    inter_threads: int
+    environment: Mapping[str, str]
+
+
+@dataclass
+class _Runner:
+    """A system while it is in the race."""
+
+    system: str
+    entry: Entry | None = None
+    starts: int = 0
+    steps: int = 0
+    limit_s: float = 0.0
+    turns: list[Turn] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    peaks: tuple[int, ...] = ()
+    problem: str = ""
+
+    def drop(self) -> None:
+        """Ends its processes before the end of the race."""
+        if self.entry is not None:
+            self.entry.end()
+        self.entry = None
+
+
+def turn_steps(step_s: float, turn_s: float) -> int:
+    """How many steps of `step_s` make a turn of about `turn_s`: 3 to 200, or 2 of a step of more than 20 s."""
+    if step_s > 20:
+        return 2
+    return max(3, min(200, round(turn_s / step_s)))
+
+
+def run_race(place: Place, wanted: Wanted, tell: Callable[[str], None]) -> Race:
+    """Starts all systems, has them take turns, ends them.
+
+    Args:
+        place: where.
+        wanted: what.
+        tell: is called with a line whenever something has happened.
+    """
+    least_bytes, formula = _least(wanted, len(place.hosts))
+    runners = [_Runner(system) for system in (*wanted.systems, ALONE)]
+    waiting, heats = runners, 0
+    while waiting:
+        waiting = _run_heat(waiting, place, wanted, tell)
+        heats += 1
+    if heats > 1:
+        tell(f"Memory did not suffice for all at once: the systems took their turns in {heats} groups.")
+    runs = [_ran(runner) for runner in runners]
+    return _race(place, wanted, runs, least_bytes, formula)
+
+
+def _run_heat(runners: list[_Runner], place: Place, wanted: Wanted, tell: Callable[[str], None]) -> list[_Runner]:
+    """Runs as many systems side by side as memory allows; gives those that have to wait until these have ended."""
+    with contextlib.ExitStack() as ends:
+        started, waiting, most_bytes = [], [], 0
+        for runner in runners:
+            before = available_bytes()
+            if started and before - most_bytes < RESERVE_BYTES:
+                waiting.append(runner)
+                continue
+            try:
+                _start(runner, place, wanted, ends, tell)
+            except NoMemory as error:
+                runner.drop()
+                if started:
+                    tell(f"{runner.system}: waits for memory")
+                    waiting.append(runner)
+                    continue
+                runner.problem = str(error)
+            started.append(runner)
+            most_bytes = max(most_bytes, before - available_bytes())
+        for number in range(wanted.rounds):
+            for runner in started:
+                _take_turn(runner, f"round {number + 1} of {wanted.rounds}", tell)
+        for runner in started:
+            if runner.entry is not None:
+                runner.peaks = runner.entry.finish()
+    return waiting
+
+
+def _start(runner: _Runner, place: Place, wanted: Wanted, ends: contextlib.ExitStack, tell: Any) -> None:
+    tell(f"{runner.system}: starts")
+    runner.starts += 1
+    task = Task(
+        runner.system,
+        wanted.model,
+        dict(wanted.sizes),
+        str(place.folder / f"{len(place.hosts)}-{runner.system}-{runner.starts}"),
+        len(place.hosts) * wanted.workers,
+        wanted.intra_threads,
+        wanted.inter_threads,
+        {"environment": dict(wanted.environment)},
+    )
+    runner.entry = ends.enter_context(Entry(place, task))
+    try:
+        taken = runner.entry.take_turn(WARM_UP_STEPS, wanted.start_limit_s)
+    except NoMemory:
+        raise
+    except NotRunning as error:
+        _drop(runner, error, tell)
+        return
+    step_s = statistics.median(taken.step_s[1:])
+    runner.steps = turn_steps(step_s, wanted.turn_s)
+    runner.limit_s = 60 + 10 * runner.steps * step_s
+    runner.losses += taken.losses
+    tell(f"{runner.system}: warm, {step_s:.3g} s a step, {runner.steps} steps a turn")
+
+
+def _take_turn(runner: _Runner, label: str, tell: Any) -> None:
+    if runner.entry is None:
+        return
+    try:
+        taken = runner.entry.take_turn(runner.steps, runner.limit_s)
+    except NotRunning as error:
+        _drop(runner, error, tell)
+        return
+    runner.turns.append(taken.turn)
+    runner.losses += taken.losses
+    wire = f", {taken.turn.wire_bytes / 1e6:.3f} MB" if taken.turn.received_bytes else ""
+    tell(f"{label}, {runner.system}: {taken.turn.step_s:.4g} s a step{wire}")
+
+
+def _drop(runner: _Runner, error: NotRunning, tell: Any) -> None:
+    """The others go on without it."""
+    runner.drop()
+    runner.problem = str(error)
+    tell(f"{runner.system}: {runner.problem}")
+
+
+def _ran(runner: _Runner) -> Ran:
+    synchronous = runner.system not in NOT_SYNCHRONOUS
+    return Ran(runner.system, synchronous, tuple(runner.turns), tuple(runner.losses), runner.peaks, runner.problem)
+
+
+def _race(place: Place, wanted: Wanted, runs: Sequence[Ran], least_bytes: float, formula: str) -> Race:
+    model = model_of(wanted.model, **wanted.sizes)
+    alone = runs[-1]
+    if not alone.turns:
+        raise NotRunning(f"The model does not run on one process: {alone.problem}")
+    hosts = len(place.hosts)
+    return Race(
+        wanted.model,
+        tuple((name, getattr(model, name)) for name in model.__dataclass_fields__),  # type: ignore[attr-defined]
+        hosts,
+        wanted.workers,
+        wanted.rate_bytes_per_s if place.is_lab else 0,
+        model.units * hosts * wanted.workers,
+        model.unit,
+        least_bytes,
+        formula,
+        alone.step_s,
+        tuple(runs[:-1]),
+    )
+
+
+def _least(wanted: Wanted, hosts: int) -> tuple[float, str]:
+    """(bytes, formula) of the least; nothing where nobody can tell.
+
+    In a process of its own, which gives back the memory of the graph that it builds.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context) as pool:
+        return pool.submit(least_of, wanted.model, dict(wanted.sizes), hosts, wanted.workers).result()
+
+
+def least_of(name: str, sizes: dict[str, Any], hosts: int, workers: int) -> tuple[float, str]:
+    """The least bytes of a host and their formula."""
+    try:
+        from ops.bench.race.least import least_bytes
+    except ImportError:
+        return 0.0, ""
+    import tensorflow as tf
+
+    model = model_of(name, **sizes)
+    with tf.Graph().as_default() as graph:
+        model.build()
+    found = least_bytes(model, graph, hosts, workers)
+    return found.bytes, found.formula

@@ -1,0 +1,63 @@
+"""The systems of a race, each in a file of its own: how it is started, and the script that a user of it would write."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ops.bench.race.place import Place
+from ops.bench.race.turns import Task
+
+_MODULE_BY_SYSTEM = {
+    "parallax": "parallax",
+    "parallax-alltoall": "parallax",
+    "parallax-ps": "parallax",
+    "parallax-allgather": "parallax",
+    "parallax-allreduce": "parallax",
+    "horovod": "horovod",
+    "horovod-dense": "horovod",
+    "tf-ps": "tf_ps",
+    "tf-ps-async": "tf_ps",
+    "alone": "alone",
+}
+SYSTEMS = tuple(name for name in _MODULE_BY_SYSTEM if name != "alone")
+"""What can be asked for; `alone` is always run, to know the compute time."""
+
+NOT_SYNCHRONOUS = ("tf-ps-async", "alone")
+"""Their losses need not be those of the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One process to be started.
+
+    Attributes:
+        host: where.
+        argv: what.
+        environment: variables beside those that all processes get.
+        is_server: it does not end by itself.
+    """
+
+    host: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    is_server: bool = False
+
+
+def commands_of(place: Place, task: Task) -> list[Command]:
+    """What starts a system; it has `commands(place, task)` in its file."""
+    module: Any = importlib.import_module(module_of(task.system))
+    return list(module.commands(place, task))
+
+
+def module_of(system: str) -> str:
+    """The module in which a system is, and which its processes run."""
+    return f"{__name__}.{_MODULE_BY_SYSTEM[system]}"
+
+
+def script(task: Task, *words: str) -> tuple[str, ...]:
+    """The command line of a process that runs the system's script."""
+    return (sys.executable, "-m", module_of(task.system), str(task.file), *words)

@@ -1,0 +1,54 @@
+"""Parallax: the graph for one device and `parallel_run`.
+
+`parallax` takes the routes that the plan chooses. `parallax-ROUTE` asks for that route for every table of the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ops.bench.race.place import InLab, Place
+from ops.bench.race.systems import Command, script
+from ops.bench.race.turns import Task, Turns, task_of_this_process, write_task_with
+
+
+def commands(place: Place, task: Task) -> Iterator[Command]:
+    """The user's script on the first host; it launches the workers."""
+    if isinstance(place, InLab):
+        resource = place.lab.resource_file(task.workers // len(place.hosts))
+        write_task_with(task, resource=str(resource))
+    yield Command(place.hosts[0], script(task))
+
+
+def main() -> None:
+    """The script, in the launcher and in every worker."""
+    import tensorflow as tf
+
+    import parallax
+
+    task = task_of_this_process()
+    model = task.make_model()
+    graph = tf.Graph()
+    with graph.as_default():
+        built = model.build()
+        train = built.optimizer.minimize(built.loss)
+    _, _, route = task.system.partition("-")
+    config = parallax.Config(
+        routes={table.name: route for table in model.tables} if route else {},
+        workers=task.workers,
+        sess_config=task.session_config(),
+        seed=1,
+        stall_timeout_s=math.inf,  # between its turns it is stopped, which would look like a stall
+    )
+    sess, _, rank, _ = parallax.parallel_run(graph, task.more.get("resource"), parallax_config=config)
+    turns = Turns(task, rank)
+    with sess:
+        for batch in turns:
+            feeds = {built.feeds[name]: [value] for name, value in batch.items()}
+            _, [loss] = sess.run([train, built.loss], feeds)
+            turns.report(loss)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""How the processes of a race take turns: by files in a folder that all hosts see.
+
+The race writes `turn-K.json` (how many steps), each worker draws its batches and writes `ready-K-RANK.json`, the race
+writes `go-K.json`, each worker runs the steps and writes `done-K-RANK.json`. A turn of no steps is the end. Batches are
+drawn before the clock starts: how fast data come is not what is compared.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ops.bench.race.models import Model, model_of
+
+POLL_S = 0.005
+IDLE_LIMIT_S = 3600.0
+"""A worker that has waited so long has been forgotten, and ends. A stopped process does not wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the processes of one system are told, as a file.
+
+    Attributes:
+        system: its name.
+        model: name of the model.
+        sizes: those that are not the model's own.
+        folder: where turns are taken.
+        workers: how many processes compute gradients.
+        intra_threads: of each process, within an op.
+        inter_threads: of each process, between ops.
+        more: what only this system needs.
+    """
+
+    system: str
+    model: str
+    sizes: dict[str, Any]
+    folder: str
+    workers: int
+    intra_threads: int
+    inter_threads: int
+    more: dict[str, Any]
+
+    @property
+    def file(self) -> Path:
+        """Where it is written."""
+        return Path(self.folder) / "task.json"
+
+    def make_model(self) -> Model:
+        """The model, with its sizes."""
+        return model_of(self.model, **self.sizes)
+
+    def session_config(self) -> Any:
+        """A ConfigProto with the thread settings that all systems share."""
+        import tensorflow as tf
+
+        return tf.compat.v1.ConfigProto(
+            intra_op_parallelism_threads=self.intra_threads, inter_op_parallelism_threads=self.inter_threads
+        )
+
+
+def task_of_this_process() -> Task:
+    """The task whose file is the first argument."""
+    return Task(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+
+
+def write_task(task: Task) -> None:
+    """Writes the task where its processes find it, and makes the folder."""
+    Path(task.folder).mkdir(parents=True, exist_ok=True)
+    write_json(task.file, asdict(task))
+
+
+def write_task_with(task: Task, **more: Any) -> None:
+    """Writes it with something that only this system needs."""
+    write_task(replace(task, more={**task.more, **more}))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a file that nobody sees half written."""
+    half = path.with_name(path.name + ".half")
+    half.write_text(json.dumps(value), encoding="utf-8")
+    half.rename(path)
+
+
+def wait_for_file(path: Path) -> Any:
+    """What is in a file, as soon as it is there.
+
+    Raises:
+        TimeoutError: it does not come.
+        FileNotFoundError: the race has ended and taken its folder away.
+    """
+    deadline_s = time.monotonic() + IDLE_LIMIT_S
+    while not path.exists():
+        if not path.parent.exists():
+            raise FileNotFoundError(f"The race has ended: {path.parent} is gone.")
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"{path} did not come within {IDLE_LIMIT_S:.0f} s.")
+        time.sleep(POLL_S)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+class Turns:
+    """A worker's side: `for batch in turns: ...; turns.report(loss)`."""
+
+    def __init__(self, task: Task, rank: int) -> None:
+        self._folder = Path(task.folder)
+        self._model = task.make_model()
+        self._rank = rank
+        self._losses: list[float] = []
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        """This worker's batches, one a step, as long as the race lasts; waits between turns."""
+        turn = first = 0
+        while steps := wait_for_file(self._folder / f"turn-{turn}.json")["steps"]:
+            batches = [self._model.batch(self._rank, first + step) for step in range(steps)]
+            self._losses = []
+            write_json(self._folder / f"ready-{turn}-{self._rank}.json", {})
+            wait_for_file(self._folder / f"go-{turn}.json")
+            times = [time.time()]
+            for batch in batches:
+                yield batch
+                times.append(time.time())
+            write_json(
+                self._folder / f"done-{turn}-{self._rank}.json",
+                {"start": times[0], "end": times[-1], "times": times, "losses": self._losses},
+            )
+            turn, first = turn + 1, first + steps
+
+    def report(self, loss: Any) -> None:
+        """The loss of the step that has just been run."""
+        self._losses.append(float(loss))
