@@ -21,7 +21,7 @@ HOST_ADDRESS = "PARALLAX_HOST_ADDRESS"
 """Set by the supervisor of a rank in a job with servers: the address of its host, in digits."""
 
 LISTEN_ADDRESS = "PARALLAX_LISTEN_ADDRESS"
-"""Read by the library that narrows a server's address (ops/install/preload/listen_address.c)."""
+"""Read by the library that narrows a server's address (ops/install/native/preload/listen_address.c)."""
 
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 _NO_PROXY = "no_grpc_proxy"

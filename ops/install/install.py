@@ -41,6 +41,7 @@ def main() -> None:
     _run([*pip, *horovod, "-r", str(HERE / "horovod.lock")], _horovod_environment(folder))
     _run([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT)], os.environ)
     _run(preload_library_argv(folder), os.environ)
+    _run(exchange_library_argv(folder), {**os.environ, "OPAL_PREFIX": str(folder)})
     stamp.write_text(wanted)
     _say(f"done in {time.monotonic() - began:.0f} s")
 
@@ -48,8 +49,19 @@ def main() -> None:
 def preload_library_argv(folder: Path) -> list[str]:
     """The command that builds the library which the ranks of a job are started with."""
     library = str(folder / "lib" / "libparallax_preload.so")
-    sources = map(str, sorted((HERE / "preload").glob("*.c")))
+    sources = map(str, sorted((HERE / "native" / "preload").glob("*.c")))
     return ["cc", "-O2", "-shared", "-fPIC", "-o", library, *sources, "-ldl"]
+
+
+def exchange_library_argv(folder: Path) -> list[str]:
+    """The command that builds the op by which workers exchange rows, against the environment's TensorFlow and MPI."""
+    script = "import tensorflow as tf; print(*tf.sysconfig.get_compile_flags(), *tf.sysconfig.get_link_flags())"
+    found = subprocess.run(
+        [str(folder / "bin" / "python"), "-c", script], stdout=subprocess.PIPE, text=True, check=True
+    )
+    library = folder / "lib" / "libparallax_exchange.so"
+    built = ["-O2", "-shared", "-fPIC", "-w", "-Wl,-rpath,$ORIGIN", "-o", str(library)]
+    return [str(folder / "bin" / "mpicxx"), *built, str(HERE / "native" / "exchange.cc"), *found.stdout.split()]
 
 
 def _fingerprint() -> str:

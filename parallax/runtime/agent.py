@@ -5,8 +5,8 @@ mpirun and starts `python PROGRAM ARGS...` with the same interpreter. The worker
 may call MPI_Init itself; the supervisor imports neither MPI nor TensorFlow. All it writes are frames
 (`parallax.runtime.frames`). Rank 0's worker inherits the standard input too, where the launcher's parcel comes.
 
-The worker is started with the library that `--preload` names (ops/install/preload/). In a job with servers, `--listen`
-names the host's own address, to which the library keeps TensorFlow's servers.
+The worker is started with the library that `--preload` names (ops/install/native/preload/). In a job with servers,
+`--listen` names the host's own address, to which the library keeps TensorFlow's servers.
 
 Exit status: the worker's own, or 128 + n when signal n ended it; mpirun ends the other ranks when it is not 0. 127 when
 the worker could not be started. The worker dies with the supervisor (SIGKILL), the supervisor with mpirun (SIGTERM).

@@ -37,8 +37,8 @@ class Members:
         server_addresses: `address:port` of each server; empty without servers.
         target: what a session connects to: this rank's own TensorFlow server, or empty without servers or before
             `start`.
-        host_set: Horovod's process set of the workers of this host, where a host has several workers and there are
-            several hosts; else None. Set by `start`.
+        host_workers: communicator of the workers of this host, where a host has several workers and there are several
+            hosts; else None. Set by `start`.
         at_end: what a worker does when its script has ended well, with the others, who all come there.
     """
 
@@ -52,7 +52,7 @@ class Members:
         self.worker_addresses = tuple(addresses[: self.size])
         self.server_addresses = tuple(addresses[self.size :])
         self.target = ""
-        self.host_set: Any = None
+        self.host_workers: Any = None
         self.at_end: list[Callable[[], None]] = []
         self._held = held
         self._server: Any = None  # lives as long as the process
@@ -100,18 +100,10 @@ class Members:
     def _start_horovod(self) -> None:
         import horovod.tensorflow as hvd
 
-        groups = ranks_by_host(self.parcel.hosts)
-        if len(groups) < 2 or max(map(len, groups.values())) < 2:
-            hvd.init(comm=self.workers)
-            return
-        set_by_host = {host: hvd.ProcessSet(ranks) for host, ranks in groups.items()}
-        hvd.init(comm=self.workers, process_sets=list(set_by_host.values()))
-        self.host_set = set_by_host[self.parcel.hosts[self.rank]]
-
-
-def ranks_by_host(hosts: tuple[int, ...]) -> dict[int, list[int]]:
-    """The ranks of the workers on each host, ascending."""
-    return {host: [rank for rank, own in enumerate(hosts) if own == host] for host in sorted(set(hosts))}
+        hvd.init(comm=self.workers)
+        hosts = self.parcel.hosts
+        if 1 < len(set(hosts)) < len(hosts):
+            self.host_workers = self.workers.Split(hosts[self.rank], self.rank)
 
 
 def enter() -> Members:

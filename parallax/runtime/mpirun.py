@@ -20,14 +20,14 @@ from parallax.runtime.job import BIND_NOW, Job
 from parallax.runtime.processes import JOB_ID
 
 PRELOAD_LIBRARY = "lib/libparallax_preload.so"
-"""Of the environment; ops/install builds it from ops/install/preload/."""
+"""Of the environment; ops/install builds it from ops/install/native/preload/."""
 
 _AGENT = ("-m", "parallax.runtime.agent")
 _SERVER = ("-m", "parallax.runtime.server")
 _GPUS = "CUDA_VISIBLE_DEVICES"
 # How ranks exchange messages. The figures are of eight emulated hosts with links of 200 Mbit/s.
 _MESSAGES = {
-    # The library for ranks (ops/install/preload/) waits on the descriptor of Open MPI's epoll.
+    # The library for ranks (ops/install/native/preload/) waits on the descriptor of Open MPI's epoll.
     "opal_event_include": "epoll",
     # Written into the receiver's memory, as Open MPI does by default, large messages take turns with those that come
     # the other way: two hosts need 41 ms to swap 512 KB, and 21 ms with plain sends.
@@ -249,5 +249,5 @@ def check_startable(job: Job, launcher: Launcher) -> None:
     if job.servers and not Path(launcher.preload_library).is_file():
         raise LaunchError(
             f"Servers listen on the address of their host only, by means of {launcher.preload_library}, which is not "
-            "there. Build it: `make install`, or cc -shared -fPIC -o that file ops/install/preload/*.c -ldl."
+            "there. Build it: `make install`, or cc -shared -fPIC -o that file ops/install/native/preload/*.c -ldl."
         )

@@ -15,6 +15,7 @@ from parallax.analysis.gradients import gradient_updates
 from parallax.config import CheckPointConfig, Config
 from parallax.errors import GraphError, PlanError
 from parallax.plan import plan_from_json
+from parallax.runtime.channels import open_channels
 from parallax.runtime.checkpoint.held import Places
 from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook, Checkpoints, checkpoints
 from parallax.runtime.graph_files import write_events, write_text
@@ -78,10 +79,11 @@ def open_session(
             seed=parcel.seed,
             equal_randomness=equal_randomness,
             hosts=parcel.hosts,
-            host_set=members.host_set if aggregates else None,
+            merges_in_host=aggregates and members.host_workers is not None,
             servers=len(plan.servers),
         )
         worker_graph = transform(analysed.captured.view, decisions, place)
+        open_channels(worker_graph.graph_def, members)
         worker = Worker(graph, Names(analysed.captured.view, worker_graph), watch)
         later = initialization_phases(analysed.captured)[1:]
         if graph_folder is not None:

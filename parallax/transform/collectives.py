@@ -1,4 +1,4 @@
-"""Horovod's collectives as graph ops: the only place that builds them.
+"""Horovod's collectives as graph ops: the only place that builds them. The exchange of rows is in exchange_op.py.
 
 Horovod declares its ops stateless, so TensorFlow may fold one whose inputs are constant, or merge two with equal
 inputs. Inputs therefore pass through `open_end`, which is never folded. The node's name is the name on the wire: all
@@ -22,34 +22,6 @@ def open_end(tensor: Any, shape: list[int | None] | None = None) -> Any:
     if shape is None and tensor.shape.rank:
         shape = [None, *tensor.shape.as_list()[1:]]
     return tf.compat.v1.placeholder_with_default(tensor, shape if shape is not None else tensor.shape)
-
-
-def all_to_all(tensor: Any, splits: Any, process_set: Any = None) -> tuple[Any, Any]:
-    """Sends `splits[k]` rows of `tensor` `[n, ...]` to worker k of all, or of Horovod's `process_set`.
-
-    Horovod remembers what all workers have agreed on by name and shape, and agrees anew, in four more rounds of small
-    messages, whenever a worker comes with another shape. So the tensor is given with rows at its end that go nowhere,
-    up to a power of two, and its shape seldom changes.
-
-    Returns:
-        The rows received `[m, ...]`, by sender, and how many came from each worker (int32).
-    """
-    from horovod.tensorflow import mpi_ops
-
-    among = {} if process_set is None else {"process_set": process_set}
-    received, received_splits = mpi_ops.alltoall(_rounded_up(tensor), splits=splits, name="all_to_all", **among)
-    received.set_shape([None, *tensor.shape.as_list()[1:]])
-    return received, received_splits
-
-
-def _rounded_up(tensor: Any) -> Any:
-    """The rows `[n, ...]` with zeros after them, in all as many as the first power of two from n on."""
-    import tensorflow as tf
-
-    rows = tf.shape(tensor)[0]
-    powers = tf.constant([2**k for k in range(31)], tf.int32)
-    more = powers[tf.searchsorted(powers, rows[None])[0]] - rows
-    return tf.pad(tensor, [[0, more], *([0, 0] for _ in tensor.shape.as_list()[1:])])
 
 
 def all_gather(tensor: Any) -> Any:

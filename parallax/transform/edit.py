@@ -31,7 +31,7 @@ class Worker:
         seed: the job's seed, from which unseeded random ops get theirs.
         equal_randomness: whether all workers draw the same numbers (for verification only).
         hosts: the number of each worker's host; empty for one host.
-        host_set: Horovod's process set of the workers of this host, where they merge what they ask for; else None.
+        merges_in_host: whether the workers of a host merge what they ask for.
         servers: number of servers.
     """
 
@@ -40,7 +40,7 @@ class Worker:
     seed: int
     equal_randomness: bool = False
     hosts: tuple[int, ...] = ()
-    host_set: Any = None
+    merges_in_host: bool = False
     servers: int = 0
 
     @property

@@ -114,12 +114,12 @@ def _rows_of(editor: Editor, table: Table, source: str) -> TableRows:
 def _way(editor: Editor, table: TableRows, synchronous: bool) -> ToWorkers | ToServers:
     worker = editor.worker
     host = None
-    if worker.host_set is not None and synchronous:
+    if worker.merges_in_host and synchronous:
         neighbours, places = worker.neighbours, [0] * worker.size
         for number in dict.fromkeys(worker.hosts):  # an owner is asked by whoever has its place on this host
             for place, rank in enumerate(r for r, h in enumerate(worker.hosts) if h == number):
                 places[rank] = place % len(neighbours)
-        host = Host(len(neighbours), worker.host_set, tuple(places))
+        host = Host(len(neighbours), tuple(places))
     return ToServers(len(table.parts), host) if table.devices else ToWorkers(worker.size, host)
 
 

@@ -7,10 +7,10 @@ ask for and asks the owners once for all of them: bytes that leave a host are th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from parallax.transform.collectives import all_to_all
+from parallax.transform.exchange_op import HOST, all_to_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,10 @@ class Host:
 
     Attributes:
         size: how many they are.
-        process_set: Horovod's set of them, in the order of their ranks.
         place_of_owner: `[W]`, for each worker as an owner, who of this host asks it.
     """
 
     size: int
-    process_set: Any
     place_of_owner: tuple[int, ...]
 
 
@@ -75,6 +73,7 @@ class Trip:
         within: the leg within the host, and what came from each of its workers; None without one.
         last: the leg to the owners.
         asked: where workers are owners: `[m]`, local row numbers that others asked of this one.
+        asked_splits: `[W]`, how many each of them asked for.
         table_of_asked: `[m]`, which table each belongs to; None when there is one only.
     """
 
@@ -82,6 +81,7 @@ class Trip:
     within: tuple[Leg, Any] | None
     last: Leg
     asked: Any = None
+    asked_splits: Any = None
     table_of_asked: Any = None
 
 
@@ -115,10 +115,10 @@ class Way(ABC):
 
         if self.host is None:
             return self._from_owners(first, tables, bases)
-        asked, counts = all_to_all(first.keys, first.splits, self.host.process_set)
+        asked, counts = all_to_all(first.keys, first.splits, HOST)
         trip = self._from_owners(leg(asked, self._owner, self.partitions), tables, bases)
-        rows, _ = all_to_all(tf.gather(trip.rows, trip.last.positions), counts, self.host.process_set)
-        return Trip(rows, (first, counts), trip.last, trip.asked, trip.table_of_asked)
+        rows, _ = all_to_all(tf.gather(trip.rows, trip.last.positions), counts, HOST, first.splits)
+        return replace(trip, rows=rows, within=(first, counts))
 
     def push(self, trip: Trip, rows: Any) -> Any:
         """Sends gradient rows `[u, width]`, in the order of the first leg's keys, on to where `trip.last` leads."""
@@ -126,7 +126,8 @@ class Way(ABC):
 
         if trip.within is None or self.host is None:
             return rows
-        received, _ = all_to_all(rows, trip.within[0].splits, self.host.process_set)
+        first, counts = trip.within
+        received, _ = all_to_all(rows, first.splits, HOST, counts)
         return tf.math.unsorted_segment_sum(received, trip.last.positions, tf.size(trip.last.keys))
 
     def _owner(self, keys: Any) -> Any:
@@ -152,8 +153,8 @@ class ToWorkers(Way):
     def _from_owners(self, last: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
         asked, counts = all_to_all(last.keys // self.partitions, last.splits)
         of_table = table_of(asked, bases)
-        rows, _ = all_to_all(_local_rows(tables, asked, of_table, bases), counts)
-        return Trip(rows, None, last, asked, of_table)
+        rows, _ = all_to_all(_local_rows(tables, asked, of_table, bases), counts, arriving=last.splits)
+        return Trip(rows, None, last, asked, counts, of_table)
 
     def arrive(self, trip: Trip, rows: Any, bases: tuple[int, ...]) -> list[tuple[Any, Any]]:
         """Sends gradient rows, in the order of `trip.last`, to their owners.
@@ -164,7 +165,7 @@ class ToWorkers(Way):
         """
         import tensorflow as tf
 
-        received, _ = all_to_all(rows, trip.last.splits)
+        received, _ = all_to_all(rows, trip.last.splits, arriving=trip.asked_splits)
         if len(bases) == 1:
             return [(received, trip.asked)]
         local = trip.asked - tf.gather(tf.constant(bases, trip.asked.dtype), trip.table_of_asked)

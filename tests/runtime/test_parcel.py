@@ -4,7 +4,7 @@ import secrets
 import pytest
 
 from parallax.errors import LaunchError
-from parallax.runtime.members import hold_port, ranks_by_host
+from parallax.runtime.members import hold_port
 from parallax.runtime.parcel import Parcel, read_parcel
 
 PARCEL = Parcel(
@@ -47,10 +47,6 @@ def test_a_parcel_that_is_cut_off_is_refused():
 def test_input_that_is_no_parcel_is_refused():
     with pytest.raises(LaunchError, match="was b'hello, here is'"):
         read_parcel(io.BytesIO(b"hello, here is some text"))
-
-
-def test_workers_are_grouped_by_host():
-    assert ranks_by_host((0, 0, 2, 3, 3)) == {0: [0, 1], 2: [2], 3: [3, 4]}
 
 
 def test_a_held_port_is_nobody_elses():

@@ -55,7 +55,7 @@ def pulled(number, start_us, end_us):
     return step(
         number,
         node("matmul", "MatMul", start_us - 50, start_us),
-        node("parallax/pull_0/all_to_all", "HorovodAlltoall", start_us, end_us),
+        node("parallax/pull_0/all_to_all", "ParallaxAllToAll", start_us, end_us),
     )
 
 
@@ -80,7 +80,7 @@ def traces_of(*steps_by_rank, offsets=None, within_host=frozenset(), hosts=None)
     [
         ("parallax/pull_12/Unique", "Unique", "pull"),
         ("parallax/refresh/Assign", "Assign", "pull"),
-        ("parallax/push_0/all_to_all", "HorovodAlltoall", "push"),
+        ("parallax/push_0/all_to_all", "ParallaxAllToAll", "push"),
         ("parallax/collect/emb/all_gather", "HorovodAllgather", "push"),
         ("parallax/accumulate/0/0/give", "SparseAccumulatorApplyGradient", "push"),
         ("parallax/all_reduce/all_reduce_1", "HorovodAllreduce", "all-reduce"),
@@ -171,8 +171,8 @@ def test_a_clock_that_is_behind_is_not_taken_for_a_rank_that_is_early():
 
 def test_an_op_that_runs_twice_in_a_step_is_two_meetings():
     name = "parallax/pull_0/all_to_all"
-    first = step(0, node(name, "HorovodAlltoall", 0, 30), node(name, "HorovodAlltoall", 50, 90))
-    second = step(0, node(name, "HorovodAlltoall", 20, 30), node(name, "HorovodAlltoall", 40, 90))
+    first = step(0, node(name, "ParallaxAllToAll", 0, 30), node(name, "ParallaxAllToAll", 50, 90))
+    second = step(0, node(name, "ParallaxAllToAll", 20, 30), node(name, "ParallaxAllToAll", 40, 90))
     early, late = traces_of([first], [second])
     assert [(w.start_us, w.end_us, w.whom) for w in early.waits] == [(0, 20, 1)]
     assert [(w.start_us, w.end_us, w.whom) for w in late.waits] == [(40, 50, 0)]
@@ -237,8 +237,8 @@ def two_legs(within_us, between_us, end_us):
     """A step with an exchange within the host and then one between all."""
     return step(
         0,
-        node("parallax/pull_0/all_to_all", "HorovodAlltoall", within_us, between_us - 10),
-        node("parallax/pull_0/all_to_all_1", "HorovodAlltoall", between_us, end_us),
+        node("parallax/pull_0/all_to_all", "ParallaxAllToAll", within_us, between_us - 10),
+        node("parallax/pull_0/all_to_all_1", "ParallaxAllToAll", between_us, end_us),
     )
 
 
@@ -255,7 +255,7 @@ def test_who_comes_late_for_having_waited_itself_is_not_the_slowest():
 def test_who_works_while_it_waits_elsewhere_is_waited_for_itself():
     # Rank 1 waits for rank 2 in one exchange and computes meanwhile; rank 0 waits in another one for it.
     side, main = "parallax/all_reduce/all_reduce", "parallax/push_0/all_to_all"
-    early, late = ("HorovodAllreduce", 500, 950), ("HorovodAlltoall", 100, 950)
+    early, late = ("HorovodAllreduce", 500, 950), ("ParallaxAllToAll", 100, 950)
     traces = traces_of(
         [step(0, node(side, *early), node(main, *late))],
         [
@@ -263,7 +263,7 @@ def test_who_works_while_it_waits_elsewhere_is_waited_for_itself():
                 0,
                 node(side, "HorovodAllreduce", 100, 950),
                 node("matmul", "MatMul", 100, 900),
-                node(main, "HorovodAlltoall", 900, 950),
+                node(main, "ParallaxAllToAll", 900, 950),
             )
         ],
         [step(0, node(side, *early), node(main, *late))],
@@ -273,8 +273,8 @@ def test_who_works_while_it_waits_elsewhere_is_waited_for_itself():
 
 def test_two_ranks_that_wait_for_each_other_at_once_are_each_waited_for():
     one, other = "parallax/push_0/all_to_all", "parallax/push_1/all_to_all"
-    first = step(0, node(one, "HorovodAlltoall", 100, 500), node(other, "HorovodAlltoall", 300, 500))
-    second = step(0, node(other, "HorovodAlltoall", 100, 500), node(one, "HorovodAlltoall", 400, 500))
+    first = step(0, node(one, "ParallaxAllToAll", 100, 500), node(other, "ParallaxAllToAll", 300, 500))
+    second = step(0, node(other, "ParallaxAllToAll", 100, 500), node(one, "ParallaxAllToAll", 400, 500))
     most = slowest(traces_of([first], [second]))
     assert (most.rank, most.waited_us) == (1, 300)
 

@@ -17,6 +17,7 @@ from parallax.plan import Wishes, one_host
 from parallax.runtime.planning import analyse, decide, feasible
 from parallax.transform.check import check_servers
 from parallax.transform.edit import Worker
+from parallax.transform.exchange_op import ALL_TO_ALL
 from parallax.transform.pipeline import WorkerGraph, transform
 from tests.equality import models
 
@@ -25,12 +26,6 @@ record.install()
 
 SERVERS = 2
 PARTITIONS = {"emb": 3, "w": 2}
-
-
-class HostSet:
-    """Stands for Horovod's process set of a host, of which a graph has the number only."""
-
-    process_set_id = 3
 
 
 def two_lookups(rows: int) -> None:
@@ -59,7 +54,7 @@ def both(build: Any, **wishes: Any) -> list[WorkerGraph]:
 
 
 def horovod(made: WorkerGraph, where: str = "") -> list[str]:
-    return [n.name for n in made.graph_def.node if n.op.startswith("Horovod") and where in n.name]
+    return [n.name for n in made.graph_def.node if n.op.startswith(("Horovod", ALL_TO_ALL)) and where in n.name]
 
 
 def updates(made: WorkerGraph) -> list[tuple[str, str]]:
@@ -171,7 +166,7 @@ def with_hosts(route: str, synchronous: bool = True) -> WorkerGraph:
     """The graph of worker 1 of four on two hosts, who merge what they ask for."""
     wishes: dict[str, Any] = {"run_option": "HYBRID", "routes": {"emb": route}} if synchronous else {}
     view, decisions = decided(one_lookup, workers=4, synchronous=synchronous, **wishes)
-    worker = Worker(1, 4, 7, hosts=(0, 0, 1, 1), host_set=HostSet(), servers=SERVERS)
+    worker = Worker(1, 4, 7, hosts=(0, 0, 1, 1), merges_in_host=True, servers=SERVERS)
     return transform(view, decisions, worker)
 
 
@@ -179,7 +174,7 @@ def with_hosts(route: str, synchronous: bool = True) -> WorkerGraph:
     ("route", "pull", "push"),
     [
         # Ids within the host, ids to owners, rows back, rows within the host; gradient rows the same two ways.
-        ("alltoall", ["host", "all", "all", "host"], ["host", "all"]),
+        ("alltoall", ["host", "workers", "workers", "host"], ["host", "workers"]),
         # Owners are servers: the exchanges within the host remain.
         ("ps", ["host", "host"], ["host"]),
     ],
@@ -188,9 +183,8 @@ def test_workers_of_a_host_merge_what_they_ask_for(route: str, pull: list[str], 
     made = with_hosts(route)
     found: dict[str, list[str]] = {"pull": [], "push": []}
     for node in made.graph_def.node:
-        if node.op == "HorovodAlltoall":
-            among = {0: "all", HostSet.process_set_id: "host"}[node.attr["process_set_id"].i]
-            found[node.name.split("/")[1].partition("_")[0]].append(among)
+        if node.op == ALL_TO_ALL:
+            found[node.name.split("/")[1].partition("_")[0]].append(node.attr["among"].s.decode())
     assert found == {"pull": pull, "push": push}
 
 

@@ -19,6 +19,7 @@ from parallax.plan import Wishes, one_host
 from parallax.runtime.planning import analyse, decide
 from parallax.transform.check import check, check_exchanges
 from parallax.transform.edit import Worker
+from parallax.transform.exchange_op import ALL_TO_ALL
 from parallax.transform.pipeline import WorkerGraph, transform
 from tests.equality import models
 
@@ -44,8 +45,8 @@ def worker_graph(build: Any, rank: int = 0, **options: Any) -> WorkerGraph:
 
 def collectives(made: WorkerGraph, where: str = "") -> dict[str, int]:
     """Collectives by kind, those that only a fetch of a whole table needs left out."""
-    names = [n for n in made.graph_def.node if n.op.startswith("Horovod") and "/whole/" not in n.name]
-    return dict(Counter(n.op.removeprefix("Horovod") for n in names if where in n.name))
+    names = [n for n in made.graph_def.node if n.op.startswith(("Horovod", ALL_TO_ALL)) and "/whole/" not in n.name]
+    return dict(Counter(n.op.removeprefix("Horovod").removeprefix("Parallax") for n in names if where in n.name))
 
 
 def two_equal_tables(rows: int) -> None:
@@ -56,17 +57,17 @@ def two_equal_tables(rows: int) -> None:
 
 def test_two_tables_of_equal_width_share_one_exchange() -> None:
     made = worker_graph(two_equal_tables)
-    assert collectives(made) == {"Alltoall": 3, "Allreduce": 1}
+    assert collectives(made) == {"AllToAll": 3, "Allreduce": 1}
 
 
 def test_tables_of_another_width_or_type_have_their_own() -> None:
-    assert collectives(worker_graph(models.several_tables))["Alltoall"] == 3 * 3
+    assert collectives(worker_graph(models.several_tables))["AllToAll"] == 3 * 3
 
 
 @pytest.mark.parametrize(
     ("route", "expected"),
     [
-        ("alltoall", {"Alltoall": 3, "Allreduce": 1}),
+        ("alltoall", {"AllToAll": 3, "Allreduce": 1}),
         ("allgather", {"Allgather": 2, "Allreduce": 1}),
         ("allreduce", {"Allreduce": 2}),
     ],
@@ -93,12 +94,12 @@ def test_a_tied_table_is_all_reduced_like_any_dense_variable() -> None:
 
 def test_ids_that_come_from_another_lookup_wait_for_it_in_a_second_exchange() -> None:
     made = worker_graph(models.looked_up_twice)
-    assert collectives(made)["Alltoall"] == 6
+    assert collectives(made)["AllToAll"] == 6
 
 
 def test_a_lookup_without_gradient_is_pulled_apart_so_that_its_rows_are_not_touched() -> None:
     made = worker_graph(models.frozen_lookup)
-    assert collectives(made)["Alltoall"] == 3 + 2
+    assert collectives(made)["AllToAll"] == 3 + 2
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,12 @@ from parallax.runtime.trace.offsets import (
     offset_between,
     server_bounds,
 )
-from parallax.runtime.trace.ops import COLLECTIVES, Step, read_step
+from parallax.runtime.trace.ops import Step, read_step
 from parallax.runtime.trace.rows import RankTrace, corrected, rank_trace
 from parallax.runtime.trace.summary import summary
 from parallax.runtime.trace.waits import arrivals, last_arrivals, waits
 from parallax.runtime.trace.wish import MERGED, SUMMARY, TraceWish, rank_file
+from parallax.transform.exchange_op import ALL_TO_ALL, HOST
 
 v1 = tf.compat.v1
 _LOG = logging.getLogger("parallax.trace")
@@ -150,7 +151,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def _within_host(self) -> frozenset[str]:
         """The collectives that are among the workers of a host: those of a process set."""
         nodes = self._worker.names.run_view.nodes.values()
-        return frozenset(n.name for n in nodes if n.op in COLLECTIVES and n.attr["process_set_id"].i > 0)
+        return frozenset(n.name for n in nodes if n.op == ALL_TO_ALL and n.attr["among"].s.decode() == HOST)
 
     def _write(self, path: Path, text: str) -> None:
         try:

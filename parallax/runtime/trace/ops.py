@@ -9,13 +9,23 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from parallax.transform.exchange_op import ALL_TO_ALL
+
 PULL, COMPUTE, PUSH, ALL_REDUCE, WAITING = "pull", "compute", "push", "all-reduce", "waiting"
 KINDS = (PULL, COMPUTE, PUSH, ALL_REDUCE, WAITING)
 
 COLLECTIVES = frozenset(
     f"Horovod{kind}"
-    for kind in ("Allreduce", "GroupedAllreduce", "Allgather", "GroupedAllgather", "Alltoall", "Broadcast")
-) | {"HorovodReducescatter"}
+    for kind in (
+        "Allreduce",
+        "GroupedAllreduce",
+        "Allgather",
+        "GroupedAllgather",
+        "Alltoall",
+        "Broadcast",
+        "Reducescatter",
+    )
+) | {ALL_TO_ALL}
 GIVES = frozenset({"AccumulatorApplyGradient", "SparseAccumulatorApplyGradient"})
 """By these all workers meet on a server: what follows happens when the last has given."""
 

@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 
-import horovod.tensorflow as hvd
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from parallax.runtime.members import current_members
@@ -27,12 +25,10 @@ with graph.as_default():
         members.workers.Barrier()
         for task, value in enumerate(session.run(variables)):
             print(f"server {task} has {value.astype(int).tolist()}", flush=True)
-with tf.Graph().as_default():
-    own = tf.constant(np.arange(2, dtype=np.float32) + 10 * members.rank)
-    swapped, _ = hvd.alltoall(own, tf.constant([1, 1]), process_set=members.host_set, name="in_host")
-    with tf.Session() as session:
-        print(f"from my host: {session.run(swapped).astype(int).tolist()}", flush=True)
-print(f"on {os.uname().nodename}, {sorted(members.host_set.ranks)}, {members.server_addresses}", flush=True)
+swapped = members.host_workers.alltoall([10 * members.rank, 10 * members.rank + 1])
+print(f"from my host: {swapped}", flush=True)
+ranks = members.host_workers.allgather(members.rank)
+print(f"on {os.uname().nodename}, {ranks}, {members.server_addresses}", flush=True)
 members.workers.Barrier()
 if sys.argv[1:] == ["wait"]:
     print(f"waits {members.rank}", flush=True)
