@@ -1,6 +1,7 @@
 """Traces from step stats made by hand; times are microseconds, small enough to add up by eye."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -277,6 +278,12 @@ def test_two_ranks_that_wait_for_each_other_at_once_are_each_waited_for():
     second = step(0, node(other, "ParallaxAllToAll", 100, 500), node(one, "ParallaxAllToAll", 400, 500))
     most = slowest(traces_of([first], [second]))
     assert (most.rank, most.waited_us) == (1, 300)
+
+
+def test_a_summary_says_how_far_the_clocks_of_servers_are_known():
+    traces = [replace(t, servers=(Offset(0, 1500, 250), None)) for t in traces_of([pulled(0, 100, 340)])]
+    text = summary(traces, (0, 0))
+    assert "\nClock of server 0: +1.50 +- 0.25\nClock of server 1: unknown, its rows are not corrected\n" in text
 
 
 def test_waiting_within_the_uncertainty_of_the_clocks_names_nobody():

@@ -145,8 +145,8 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         steps = tuple(corrected(step, self._offsets, servers) for step in steps)
         came = arrivals(steps, self._within_host(), parcel.hosts[rank])
         waited = waits(rank, came, last_arrivals(comm.allgather(came)))
-        unknown = tuple(number for number in range(len(parcel.servers)) if number not in servers)
-        return rank_trace(rank, self._host, offset, steps, waited, unknown), steps
+        known = tuple(servers.get(number) for number in range(len(parcel.servers)))
+        return rank_trace(rank, self._host, offset, steps, waited, known), steps
 
     def _within_host(self) -> frozenset[str]:
         """The collectives that are among the workers of a host: those of a process set."""

@@ -69,7 +69,7 @@ class RankTrace:
         spans: its rows.
         collectives: whole ops, with the waiting in them.
         waits: whom it waited for.
-        unknown_servers: servers whose clocks are not known; their times are uncorrected.
+        servers: the offsets of servers' clocks; None where it is not known and times are uncorrected.
     """
 
     rank: int
@@ -79,7 +79,7 @@ class RankTrace:
     spans: tuple[Span, ...]
     collectives: tuple[Op, ...]
     waits: tuple[Wait, ...]
-    unknown_servers: tuple[int, ...] = ()
+    servers: tuple[Offset | None, ...] = ()
 
 
 def corrected(step: Step, own: Sequence[Offset], servers: dict[int, Offset]) -> Step:
@@ -101,7 +101,7 @@ def rank_trace(
     offset: Offset,
     steps: Sequence[Step],
     waited: Sequence[Wait],
-    unknown_servers: tuple[int, ...] = (),
+    servers: tuple[Offset | None, ...] = (),
 ) -> RankTrace:
     """The rows of one rank.
 
@@ -111,7 +111,7 @@ def rank_trace(
         offset: of its clock.
         steps: on rank 0's clock.
         waited: what it waited at its meetings.
-        unknown_servers: whose clocks are not known.
+        servers: the offsets of servers' clocks, None where it is not known.
     """
     spans: list[Span] = []
     times = []
@@ -123,7 +123,7 @@ def rank_trace(
             name = _waiting_for(mine) if row == WAITING else lambda _, row=row: row
             spans += (Span(row, step.number, name(one), *one) for one in union(intervals, GAP_US * (row != WAITING)))
     collectives = tuple(op for step in steps for op in step.ops if op.type in COLLECTIVES)
-    return RankTrace(rank, host, offset, tuple(times), tuple(spans), collectives, tuple(waited), unknown_servers)
+    return RankTrace(rank, host, offset, tuple(times), tuple(spans), collectives, tuple(waited), servers)
 
 
 def union(intervals: Iterable[Interval], gap_us: float = 0.0) -> list[Interval]:

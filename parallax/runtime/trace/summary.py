@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from parallax.runtime.trace.offsets import Offset
 from parallax.runtime.trace.ops import COMPUTE, KINDS
 from parallax.runtime.trace.rows import RankTrace, length_us, union
 from parallax.runtime.trace.waits import causes
@@ -51,9 +52,7 @@ def summary(traces: Sequence[RankTrace], asked: tuple[int, int]) -> str:
     lines = [f"Trace of {which}: ms in a step, the mean of {len(numbers)}", *_table(traces)]
     lines.append("Kinds of work run beside each other, so that they do not add up to the step. Clocks are rank 0's;")
     lines.append("`clock` is what was added, and how wrong it may be.")
-    unknown = sorted({server for trace in traces for server in trace.unknown_servers})
-    if unknown:
-        lines.append(f"The clocks of servers {', '.join(map(str, unknown))} are unknown: their rows are not corrected.")
+    lines += [_server_clock(number, offset) for number, offset in enumerate(traces[0].servers)]
     lines.append(_verdict(traces))
     return "\n".join(lines) + "\n"
 
@@ -67,10 +66,20 @@ def _table(traces: Sequence[RankTrace]) -> list[str]:
         columns = [[step.end_us - step.start_us for step in trace.steps]]
         columns += [[step.us_by_kind[kind] for step in trace.steps] for kind in KINDS]
         columns += [[step.server_us for step in trace.steps]] if with_servers else []
-        clock = f"{_ms(trace.offset.offset_us, '+')} +- {_ms(trace.offset.uncertainty_us)}"
-        rows.append((str(trace.rank), trace.host, *(_ms(sum(column) / count) for column in columns), clock))
+        means = (_ms(sum(column) / count) for column in columns)
+        rows.append((str(trace.rank), trace.host, *means, _clock(trace.offset)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _server_clock(number: int, offset: Offset | None) -> str:
+    if offset is None:
+        return f"Clock of server {number}: unknown, its rows are not corrected"
+    return f"Clock of server {number}: {_clock(offset)}"
+
+
+def _clock(offset: Offset) -> str:
+    return f"{_ms(offset.offset_us, '+')} +- {_ms(offset.uncertainty_us)}"
 
 
 def _verdict(traces: Sequence[RankTrace]) -> str:
