@@ -117,7 +117,7 @@ def _text(results: Results) -> str:
         from ops.bench.race import report
     except ImportError:
         return "\n".join(_plain(results))
-    return str(report.table_text(results))
+    return str(report.table_text(results, _differences(results)))
 
 
 def _write_pictures(results: Results, html: Path | None) -> None:
@@ -125,8 +125,13 @@ def _write_pictures(results: Results, html: Path | None) -> None:
         return
     from ops.bench.race import report
 
-    report.write_html(results, html)
+    report.write_html(results, html, _differences(results))
     report.write_png(results, html.with_suffix(".png"))
+
+
+def _differences(results: Results) -> list[dict[str, float]]:
+    """For each race, by system the largest difference of its losses from the first one's."""
+    return [{one.system: one.worst for one in agreements(race.runs)} for race in results.races]
 
 
 def _plain(results: Results) -> Iterator[str]:

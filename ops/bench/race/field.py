@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ops.bench.race.measure import available_bytes, cpu_s, peak_bytes, settled_counters
+from ops.bench.race.measure import available_bytes, cpu_s, peak_bytes, settled_counters, started_at
 from ops.bench.race.place import Place
 from ops.bench.race.results import Turn
 from ops.bench.race.systems import commands_of
@@ -70,7 +70,7 @@ class Entry:
         self._others = place.pids()
         self._children: list[subprocess.Popen[bytes]] = []
         self._workers: list[subprocess.Popen[bytes]] = []
-        self._pids: frozenset[int] = frozenset()
+        self._start_by_pid: dict[int, int] = {}
         self._turns = 0
 
     def __enter__(self) -> Entry:
@@ -91,7 +91,7 @@ class Entry:
         """Ends all processes; may be called again."""
         if all(child.returncode is not None for child in self._children):
             return
-        if not self._pids:
+        if not self._start_by_pid:
             self._find()
         self._signal(signal.SIGCONT)
         if any(child.poll() is None for child in self._workers):
@@ -116,10 +116,10 @@ class Entry:
         self._answers("ready", number, deadline_s)
         if not number:
             self._find()  # now only: what comes later belongs to the systems that are started later
-        counters, cpu = self._place.counters(), cpu_s(self._pids)
+        counters, cpu = self._place.counters(), cpu_s(self._pids())
         write_json(self._folder / f"go-{number}.json", {})
         done = self._answers("done", number, deadline_s)
-        cpu = cpu_s(self._pids) - cpu
+        cpu = cpu_s(self._pids()) - cpu
         self._signal(signal.SIGSTOP)
         after = settled_counters(self._place)
         bytes_by_host = [tuple(b - a for a, b in zip(counters[host], after[host], strict=True)) for host in after]
@@ -148,19 +148,24 @@ class Entry:
             time.sleep(_POLL_S)
 
     def _find(self) -> None:
-        self._pids = self._place.pids() - self._others
+        found = {pid: started_at(pid) for pid in self._place.pids() - self._others}
+        self._start_by_pid = {pid: start for pid, start in found.items() if start is not None}
+
+    def _pids(self) -> list[int]:
+        """Those that still run; a number that the kernel has given to another process since is left out."""
+        return [pid for pid, start in sorted(self._start_by_pid.items()) if started_at(pid) == start]
 
     def _ranks(self) -> list[int]:
         """The processes that run Python; what else there is (mpirun, its daemons) only waits for them."""
         found = []
-        for pid in sorted(self._pids):
+        for pid in self._pids():
             with contextlib.suppress(OSError):
                 if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(sys.executable.encode()):
                     found.append(pid)
         return found
 
     def _signal(self, number: int) -> None:
-        pids = sorted(self._pids) if number in (signal.SIGKILL, signal.SIGTERM) else self._ranks()
+        pids = self._pids() if number in (signal.SIGKILL, signal.SIGTERM) else self._ranks()
         if number == signal.SIGCONT:  # nsenter stops itself with its child
             pids += [child.pid for child in self._children if child.poll() is None]
         for pid in pids:

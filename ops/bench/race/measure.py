@@ -25,6 +25,14 @@ def cpu_s(pids: Iterable[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def started_at(pid: int) -> int | None:
+    """When a process was started, in the kernel's ticks: with its number, its identity. None when there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return None
+
+
 def peak_bytes(pids: Iterable[int]) -> tuple[int, ...]:
     """The most memory that each process has held so far, largest first."""
     found = []
