@@ -83,7 +83,7 @@ def open_session(
             servers=len(plan.servers),
         )
         worker_graph = transform(analysed.captured.view, decisions, place)
-        open_channels(worker_graph.graph_def, members)
+        open_channels(worker_graph.graph_def, members.workers, members.host_workers)
         worker = Worker(graph, Names(analysed.captured.view, worker_graph), watch)
         later = initialization_phases(analysed.captured)[1:]
         if graph_folder is not None:

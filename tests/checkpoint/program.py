@@ -34,6 +34,7 @@ from parallax.analysis.capture import initialization_phases  # noqa: E402
 from parallax.analysis.planner import make_plan  # noqa: E402
 from parallax.errors import CheckpointError, PlanError  # noqa: E402
 from parallax.plan import Wishes, one_host  # noqa: E402
+from parallax.runtime.channels import open_channels  # noqa: E402
 from parallax.runtime.checkpoint.folder import Writer, latest  # noqa: E402
 from parallax.runtime.checkpoint.held import Places, SpreadRows, hold, meet  # noqa: E402
 from parallax.runtime.checkpoint.storage import Storage  # noqa: E402
@@ -95,6 +96,7 @@ class Job:
                 continue
         plan = make_plan(analysed.spec, one_host(size), Wishes(routes=routes))
         self.made = transform(analysed.captured.view, decide(analysed, plan), Worker(rank, size, 7))
+        open_channels(self.made.graph_def, comm)
         self.graph, worker_graph = graph, tf.Graph()
         with worker_graph.as_default():
             tf.graph_util.import_graph_def(self.made.graph_def, name="")

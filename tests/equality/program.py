@@ -33,6 +33,7 @@ from parallax.analysis.capture import capture, initialization_phases  # noqa: E4
 from parallax.analysis.planner import make_plan  # noqa: E402
 from parallax.errors import PlanError  # noqa: E402
 from parallax.plan import Wishes, one_host  # noqa: E402
+from parallax.runtime.channels import open_channels  # noqa: E402
 from parallax.runtime.planning import analyse, decide, feasible  # noqa: E402
 from parallax.runtime.verify import difference  # noqa: E402
 from parallax.transform.edit import Worker  # noqa: E402
@@ -164,6 +165,7 @@ def workers(builder, resource, route, batches, rank, size, servers):
         decide(analysed, plan, equal_randomness=True),
         Worker(rank, size, SEED, equal_randomness=True, servers=len(plan.servers)),
     )
+    open_channels(made.graph_def, MPI.COMM_WORLD)
     imported = tf.Graph()
     with imported.as_default():
         tf.graph_util.import_graph_def(made.graph_def, name="")

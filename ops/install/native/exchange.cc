@@ -199,7 +199,13 @@ REGISTER_OP("ParallaxAllToAll")
 
 REGISTER_KERNEL_BUILDER(Name("ParallaxAllToAll").Device(tensorflow::DEVICE_CPU), AllToAllOp);
 
-// Gives the node `name` its communicator, a Fortran handle; the same one on all workers, used for nothing else.
+// Whether nodes called `name` have a communicator.
+extern "C" int parallax_is_open(const char* name) {
+  std::lock_guard<std::mutex> hold(channels_mutex);
+  return Channels().count(name) > 0;
+}
+
+// Gives nodes called `name` their communicator, a Fortran handle; the same one on all workers, used for nothing else.
 extern "C" void parallax_open(const char* name, int communicator) {
   std::lock_guard<std::mutex> hold(channels_mutex);
   Channels()[name] = new Channel(MPI_Comm_f2c(communicator));
