@@ -236,21 +236,16 @@ def _job_folder() -> Path:
 
 
 def _worker_defaults(plan: Plan, cluster: Cluster) -> dict[str, str]:
-    """Variables for the workers that the environment does not set itself.
-
-    Horovod looks for finished tensors once a cycle, and an exchange is three rounds one after the other: a round costs
-    1.1 ms at its default of 1 ms, and 0.25 ms at 0.1 ms (two workers, two cores). Workers that share cores only keep
-    each other from working with so short a cycle: four on two cores took 16 s for what takes 10 s at 1 ms.
-    """
-    # Other hosts are taken to have as many cores as this one.
-    shared_cores = max(host.num_workers for host in cluster.hosts) > len(os.sched_getaffinity(0))
+    """Variables for the workers that the environment does not set itself."""
     alone = max(host.num_workers for host in cluster.hosts) == 1
     return {
         # How long a rank that waits sleeps at most: messages through memory, within a host, wake nobody.
         "PARALLAX_IDLE_US": "1000" if alone else "50",
         # Every worker would repeat TensorFlow's greeting, and with servers a warning at the end of runs.
         "TF_CPP_MIN_LOG_LEVEL": "2" if plan.servers else "1",
-        "HOROVOD_CYCLE_TIME": "1" if shared_cores else "0.1",
+        # Horovod looks for finished tensors once a cycle, in all workers at once, and works for that even when there
+        # is none. Exchanges do not go through it, and an all-reduce has others beside it on the wire while it waits.
+        "HOROVOD_CYCLE_TIME": "1",
     }
 
 

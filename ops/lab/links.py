@@ -8,7 +8,6 @@ for each packet; segments are never put together to larger ones, which would hid
 
 from __future__ import annotations
 
-import os
 import subprocess
 
 MTU = 9000
@@ -63,21 +62,12 @@ def connect(pid: int, address: str, bridge_pid: int, port: str, rate_bytes_per_s
             _one_packet_at_a_time(place, name, mtu)
             rate = ("rate", f"{8 * rate_bytes_per_s}bit", "burst", str(burst_bytes(rate_bytes_per_s, mtu)))
             _in(place, "tc", "qdisc", "add", "dev", name, "root", "tbf", *rate, "limit", str(_QUEUE_BYTES))
-        _steer(place, name)
     _in(bridge_pid, "ip", "link", "set", port, "master", BRIDGE, "up")
     _address(pid, "eth0", address)
 
 
 def _one_packet_at_a_time(pid: int, name: str, mtu: int) -> None:
     _in(pid, "ip", "link", "set", name, "gso_max_size", str(mtu), "gso_max_segs", "1")
-
-
-def _steer(pid: int, name: str) -> None:
-    """Has one processor take all packets of a connection, else two may change their order: a sender sends again."""
-    groups = [f"{(1 << min(32, count)) - 1:x}" for count in range(os.cpu_count() or 1, 0, -32)]
-    mask = ",".join(sorted(groups, key=len))
-    script = 'mount -t sysfs sysfs /sys && echo "$1" > "/sys/class/net/$0/queues/rx-0/rps_cpus"'
-    _in(pid, "unshare", "--mount", "sh", "-c", script, name, mask)
 
 
 def _address(pid: int, name: str, address: str) -> None:
