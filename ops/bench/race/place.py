@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
-from ops.lab.lab import SUBNET, Lab
+from ops.lab.lab import Lab
+from ops.lab.links import SUBNET
 from parallax.runtime.processes import processes_with, tied_argv
 
 ROOT = Path(__file__).resolve().parents[3]
