@@ -19,6 +19,7 @@ from parallax.plan import plan_from_json
 from parallax.runtime.channels import open_channels
 from parallax.runtime.checkpoint.held import Places
 from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook, Checkpoints, checkpoints
+from parallax.runtime.direct import DirectRuns, can_be_direct
 from parallax.runtime.graph_files import write_events, write_text
 from parallax.runtime.hooks import LastHook, TrainingRuns, UserHook, Worker, begin_hooks
 from parallax.runtime.members import SERVER_TASK, WORKER_TASK, Members, current_members
@@ -93,11 +94,11 @@ def open_session(
             config = replace(config, ckpt_config=CheckPointConfig())
         training = TrainingRuns(worker, gradient_updates(analysed.captured, analysed.sources))
         tracing = [*_profile(config, rank, worker, training), *_trace(trace, worker, training, worker_graph)]
-        monitored = _monitored(graph, worker_graph, config, worker, later, tracing)
+        monitored, direct = _monitored(graph, worker_graph, config, worker, later, tracing)
         if config.export_graph_path is not None:
             write_text(Path(config.export_graph_path), rank, monitored.graph)
     gc.freeze()  # graphs are many objects that stay: to look through them again and again costs a step a tenth
-    return Session(worker, monitored, worker_graph.counters, size, members.workers.Dup()), size, rank
+    return Session(worker, monitored, worker_graph.counters, size, members.workers.Dup(), direct), size, rank
 
 
 def _with_hooks(analysed: Analysed, graph: Any, config: Config) -> Analysed:
@@ -160,8 +161,11 @@ def _monitored(
     worker: Worker,
     later: list[list[str]],
     more_hooks: Sequence[Any],
-) -> Any:
-    """TensorFlow's monitored session on this worker's graph; the initializers `later` run after the others."""
+) -> tuple[Any, DirectRuns | None]:
+    """TensorFlow's monitored session on this worker's graph, and the direct way to it if there may be one.
+
+    The initializers `later` run after the others.
+    """
     imported = _imported(graph, worker_graph)
     members = current_members()
     home = f"/job:{WORKER_TASK}/task:{members.rank}" if members.target else None
@@ -187,9 +191,11 @@ def _monitored(
             # TensorFlow would build one that takes the local rows of a table for all of it.
             saver=v1.train.Saver([], allow_empty=True),
         )
-        return v1.train.SingularMonitoredSession(
+        monitored = v1.train.SingularMonitoredSession(
             hooks=hooks, scaffold=scaffold, master=members.target, config=_options(config, members)
         )
+        direct = DirectRuns(worker.raw) if can_be_direct(imported, hooks, members.target) else None
+        return monitored, direct
 
 
 def _held_here(worker_graph: WorkerGraph) -> list[Any]:

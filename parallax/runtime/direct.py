@@ -1,0 +1,75 @@
+"""Runs that need nothing of TensorFlow's sessions but the run: the same fetches again, feeds already in arrays.
+
+TensorFlow looks at every fetch and feed of every run anew, for its hooks and itself, which for short steps of many
+workers on few cores is a tenth of the step. What is run again and again is made ready once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class DirectRuns:
+    """The runs of one session that nothing hooks into.
+
+    Args:
+        raw: TensorFlow's session, in this process.
+    """
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self._ready: dict[tuple[tuple[str, ...], tuple[str, ...]], _Ready | None] = {}
+
+    def run(self, tensors: tuple[str, ...], feeds: Mapping[str, Any]) -> list[Any] | None:
+        """What is asked for, None for each operation; or None when this run must go the long way.
+
+        Args:
+            tensors: names of tensors and operations in the worker's graph.
+            feeds: tensor name -> value.
+        """
+        key = (tensors, tuple(feeds))
+        if key not in self._ready:
+            if not tensors or len({*tensors, *feeds}) < len(tensors) + len(feeds):
+                return None
+            self._ready[key] = None  # a run that does not come again is not worth it
+            return None
+        ready = self._ready[key]
+        if ready is None:
+            ready = self._ready[key] = _Ready(self._raw, *key)
+        return ready.run(tuple(feeds.values()))
+
+
+class _Ready:
+    """One set of fetches and feeds."""
+
+    def __init__(self, raw: Any, tensors: Sequence[str], fed: Sequence[str]) -> None:
+        from tensorflow.core.protobuf import config_pb2
+
+        given = [raw.graph.get_tensor_by_name(name) for name in fed]
+        self._takes = [(tensor.dtype.base_dtype.as_numpy_dtype, tensor.shape) for tensor in given]
+        self._places = [":" in name for name in tensors]
+        options = config_pb2.CallableOptions(feed=fed)
+        options.fetch.extend(name for name in tensors if ":" in name)
+        options.target.extend(name for name in tensors if ":" not in name)
+        self._call = raw._make_callable_from_options(options)  # make_callable takes no feeds by this way
+
+    def run(self, values: Sequence[Any]) -> list[Any] | None:
+        for value, (dtype, shape) in zip(values, self._takes, strict=True):
+            if type(value) is not np.ndarray or value.dtype != dtype or not shape.is_compatible_with(value.shape):
+                return None  # TensorFlow converts it, or says what is wrong with it
+        found = iter(self._call(*values))
+        return [next(found) if is_tensor else None for is_tensor in self._places]
+
+
+def can_be_direct(graph: Any, hooks: Sequence[Any], target: str) -> bool:
+    """Whether nothing has to happen around the runs of a session: no hooks but the last, no queue runners.
+
+    Args:
+        graph: the worker's.
+        hooks: of the session.
+        target: what it is connected to; empty for this process.
+    """
+    return not target and len(hooks) == 1 and not graph.get_collection("queue_runners")
