@@ -60,8 +60,9 @@ def exchange_library_argv(folder: Path) -> list[str]:
         [str(folder / "bin" / "python"), "-c", script], stdout=subprocess.PIPE, text=True, check=True
     )
     library = folder / "lib" / "libparallax_exchange.so"
+    sources = map(str, sorted((HERE / "native").glob("*.cc")))
     built = ["-O2", "-shared", "-fPIC", "-w", "-Wl,-rpath,$ORIGIN", "-o", str(library)]
-    return [str(folder / "bin" / "mpicxx"), *built, str(HERE / "native" / "exchange.cc"), *found.stdout.split()]
+    return [str(folder / "bin" / "mpicxx"), *built, *sources, *found.stdout.split()]
 
 
 def _fingerprint() -> str:

@@ -1,9 +1,11 @@
-"""The op by which workers exchange rows, and the library that has it (ops/install/native/exchange.cc)."""
+"""The ops by which workers exchange rows, and the library that has them (ops/install/native)."""
 
 from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,65 @@ def _ops() -> Any:
 
     if not library().is_file():
         raise TransformError(
-            f"Workers exchange rows by an op of {library()}, which is not there. Build it: `make install`."
+            f"Workers exchange rows by ops of {library()}, which is not there. Build it: `make install`."
         )
     return tf.load_op_library(str(library()))
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """Keys merged, in the order of where they go.
+
+    Attributes:
+        keys: `[m]`, distinct, by destination.
+        splits: `[D]` int32, how many go to each destination.
+        positions: `[n]` int32, where in `keys` each of the keys is that came in.
+    """
+
+    keys: Any
+    splits: Any
+    positions: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Ids of one lookup `[n]`, which ask for rows of a table.
+
+    Attributes:
+        ids: int32 or int64.
+        table: its name, for errors.
+        rows: of the table; -1 when the ids have been checked.
+        offset: what makes an id a key.
+    """
+
+    ids: Any
+    table: str = ""
+    rows: int = -1
+    offset: int = 0
+
+
+def leg(wanted: Sequence[Wanted], destinations: Sequence[int], count: int, key_type: Any) -> Leg:
+    """Merges the keys of lookups and orders them by where they go: key k to `destinations[k % len(destinations)]`.
+
+    An id that is no row of its table ends the run with an error that names both (runtime/id_errors.py reads it).
+
+    Args:
+        wanted: by lookup; positions are of all of them, one after the other.
+        destinations: each below `count`.
+        count: of destinations.
+        key_type: int32 or int64.
+    """
+    made = _ops().parallax_leg(
+        ids=[one.ids for one in wanted],
+        Tkeys=key_type,
+        tables=[one.table for one in wanted],
+        rows=[one.rows for one in wanted],
+        offsets=[one.offset for one in wanted],
+        destinations=list(destinations),
+        count=count,
+        name="leg",
+    )
+    return Leg(made.keys, made.splits, made.positions)
 
 
 def all_to_all(tensor: Any, splits: Any, among: str = WORKERS, arriving: Any = None) -> tuple[Any, Any]:

@@ -7,10 +7,11 @@ ask for and asks the owners once for all of them: bytes that leave a host are th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from parallax.transform.exchange_op import HOST, all_to_all
+from parallax.transform.exchange_op import HOST, Leg, Wanted, all_to_all, leg
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +35,6 @@ class TableRows:
     dtype: Any
     row_shape: tuple[int, ...]
     devices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Leg:
-    """Keys merged, in the order of where they go.
-
-    Attributes:
-        keys: `[m]`, distinct, by destination.
-        splits: `[D]` int32, how many go to each destination.
-        positions: `[n]` int32, where in `keys` each of the keys is that came in.
-    """
-
-    keys: Any
-    splits: Any
-    positions: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +71,6 @@ class Trip:
     table_of_asked: Any = None
 
 
-def leg(keys: Any, destination: Any, count: int) -> Leg:
-    """Merges keys `[n]` and orders them by `destination(keys)`, one of `count`."""
-    import tensorflow as tf
-
-    distinct, inverse = tf.unique(keys)
-    if count == 1:
-        return Leg(distinct, tf.size(distinct)[None], inverse)
-    to = tf.cast(destination(distinct), tf.int32)
-    order = tf.concat(tf.dynamic_partition(tf.range(tf.size(distinct)), to, count), 0)
-    splits = tf.math.bincount(to, minlength=count, maxlength=count, dtype=tf.int32)
-    return Leg(tf.gather(distinct, order), splits, tf.gather(tf.math.invert_permutation(order), inverse))
-
-
 class Way(ABC):
     """To owners: what both kinds share."""
 
@@ -105,9 +78,11 @@ class Way(ABC):
         self.partitions = partitions
         self.host = host
 
-    def first_destination(self) -> tuple[Any, int]:
-        """Where a key goes first, as a function of keys, and how many places there are."""
-        return (self._place, self.host.size) if self.host is not None else (self._owner, self.partitions)
+    def first_leg(self, wanted: list[Wanted], key_type: Any) -> Leg:
+        """Merges the keys of all lookups and orders them by where they go first."""
+        if self.host is not None:
+            return leg(wanted, self._places(self.host), self.host.size, key_type)
+        return leg(wanted, range(self.partitions), self.partitions, key_type)
 
     def pull(self, first: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
         """Brings the rows of the first leg's keys."""
@@ -116,7 +91,8 @@ class Way(ABC):
         if self.host is None:
             return self._from_owners(first, tables, bases)
         asked, counts = all_to_all(first.keys, first.splits, HOST)
-        trip = self._from_owners(leg(asked, self._owner, self.partitions), tables, bases)
+        last = leg([Wanted(asked)], range(self.partitions), self.partitions, asked.dtype)
+        trip = self._from_owners(last, tables, bases)
         rows, _ = all_to_all(tf.gather(trip.rows, trip.last.positions), counts, HOST, first.splits)
         return replace(trip, rows=rows, within=(first, counts))
 
@@ -130,12 +106,9 @@ class Way(ABC):
         received, _ = all_to_all(rows, first.splits, HOST, counts)
         return tf.math.unsorted_segment_sum(received, trip.last.positions, tf.size(trip.last.keys))
 
-    def _owner(self, keys: Any) -> Any:
-        return keys % self.partitions
-
     @abstractmethod
-    def _place(self, keys: Any) -> Any:
-        """Who of this host's workers asks the owner for a key."""
+    def _places(self, host: Host) -> Sequence[int]:
+        """Who of this host's workers asks the owner for a key: by the key's rest by their number."""
 
     @abstractmethod
     def _from_owners(self, last: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
@@ -145,10 +118,8 @@ class Way(ABC):
 class ToWorkers(Way):
     """Owners are the workers: partition k is in worker k."""
 
-    def _place(self, keys: Any) -> Any:
-        import tensorflow as tf
-
-        return tf.gather(tf.constant(self.host.place_of_owner if self.host else (), tf.int32), self._owner(keys))
+    def _places(self, host: Host) -> Sequence[int]:
+        return host.place_of_owner
 
     def _from_owners(self, last: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
         asked, counts = all_to_all(last.keys // self.partitions, last.splits)
@@ -177,8 +148,8 @@ class ToWorkers(Way):
 class ToServers(Way):
     """Owners are servers: one request to each partition."""
 
-    def _place(self, keys: Any) -> Any:
-        return keys % (self.host.size if self.host is not None else 1)
+    def _places(self, host: Host) -> Sequence[int]:
+        return range(host.size)
 
     def _from_owners(self, last: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
         import tensorflow as tf

@@ -1,0 +1,176 @@
+// What a worker asks for, made ready to be sent: ids checked, equal ones merged, the rest ordered by where they go.
+//
+// One op in place of some thirty of TensorFlow's: steps are short, and so many small ops cost more than what they do.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace {
+
+using tensorflow::DataType;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::InferenceContext;
+
+constexpr int kShown = 5;  // ids in an error
+
+// Numbers the distinct keys in the order in which they come first.
+class Distinct {
+ public:
+  explicit Distinct(size_t expected) {
+    size_t size = 16;
+    while (size < 2 * expected) size *= 2;
+    places_.assign(size, -1);
+    keys_.reserve(expected);
+  }
+
+  int NumberOf(int64_t key) {
+    const size_t mask = places_.size() - 1;
+    size_t place = (static_cast<uint64_t>(key) * 0x9E3779B97F4A7C15ull >> 20) & mask;
+    while (places_[place] >= 0) {
+      if (keys_[places_[place]] == key) return places_[place];
+      place = (place + 1) & mask;
+    }
+    places_[place] = static_cast<int>(keys_.size());
+    keys_.push_back(key);
+    return places_[place];
+  }
+
+  const std::vector<int64_t>& keys() const { return keys_; }
+
+ private:
+  std::vector<int> places_;
+  std::vector<int64_t> keys_;
+};
+
+class LegOp : public OpKernel {
+ public:
+  explicit LegOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("tables", &tables_));
+    OP_REQUIRES_OK(context, context->GetAttr("rows", &rows_));
+    OP_REQUIRES_OK(context, context->GetAttr("offsets", &offsets_));
+    OP_REQUIRES_OK(context, context->GetAttr("destinations", &destinations_));
+    OP_REQUIRES_OK(context, context->GetAttr("count", &count_));
+    for (int destination : destinations_) {
+      OP_REQUIRES(context, 0 <= destination && destination < count_,
+                  absl::InvalidArgumentError("A destination must be below the count of them."));
+    }
+  }
+
+  void Compute(OpKernelContext* context) override {
+    int64_t total = 0;
+    for (int i = 0; i < context->num_inputs(); ++i) total += context->input(i).NumElements();
+    Tensor* positions = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({total}), &positions));
+    int* position = positions->flat<int>().data();
+    Distinct distinct(total);
+    for (int i = 0; i < context->num_inputs(); ++i) {
+      const Tensor& ids = context->input(i);
+      const absl::Status status = ids.dtype() == tensorflow::DT_INT32
+                                      ? Number(ids.flat<int32_t>().data(), ids.NumElements(), i, &distinct, position)
+                                      : Number(ids.flat<int64_t>().data(), ids.NumElements(), i, &distinct, position);
+      OP_REQUIRES_OK(context, status);
+      position += ids.NumElements();
+    }
+    Order(context, distinct.keys(), positions);
+  }
+
+ private:
+  template <typename T>
+  absl::Status Number(const T* ids, int64_t size, int lookup, Distinct* distinct, int* positions) const {
+    const int64_t rows = rows_[lookup], offset = offsets_[lookup];
+    for (int64_t i = 0; i < size; ++i) {
+      const int64_t id = ids[i];
+      if (id < 0 || (rows >= 0 && id >= rows)) return Outside(ids, size, lookup);
+      positions[i] = distinct->NumberOf(id + offset);
+    }
+    return absl::OkStatus();
+  }
+
+  template <typename T>
+  absl::Status Outside(const T* ids, int64_t size, int lookup) const {
+    std::string found;
+    int shown = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      if (0 <= ids[i] && ids[i] < rows_[lookup]) continue;
+      if (shown++ == kShown) {
+        absl::StrAppend(&found, "...");
+        break;
+      }
+      absl::StrAppend(&found, shown > 1 ? " " : "", ids[i]);
+    }
+    return absl::InvalidArgumentError(absl::StrCat("[An id must be a row of its table: ", tables_[lookup],
+                                                   " has rows 0 to ", rows_[lookup] - 1, ", and was asked for] [",
+                                                   found, "]"));
+  }
+
+  // Gives the keys by destination, and turns the numbers in `positions` into places among them.
+  void Order(OpKernelContext* context, const std::vector<int64_t>& keys, Tensor* positions) const {
+    Tensor *ordered = nullptr, *splits = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({static_cast<int64_t>(keys.size())}), &ordered));
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({count_}), &splits));
+    int* split = splits->flat<int>().data();
+    std::fill(split, split + count_, 0);
+    for (int64_t key : keys) ++split[Destination(key)];
+    std::vector<int> next(count_, 0), place(keys.size());
+    for (int i = 1; i < count_; ++i) next[i] = next[i - 1] + split[i - 1];
+    for (size_t i = 0; i < keys.size(); ++i) {
+      place[i] = next[Destination(keys[i])]++;
+      if (ordered->dtype() == tensorflow::DT_INT32) {
+        ordered->flat<int32_t>()(place[i]) = static_cast<int32_t>(keys[i]);
+      } else {
+        ordered->flat<int64_t>()(place[i]) = keys[i];
+      }
+    }
+    auto position = positions->flat<int>();
+    for (int64_t i = 0; i < position.size(); ++i) position(i) = place[position(i)];
+  }
+
+  int Destination(int64_t key) const { return destinations_[key % static_cast<int64_t>(destinations_.size())]; }
+
+  std::vector<std::string> tables_;
+  std::vector<int64_t> rows_, offsets_;
+  std::vector<int> destinations_;
+  int count_ = 0;
+};
+
+}  // namespace
+
+REGISTER_OP("ParallaxLeg")
+    .Input("ids: Tids")
+    .Output("keys: Tkeys")
+    .Output("splits: int32")
+    .Output("positions: int32")
+    .Attr("Tids: list({int32, int64}) >= 1")
+    .Attr("Tkeys: {int32, int64}")
+    .Attr("tables: list(string)")
+    .Attr("rows: list(int)")
+    .Attr("offsets: list(int)")
+    .Attr("destinations: list(int) >= 1")
+    .Attr("count: int >= 1")
+    .SetShapeFn([](InferenceContext* context) {
+      int64_t count;
+      TF_RETURN_IF_ERROR(context->GetAttr("count", &count));
+      context->set_output(0, context->Vector(context->UnknownDim()));
+      context->set_output(1, context->Vector(count));
+      context->set_output(2, context->Vector(context->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"(Merges ids of several lookups and orders them by where they go.
+
+keys: id + offset of its lookup, each once; key k goes to destinations[k % len(destinations)], and keys of one
+destination are in the order in which they come first.
+splits: how many keys go to each of the `count` destinations.
+positions: for each id of all lookups, one after the other, where its key is.
+rows: by lookup, the rows of its table, of which an id must be one; -1 for ids that have been checked.)");
+
+REGISTER_KERNEL_BUILDER(Name("ParallaxLeg").Device(tensorflow::DEVICE_CPU), LegOp);
