@@ -37,7 +37,7 @@ def joined(start, expected, driver, behavior, tmp_path):
     return expected[driver, behavior]
 
 
-@pytest.mark.parametrize("behavior", BEHAVIORS)
+@pytest.mark.parametrize("behavior", [pytest.param(b, marks=pytest.mark.slow if b == "v1" else []) for b in BEHAVIORS])
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("run_option", RUN_OPTIONS)
 def test_a_driver_of_2019_trains_as_one_process_would(start, expected, tmp_path, driver, behavior, run_option):

@@ -31,7 +31,13 @@ sys.exit(launch(Job(("-m", "tests.equality.program", *sys.argv[2:]), local_clust
 MORE_WORKERS = ("several tables", "bags, clipped", "partitioned, mod", "moving averages", "two losses")
 ON_SERVERS = "resource, ps"
 """The cases with resource variables, all of them on servers that can be."""
-GRID = [(workers, servers) for workers in (1, 2, 4) for servers in (1, 2, 3)]
+# One of each number of workers and of servers; the rest of the grid is slow.
+IN_SHORT = [(1, 2), (2, 1), (4, 3)]
+GRID = [
+    pytest.param(workers, servers, marks=[] if (workers, servers) in IN_SHORT else pytest.mark.slow)
+    for workers in (1, 2, 4)
+    for servers in (1, 2, 3)
+]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +83,9 @@ def test_every_graph_equals_one_process(results: Any, case: str) -> None:
 
 
 @pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize("model", MORE_WORKERS)
+@pytest.mark.parametrize(
+    "model", [pytest.param(m, marks=[] if m == MORE_WORKERS[0] else pytest.mark.slow) for m in MORE_WORKERS]
+)
 def test_three_workers_that_share_rows_unevenly_equal_one_process(results: Any, model: str) -> None:
     found = results("models", 3, model)
     assert found
