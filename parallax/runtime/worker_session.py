@@ -74,16 +74,7 @@ def open_session(
         decisions = decide(analysed, plan, equal_randomness)
         _agree("plan", plan.to_json())
         _agree("decisions", repr(decisions))
-        aggregates = config.communication_config.ps_config.local_aggregation
-        place = edit.Worker(
-            rank=rank,
-            size=size,
-            seed=parcel.seed,
-            equal_randomness=equal_randomness,
-            hosts=parcel.hosts,
-            merges_in_host=aggregates and members.host_workers is not None,
-            servers=len(plan.servers),
-        )
+        place = _place(members, config, len(plan.servers), equal_randomness)
         worker_graph = transform(analysed.captured.view, decisions, place)
         open_channels(worker_graph.graph_def, members.workers, members.host_workers)
         worker = Worker(graph, Names(analysed.captured.view, worker_graph), watch)
@@ -99,6 +90,20 @@ def open_session(
             write_text(Path(config.export_graph_path), rank, monitored.graph)
     gc.freeze()  # graphs are many objects that stay: to look through them again and again costs a step a tenth
     return Session(worker, monitored, worker_graph.counters, size, members.workers.Dup(), direct), size, rank
+
+
+def _place(members: Members, config: Config, servers: int, equal_randomness: bool) -> edit.Worker:
+    """Which of the workers this is, for the transform."""
+    aggregates = config.communication_config.ps_config.local_aggregation
+    return edit.Worker(
+        rank=members.rank,
+        size=members.size,
+        seed=members.parcel.seed,
+        equal_randomness=equal_randomness,
+        hosts=members.parcel.hosts,
+        merges_in_host=aggregates and members.host_workers is not None,
+        servers=servers,
+    )
 
 
 def _with_hooks(analysed: Analysed, graph: Any, config: Config) -> Analysed:

@@ -1,4 +1,4 @@
-"""The exchange of rows in plain TensorFlow ops: rows pulled from their owners, gradient rows pushed to them.
+"""The exchange of rows: rows pulled from their owners, gradient rows pushed to them.
 
 What a worker asks for travels in legs. In each leg equal keys are merged and ordered by where they go next; rows come
 back the same way, and gradient rows go forward on it, equal ones added up before each leg. With several workers on a

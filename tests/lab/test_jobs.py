@@ -17,7 +17,7 @@ README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
-def listen_library():
+def needs_library():
     if not Path(this_launcher().preload_library).is_file():
         pytest.skip("this environment has no libparallax_preload.so: `make install`")
 
@@ -36,7 +36,7 @@ def test_the_script_of_the_readme_runs_on_two_hosts_of_two_workers(lab, start, t
     assert all(after[name][0] - before[name][0] > 2_000_000 for name in lab.names)
 
 
-def test_servers_hold_variables_and_listen_on_their_hosts_address_only(lab, start, listen_library):
+def test_servers_hold_variables_and_listen_on_their_hosts_address_only(lab, start, needs_library):
     resource = lab.resource_file(2, ports="20000-20100")
     job = start(LAUNCH, resource, "yes", SCRIPTS / "on_servers.py", "wait")
     job.wait_for(*(f"waits {rank}" for rank in range(4)))
@@ -54,7 +54,7 @@ def test_servers_hold_variables_and_listen_on_their_hosts_address_only(lab, star
     assert "parallax: server 1 on host host1 was killed by SIGKILL" in stderr
 
 
-def test_a_job_with_servers_ends_well_also_behind_a_proxy_for_the_web(lab, start, listen_library, monkeypatch):
+def test_a_job_with_servers_ends_well_also_behind_a_proxy_for_the_web(lab, start, needs_library, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody listens there
     resource = lab.resource_file([2, 0], servers=[0, 1])
     status, stdout, stderr = start(LAUNCH, resource, "yes", SCRIPTS / "one_server.py").finish()

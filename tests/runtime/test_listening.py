@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from parallax.environment import listening_on, reach_directly
-from parallax.runtime import listening
+from parallax.runtime import agent, listening
 from parallax.runtime.listening import CannotListen, listening_variables
 from parallax.runtime.mpirun import Launcher
 
@@ -89,3 +89,37 @@ def test_a_proxy_for_the_web_is_not_taken_for_the_jobs_own_addresses(monkeypatch
     monkeypatch.setenv("no_grpc_proxy", "")
     reach_directly(["10.0.0.1", "10.0.0.1", "fe80::1"])
     assert os.environ["no_grpc_proxy"] == "intranet,10.0.0.1,fe80::1"
+
+
+WAIT = """
+import os, select, threading, time
+read, write = os.pipe()
+epoll = select.epoll()
+epoll.register(read, select.EPOLLIN)
+epoll.poll(0)
+threading.Timer(0.2, os.write, (write, b"x")).start()
+os.sched_yield()
+print(len(epoll.poll(0)))
+"""
+
+
+@pytest.mark.parametrize(("idle_us", "found"), [("60000000", "1"), ("0", "0"), (None, "0")])
+def test_a_yield_of_who_waits_for_messages_sleeps_until_one_comes(tmp_path, idle_us, found):
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    (tmp_path / "lib").mkdir()
+    script = runpy.run_path(str(Path(__file__).parents[2] / "ops" / "install" / "install.py"))
+    subprocess.run(script["preload_library_argv"](tmp_path), check=True)
+    library = Launcher("mpirun", str(tmp_path / "bin" / "python"), "/").preload_library
+    environment = {"LD_PRELOAD": library, **({} if idle_us is None else {"PARALLAX_IDLE_US": idle_us})}
+    done = subprocess.run([sys.executable, "-c", WAIT], env=environment, capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == found, done.stderr
+
+
+def test_a_rank_without_the_library_is_told_that_it_keeps_a_core_busy(monkeypatch):
+    written = []
+    monkeypatch.setattr(agent, "_write", lambda *frames: written.extend(frames))
+    monkeypatch.setenv("LD_PRELOAD", "/lib/own.so")
+    assert agent._variables({"--preload": "/no/library"}, 3) == {}
+    assert written[0].rank == 3 and "keep a core busy while it waits" in written[0].text
+    assert agent._variables({"--preload": LIBRARY}, 3) == {"LD_PRELOAD": f"{LIBRARY}:/lib/own.so"}
