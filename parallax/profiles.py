@@ -1,0 +1,204 @@
+"""What was measured: of a cluster, its links; of a model, the rows that its steps touch and the time they compute.
+
+A plan's seconds are computed from these, and from nothing else. Both are frozen values, stored as JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from parallax.errors import PlanError
+
+CLUSTER_PROFILE_VERSION = 1
+MODEL_PROFILE_VERSION = 1
+
+OPERATIONS = ("allreduce", "alltoall", "allgather", "pull", "push")
+"""What is measured across hosts, and within one: the collectives of workers, and a server's pull and push."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The seconds of one operation among n members, fitted by least squares.
+
+    They are
+
+        base_s + per_peer_s * (n - 1) + byte_s * bytes + bytes / rate
+
+    `bytes` are those that the busiest host's link carries in its busier direction (within a host: a member's), `rate`
+    is that link's in bytes per second, as in `HostProfile`, and is not part of the fit (within a host there is none).
+
+    Attributes:
+        base_s: seconds whatever the members and bytes.
+        per_peer_s: seconds more for each further member.
+        byte_s: seconds of a byte besides its time on the link: copies, checksums, waits between packets.
+        residual: median over the samples of |fitted - measured| / measured.
+        samples: how many measurements it was fitted to.
+    """
+
+    base_s: float
+    per_peer_s: float
+    byte_s: float
+    residual: float
+    samples: int
+
+    def seconds(self, members: int, link_bytes: float, rate_bytes_per_s: float | None) -> float:
+        """Predicted seconds of the operation; 0 with one member."""
+        if members < 2:
+            return 0.0
+        on_link = link_bytes / rate_bytes_per_s if rate_bytes_per_s else 0.0
+        return self.base_s + self.per_peer_s * (members - 1) + self.byte_s * link_bytes + on_link
+
+
+@dataclass(frozen=True, slots=True)
+class HostProfile:
+    """One machine.
+
+    Attributes:
+        name: as in the resource file.
+        cores: that its processes may use.
+        memory_bytes: of the machine.
+        out_bytes_per_s: measured rate of its link, sending.
+        in_bytes_per_s: receiving.
+    """
+
+    name: str
+    cores: int
+    memory_bytes: int
+    out_bytes_per_s: float
+    in_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterProfile:
+    """The links of a cluster.
+
+    Attributes:
+        version: of this format.
+        hosts: in the order of the resource file.
+        across: operation -> fit, with one member on each host.
+        within: operation -> fit, with all members on one host; an operation that was not measured is left out.
+        shared_cores: how many processes compute at once, one on each host, as fast as one alone; None when all do.
+            Emulated hosts share their machine's cores, and a step's compute time grows with their number.
+    """
+
+    version: int
+    hosts: tuple[HostProfile, ...]
+    across: Mapping[str, Line]
+    within: Mapping[str, Line]
+    shared_cores: float | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the profile."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """Indented JSON, keys in a fixed order."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class TableProfile:
+    """What the steps of a model do to one variable that is looked up by row.
+
+    Attributes:
+        name: of the variable.
+        ids: mean of the ids that a worker looks up in a step.
+        touched_rows: mean of the distinct ones among them.
+        joined_rows: (k, mean of the distinct rows that k workers touch together in a step), rising in k, from k = 1 to
+            as many as were seen at once: what the workers of a host merge, and what owners receive.
+        busiest_share: of all rows asked for, the share of the owner that is asked for most, times the number of
+            owners; 1 is balanced. For as many owners as `joined_rows` ends with.
+    """
+
+    name: str
+    ids: float
+    touched_rows: float
+    joined_rows: tuple[tuple[int, float], ...]
+    busiest_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """What the steps of a model were seen to do.
+
+    Attributes:
+        version: of this format.
+        graph: fingerprint of the graph.
+        cluster: fingerprint of the cluster profile that was at hand; empty without one.
+        steps: how many batches of each worker were looked at.
+        source: `sample batches` or `first steps`.
+        tables: one for each variable looked up by row, sorted by name.
+        compute_s: median seconds that one worker, alone on its cores, computes in a step, without any exchange; None
+            when not measured.
+        memory_bytes: peak memory of a worker besides the values of variables and slots; None when not measured.
+    """
+
+    version: int
+    graph: str
+    cluster: str
+    steps: int
+    source: str
+    tables: tuple[TableProfile, ...]
+    compute_s: float | None = None
+    memory_bytes: int | None = None
+
+    def table(self, name: str) -> TableProfile | None:
+        """That of one variable; None when it was not measured."""
+        return next((table for table in self.tables if table.name == name), None)
+
+    def to_json(self) -> str:
+        """Indented JSON, keys in a fixed order."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+
+
+def cluster_profile_from_json(text: str, name: str = "cluster profile") -> ClusterProfile:
+    """Reads a cluster profile.
+
+    Args:
+        text: JSON as written by `ClusterProfile.to_json`.
+        name: the file's name, for messages.
+
+    Raises:
+        PlanError: when it is none, or one of another version.
+    """
+    raw = _read(text, name, CLUSTER_PROFILE_VERSION, "Measure it with `parallax calibrate`.")
+    try:
+        lines = {key: {op: Line(**line) for op, line in raw[key].items()} for key in ("across", "within")}
+        return ClusterProfile(**{**raw, **lines, "hosts": tuple(HostProfile(**host) for host in raw["hosts"])})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PlanError(f"{name}: a cluster profile must be as `parallax calibrate` writes it: {error!r}.") from error
+
+
+def model_profile_from_json(text: str, name: str = "model profile") -> ModelProfile:
+    """Reads a model profile; as `cluster_profile_from_json`.
+
+    Raises:
+        PlanError: when it is none, or one of another version.
+    """
+    raw = _read(text, name, MODEL_PROFILE_VERSION, "Measure it anew.")
+    try:
+        tables = tuple(_table(table) for table in raw["tables"])
+        return ModelProfile(**{**raw, "tables": tables})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PlanError(f"{name}: a model profile must be as it was written: {error!r}.") from error
+
+
+def _table(raw: dict[str, Any]) -> TableProfile:
+    return TableProfile(**{**raw, "joined_rows": tuple((int(k), float(rows)) for k, rows in raw["joined_rows"])})
+
+
+def _read(text: str, name: str, version: int, remedy: str) -> dict[str, Any]:
+    try:
+        raw: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise PlanError(f"{name}:{error.lineno}: a profile must be JSON, and this line is not: {error.msg}.") from error
+    fields: dict[str, Any] = raw if isinstance(raw, dict) else {}
+    found = fields.get("version")
+    if found != version:
+        raise PlanError(f"{name}: a profile must be of version {version}, and this one is of {found!r}. {remedy}")
+    return fields
