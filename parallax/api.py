@@ -239,13 +239,16 @@ def _worker_defaults(plan: Plan, cluster: Cluster) -> dict[str, str]:
     """Variables for the workers that the environment does not set itself."""
     alone = max(host.num_workers for host in cluster.hosts) == 1
     return {
-        # How long a rank that waits sleeps at most: messages through memory, within a host, wake nobody.
-        "PARALLAX_IDLE_US": "1000" if alone else "50",
+        # How long a rank that waits sleeps at most: messages through memory, within a host, wake nobody. Any but 0
+        # also has Horovod's thread sleep until there is something to do.
+        "PARALLAX_IDLE_US": "20000" if alone else "50",
         # Every worker would repeat TensorFlow's greeting, and with servers a warning at the end of runs.
         "TF_CPP_MIN_LOG_LEVEL": "2" if plan.servers else "1",
-        # Horovod looks for finished tensors once a cycle, in all workers at once, and works for that even when there
-        # is none. Exchanges do not go through it, and an all-reduce has others beside it on the wire while it waits.
+        # While there is something to do, Horovod's thread asks all workers this often (in ms) what is ready.
         "HOROVOD_CYCLE_TIME": "1",
+        # glibc gives memory back to the kernel and takes it again, each step, which then clears every page of it.
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+        "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     }
 
 

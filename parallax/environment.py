@@ -184,8 +184,8 @@ def visible_gpus() -> str | None:
 
 
 def with_defaults(defaults: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """(name, value) of those variables that the environment does not set itself."""
-    return tuple((name, value) for name, value in defaults.items() if name not in os.environ)
+    """(name, value) of these variables: what the environment sets itself goes before the default."""
+    return tuple((name, os.environ.get(name, value)) for name, value in defaults.items())
 
 
 def set_defaults(defaults: Mapping[str, str]) -> None:

@@ -3,11 +3,15 @@
 Horovod declares its ops stateless, so TensorFlow may fold one whose inputs are constant, or merge two with equal
 inputs. Inputs therefore pass through `open_end`, which is never folded. The node's name is the name on the wire: all
 workers build the same nodes in the same order, else they wait for each other for ever.
+
+Before each of them an op wakes Horovod's thread, which sleeps while there is nothing to do (ops/install/native).
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from parallax.transform.exchange_op import native_ops
 
 
 def open_end(tensor: Any, shape: list[int | None] | None = None) -> Any:
@@ -28,7 +32,8 @@ def all_gather(tensor: Any) -> Any:
     """The rows of all workers `[sum of n, ...]`, by worker."""
     from horovod.tensorflow import mpi_ops
 
-    gathered = mpi_ops.allgather(tensor, name="all_gather")
+    with _announced(tensor):
+        gathered = mpi_ops.allgather(tensor, name="all_gather")
     gathered.set_shape([None, *tensor.shape.as_list()[1:]])
     return gathered
 
@@ -43,7 +48,8 @@ def all_reduce(tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
 
     op = {"sum": mpi_ops.Sum, "min": mpi_ops.Min, "max": mpi_ops.Max}[kind]
     wire = {tf.bfloat16: tf.float32, tf.bool: tf.int32}.get(tensor.dtype, tensor.dtype)
-    reduced = mpi_ops._allreduce(tf.cast(tensor, wire), op=op, prescale_factor=scale, name="all_reduce")
+    with _announced(tensor):
+        reduced = mpi_ops._allreduce(tf.cast(tensor, wire), op=op, prescale_factor=scale, name="all_reduce")
     reduced.set_shape(tensor.shape)
     return tf.cast(reduced, tensor.dtype)
 
@@ -52,4 +58,13 @@ def broadcast(tensor: Any) -> Any:
     """Worker 0's value on all workers; the shape must be the same on all."""
     from horovod.tensorflow import mpi_ops
 
-    return mpi_ops.broadcast(tensor, 0, name="broadcast")
+    with _announced(tensor):
+        return mpi_ops.broadcast(tensor, 0, name="broadcast")
+
+
+def _announced(tensor: Any) -> Any:
+    """A collective built in this context runs after Horovod's thread was told that `tensor` is coming."""
+    import tensorflow as tf
+
+    with tf.control_dependencies([tensor]):
+        return tf.control_dependencies([native_ops().parallax_announce(name="announce")])

@@ -21,7 +21,12 @@ def library() -> Path:
 
 
 @functools.cache
-def _ops() -> Any:
+def native_ops() -> Any:
+    """The ops of the library.
+
+    Raises:
+        TransformError: it has not been built.
+    """
     import tensorflow as tf
 
     if not library().is_file():
@@ -74,7 +79,7 @@ def leg(wanted: Sequence[Wanted], destinations: Sequence[int], count: int, key_t
         count: of destinations.
         key_type: int32 or int64.
     """
-    made = _ops().parallax_leg(
+    made = native_ops().parallax_leg(
         ids=[one.ids for one in wanted],
         Tkeys=key_type,
         tables=[one.table for one in wanted],
@@ -103,5 +108,5 @@ def all_to_all(tensor: Any, splits: Any, among: str = WORKERS, arriving: Any = N
         TransformError: the library has not been built.
     """
     known = [] if arriving is None else [arriving]
-    made = _ops().parallax_all_to_all(rows=tensor, splits=splits, arriving=known, among=among, name="all_to_all")
+    made = native_ops().parallax_all_to_all(rows=tensor, splits=splits, arriving=known, among=among, name="all_to_all")
     return made.received, made.received_splits

@@ -116,6 +116,47 @@ def test_a_yield_of_who_waits_for_messages_sleeps_until_one_comes(tmp_path, idle
     assert done.stdout.strip() == found, done.stderr
 
 
+SLEEPER = """
+#include <time.h>
+void sleep_for(long seconds, long us) {
+    struct timespec wanted = {seconds, us * 1000};
+    nanosleep(&wanted, 0);
+}
+"""
+SLEEP = """
+import ctypes, sys, threading
+library, announce = ctypes.CDLL(sys.argv[1]), ctypes.CDLL(None).parallax_tensor_is_coming
+for _ in range(4):
+    library.sleep_for(0, 1)
+sleeper = threading.Thread(target=library.sleep_for, args=(3600, 0), daemon=True)
+sleeper.start()
+threading.Timer(0.2, announce).start()
+sleeper.join(2)
+print(sleeper.is_alive())
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "idle_us", "sleeps"), [("horovod", "1", "False"), ("horovod", "0", "True"), ("x", "1", "True")]
+)
+def test_horovods_thread_sleeps_until_a_tensor_is_announced(tmp_path, folder, idle_us, sleeps):
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / folder).mkdir()
+    script = runpy.run_path(str(Path(__file__).parents[2] / "ops" / "install" / "install.py"))
+    subprocess.run(script["preload_library_argv"](tmp_path), check=True)
+    (tmp_path / "sleeper.c").write_text(SLEEPER)
+    sleeper = str(tmp_path / folder / "sleeper.so")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", sleeper, str(tmp_path / "sleeper.c")], check=True)
+    library = Launcher("mpirun", str(tmp_path / "bin" / "python"), "/").preload_library
+    environment = {"LD_PRELOAD": library, "PARALLAX_IDLE_US": idle_us}
+    done = subprocess.run(
+        [sys.executable, "-c", SLEEP, sleeper], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == sleeps, done.stderr
+
+
 def test_a_rank_without_the_library_is_told_that_it_keeps_a_core_busy(monkeypatch):
     written = []
     monkeypatch.setattr(agent, "_write", lambda *frames: written.extend(frames))

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from parallax.cluster import Cluster, Host, Network, Ssh, local_cluster
+from parallax.environment import with_defaults
 from parallax.errors import LaunchError
 from parallax.runtime.dry_run import dry_run_text
 from parallax.runtime.job import Job, layout_of
@@ -218,3 +219,10 @@ def test_a_dry_run_shows_the_command_the_ranks_and_the_variables(golden):
     job = Job(program, cluster, layout_of(cluster).servers, (("MODE", "b c"),))
     golden("dry_run_hosts.txt", dry_run_text(job, launcher(PATH="/bin", HOME="/home/me")))
     golden("dry_run_local.txt", dry_run_text(Job(program, local_cluster(2, "")), launcher(PATH="/bin")))
+
+
+def test_a_variable_that_the_user_sets_goes_to_all_ranks_in_place_of_the_default(monkeypatch):
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "3.5")
+    monkeypatch.delenv("PARALLAX_IDLE_US", raising=False)
+    given = with_defaults({"HOROVOD_CYCLE_TIME": "1", "PARALLAX_IDLE_US": "50"})
+    assert dict(given) == {"HOROVOD_CYCLE_TIME": "3.5", "PARALLAX_IDLE_US": "50"}

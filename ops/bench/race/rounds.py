@@ -18,8 +18,8 @@ from ops.bench.race.results import Race, Ran, Turn
 from ops.bench.race.systems import NOT_SYNCHRONOUS
 from ops.bench.race.turns import Task
 
-WARM_UP_STEPS = 3
-"""The first is far slower than the others: TensorFlow prepares the graph, connections are made."""
+WARM_UP_STEPS = 6
+"""The first ones are far slower than the others: TensorFlow prepares the graph, connections are made, links fill."""
 
 ALONE = "alone"
 
@@ -153,7 +153,7 @@ def _start(runner: _Runner, place: Place, wanted: Wanted, ends: contextlib.ExitS
     except NotRunning as error:
         _drop(runner, error, tell)
         return
-    step_s = statistics.median(taken.step_s[1:])
+    step_s = statistics.median(taken.step_s[WARM_UP_STEPS // 2 :])
     runner.steps = turn_steps(step_s, wanted.turn_s)
     runner.limit_s = 60 + 10 * runner.steps * step_s
     runner.losses += taken.losses
