@@ -151,6 +151,11 @@ class ModelProfile:
         """That of one variable; None when it was not measured."""
         return next((table for table in self.tables if table.name == name), None)
 
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the profile."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
     def to_json(self) -> str:
         """Indented JSON, keys in a fixed order."""
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"

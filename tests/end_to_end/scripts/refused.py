@@ -88,8 +88,8 @@ def a_plan_file_must_belong_to_the_graph():
     for text, message in (
         ("{\n'", "plan.json:2: a plan file must be JSON"),
         ("[]", "version"),
-        ('{"version": 99}', "version 2, and this one is of 99"),
-        ('{"version": 2}', "every field"),
+        ('{"version": 99}', "version 3, and this one is of 99"),
+        ('{"version": 3}', "every field"),
         ("\ufeff{}", "JSON"),
     ):
         file.write_text(text, encoding="utf-8")
