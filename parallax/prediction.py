@@ -46,6 +46,8 @@ class RunnerUp:
 class Flip:
     """Where the planner would give a variable another route.
 
+    In a small model the whole plan is made anew at the value; in a large one all other variables stay as planned.
+
     Attributes:
         quantity: LINK or TOUCHED.
         value: of LINK, the rate of the slowest link in bytes per second, when all links are scaled alike; of TOUCHED,
@@ -123,9 +125,10 @@ class Prediction:
         has_compute: whether `step_s` holds the time to compute; else it is that of the exchanges alone.
         phases: of a step, in the order of their start; empty when times are unknown.
         loads: by host; empty when times are unknown.
-        memory: of every process, workers first; empty when touched rows are unknown.
+        memory: of every process, workers first; buffers are left out where touched rows are unknown.
         lower_bound_s: no choice of routes, partitions and owners has a predicted step below it.
         gap: (step_s - lower_bound_s) / step_s; 0 when the plan is proven to be the best.
+        bound_of: which choices the bound is of: all there are, or those left by a rule or a search.
     """
 
     step_s: float | None = None
@@ -136,6 +139,7 @@ class Prediction:
     memory: tuple[ProcessMemory, ...] = ()
     lower_bound_s: float | None = None
     gap: float | None = None
+    bound_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
