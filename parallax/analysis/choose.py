@@ -82,10 +82,10 @@ def solve(problem: Problem, slowness: float = 1.0) -> Solution:
         options=tuple(tuple(options[o] for o in of) for options, of in zip(problem.options, kept, strict=True)),
     )
     if count_of(small) <= ENUMERATED:
-        picked = best_of(small, slowness)
-        if picked is None:
+        best = best_of(small, slowness)
+        if best is None:
             raise _no_room(problem)
-        picks = _settled(problem, [of[p] for of, p in zip(kept, picked, strict=True)], slowness)
+        picks = _settled(problem, [of[p] for of, p in zip(kept, best, strict=True)], slowness)
         step_s = problem.step_seconds(picks, slowness)
         return Solution(tuple(picks), step_s, step_s)
     unit = _SCALE / max((known_s or problem.step_seconds(first, slowness)) - fixed_s, 1e-9)

@@ -40,7 +40,7 @@ def all_steps(problem: Problem, slowness: float) -> Floats:
         waits = _joined(waits, np.stack([o.waits for o in options]))
         taken = _joined(taken, np.stack([o.memory for o in options]))
         pays = np.array([[key in o.charges for key in names] for o in options], bool).reshape(len(options), -1)
-        paid = (paid[:, None] | pays[None]).reshape(-1, len(names))
+        paid = (paid[:, None] | pays[None]).reshape(len(paid) * len(options), len(names))
     for place, key in enumerate(names):
         waits = waits + paid[:, place, None, None] * pricing.charges[key]
     steps = steps_of(loads.max(axis=2) + waits.max(axis=2), problem.given)
@@ -48,5 +48,5 @@ def all_steps(problem: Problem, slowness: float) -> Floats:
 
 
 def _joined(so_far: Floats, of_options: Floats) -> Floats:
-    joined: Floats = (so_far[:, None] + of_options[None]).reshape(-1, *so_far.shape[1:])
+    joined: Floats = (so_far[:, None] + of_options[None]).reshape(len(so_far) * len(of_options), *so_far.shape[1:])
     return joined

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from parallax.analysis.candidates import Candidate
 from parallax.analysis.choose import solve
 from parallax.analysis.pricing import Floats, Option
 from parallax.analysis.problem import Problem
-from parallax.analysis.routing import Candidate, Routed, Setting, repriced
+from parallax.analysis.routing import Routed, Setting, repriced
 from parallax.analysis.step import Totals
 from parallax.errors import PlanError
 from parallax.prediction import LINK, TOUCHED, Flip

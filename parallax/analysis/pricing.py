@@ -186,9 +186,9 @@ class Pricing:
     ) -> None:
         """Requests to each partition's server: rows and gradients by row, or gradient and new value whole.
 
-        Tables share no request, so what a request costs (`per_peer_s`) each adds: to a worker for each partition, to a
-        server for each worker and partition. A worker also waits for worker 0's word that the update is done. Of a
-        host's bytes those to its own server stay.
+        The lines are of n workers that each ask n servers, a push with worker 0's word that the update is done. Tables
+        share no request, so each adds what further ones cost (`per_peer_s`): to a worker for its partitions, to a
+        server for the workers, for each partition that it holds. Of a host's bytes those to its own server stay.
         """
         pull, push = self.fabric.lines["pull"], self.fabric.lines["push"]
         parts = [server for of_part in servers for server in of_part]
@@ -202,11 +202,10 @@ class Pricing:
         by_row = variable.cls == VariableClass.SPARSE
         phases = ((PULL_ROWS, pull), (GRADIENTS, push)) if by_row else ((GRADIENTS, push), (NEW_VALUES, pull))
         for phase, line in phases:
-            to.waits[phase, ASKING] += line.per_peer_s * len(parts)
-            to.waits[phase, ASKING + 1 :] += line.per_peer_s * self.fabric.workers * requests
-        waits = (*phases, (NEW_VALUES, pull)) if by_row else phases
+            to.waits[phase, ASKING] += line.per_peer_s * (len(parts) - 1)
+            to.waits[phase, ASKING + 1 :] += line.per_peer_s * (self.fabric.workers - 1) * requests
         everybody = range(ASKING, self.who)
-        for phase, line in waits:
+        for phase, line in phases:
             self._charge(to, (PS, PHASES[phase]), [(phase, who, line.base_s) for who in everybody])
         if not by_row:
             workers, whole = self.fabric.workers, variable.value_bytes

@@ -299,7 +299,8 @@ def _places(candidates: Sequence[Candidate], layout: Layout, wishes: Wishes) -> 
 def _all_places(setting: Setting) -> bool:
     """Whether every set of servers is looked at."""
     number = len(setting.layout.servers)
-    return len(setting.places) * (2**number - 1) <= PLACES_COMPARED
+    sets: int = len(setting.places) * (2**number - 1)
+    return sets <= PLACES_COMPARED
 
 
 def _ps_bytes(candidate: Candidate) -> int:
