@@ -120,8 +120,9 @@ class VariablePlan:
             every worker holds all rows.
         owner_pattern: for `alltoall`, row r belongs to worker owner_pattern[r % len(owner_pattern)]; empty where every
             worker owns an equal share, row r in worker r % W.
-        touched_rows: distinct rows that a worker is expected to read in a step: as measured, rounded up, else an upper
-            bound; None when unknown.
+        touched_rows: distinct rows that a worker is expected to read in a step: a mean as measured, rounded up, else an
+            upper bound; None when unknown.
+        touched_is_measured: whether they are a measured mean.
         cost: what the route sends.
         reason: why this route.
         rejected: the other routes.
@@ -140,6 +141,7 @@ class VariablePlan:
     owner_rows: tuple[int, ...]
     owner_pattern: tuple[int, ...] = field(default=(), kw_only=True)
     touched_rows: int | None
+    touched_is_measured: bool = field(default=False, kw_only=True)
     cost: RouteCost
     reason: str
     rejected: tuple[RouteCost, ...] = ()

@@ -49,7 +49,8 @@ def explanation(plan: Plan, name: str) -> str:
     sent = f"{_sent(variable.cost)} per worker and step, {_rounds(variable.cost)}"
     lines.append(f"route {variable.route}: {sent}; {variable.reason}")
     if variable.touched_rows is not None:
-        lines.append(f"  at most {variable.touched_rows} of {variable.shape[0]} rows touched by a worker in a step")
+        most = "about" if variable.touched_is_measured else "at most"
+        lines.append(f"  {most} {variable.touched_rows} of {variable.shape[0]} rows touched by a worker in a step")
     lines += [*_terms(variable.cost), *(f"  {line}" for line in flip_texts(variable.flips))]
     lines += _owners(plan, variable)
     for r in variable.rejected:
@@ -121,6 +122,7 @@ def _terms(cost: RouteCost) -> list[str]:
 def _row(variable: VariablePlan, workers: int, step_s: float | None) -> tuple[str, ...]:
     shape = "x".join(str(d) for d in variable.shape) or "scalar"
     touched = "" if variable.touched_rows is None else f"<= {variable.touched_rows}"
+    touched = touched.removeprefix("<= ") if variable.touched_is_measured else touched
     sent = "" if variable.route == NO_ROUTE else _sent(variable.cost)
     held = _held_by(variable, workers)
     row = (variable.name, variable.cls.value, shape, touched, variable.route, held, sent)

@@ -92,6 +92,7 @@ def variable_plan(
         owner_rows=rows_of_owners(variable, shares) if spread else (),
         owner_pattern=shares.pattern if spread else (),
         touched_rows=None if candidate.touched is None else math.ceil(candidate.touched.one),
+        touched_is_measured=candidate.touched is not None and candidate.touched.is_measured,
         cost=replace(chosen, note=""),
         reason=reason,
         rejected=rejected,

@@ -101,9 +101,12 @@ def _with_memory(
     Raises:
         PlanError: when it is more than some host has.
     """
+    planned = {v.name: v for v in plan.variables}
     footprints = [
-        footprint(c.variable, planned.route, c.touched, plan.num_workers, planned.servers)
-        for c, planned in zip(candidates, map(plan.variable, (c.variable.name for c in candidates)), strict=True)
+        footprint(
+            c.variable, planned[c.variable.name].route, c.touched, plan.num_workers, planned[c.variable.name].servers
+        )
+        for c in candidates
     ]
     model_bytes = 0 if measured.model is None else measured.model.memory_bytes or 0
     memory = of_processes(plan.layout, shares, footprints, model_bytes)

@@ -64,12 +64,11 @@ class Routed:
     bound_of: str
     notes: tuple[str, ...] = ()
 
-    def option(self, name: str) -> Option | None:
-        """What was chosen for a variable; None when it is not priced."""
-        if name not in self.problem.names:
-            return None
-        number = self.problem.names.index(name)
-        return self.problem.options[number][self.solution.picks[number]]
+    @property
+    def options(self) -> dict[str, Option]:
+        """What was chosen for each variable that is priced."""
+        picked = zip(self.problem.names, self.problem.options, self.solution.picks, strict=True)
+        return {name: options[pick] for name, options, pick in picked}
 
 
 @dataclass(frozen=True, slots=True)

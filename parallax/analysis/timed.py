@@ -52,10 +52,10 @@ def timed_plan(
     flips = flips_of(setting, routed, {n: planned[n].cost.seconds or 0.0 for n in routed.problem.names})
     planned = {name: replace(p, flips=flips.get(name, ())) for name, p in planned.items()}
     places = _places_by_rule(setting, routed, rest, spec)
-    variables = []
+    options, variables = routed.options, []
     for candidate in sorted(candidates, key=lambda c: c.variable.name):
         name = candidate.variable.name
-        option = routed.option(name)
+        option = options.get(name)
         placed = places.get(name, ()) if option is None else option.servers
         variables.append(on_their_servers(candidate.variable, planned[name], placed, len(layout.servers)))
     unknown = [p.name for p in rest if p.cost.sent_bytes is None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from parallax.measured import Measured
 from parallax.plan import Wishes
@@ -69,7 +69,11 @@ def touched_of(variable: VariableSpec, wishes: Wishes, measured: Measured) -> To
         )
     wanted = wishes.touched_rows.get(variable.name)
     if wanted is not None:
-        return Touched(variable.rows, wanted, wanted) if found is None else found.scaled_to(wanted)
+        return (
+            Touched(variable.rows, wanted, wanted)
+            if found is None
+            else replace(found.scaled_to(wanted), is_measured=False)
+        )
     if found is None and variable.ids_per_step is not None and variable.touched_rows_bound:
         return Touched(variable.rows, variable.touched_rows_bound, variable.ids_per_step)
     return found
