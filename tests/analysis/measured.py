@@ -67,7 +67,7 @@ def drawn(seed: int, servers: bool) -> tuple[GraphSpec, Layout, Measured]:
         for operation in (OPERATIONS if servers else COLLECTIVES)
     }
     hosts = (
-        host(n, rate * (0.3 if unequal and n == slow else 1.0), rate, draw.choice([8 << 30, 200 * MB]))
+        host(n, rate * (0.3 if unequal and n == slow else 1.0), rate, draw.choice([8 << 30, 40 * MB]))
         for n in range(number)
     )
     variables = [_drawn_variable(draw, n) for n in range(draw.randint(1, 2 if servers else 4))]
