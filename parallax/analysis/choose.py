@@ -104,10 +104,17 @@ def solve(problem: Problem, slowness: float = 1.0) -> Solution:
 
 
 def _no_room(problem: Problem) -> PlanError:
-    free = " or ".join(dict.fromkeys(bytes_text(max(0, round(limit))) for limit in problem.hosts.limits))
+    """Names the host that is nearest to too small, and the variable that takes most there whatever its route."""
+    least = np.array([np.min([o.memory for o in options], axis=0) for options in problem.options])
+    needed, limits = least.sum(axis=0), np.array(problem.hosts.limits)
+    place = int(np.argmax(needed - limits))
+    largest = int(np.argmax(least[:, place]))
+    taken, its, free = (bytes_text(round(n)) for n in (needed[place], least[largest, place], limits[place]))
     return PlanError(
-        f"No choice of routes fits into the memory of all hosts at once: {free} are free on a host for variables and "
-        "the buffers of their exchanges. Add hosts, or give fewer routes by name."
+        "The routes of all variables must fit into the memory of all hosts at once, and no choice does: on host "
+        f"{problem.hosts.numbers[place]} the variables need at least {taken}, of which {problem.names[largest]} takes "
+        f"{its}, {free} are free for them, and what takes least there takes too much elsewhere or together. Add hosts, "
+        "or give fewer routes by name."
     )
 
 

@@ -41,6 +41,10 @@ SERVERS_COMPARED = 2000
 PLACES_COMPARED = 120
 """Up to so many sets of servers for all variables together each set is looked at; beyond, one by the placement rule."""
 
+KINDS_SEARCHED = 6
+"""Up to so many kinds of hosts the slots of each are searched for; of more, and in large models, shares are equal or by
+rate."""
+
 _ROUNDS = 3
 
 Servers = tuple[tuple[int, ...], ...]
@@ -206,12 +210,17 @@ def _best_of_all(setting: Setting, kinds: Kinds) -> tuple[Routed, float]:
 
 
 def _searched(setting: Setting, kinds: Kinds) -> Routed:
-    """Begins with shares by rate; then, in turn, the routes for these shares and the shares for these routes."""
+    """Begins with shares equal or by rate; then, in turn, the routes for the shares and the shares for the routes."""
     slots = slots_by_rate(kinds)
-    shares = shares_of(setting.layout, kinds, slots)
-    problem = _checked(setting, problem_of(setting, shares))
-    best = Routed(problem, solve(problem), shares, "")
-    for _ in range(_ROUNDS):
+    both = (equal_shares(setting.layout.num_workers), shares_of(setting.layout, kinds, slots))
+    found = [routed for routed in (_routed(problem_of(setting, shares), shares) for shares in both) if routed]
+    if not found:
+        _checked(setting, problem_of(setting, both[0]))
+        raise PlanError("No choice of routes and owners fits into the memory of all hosts. Add hosts.")
+    best = min(found, key=lambda routed: routed.solution.step_s)
+    slots = slots if best is not found[0] else (1,) * len(slots)
+    searches = len(kinds.rates) <= KINDS_SEARCHED and best.problem.columns <= LARGE
+    for _ in range(_ROUNDS if searches else 0):
         slots = _better_slots(setting, kinds, slots, best)
         if shares_of(setting.layout, kinds, slots) == best.shares:
             break

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from parallax.analysis import choose
+from parallax.analysis import flips as flips_module
 from parallax.analysis.alternatives import alternatives
 from parallax.analysis.candidates import candidates_of
 from parallax.analysis.owners import all_slots, equal_shares, kinds_of, shares_of
@@ -16,7 +17,7 @@ from parallax.analysis.routing import problem_of, setting_of
 from parallax.errors import PlanError
 from parallax.measured import Measured, read_measured
 from parallax.plan import Layout, Plan, Wishes, one_host, plan_from_json
-from parallax.prediction import LINK
+from parallax.prediction import LINK, Flip
 from parallax.report import explanation, plan_table
 from parallax.spec import GraphSpec, Slot
 from tests.analysis.measured import (
@@ -111,7 +112,15 @@ def test_a_large_model_stays_a_small_program_with_a_bound() -> None:
     assert {problem.options[n][p].route for n, p in enumerate(solution.picks)} >= {"alltoall", "allreduce"}
 
 
-def planned_at(of: GraphSpec, layout: Layout, measured: Measured, flip: object, name: str, factor: float) -> str:
+def planned_at(
+    of: GraphSpec,
+    layout: Layout,
+    measured: Measured,
+    flip: Flip,
+    name: str,
+    factor: float,
+    wishes: Wishes | None = None,
+) -> str:
     """The route of a variable when what a flip is about has `factor` times its value."""
     if flip.quantity == LINK:
         slowest = min(min(h.out_bytes_per_s, h.in_bytes_per_s) for h in measured.cluster.hosts)
@@ -123,7 +132,7 @@ def planned_at(of: GraphSpec, layout: Layout, measured: Measured, flip: object, 
         joined = tuple((k, min(float(of.variable(name).rows), rows * by)) for k, rows in now.joined_rows)
         tables.append(replace(now, ids=now.ids * by, touched_rows=now.touched_rows * by, joined_rows=joined))
         changed = replace(measured, model=replace(measured.model, tables=tuple(tables)))
-    return make_plan(of, layout, None, changed).variable(name).route
+    return make_plan(of, layout, wishes, changed).variable(name).route
 
 
 @pytest.mark.parametrize("rate", [3 * MB, 25 * MB, 1250 * MB])
@@ -138,6 +147,24 @@ def test_a_choice_changes_where_the_plan_says_so(rate: float) -> None:
         before, after = (0.999, 1.001) if flip.above else (1.001, 0.999)
         assert planned_at(of, FOUR, measured, flip, variable.name, before) == variable.route
         assert planned_at(of, FOUR, measured, flip, variable.name, after) == flip.route
+
+
+@pytest.mark.parametrize("rate", [25 * MB, 1250 * MB])
+def test_in_a_large_model_a_choice_changes_there_with_all_others_as_planned(
+    rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flips_module, "REPLANNED", 0)
+    of = spec(*mixed().variables, sparse("pos", (2000, 16), 900))
+    tables = table("emb", 400), table("small", 200, 280), table("pos", 600, 1000)
+    measured = Measured(equal_hosts(4, rate), model(*tables, compute_s=0.02))
+    plan = make_plan(of, FOUR, None, measured)
+    found = [(v, flip) for v in plan.variables for flip in v.flips]
+    assert found
+    for variable, flip in found:
+        others = Wishes(routes={v.name: v.route for v in plan.variables if v is not variable})
+        before, after = (0.999, 1.001) if flip.above else (1.001, 0.999)
+        assert planned_at(of, FOUR, measured, flip, variable.name, before, others) == variable.route
+        assert planned_at(of, FOUR, measured, flip, variable.name, after, others) == flip.route
 
 
 def test_the_next_best_route_costs_what_the_plan_says() -> None:
