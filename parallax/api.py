@@ -94,7 +94,9 @@ def parallel_run(
     _check_profile(config, cluster.num_workers)
     if trace is not None and wanted.role == Role.LAUNCH and any(host.is_this_machine for host in cluster.hosts):
         make_ready(trace.folder)
-    plan = plan_for(analysed, layout_of(cluster), config, synchronous=sync)
+    config.cluster_profile = wanted.cluster_profile or config.cluster_profile
+    config.model_profile = wanted.model_profile or config.model_profile
+    plan = plan_for(analysed, layout_of(cluster), config, sync, [host.address for host in cluster.hosts])
     if wanted.role == Role.PLAN:
         _show(plan, wanted)
         if wanted.graph:
@@ -184,7 +186,7 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
     seed = config.seed if config.seed is not None else 1 + secrets.randbelow(2**31 - 2)
     sys.stdout.write(plan_table(plan) + (f"Seed {seed}\n" if config.seed is None else ""))
     sys.stdout.flush()
-    mine = replace(wanted, role=Role.WORKER, workers=None, resource=None)
+    mine = replace(wanted, role=Role.WORKER, workers=None, resource=None, cluster_profile=None, model_profile=None)
     if wanted.role == Role.DRY_RUN:
         sys.stdout.write("\n" + dry_run_text(_job(graph, plan, cluster, config, mine, seed), this_launcher()))
         return 0

@@ -38,6 +38,10 @@ def _parser() -> argparse.ArgumentParser:
         where.add_argument("-r", "--resource", metavar="FILE", help="resource file that lists the machines")
     for command in (run, plan):
         command.add_argument("--graph", metavar="DIR", help="write each worker's graph for TensorBoard")
+        command.add_argument(
+            "--cluster", metavar="FILE", help="plan by seconds, from what `parallax calibrate` measured"
+        )
+        command.add_argument("--profile", metavar="FILE", help="plan with the rows that steps were seen to touch")
     run.add_argument("--trace", metavar="DIR", help="write a trace of some steps of every worker, and who was slowest")
     run.add_argument("--trace-steps", metavar="A-B", help="the steps to trace, counted from 0 (default 10-14)")
     run.add_argument("--dry-run", action="store_true", help="print the command that would start the job; start nothing")
@@ -74,6 +78,8 @@ def _run_script(arguments: argparse.Namespace) -> int:
         resource=arguments.resource,
         plan_json=getattr(arguments, "json", None),
         explain=getattr(arguments, "explain", None),
+        cluster_profile=_absolute(getattr(arguments, "cluster", None)),
+        model_profile=_absolute(getattr(arguments, "profile", None)),
         graph=getattr(arguments, "graph", None),
         trace=getattr(arguments, "trace", None),
         trace_steps=getattr(arguments, "trace_steps", None),
@@ -105,6 +111,11 @@ def _run_script(arguments: argparse.Namespace) -> int:
         sys.argv, sys.path[0] = before, path
     _say(f"parallax: {arguments.script} ended without calling parallax.parallel_run: nothing was started.")
     return 1
+
+
+def _absolute(file: str | None) -> str | None:
+    """A path that stays the same when the script changes its folder."""
+    return None if file is None else str(Path(file).absolute())
 
 
 def _status(stop: SystemExit) -> int:

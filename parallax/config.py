@@ -202,6 +202,8 @@ class Config:
         partitions: variable name -> how many partitions it has on the servers.
         touched_rows: variable name -> distinct rows that a worker reads in a step, where the batch has no static shape.
         plan_file: a plan written by `parallax plan --json`, to be used as it is.
+        cluster_profile: what `parallax calibrate` measured of these hosts; plans are then made by predicted seconds.
+        model_profile: what was measured of this graph's steps; goes before static shapes, and after `touched_rows`.
         seed: of all random numbers that the script does not seed itself; drawn and printed when None.
         stall_timeout_s: seconds that a worker may wait in one `run` for others that do not come; infinite for ever.
         hooks: SessionRunHooks for the workers' sessions; they may name tensors of the user's graph.
@@ -225,6 +227,8 @@ class Config:
     partitions: Mapping[str, int] = field(default_factory=dict)
     touched_rows: Mapping[str, int] = field(default_factory=dict)
     plan_file: Path | str | None = None
+    cluster_profile: Path | str | None = None
+    model_profile: Path | str | None = None
     seed: int | None = None
     stall_timeout_s: float = STALL_TIMEOUT_S
     hooks: Sequence[Any] = ()
@@ -294,6 +298,8 @@ _RULES: dict[str, Callable[[str, Any], Any]] = {
     "partitions": partial(checked.by_variable, wanted=int, least=1),
     "touched_rows": partial(checked.by_variable, wanted=int),
     "plan_file": checked.path_or_none,
+    "cluster_profile": checked.path_or_none,
+    "model_profile": checked.path_or_none,
     "seed": partial(checked.number_or_none, most=2**31 - 1),
     "stall_timeout_s": checked.seconds,
     "hooks": _hooks,

@@ -49,6 +49,8 @@ class Settings:
         resource: resource file.
         plan_json: where `parallax plan` writes the plan.
         explain: the variable that `parallax plan` explains.
+        cluster_profile: a file; goes before the configuration's.
+        model_profile: likewise.
         graph: where the workers' graphs are written for TensorBoard.
         trace: where traces of training steps are written.
         trace_steps: first and last of these steps, as `A-B`.
@@ -67,6 +69,8 @@ class Settings:
     resource: str | None = None
     plan_json: str | None = None
     explain: str | None = None
+    cluster_profile: str | None = None
+    model_profile: str | None = None
     graph: str | None = None
     trace: str | None = None
     trace_steps: str | None = None
@@ -94,6 +98,8 @@ def settings() -> Settings:
             resource=_get("RESOURCE"),
             plan_json=_get("PLAN_JSON"),
             explain=_get("EXPLAIN"),
+            cluster_profile=_get("CLUSTER_PROFILE"),
+            model_profile=_get("MODEL_PROFILE"),
             graph=_get("GRAPH"),
             trace=_get("TRACE"),
             trace_steps=_get("TRACE_STEPS"),

@@ -1,7 +1,7 @@
-"""The plan: for every variable its route, owners, predicted bytes, the reason, and what was rejected.
+"""The plan: for every variable its route, owners, predicted cost, the reason, and what was rejected.
 
-A frozen value with JSON both ways. The same graph, number of workers and configuration give the same plan, byte for
-byte, on every rank.
+A frozen value with JSON both ways. The same graph, layout, wishes and profiles give the same plan, byte for byte, on
+every rank. What is predicted of a step as a whole is in parallax/prediction.py.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from parallax.errors import PlanError
+from parallax.prediction import CostTerm, Flip, Prediction, ProfileUsed, RunnerUp, prediction_of
 from parallax.spec import GraphSpec, VariableClass
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 ALLREDUCE, ALLGATHER, ALLTOALL, PS, NO_ROUTE = "allreduce", "allgather", "alltoall", "ps", "none"
 ROUTES = (ALLREDUCE, ALLGATHER, ALLTOALL, PS)
 RUN_OPTIONS = ("HYBRID", "PS", "MPI")
@@ -41,7 +42,7 @@ class Layout:
     @property
     def has_hosts_for_servers(self) -> bool:
         """Whether there are hosts with servers and without workers."""
-        return any(not self.hosts[host] for host in self.servers)
+        return 0 in self.hosts and any(not self.hosts[host] for host in self.servers)
 
     @property
     def host_by_rank(self) -> tuple[int, ...]:
@@ -67,6 +68,8 @@ class Wishes:
             tell.
         partitions: variable name -> on how many partitions servers hold it.
         refused: variable name -> why servers cannot hold it; found by propagation.
+        merges_in_host: whether the workers of a host merge what they ask for, where several hosts have several.
+        memory_bytes: what the processes of a host may take together, where a profile does not say it or says more.
     """
 
     run_option: str = "HYBRID"
@@ -76,6 +79,8 @@ class Wishes:
     touched_rows: Mapping[str, int] = field(default_factory=dict)
     partitions: Mapping[str, int] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+    merges_in_host: bool = True
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +92,18 @@ class RouteCost:
         sent_bytes: bytes that one worker sends per step, and receives as many; None when the touched rows are unknown.
         rounds: collectives that wait for each other, per step.
         note: why it was not taken, or cannot be.
+        seconds: what the predicted step takes longer by this variable on this route, all others as planned, than if it
+            sent nothing; None when times or touched rows are unknown.
+        terms: what the route costs by itself, as if nothing else were on its way. What it shares with others (rounds,
+            a link that is not the busiest, time that compute hides) makes `seconds` less than their sum.
     """
 
     route: str
     sent_bytes: int | None
     rounds: int
     note: str = ""
+    seconds: float | None = None
+    terms: tuple[CostTerm, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +118,19 @@ class VariablePlan:
         route: how its gradients travel; `none` for untrained and local variables.
         owner_rows: for `alltoall` the rows that each worker owns, by rank, for `ps` those of each server; empty where
             every worker holds all rows.
-        touched_rows: distinct rows that a worker is expected to read in a step (upper bound); None when unknown.
+        owner_pattern: for `alltoall`, row r belongs to worker owner_pattern[r % len(owner_pattern)]; empty where every
+            worker owns an equal share, row r in worker r % W.
+        touched_rows: distinct rows that a worker is expected to read in a step: a mean as measured, rounded up, else an
+            upper bound; None when unknown.
+        touched_is_measured: whether they are a measured mean.
         cost: what the route sends.
         reason: why this route.
         rejected: the other routes.
         slots: names of the state that follows it.
         evidence: the ops that make its class.
         servers: for `ps`, for each TensorFlow variable it is made of, the server of each partition.
+        runner_up: the best of the other routes; None where there is no other, or times are unknown.
+        flips: what would have to be different for another route to be chosen.
     """
 
     name: str
@@ -122,13 +139,17 @@ class VariablePlan:
     dtype: str
     route: str
     owner_rows: tuple[int, ...]
+    owner_pattern: tuple[int, ...] = field(default=(), kw_only=True)
     touched_rows: int | None
+    touched_is_measured: bool = field(default=False, kw_only=True)
     cost: RouteCost
     reason: str
     rejected: tuple[RouteCost, ...] = ()
     slots: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     servers: tuple[tuple[int, ...], ...] = ()
+    runner_up: RunnerUp | None = None
+    flips: tuple[Flip, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +166,8 @@ class Plan:
         average_sparse: whether sparse gradients are the mean over the workers; else their sum.
         variables: sorted by name.
         notes: what the user should know.
+        prediction: of one step, and of the memory of every process.
+        profiles: what was measured and used.
     """
 
     version: int
@@ -156,6 +179,8 @@ class Plan:
     average_sparse: bool
     variables: tuple[VariablePlan, ...]
     notes: tuple[str, ...] = ()
+    prediction: Prediction = Prediction()
+    profiles: tuple[ProfileUsed, ...] = ()
 
     @property
     def num_workers(self) -> int:
@@ -227,7 +252,11 @@ def plan_from_json(text: str, name: str = "plan") -> Plan:
     try:
         variables = tuple(_variable(v) for v in raw["variables"])
         lists = {key: tuple(raw[key]) for key in ("hosts", "servers", "notes")}
-        return Plan(**{**raw, **lists, "variables": variables})
+        measured = {
+            "prediction": prediction_of(raw["prediction"]),
+            "profiles": tuple(ProfileUsed(**p) for p in raw["profiles"]),
+        }
+        return Plan(**{**raw, **lists, **measured, "variables": variables})
     except (KeyError, TypeError, ValueError) as error:
         raise PlanError(f"{name}: a plan file must have every field that `Plan.to_json` writes: {error!r}.") from error
 
@@ -237,9 +266,15 @@ def _variable(raw: dict[str, Any]) -> VariablePlan:
         **{
             **raw,
             "cls": VariableClass(raw["cls"]),
-            "cost": RouteCost(**raw["cost"]),
-            "rejected": tuple(RouteCost(**r) for r in raw["rejected"]),
-            **{key: tuple(raw[key]) for key in ("shape", "owner_rows", "slots", "evidence")},
+            "cost": _cost(raw["cost"]),
+            "rejected": tuple(_cost(r) for r in raw["rejected"]),
+            **{key: tuple(raw[key]) for key in ("shape", "owner_rows", "owner_pattern", "slots", "evidence")},
             "servers": tuple(tuple(part) for part in raw["servers"]),
+            "runner_up": None if raw["runner_up"] is None else RunnerUp(**raw["runner_up"]),
+            "flips": tuple(Flip(**flip) for flip in raw["flips"]),
         }
     )
+
+
+def _cost(raw: dict[str, Any]) -> RouteCost:
+    return RouteCost(**{**raw, "terms": tuple(CostTerm(**term) for term in raw["terms"])})

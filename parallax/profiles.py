@@ -136,6 +136,9 @@ class ModelProfile:
         compute_s: median seconds that one worker, alone on its cores, computes in a step, without any exchange; None
             when not measured.
         memory_bytes: peak memory of a worker besides the values of variables and slots; None when not measured.
+        session_s: seconds of a step besides compute and exchanges (the session's own); None when not measured.
+        overlap_s: of `compute_s`, the seconds in which gradients are already on their way; None when not measured, and
+            then compute is taken to hide nothing.
     """
 
     version: int
@@ -146,10 +149,17 @@ class ModelProfile:
     tables: tuple[TableProfile, ...]
     compute_s: float | None = None
     memory_bytes: int | None = None
+    session_s: float | None = None
+    overlap_s: float | None = None
 
     def table(self, name: str) -> TableProfile | None:
         """That of one variable; None when it was not measured."""
         return next((table for table in self.tables if table.name == name), None)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the profile."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:
         """Indented JSON, keys in a fixed order."""

@@ -6,17 +6,23 @@ import math
 import re
 
 from parallax.plan import NO_ROUTE, PS, Plan, RouteCost, VariablePlan
+from parallax.prediction import LINK, Flip
 
 _SHOWN_PARTITIONS = 8
 _COLUMNS = ("variable", "class", "shape", "touched", "route", "rows held by", "sent/step", "reason")
+_TIMED_COLUMNS = (*_COLUMNS[:-1], "ms/step", "next best", "another route", "reason")
 
 
 def plan_table(plan: Plan) -> str:
     """The table that `parallax plan` prints; its bytes are what one worker sends per step, and it receives as many."""
     trained = [v for v in plan.variables if v.route != NO_ROUTE]
     rest = [v for v in plan.variables if v.route == NO_ROUTE]
-    rows = [_COLUMNS, *(_row(v, plan.num_workers) for v in (*trained, *rest))]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    step_s = plan.prediction.step_s
+    rows = [
+        _COLUMNS if step_s is None else _TIMED_COLUMNS,
+        *(_row(v, plan.num_workers, step_s) for v in (*trained, *rest)),
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [f"Plan for {', '.join(_members(plan))}, graph {plan.fingerprint[:12]}"]
     for number, row in enumerate(rows):
         lines.append("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
@@ -24,6 +30,7 @@ def plan_table(plan: Plan) -> str:
             lines.append("  ".join("-" * width for width in widths))
     on_servers = [v for v in plan.variables if v.route == PS]
     lines += [_total(trained), *(_server_total(plan, on_servers, server) for server in range(len(plan.servers)))]
+    lines += _step(plan)
     lines.extend(f"note: {note}" for note in plan.notes)
     return "\n".join(lines) + "\n"
 
@@ -42,9 +49,13 @@ def explanation(plan: Plan, name: str) -> str:
     sent = f"{_sent(variable.cost)} per worker and step, {_rounds(variable.cost)}"
     lines.append(f"route {variable.route}: {sent}; {variable.reason}")
     if variable.touched_rows is not None:
-        lines.append(f"  at most {variable.touched_rows} of {variable.shape[0]} rows touched by a worker in a step")
+        most = "about" if variable.touched_is_measured else "at most"
+        lines.append(f"  {most} {variable.touched_rows} of {variable.shape[0]} rows touched by a worker in a step")
+    lines += [*_terms(variable.cost), *(f"  {line}" for line in flip_texts(variable.flips))]
     lines += _owners(plan, variable)
-    lines += [f"not {r.route}: {_sent(r)}, {_rounds(r)}{f'; {r.note}' if r.note else ''}" for r in variable.rejected]
+    for r in variable.rejected:
+        lines.append(f"not {r.route}: {_sent(r)}, {_rounds(r)}{f'; {r.note}' if r.note else ''}")
+        lines += _terms(r)
     return "\n".join(lines) + "\n"
 
 
@@ -60,12 +71,68 @@ def bytes_text(count: int | None) -> str:
     return f"{size:.4g} GB"
 
 
-def _row(variable: VariablePlan, workers: int) -> tuple[str, ...]:
+def ms_text(seconds: float | None) -> str:
+    """Milliseconds for people: three digits."""
+    return "?" if seconds is None else f"{1e3 * seconds:.3g} ms"
+
+
+def flip_texts(flips: tuple[Flip, ...]) -> tuple[str, ...]:
+    """Where the choice would change, each in words: `allreduce above 1.97 Gbit/s`."""
+    found = []
+    for flip in flips:
+        value = f"{8 * flip.value / 1e9:.3g} Gbit/s" if flip.quantity == LINK else f"{flip.value:.0f} touched rows"
+        if flip.quantity == LINK and flip.value < 1.25e8:
+            value = f"{8 * flip.value / 1e6:.3g} Mbit/s"
+        found.append(f"{flip.route} {'above' if flip.above else 'below'} {value}")
+    return tuple(found)
+
+
+def _step(plan: Plan) -> list[str]:
+    """What is predicted of a step, and how far from the best it may be; nothing without a cluster profile."""
+    known = plan.prediction
+    if known.step_s is None:
+        return [known.unknown] if known.unknown and plan.profiles else []
+    what = "A step takes" if known.has_compute else "The exchanges of a step (compute was not measured) take"
+    lines = [f"{what} {ms_text(known.step_s)}, as predicted: {_phases(plan)}."]
+    if known.lower_bound_s is not None and known.gap is not None:
+        proof = "proven" if known.gap == 0 else f"at most {100 * known.gap:.2g} % from the best"
+        lines.append(f"No choice takes less than {ms_text(known.lower_bound_s)} ({proof}; of {known.bound_of}).")
+    used = (f"{p.kind} profile {p.name or p.fingerprint[:12]}" for p in plan.profiles)
+    return [*lines, f"Predicted from {' and '.join(used)}."]
+
+
+def _phases(plan: Plan) -> str:
+    return (
+        ", ".join(f"{phase.name} {ms_text(phase.end_s - phase.start_s)}" for phase in plan.prediction.phases) or "none"
+    )
+
+
+def _terms(cost: RouteCost) -> list[str]:
+    """The seconds of a route, term by term."""
+    if cost.seconds is None:
+        return []
+    lines = [f"  adds {ms_text(cost.seconds)} to the step; by itself, it would take"]
+    for term in cost.terms:
+        carried = f" ({bytes_text(term.link_bytes)})" if term.link_bytes else ""
+        what = {"rounds": "rounds", "link": f"on the busiest link{carried}", "beside": f"copies and checks{carried}"}
+        lines.append(f"    {ms_text(term.seconds)} {term.phase}: {what[term.what]}")
+    return lines if cost.terms else lines[:-1] + [f"  adds {ms_text(cost.seconds)} to the step"]
+
+
+def _row(variable: VariablePlan, workers: int, step_s: float | None) -> tuple[str, ...]:
     shape = "x".join(str(d) for d in variable.shape) or "scalar"
     touched = "" if variable.touched_rows is None else f"<= {variable.touched_rows}"
+    touched = touched.removeprefix("<= ") if variable.touched_is_measured else touched
     sent = "" if variable.route == NO_ROUTE else _sent(variable.cost)
     held = _held_by(variable, workers)
-    return (variable.name, variable.cls.value, shape, touched, variable.route, held, sent, variable.reason)
+    row = (variable.name, variable.cls.value, shape, touched, variable.route, held, sent)
+    if step_s is None:
+        return (*row, variable.reason)
+    seconds = "" if variable.route == NO_ROUTE else ms_text(variable.cost.seconds).removesuffix(" ms")
+    second = variable.runner_up
+    percent = 100 * second.more_s / step_s if second is not None and step_s > 0 else 0.0
+    following = "" if second is None else f"+{percent:.2g} % {second.route}"
+    return (*row, seconds, following, "; ".join(flip_texts(variable.flips)), variable.reason)
 
 
 def _held_by(variable: VariablePlan, workers: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from parallax.analysis.walk import NoRule
 from parallax.config import Config
 from parallax.decisions import Decisions
 from parallax.errors import GraphError, PlanError
+from parallax.measured import Measured, read_measured
 from parallax.plan import NO_ROUTE, PS, Layout, Plan, Wishes, plan_from_json
 from parallax.spec import GradientSource, GraphSpec
 
@@ -42,11 +44,20 @@ def analyse(graph: Any) -> Analysed:
     return Analysed(captured, spec, sources)
 
 
-def plan_for(analysed: Analysed, layout: Layout, config: Config, synchronous: bool = True) -> Plan:
+def plan_for(
+    analysed: Analysed, layout: Layout, config: Config, synchronous: bool = True, hosts: Sequence[str] = ()
+) -> Plan:
     """The plan of a graph, which can be carried out: the given file's, or a new one.
 
+    Args:
+        analysed: the graph.
+        layout: workers and servers.
+        config: what the user wants; its profiles are read.
+        synchronous: whether every step takes the gradients of all workers.
+        hosts: addresses of the machines, which a cluster profile must be of; not looked at when empty.
+
     Raises:
-        PlanError: when the configuration asks for what is impossible, or the file does not belong to the graph.
+        PlanError: when the configuration asks for what is impossible, or a file does not belong to graph or job.
     """
     wishes = Wishes(
         run_option=config.run_option or "HYBRID",
@@ -55,9 +66,13 @@ def plan_for(analysed: Analysed, layout: Layout, config: Config, synchronous: bo
         routes=config.routes,
         touched_rows=config.touched_rows,
         partitions=config.partitions,
+        merges_in_host=config.communication_config.ps_config.local_aggregation,
     )
     if config.plan_file is None:
-        return feasible(analysed, layout, wishes)
+        measured = read_measured(config.cluster_profile, config.model_profile)
+        if hosts:
+            measured.check_names(hosts)
+        return feasible(analysed, layout, wishes, measured)
     path = Path(config.plan_file)
     try:
         text = path.read_text(encoding="utf-8")
@@ -76,11 +91,11 @@ def plan_for(analysed: Analysed, layout: Layout, config: Config, synchronous: bo
     return plan
 
 
-def feasible(analysed: Analysed, layout: Layout, wishes: Wishes) -> Plan:
+def feasible(analysed: Analysed, layout: Layout, wishes: Wishes, measured: Measured | None = None) -> Plan:
     """A plan with as many variables on servers as was wished and can be."""
     refused: dict[str, str] = {}
     while True:
-        plan = make_plan(analysed.spec, layout, replace(wishes, refused=refused))
+        plan = make_plan(analysed.spec, layout, replace(wishes, refused=refused), measured)
         try:
             decide(analysed, plan)
         except NoRule as error:

@@ -116,9 +116,9 @@ def test_a_plan_reads_back_as_it_was_written() -> None:
     ("text", "message"),
     [
         ("{", "x.json:1: a plan file must be JSON"),
-        ("[]", "x.json: a plan file must be of version 2, and this one is of None"),
-        ('{"version": 3}', "x.json: a plan file must be of version 2, and this one is of 3"),
-        ('{"version": 2}', "x.json: a plan file must have every field"),
+        ("[]", "x.json: a plan file must be of version 3, and this one is of None"),
+        ('{"version": 2}', "x.json: a plan file must be of version 3, and this one is of 2"),
+        ('{"version": 3}', "x.json: a plan file must have every field"),
     ],
 )
 def test_a_file_that_is_no_plan_is_refused(text: str, message: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 from parallax import api
 from parallax.errors import LaunchError
 from parallax.plan import plan_from_json
+from parallax.profiles import ClusterProfile, HostProfile, Line
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -45,6 +46,15 @@ def test_a_variable_is_explained(start):
     assert done.status == 0, str(done)
     assert "emb: sparse, [11, 4] float32" in done.stdout and "with it go emb/Adam, emb/Adam_1" in done.stdout, str(done)
     assert "not allgather: " in done.stdout and "weights" not in done.stdout, str(done)
+
+
+def test_a_plan_with_a_cluster_profile_is_in_milliseconds(start, write):
+    lines = {operation: Line(1e-3, 1e-4, 1e-9, 0.1, 9) for operation in ("allreduce", "alltoall", "allgather")}
+    write("cluster.json", ClusterProfile(1, (HostProfile("localhost", 2, 1 << 30, 0.0, 0.0),), {}, lines).to_json())
+    done = start(*CLI, "plan", "--workers", 2, "--cluster", "cluster.json", MODEL, "--batch", 6).finish()
+    assert done.status == 0, str(done)
+    assert "ms/step" in done.stdout and "Predicted from cluster profile cluster.json." in done.stdout, str(done)
+    assert "The exchanges of a step (compute was not measured) take 1.1 ms" in done.stdout, str(done)
 
 
 def test_an_unknown_variable_cannot_be_explained(start):

@@ -13,6 +13,7 @@ import parallax
 from parallax import api
 from parallax.environment import Settings
 from parallax.plan import one_host
+from parallax.profiles import ClusterProfile, HostProfile, Line, ModelProfile
 from parallax.runtime import verify
 
 tf.disable_v2_behavior()
@@ -88,8 +89,8 @@ def a_plan_file_must_belong_to_the_graph():
     for text, message in (
         ("{\n'", "plan.json:2: a plan file must be JSON"),
         ("[]", "version"),
-        ('{"version": 99}', "version 2, and this one is of 99"),
-        ('{"version": 2}', "every field"),
+        ('{"version": 99}', "version 3, and this one is of 99"),
+        ('{"version": 3}', "every field"),
         ("\ufeff{}", "JSON"),
     ):
         file.write_text(text, encoding="utf-8")
@@ -116,6 +117,23 @@ def plan_of(graph, workers):
     from parallax.runtime.planning import analyse, plan_for
 
     return plan_for(analyse(graph), one_host(workers), parallax.Config())
+
+
+def profiles_must_belong_to_the_job():
+    cluster, profile = folder / "cluster.json", folder / "profile.json"
+    refused(parallax.PlanError, "cluster.json: a profile must be a readable", run(cluster_profile=cluster))
+    machines = tuple(HostProfile(name, 2, 1 << 30, 1e9, 1e9) for name in ("localhost", "far"))
+    lines = {operation: Line(1e-3, 1e-4, 1e-9, 0.1, 9) for operation in ("allreduce", "alltoall", "allgather")}
+    cluster.write_text(ClusterProfile(1, machines, lines, lines).to_json(), encoding="utf-8")
+    refused(
+        parallax.PlanError, "has localhost, far, and the job has localhost", run(cluster_profile=cluster, workers=2)
+    )
+    cluster.write_text(ClusterProfile(1, machines[:1], {}, lines).to_json(), encoding="utf-8")
+    refused(AssertionError, "a job was started", run(cluster_profile=cluster, workers=2))
+    cluster.write_text('{"version": 1}', encoding="utf-8")
+    refused(parallax.PlanError, "must be as `parallax calibrate` writes it", run(cluster_profile=cluster))
+    profile.write_text(ModelProfile(1, "0" * 64, "", 9, "sample batches", ()).to_json(), encoding="utf-8")
+    refused(parallax.PlanError, "profile.json is of graph 000000000000", run(model_profile=profile))
 
 
 def a_resource_file_must_parse():
@@ -168,6 +186,8 @@ def a_value_of_the_configuration_must_make_sense():
         "routes": ({"emb": 3}, {3: "alltoall"}, ["emb"], None, "alltoall"),
         "touched_rows": ({"emb": "3"}, {"emb": 1.5}, {"emb": True}, 7),
         "plan_file": (3, ["a"]),
+        "cluster_profile": (3, ["a"]),
+        "model_profile": (True, {}),
         "sess_config": ("gpu", {"allow_soft_placement": True}),
         "hooks": ([3], 3, [tf.train.StopAtStepHook], None),
     }.items():
@@ -186,6 +206,7 @@ run_checks(
         an_update_op_without_a_rule_is_refused,
         an_override_must_name_a_variable_and_a_possible_route,
         a_plan_file_must_belong_to_the_graph,
+        profiles_must_belong_to_the_job,
         a_resource_file_must_parse,
         a_verification_must_have_feeds_of_the_graph,
         a_value_of_the_configuration_must_make_sense,

@@ -1,0 +1,269 @@
+"""The seconds of one variable by one route, from measured lines: bytes on every link by phase, and rounds.
+
+W workers, u touched rows, width d, e bytes an element, i bytes an id, w bytes the variable. A phase of the step costs
+what its busiest end (a link's direction) carries, plus the rounds of whoever waits longest. Both add up over the
+variables, so here is what each adds. An operation's line (`parallax.profiles.Line`) gives
+
+    base_s + per_peer_s * (members - 1)    a round, paid once by all who share it: a *charge*
+    byte_s * bytes + bytes / rate          of an end: a *load*
+
+Simplified: lines were fitted with one member a host, and a worker's round to all others is taken to cost a member's,
+however many of them share a host. Exchanges of rows are all at one level: lookups whose ids come from another lookup's
+rows wait once more. All gradients of Horovod's are ready at once and fit its fusion buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallax.analysis.cost import id_bytes
+from parallax.analysis.fabric import OUT, Fabric
+from parallax.analysis.touched import Touched
+from parallax.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS
+from parallax.profiles import Line
+from parallax.spec import VariableClass, VariableSpec
+
+PHASES = (
+    "merge ids within hosts",
+    "pull: ids to owners",
+    "pull: rows back",
+    "merge gradients within hosts",
+    "gradients",
+    "new values from servers",
+)
+MERGE_IDS, PULL_IDS, PULL_ROWS, MERGE_GRADIENTS, GRADIENTS, NEW_VALUES = range(len(PHASES))
+BEFORE, AFTER = (MERGE_IDS, PULL_IDS, PULL_ROWS), (MERGE_GRADIENTS, GRADIENTS)
+"""Phases before the workers compute, and after; the last one follows the update."""
+
+ROWS, HOROVOD, ASKING = range(3)
+"""Who waits in a phase: exchanges of rows, each with a thread of its own; Horovod, one collective after the other; a
+worker that asks servers. Behind them come the servers, one each. They wait side by side."""
+
+Floats = NDArray[np.float64]
+Charge = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A route for one variable, with its servers if it has any.
+
+    Attributes:
+        route: its name.
+        servers: for `ps`, for each part the server of each partition.
+        beside: `[phases, ends]`, seconds that its bytes take besides their time on links.
+        link: `[phases, ends]`, seconds that its bytes take on links.
+        waits: `[phases, who]`, seconds of rounds that it shares with nobody.
+        charges: the rounds that it shares.
+        link_bytes: `[phases, ends]`.
+        memory: `[process kinds]`, bytes; see parallax/analysis/memory.py.
+    """
+
+    route: str
+    servers: tuple[tuple[int, ...], ...]
+    beside: Floats
+    link: Floats
+    waits: Floats
+    charges: tuple[Charge, ...]
+    link_bytes: Floats
+    memory: Floats
+
+
+class Pricing:
+    """Prices routes on a fabric. Charges are kept as they are met, `[phases, who]` seconds each."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+        self.who = ASKING + 1 + fabric.servers
+        self.charges: dict[Charge, Floats] = {}
+        ends = fabric.ends
+        self.away = np.array([0.0 if u.rates[e] is None else 1.0 / (u.rates[e] or 1.0) for u, e in ends])
+        self.out = np.array([e == OUT for _, e in ends])
+        self.share = np.array([u.share for u, _ in ends])
+        self.top_share = np.array([u.top_share for u, _ in ends])
+        self.num_workers = np.array([u.workers for u, _ in ends])
+
+    def price(
+        self,
+        variable: VariableSpec,
+        route: str,
+        touched: Touched | None,
+        memory: Floats,
+        servers: tuple[tuple[int, ...], ...] = (),
+    ) -> Option:
+        """What a variable adds to each phase by a route.
+
+        Args:
+            variable: the variable.
+            route: ALLREDUCE, ALLGATHER, ALLTOALL or PS.
+            touched: its rows; None only where its gradient is dense.
+            memory: what it takes by this route.
+            servers: for PS, for each part the server of each partition.
+        """
+        shape = (len(PHASES), len(self.away))
+        adding = _Adding(np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros((len(PHASES), self.who)), [])
+        by_route: dict[str, Callable[[], None]] = {
+            ALLREDUCE: lambda: self._allreduce(adding, variable),
+            ALLGATHER: lambda: self._allgather(adding, variable, _known(touched)),
+            ALLTOALL: lambda: self._alltoall(adding, variable, _known(touched)),
+            PS: lambda: self._servers(adding, variable, touched, servers),
+        }
+        if self.fabric.workers > 1 or route == PS:
+            by_route[route]()
+        charges = tuple(dict.fromkeys(adding.charges))
+        return Option(route, servers, adding.beside, adding.link, adding.waits, charges, adding.link_bytes, memory)
+
+    def _allreduce(self, to: _Adding, variable: VariableSpec) -> None:
+        """A ring passes 2(W-1)/W w through every host, each way (Patarasuk and Yuan 2009).
+
+        A sparse gradient is made dense, with one more column. bfloat16 travels as float32. Horovod fuses all of one
+        type, so they share a round (Sergeev and Del Balso 2018).
+        """
+        workers, line = self.fabric.workers, self.fabric.lines["allreduce"]
+        wire = 2 if variable.dtype == "bfloat16" else 1
+        counts = variable.rows * variable.dtype_bytes if variable.has_slices else 0
+        dense_bytes = wire * (variable.value_bytes + counts)
+        self._carry(to, GRADIENTS, np.where(self.num_workers > 0, 2 * (workers - 1) / workers * dense_bytes, 0.0), line)
+        self._charge(to, (ALLREDUCE, variable.dtype), [(GRADIENTS, HOROVOD, line.seconds(workers, 0, None))])
+
+    def _allgather(self, to: _Adding, variable: VariableSpec, touched: Touched) -> None:
+        """Merged rows and ids of every worker pass every host around a ring: (W-1) u (i + de), each way.
+
+        Rows that must not be merged are as many as the ids. Rows of one type are fused, and ids of one type.
+        """
+        workers, line = self.fabric.workers, self.fabric.lines["allgather"]
+        rows = touched.ids if variable.unmerged else touched.one
+        of_id, round_s = id_bytes(variable, workers), line.seconds(workers, 0, None)
+        sent = (workers - 1) * rows * (of_id + _row_bytes(variable))
+        self._carry(to, GRADIENTS, np.where(self.num_workers > 0, sent, 0.0), line)
+        self._charge(to, (ALLGATHER, variable.dtype), [(GRADIENTS, HOROVOD, round_s)])
+        self._charge(to, (ALLGATHER, "ids", str(of_id)), [(GRADIENTS, HOROVOD, round_s)])
+
+    def _alltoall(self, to: _Adding, variable: VariableSpec, touched: Touched) -> None:
+        """Ids to owners, rows back, gradient rows to owners.
+
+        A host asks for the union of its workers' rows where they merge. What it owns itself stays. The owner asked most
+        gets `busiest` times its share; it may be on any host. Exchanges of different width or type are on their way at
+        once: they wait for the others together, but each handles its own messages (docs/architecture.md, section 7).
+        """
+        workers, line = self.fabric.workers, self.fabric.lines["alltoall"]
+        of_id, of_row = id_bytes(variable, workers), _row_bytes(variable)
+        asks, all_asks = self._asks(touched)
+        away = asks * (1 - self.share)
+        owned = np.minimum(1.0, self.share + (touched.busiest - 1) * self.top_share)
+        asked = (all_asks - asks) * owned
+        self._carry(to, PULL_IDS, np.where(self.out, away, asked) * of_id, line)
+        self._carry(to, PULL_ROWS, np.where(self.out, asked, away) * of_row, line)
+        self._carry(to, GRADIENTS, np.where(self.out, away, asked) * of_row, line)
+        rounds = (PULL_IDS, PULL_ROWS, GRADIENTS)
+        peers_s = line.seconds(workers, 0, None) - line.base_s
+        self._charge(to, (ALLTOALL,), [(phase, ROWS, line.base_s) for phase in rounds])
+        group = (ALLTOALL, variable.dtype, str(variable.width))
+        self._charge(to, group, [(phase, ROWS, peers_s) for phase in rounds])
+        self._merge(to, variable, touched, group)
+
+    def _merge(self, to: _Adding, variable: VariableSpec, touched: Touched, group: Charge) -> None:
+        """The legs within a host: ids and rows in the pull, gradient rows in the push, among its workers.
+
+        Of the fullest host's m workers each sends (m-1)/m of what it touches to the others.
+        """
+        members, line = self.fabric.merging, self.fabric.within
+        if members < 2 or line is None:
+            return
+        moved = touched.one * (members - 1) / members
+        to.beside[MERGE_IDS] += line.byte_s * moved * (id_bytes(variable, self.fabric.workers) + _row_bytes(variable))
+        to.beside[MERGE_GRADIENTS] += line.byte_s * moved * _row_bytes(variable)
+        peers_s = line.seconds(members, 0, None) - line.base_s
+        legs = ((MERGE_IDS, 2), (MERGE_GRADIENTS, 1))
+        self._charge(to, ("within",), [(phase, ROWS, rounds * line.base_s) for phase, rounds in legs])
+        self._charge(to, ("within", *group), [(phase, ROWS, rounds * peers_s) for phase, rounds in legs])
+
+    def _servers(
+        self, to: _Adding, variable: VariableSpec, touched: Touched | None, servers: tuple[tuple[int, ...], ...]
+    ) -> None:
+        """Requests to each partition's server: rows and gradients by row, or gradient and new value whole.
+
+        The lines are of n workers that each ask n servers, a push with worker 0's word that the update is done. Tables
+        share no request, so each adds what further ones cost (`per_peer_s`): to a worker for its partitions, to a
+        server for the workers, for each partition that it holds. Of a host's bytes those to its own server stay.
+        """
+        pull, push = self.fabric.lines["pull"], self.fabric.lines["push"]
+        parts = [server for of_part in servers for server in of_part]
+        number = self.fabric.servers
+        held = np.zeros(number)
+        for of_part, part in zip(servers, variable.parts, strict=True):
+            np.add.at(held, list(of_part), part.rows / max(variable.rows, 1) / len(of_part))
+        here = np.array([sum(held[s] for s in unit.servers) for unit, _ in self.fabric.ends])
+        top = np.array([max((held[s] for s in unit.servers), default=0.0) for unit, _ in self.fabric.ends])
+        requests = np.bincount(parts, minlength=number)
+        by_row = variable.cls == VariableClass.SPARSE
+        phases = ((PULL_ROWS, pull), (GRADIENTS, push)) if by_row else ((GRADIENTS, push), (NEW_VALUES, pull))
+        for phase, line in phases:
+            to.waits[phase, ASKING] += line.per_peer_s * (len(parts) - 1)
+            to.waits[phase, ASKING + 1 :] += line.per_peer_s * (self.fabric.workers - 1) * requests
+        everybody = range(ASKING, self.who)
+        for phase, line in phases:
+            self._charge(to, (PS, PHASES[phase]), [(phase, who, line.base_s) for who in everybody])
+        if not by_row:
+            workers, whole = self.fabric.workers, variable.value_bytes
+            given = self.num_workers * whole * (1 - here)
+            taken = (workers - self.num_workers) * whole * here
+            self._carry(to, GRADIENTS, np.where(self.out, given, taken), push)
+            self._carry(to, NEW_VALUES, np.where(self.out, taken, given), pull)
+            return
+        rows = _known(touched)
+        of_id, of_row = id_bytes(variable, self.fabric.workers), _row_bytes(variable)
+        asks, all_asks = self._asks(rows)
+        away = asks * (1 - here)
+        asked = (all_asks - asks) * np.minimum(1.0, here + (rows.busiest - 1) * top)
+        self._carry(
+            to, PULL_ROWS, np.where(self.out, away * of_id + asked * of_row, asked * of_id + away * of_row), pull
+        )
+        self._carry(to, GRADIENTS, np.where(self.out, away, asked) * (8 + of_row), push)
+        self._merge(to, variable, rows, (PS, variable.name))
+
+    def _asks(self, touched: Touched) -> tuple[Floats, float]:
+        """Rows that each end's unit asks for, and those that all units ask for."""
+        merges = self.fabric.merging > 1
+
+        def of(workers: int) -> float:
+            return touched.of(workers) if merges else workers * touched.one
+
+        total = sum(count * of(workers) for workers, count in self.fabric.units_by_workers)
+        return np.array([of(unit.workers) for unit, _ in self.fabric.ends]), total
+
+    def _carry(self, to: _Adding, phase: int, end_bytes: Floats, line: Line) -> None:
+        to.link_bytes[phase] += end_bytes
+        to.beside[phase] += end_bytes * line.byte_s
+        to.link[phase] += end_bytes * self.away
+
+    def _charge(self, to: _Adding, key: Charge, seconds: list[tuple[int, int, float]]) -> None:
+        to.charges.append(key)
+        if key not in self.charges:
+            self.charges[key] = np.zeros((len(PHASES), self.who))
+            for phase, who, round_s in seconds:
+                self.charges[key][phase, who] += round_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Adding:
+    """An option while it is put together."""
+
+    beside: Floats
+    link: Floats
+    link_bytes: Floats
+    waits: Floats
+    charges: list[Charge]
+
+
+def _row_bytes(variable: VariableSpec) -> int:
+    return variable.width * variable.dtype_bytes
+
+
+def _known(touched: Touched | None) -> Touched:
+    if touched is None:
+        raise ValueError("A route by row is priced only where touched rows are known.")
+    return touched
