@@ -107,6 +107,8 @@ class VariablePlan:
         route: how its gradients travel; `none` for untrained and local variables.
         owner_rows: for `alltoall` the rows that each worker owns, by rank, for `ps` those of each server; empty where
             every worker holds all rows.
+        owner_pattern: for `alltoall`, who owns rows in turns: row r belongs to worker `owner_pattern[r % P]` of P slots
+            (parallax/ownership.py); a worker may have several slots, or none. Empty where all have one, in order.
         touched_rows: distinct rows that a worker is expected to read in a step (upper bound); None when unknown.
         cost: what the route sends.
         reason: why this route.
@@ -122,6 +124,7 @@ class VariablePlan:
     dtype: str
     route: str
     owner_rows: tuple[int, ...]
+    owner_pattern: tuple[int, ...] = field(default=(), kw_only=True)
     touched_rows: int | None
     cost: RouteCost
     reason: str
@@ -241,5 +244,6 @@ def _variable(raw: dict[str, Any]) -> VariablePlan:
             "rejected": tuple(RouteCost(**r) for r in raw["rejected"]),
             **{key: tuple(raw[key]) for key in ("shape", "owner_rows", "slots", "evidence")},
             "servers": tuple(tuple(part) for part in raw["servers"]),
+            "owner_pattern": tuple(raw.get("owner_pattern", ())),  # files from before it have equal shares
         }
     )

@@ -15,7 +15,7 @@ def plan_table(plan: Plan) -> str:
     """The table that `parallax plan` prints; its bytes are what one worker sends per step, and it receives as many."""
     trained = [v for v in plan.variables if v.route != NO_ROUTE]
     rest = [v for v in plan.variables if v.route == NO_ROUTE]
-    rows = [_COLUMNS, *(_row(v, plan.num_workers) for v in (*trained, *rest))]
+    rows = [_COLUMNS, *(_row(v) for v in (*trained, *rest))]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
     lines = [f"Plan for {', '.join(_members(plan))}, graph {plan.fingerprint[:12]}"]
     for number, row in enumerate(rows):
@@ -60,19 +60,20 @@ def bytes_text(count: int | None) -> str:
     return f"{size:.4g} GB"
 
 
-def _row(variable: VariablePlan, workers: int) -> tuple[str, ...]:
+def _row(variable: VariablePlan) -> tuple[str, ...]:
     shape = "x".join(str(d) for d in variable.shape) or "scalar"
     touched = "" if variable.touched_rows is None else f"<= {variable.touched_rows}"
     sent = "" if variable.route == NO_ROUTE else _sent(variable.cost)
-    held = _held_by(variable, workers)
+    held = _held_by(variable)
     return (variable.name, variable.cls.value, shape, touched, variable.route, held, sent, variable.reason)
 
 
-def _held_by(variable: VariablePlan, workers: int) -> str:
+def _held_by(variable: VariablePlan) -> str:
     if variable.servers:
         partitions = [server for part in variable.servers for server in part]
         return f"{_counted(len(partitions), 'partition')} on {_counted(len(set(partitions)), 'server')}"
-    return _counted(workers, "owner") if variable.owner_rows else "every worker"
+    owners = sum(rows > 0 for rows in variable.owner_rows)
+    return _counted(owners, "owner") if variable.owner_rows else "every worker"
 
 
 def _members(plan: Plan) -> list[str]:

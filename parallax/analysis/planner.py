@@ -14,6 +14,7 @@ from parallax.analysis.cost import allgather_cost, allreduce_cost, alltoall_cost
 from parallax.analysis.placement import place
 from parallax.decisions import Placement, Terms
 from parallax.errors import PlanError
+from parallax.ownership import Ownership
 from parallax.plan import (
     ALLGATHER,
     ALLREDUCE,
@@ -83,13 +84,20 @@ def part_routes(spec: GraphSpec, plan: Plan) -> dict[str, str]:
 
 
 def placements(spec: GraphSpec, plan: Plan) -> dict[str, Placement]:
-    """What propagation needs to know of servers: variable op -> where its partitions are."""
+    """What propagation needs to know of rows: variable op -> which servers hold them, or workers by which pattern."""
     found = {}
     for variable in spec.variables:
         planned = plan.variable(variable.name)
+        if planned.owner_pattern not in ((), Ownership.even(plan.num_workers).pattern):
+            found.update({part.op: Placement(pattern=planned.owner_pattern) for part in variable.parts})
         for part, servers in zip(variable.parts, planned.servers, strict=False):
             found[part.op] = Placement(servers, mirrored=not _by_row(variable))
     return found
+
+
+def rows_by_owner(variable: VariableSpec, ownership: Ownership) -> tuple[int, ...]:
+    """How many rows of a variable, all its parts together, each worker owns."""
+    return tuple(map(sum, zip(*(ownership.counts(part.rows) for part in variable.parts), strict=True)))
 
 
 def terms_of(plan: Plan) -> Terms:
@@ -138,8 +146,8 @@ def _placed(
         return planned
     rows = [0] * servers
     for part, of_part in zip(variable.parts, placed[planned.name], strict=True):
-        for number, server in enumerate(of_part):
-            rows[server] += (part.rows - number + len(of_part) - 1) // len(of_part)
+        for server, count in zip(of_part, Ownership.even(len(of_part)).counts(part.rows), strict=True):
+            rows[server] += count
     return replace(planned, owner_rows=tuple(rows), servers=placed[planned.name])
 
 
@@ -166,7 +174,7 @@ def _plan_variable(variable: VariableSpec, layout: Layout, wishes: Wishes) -> Va
         why = f"ps is {note} ({variable.name})" if note else f"{variable.name} was given {chosen.route!r}"
         raise PlanError(f"Asynchronous training keeps all trained variables on servers: {why}.")
     rejected = tuple(_rejected(option, chosen) for option in options if option.route != chosen.route)
-    owners = tuple(_rows_of(rank, variable, workers) for rank in range(workers)) if chosen.route == ALLTOALL else ()
+    owners = rows_by_owner(variable, Ownership.even(workers)) if chosen.route == ALLTOALL else ()
     return VariablePlan(
         name=variable.name,
         cls=variable.cls,
@@ -181,10 +189,6 @@ def _plan_variable(variable: VariableSpec, layout: Layout, wishes: Wishes) -> Va
         slots=tuple(slot.name for slot in variable.slots),
         evidence=variable.evidence,
     )
-
-
-def _rows_of(rank: int, variable: VariableSpec, workers: int) -> int:
-    return sum((part.rows - rank + workers - 1) // workers for part in variable.parts)
 
 
 def _why_on_servers(variable: VariableSpec, layout: Layout, wishes: Wishes) -> str:

@@ -100,7 +100,7 @@ class Job:
         self.graph, worker_graph = graph, tf.Graph()
         with worker_graph.as_default():
             tf.graph_util.import_graph_def(self.made.graph_def, name="")
-            held = hold(stored_variables(graph), Places(self.made.tables), comm)
+            held = hold(stored_variables(graph), Places(self.made.spread), comm)
         self.storage = Storage(str(folder), held, comm, chunk_bytes)
         self.session = v1.Session(graph=worker_graph)
         for phase in initialization_phases(analysed.captured):
