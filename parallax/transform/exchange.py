@@ -10,8 +10,8 @@ type and pattern whose owners are workers share one exchange: their row numbers 
 starting at a multiple of P, so that the same map holds for all of them together.
 
 Bytes each way, worker and step, for u distinct rows of width d, e bytes an element and i bytes an id, between workers:
-(1-s) * u * (i + 2de) where the worker itself owns a share s of the rows (1/W if all own as many), the ids and rows in the pull and the gradients in the push; the push needs no ids because the
-owner remembers them from the pull.
+(1-s) * u * (i + 2de) where the worker itself owns a share s of the rows (1/W if all own as many), the ids and rows in
+the pull and the gradients in the push; the push needs no ids because the owner remembers them from the pull.
 """
 
 from __future__ import annotations

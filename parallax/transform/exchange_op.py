@@ -31,7 +31,7 @@ def _ops() -> Any:
         )
     ops = tf.load_op_library(str(library()))
     if "to_owners" not in inspect.signature(ops.parallax_leg).parameters:
-        raise TransformError(f"{library()} must be of this version of Parallax, and is older. Build it: `make install`.")
+        raise TransformError(f"{library()} must be as new as Parallax, and is older. Build it: `make install`.")
     return ops
 
 

@@ -1,8 +1,8 @@
 """Decides which lookups share one pull and which pushes share one exchange.
 
-Lookups of equal width, type and owners are fused when none can depend on another: they are at the same *level* (how many
-exchanges must be done before), wait for the same nodes, and are pushed through by the same pushes. What a fetch does
-not need of a fused exchange is fed with nothing (edit.Cut), so fusing never asks for more feeds.
+Lookups of equal width, type and owners are fused when none can depend on another: they are at the same *level* (how
+many exchanges must be done before), wait for the same nodes, and are pushed through by the same pushes. What a fetch
+does not need of a fused exchange is fed with nothing (edit.Cut), so fusing never asks for more feeds.
 """
 
 from __future__ import annotations
