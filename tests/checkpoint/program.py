@@ -15,6 +15,7 @@ import resource
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -84,7 +85,7 @@ def build(use_resource, emb_rows=11, extra=False):
 class Job:
     """A graph on some of the ranks, with a session in which initializers have run; closed after a `with` block."""
 
-    def __init__(self, graph, route, comm=COMM, chunk_bytes=CHUNK_BYTES, folder=FOLDER):
+    def __init__(self, graph, route, comm=COMM, chunk_bytes=CHUNK_BYTES, folder=FOLDER, pattern=()):
         analysed = analyse(graph)
         size, rank = comm.Get_size(), comm.Get_rank()
         routes = {}
@@ -95,6 +96,11 @@ class Job:
             except PlanError:
                 continue
         plan = make_plan(analysed.spec, one_host(size), Wishes(routes=routes))
+        spread = {v.name for v in plan.variables if v.route == "alltoall"}
+        plan = replace(
+            plan,
+            variables=tuple(replace(v, owner_pattern=pattern if v.name in spread else ()) for v in plan.variables),
+        )
         self.made = transform(analysed.captured.view, decide(analysed, plan), Worker(rank, size, 7))
         open_channels(self.made.graph_def, comm)
         self.graph, worker_graph = graph, tf.Graph()
@@ -232,6 +238,30 @@ def another_number_of_workers_reads_it(use_resource, workers, route):
     if RANK == 0:
         first = one_process(build(use_resource), restore=prefix_of(folder, STEPS))
         assert_equal(one_process(build(use_resource), restore=prefix_of(again, STEPS)), first)
+
+
+def owners_with_unequal_shares_write_and_others_read():
+    folder = FOLDER / "unequal"
+    with Job(build(True), "alltoall", folder=folder, pattern=(3, 0, 0, 2, 3, 0)) as job:  # nothing for worker 1
+        assert job.is_spread("emb") and job.is_spread("parted/part_2/Adam_1")
+        job.train()
+        moved = job.storage.save(job.session, STEPS)
+        assert RANK or moved.largest_bytes == CHUNK_BYTES, moved
+        wanted = job.values()
+        job.train(1)
+        job.storage.load(job.session)
+        assert_equal(job.values(), wanted)
+    if RANK == 0:
+        assert_equal(one_process(build(True), restore=prefix_of("unequal", STEPS)), wanted)
+    with Job(build(True), "alltoall", folder=folder, pattern=(1, 2, 2, 1, 3)) as job:
+        job.storage.load(job.session)
+        assert_equal(job.values(), wanted)
+    part = COMM.Split(0 if RANK < 2 else MPI.UNDEFINED, RANK)
+    if RANK < 2:
+        with Job(build(True), "alltoall", part, folder=folder) as job:
+            job.storage.load(job.session)
+            assert_equal(job.values(), wanted)
+    meet(COMM)
 
 
 def a_checkpoint_of_saver_is_read(use_resource):
@@ -384,6 +414,7 @@ CHECKS = {
     **{
         check.__name__: check
         for check in (
+            owners_with_unequal_shares_write_and_others_read,
             training_goes_on_after_reading_as_it_would_have,
             one_chunk_is_enough_for_all,
             a_failure_while_writing_keeps_the_one_before,

@@ -39,6 +39,15 @@ GRID = [
     for servers in (1, 2, 3)
 ]
 
+# Owners with unequal shares: a few cases by single workers, and by hosts of several workers; all of them are slow.
+SHORT_OWNED = [
+    ("Adam, clipped, resource, unequal owners", 3),
+    ("several tables, reference, unequal owners", 3),
+    ("bags, clipped, resource, unequal owners", 3),
+    ("several tables, resource, unequal by host", 4),
+]
+ALL_OWNED = [(case.name, workers) for case in cases("owners") for workers in (2, 3, 4)]
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -98,6 +107,20 @@ def test_three_workers_that_share_rows_unevenly_equal_one_process(results: Any, 
 @pytest.mark.parametrize("case", names("optimizers", ON_SERVERS))
 def test_every_optimizer_on_servers_equals_one_process(results: Any, case: str, workers: int, servers: int) -> None:
     check(results("optimizers", workers, ON_SERVERS, servers)[case])
+
+
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize(("case", "workers"), SHORT_OWNED)
+def test_owners_with_unequal_shares_or_none_equal_one_process(results: Any, case: str, workers: int) -> None:
+    wanted = "|".join(name for name, of in SHORT_OWNED if of == workers)
+    check(results("owners", workers, wanted)[case])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize(("case", "workers"), ALL_OWNED)
+def test_every_graph_with_unequal_owners_equals_one_process(results: Any, case: str, workers: int) -> None:
+    check(results("owners", workers)[case])
 
 
 @pytest.mark.slow
