@@ -66,17 +66,17 @@ def test_a_pattern_names_holders_and_nobody_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "host", "shares", "expected"),
+    ("hosts", "host", "pattern", "expected"),
     [
-        ((0, 0, 1, 1), 0, (1, 1, 1, 1), (0, 1, 0, 1)),  # whoever has the owner's place
-        ((0, 0, 1, 1), 1, (1, 1, 1, 1), (0, 1, 0, 1)),
-        ((0, 1, 1, 1), 0, (1, 1, 1, 1), (0, 0, 0, 0)),
-        ((0, 0, 1, 1), 0, (1, 1, 0, 2), (0, 1, 0, 1)),  # nobody asks for what owner 2 does not have
-        ((0, 0, 1, 1), 0, (0, 3, 2, 1), (0, 1, 0, 0)),  # what owner 1 has itself is as much as it should ask for
-        ((0, 0, 1, 1, 1, 2, 2, 2), 0, (1,) * 8, (0, 1, 0, 1, 0, 1, 1, 0)),
+        ((0, 0, 1, 1), 0, (0, 1, 2, 3), (0, 1, 0, 1)),  # whoever has the owner's place
+        ((0, 0, 1, 1), 1, (0, 1, 2, 3), (0, 1, 0, 1)),
+        ((0, 1, 1, 1), 0, (0, 1, 2, 3), (0, 0, 0, 0)),
+        ((0, 0, 1, 1), 0, (2, 2, 2, 2), (0, 1, 0, 1)),  # one owner of all is asked by both
+        ((0, 0, 1, 1), 0, (1, 1, 2, 1, 3), (1, 1, 0, 1, 0)),  # worker 1 has enough to ask itself for
+        ((0, 0, 1, 1, 1, 2, 2, 2), 0, tuple(range(8)), (0, 1, 0, 1, 0, 1, 1, 0)),
     ],
 )
-def test_owners_of_other_hosts_are_asked_by_whoever_has_least_to_ask(
-    hosts: tuple[int, ...], host: int, shares: tuple[int, ...], expected: tuple[int, ...]
+def test_rows_of_other_hosts_are_asked_for_by_whoever_has_least_to_ask(
+    hosts: tuple[int, ...], host: int, pattern: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    assert askers(hosts, host, shares) == expected
+    assert askers(hosts, host, pattern) == expected

@@ -115,8 +115,8 @@ def _way(editor: Editor, table: Table, synchronous: bool) -> ToWorkers | ToServe
     worker = editor.worker
     ownership, host = table.ownership(worker.size), None
     if worker.merges_in_host and synchronous:
-        shares = ownership.shares if not table.servers else (1,) * worker.size
-        host = Host(len(worker.neighbours), askers(worker.hosts, worker.hosts[worker.rank], shares))
+        places = () if table.servers else askers(worker.hosts, worker.hosts[worker.rank], ownership.pattern)
+        host = Host(len(worker.neighbours), places)
     return ToServers(ownership, host) if table.servers else ToWorkers(ownership, host, worker.rank)
 
 

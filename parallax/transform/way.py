@@ -44,11 +44,11 @@ class Host:
 
     Attributes:
         size: how many they are.
-        place_of_owner: `[W]`, for each worker as an owner, who of this host asks it.
+        place_of_slot: for each slot of the pattern of owners, who of this host asks for its rows.
     """
 
     size: int
-    place_of_owner: tuple[int, ...]
+    place_of_slot: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class ToWorkers(Way):
         self.share = ownership.shares[rank]
 
     def _places(self, host: Host) -> Sequence[int]:
-        return [host.place_of_owner[owner] for owner in self.ownership.pattern]
+        return host.place_of_slot
 
     def _from_owners(self, last: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
         asked, counts = all_to_all(last.local, last.splits)
@@ -184,29 +184,31 @@ class ToServers(Way):
         return list(tf.split(rows, last.splits, num=partitions)) if partitions > 1 else [rows]
 
 
-def askers(hosts: Sequence[int], host: int, shares: Sequence[int]) -> tuple[int, ...]:
-    """For each worker as an owner, who of one host's workers asks it for rows.
+def askers(hosts: Sequence[int], host: int, pattern: Sequence[int]) -> tuple[int, ...]:
+    """For each slot of a pattern of owners, who of one host's workers asks for its rows.
 
-    Owners on the host are asked by themselves: what they hold goes no further. The others, those with the largest share
-    first, go to whoever has the least to ask for so far, of equals to the one that has the owner's place on this host.
+    Owners on the host ask themselves: what they hold goes no further. The other slots go to whoever has the least to
+    ask for so far, of equals to the one that has the owner's place on this host.
 
     Args:
         hosts: the number of each worker's host.
         host: the number of the host that asks.
-        shares: of each worker, in rows of a turn.
+        pattern: the owner of each slot.
 
     Returns:
-        `[W]`, places on the host, from 0.
+        `[P]`, places on the host, from 0.
     """
     members = [rank for rank, number in enumerate(hosts) if number == host]
-    asks = [shares[rank] for rank in members]
-    found = {rank: place for place, rank in enumerate(members)}
-    for owner in sorted((r for r in range(len(hosts)) if r not in found), key=lambda r: (-shares[r], r)):
+    asks = [pattern.count(rank) for rank in members]
+    found = []
+    for owner in pattern:
+        if owner in members:
+            found.append(members.index(owner))
+            continue
         near = sum(number == hosts[owner] for number in hosts[:owner]) % len(members)
-        place = min(range(len(members)), key=lambda p: (asks[p], p != near, p))
-        found[owner] = place
-        asks[place] += shares[owner]
-    return tuple(found[rank] for rank in range(len(hosts)))
+        found.append(min(range(len(members)), key=lambda p, near=near: (asks[p], p != near, p)))
+        asks[found[-1]] += 1
+    return tuple(found)
 
 
 def table_of(keys: Any, bases: list[int]) -> Any:
