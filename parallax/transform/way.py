@@ -206,7 +206,7 @@ def askers(hosts: Sequence[int], host: int, pattern: Sequence[int]) -> tuple[int
             found.append(members.index(owner))
             continue
         near = sum(number == hosts[owner] for number in hosts[:owner]) % len(members)
-        found.append(min(range(len(members)), key=lambda p, near=near: (asks[p], p != near, p)))
+        found.append(min((asks[place], place != near, place) for place in range(len(members)))[2])
         asks[found[-1]] += 1
     return tuple(found)
 
