@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parallax.graph_view import Edge
+from parallax.ownership import Ownership
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +30,16 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where servers hold a variable: the server of each partition, and whether the workers have copies (Table)."""
+    """Where the rows of a variable are, when equal shares of the workers do not say it; the fields are Table's."""
 
-    servers: tuple[int, ...]
-    mirrored: bool
+    servers: tuple[int, ...] = ()
+    mirrored: bool = False
+    pattern: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows with owners: row r of P partitions lives in partition r % P as its local row r // P.
-
-    The partitions are the workers' own (P = W, partition k in worker k), or they lie on servers.
+    """Rows with owners: each row is held by a worker, or by a partition on a server (parallax/ownership.py).
 
     Attributes:
         op: the variable op whose rows are meant.
@@ -51,6 +51,7 @@ class Table:
         servers: for each partition the server that holds it; empty where the workers do.
         mirrored: whether every worker also has a copy of `op`, for a graph that reads it whole.
         is_scalar: whether the variable has no rows; it is then one partition of one row.
+        pattern: where the workers hold it, the owner of each slot; empty where each has one, in order.
     """
 
     op: str
@@ -62,17 +63,24 @@ class Table:
     servers: tuple[int, ...] = ()
     mirrored: bool = False
     is_scalar: bool = False
+    pattern: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The whole shape."""
         return () if self.is_scalar else (self.rows, *self.row_shape)
 
-    def local_shape(self, partition: int, partitions: int) -> tuple[int, ...]:
-        """The shape of one of so many partitions."""
+    def ownership(self, workers: int) -> Ownership:
+        """Who of so many workers, or which partition on servers, holds which row."""
+        if self.servers or not self.pattern:
+            return Ownership.even(len(self.servers) or workers)
+        return Ownership(self.pattern, workers)
+
+    def local_shape(self, holder: int, workers: int) -> tuple[int, ...]:
+        """The shape of what one of so many workers, or a partition on servers, holds."""
         if self.is_scalar:
             return ()
-        return ((self.rows - partition + partitions - 1) // partitions, *self.row_shape)
+        return (self.ownership(workers).count(holder, self.rows), *self.row_shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,8 +118,8 @@ class VariablePlan:
         route: how its gradients travel; `none` for untrained and local variables.
         owner_rows: for `alltoall` the rows that each worker owns, by rank, for `ps` those of each server; empty where
             every worker holds all rows.
-        owner_pattern: for `alltoall`, row r belongs to worker owner_pattern[r % len(owner_pattern)]; empty where every
-            worker owns an equal share, row r in worker r % W.
+        owner_pattern: for `alltoall`, who owns rows in turns: row r belongs to worker `owner_pattern[r % P]` of P slots
+            (parallax/ownership.py); a worker may have several slots, or none. Empty where all have one, in order.
         touched_rows: distinct rows that a worker is expected to read in a step: a mean as measured, rounded up, else an
             upper bound; None when unknown.
         touched_is_measured: whether they are a measured mean.

@@ -20,7 +20,7 @@ def plan_table(plan: Plan) -> str:
     step_s = plan.prediction.step_s
     rows = [
         _COLUMNS if step_s is None else _TIMED_COLUMNS,
-        *(_row(v, plan.num_workers, step_s) for v in (*trained, *rest)),
+        *(_row(v, step_s) for v in (*trained, *rest)),
     ]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [f"Plan for {', '.join(_members(plan))}, graph {plan.fingerprint[:12]}"]
@@ -119,12 +119,12 @@ def _terms(cost: RouteCost) -> list[str]:
     return lines if cost.terms else lines[:-1] + [f"  adds {ms_text(cost.seconds)} to the step"]
 
 
-def _row(variable: VariablePlan, workers: int, step_s: float | None) -> tuple[str, ...]:
+def _row(variable: VariablePlan, step_s: float | None) -> tuple[str, ...]:
     shape = "x".join(str(d) for d in variable.shape) or "scalar"
     touched = "" if variable.touched_rows is None else f"<= {variable.touched_rows}"
     touched = touched.removeprefix("<= ") if variable.touched_is_measured else touched
     sent = "" if variable.route == NO_ROUTE else _sent(variable.cost)
-    held = _held_by(variable, workers)
+    held = _held_by(variable)
     row = (variable.name, variable.cls.value, shape, touched, variable.route, held, sent)
     if step_s is None:
         return (*row, variable.reason)
@@ -135,11 +135,12 @@ def _row(variable: VariablePlan, workers: int, step_s: float | None) -> tuple[st
     return (*row, seconds, following, "; ".join(flip_texts(variable.flips)), variable.reason)
 
 
-def _held_by(variable: VariablePlan, workers: int) -> str:
+def _held_by(variable: VariablePlan) -> str:
     if variable.servers:
         partitions = [server for part in variable.servers for server in part]
         return f"{_counted(len(partitions), 'partition')} on {_counted(len(set(partitions)), 'server')}"
-    return _counted(workers, "owner") if variable.owner_rows else "every worker"
+    owners = sum(rows > 0 for rows in variable.owner_rows)
+    return _counted(owners, "owner") if variable.owner_rows else "every worker"
 
 
 def _members(plan: Plan) -> list[str]:

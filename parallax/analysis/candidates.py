@@ -10,6 +10,7 @@ from parallax.analysis.owners import Shares, equal_shares
 from parallax.analysis.touched import Touched, touched_of
 from parallax.errors import PlanError
 from parallax.measured import Measured
+from parallax.ownership import Ownership
 from parallax.plan import ALLGATHER, ALLTOALL, NO_ROUTE, PLAN_VERSION, PS, Layout, Plan, RouteCost, VariablePlan, Wishes
 from parallax.spec import GraphSpec, VariableSpec
 
@@ -89,7 +90,7 @@ def variable_plan(
         shape=variable.shape,
         dtype=variable.dtype,
         route=chosen.route,
-        owner_rows=rows_of_owners(variable, shares) if spread else (),
+        owner_rows=rows_by_owner(variable, shares.ownership) if spread else (),
         owner_pattern=shares.pattern if spread else (),
         touched_rows=None if candidate.touched is None else math.ceil(candidate.touched.one),
         touched_is_measured=candidate.touched is not None and candidate.touched.is_measured,
@@ -101,16 +102,9 @@ def variable_plan(
     )
 
 
-def rows_of_owners(variable: VariableSpec, shares: Shares) -> tuple[int, ...]:
-    """How many rows each worker owns: row r of a part belongs to worker pattern[r % len(pattern)]."""
-    workers = len(shares.slots)
-    pattern = shares.pattern or tuple(range(workers))
-    found = [0] * workers
-    for part in variable.parts:
-        whole, rest = divmod(part.rows, len(pattern))
-        for place, owner in enumerate(pattern):
-            found[owner] += whole + (place < rest)
-    return tuple(found)
+def rows_by_owner(variable: VariableSpec, ownership: Ownership) -> tuple[int, ...]:
+    """How many rows of a variable, all its parts together, each worker owns."""
+    return tuple(map(sum, zip(*(ownership.counts(part.rows) for part in variable.parts), strict=True)))
 
 
 def rejected_by_bytes(option: RouteCost, chosen: RouteCost) -> RouteCost:
@@ -134,8 +128,8 @@ def on_their_servers(
         return planned
     rows = [0] * servers
     for part, of_part in zip(variable.parts, placed, strict=True):
-        for number, server in enumerate(of_part):
-            rows[server] += (part.rows - number + len(of_part) - 1) // len(of_part)
+        for server, count in zip(of_part, Ownership.even(len(of_part)).counts(part.rows), strict=True):
+            rows[server] += count
     return replace(planned, owner_rows=tuple(rows), servers=placed)
 
 

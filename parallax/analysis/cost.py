@@ -2,6 +2,7 @@
 
 W workers, u touched rows, width d, e bytes an element, i bytes an id, w bytes the whole variable. Every figure is what
 one worker sends; it receives as many. Simplified: all workers touch equally many rows, and owners are equally loaded.
+By another pattern of owners (plan.VariablePlan.owner_pattern) the same is the mean over the workers.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from parallax.ownership import Ownership
 from parallax.plan import Layout
 from parallax.profiles import ClusterProfile
 
@@ -49,6 +50,12 @@ class Shares:
             gained[owner] -= total
             found.append(owner)
         return tuple(found)
+
+    @property
+    def ownership(self) -> Ownership:
+        """Who owns which rows."""
+        workers = len(self.slots)
+        return Ownership(self.pattern, workers) if self.pattern else Ownership.even(workers)
 
 
 def equal_shares(workers: int) -> Shares:

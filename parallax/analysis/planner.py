@@ -19,6 +19,7 @@ from parallax.analysis.placement import place
 from parallax.decisions import Placement, Terms
 from parallax.errors import PlanError
 from parallax.measured import Measured
+from parallax.ownership import Ownership
 from parallax.plan import PS, RUN_OPTIONS, Layout, Plan, Wishes
 from parallax.prediction import Prediction
 from parallax.spec import GraphSpec
@@ -148,10 +149,12 @@ def part_routes(spec: GraphSpec, plan: Plan) -> dict[str, str]:
 
 
 def placements(spec: GraphSpec, plan: Plan) -> dict[str, Placement]:
-    """What propagation needs to know of servers: variable op -> where its partitions are."""
+    """What propagation needs to know of rows: variable op -> which servers hold them, or workers by which pattern."""
     found = {}
     for variable in spec.variables:
         planned = plan.variable(variable.name)
+        if planned.owner_pattern not in ((), Ownership.even(plan.num_workers).pattern):
+            found.update({part.op: Placement(pattern=planned.owner_pattern) for part in variable.parts})
         for part, servers in zip(variable.parts, planned.servers, strict=False):
             found[part.op] = Placement(servers, mirrored=not by_row(variable))
     return found

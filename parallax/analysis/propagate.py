@@ -47,7 +47,7 @@ def propagate(
         routes: variable op -> `alltoall`, `allgather`, `allreduce`, `ps` or `raw`, for every part whose gradient comes
             as IndexedSlices; dense gradients are all-reduced unless their variable is placed on servers.
         equal_randomness: whether all workers draw the same random numbers (for verification).
-        placed: variable op -> where servers hold it.
+        placed: variable op -> where its rows are, of all on servers and of those that workers own by a pattern.
         terms: on what terms the workers train together.
 
     Raises:
@@ -56,7 +56,7 @@ def propagate(
     """
     placed = placed or {}
     spread = {part for part, route in routes.items() if route == "alltoall"}
-    tables = {part: _table(captured, part, placed.get(part)) for part in sorted(spread | placed.keys())}
+    tables = {part: _table(captured, part, placed.get(part, Placement())) for part in sorted(spread | placed.keys())}
     updates = gradient_updates(captured, sources)
     initializers = {v.initializer for v in captured.variables.values() if v.initializer}
     order = captured.view.topological_order()
@@ -93,7 +93,7 @@ def propagate(
         own = own | walk.new_own
 
 
-def _table(captured: Captured, part: str, placement: Placement | None) -> Table:
+def _table(captured: Captured, part: str, placement: Placement) -> Table:
     variable = captured.variables[part]
     shape = variable.part.shape
     return Table(
@@ -103,9 +103,10 @@ def _table(captured: Captured, part: str, placement: Placement | None) -> Table:
         dtype=variable.dtype,
         members=(part,),
         variable=variable.logical_name,
-        servers=placement.servers if placement else (),
-        mirrored=placement.mirrored if placement else False,
+        servers=placement.servers,
+        mirrored=placement.mirrored,
         is_scalar=not shape,
+        pattern=placement.pattern,
     )
 
 

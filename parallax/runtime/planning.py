@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from parallax.analysis.candidates import rows_by_owner
 from parallax.analysis.capture import Captured, capture
 from parallax.analysis.classify import classify
 from parallax.analysis.planner import make_plan, part_routes, placements, terms_of
@@ -16,7 +17,8 @@ from parallax.config import Config
 from parallax.decisions import Decisions
 from parallax.errors import GraphError, PlanError
 from parallax.measured import Measured, read_measured
-from parallax.plan import NO_ROUTE, PS, Layout, Plan, Wishes, plan_from_json
+from parallax.ownership import Ownership
+from parallax.plan import ALLTOALL, NO_ROUTE, PS, Layout, Plan, VariablePlan, Wishes, plan_from_json
 from parallax.spec import GradientSource, GraphSpec
 
 
@@ -87,6 +89,7 @@ def plan_for(
     plan = plan_from_json(text, str(path))
     plan.check_belongs_to(analysed.spec, layout)
     _check_possible(plan, analysed.spec, layout, path)
+    plan = _with_owner_rows(plan, analysed.spec)
     decide(analysed, plan)
     return plan
 
@@ -124,6 +127,8 @@ def _check_possible(plan: Plan, spec: GraphSpec, layout: Layout, path: Path) -> 
                 f"{path}: a plan must give every partition one of its {len(plan.servers)} servers, and "
                 f"{variable.name} has {plan.variable(variable.name).servers}. Make it anew with `parallax plan --json`."
             )
+    for planned in plan.variables:
+        _check_pattern(planned, layout.num_workers, path)
     without = {v.name for v in plan.variables if v.route == NO_ROUTE}
     for variable in possible.variables:
         if (variable.route == NO_ROUTE) != (variable.name in without):
@@ -131,6 +136,31 @@ def _check_possible(plan: Plan, spec: GraphSpec, layout: Layout, path: Path) -> 
                 f"{path}: a plan must give a route to every variable with a gradient, and {variable.name} has none. "
                 "Make it anew with `parallax plan --json`."
             )
+
+
+def _check_pattern(planned: VariablePlan, workers: int, path: Path) -> None:
+    pattern = planned.owner_pattern
+    if pattern and planned.route != ALLTOALL:
+        raise PlanError(
+            f"{path}: only a variable by {ALLTOALL} has an owner_pattern, and {planned.name} goes by {planned.route}. "
+            f"Make the pattern [], or the route {ALLTOALL}."
+        )
+    if odd := [entry for entry in pattern if type(entry) is not int or not 0 <= entry < workers]:
+        raise PlanError(
+            f"{path}: an owner_pattern must name workers from 0 to {workers - 1}, and that of {planned.name} has "
+            f"{odd[0]!r}. Name others, or make the pattern [] for equal shares."
+        )
+
+
+def _with_owner_rows(plan: Plan, spec: GraphSpec) -> Plan:
+    """The plan with the rows of each owner as the patterns say, which are what a user edits."""
+    variables = []
+    for planned in plan.variables:
+        if planned.owner_pattern:
+            ownership = Ownership(planned.owner_pattern, plan.num_workers)
+            planned = replace(planned, owner_rows=rows_by_owner(spec.variable(planned.name), ownership))
+        variables.append(planned)
+    return replace(plan, variables=tuple(variables))
 
 
 def decide(analysed: Analysed, plan: Plan, equal_randomness: bool = False) -> Decisions:

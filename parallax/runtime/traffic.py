@@ -19,8 +19,9 @@ class ExchangeReport:
     Attributes:
         steps: training steps so far.
         touched_rows: distinct rows that a worker touched per training step, by variable (mean).
-        predicted_bytes: (W-1)/W u (i + 2de) with u the measured touched rows, of the alltoall exchanges. Where several
-            hosts have several workers, u counts the rows of a host's workers together, and (H-1)/H of them leave it.
+        predicted_bytes: (1-s) u (i + 2de) of the alltoall exchanges, u being a worker's measured touched rows and s the
+            share of all rows that it owns, 1/W if all own as many. Where several hosts have several workers, u counts
+            the rows of a host's workers together, and s those that its workers own.
         counted_bytes: bytes of ids, rows and gradient rows in them that left a worker for another, or a host for
             another where there are several.
         server_bytes: bytes of ids, rows and gradient rows that workers and servers sent to each other.
@@ -65,9 +66,11 @@ def exchange_report(counters: Sequence[Counter], counted: Sequence[Any], size: i
 
     workers = current_members().workers
     totals = [np.asarray(workers.allreduce(np.asarray(numbers))) for numbers in counted]
+    expected = [c.away * float(numbers[-2]) for c, numbers in zip(counters, counted, strict=True)]
+    left = workers.allreduce(np.asarray(expected))  # what should leave: each worker's share at home is its own
     predicted, moved, gathered, served, steps = 0.0, 0, 0, 0, 0
     touched: dict[str, float] = {}
-    for counter, total in zip(counters, totals, strict=True):
+    for counter, total, leaves in zip(counters, totals, left, strict=True):
         if not counter.trains or not total[0]:
             continue
         if counter.kind != "pull":  # evaluation may pull without training
@@ -83,6 +86,6 @@ def exchange_report(counters: Sequence[Counter], counted: Sequence[Any], size: i
             served += int(total[-1]) * (counter.row_bytes + (counter.id_bytes if counter.kind == "pull" else 8))
             continue
         row_bytes = counter.row_bytes + (counter.id_bytes if counter.kind == "pull" else 0)
-        predicted += counter.away * float(total[-2]) * row_bytes
+        predicted += float(leaves) * row_bytes
         moved += int(total[-1]) * row_bytes
     return ExchangeReport(steps, tuple(sorted(touched.items())), round(predicted), moved, gathered, served)

@@ -180,9 +180,7 @@ def _monitored(
         waiting = {name for phase in later for name in phase}
         saved = None
         if config.ckpt_config.ckpt_dir is not None:
-            places = Places(
-                worker_graph.tables - worker_graph.on_servers, worker_graph.partitions, worker_graph.on_servers
-            )
+            places = Places(worker_graph.spread, worker_graph.partitions, worker_graph.on_servers)
             saved = checkpoints(graph, places, config.ckpt_config, members.workers)
             hooks.insert(-1, (CheckpointHook if worker_graph.synchronous else CallingHook)(saved, worker))
         initialize += [v.initializer for v in v1.global_variables() if v.initializer.name not in waiting]

@@ -79,7 +79,7 @@ def push_rows(
         indices = tf.cast(_joined([i[number] for _, i in sent]), tf.int64)
         with tf.device(device_of(server)), tf.name_scope(f"{label}/{number}/"):
             if decisions.terms.synchronous:
-                rows = table.local_shape(number, len(table.servers))[0]
+                rows = table.local_shape(number, editor.worker.size)[0]
                 taken, give = _through_accumulator(editor, values, indices, rows, f"{label}/{number}")
                 given.append(give)
                 if taken is None:

@@ -23,7 +23,7 @@ def check(graph_def: Any, decisions: Decisions, worker: Worker) -> None:
     for table in decisions.tables:
         if table.servers:
             continue
-        wanted = [worker.local_rows(table.rows), *table.row_shape]
+        wanted = list(table.local_shape(worker.rank, worker.size))
         for member in table.members:
             shape = [dim.size for dim in nodes[member].attr["shape"].shape.dim]
             if shape != wanted:

@@ -50,10 +50,6 @@ class Worker:
             return tuple(range(self.size))
         return tuple(rank for rank, host in enumerate(self.hosts) if host == self.hosts[self.rank])
 
-    def local_rows(self, rows: int) -> int:
-        """How many of `rows` rows this worker owns: rows rank, rank + size, rank + 2 size, ..."""
-        return (rows - self.rank + self.size - 1) // self.size
-
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -83,7 +79,7 @@ class Counter:
         tensor: reads it.
         kind: `pull`, `push` or `allgather`.
         route: of the tables.
-        away: the share of owners that what leaves goes to.
+        away: the share of the rows whose owners are where what leaves goes to.
         variables: the tables' variables, in order.
         row_bytes: bytes of one row's values.
         id_bytes: bytes of one id on the wire.

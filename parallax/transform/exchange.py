@@ -5,13 +5,13 @@ back the same way, and gradient rows go forward on it, equal ones added up befor
 host the first leg stays within the host (way.py), so that what leaves it are the union's rows. The last leg reaches the
 owners: the partitions in the workers, by all-to-all, or those on servers.
 
-Row r of a table is in partition r % P as local row r // P, which balances a vocabulary sorted by frequency. Tables of
-equal width and type whose owners are workers share one exchange: their row numbers are laid one after the other, each
-table starting at a multiple of P, so that owner and local row of any of them are again the rest and quotient by P.
+Who owns a row, and as which local row, is said by a pattern of P slots (parallax/ownership.py). Tables of equal width,
+type and pattern whose owners are workers share one exchange: their row numbers are laid one after the other, each table
+starting at a multiple of P, so that the same map holds for all of them together.
 
 Bytes each way, worker and step, for u distinct rows of width d, e bytes an element and i bytes an id, between workers:
-(W-1)/W * u * (i + 2de), the ids and rows in the pull and the gradients in the push; the push needs no ids because the
-owner remembers them from the pull.
+(1-s) * u * (i + 2de) where the worker itself owns a share s of the rows (1/W if all own as many), the ids and rows in
+the pull and the gradients in the push; the push needs no ids because the owner remembers them from the pull.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Pulled:
         first: the first leg, from the lookups on: its keys are row numbers of all tables laid together.
         positions: for each lookup, where in `rows` its ids are, `[n]` int32.
         trip: how the rows came.
-        bases: first local row number of each table.
+        bases: the turn of the pattern at which each table begins.
         distinct: `[tables]` int64, distinct rows asked for, by table.
         id_cuts: the tensors that carry each lookup's ids, which may be fed.
     """
@@ -49,9 +49,9 @@ class Pulled:
     id_cuts: tuple[Any, ...]
 
 
-def id_bytes(rows: list[int], partitions: int) -> int:
+def id_bytes(rows: list[int], slots: int) -> int:
     """Bytes of one id on the wire for tables of these many rows sharing an exchange."""
-    return 4 if sum(partitions * -(-r // partitions) for r in rows) < INT32_ROWS else 8
+    return 4 if sum(slots * -(-r // slots) for r in rows) < INT32_ROWS else 8
 
 
 def pull(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Way) -> Pulled:
@@ -70,17 +70,17 @@ def pull(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Way) -> P
 
     bases = [0]
     for table in tables:
-        bases.append(bases[-1] + -(-table.rows // way.partitions))
-    key_type = tf.int32 if bases[-1] * way.partitions < INT32_ROWS else tf.int64
+        bases.append(bases[-1] + -(-table.rows // way.slots))
+    key_type = tf.int32 if bases[-1] * way.slots < INT32_ROWS else tf.int64
     cuts = [open_end(tf.reshape(ids, [-1]), [None]) for _, ids in lookups]
     wanted = [
-        Wanted(_of_a_key_type(cut), tables[t].name, tables[t].rows, bases[t] * way.partitions)
+        Wanted(_of_a_key_type(cut), tables[t].name, tables[t].rows, bases[t] * way.slots)
         for cut, (t, _) in zip(cuts, lookups, strict=True)
     ]
     first = way.first_leg(wanted, key_type)
     trip = way.pull(first, tables, bases)
     pieces = tf.split(first.positions, [tf.size(cut) for cut in cuts]) if len(cuts) > 1 else [first.positions]
-    table_of_distinct = table_of(first.keys // way.partitions, bases)
+    table_of_distinct = table_of(first.keys // way.slots, bases) if len(tables) > 1 else None
     count = (
         tf.size(first.keys, out_type=tf.int64)[None]
         if table_of_distinct is None
@@ -101,12 +101,12 @@ def looked_up(pulled: Pulled, number: int, ids: Any, row_shape: tuple[int, ...])
     return tf.reshape(rows, tf.concat([tf.shape(ids), tf.constant(row_shape, tf.int32)], 0))
 
 
-def found_at(pulled: Pulled, table: int, ids: Any, partitions: int) -> Any:
+def found_at(pulled: Pulled, table: int, ids: Any, slots: int) -> Any:
     """Where in `pulled.rows` some ids of a table are, `[n]` int32; every id must have been pulled."""
     import tensorflow as tf
 
     keys = pulled.first.keys
-    wanted = tf.cast(ids, keys.dtype) + tf.constant(pulled.bases[table] * partitions, keys.dtype)
+    wanted = tf.cast(ids, keys.dtype) + tf.constant(pulled.bases[table] * slots, keys.dtype)
     order = tf.argsort(keys)
     return tf.gather(order, tf.searchsorted(tf.gather(keys, order), wanted))
 

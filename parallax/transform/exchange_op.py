@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +34,10 @@ def native_ops() -> Any:
         raise TransformError(
             f"Workers exchange rows by ops of {library()}, which is not there. Build it: `make install`."
         )
-    return tf.load_op_library(str(library()))
+    ops = tf.load_op_library(str(library()))
+    if "to_owners" not in inspect.signature(ops.parallax_leg).parameters:
+        raise TransformError(f"{library()} must be as new as Parallax, and is older. Build it: `make install`.")
+    return ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +48,13 @@ class Leg:
         keys: `[m]`, distinct, by destination.
         splits: `[D]` int32, how many go to each destination.
         positions: `[n]` int32, where in `keys` each of the keys is that came in.
+        local: `[m]`, on a leg to owners each key's local row number there (parallax/ownership.py); else `[0]`.
     """
 
     keys: Any
     splits: Any
     positions: Any
+    local: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,9 @@ class Wanted:
     offset: int = 0
 
 
-def leg(wanted: Sequence[Wanted], destinations: Sequence[int], count: int, key_type: Any) -> Leg:
+def leg(
+    wanted: Sequence[Wanted], destinations: Sequence[int], count: int, key_type: Any, to_owners: bool = False
+) -> Leg:
     """Merges the keys of lookups and orders them by where they go: key k to `destinations[k % len(destinations)]`.
 
     An id that is no row of its table ends the run with an error that names both (runtime/id_errors.py reads it).
@@ -78,6 +86,7 @@ def leg(wanted: Sequence[Wanted], destinations: Sequence[int], count: int, key_t
         destinations: each below `count`.
         count: of destinations.
         key_type: int32 or int64.
+        to_owners: whether destinations are the owners of the rows, which shall be told local row numbers.
     """
     made = native_ops().parallax_leg(
         ids=[one.ids for one in wanted],
@@ -87,9 +96,10 @@ def leg(wanted: Sequence[Wanted], destinations: Sequence[int], count: int, key_t
         offsets=[one.offset for one in wanted],
         destinations=list(destinations),
         count=count,
+        to_owners=to_owners,
         name="leg",
     )
-    return Leg(made.keys, made.splits, made.positions)
+    return Leg(made.keys, made.splits, made.positions, made.local)
 
 
 def all_to_all(tensor: Any, splits: Any, among: str = WORKERS, arriving: Any = None) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ from parallax.transform.exchange import Pulled, found_at, id_bytes, looked_up, m
 from parallax.transform.gradients import add_counter
 from parallax.transform.grouping import PullGroup, group, push_nodes
 from parallax.transform.together import device_of
-from parallax.transform.way import Host, TableRows, ToServers, ToWorkers
+from parallax.transform.way import Host, TableRows, ToServers, ToWorkers, askers
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _pull(editor: Editor, view: GraphView, decisions: Decisions, number: int, to
     ids = [editor.at(Edge(x.node, x.ids_slot)) for x in together.lookups]
     waits = [editor.operation(n) for n in view.controls(together.lookups[0].node)]
     with tf.name_scope(f"{SCOPE}/pull_{number}/"), tf.control_dependencies(waits):
-        way = _way(editor, tables[0], decisions.terms.synchronous)
+        way = _way(editor, decisions.table(together.lookups[0].table), decisions.terms.synchronous)
         pulled = pull(tables, [(table_of[x.node], i) for x, i in zip(together.lookups, ids, strict=True)], way)
         place_of = {x.node: i for i, x in enumerate(together.lookups)}
         exchange = _Exchange(number, together, way, tables, table_of, place_of, pulled)
@@ -111,16 +111,13 @@ def _rows_of(editor: Editor, table: Table, source: str) -> TableRows:
     return TableRows(table.op, table.variable, table.rows, parts, dtype, table.row_shape, devices)
 
 
-def _way(editor: Editor, table: TableRows, synchronous: bool) -> ToWorkers | ToServers:
+def _way(editor: Editor, table: Table, synchronous: bool) -> ToWorkers | ToServers:
     worker = editor.worker
-    host = None
+    ownership, host = table.ownership(worker.size), None
     if worker.merges_in_host and synchronous:
-        neighbours, places = worker.neighbours, [0] * worker.size
-        for number in dict.fromkeys(worker.hosts):  # an owner is asked by whoever has its place on this host
-            for place, rank in enumerate(r for r, h in enumerate(worker.hosts) if h == number):
-                places[rank] = place % len(neighbours)
-        host = Host(len(neighbours), tuple(places))
-    return ToServers(len(table.parts), host) if table.devices else ToWorkers(worker.size, host)
+        places = () if table.servers else askers(worker.hosts, worker.hosts[worker.rank], ownership.pattern)
+        host = Host(len(worker.neighbours), places)
+    return ToServers(ownership, host) if table.servers else ToWorkers(ownership, host, worker.rank)
 
 
 def _gathered(editor: Editor, decisions: Decisions, exchange: _Exchange, members: list[int]) -> Any:
@@ -166,8 +163,7 @@ def _push_to_servers(editor: Editor, decisions: Decisions, index: int, sent: lis
         with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
             with tf.control_dependencies([_count(editor, exchange, "push")]):
                 values = tf.identity(values)
-            keys = way.by_partition(last, last.keys // way.partitions)
-            by_partition.append((way.by_partition(last, values), keys))
+            by_partition.append((way.by_partition(last, values), way.by_partition(last, last.local)))
     push_rows(editor, decisions, decisions.pushes[index], by_partition, f"{SCOPE}/accumulate/{index}")
 
 
@@ -185,7 +181,7 @@ def _places(editor: Editor, exchange: _Exchange, one: Push) -> list[Any]:
             continue
         if searched:
             ids = editor.tensor(searched)
-            found.append(found_at(exchange.pulled, exchange.table_of[node], ids, exchange.way.partitions))
+            found.append(found_at(exchange.pulled, exchange.table_of[node], ids, exchange.way.slots))
         else:
             found.append(exchange.pulled.positions[exchange.place_of[node]])
     return found
@@ -234,7 +230,7 @@ def _count(editor: Editor, exchange: _Exchange, kind: str) -> Any:
     import tensorflow as tf
 
     pulled, last = exchange.pulled, exchange.pulled.trip.last
-    owners = _owners_away(editor, exchange)
+    owners, ownership = _owners_away(editor, exchange), exchange.way.ownership
     asked = tf.reduce_sum(last.splits)
     left = tf.reduce_sum(last.splits * tf.constant(owners, tf.int32))
     counter = Counter(
@@ -242,10 +238,10 @@ def _count(editor: Editor, exchange: _Exchange, kind: str) -> Any:
         kind=kind,
         variables=tuple(t.variable for t in exchange.tables),
         row_bytes=math.prod(exchange.tables[0].row_shape) * exchange.tables[0].dtype.size,
-        id_bytes=id_bytes([t.rows for t in exchange.tables], exchange.way.partitions),
+        id_bytes=id_bytes([t.rows for t in exchange.tables], exchange.way.slots),
         trains=bool(exchange.together.sites),
         route=PS if isinstance(exchange.way, ToServers) else ALLTOALL,
-        away=sum(owners) / len(owners),
+        away=sum(owners[holder] for holder in ownership.pattern) / ownership.slots,
     )
     return add_counter(editor, counter, [*tf.unstack(pulled.distinct, len(exchange.tables)), asked, left])
 
@@ -254,6 +250,6 @@ def _owners_away(editor: Editor, exchange: _Exchange) -> list[int]:
     """For each owner 1 when what goes there leaves this host, or, on one host, this process; else 0."""
     worker = editor.worker
     if isinstance(exchange.way, ToServers):
-        return [1] * exchange.way.partitions
+        return [1] * exchange.way.ownership.holders
     here = worker.neighbours if len(set(worker.hosts)) > 1 else (worker.rank,)
     return [int(rank not in here) for rank in range(worker.size)]

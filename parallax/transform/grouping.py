@@ -1,14 +1,15 @@
 """Decides which lookups share one pull and which pushes share one exchange.
 
-Lookups of equal width and type are fused when none can depend on another: they are at the same *level* (how many
-exchanges must be done before), wait for the same nodes, and are pushed through by the same pushes. What a fetch does
-not need of a fused exchange is fed with nothing (edit.Cut), so fusing never asks for more feeds.
+Lookups of equal width, type and owners are fused when none can depend on another: they are at the same *level* (how
+many exchanges must be done before), wait for the same nodes, and are pushed through by the same pushes. What a fetch
+does not need of a fused exchange is fed with nothing (edit.Cut), so fusing never asks for more feeds.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from parallax.decisions import Decisions, Lookup, Push
 from parallax.graph_view import GraphView, split_tensor
@@ -54,13 +55,13 @@ def group(view: GraphView, decisions: Decisions) -> Groups:
         for node in push.lookups:
             used_by.setdefault(node, set()).add(site)
     tables = {t.op: t for t in decisions.tables}
-    found: dict[tuple[str, int, int, tuple[str, ...], tuple[PushSite, ...], str], list[Lookup]] = {}
+    found: dict[tuple[Any, ...], list[Lookup]] = {}
     for lookup in decisions.lookups:
         table = tables[lookup.table]
         used = tuple(sorted(used_by.get(lookup.node, ()), key=lambda s: (s.level, s.ordinal)))
         waits = tuple(sorted(view.controls(lookup.node)))
         alone = table.op if table.servers else ""  # on servers there is nothing to share between tables
-        key = (table.dtype, math.prod(table.row_shape), levels[lookup.node], waits, used, alone)
+        key = (table.dtype, math.prod(table.row_shape), levels[lookup.node], waits, used, alone, table.pattern)
         found.setdefault(key, []).append(lookup)
     pulls = []
     for key, lookups in found.items():

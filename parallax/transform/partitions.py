@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from parallax.decisions import Decisions, Table
+from parallax.ownership import Ownership
 from parallax.transform.edit import SCOPE, Editor
 from parallax.transform.together import device_of
 
@@ -27,7 +28,23 @@ def cut_rows(value: Any, partitions: int, is_scalar: bool = False) -> list[Any]:
     """The rows of each partition of a whole value."""
     if partitions == 1 or is_scalar:
         return [value]
-    return [value[number::partitions] for number in range(partitions)]
+    ownership = Ownership.even(partitions)
+    return [rows_of(value, ownership, number) for number in range(partitions)]
+
+
+def rows_of(value: Any, ownership: Ownership, holder: int) -> Any:
+    """The rows of a whole value that one holder has, in the order of its local rows."""
+    import tensorflow as tf
+
+    slots = ownership.slots_of(holder)
+    if not slots:
+        return value[:0]
+    if len(slots) == 1:
+        return value[slots[0] :: ownership.slots]
+    total = tf.raw_ops.Shape(input=value)[0]
+    counts = [(total + ownership.slots - 1 - slot) // ownership.slots for slot in slots]
+    local = tf.range(tf.add_n(counts))
+    return tf.gather(value, local // len(slots) * ownership.slots + tf.gather(tf.constant(slots), local % len(slots)))
 
 
 def put_together(parts: list[Any], kind: str) -> Any:
@@ -45,14 +62,18 @@ def put_together(parts: list[Any], kind: str) -> Any:
     return tf.identity(found)
 
 
-def row_places(rows: int, partitions: int) -> Any:
-    """Where each of a table's rows is among all partitions' rows, one partition after the other, `[rows]`."""
+def row_places(rows: int, ownership: Ownership) -> Any:
+    """Where each of a table's rows is among all holders' rows, one holder after the other, `[rows]`."""
     import tensorflow as tf
 
-    counts = [(rows - number + partitions - 1) // partitions for number in range(partitions)]
-    starts = tf.constant([sum(counts[:number]) for number in range(partitions)])
+    counts, shares = ownership.counts(rows), ownership.shares
+    by_slot = list(zip(ownership.pattern, ownership.places, strict=True))
+    starts = tf.constant([sum(counts[:holder]) + place for holder, place in by_slot])
     row = tf.range(rows)
-    return tf.gather(starts, row % partitions) + row // partitions
+    slot, turn = row % ownership.slots, row // ownership.slots
+    if max(shares) > 1:
+        turn *= tf.gather(tf.constant([shares[holder] for holder in ownership.pattern]), slot)
+    return tf.gather(starts, slot) + turn
 
 
 def whole_of(parts: list[Any], rows: int, shape: Any) -> Any:
@@ -62,7 +83,7 @@ def whole_of(parts: list[Any], rows: int, shape: Any) -> Any:
     if len(parts) == 1:
         whole = tf.identity(parts[0])
     else:
-        whole = tf.gather(tf.concat(parts, 0), row_places(rows, len(parts)))
+        whole = tf.gather(tf.concat(parts, 0), row_places(rows, Ownership.even(len(parts))))
     if shape is not None:
         whole.set_shape(shape)
     return whole
@@ -73,8 +94,7 @@ def _partition(editor: Editor, table: Table, member: str, number: int) -> Any:
 
     node = editor.view.nodes[member]
     whole = [int(dim.size) for dim in node.attr["shape"].shape.dim]
-    partitions = len(table.servers)
-    shape = [(whole[0] - number + partitions - 1) // partitions, *whole[1:]] if whole else []
+    shape = [Ownership.even(len(table.servers)).count(number, whole[0]), *whole[1:]] if whole else []
     dtype = tf.dtypes.as_dtype(node.attr["dtype"].type)
     name = partition_name(member, number)
     with tf.device(device_of(table.servers[number])), editor.scratch.name_scope(None):

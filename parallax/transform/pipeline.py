@@ -7,6 +7,7 @@ from typing import Any
 
 from parallax.decisions import Decisions
 from parallax.graph_view import GraphView
+from parallax.ownership import Ownership
 from parallax.transform.accumulators import scatter_gradients
 from parallax.transform.check import check, check_exchanges, check_servers
 from parallax.transform.edit import SCOPE, Counter, Cut, Worker, open_editor
@@ -31,6 +32,7 @@ class WorkerGraph:
         counters: what counts the exchanges.
         counter_initializers: ops that set the counters to zero.
         tables: variable ops whose values differ between workers because each holds its rows.
+        spread: variable op -> which worker holds which of its rows, of those of `tables` that workers hold.
         on_servers: variable ops of which this worker has nothing.
         partitions: variable op -> the variable ops of its partitions on servers.
         local_variables: variable ops that each worker keeps for itself.
@@ -44,6 +46,7 @@ class WorkerGraph:
     counters: tuple[Counter, ...]
     counter_initializers: tuple[str, ...]
     tables: frozenset[str]
+    spread: dict[str, Ownership]
     on_servers: frozenset[str]
     partitions: dict[str, tuple[str, ...]]
     local_variables: frozenset[str]
@@ -83,6 +86,7 @@ def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGr
         counters=tuple(editor.counters),
         counter_initializers=tuple(editor.counter_initializers),
         tables=frozenset(m for t in decisions.tables for m in t.members if not (t.mirrored and m == t.op)),
+        spread={m: t.ownership(worker.size) for t in decisions.tables if not t.servers for m in t.members},
         on_servers=frozenset(editor.partitions) - {t.op for t in decisions.tables if t.mirrored},
         partitions={op: tuple(str(part.op.name) for part in parts) for op, parts in editor.partitions.items()},
         local_variables=frozenset(decisions.local_variables),

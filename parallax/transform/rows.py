@@ -1,7 +1,7 @@
 """Passes for tables: local shapes, whole values cut to local rows, and local rows put together whole.
 
-The row-local view: a table and its slot variables hold rows rank, rank + W, rank + 2W, ... of the whole; row-wise
-update ops then stay as the user wrote them.
+The row-local view: a table and its slot variables hold the rows that this worker owns; row-wise update ops then stay
+as the user wrote them.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from parallax.decisions import Decisions, Table
+from parallax.ownership import Ownership
 from parallax.transform.collectives import all_gather, open_end
 from parallax.transform.edit import SCOPE, Editor
-from parallax.transform.partitions import row_places
+from parallax.transform.partitions import row_places, rows_of
 
 
 def spread_tables(editor: Editor, decisions: Decisions) -> None:
@@ -22,7 +23,7 @@ def spread_tables(editor: Editor, decisions: Decisions) -> None:
         if table.servers:
             continue
         shape = attr_value_pb2.AttrValue()
-        for length in (editor.worker.local_rows(table.rows), *table.row_shape):
+        for length in table.local_shape(editor.worker.rank, editor.worker.size):
             shape.shape.dim.add().size = length
         for member in table.members:
             editor.attributes[(member, "shape")] = shape
@@ -48,11 +49,12 @@ def slice_rows(editor: Editor, decisions: Decisions) -> None:
     import tensorflow as tf
 
     for cut in decisions.slices:
-        if decisions.table(cut.table).servers:
+        table, worker = decisions.table(cut.table), editor.worker
+        if table.servers:
             continue
         for edge in cut.edges:
             with tf.name_scope(f"{SCOPE}/local_rows/"):
-                editor.lead([edge], editor.at(edge)[editor.worker.rank :: editor.worker.size])
+                editor.lead([edge], rows_of(editor.at(edge), table.ownership(worker.size), worker.rank))
 
 
 def gather_rows(editor: Editor, decisions: Decisions) -> None:
@@ -60,15 +62,16 @@ def gather_rows(editor: Editor, decisions: Decisions) -> None:
     import tensorflow as tf
 
     tables = {t.op: t for t in decisions.tables}
-    places: dict[int, Any] = {}
+    places: dict[tuple[int, Ownership], Any] = {}
     for gather in decisions.gathers:
         table = tables[gather.table]
         if table.servers:
             continue
         with tf.name_scope(f"{SCOPE}/whole/"):
-            if table.rows not in places:
-                places[table.rows] = row_places(table.rows, editor.worker.size)
-            whole = _whole(editor.tensor(gather.tensor), table, places[table.rows])
+            key = (table.rows, table.ownership(editor.worker.size))
+            if key not in places:
+                places[key] = row_places(*key)
+            whole = _whole(editor.tensor(gather.tensor), table, places[key])
         editor.lead(gather.edges, whole)
         editor.whole[gather.tensor] = str(whole.name)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from parallax.ownership import Ownership
 from parallax.transform.exchange_op import HOST, Leg, Wanted, all_to_all, leg
 
 
@@ -43,11 +44,11 @@ class Host:
 
     Attributes:
         size: how many they are.
-        place_of_owner: `[W]`, for each worker as an owner, who of this host asks it.
+        place_of_slot: for each slot of the pattern of owners, who of this host asks for its rows.
     """
 
     size: int
-    place_of_owner: tuple[int, ...]
+    place_of_slot: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +75,20 @@ class Trip:
 class Way(ABC):
     """To owners: what both kinds share."""
 
-    def __init__(self, partitions: int, host: Host | None) -> None:
-        self.partitions = partitions
+    def __init__(self, ownership: Ownership, host: Host | None) -> None:
+        self.ownership = ownership
         self.host = host
+
+    @property
+    def slots(self) -> int:
+        """P, by whose rest and quotient keys are owned."""
+        return self.ownership.slots
 
     def first_leg(self, wanted: list[Wanted], key_type: Any) -> Leg:
         """Merges the keys of all lookups and orders them by where they go first."""
         if self.host is not None:
             return leg(wanted, self._places(self.host), self.host.size, key_type)
-        return leg(wanted, range(self.partitions), self.partitions, key_type)
+        return self._to_owners(wanted, key_type)
 
     def pull(self, first: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
         """Brings the rows of the first leg's keys."""
@@ -91,7 +97,7 @@ class Way(ABC):
         if self.host is None:
             return self._from_owners(first, tables, bases)
         asked, counts = all_to_all(first.keys, first.splits, HOST)
-        last = leg([Wanted(asked)], range(self.partitions), self.partitions, asked.dtype)
+        last = self._to_owners([Wanted(asked)], asked.dtype)
         trip = self._from_owners(last, tables, bases)
         rows, _ = all_to_all(tf.gather(trip.rows, trip.last.positions), counts, HOST, first.splits)
         return replace(trip, rows=rows, within=(first, counts))
@@ -106,6 +112,9 @@ class Way(ABC):
         received, _ = all_to_all(rows, first.splits, HOST, counts)
         return tf.math.unsorted_segment_sum(received, trip.last.positions, tf.size(trip.last.keys))
 
+    def _to_owners(self, wanted: list[Wanted], key_type: Any) -> Leg:
+        return leg(wanted, self.ownership.pattern, self.ownership.holders, key_type, to_owners=True)
+
     @abstractmethod
     def _places(self, host: Host) -> Sequence[int]:
         """Who of this host's workers asks the owner for a key: by the key's rest by their number."""
@@ -116,15 +125,20 @@ class Way(ABC):
 
 
 class ToWorkers(Way):
-    """Owners are the workers: partition k is in worker k."""
+    """Owners are the workers, of whom this is one."""
+
+    def __init__(self, ownership: Ownership, host: Host | None, rank: int) -> None:
+        super().__init__(ownership, host)
+        self.share = ownership.shares[rank]
 
     def _places(self, host: Host) -> Sequence[int]:
-        return host.place_of_owner
+        return host.place_of_slot
 
     def _from_owners(self, last: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
-        asked, counts = all_to_all(last.keys // self.partitions, last.splits)
-        of_table = table_of(asked, bases)
-        rows, _ = all_to_all(_local_rows(tables, asked, of_table, bases), counts, arriving=last.splits)
+        asked, counts = all_to_all(last.local, last.splits)
+        mine = [base * self.share for base in bases]
+        of_table = table_of(asked, mine)
+        rows, _ = all_to_all(_local_rows(tables, asked, of_table, mine), counts, arriving=last.splits)
         return Trip(rows, None, last, asked, counts, of_table)
 
     def arrive(self, trip: Trip, rows: Any, bases: tuple[int, ...]) -> list[tuple[Any, Any]]:
@@ -139,7 +153,8 @@ class ToWorkers(Way):
         received, _ = all_to_all(rows, trip.last.splits, arriving=trip.asked_splits)
         if len(bases) == 1:
             return [(received, trip.asked)]
-        local = trip.asked - tf.gather(tf.constant(bases, trip.asked.dtype), trip.table_of_asked)
+        mine = tf.constant([base * self.share for base in bases], trip.asked.dtype)
+        local = trip.asked - tf.gather(mine, trip.table_of_asked)
         received_by_table = tf.dynamic_partition(received, trip.table_of_asked, len(bases))
         local_by_table = tf.dynamic_partition(local, trip.table_of_asked, len(bases))
         return list(zip(received_by_table, local_by_table, strict=True))
@@ -156,8 +171,7 @@ class ToServers(Way):
 
         (table,) = tables
         found = []
-        for part, device, wanted in zip(table.parts, table.devices, self.by_partition(last, last.keys), strict=True):
-            local = wanted // self.partitions  # on the worker, before it is sent
+        for part, device, local in zip(table.parts, table.devices, self.by_partition(last, last.local), strict=True):
             with tf.device(device):
                 found.append(_gather(table, part, local))
         return Trip(tf.concat(found, 0), None, last)
@@ -166,7 +180,35 @@ class ToServers(Way):
         """What is in the order of the last leg, cut into what goes to each partition."""
         import tensorflow as tf
 
-        return list(tf.split(rows, last.splits, num=self.partitions)) if self.partitions > 1 else [rows]
+        partitions = self.ownership.holders
+        return list(tf.split(rows, last.splits, num=partitions)) if partitions > 1 else [rows]
+
+
+def askers(hosts: Sequence[int], host: int, pattern: Sequence[int]) -> tuple[int, ...]:
+    """For each slot of a pattern of owners, who of one host's workers asks for its rows.
+
+    Owners on the host ask themselves: what they hold goes no further. The other slots go to whoever has the least to
+    ask for so far, of equals to the one that has the owner's place on this host.
+
+    Args:
+        hosts: the number of each worker's host.
+        host: the number of the host that asks.
+        pattern: the owner of each slot.
+
+    Returns:
+        `[P]`, places on the host, from 0.
+    """
+    members = [rank for rank, number in enumerate(hosts) if number == host]
+    asks = [pattern.count(rank) for rank in members]
+    found = []
+    for owner in pattern:
+        if owner in members:
+            found.append(members.index(owner))
+            continue
+        near = sum(number == hosts[owner] for number in hosts[:owner]) % len(members)
+        found.append(min((asks[place], place != near, place) for place in range(len(members)))[2])
+        asks[found[-1]] += 1
+    return tuple(found)
 
 
 def table_of(keys: Any, bases: list[int]) -> Any:

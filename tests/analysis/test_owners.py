@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parallax.analysis.candidates import rows_of_owners
+from parallax.analysis.candidates import rows_by_owner
 from parallax.analysis.owners import MOST_SLOTS, Shares, all_slots, equal_shares, kinds_of, shares_of
 from parallax.analysis.touched import Touched
 from parallax.plan import Layout
@@ -23,13 +23,13 @@ def test_rows_of_a_pattern_are_spread_evenly(slots: tuple[int, ...]) -> None:
 
 def test_equal_shares_have_no_pattern() -> None:
     assert equal_shares(3).pattern == ()
-    assert rows_of_owners(sparse(shape=(10, 4)), equal_shares(3)) == (4, 3, 3)
+    assert rows_by_owner(sparse(shape=(10, 4)), equal_shares(3).ownership) == (4, 3, 3)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 24, 100])
 def test_every_row_has_the_owner_that_the_pattern_names(rows: int) -> None:
     shares = Shares((3, 3, 1))
-    owned = rows_of_owners(sparse(shape=(rows, 4)), shares)
+    owned = rows_by_owner(sparse(shape=(rows, 4)), shares.ownership)
     owners = [shares.pattern[row % len(shares.pattern)] for row in range(rows)]
     assert owned == tuple(owners.count(worker) for worker in range(3))
 

@@ -15,7 +15,6 @@ from parallax.graph_view import GraphView
 from parallax.runtime.checkpoint import bundle as bundle_module
 from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.folder import Writer, latest
-from parallax.runtime.checkpoint.held import _local_range
 from parallax.runtime.checkpoint.hook import _writers, check_global_step
 from parallax.runtime.checkpoint.stored import Stored, chunks, stored_variables
 
@@ -29,17 +28,6 @@ def saved(path: Path, build: Any) -> str:
         build()
         session.run(v1.global_variables_initializer())
         return str(v1.train.Saver().save(session, str(path / "model.ckpt"), write_meta_graph=False))
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7])
-def test_every_row_of_a_range_has_one_place(workers: int) -> None:
-    for first in range(9):
-        for count in range(9):
-            found = []
-            for rank in range(workers):
-                low, high = _local_range(first, count, rank, workers)
-                found += [local * workers + rank for local in range(low, high)]
-            assert sorted(found) == list(range(first, first + count))
 
 
 def test_chunks_are_whole_rows_within_the_limit() -> None:

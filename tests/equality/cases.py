@@ -10,7 +10,18 @@ from tests.equality import models
 ROUTES = ("alltoall", "allgather", "allreduce")
 SERVER_ROUTES = ("ps", "hybrid ps")
 """With servers: all variables there, or those looked up by row alone."""
-SECTIONS = ("optimizers", "models")
+OWNER_ROUTES = ("unequal owners", "unequal by host")
+"""Rows go to owners with unequal shares; on several hosts, whose workers merge what they ask for."""
+SECTIONS = ("optimizers", "models", "owners")
+OWNED_OPTIMIZERS = ("Adagrad", "Adam")
+OWNED_MODELS = (
+    "several tables",
+    "bags, clipped",
+    "partitioned, mod",
+    "divide by max",
+    "read of the average",
+    "chained",
+)
 
 
 class Case(NamedTuple):
@@ -30,6 +41,10 @@ class Case(NamedTuple):
 def cases(section: str, servers: int = 0) -> list[Case]:
     """The cases of a section, with or without servers; a variable for which a route is impossible keeps its own."""
     routes = SERVER_ROUTES if servers else ROUTES
+    if section == "owners":
+        by_row = [c for c in _optimizers(OWNER_ROUTES) if c.name.split(",")[0] in OWNED_OPTIMIZERS and c.resource]
+        wanted = tuple(f"{model}, {_kind(kind)}" for model in OWNED_MODELS for kind in (True, False))
+        return by_row + [c for c in _models(OWNER_ROUTES) if c.graph in wanted]
     return _optimizers(routes) if section == "optimizers" else _models(routes)
 
 

@@ -2,6 +2,8 @@
 
     python -m tests.equality.program RESULT.json SECTION FILTER SERVERS
 
+FILTER is what a case's name must have, one of several with `|` between them.
+
 Rank 0 writes {case: {variable: relative difference}}. TensorFlow servers, where there are any, run inside rank 0.
 """
 
@@ -12,6 +14,7 @@ import os
 import socket
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -94,8 +97,28 @@ def one_process(builder, resource, batches, size):
         return values_of(graph, session)
 
 
+PATTERNS = {
+    1: ((0,),),
+    2: ((0, 1, 1), (1,)),
+    3: ((2, 0, 0, 2, 2), (1, 0, 2, 1)),
+    4: ((3, 0, 0, 2, 3, 0), (0, 1, 2, 3, 3)),
+}
+"""By number of workers, who owns rows in turns, for one table and the next; one has an owner of nothing."""
+
+
+def with_patterns(plan, size):
+    """The plan with unequal owners of every table."""
+    variables = []
+    for number, one in enumerate(plan.variables):
+        pattern = PATTERNS[size][len(one.shape) > 1 and number % 2] if one.route == "alltoall" else ()
+        variables.append(replace(one, owner_pattern=pattern))
+    return replace(plan, variables=tuple(variables))
+
+
 def plan_of(analysed, route, size, servers):
     """A plan with this route for all variables that it is possible for; the others keep their own."""
+    if route.startswith("unequal"):
+        return with_patterns(plan_of(analysed, "alltoall", size, servers), size)
     layout = one_host(size, servers)
     if route == "ps":
         # Three partitions, so that rows are spread, and unevenly, however small a variable is.
@@ -160,12 +183,12 @@ def workers(builder, resource, route, batches, rank, size, servers):
     graph, ops = build(builder, ROWS_PER_WORKER, resource)
     analysed = analyse(graph)
     plan = plan_of(analysed, route, size, servers.count)
-    made = transform(
-        analysed.captured.view,
-        decide(analysed, plan, equal_randomness=True),
-        Worker(rank, size, SEED, equal_randomness=True, servers=len(plan.servers)),
-    )
-    open_channels(made.graph_def, MPI.COMM_WORLD)
+    worker = Worker(rank, size, SEED, equal_randomness=True, servers=len(plan.servers))
+    if route.endswith("by host"):
+        worker = replace(worker, hosts=tuple(number // 2 for number in range(size)), merges_in_host=True)
+    made = transform(analysed.captured.view, decide(analysed, plan, equal_randomness=True), worker)
+    neighbours = MPI.COMM_WORLD.Split(worker.hosts[rank], rank) if worker.merges_in_host else None
+    open_channels(made.graph_def, MPI.COMM_WORLD, neighbours)
     imported = tf.Graph()
     with imported.as_default():
         tf.graph_util.import_graph_def(made.graph_def, name="")
@@ -191,7 +214,7 @@ def main():
     wanted = sys.argv[3] if len(sys.argv) > 3 else ""
     results, expected = {}, {}
     for case in cases(sys.argv[2], servers.count):
-        if wanted not in case.name:
+        if not any(part in case.name for part in wanted.split("|")):
             continue
         began = time.monotonic()
         try:

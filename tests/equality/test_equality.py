@@ -39,6 +39,10 @@ GRID = [
     for servers in (1, 2, 3)
 ]
 
+# Owners with unequal shares: two cases in short, one with several tables in an exchange; all of them are slow.
+SHORT_OWNED = ["Adam, clipped, resource, unequal owners", "partitioned, mod, resource, unequal owners"]
+ALL_OWNED = [(case.name, workers) for case in cases("owners") for workers in (2, 3, 4)]
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -98,6 +102,20 @@ def test_three_workers_that_share_rows_unevenly_equal_one_process(results: Any, 
 @pytest.mark.parametrize("case", names("optimizers", ON_SERVERS))
 def test_every_optimizer_on_servers_equals_one_process(results: Any, case: str, workers: int, servers: int) -> None:
     check(results("optimizers", workers, ON_SERVERS, servers)[case])
+
+
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize("case", SHORT_OWNED)
+def test_three_owners_with_unequal_shares_or_none_equal_one_process(results: Any, case: str) -> None:
+    check(results("owners", 3, "|".join(SHORT_OWNED))[case])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize(("case", "workers"), ALL_OWNED)
+def test_every_graph_with_unequal_owners_equals_one_process(results: Any, case: str, workers: int) -> None:
+    route = case.rsplit(", ", 1)[1]  # a job for each: both kinds of exchanges have the same names, which open once
+    check(results("owners", workers, route)[case])
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.ownership import Ownership
 from parallax.transform.exchange_op import Wanted, all_to_all, leg
 
 v1 = tf.compat.v1
@@ -40,6 +41,34 @@ def test_many_keys_are_those_of_numpy():
     np.testing.assert_array_equal(np.sort(keys), np.unique(ids))
     np.testing.assert_array_equal(np.repeat(np.arange(7), splits), keys % 7)
     np.testing.assert_array_equal(keys[positions], ids)
+
+
+@pytest.mark.parametrize("key_type", [tf.int32, tf.int64])
+@pytest.mark.parametrize("pattern", [(0, 1, 2), (2, 0, 0, 2, 1, 2, 0), (2, 0)])
+def test_a_leg_to_owners_tells_each_its_local_rows(pattern, key_type):
+    ids = np.random.default_rng(2).integers(0, 1000, 2000)
+    ownership = Ownership(pattern, 3)
+
+    def build(to_owners=True):
+        made = leg([Wanted(tf.constant(ids))], pattern, 3, key_type, to_owners)
+        return made.keys, made.splits, made.local
+
+    keys, splits, local = run(build)
+    assert np.repeat(np.arange(3), splits).tolist() == [ownership.holder(key) for key in keys]
+    assert local.tolist() == [ownership.local_row(key) for key in keys] and local.dtype == keys.dtype
+    assert run(lambda: build(to_owners=False))[2].size == 0
+
+
+def test_keys_beyond_32_bits_are_numbered_right():
+    ids = np.array([2**40 + 5, 2**33, 7], np.int64)
+    ownership = Ownership((0, 1, 0), 2)
+
+    def build():
+        made = leg([Wanted(tf.constant(ids))], ownership.pattern, 2, tf.int64, to_owners=True)
+        return made.keys, made.local
+
+    keys, local = run(build)
+    assert local.tolist() == [ownership.local_row(int(key)) for key in keys]
 
 
 def test_no_ids_are_no_keys():

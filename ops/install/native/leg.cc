@@ -1,4 +1,5 @@
-// What a worker asks for, made ready to be sent: ids checked, equal ones merged, the rest ordered by where they go.
+// What a worker asks for, made ready to be sent: ids checked, equal ones merged, the rest ordered by where they go, and
+// numbered as their owners number them.
 //
 // One op in place of some thirty of TensorFlow's: steps are short, and so many small ops cost more than what they do.
 #include <cstdint>
@@ -60,10 +61,14 @@ class LegOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("offsets", &offsets_));
     OP_REQUIRES_OK(context, context->GetAttr("destinations", &destinations_));
     OP_REQUIRES_OK(context, context->GetAttr("count", &count_));
+    OP_REQUIRES_OK(context, context->GetAttr("to_owners", &to_owners_));
+    std::vector<int> shares(count_, 0);
     for (int destination : destinations_) {
       OP_REQUIRES(context, 0 <= destination && destination < count_,
                   absl::InvalidArgumentError("A destination must be below the count of them."));
+      places_.push_back(shares[destination]++);
     }
+    for (int destination : destinations_) shares_.push_back(shares[destination]);
   }
 
   void Compute(OpKernelContext* context) override {
@@ -81,7 +86,11 @@ class LegOp : public OpKernel {
       OP_REQUIRES_OK(context, status);
       position += ids.NumElements();
     }
-    Order(context, distinct.keys(), positions);
+    if (context->expected_output_dtype(0) == tensorflow::DT_INT32) {
+      Order<int32_t, uint32_t>(context, distinct.keys(), positions);
+    } else {
+      Order<int64_t, uint64_t>(context, distinct.keys(), positions);
+    }
   }
 
  private:
@@ -113,34 +122,42 @@ class LegOp : public OpKernel {
                                                    found, "]"));
   }
 
-  // Gives the keys by destination, and turns the numbers in `positions` into places among them.
+  // Gives the keys by destination, and turns the numbers in `positions` into places among them. Division is what costs
+  // here, so each key is divided once, in the width (U) of its type (T).
+  template <typename T, typename U>
   void Order(OpKernelContext* context, const std::vector<int64_t>& keys, Tensor* positions) const {
-    Tensor *ordered = nullptr, *splits = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({static_cast<int64_t>(keys.size())}), &ordered));
+    const int64_t size = keys.size();
+    Tensor *ordered = nullptr, *splits = nullptr, *local = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({size}), &ordered));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({count_}), &splits));
+    OP_REQUIRES_OK(context, context->allocate_output(3, TensorShape({to_owners_ ? size : 0}), &local));
     int* split = splits->flat<int>().data();
     std::fill(split, split + count_, 0);
-    for (int64_t key : keys) ++split[Destination(key)];
-    std::vector<int> next(count_, 0), place(keys.size());
-    for (int i = 1; i < count_; ++i) next[i] = next[i - 1] + split[i - 1];
-    for (size_t i = 0; i < keys.size(); ++i) {
-      place[i] = next[Destination(keys[i])]++;
-      if (ordered->dtype() == tensorflow::DT_INT32) {
-        ordered->flat<int32_t>()(place[i]) = static_cast<int32_t>(keys[i]);
-      } else {
-        ordered->flat<int64_t>()(place[i]) = keys[i];
-      }
+    const U turn = static_cast<U>(destinations_.size());
+    std::vector<U> quotient(size);
+    std::vector<int> slot(size), place(size), next(count_, 0);
+    for (int64_t i = 0; i < size; ++i) {
+      const U key = static_cast<U>(keys[i]);
+      quotient[i] = key / turn;
+      slot[i] = static_cast<int>(key % turn);
+      ++split[destinations_[slot[i]]];
     }
-    auto position = positions->flat<int>();
-    for (int64_t i = 0; i < position.size(); ++i) position(i) = place[position(i)];
+    for (int i = 1; i < count_; ++i) next[i] = next[i - 1] + split[i - 1];
+    T *to = ordered->flat<T>().data(), *local_to = local->flat<T>().data();
+    for (int64_t i = 0; i < size; ++i) {
+      place[i] = next[destinations_[slot[i]]]++;
+      to[place[i]] = static_cast<T>(keys[i]);
+      if (to_owners_) local_to[place[i]] = static_cast<T>(quotient[i] * shares_[slot[i]] + places_[slot[i]]);
+    }
+    int* position = positions->flat<int>().data();
+    for (int64_t i = 0; i < positions->NumElements(); ++i) position[i] = place[position[i]];
   }
-
-  int Destination(int64_t key) const { return destinations_[key % static_cast<int64_t>(destinations_.size())]; }
 
   std::vector<std::string> tables_;
   std::vector<int64_t> rows_, offsets_;
-  std::vector<int> destinations_;
+  std::vector<int> destinations_, shares_, places_;  // the latter by slot: of its owner, and how many slots before it
   int count_ = 0;
+  bool to_owners_ = false;
 };
 
 }  // namespace
@@ -150,6 +167,7 @@ REGISTER_OP("ParallaxLeg")
     .Output("keys: Tkeys")
     .Output("splits: int32")
     .Output("positions: int32")
+    .Output("local: Tkeys")
     .Attr("Tids: list({int32, int64}) >= 1")
     .Attr("Tkeys: {int32, int64}")
     .Attr("tables: list(string)")
@@ -157,12 +175,16 @@ REGISTER_OP("ParallaxLeg")
     .Attr("offsets: list(int)")
     .Attr("destinations: list(int) >= 1")
     .Attr("count: int >= 1")
+    .Attr("to_owners: bool = false")
     .SetShapeFn([](InferenceContext* context) {
       int64_t count;
       TF_RETURN_IF_ERROR(context->GetAttr("count", &count));
       context->set_output(0, context->Vector(context->UnknownDim()));
       context->set_output(1, context->Vector(count));
       context->set_output(2, context->Vector(context->UnknownDim()));
+      bool to_owners;
+      TF_RETURN_IF_ERROR(context->GetAttr("to_owners", &to_owners));
+      context->set_output(3, to_owners ? context->Vector(context->UnknownDim()) : context->Vector(0));
       return absl::OkStatus();
     })
     .Doc(R"(Merges ids of several lookups and orders them by where they go.
@@ -171,6 +193,8 @@ keys: id + offset of its lookup, each once; key k goes to destinations[k % len(d
 destination are in the order in which they come first.
 splits: how many keys go to each of the `count` destinations.
 positions: for each id of all lookups, one after the other, where its key is.
+local: with `to_owners` the local row number of each key at its destination: with P destinations in turn, of which
+`share` are the key's own and `place` of those come before it, (key / P) * share + place. Else nothing.
 rows: by lookup, the rows of its table, of which an id must be one; -1 for ids that have been checked.)");
 
 REGISTER_KERNEL_BUILDER(Name("ParallaxLeg").Device(tensorflow::DEVICE_CPU), LegOp);

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from parallax.ownership import Ownership
 from parallax.runtime.checkpoint.stored import Stored
 
 _SCOPE = "parallax/storage/"
@@ -41,12 +42,12 @@ class Places:
     """Where the rows of variables are.
 
     Attributes:
-        spread: the variable ops whose rows are spread over the workers.
+        spread: variable op -> which worker has which row, of those whose rows are spread over the workers.
         partitions: variable op -> the ops of its partitions on servers.
         absent: those of them of which the workers have no copy.
     """
 
-    spread: frozenset[str] = frozenset()
+    spread: Mapping[str, Ownership] = field(default_factory=dict)
     partitions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
 
@@ -72,46 +73,55 @@ class RowOps:
 
 @dataclass(frozen=True, slots=True)
 class SpreadRows:
-    """Rows spread over the workers: row r is on worker r % W as its local row r // W."""
+    """Rows spread over the workers, as `ownership` says."""
 
     stored: Stored
     ops: RowOps
+    ownership: Ownership
     comm: Any
 
     def read(self, session: Any, first: int, count: int) -> Any:
         """Each worker sends its rows of the range; worker 0 puts them in order."""
         import numpy as np
 
-        rank, size = self.comm.Get_rank(), self.comm.Get_size()
-        low, high = _local_range(first, count, rank, size)
+        rank = self.comm.Get_rank()
+        low, high = self.ownership.local_range(rank, first, count)
         mine = self.ops.read(session, low, high) if low < high else self._rows(0)
         meet(self.comm)
         if rank:
             self.comm.Gatherv(_bytes(mine), None)
             return None
-        lengths = _lengths(first, count, size)
+        lengths = self._lengths(first, count)
         by_owner, rows = self._rows(count), self._rows(count)
         self.comm.Gatherv(_bytes(mine), [_bytes(by_owner), [n * self.stored.row_bytes for n in lengths]])
-        for owner, piece in enumerate(np.split(by_owner, np.cumsum(lengths)[:-1])):
-            rows[(owner - first) % size :: size] = piece
+        for owner, theirs in enumerate(np.split(by_owner, np.cumsum(lengths)[:-1])):
+            for here, there in self.ownership.pieces(owner, first):
+                rows[here] = theirs[there]
         return rows
 
     def write(self, session: Any, first: int, count: int, rows: Any) -> None:
         """Worker 0 sends every owner its rows of the range."""
         import numpy as np
 
-        rank, size = self.comm.Get_rank(), self.comm.Get_size()
-        low, high = _local_range(first, count, rank, size)
+        rank = self.comm.Get_rank()
+        low, high = self.ownership.local_range(rank, first, count)
         mine = self._rows(high - low)
         meet(self.comm)
         if rank:
             self.comm.Scatterv(None, _bytes(mine))
         else:
-            by_owner = np.concatenate([rows[(owner - first) % size :: size] for owner in range(size)])
-            lengths = [n * self.stored.row_bytes for n in _lengths(first, count, size)]
-            self.comm.Scatterv([_bytes(by_owner), lengths], _bytes(mine))
+            by_owner, lengths = self._rows(count), self._lengths(first, count)
+            for owner, theirs in enumerate(np.split(by_owner, np.cumsum(lengths)[:-1])):
+                for here, there in self.ownership.pieces(owner, first):
+                    theirs[there] = rows[here]
+            self.comm.Scatterv([_bytes(by_owner), [n * self.stored.row_bytes for n in lengths]], _bytes(mine))
         if low < high:
             self.ops.write(session, low, mine)
+
+    def _lengths(self, first: int, count: int) -> list[int]:
+        """How many rows of the range each worker has."""
+        ranges = (self.ownership.local_range(rank, first, count) for rank in range(self.ownership.holders))
+        return [high - low for low, high in ranges]
 
     def _rows(self, count: int) -> Any:
         return _empty(self.stored, count)
@@ -119,7 +129,7 @@ class SpreadRows:
 
 @dataclass(frozen=True, slots=True)
 class ServedRows:
-    """Rows in P partitions on servers: row r in partition r % P as its local row r // P. Worker 0 has them come.
+    """Rows in partitions on servers, which have equal shares of them. Worker 0 has them come.
 
     `copy` writes the copy that every worker has beside them; None where nobody has one.
     """
@@ -133,20 +143,20 @@ class ServedRows:
         """Worker 0 reads its range of each partition, and puts the rows in order."""
         if self.comm.Get_rank():
             return None
-        rows, size = _empty(self.stored, count), len(self.partitions)
+        rows, ownership = _empty(self.stored, count), Ownership.even(len(self.partitions))
         for number, ops in enumerate(self.partitions):
-            low, high = _local_range(first, count, number, size)
-            if low < high:
-                rows[(number - first) % size :: size] = ops.read(session, low, high)
+            low, high = ownership.local_range(number, first, count)
+            for here, _ in ownership.pieces(number, first) if low < high else ():
+                rows[here] = ops.read(session, low, high)
         return rows
 
     def write(self, session: Any, first: int, count: int, rows: Any) -> None:
         """Worker 0 writes each partition's rows; the others go on when it has."""
-        size = len(self.partitions)
+        ownership = Ownership.even(len(self.partitions))
         for number, ops in enumerate(self.partitions if self.comm.Get_rank() == 0 else ()):
-            low, high = _local_range(first, count, number, size)
-            if low < high:
-                ops.write(session, low, rows[(number - first) % size :: size])
+            low, high = ownership.local_range(number, first, count)
+            for here, _ in ownership.pieces(number, first) if low < high else ():
+                ops.write(session, low, rows[here])
         if self.copy is not None:
             self.copy.write(session, first, count, rows)
         else:
@@ -249,7 +259,7 @@ def hold(stored: tuple[Stored, ...], places: Places, comm: Any) -> tuple[Held, .
                 continue
             ops = _row_ops(one, one.op, low, high, local_rows)
             if one.op in places.spread:
-                found.append(SpreadRows(one, ops, comm))
+                found.append(SpreadRows(one, ops, places.spread[one.op], comm))
             else:
                 copied = CopiedRows(one, ops, comm)
                 found.append(ServedRows(one, on_servers, copied, comm) if parts else copied)
@@ -292,16 +302,6 @@ def _variable(stored: Stored, op: str) -> tuple[Any, Any]:
     import tensorflow as tf
 
     return tf.compat.v1.get_default_graph().get_tensor_by_name(f"{op}:0"), tf.as_dtype(stored.dtype)
-
-
-def _local_range(first: int, count: int, rank: int, size: int) -> tuple[int, int]:
-    """The local rows of worker `rank` among rows first, ..., first + count - 1 of the whole: from, up to."""
-    return -((rank - first) // size), -((rank - first - count) // size)
-
-
-def _lengths(first: int, count: int, size: int) -> list[int]:
-    ranges = (_local_range(first, count, rank, size) for rank in range(size))
-    return [high - low for low, high in ranges]
 
 
 def _empty(stored: Stored, count: int) -> Any:
