@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from parallax.analysis.capture import Captured, variable_of_tensor
-from parallax.analysis.measure import Asked, asked_of
+from parallax.analysis.measure import Asked, asked_of, table_profile
 from parallax.analysis.rules import frame_depth
 from parallax.analysis.update_ops import state_op
 from parallax.errors import GraphError
 from parallax.graph_view import GraphView, split_tensor
+from parallax.profiles import TableProfile
 from parallax.spec import GraphSpec, Part, VariableClass, VariableSpec
 
 
@@ -96,8 +99,6 @@ def asked(table: TableIds, values: Sequence[Any], worker: int, step: int) -> Ask
     Raises:
         GraphError: when an id is no row of the table.
     """
-    import numpy as np
-
     pieces = []
     for one, value in zip(table.tensors, values, strict=True):
         ids = np.asarray(value)[..., 0] if one.nested else np.asarray(value)
@@ -109,6 +110,24 @@ def asked(table: TableIds, values: Sequence[Any], worker: int, step: int) -> Ask
             )
         pieces.append(ids.astype(np.int64) + one.part.row_offset)
     return asked_of(pieces)
+
+
+def table_profiles(tables: Sequence[TableIds], steps: Sequence[Sequence[Sequence[Asked]]]) -> tuple[TableProfile, ...]:
+    """The profiles of some tables.
+
+    Args:
+        tables: which.
+        steps: what is asked, `[step][worker][table]`.
+    """
+    return tuple(
+        table_profile(table.name, table.first_rows, [[seen[number] for seen in step] for step in steps])
+        for number, table in enumerate(tables)
+    )
+
+
+def unmeasured(reasons: Mapping[str, str]) -> list[str]:
+    """A sentence for each table that was not measured, by its name."""
+    return [f"{name}: not measured, {reason}" for name, reason in sorted(reasons.items())]
 
 
 def fetchable(captured: Captured, tables: Sequence[TableIds]) -> tuple[tuple[TableIds, ...], dict[str, str]]:

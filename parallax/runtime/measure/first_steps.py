@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.analysis.ids import TableIds, asked, fetchable, tables_of
-from parallax.analysis.measure import Asked, table_profile
+from parallax.analysis.ids import TableIds, asked, fetchable, table_profiles, tables_of, unmeasured
+from parallax.analysis.measure import Asked
 from parallax.errors import ConfigError
 from parallax.graph_view import split_tensor
 from parallax.profile_files import write_model_profile
@@ -157,10 +157,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if not steps:
             _LOG.warning("There is no profile of the first steps: not every worker ran one that trains.")
             return
-        profiles = []
-        for number, table in enumerate(self._tables):
-            by_step = [[seen[step][number] for seen, _, _ in everyone] for step in range(steps)]
-            profiles.append(table_profile(table.name, table.first_rows, by_step))
+        by_step = [[seen[step] for seen, _, _ in everyone] for step in range(steps)]
         times_s = [one for _, of_worker, _ in everyone for one in of_worker]
         peaks = [peak for _, _, peak in everyone]
         profile = ModelProfile(
@@ -169,7 +166,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             cluster=self._wish.cluster,
             steps=steps,
             source=FIRST_STEPS,
-            tables=tuple(profiles),
+            tables=table_profiles(self._tables, by_step),
             compute_s=statistics.median(times_s) if times_s else None,
             memory_bytes=None if None in peaks else max(peak for peak in peaks if peak is not None),
         )
@@ -178,6 +175,5 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         except ConfigError as error:  # training is worth more than its profile
             _LOG.warning("The profile is lost: %s", error)
             return
-        notes = tuple(f"{name}: not measured, {reason}" for name, reason in sorted(self._reasons.items()))
-        sys.stdout.write(profile_table(profile, notes) + f"Written to {self._wish.path}\n")
+        sys.stdout.write(profile_table(profile, tuple(unmeasured(self._reasons))) + f"Written to {self._wish.path}\n")
         sys.stdout.flush()

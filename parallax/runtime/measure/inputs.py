@@ -70,12 +70,13 @@ def inputs_of(
     runners: list[Any] = []
     initial: set[str] = set()
     tables: list[str] = []
+    protos = [runner.to_proto() for runner in graph.get_collection("queue_runners")]
     while True:
         needed = view.ancestors(wanted, fed)
         variables = sorted(needed & captured.variables.keys())
         initial = {captured.variables[name].initializer for name in variables} - {""}
         tables = _beginnings(graph, captured, needed, named)
-        runners = [r for r in graph.get_collection("queue_runners") if r.queue.op.name in needed]
+        runners = [proto for proto in protos if proto.queue_name in needed]
         more = wanted | initial | set(tables) | {op for r in runners for op in _ops_of(r)}
         if more == wanted:
             break
@@ -87,7 +88,7 @@ def inputs_of(
         variables=tuple(variables),
         phases=tuple(tuple(phase) for phase in (*phases, tables) if phase),
         initial=frozenset(view.ancestors(initial)),
-        runners=tuple(runner.to_proto() for runner in runners),
+        runners=tuple(runners),
         placeholders=tuple(n for n in placeholders_in(view, needed) if f"{n}:0" not in fed),
         takes=frozenset(needed | {_node(name) for name in fed if _node(name) in whole}),
     )
@@ -112,8 +113,7 @@ def _beginnings(graph: Any, captured: Captured, needed: set[str], named: Sequenc
     return found
 
 
-def _ops_of(runner: Any) -> list[str]:
-    proto = runner.to_proto()
+def _ops_of(proto: Any) -> list[str]:
     return [*proto.enqueue_op_name, *filter(None, [proto.close_op_name, proto.cancel_op_name])]
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parallax.analysis.ids import TableIds, asked, fetchable, tables_of, trained_on
-from parallax.analysis.measure import Asked, table_profile
+from parallax.analysis.ids import TableIds, asked, fetchable, table_profiles, tables_of, trained_on, unmeasured
+from parallax.analysis.measure import Asked
 from parallax.config import Config
 from parallax.environment import Settings
 from parallax.errors import ConfigError, GraphError
@@ -44,6 +45,50 @@ def write_profile(graph: Any, analysed: Analysed, workers: int, config: Config, 
     sys.stdout.flush()
 
 
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """What is profiled, and how.
+
+    Attributes:
+        graph: the user's.
+        analysed: the same.
+        workers: how many.
+        config: seed and session options.
+        wanted: what the command line says.
+        feeds: of a step and worker.
+        fed: names of the tensors that are fed.
+    """
+
+    graph: Any
+    analysed: Analysed
+    workers: int
+    config: Config
+    wanted: Settings
+    feeds: Feeds
+    fed: frozenset[str]
+
+    def batch(self, step: int, rank: int) -> dict[str, Any]:
+        """What a worker feeds, by the names of tensors."""
+        return named_batch(self.graph, self.feeds(step, rank, self.workers))
+
+    def worker(self, rank: int) -> Worker:
+        """Whose random numbers and shard are taken."""
+        return Worker(rank, self.workers, self.config.seed or 1)
+
+    def inputs(self, tensors: Sequence[str]) -> Inputs:
+        """What some tensors need; refuses placeholders that nobody feeds."""
+        named = tuple((self.wanted.initializers or "").split())
+        found = inputs_of(self.graph, self.analysed.captured, tensors, self.fed, named)
+        if found.placeholders and self.wanted.feeds is None:
+            raise missing_feeds("A profile", list(found.placeholders))
+        if found.placeholders:
+            raise ConfigError(
+                f"{self.wanted.feeds} must feed every placeholder that is needed, and lacks "
+                f"{', '.join(found.placeholders[:5])}. Give a batch for each."
+            )
+        return found
+
+
 def profile_samples(
     graph: Any, analysed: Analysed, workers: int, config: Config, wanted: Settings
 ) -> tuple[ModelProfile, tuple[str, ...]]:
@@ -56,103 +101,83 @@ def profile_samples(
         config: seed and session options.
         wanted: steps, feeds, fetch and what else the command line says.
     """
-    captured, spec = analysed.captured, analysed.spec
     feeds = read_feeds(wanted.feeds) if wanted.feeds else _no_feeds
-    fed = frozenset(named_batch(graph, feeds(0, 0, workers)))
-    needed = captured.view.ancestors([train_op(graph, wanted.fetch).name.split(":")[0]]) if wanted.fetch else None
-    tables, reasons = fetchable(captured, tables_of(captured, spec, needed))
-    for table in tables:
-        reason = trained_on(captured, spec, table, fed)
-        if reason:
-            reasons[table.name] = reason
-    tables = tuple(table for table in tables if table.name not in reasons)
-    named = tuple((wanted.initializers or "").split())
+    asking = _Asking(
+        graph, analysed, workers, config, wanted, feeds, frozenset(named_batch(graph, feeds(0, 0, workers)))
+    )
+    tables, notes = _measurable(asking)
     steps = wanted.steps or STEPS
-    profiles, notes = [], [f"{name}: not measured, {reason}" for name, reason in sorted(reasons.items())]
-    if tables:
-        tensors = [one.tensor for table in tables for one in table.tensors]
-        inputs = inputs_of(graph, captured, tensors, fed, named)
-        _check_fed(inputs, wanted)
-        seen = [_worker_steps(graph, inputs, tables, feeds, _worker(rank, workers, config), steps)
-                for rank in range(workers)]  # fmt: skip
-        counted = min(map(len, seen))
-        if counted < steps:
-            notes.append(f"the data of worker {min(range(workers), key=lambda r: len(seen[r]))} ended after {counted}")
-        steps = counted
-        for number, table in enumerate(tables):
-            by_step = [[seen[rank][step][number] for rank in range(workers)] for step in range(steps)]
-            profiles.append(table_profile(table.name, table.first_rows, by_step))
-    found = Computed(None, None)
-    if wanted.compute:
-        found = _computed(graph, analysed, feeds, fed, workers, config, wanted)
-    return ModelProfile(
+    seen = _seen(asking, tables, steps) if tables else [[[]] * steps] * workers
+    counted = min(map(len, seen))
+    if counted < steps:
+        first = next(rank for rank, of_worker in enumerate(seen) if len(of_worker) == counted)
+        notes.append(f"the data of worker {first} ended after {counted}")
+    by_step = [[of_worker[step] for of_worker in seen] for step in range(counted)]
+    found = _computed(asking) if wanted.compute else Computed(None, None)
+    profile = ModelProfile(
         version=MODEL_PROFILE_VERSION,
-        graph=spec.fingerprint,
+        graph=analysed.spec.fingerprint,
         cluster=wanted.cluster or "",
-        steps=steps,
+        steps=counted,
         source=SAMPLE_BATCHES,
-        tables=tuple(profiles),
+        tables=table_profiles(tables, by_step),
         compute_s=found.step_s,
         memory_bytes=found.memory_bytes,
-    ), tuple(notes)
+    )
+    return profile, tuple(notes)
 
 
 def _no_feeds(step: int, worker: int, size: int) -> dict[str, Any]:
     return {}
 
 
-def _worker(rank: int, size: int, config: Config) -> Worker:
-    return Worker(rank, size, config.seed or 1)
+def _measurable(asking: _Asking) -> tuple[tuple[TableIds, ...], list[str]]:
+    """The tables whose ids can be known without training, and why others' cannot."""
+    captured, spec = asking.analysed.captured, asking.analysed.spec
+    needed = None
+    if asking.wanted.fetch:
+        needed = captured.view.ancestors([train_op(asking.graph, asking.wanted.fetch).name.split(":")[0]])
+    tables, reasons = fetchable(captured, tables_of(captured, spec, needed))
+    made = {table.name: trained_on(captured, spec, table, asking.fed) for table in tables}
+    reasons |= {name: reason for name, reason in made.items() if reason}
+    return tuple(table for table in tables if table.name not in reasons), unmeasured(reasons)
 
 
-def _check_fed(inputs: Inputs, wanted: Settings) -> None:
-    """Refuses, before anything is run, placeholders that nobody feeds."""
-    if inputs.placeholders and wanted.feeds is None:
-        raise missing_feeds("A profile", list(inputs.placeholders))
-    if inputs.placeholders:
-        raise ConfigError(
-            f"{wanted.feeds} must feed every placeholder that is needed, and lacks "
-            f"{', '.join(inputs.placeholders[:5])}. Give a batch for each."
-        )
+def _seen(asking: _Asking, tables: Sequence[TableIds], steps: int) -> list[list[list[Asked]]]:
+    """What each worker asks of each table in each step, `[worker][step][table]`, until its data ends."""
+    tensors = [one.tensor for table in tables for one in table.tensors]
+    inputs = asking.inputs(tensors)
+    return [_seen_by(asking, inputs, tables, rank, steps) for rank in range(asking.workers)]
 
 
-def _worker_steps(
-    graph: Any, inputs: Inputs, tables: Sequence[TableIds], feeds: Feeds, worker: Worker, steps: int
-) -> list[list[Asked]]:
-    """What one worker asks of each table, step by step, until its data ends."""
+def _seen_by(asking: _Asking, inputs: Inputs, tables: Sequence[TableIds], rank: int, steps: int) -> list[list[Asked]]:
     import tensorflow as tf
 
     tensors = [one.tensor for table in tables for one in table.tensors]
     found: list[list[Asked]] = []
     try:
-        with opened(inputs, worker, named_batch(graph, feeds(0, worker.rank, worker.size))) as session:
+        with opened(inputs, asking.worker(rank), asking.batch(0, rank)) as session:
             for step in range(steps):
-                batch = inputs.fed_by(named_batch(graph, feeds(step, worker.rank, worker.size)))
-                values = iter(session.run(tensors, batch))
-                found.append(
-                    [asked(table, [next(values) for _ in table.tensors], worker.rank, step) for table in tables]
-                )
+                values = iter(session.run(tensors, inputs.fed_by(asking.batch(step, rank))))
+                found.append([asked(table, [next(values) for _ in table.tensors], rank, step) for table in tables])
     except tf.errors.OutOfRangeError as error:
         if not found:
             raise GraphError(
-                f"A profile needs a batch of every worker, and the data of worker {worker.rank} ends before the first: "
+                f"A profile needs a batch of every worker, and the data of worker {rank} ends before the first: "
                 f"{error.message} Take fewer workers, or more data."
             ) from error
     except tf.errors.OpError as error:
         raise GraphError(
-            f"The ids of worker {worker.rank} cannot be computed in step {len(found)}: {error.message}"
+            f"The ids of worker {rank} cannot be computed in step {len(found)}: {error.message}"
         ) from error
     return found
 
 
-def _computed(
-    graph: Any, analysed: Analysed, feeds: Feeds, fed: frozenset[str], workers: int, config: Config, wanted: Settings
-) -> Computed:
-    fetch = train_op(graph, wanted.fetch).name
-    inputs = inputs_of(graph, analysed.captured, [fetch], fed, tuple((wanted.initializers or "").split()))
-    _check_fed(inputs, wanted)
+def _computed(asking: _Asking) -> Computed:
+    fetch = train_op(asking.graph, asking.wanted.fetch).name
+    inputs = asking.inputs([fetch])
 
     def batch(step: int) -> dict[str, Any]:
-        return inputs.fed_by(named_batch(graph, feeds(step, 0, workers)))
+        return inputs.fed_by(asking.batch(step, 0))
 
-    return computed(inputs, fetch, batch, _worker(0, workers, config), config.sess_config)
+    return computed(inputs, fetch, batch, asking.worker(0), asking.config.sess_config)
