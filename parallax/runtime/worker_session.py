@@ -90,7 +90,7 @@ def open_session(
         training = TrainingRuns(worker, gradient_updates(analysed.captured, analysed.sources))
         tracing = [*_profile(config, rank, worker, training), *_trace(trace, worker, training, worker_graph)]
         if measure is not None:
-            first = FirstSteps(measure, members, worker, training, analysed, worker_graph.synchronous)
+            first = FirstSteps(measure, members, worker, training, analysed, plan)
             members.at_end.append(first.finish)
             tracing.append(first)
         monitored, direct = _monitored(graph, worker_graph, config, worker, later, tracing)

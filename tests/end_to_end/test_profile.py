@@ -3,6 +3,7 @@
 import ast
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from parallax.profile_files import read_model_profile
@@ -10,7 +11,7 @@ from parallax.profile_files import read_model_profile
 pytestmark = pytest.mark.timeout(180)
 
 SCRIPTS = Path(__file__).parent / "scripts"
-PROFILED, MODEL = SCRIPTS / "profiled.py", SCRIPTS / "model.py"
+PROFILED, MODEL, COUNTING = (SCRIPTS / name for name in ("profiled.py", "model.py", "counting.py"))
 CLI = ("-m", "parallax.cli")
 
 
@@ -44,14 +45,19 @@ def test_training_is_to_the_bit_what_it_is_without(start):
 
 @pytest.mark.slow
 def test_asynchronous_workers_are_profiled_at_the_end_with_fewer_steps_than_wished(start, tmp_path):
-    wish = {"PARALLAX_MEASURE": "run.json", "PARALLAX_WORKERS": "2"}
-    done = start(PROFILED, "--asynchronous", **wish).finish()
+    wish = {"PARALLAX_MEASURE": "run.json", "PARALLAX_STEPS": "500", "PARALLAX_WORKERS": "2"}
+    done = start(COUNTING, "count", **wish).finish()
     assert done.status == 0, str(done)
     profile = read_model_profile(tmp_path / "run.json")
-    assert (profile.steps, profile.source) == (6, "first steps")
-    assert ast.literal_eval(printed(done, "touched")) == {
-        t.name: pytest.approx(t.touched_rows) for t in profile.tables
-    }, str(done)
+    assert (profile.steps, profile.source) == (200, "first steps")
+    batches = [
+        [np.append(np.random.default_rng([worker, step]).integers(0, 11, 4), 0) for worker in range(2)]
+        for step in range(200)
+    ]
+    alone = np.mean([len(set(rows)) for step in batches for rows in step])
+    both = np.mean([len(set(np.concatenate(step))) for step in batches])
+    (emb,) = profile.tables
+    assert (emb.name, emb.ids, emb.joined_rows) == ("emb", 5.0, ((1, alone), (2, both)))
 
 
 @pytest.mark.parametrize(

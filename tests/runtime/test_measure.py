@@ -130,7 +130,9 @@ def test_ids_that_training_makes_are_left_out_and_said():
 
     profile, notes = profile_of(build, feeds=IDS_ONLY)
     assert [t.name for t in profile.tables] == ["fed"]
-    assert notes == ("mined: not measured, its ids depend on variable scores, which training changes",)
+    assert notes == (
+        "mined: not measured, its ids depend on variable scores, which training changes: see parallax run --measure",
+    )
 
 
 def fed_and_read():
@@ -175,6 +177,15 @@ def test_an_iterator_begun_by_either_of_two_ops_takes_the_named_one():
     assert profile.table("read").joined_rows[-1] == (3, 2.0), "nothing shards it: all workers read the same"
 
 
+def test_a_queue_that_nobody_fills_is_refused_and_not_waited_for():
+    def build():
+        queue = tf.queue.FIFOQueue(5, [tf.int64], [[3]], name="own")
+        train(tf.nn.embedding_lookup(table("read"), queue.dequeue()))
+
+    with pytest.raises(GraphError, match="must have a queue runner that fills it, and 'own' has none"):
+        profile_of(build)
+
+
 def test_steps_of_one_process_are_timed_on_variables_that_are_thrown_away():
     profile, _ = profile_of(tables_of_all_kinds, feeds=FEEDS, compute=True)
     assert profile.compute_s > 0 and profile.memory_bytes > 0
@@ -193,6 +204,8 @@ def test_what_a_run_is_asked_to_measure():
     assert (wish.path, wish.steps, wish.cluster) == (Path("p.json").absolute(), 7, "c")
     with pytest.raises(ConfigError, match="--measure-steps 7 needs --measure FILE"):
         measure_wish(Settings(steps=7))
+    with pytest.raises(ConfigError, match="--cluster says .* needs --measure FILE"):
+        measure_wish(Settings(cluster="c"))
 
 
 def test_memory_is_what_the_kernel_tells():

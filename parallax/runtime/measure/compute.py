@@ -44,19 +44,20 @@ def computed(
         fetch: the training op.
         batch: what is fed, by step.
         worker: whose random numbers and shard.
-        options: a ConfigProto.
+        options: a ConfigProto; by default all devices are taken.
 
     Raises:
         GraphError: when the variables do not fit into memory, or a step fails.
     """
     import tensorflow as tf
 
+    whole_machine = tf.compat.v1.ConfigProto(allow_soft_placement=True)
     held = variable_bytes(inputs.graph_def.node)
     _check_fits(inputs, held)
     times_s: list[float] = []
     tells = False
     try:
-        with opened(inputs, worker, batch(0), options) as session:
+        with opened(inputs, worker, batch(0), options or whole_machine) as session:
             tells = reset_peak()
             for step in range(_UNTIMED + _TIMED):
                 fed = batch(step)

@@ -2,6 +2,9 @@
 
 The ids are there anyway, as every lookup takes them, so training goes on as without. Worker 0 gets what all have seen
 when the last of these steps is done: in synchronous training all come there together, else when the scripts have ended.
+
+The time computed is that of the ops of a trace which are no exchange, where several ran at once counted once; where
+workers share cores it holds their waiting for one, which a process alone has not.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from parallax.analysis.ids import TableIds, asked, fetchable, table_profiles, ta
 from parallax.analysis.measure import Asked
 from parallax.errors import ConfigError
 from parallax.graph_view import split_tensor
+from parallax.plan import Plan
 from parallax.profile_files import write_model_profile
 from parallax.profiles import MODEL_PROFILE_VERSION, ModelProfile
 from parallax.report import profile_table
@@ -44,8 +48,8 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         members: the job.
         worker: this one's graph.
         training: tells which runs are steps.
-        analysed: the user's graph.
-        synchronous: whether all workers run each step together.
+        analysed: the user's graph, with what hooks add to it.
+        plan: of the graph without that.
     """
 
     def __init__(
@@ -55,17 +59,17 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         worker: Worker,
         training: TrainingRuns,
         analysed: Analysed,
-        synchronous: bool,
+        plan: Plan,
     ) -> None:
         self._wish = wish
         self._members = members
         self._worker = worker
         self._training = training
-        self._synchronous = synchronous
-        self._graph = analysed.spec.fingerprint
+        self._synchronous = plan.synchronous
+        self._graph = plan.fingerprint
         tables = tables_of(analysed.captured, analysed.spec)
         self._tables, self._reasons = fetchable(analysed.captured, tables)
-        self._held = variable_bytes(node for node in worker.names.run_view.nodes.values())
+        self._held = variable_bytes(worker.names.run_view.nodes.values())
         self._needed: dict[tuple[tuple[str, ...], frozenset[str]], list[list[int]]] = {}
         self._comm: Any = None
         self._asked: list[list[Asked]] = []

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parallax.analysis.capture import Captured, initialization_phases
-from parallax.errors import ConfigError
+from parallax.errors import ConfigError, GraphError
 from parallax.graph_view import split_tensor
 from parallax.runtime.feeds import placeholders_in
 from parallax.transform.edit import Worker
@@ -64,13 +64,15 @@ def inputs_of(
 
     Raises:
         ConfigError: when an iterator has no op that begins it, or several, and none is named.
+        GraphError: when nobody fills a queue.
     """
     view = captured.view
     wanted = {_node(name) for name in tensors if name not in fed}
     runners: list[Any] = []
     initial: set[str] = set()
     tables: list[str] = []
-    protos = [runner.to_proto() for runner in graph.get_collection("queue_runners")]
+    with graph.as_default():  # while TensorFlow executes eagerly, queues tell another name
+        protos = [runner.to_proto() for runner in graph.get_collection("queue_runners")]
     while True:
         needed = view.ancestors(wanted, fed)
         variables = sorted(needed & captured.variables.keys())
@@ -81,6 +83,7 @@ def inputs_of(
         if more == wanted:
             break
         wanted = more
+    _check_filled(captured, needed, {proto.queue_name for proto in runners})
     phases = [[op for op in phase if op in initial] for phase in initialization_phases(captured)]
     whole = view.ancestors({*wanted, *map(_node, tensors)})
     return Inputs(
@@ -113,6 +116,19 @@ def _beginnings(graph: Any, captured: Captured, needed: set[str], named: Sequenc
     return found
 
 
+def _check_filled(captured: Captured, needed: set[str], filled: set[str]) -> None:
+    """Refuses a queue that is read and that nobody fills: to read it would wait for ever."""
+    view = captured.view
+    for node in sorted(needed - filled):
+        if view.op(node).removesuffix("V2").endswith("Queue") and not any(
+            "Enqueue" in view.op(edge.node) and edge.node in needed for edge in view.consumers(f"{node}:0")
+        ):
+            raise GraphError(
+                f"A queue must have a queue runner that fills it, and {node!r} has none. Add one with "
+                "tf.train.add_queue_runner, or measure in a job: parallax run --measure FILE."
+            )
+
+
 def _ops_of(proto: Any) -> list[str]:
     return [*proto.enqueue_op_name, *filter(None, [proto.close_op_name, proto.cancel_op_name])]
 
@@ -142,7 +158,7 @@ def opened(inputs: Inputs, worker: Worker, first: Mapping[str, Any], options: An
         inputs: what is run.
         worker: whose random numbers and shard.
         first: the worker's first batch, by the names of tensors: initial values may need some of it.
-        options: a ConfigProto.
+        options: a ConfigProto; without one the session leaves GPUs alone.
     """
     import tensorflow as tf
 
@@ -155,7 +171,7 @@ def opened(inputs: Inputs, worker: Worker, first: Mapping[str, Any], options: An
     with graph.as_default():
         tf.graph_util.import_graph_def(graph_def, name="")
         runners = [v1.train.QueueRunner(queue_runner_def=proto) for proto in inputs.runners]
-    with v1.Session(graph=graph, config=options or v1.ConfigProto(allow_soft_placement=True)) as session:
+    with v1.Session(graph=graph, config=options or _no_gpu()) as session:
         for phase in inputs.phases:
             session.run(phase, inputs.fed_by(first))
         coordinator = tf.train.Coordinator()
@@ -165,6 +181,12 @@ def opened(inputs: Inputs, worker: Worker, first: Mapping[str, Any], options: An
         finally:
             coordinator.request_stop()
             coordinator.join(threads, ignore_live_threads=True)
+
+
+def _no_gpu() -> Any:
+    import tensorflow as tf
+
+    return tf.compat.v1.ConfigProto(allow_soft_placement=True, device_count={"GPU": 0})
 
 
 def _node(name: str) -> str:

@@ -139,7 +139,7 @@ def _measurable(asking: _Asking) -> tuple[tuple[TableIds, ...], list[str]]:
         needed = captured.view.ancestors([train_op(asking.graph, asking.wanted.fetch).name.split(":")[0]])
     tables, reasons = fetchable(captured, tables_of(captured, spec, needed))
     made = {table.name: trained_on(captured, spec, table, asking.fed) for table in tables}
-    reasons |= {name: reason for name, reason in made.items() if reason}
+    reasons |= {name: f"{reason}: see parallax run --measure" for name, reason in made.items() if reason}
     return tuple(table for table in tables if table.name not in reasons), unmeasured(reasons)
 
 

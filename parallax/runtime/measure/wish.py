@@ -31,10 +31,14 @@ def measure_wish(wanted: Settings) -> MeasureWish | None:
     """The wish of a command line or environment; None when no file is named.
 
     Raises:
-        ConfigError: when steps are named without a file.
+        ConfigError: when steps or a cluster are named without a file.
     """
     if wanted.measure is None:
         if wanted.steps is not None:
             raise ConfigError(f"--measure-steps {wanted.steps} needs --measure FILE, where the profile goes.")
+        if wanted.cluster is not None:
+            raise ConfigError(
+                "--cluster says what a model profile belongs to, and needs --measure FILE, where it goes."
+            )
         return None
     return MeasureWish(Path(wanted.measure).absolute(), wanted.steps or STEPS, wanted.cluster or "")
