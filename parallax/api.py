@@ -18,6 +18,7 @@ from parallax.environment import Role, Settings, as_variables, python_path_with,
 from parallax.errors import ConfigError, LaunchError
 from parallax.log import log
 from parallax.plan import Plan
+from parallax.profile_files import check_writable
 from parallax.report import explanation, plan_table
 from parallax.resource_file import parse_resource_file
 from parallax.runtime import graph_files
@@ -25,6 +26,7 @@ from parallax.runtime.dry_run import dry_run_text
 from parallax.runtime.fetches import REPLICAS
 from parallax.runtime.job import Job, layout_of
 from parallax.runtime.launch import launch
+from parallax.runtime.measure.wish import measure_wish
 from parallax.runtime.members import current_members
 from parallax.runtime.mpirun import find_mpirun, this_launcher
 from parallax.runtime.parcel import Parcel
@@ -84,6 +86,7 @@ def parallel_run(
     if wanted.role in (Role.WORKER, Role.VERIFY_WORKER):
         return _worker(single_gpu_graph, config, wanted)
     trace = trace_wish(wanted.trace, wanted.trace_steps)
+    measure = measure_wish(wanted) if wanted.role == Role.LAUNCH else None
     for line in moot_settings(config):
         log.info(line)
     analysed = analyse(single_gpu_graph)
@@ -92,8 +95,15 @@ def parallel_run(
     options = (*cluster.mpirun_options, *config.communication_config.mpi_config.words)
     cluster = replace(cluster, mpirun_options=options)
     _check_profile(config, cluster.num_workers)
+    if wanted.role == Role.PROFILE:
+        from parallax.runtime.measure.samples import write_profile
+
+        write_profile(single_gpu_graph, analysed, cluster.num_workers, config, wanted)
+        raise JobEnded(0)
     if trace is not None and wanted.role == Role.LAUNCH and any(host.is_this_machine for host in cluster.hosts):
         make_ready(trace.folder)
+    if measure is not None and cluster.hosts[0].is_this_machine:
+        check_writable(measure.path)
     config.cluster_profile = wanted.cluster_profile or config.cluster_profile
     config.model_profile = wanted.model_profile or config.model_profile
     plan = plan_for(analysed, layout_of(cluster), config, sync, [host.address for host in cluster.hosts])
@@ -125,6 +135,7 @@ def _worker(graph: Any, config: Config, wanted: Settings) -> tuple[Any, int, int
         verifying,
         Path(wanted.graph) if wanted.graph else None,
         None if verifying else trace_wish(wanted.trace, wanted.trace_steps),
+        None if verifying else measure_wish(wanted),
     )
     if verifying:
         verify.run_worker(graph, session, size, rank, wanted)

@@ -1,4 +1,4 @@
-"""The command `parallax`: run a script, show its plan, verify it."""
+"""The command `parallax`: run a script, show its plan, profile it, verify it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from parallax.environment import Role, Settings, applied, set_defaults
 from parallax.errors import ParallaxError
+from parallax.measured import read_measured
 from parallax.runtime.script import error_text, run_script
 from parallax.runtime.trace.wish import trace_wish
 
@@ -31,8 +32,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="run a script that calls parallax.parallel_run on all workers")
     plan = commands.add_parser("plan", help="print the plan of a script's graph; starts nothing")
+    profile = commands.add_parser("profile", help="measure the rows that steps touch; trains nothing, starts no job")
     verify = commands.add_parser("verify", help="compare N workers with one process on the joined batch")
-    for command in (run, plan, verify):
+    for command in (run, plan, profile, verify):
         where = command.add_mutually_exclusive_group()
         where.add_argument("--workers", type=_positive, metavar="N", help="so many workers on this machine")
         where.add_argument("-r", "--resource", metavar="FILE", help="resource file that lists the machines")
@@ -44,15 +46,23 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--profile", metavar="FILE", help="plan with the rows that steps were seen to touch")
     run.add_argument("--trace", metavar="DIR", help="write a trace of some steps of every worker, and who was slowest")
     run.add_argument("--trace-steps", metavar="A-B", help="the steps to trace, counted from 0 (default 10-14)")
+    run.add_argument("--measure", metavar="FILE", help="write a model profile of the first steps")
+    run.add_argument("--measure-steps", type=_positive, metavar="K", help="how many they are (default 20)")
     run.add_argument("--dry-run", action="store_true", help="print the command that would start the job; start nothing")
     plan.add_argument("--json", metavar="FILE", help="write the plan to a file")
     plan.add_argument("--explain", metavar="VARIABLE", help="everything about one variable")
     verify.add_argument("--steps", type=_positive, default=5, metavar="K", help="steps on both sides (default 5)")
-    verify.add_argument("--feeds", metavar="FILE", help="FILE.npz, or FILE.py:FUNCTION(step, worker, num_workers)")
-    verify.add_argument("--fetch", metavar="NAME", help="the op to run (default: the optimizer's training op)")
+    for command in (profile, verify):
+        command.add_argument("--feeds", metavar="FILE", help="FILE.npz, or FILE.py:FUNCTION(step, worker, num_workers)")
+        command.add_argument("--fetch", metavar="NAME", help="the op to run (default: the optimizer's training op)")
+    profile.add_argument("--steps", type=_positive, metavar="K", help="batches of each worker (default 20)")
+    profile.add_argument("--init", metavar="NAME", action="append", help="the op that begins a dataset's iterator")
+    profile.add_argument("--compute", action="store_true", help="also train some steps in one process, to time them")
+    profile.add_argument("-o", "--output", metavar="FILE", help="default: parallax-profile-GRAPH.json")
+    profile.add_argument("--cluster", metavar="FILE", help="the cluster profile that the model profile belongs to")
     verify.add_argument("--tolerance", type=float, default=1e-5, help="largest relative difference (default 1e-5)")
     verify.add_argument("--joined-args", metavar="ARGS", help="the script's arguments for the one process")
-    for command in (run, plan, verify):
+    for command in (run, plan, profile, verify):
         command.add_argument("script", help="the script, as it would be given to python")
         command.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     return parser
@@ -71,7 +81,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
         return EXIT_USAGE
     trace_wish(getattr(arguments, "trace", None), getattr(arguments, "trace_steps", None))  # refused before the script
     joined = getattr(arguments, "joined_args", None)
-    role = {"run": Role.LAUNCH, "plan": Role.PLAN, "verify": Role.VERIFY}[arguments.command]
+    role = {"run": Role.LAUNCH, "plan": Role.PLAN, "profile": Role.PROFILE, "verify": Role.VERIFY}[arguments.command]
     wanted = Settings(
         role=Role.DRY_RUN if getattr(arguments, "dry_run", False) else role,
         workers=arguments.workers,
@@ -83,11 +93,15 @@ def _run_script(arguments: argparse.Namespace) -> int:
         graph=getattr(arguments, "graph", None),
         trace=getattr(arguments, "trace", None),
         trace_steps=getattr(arguments, "trace_steps", None),
-        steps=getattr(arguments, "steps", None),
+        steps=getattr(arguments, "steps", None) or getattr(arguments, "measure_steps", None),
         feeds=getattr(arguments, "feeds", None),
         fetch=getattr(arguments, "fetch", None),
         tolerance=getattr(arguments, "tolerance", None),
         joined_args="\n".join(shlex.split(joined)) if joined else None,
+        measure=getattr(arguments, "measure", None) or getattr(arguments, "output", None),
+        compute=getattr(arguments, "compute", None) or None,
+        initializers=" ".join(getattr(arguments, "init", None) or ()) or None,
+        cluster=_fingerprint(getattr(arguments, "cluster", None)),
     )
     set_defaults({"TF_CPP_MIN_LOG_LEVEL": "1"})
     from parallax.analysis import record
@@ -116,6 +130,12 @@ def _run_script(arguments: argparse.Namespace) -> int:
 def _absolute(file: str | None) -> str | None:
     """A path that stays the same when the script changes its folder."""
     return None if file is None else str(Path(file).absolute())
+
+
+def _fingerprint(file: str | None) -> str | None:
+    """The fingerprint of a cluster profile."""
+    cluster = read_measured(file, None).cluster
+    return None if cluster is None else cluster.fingerprint
 
 
 def _status(stop: SystemExit) -> int:

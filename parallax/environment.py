@@ -33,6 +33,7 @@ class Role(str, Enum):
     LAUNCH = "launch"
     DRY_RUN = "dry-run"
     PLAN = "plan"
+    PROFILE = "profile"
     VERIFY = "verify"
     WORKER = "worker"
     VERIFY_WORKER = "verify-worker"
@@ -56,11 +57,15 @@ class Settings:
         trace_steps: first and last of these steps, as `A-B`.
         job_folder: where both sides of a verification leave their variables.
         seed: of the one process of a verification.
-        steps: steps of a verification.
-        feeds: where a verification takes its feeds from.
-        fetch: what a verification runs.
+        steps: steps of a verification or profile.
+        feeds: where a verification or profile takes its feeds from.
+        fetch: what a verification or profile runs.
         tolerance: of a verification.
         joined_args: the script's arguments for the one process of a verification, one a line.
+        measure: where a model profile is written.
+        compute: whether a profile times steps of one process alone.
+        initializers: ops that begin iterators for a profile, separated by spaces.
+        cluster: fingerprint of the cluster profile that a model profile belongs to.
         log_level: what the log shows, a number or a name.
     """
 
@@ -81,6 +86,10 @@ class Settings:
     fetch: str | None = None
     tolerance: float | None = None
     joined_args: str | None = None
+    measure: str | None = None
+    compute: bool | None = None
+    initializers: str | None = None
+    cluster: str | None = None
     log_level: str | None = None
 
 
@@ -110,6 +119,10 @@ def settings() -> Settings:
             fetch=_get("FETCH"),
             tolerance=float(_get("TOLERANCE") or 0) or None,
             joined_args=_get("JOINED_ARGS"),
+            measure=_get("MEASURE"),
+            compute=_get("COMPUTE") == str(True) or None,
+            initializers=_get("INITIALIZERS"),
+            cluster=_get("CLUSTER"),
             log_level=_get("LOG_LEVEL"),
         )
     except ValueError as error:

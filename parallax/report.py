@@ -7,6 +7,7 @@ import re
 
 from parallax.plan import NO_ROUTE, PS, Plan, RouteCost, VariablePlan
 from parallax.prediction import LINK, Flip
+from parallax.profiles import ModelProfile
 
 _SHOWN_PARTITIONS = 8
 _COLUMNS = ("variable", "class", "shape", "touched", "route", "rows held by", "sent/step", "reason")
@@ -226,3 +227,22 @@ def _server_total(plan: Plan, variables: list[VariablePlan], server: int) -> str
 def _unknown(variables: list[VariablePlan]) -> str:
     unknown = sum(v.cost.sent_bytes is None for v in variables)
     return f", and {_counted(unknown, 'variable')} of unknown size" if unknown else ""
+
+
+def profile_table(profile: ModelProfile, notes: tuple[str, ...] = ()) -> str:
+    """A model profile as it is printed: rows are means of a worker's step, or of a step of some workers together."""
+    sizes = [k for k, _ in profile.tables[0].joined_rows] if profile.tables else []
+    header = ("table", "ids", *(f"rows of {k}" for k in sizes), "busiest owner")
+    lines = [
+        (t.name, f"{t.ids:.1f}", *(f"{rows:.1f}" for _, rows in t.joined_rows), f"{t.busiest_share:.2f} x the mean")
+        for t in profile.tables
+    ]
+    widths = [max(len(row[i]) for row in (header, *lines)) for i in range(len(header))]
+    text = [f"Profile of {_counted(profile.steps, 'step')} ({profile.source}), graph {profile.graph[:12]}"]
+    if lines:
+        text += ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in (header, *lines)]
+    if profile.compute_s is not None:
+        text.append(f"A worker computes {profile.compute_s * 1000:.3g} ms in a step.")
+    if profile.memory_bytes is not None:
+        text.append(f"It takes {bytes_text(profile.memory_bytes)} besides variables and slots.")
+    return "\n".join([*text, *(f"note: {note}" for note in notes)]) + "\n"

@@ -24,6 +24,7 @@ HEAVY = ("tensorflow", "horovod", "mpi4py")
 MAY_IMPORT_HEAVY: tuple[str, ...] = (
     "parallax.runtime.checkpoint.hook",
     "parallax.runtime.hooks",
+    "parallax.runtime.measure.first_steps",
     "parallax.runtime.profile",
     "parallax.runtime.session",
     "parallax.runtime.trace.hook",

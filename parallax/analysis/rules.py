@@ -6,6 +6,7 @@ Rules for tensors along rows are in rules_rows.py, rules for what writes state i
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from parallax.analysis import rules_rows, rules_state
 from parallax.analysis.capture import Captured, variable_of_tensor
@@ -14,7 +15,7 @@ from parallax.analysis.states import BATCH, LOCAL, PLAIN, SAME, State, worst
 from parallax.analysis.update_ops import op_definition, state_op
 from parallax.analysis.walk import Merge, NoRule, Walk, part_of, set_handle
 from parallax.decisions import AllReduce, Scatter
-from parallax.graph_view import Edge, split_tensor
+from parallax.graph_view import Edge, GraphView, split_tensor
 from parallax.shard import SHARD_ID, mark_of
 from parallax.spec import GradientSource
 
@@ -53,7 +54,7 @@ def shared_variables(captured: Captured, sources: tuple[GradientSource, ...], up
 def visit(walk: Walk, node: str) -> None:
     """Gives the outputs of a node their states and records what must be changed at its inputs."""
     op = walk.view.op(node)
-    walk.depth[node] = _depth(walk, node, op)
+    walk.depth[node] = frame_depth(walk.view, walk.depth, node)
     if op in VARIABLES and node in walk.captured.variables:
         set_handle(walk, node, node)
     elif op in _PLACEHOLDERS:
@@ -128,7 +129,7 @@ def _inherit(walk: Walk, node: str, op: str) -> None:
     if op in ("NextIteration", "RefNextIteration") or is_random(op) or stateful:
         known = is_random(op) and (walk.equal_randomness or node in walk.initial)
         states.append(SAME if known else LOCAL)
-    if op in ("Merge", "RefMerge") and _is_loop(walk, node):
+    if op in ("Merge", "RefMerge") and _is_loop(walk.view, node):
         states.append(LOCAL)
     walk.set_all(node, worst(states))
     if op.endswith("CandidateSampler"):  # what is sampled, and how often to expect it, does not depend on the labels
@@ -136,8 +137,8 @@ def _inherit(walk: Walk, node: str, op: str) -> None:
             walk.states[f"{node}:{number}"] = worst(states[len(walk.view.inputs(node)) :])
 
 
-def _is_loop(walk: Walk, node: str) -> bool:
-    return any(walk.view.op(split_tensor(t)[0]).endswith("NextIteration") for t in walk.view.inputs(node))
+def _is_loop(view: GraphView, node: str) -> bool:
+    return any(view.op(split_tensor(t)[0]).endswith("NextIteration") for t in view.inputs(node))
 
 
 def _plain(walk: Walk, node: str, slot: int) -> State:
@@ -184,11 +185,18 @@ def _all_reduce_gradient(walk: Walk, node: str) -> None:
             walk.marked.update({(tensor, e.node): state for e in edges})
 
 
-def _depth(walk: Walk, node: str, op: str) -> int:
-    """How many old-style conditionals or loops a node is inside of; collectives must not run there."""
-    depth = max((walk.depth.get(split_tensor(t)[0], 0) for t in walk.view.inputs(node)), default=0)
+def frame_depth(view: GraphView, depth: Mapping[str, int], node: str) -> int:
+    """How many old-style conditionals or loops a node is inside of; collectives must not run there.
+
+    Args:
+        view: the graph.
+        depth: of the nodes before it, in topological order.
+        node: which.
+    """
+    op = view.op(node)
+    deepest = max((depth.get(split_tensor(t)[0], 0) for t in view.inputs(node)), default=0)
     if op in ("Switch", "RefSwitch", "Enter", "RefEnter"):
-        return depth + 1
+        return deepest + 1
     if op in ("Exit", "RefExit"):
-        return max(0, depth - 2)  # the loop's Enter and its Switch
-    return max(0, depth - 1) if op in ("Merge", "RefMerge") and not _is_loop(walk, node) else depth
+        return max(0, deepest - 2)  # the loop's Enter and its Switch
+    return max(0, deepest - 1) if op in ("Merge", "RefMerge") and not _is_loop(view, node) else deepest

@@ -7,14 +7,11 @@ dimension (dropout) cannot agree and must be off.
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +21,7 @@ from parallax.environment import Role, Settings, environment_with
 from parallax.errors import ConfigError, GraphError
 from parallax.graph_view import GraphView
 from parallax.plan import Plan
+from parallax.runtime.feeds import Feeds, missing_feeds, named_batch, placeholders_in, read_feeds, train_op
 from parallax.runtime.job import Job
 from parallax.runtime.launch import launch
 from parallax.runtime.planning import analyse
@@ -36,7 +34,6 @@ v1 = tf.compat.v1
 STEPS, TOLERANCE = 5, 1e-5
 """Five float32 steps; sums taken in another order differ by some 1e-7 a step, and by 1e-5 where they feed back."""
 
-Feeds = Callable[[int, int, int], dict[str, Any]]
 WORKERS_FILE, SINGLE_FILE = "workers.npz", "single.npz"
 
 
@@ -46,8 +43,8 @@ def check_feeds(graph: Any, num_workers: int, wanted: Settings) -> None:
     Raises:
         ConfigError: says which.
     """
-    feeds = _feeds(graph, _train_op(graph, wanted), wanted)
-    _joined([_named(graph, feeds(0, rank, num_workers)) for rank in range(num_workers)])
+    feeds = _feeds(graph, train_op(graph, wanted.fetch), wanted)
+    _joined([named_batch(graph, feeds(0, rank, num_workers)) for rank in range(num_workers)])
 
 
 def compare_runs(job: Job, plan: Plan, folder: Path, wanted: Settings) -> int:
@@ -93,11 +90,11 @@ def difference(found: Any, expected: Any) -> float:
 
 def run_worker(graph: Any, session: Session, size: int, rank: int, wanted: Settings) -> None:
     """One worker's side: runs the steps and, on worker 0, keeps all variables."""
-    fetch = _train_op(graph, wanted)
+    fetch = train_op(graph, wanted.fetch)
     feeds = _feeds(graph, fetch, wanted)
     with session:
         for step in range(wanted.steps or STEPS):
-            session.run(fetch, {name: [value] for name, value in _named(graph, feeds(step, rank, size)).items()})
+            session.run(fetch, {name: [value] for name, value in named_batch(graph, feeds(step, rank, size)).items()})
         values = {name: session.run(variable)[0] for name, variable in _variables(graph).items()}
     if rank == 0:
         np.savez(Path(wanted.job_folder or "") / WORKERS_FILE, **values)
@@ -106,10 +103,10 @@ def run_worker(graph: Any, session: Session, size: int, rank: int, wanted: Setti
 def run_single(graph: Any, wanted: Settings) -> None:
     """The one process: the script's own graph, the joined batch."""
     folder, size = Path(wanted.job_folder or ""), wanted.workers or 1
-    fetch = _train_op(graph, wanted)
+    fetch = train_op(graph, wanted.fetch)
     feeds = _feeds(graph, fetch, wanted)
     joined = [
-        _joined([_named(graph, feeds(step, rank, size)) for rank in range(size)])
+        _joined([named_batch(graph, feeds(step, rank, size)) for rank in range(size)])
         for step in range(wanted.steps or STEPS)
     ]
     initialize = initialization_phases(analyse(graph).captured)
@@ -160,40 +157,12 @@ def _program(script: tuple[str, ...]) -> tuple[str, ...]:
     return script[:2] if script[0] == "-m" else script[:1]
 
 
-def _train_op(graph: Any, wanted: Settings) -> Any:
-    """What is run: the named fetch, else the last training op that an optimizer made."""
-    if wanted.fetch:
-        try:
-            return graph.as_graph_element(wanted.fetch)
-        except (KeyError, ValueError) as error:
-            raise ConfigError(f"--fetch must name an op or tensor of the graph, not {wanted.fetch!r}.") from error
-    made = graph.get_collection(v1.GraphKeys.TRAIN_OP)
-    if not made:
-        raise ConfigError("The graph's training op must be known: no optimizer made one, so name it with --fetch NAME.")
-    return made[-1]
-
-
 def _variables(graph: Any) -> dict[str, Any]:
     return {_name(v): v for v in graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES) if v.dtype.base_dtype.is_floating}
 
 
 def _name(variable: Any) -> str:
     return str(variable.name).removesuffix(":0")
-
-
-def _named(graph: Any, batch: Any) -> dict[str, Any]:
-    """A batch by the names of tensors; the user may leave `:0` out."""
-    if not isinstance(batch, dict) or not all(isinstance(name, str) for name in batch):
-        raise ConfigError(f"A function of feeds must give a dict from names to arrays, and gave {batch!r}.")
-    found = {}
-    for name, value in batch.items():
-        tensor = name if ":" in name else f"{name}:0"
-        try:
-            graph.get_tensor_by_name(tensor)
-        except (KeyError, ValueError) as error:
-            raise ConfigError(f"A feed must be a tensor of the graph, and {name!r} is none.") from error
-        found[tensor] = np.asarray(value)
-    return found
 
 
 def _joined(batches: list[dict[str, Any]]) -> dict[str, Any]:
@@ -222,65 +191,10 @@ def _open_batch(graph_def: Any, batch: dict[str, Any]) -> None:
 
 def _feeds(graph: Any, fetch: Any, wanted: Settings) -> Feeds:
     """The feeds of a step and worker, from the user's function or file."""
-    if wanted.feeds is None:
-        view = GraphView(graph.as_graph_def())
-        needed = sorted(n for n in view.ancestors([fetch.name.split(":")[0]]) if view.op(n) == "Placeholder")
-        if needed:
-            raise ConfigError(
-                f"A verification feeds the placeholders ({', '.join(needed[:5])}), and was not told what: give "
-                "--feeds FILE.py:FUNCTION (step, worker, num_workers -> {name: batch}) or --feeds FILE.npz."
-            )
-        return lambda step, worker, size: {}
-    if wanted.feeds.endswith(".npz"):
-        return _feeds_of_file(Path(wanted.feeds))
-    return _feeds_of_function(wanted.feeds)
-
-
-def _feeds_of_file(path: Path) -> Feeds:
-    """Arrays `[steps, rows, ...]` by placeholder; each worker takes its share of the rows. `[steps]` are scalars."""
-    try:
-        with np.load(path) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, BadZipFile) as error:
-        raise ConfigError(f"{path}: a file of feeds must be an .npz of arrays [steps, rows, ...]: {error}.") from error
-
-    def feeds(step: int, worker: int, size: int) -> dict[str, Any]:
-        return {name: _share(path, name, array[step % len(array)], worker, size) for name, array in arrays.items()}
-
-    return feeds
-
-
-def _share(path: Path, name: str, batch: Any, worker: int, size: int) -> Any:
-    """The rows of one worker; the whole of a scalar."""
-    if not np.ndim(batch):
-        return batch
-    if len(batch) % size:
-        raise ConfigError(f"{path}: {name} has {len(batch)} rows a step, which {size} workers cannot share evenly.")
-    share = len(batch) // size
-    return batch[worker * share : (worker + 1) * share]
-
-
-def _feeds_of_function(text: str) -> Feeds:
-    file, _, name = text.rpartition(":")
-    if not file or not Path(file).is_file():
-        raise ConfigError(f"--feeds must be FILE.npz or FILE.py:FUNCTION, and {text!r} names no file.")
-    module = _module_of(Path(file).resolve())
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigError(
-            f"--feeds must name a function, and {file!r} has no {name!r} by the time it calls parallel_run."
-        )
-    return function  # type: ignore[no-any-return]
-
-
-def _module_of(file: Path) -> Any:
-    """A file as a module; the running script is not run again."""
-    main = sys.modules["__main__"]
-    if Path(getattr(main, "__file__", None) or "").resolve() == file:
-        return main
-    spec = importlib.util.spec_from_file_location("parallax_feeds", file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"--feeds must name a Python file, and {str(file)!r} is none.")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    if wanted.feeds is not None:
+        return read_feeds(wanted.feeds)
+    view = GraphView(graph.as_graph_def())
+    needed = placeholders_in(view, view.ancestors([fetch.name.split(":")[0]]))
+    if needed:
+        raise missing_feeds("A verification", needed)
+    return lambda step, worker, size: {}

@@ -22,6 +22,8 @@ from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook, Checkp
 from parallax.runtime.direct import DirectRuns, can_be_direct
 from parallax.runtime.graph_files import write_events, write_text
 from parallax.runtime.hooks import LastHook, TrainingRuns, UserHook, Worker, begin_hooks
+from parallax.runtime.measure.first_steps import FirstSteps
+from parallax.runtime.measure.wish import MeasureWish
 from parallax.runtime.members import SERVER_TASK, WORKER_TASK, Members, current_members
 from parallax.runtime.names import Names
 from parallax.runtime.parcel import Parcel
@@ -44,6 +46,7 @@ def open_session(
     equal_randomness: bool = False,
     graph_folder: Path | None = None,
     trace: TraceWish | None = None,
+    measure: MeasureWish | None = None,
 ) -> tuple[Session, int, int]:
     """The session of this worker, the number of workers and this one's rank; every worker must call it.
 
@@ -54,6 +57,7 @@ def open_session(
         equal_randomness: for verification, all workers draw the same random numbers.
         graph_folder: where this worker's graph is written for TensorBoard, if anywhere.
         trace: which steps are traced, if any.
+        measure: which steps are profiled, if any.
 
     Raises:
         GraphError: when the workers built different graphs; the message names a node.
@@ -85,6 +89,10 @@ def open_session(
             config = replace(config, ckpt_config=CheckPointConfig())
         training = TrainingRuns(worker, gradient_updates(analysed.captured, analysed.sources))
         tracing = [*_profile(config, rank, worker, training), *_trace(trace, worker, training, worker_graph)]
+        if measure is not None:
+            first = FirstSteps(measure, members, worker, training, analysed, plan)
+            members.at_end.append(first.finish)
+            tracing.append(first)
         monitored, direct = _monitored(graph, worker_graph, config, worker, later, tracing)
         if config.export_graph_path is not None:
             write_text(Path(config.export_graph_path), rank, monitored.graph)

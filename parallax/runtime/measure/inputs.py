@@ -1,0 +1,193 @@
+"""Cuts out of a user's graph what some tensors need, and opens a plain session on it as one worker has its inputs.
+
+Only what is needed is given initial values: variables, lookup tables, dataset iterators; queues that are read are
+filled. Random ops draw what that worker of a job with the same seed draws, and shards are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from parallax.analysis.capture import Captured, initialization_phases
+from parallax.errors import ConfigError, GraphError
+from parallax.graph_view import split_tensor
+from parallax.runtime.feeds import placeholders_in
+from parallax.transform.edit import Worker
+from parallax.transform.seeds import set_seeds
+from parallax.transform.shards import set_shards
+
+_ITERATORS = ("IteratorV2", "Iterator")
+_SHAPES, _BESIDE = "_output_shapes", "_class"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A part of a graph that can be run by itself.
+
+    Attributes:
+        graph_def: its nodes.
+        variables: variable ops among them.
+        phases: ops that give initial values, to be run one phase after the other.
+        initial: the nodes that initial values of variables need.
+        runners: protos of the queue runners that fill its queues.
+        placeholders: what must be fed, sorted.
+        takes: all its tensors' nodes, for what is fed besides.
+    """
+
+    graph_def: Any
+    variables: tuple[str, ...]
+    phases: tuple[tuple[str, ...], ...]
+    initial: frozenset[str]
+    runners: tuple[Any, ...]
+    placeholders: tuple[str, ...]
+    takes: frozenset[str]
+
+    def fed_by(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """What of a batch this part of the graph takes."""
+        return {name: value for name, value in batch.items() if split_tensor(name)[0] in self.takes}
+
+
+def inputs_of(
+    graph: Any, captured: Captured, tensors: Sequence[str], fed: frozenset[str], named: Sequence[str] = ()
+) -> Inputs:
+    """What some tensors need.
+
+    Args:
+        graph: the user's.
+        captured: the same, captured.
+        tensors: names of tensors or operations.
+        fed: tensors that are fed, and so need nothing.
+        named: ops that the user names for the initial values of iterators.
+
+    Raises:
+        ConfigError: when an iterator has no op that begins it, or several, and none is named.
+        GraphError: when nobody fills a queue.
+    """
+    view = captured.view
+    wanted = {_node(name) for name in tensors if name not in fed}
+    runners: list[Any] = []
+    initial: set[str] = set()
+    tables: list[str] = []
+    with graph.as_default():  # while TensorFlow executes eagerly, queues tell another name
+        protos = [runner.to_proto() for runner in graph.get_collection("queue_runners")]
+    while True:
+        needed = view.ancestors(wanted, fed)
+        variables = sorted(needed & captured.variables.keys())
+        initial = {captured.variables[name].initializer for name in variables} - {""}
+        tables = _beginnings(graph, captured, needed, named)
+        runners = [proto for proto in protos if proto.queue_name in needed]
+        more = wanted | initial | set(tables) | {op for r in runners for op in _ops_of(r)}
+        if more == wanted:
+            break
+        wanted = more
+    _check_filled(captured, needed, {proto.queue_name for proto in runners})
+    phases = [[op for op in phase if op in initial] for phase in initialization_phases(captured)]
+    whole = view.ancestors({*wanted, *map(_node, tensors)})
+    return Inputs(
+        graph_def=_cut_out(view.graph_def, whole),
+        variables=tuple(variables),
+        phases=tuple(tuple(phase) for phase in (*phases, tables) if phase),
+        initial=frozenset(view.ancestors(initial)),
+        runners=tuple(runners),
+        placeholders=tuple(n for n in placeholders_in(view, needed) if f"{n}:0" not in fed),
+        takes=frozenset(needed | {_node(name) for name in fed if _node(name) in whole}),
+    )
+
+
+def _beginnings(graph: Any, captured: Captured, needed: set[str], named: Sequence[str]) -> list[str]:
+    """The ops that fill the lookup tables and begin the iterators among the needed nodes."""
+    view = captured.view
+    handles = {n for n in needed if "HashTable" in view.op(n) or view.op(n) in _ITERATORS}
+    known = [op.name for op in graph.get_collection("table_initializer")]
+    known += [resource.create.name for resource in graph.get_collection("resources")]
+    found = [name for name in known if view.ancestors([name]) & handles]
+    for handle in sorted(n for n in handles if view.op(n) in _ITERATORS):
+        makers = [e.node for e in view.consumers(f"{handle}:0") if view.op(e.node) == "MakeIterator"]
+        chosen = [name for name in makers if name in named] or [name for name in makers if name in found] or makers
+        if len(chosen) != 1:
+            raise ConfigError(
+                f"A dataset iterator must be begun by one op, and {handle!r} has {len(makers)}"
+                f"{' (' + ', '.join(makers[:5]) + ')' if makers else ''}. Name the one that training runs with --init."
+            )
+        found += [name for name in chosen if name not in found]
+    return found
+
+
+def _check_filled(captured: Captured, needed: set[str], filled: set[str]) -> None:
+    """Refuses a queue that is read and that nobody fills: to read it would wait for ever."""
+    view = captured.view
+    for node in sorted(needed - filled):
+        if view.op(node).removesuffix("V2").endswith("Queue") and not any(
+            "Enqueue" in view.op(edge.node) and edge.node in needed for edge in view.consumers(f"{node}:0")
+        ):
+            raise GraphError(
+                f"A queue must have a queue runner that fills it, and {node!r} has none. Add one with "
+                "tf.train.add_queue_runner, or measure in a job: parallax run --measure FILE."
+            )
+
+
+def _ops_of(proto: Any) -> list[str]:
+    return [*proto.enqueue_op_name, *filter(None, [proto.close_op_name, proto.cancel_op_name])]
+
+
+def _cut_out(graph_def: Any, names: set[str]) -> Any:
+    """A copy with some of the nodes, without recorded shapes."""
+    cut = type(graph_def)(versions=graph_def.versions, library=graph_def.library)
+    for node in graph_def.node:
+        if node.name not in names:
+            continue
+        copy = cut.node.add()
+        copy.CopyFrom(node)
+        copy.attr.pop(_SHAPES, None)
+        if _BESIDE in copy.attr:
+            beside = copy.attr[_BESIDE].list.s
+            beside[:] = [place for place in beside if place.decode().removeprefix("loc:@") in names]
+            if not beside:
+                del copy.attr[_BESIDE]
+    return cut
+
+
+@contextmanager
+def opened(inputs: Inputs, worker: Worker, first: Mapping[str, Any], options: Any = None) -> Iterator[Any]:
+    """A session in this process, with initial values and filled queues; everything in it is thrown away afterwards.
+
+    Args:
+        inputs: what is run.
+        worker: whose random numbers and shard.
+        first: the worker's first batch, by the names of tensors: initial values may need some of it.
+        options: a ConfigProto; without one the session leaves GPUs alone.
+    """
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    graph_def = type(inputs.graph_def)()
+    graph_def.CopyFrom(inputs.graph_def)
+    set_seeds(graph_def, inputs.initial, worker)
+    set_shards(graph_def, worker)
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(graph_def, name="")
+        runners = [v1.train.QueueRunner(queue_runner_def=proto) for proto in inputs.runners]
+    with v1.Session(graph=graph, config=options or _no_gpu()) as session:
+        for phase in inputs.phases:
+            session.run(phase, inputs.fed_by(first))
+        coordinator = tf.train.Coordinator()
+        threads = [t for r in runners for t in r.create_threads(session, coordinator, daemon=True, start=True)]
+        try:
+            yield session
+        finally:
+            coordinator.request_stop()
+            coordinator.join(threads, ignore_live_threads=True)
+
+
+def _no_gpu() -> Any:
+    import tensorflow as tf
+
+    return tf.compat.v1.ConfigProto(allow_soft_placement=True, device_count={"GPU": 0})
+
+
+def _node(name: str) -> str:
+    return split_tensor(name)[0] if ":" in name else name

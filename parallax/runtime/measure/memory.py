@@ -1,0 +1,58 @@
+"""Memory of this process and of the machine, as Linux tells it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+_STATUS, _CLEAR, _MACHINE = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
+_RESET_PEAK = "5"  # proc(5): sets the peak to what is held now
+_LIMITS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+
+
+def reset_peak() -> bool:
+    """Forgets the peak so far; whether the kernel lets us."""
+    try:
+        _CLEAR.write_text(_RESET_PEAK, encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+def peak_bytes() -> int:
+    """The most that this process has held since `reset_peak`."""
+    return _kilobytes(_STATUS, "VmHWM")
+
+
+def free_bytes() -> int:
+    """What this process may still take: of the machine's memory, and of a container's where it is in one."""
+    free = [_kilobytes(_MACHINE, "MemAvailable")]
+    for limit, used in _LIMITS:
+        if limit.is_file() and used.is_file() and limit.read_text().strip().isdecimal():
+            free.append(int(limit.read_text()) - int(used.read_text()))
+    return max(0, min(free))
+
+
+def variable_bytes(nodes: Iterable[Any]) -> int:
+    """Bytes of the variables among a graph's nodes that this process holds: those that are on no server."""
+    import tensorflow as tf
+
+    total = 0
+    for node in nodes:
+        if node.op in _VARIABLES and "/job:ps" not in node.device:
+            shape = tf.TensorShape(node.attr["shape"].shape)
+            total += (shape.num_elements() or 0) * tf.dtypes.as_dtype(node.attr["dtype"].type).size
+    return total
+
+
+def _kilobytes(file: Path, name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB", file.read_text(encoding="ascii", errors="replace"), re.MULTILINE)
+    if found is None:
+        raise OSError(f"{file} must tell {name}, and does not.")
+    return int(found[1]) * 1024

@@ -1,0 +1,183 @@
+"""Profiles a model from sample batches: every worker's ids are drawn, read or fed, and counted; nothing is trained.
+
+Beside that, where it is asked for, one process trains a few steps to see what a worker computes in one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parallax.analysis.ids import TableIds, asked, fetchable, table_profiles, tables_of, trained_on, unmeasured
+from parallax.analysis.measure import Asked
+from parallax.config import Config
+from parallax.environment import Settings
+from parallax.errors import ConfigError, GraphError
+from parallax.profile_files import check_writable, default_path, write_model_profile
+from parallax.profiles import MODEL_PROFILE_VERSION, ModelProfile
+from parallax.report import profile_table
+from parallax.runtime.feeds import Feeds, missing_feeds, named_batch, read_feeds, train_op
+from parallax.runtime.measure.compute import Computed, computed
+from parallax.runtime.measure.inputs import Inputs, inputs_of, opened
+from parallax.runtime.measure.wish import STEPS
+from parallax.runtime.planning import Analysed
+from parallax.transform.edit import Worker
+
+SAMPLE_BATCHES = "sample batches"
+
+
+def write_profile(graph: Any, analysed: Analysed, workers: int, config: Config, wanted: Settings) -> None:
+    """What `parallax profile` does: measures, prints, writes the file.
+
+    Raises:
+        ConfigError: feeds, the training op or the file are missing or wrong.
+        GraphError: ids cannot be computed, or are no rows of their tables; the variables do not fit into memory.
+    """
+    if wanted.measure:
+        check_writable(Path(wanted.measure))
+    profile, notes = profile_samples(graph, analysed, workers, config, wanted)
+    path = Path(wanted.measure) if wanted.measure else default_path(profile)
+    write_model_profile(profile, path)
+    sys.stdout.write(profile_table(profile, notes) + f"Written to {path}\n")
+    sys.stdout.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """What is profiled, and how.
+
+    Attributes:
+        graph: the user's.
+        analysed: the same.
+        workers: how many.
+        config: seed and session options.
+        wanted: what the command line says.
+        feeds: of a step and worker.
+        fed: names of the tensors that are fed.
+    """
+
+    graph: Any
+    analysed: Analysed
+    workers: int
+    config: Config
+    wanted: Settings
+    feeds: Feeds
+    fed: frozenset[str]
+
+    def batch(self, step: int, rank: int) -> dict[str, Any]:
+        """What a worker feeds, by the names of tensors."""
+        return named_batch(self.graph, self.feeds(step, rank, self.workers))
+
+    def worker(self, rank: int) -> Worker:
+        """Whose random numbers and shard are taken."""
+        return Worker(rank, self.workers, self.config.seed or 1)
+
+    def inputs(self, tensors: Sequence[str]) -> Inputs:
+        """What some tensors need; refuses placeholders that nobody feeds."""
+        named = tuple((self.wanted.initializers or "").split())
+        found = inputs_of(self.graph, self.analysed.captured, tensors, self.fed, named)
+        if found.placeholders and self.wanted.feeds is None:
+            raise missing_feeds("A profile", list(found.placeholders))
+        if found.placeholders:
+            raise ConfigError(
+                f"{self.wanted.feeds} must feed every placeholder that is needed, and lacks "
+                f"{', '.join(found.placeholders[:5])}. Give a batch for each."
+            )
+        return found
+
+
+def profile_samples(
+    graph: Any, analysed: Analysed, workers: int, config: Config, wanted: Settings
+) -> tuple[ModelProfile, tuple[str, ...]]:
+    """The profile, and what could not be measured, a sentence each.
+
+    Args:
+        graph: the user's.
+        analysed: the same.
+        workers: how many.
+        config: seed and session options.
+        wanted: steps, feeds, fetch and what else the command line says.
+    """
+    feeds = read_feeds(wanted.feeds) if wanted.feeds else _no_feeds
+    asking = _Asking(
+        graph, analysed, workers, config, wanted, feeds, frozenset(named_batch(graph, feeds(0, 0, workers)))
+    )
+    tables, notes = _measurable(asking)
+    steps = wanted.steps or STEPS
+    seen = _seen(asking, tables, steps) if tables else [[[]] * steps] * workers
+    counted = min(map(len, seen))
+    if counted < steps:
+        first = next(rank for rank, of_worker in enumerate(seen) if len(of_worker) == counted)
+        notes.append(f"the data of worker {first} ended after {counted}")
+    by_step = [[of_worker[step] for of_worker in seen] for step in range(counted)]
+    found = _computed(asking) if wanted.compute else Computed(None, None)
+    profile = ModelProfile(
+        version=MODEL_PROFILE_VERSION,
+        graph=analysed.spec.fingerprint,
+        cluster=wanted.cluster or "",
+        steps=counted,
+        source=SAMPLE_BATCHES,
+        tables=table_profiles(tables, by_step),
+        compute_s=found.step_s,
+        memory_bytes=found.memory_bytes,
+    )
+    return profile, tuple(notes)
+
+
+def _no_feeds(step: int, worker: int, size: int) -> dict[str, Any]:
+    return {}
+
+
+def _measurable(asking: _Asking) -> tuple[tuple[TableIds, ...], list[str]]:
+    """The tables whose ids can be known without training, and why others' cannot."""
+    captured, spec = asking.analysed.captured, asking.analysed.spec
+    needed = None
+    if asking.wanted.fetch:
+        needed = captured.view.ancestors([train_op(asking.graph, asking.wanted.fetch).name.split(":")[0]])
+    tables, reasons = fetchable(captured, tables_of(captured, spec, needed))
+    made = {table.name: trained_on(captured, spec, table, asking.fed) for table in tables}
+    reasons |= {name: f"{reason}: see parallax run --measure" for name, reason in made.items() if reason}
+    return tuple(table for table in tables if table.name not in reasons), unmeasured(reasons)
+
+
+def _seen(asking: _Asking, tables: Sequence[TableIds], steps: int) -> list[list[list[Asked]]]:
+    """What each worker asks of each table in each step, `[worker][step][table]`, until its data ends."""
+    tensors = [one.tensor for table in tables for one in table.tensors]
+    inputs = asking.inputs(tensors)
+    return [_seen_by(asking, inputs, tables, rank, steps) for rank in range(asking.workers)]
+
+
+def _seen_by(asking: _Asking, inputs: Inputs, tables: Sequence[TableIds], rank: int, steps: int) -> list[list[Asked]]:
+    import tensorflow as tf
+
+    tensors = [one.tensor for table in tables for one in table.tensors]
+    found: list[list[Asked]] = []
+    try:
+        with opened(inputs, asking.worker(rank), asking.batch(0, rank)) as session:
+            for step in range(steps):
+                values = iter(session.run(tensors, inputs.fed_by(asking.batch(step, rank))))
+                found.append([asked(table, [next(values) for _ in table.tensors], rank, step) for table in tables])
+    except tf.errors.OutOfRangeError as error:
+        if not found:
+            raise GraphError(
+                f"A profile needs a batch of every worker, and the data of worker {rank} ends before the first: "
+                f"{error.message} Take fewer workers, or more data."
+            ) from error
+    except tf.errors.OpError as error:
+        raise GraphError(
+            f"The ids of worker {rank} cannot be computed in step {len(found)}: {error.message}"
+        ) from error
+    return found
+
+
+def _computed(asking: _Asking) -> Computed:
+    fetch = train_op(asking.graph, asking.wanted.fetch).name
+    inputs = asking.inputs([fetch])
+
+    def batch(step: int) -> dict[str, Any]:
+        return inputs.fed_by(asking.batch(step, 0))
+
+    return computed(inputs, fetch, batch, asking.worker(0), asking.config.sess_config)
