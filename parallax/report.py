@@ -23,14 +23,14 @@ def plan_table(plan: Plan) -> str:
         *(_row(v, plan.num_workers, step_s) for v in (*trained, *rest)),
     ]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [f"Plan for {', '.join(_members(plan))}, graph {plan.fingerprint[:12]}"]
+    lines = [f"Plan for {', '.join(members_texts(plan))}, graph {plan.fingerprint[:12]}"]
     for number, row in enumerate(rows):
         lines.append("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
         if number == 0:
             lines.append("  ".join("-" * width for width in widths))
     on_servers = [v for v in plan.variables if v.route == PS]
     lines += [_total(trained), *(_server_total(plan, on_servers, server) for server in range(len(plan.servers)))]
-    lines += _step(plan)
+    lines += step_texts(plan)
     lines.extend(f"note: {note}" for note in plan.notes)
     return "\n".join(lines) + "\n"
 
@@ -87,7 +87,7 @@ def flip_texts(flips: tuple[Flip, ...]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _step(plan: Plan) -> list[str]:
+def step_texts(plan: Plan) -> list[str]:
     """What is predicted of a step, and how far from the best it may be; nothing without a cluster profile."""
     known = plan.prediction
     if known.step_s is None:
@@ -124,7 +124,7 @@ def _row(variable: VariablePlan, workers: int, step_s: float | None) -> tuple[st
     touched = "" if variable.touched_rows is None else f"<= {variable.touched_rows}"
     touched = touched.removeprefix("<= ") if variable.touched_is_measured else touched
     sent = "" if variable.route == NO_ROUTE else _sent(variable.cost)
-    held = _held_by(variable, workers)
+    held = held_by(variable, workers)
     row = (variable.name, variable.cls.value, shape, touched, variable.route, held, sent)
     if step_s is None:
         return (*row, variable.reason)
@@ -135,21 +135,22 @@ def _row(variable: VariablePlan, workers: int, step_s: float | None) -> tuple[st
     return (*row, seconds, following, "; ".join(flip_texts(variable.flips)), variable.reason)
 
 
-def _held_by(variable: VariablePlan, workers: int) -> str:
+def held_by(variable: VariablePlan, workers: int) -> str:
+    """Who holds a variable's rows, in words."""
     if variable.servers:
         partitions = [server for part in variable.servers for server in part]
-        return f"{_counted(len(partitions), 'partition')} on {_counted(len(set(partitions)), 'server')}"
-    return _counted(workers, "owner") if variable.owner_rows else "every worker"
+        return f"{counted(len(partitions), 'partition')} on {counted(len(set(partitions)), 'server')}"
+    return counted(workers, "owner") if variable.owner_rows else "every worker"
 
 
-def _members(plan: Plan) -> list[str]:
+def members_texts(plan: Plan) -> list[str]:
     """The workers and servers of a plan, with their hosts where there are several."""
-    members = [_counted(plan.num_workers, "worker")]
+    members = [counted(plan.num_workers, "worker")]
     if len(plan.hosts) > 1:
         of_host = (f"{workers} on host {host}" for host, workers in enumerate(plan.hosts) if workers)
         members[0] += f" ({', '.join(of_host)})"
     if plan.servers:
-        members.append(_counted(len(plan.servers), "server"))
+        members.append(counted(len(plan.servers), "server"))
         if len(plan.hosts) > 1:
             of_host = (f"{plan.servers.count(host)} on host {host}" for host in dict.fromkeys(plan.servers))
             members[1] += f" ({', '.join(of_host)})"
@@ -158,11 +159,11 @@ def _members(plan: Plan) -> list[str]:
 
 def _owners(plan: Plan, variable: VariablePlan) -> list[str]:
     """Who holds which rows, one line each: rows and bytes of the variable itself, without what follows it."""
-    row_bytes = _value_bytes(variable) // max(variable.shape[0], 1) if variable.shape else _value_bytes(variable)
+    row_bytes = value_bytes(variable) // max(variable.shape[0], 1) if variable.shape else value_bytes(variable)
     partitions = [server for part in variable.servers for server in part]
     lines = []
     for owner, rows in enumerate(variable.owner_rows):
-        line = f"{_counted(rows, 'row')}, {bytes_text(rows * row_bytes)}"
+        line = f"{counted(rows, 'row')}, {bytes_text(rows * row_bytes)}"
         if not partitions:
             lines.append(f"  worker {owner} owns {line}")
             continue
@@ -176,13 +177,14 @@ def _owners(plan: Plan, variable: VariablePlan) -> list[str]:
     return lines
 
 
-def _value_bytes(variable: VariablePlan) -> int:
+def value_bytes(variable: VariablePlan) -> int:
     """Bytes of the whole value; the names of element types end in their bits, but for bool."""
     bits = re.search(r"\d+$", variable.dtype)
     return math.prod(variable.shape) * (int(bits[0]) // 8 if bits else 1)
 
 
-def _counted(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
+    """A number of things: `1 row`, `2 rows`."""
     return f"{count} {what}{'s' if count != 1 else ''}"
 
 
@@ -191,7 +193,7 @@ def _sent(cost: RouteCost) -> str:
 
 
 def _rounds(cost: RouteCost) -> str:
-    return _counted(cost.rounds, "round")
+    return counted(cost.rounds, "round")
 
 
 def _total(trained: list[VariablePlan]) -> str:
@@ -212,7 +214,7 @@ def _server_total(plan: Plan, variables: list[VariablePlan], server: int) -> str
     held = sent = 0
     for variable in variables:
         rows = sum(variable.owner_rows) or 1
-        held += _value_bytes(variable) * variable.owner_rows[server] // rows
+        held += value_bytes(variable) * variable.owner_rows[server] // rows
         sent += plan.num_workers * (variable.cost.sent_bytes or 0) * variable.owner_rows[server] // rows
     host = f" on host {plan.servers[server]}" if len(plan.hosts) > 1 else ""
     more = _unknown([v for v in variables if v.owner_rows[server]])
@@ -224,4 +226,4 @@ def _server_total(plan: Plan, variables: list[VariablePlan], server: int) -> str
 
 def _unknown(variables: list[VariablePlan]) -> str:
     unknown = sum(v.cost.sent_bytes is None for v in variables)
-    return f", and {_counted(unknown, 'variable')} of unknown size" if unknown else ""
+    return f", and {counted(unknown, 'variable')} of unknown size" if unknown else ""
