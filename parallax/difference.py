@@ -90,6 +90,13 @@ def _of_plans(first: Plan, second: Plan) -> Iterator[Difference]:
         yield Difference("", what, *_cut(texts if texts[0] != texts[1] else (str(a), str(b))))
 
 
+_PREDICTED: dict[str, Callable[[Any], str]] = {
+    "phases": lambda p: f"{p.name} {ms_text(p.end_s - p.start_s)}",
+    "loads": lambda p: f"host {p.host} {bytes_text(p.out_bytes)} out {bytes_text(p.in_bytes)} in",
+    "memory": lambda p: f"{p.kind} {p.number} {bytes_text(p.values_bytes + p.exchange_bytes + p.model_bytes)}",
+}
+
+
 def _of_predictions(first: Prediction, second: Prediction) -> Iterator[Difference]:
     for field in fields(Prediction):
         a, b = getattr(first, field.name), getattr(second, field.name)
@@ -98,9 +105,9 @@ def _of_predictions(first: Prediction, second: Prediction) -> Iterator[Differenc
         if field.name in ("step_s", "lower_bound_s"):
             what = "predicted step" if field.name == "step_s" else "no step below"
             yield Difference("", what, *_changed((a, b), ms_text))
-        elif field.name == "phases":
-            texts = [", ".join(f"{f.name} {ms_text(f.end_s - f.start_s)}" for f in of) for of in (a, b)]
-            yield Difference("", "phases", *_cut(texts if texts[0] != texts[1] else (str(a), str(b))))
+        elif field.name in _PREDICTED:
+            texts = [", ".join(_PREDICTED[field.name](one) for one in of) for of in (a, b)]
+            yield Difference("", field.name, *_cut(texts if texts[0] != texts[1] else (str(a), str(b))))
         else:
             yield Difference("", field.name.replace("_", " "), *_cut((_words(a), _words(b))))
 
@@ -151,7 +158,7 @@ def _changed(values: Sequence[Any], words: Callable[[Any], str]) -> tuple[str, s
     if texts[0] == texts[1]:
         texts = repr(first), repr(second)
     if first and second is not None:
-        return texts[0], f"{texts[1]} ({100 * (second / first - 1):+.2g} %)"
+        return texts[0], f"{texts[1]} ({100 * (second / first - 1):+.3g} %)"
     return texts
 
 
@@ -164,7 +171,8 @@ def _words(value: Any) -> str:
 def _cut(texts: Sequence[str]) -> tuple[str, str]:
     """Both texts, short; from where they begin to differ when that is far behind."""
     first, second = texts
-    common = next((n for n, (x, y) in enumerate(zip(first, second, strict=False)) if x != y), 0)
+    least = min(len(first), len(second))
+    common = next((n for n in range(least) if first[n] != second[n]), least)
     start = max(0, common - 10) if common > _SHOWN - 15 else 0
 
     def part(text: str) -> str:
@@ -175,5 +183,6 @@ def _cut(texts: Sequence[str]) -> tuple[str, str]:
 
 
 def _cost_text(cost: RouteCost) -> str:
-    seconds = "" if cost.seconds is None else f" {ms_text(cost.seconds)}"
-    return f"{cost.route} {bytes_text(cost.sent_bytes)}{seconds}"
+    more = f" ({cost.note})" if cost.seconds is None and cost.note else ""
+    more = more if cost.seconds is None else f" {ms_text(cost.seconds)}"
+    return f"{cost.route} {bytes_text(cost.sent_bytes)}{more}"

@@ -72,8 +72,10 @@ def bytes_text(count: int | None) -> str:
 
 
 def ms_text(seconds: float | None) -> str:
-    """Milliseconds for people: three digits."""
-    return "?" if seconds is None else f"{1e3 * seconds:.3g} ms"
+    """Milliseconds for people: three digits, and all of the whole ones."""
+    if seconds is None:
+        return "?"
+    return f"{1e3 * seconds:.0f} ms" if abs(seconds) >= 0.9995 else f"{1e3 * seconds:.3g} ms"
 
 
 def flip_texts(flips: tuple[Flip, ...]) -> tuple[str, ...]:

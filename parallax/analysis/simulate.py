@@ -84,7 +84,7 @@ def simulate(
         sizes.append(_size(planned, before, sizes, what_if))
         before = planned
     if all(size.step_s is None for size in sizes):
-        raise PlanError(f"A simulation needs times, and they are unknown: {sizes[0].unknown}.")
+        raise PlanError(f"A simulation needs times; {sizes[0].unknown}.")
     return Simulation(
         graph=spec.fingerprint,
         what_if=what_if,
@@ -297,5 +297,5 @@ def _assumptions(
         )
     if len(kinds) == 1 and what_if.workers_per_host is None and kinds[0].workers == 1:
         found.append("Each host has one worker.")
-    found += [f"With {size.hosts} hosts the step is unknown: {size.unknown}." for size in sizes if size.unknown]
+    found += [f"With {size.hosts} hosts {size.unknown}." for size in sizes if size.unknown]
     return tuple(found)

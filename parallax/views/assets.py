@@ -30,7 +30,8 @@ button.open::before { content: "\\25B8 "; color: #888; }
 tbody.opened button.open::before { content: "\\25BE "; }
 tr.more > td { background: #f7f8fa; padding: .6em 1.2em 1em; }
 table.routes { margin-top: .5em; width: auto; }
-tr.taken { font-weight: 600; }
+table.routes td:first-child, td.c-route { white-space: nowrap; }
+tr.taken td:not(:nth-child(5)) { font-weight: 600; }
 i { display: inline-block; width: .75em; height: .75em; margin-right: .4em; border-radius: 2px; }
 label.find { display: block; margin: .5em 0; }
 label.find input { font: inherit; width: 22em; max-width: 100%; padding: .25em .5em; }

@@ -49,7 +49,7 @@ def plan_page(plan: Plan) -> str:
     return html_page(title, parts, SCRIPT)
 
 
-_TIMELINE = "Phases follow each other; what compute hides of the exchange of gradients is drawn above one another."
+_TIMELINE = "Phases follow each other. Where bars overlap, compute hides the exchange of gradients."
 
 
 def html_page(title: str, parts: Sequence[str], script: str = "") -> str:

@@ -31,7 +31,12 @@ SHOWN_HOSTS = 24
 
 SHOWN_FLIPS = 40
 _COMPUTE, _EXCHANGE = "#9fb4c7", "#2f6db5"
-_PER_LINE, _BOX, _ROW = 4, 152.0, 24.0
+_MEMORY = (
+    ("memory: values and slots", "#4d6a85"),
+    ("memory: buffers", "#8aa6bf"),
+    ("memory: the model's own", "#c9b58a"),
+)
+_PER_LINE, _BOX, _ROW = 4, 142.0, 24.0
 _DECADES = 1.5
 """So many decades are drawn beyond the outermost value of a chart of flips."""
 
@@ -45,7 +50,8 @@ def hosts_svg(plan: Plan) -> str:
     most_held = max([sum(h.held_bytes for h in of_host) for of_host in held] + [1])
     most_memory = max([sum(m) for m in memory] + [1])
     most_moved = max([max(load.out_bytes, load.in_bytes) for load in plan.prediction.loads] + [1])
-    parts = [legend(4, 14, [(route, COLOUR_BY_ROUTE[route]) for route in _routes(plan)])]
+    routes = [(route, COLOUR_BY_ROUTE[route]) for route in _routes(plan)]
+    parts = [legend(4, 14, [*routes, *((words, fill) for words, fill in _MEMORY)])]
     for host in range(shown):
         x, y = wide * (host % columns) + 4, 28 + _BOX * (host // columns)
         full = wide - 16
@@ -62,11 +68,11 @@ def hosts_svg(plan: Plan) -> str:
             load = plan.prediction.loads[host]
             for place, (what, count) in enumerate((("sends", load.out_bytes), ("receives", load.in_bytes))):
                 left, half = x + 8 + place * bar / 2, bar / 2 - 8
-                parts.append(text(left, y + 112, f"{what} {bytes_text(count)}", fill=FAINT, size=11))
-                parts.append(rect(left, y + 117, half, 9, PALE))
-                parts.append(rect(left, y + 117, half * count / most_moved, 9, _EXCHANGE, f"{what} {count:,} bytes"))
+                parts.append(text(left, y + 103, f"{what} {bytes_text(count)}", fill=FAINT, size=11))
+                parts.append(rect(left, y + 108, half, 9, PALE))
+                parts.append(rect(left, y + 108, half * count / most_moved, 9, _EXCHANGE, f"{what} {count:,} bytes"))
         else:
-            parts.append(text(x + 8, y + 118, "bytes on its link: unknown", fill=FAINT, size=11))
+            parts.append(text(x + 8, y + 108, "bytes on its link: unknown", fill=FAINT, size=11))
     return svg(WIDTH, 28 + _BOX * math.ceil(shown / columns), "hosts", "Hosts and what they hold", parts)
 
 
@@ -85,11 +91,9 @@ def _held(held: Sequence[Held], x: float, y: float, bar: float, most: int) -> li
 
 
 def _memory(memory: tuple[int, int, int], x: float, y: float, bar: float, most: int) -> list[str]:
-    values, buffers, model = memory
-    known = f"memory {bytes_text(sum(memory))}" + ("" if model else " without the model's own")
+    known = f"memory {bytes_text(sum(memory))}" + ("" if memory[2] else " without the model's own")
     parts = [text(x, y, known, fill=FAINT, size=11), rect(x, y + 5, bar, 9, PALE)]
-    named = ((values, "#4d6a85", "values and slots"), (buffers, "#8aa6bf", "buffers"), (model, "#c9b58a", "the model"))
-    for count, fill, what in named:
+    for count, (what, fill) in zip(memory, _MEMORY, strict=True):
         if count:
             parts.append(rect(x, y + 5, bar * count / most, 9, fill, f"{what}: {bytes_text(count)}"))
             x += bar * count / most
@@ -153,11 +157,11 @@ def link_flips_svg(plan: Plan) -> str:
     """For each variable, its best route by the rate of the slowest link, all links scaled alike; empty without any."""
 
     def name(value: float) -> str:
-        return f"{8 * value / 1e9:g} Gbit/s" if value >= 1.25e8 else f"{8 * value / 1e6:g} Mbit/s"
+        return f"{value / 1e9:g} Gbit/s" if value >= 1e9 else f"{value / 1e6:g} Mbit/s"
 
     now = rate_now(plan)
     rows = [(v, [f for f in v.flips if f.quantity == LINK], now) for v in plan.variables]
-    return _flips(rows, "link-flips", "Best route by the rate of the slowest link", name)
+    return _flips(rows, "link-flips", "Best route by the rate of the slowest link", name, 8)
 
 
 def touched_flips_svg(plan: Plan) -> str:
@@ -170,9 +174,16 @@ def touched_flips_svg(plan: Plan) -> str:
 
 
 def _flips(
-    rows: Sequence[tuple[VariablePlan, list[Flip], float | None]], name: str, words: str, tick: Callable[[float], str]
+    rows: Sequence[tuple[VariablePlan, list[Flip], float | None]],
+    name: str,
+    words: str,
+    tick: Callable[[float], str],
+    unit: float = 1,
 ) -> str:
-    """One row a variable: the route now around its present value, others beyond the values where they begin."""
+    """One row a variable: the route now around its present value, others beyond the values where they begin.
+
+    The axis is labelled in units, of which each value has `unit`.
+    """
     rows = [row for row in rows if row[1]][:SHOWN_FLIPS]
     if not rows:
         return ""
@@ -181,7 +192,7 @@ def _flips(
     high = 10 ** (math.log10(max(values)) + _DECADES)
     if name == "touched-flips":
         low, high = max(low, 1.0), min(high, max(float(v.shape[0]) for v, _, _ in rows if v.shape))
-    left, right = 20 + LETTER * min(34, max(len(v.name) for v, _, _ in rows)), 20.0
+    left, right = 20 + LETTER * min(34, max(len(v.name) for v, _, _ in rows)), 50.0
 
     def x(value: float) -> float:
         place = (math.log10(max(value, low)) - math.log10(low)) / max(math.log10(high) - math.log10(low), 1e-9)
@@ -190,9 +201,9 @@ def _flips(
     top = 28.0
     bottom = top + _ROW * len(rows)
     parts = [legend(4, 14, [(r, COLOUR_BY_ROUTE[r]) for r in _flip_routes(rows)] + [("now", INK)])]
-    for value in powers(low, high):
-        parts += [line(x(value), top - 4, x(value), bottom, PALE)]
-        parts += [text(x(value), bottom + 16, tick(value), "middle", FAINT, 11)]
+    for value in powers(unit * low, unit * high):
+        at = x(value / unit)
+        parts += [line(at, top - 4, at, bottom, PALE), text(at, bottom + 16, tick(value), "middle", FAINT, 11)]
     for place, (variable, flips, now) in enumerate(rows):
         y = top + _ROW * place
         parts.append(text(4, y + 14, shortened(variable.name, 34)))

@@ -107,11 +107,11 @@ def throughput_svg(sizes: Sequence[Size]) -> str:
     for size in sizes:
         if size.throughput is not None:
             place = x(size.workers), y(size.throughput)
-            tip = f"<title>{size.throughput:,.4g} batches a second</title>"
+            tip = f"<title>{_count(size.throughput)} batches a second</title>"
             parts.append(
                 f'<circle class="size" cx="{place[0]:.2f}" cy="{place[1]:.2f}" r="4" fill="#2f6db5">{tip}</circle>'
             )
-            parts.append(text(place[0] + 8, place[1] + 15, f"{size.throughput:,.3g}/s, {_percent(size.efficiency)}"))
+            parts.append(text(place[0] + 8, place[1] + 15, f"{_count(size.throughput)}/s, {_percent(size.efficiency)}"))
     return svg(_WIDTH, bottom + 26, "throughput", "Throughput by number of hosts", parts)
 
 
@@ -183,7 +183,7 @@ def _cells(size: Size) -> tuple[str, ...]:
         str(size.hosts),
         str(size.workers),
         ms_text(size.step_s) + gap,
-        "?" if size.throughput is None else f"{size.throughput:.4g}",
+        "?" if size.throughput is None else _count(size.throughput),
         _percent(size.efficiency),
         bytes_text(size.memory_bytes),
         bytes_text(size.sent_bytes),
@@ -202,6 +202,10 @@ def _balances(simulation: Simulation) -> list[tuple[str, ...]]:
         )
         for balance in simulation.balances[: _SHOWN_LAYERS + 1]
     ]
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
 
 
 def _percent(share: float | None) -> str:

@@ -44,8 +44,8 @@ def table(plan: Plan) -> str:
 def _row(plan: Plan, variable: VariablePlan) -> str:
     """One `tbody` a variable, so that its details stay with it however the table is sorted."""
     cells = "".join(
-        f'<td data-sort="{escape(str(value))}"{" class=n" if kind else ""}>{shown}</td>'
-        for (_, _, kind), (value, shown) in zip(COLUMNS, _cells(plan, variable), strict=True)
+        f'<td data-sort="{escape(str(value))}" class="{"n" if kind else "c-" + key}">{shown}</td>'
+        for (key, _, kind), (value, shown) in zip(COLUMNS, _cells(plan, variable), strict=True)
     )
     found = escape(" ".join((variable.name, variable.cls.value, variable.route, variable.reason)).lower())
     return (

@@ -50,3 +50,10 @@ def simulated(what_if: WhatIf | None = None, known: Measured | None = None, kind
 
     wanted = what_if or WhatIf((4, 64, 512))
     return simulate(language_model(), [kind or HostKind()], Wishes(), known or measured(), wanted, plan)
+
+
+def with_flips() -> Plan:
+    """Four hosts; the route of the one table depends on the links and on its touched rows."""
+    of = spec(dense("kernel", (256, 512)), dense("bias", (512,)), sparse("emb", (2000, 64), 400))
+    known = Measured(equal_hosts(4), model(table("emb", 300.0), of=of, compute_s=0.020), "cluster.json", "profile.json")
+    return make_plan(of, Layout((1, 1, 1, 1)), None, known)
