@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from html import escape
@@ -15,7 +16,8 @@ _COLUMNS = ("hosts", "workers", "step", "batches/s", "efficiency", "memory/host"
 _BALANCE = ("layer", "size", "compute", "all-reduce alone", "balance point")
 _SHOWN_LAYERS = 20
 _WIDTH = 1100.0
-_PHASES = ("#b9b9b9", "#7f98ad", "#8fc1e3", "#4d94cf", "#c9d6df", "#a6c48a", "#2f6db5", "#d98324", "#8257ad")
+_COMPUTE = "#c9d6df"
+_EXCHANGES = ("#8c8c8c", "#8fc1e3", "#4d94cf", "#1f5fa8", "#a6c48a", "#d98324", "#8257ad")
 
 
 def simulation_text(simulation: Simulation) -> str:
@@ -121,9 +123,8 @@ def steps_svg(sizes: Sequence[Size]) -> str:
     most = max((size.step_s or 0.0 for size in sizes), default=0.0)
     if not most > 0:
         return ""
-    colour = {
-        name: "#c9d6df" if name == "compute" else fill for name, fill in zip(names, _fills(len(names)), strict=True)
-    }
+    fills = itertools.cycle(_EXCHANGES)
+    colour = {name: _COMPUTE if name == "compute" else next(fills) for name in names}
     left, right, top = 90.0, 120.0, 22.0 + 18 * math.ceil(len(names) / 4)
     bottom = top + 34 * len(sizes)
     scale = (_WIDTH - left - right) / most
@@ -166,10 +167,6 @@ def routes_svg(sizes: Sequence[Size]) -> str:
                     parts.append(text(x + 6, y + 14, str(count), fill="#fff"))
                 x += width
     return svg(_WIDTH, 30 + 28 * len(sizes), "by-route", "Variables by route and number of hosts", parts)
-
-
-def _fills(count: int) -> list[str]:
-    return [_PHASES[number % len(_PHASES)] for number in range(count)]
 
 
 def _curve(points: Sequence[tuple[float, float]], stroke: str, more: str = "") -> str:

@@ -141,6 +141,12 @@ def test_a_stored_plan_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert ended.value.code == 1 and "--html must name a file that can be written" in capsys.readouterr().err
 
 
+def test_the_phases_of_a_simulation_have_colours_of_their_own() -> None:
+    page = Page(simulation_page(simulated()))
+    fills = {str(phase["fill"]) for phase in page.of_class("phase")}
+    assert len(fills) == len({phase.name for size in simulated().sizes for phase in size.phases}) == 5
+
+
 def test_scales_have_round_values() -> None:
     assert ticks(0.074) == pytest.approx([0, 0.02, 0.04, 0.06])
     assert ticks(100) == [0, 20, 40, 60, 80, 100] and ticks(0) == [0.0]
