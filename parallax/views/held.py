@@ -26,16 +26,16 @@ class Held:
     what: str
 
 
-def held_by_host(plan: Plan) -> tuple[tuple[Held, ...], ...]:
-    """For each host what it holds, in the order of the names."""
-    found: list[list[Held]] = [[] for _ in plan.hosts]
+def held_by_host(plan: Plan, most: int) -> tuple[tuple[Held, ...], ...]:
+    """For each host what it holds, in the order of the names; of the first hosts, at most so many."""
+    found: list[list[Held]] = [[] for _ in plan.hosts[:most]]
     hosts = plan.layout.host_by_rank
     for variable in plan.variables:
         whole, total = value_bytes(variable), sum(variable.owner_rows) or 1
         rows = [0] * len(plan.hosts)
         for owner, count in enumerate(variable.owner_rows):
             rows[plan.servers[owner] if variable.servers else hosts[owner]] += count
-        for host, workers in enumerate(plan.hosts):
+        for host, workers in enumerate(plan.hosts[:most]):
             if variable.owner_rows:
                 if rows[host]:
                     words = f"{rows[host]:,} of {total:,} rows"

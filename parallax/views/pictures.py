@@ -37,13 +37,16 @@ _MEMORY = (
     ("memory: the model's own", "#c9b58a"),
 )
 _PER_LINE, _BOX, _ROW = 4, 142.0, 24.0
+_SEEN = 1.5
+"""Pixels from which on a variable has a box of its own."""
+
 _DECADES = 1.5
 """So many decades are drawn beyond the outermost value of a chart of flips."""
 
 
 def hosts_svg(plan: Plan) -> str:
     """Hosts as boxes: what each holds by variable, its memory, and what its link carries in a step."""
-    held, memory = held_by_host(plan), memory_by_host(plan)
+    held, memory = held_by_host(plan, SHOWN_HOSTS), memory_by_host(plan)
     shown = min(len(plan.hosts), SHOWN_HOSTS)
     columns = min(_PER_LINE, shown)
     wide = WIDTH / columns if columns > 2 else WIDTH / 2
@@ -77,16 +80,20 @@ def hosts_svg(plan: Plan) -> str:
 
 
 def _held(held: Sequence[Held], x: float, y: float, bar: float, most: int) -> list[str]:
+    """The variables of a host, by route and size; small ones of a route together, as a model may have thousands."""
     parts = [rect(x, y, bar, 12, PALE)]
-    for one in sorted(held, key=lambda h: (list(COLOUR_BY_ROUTE).index(h.route), -h.held_bytes, h.name)):
-        width = bar * one.held_bytes / most
-        if width < 0.3:  # too narrow to be seen, and a model may have thousands
-            continue
-        tip = f"{one.name}: {bytes_text(one.held_bytes)}, {one.what}, {one.route}"
-        parts.append(
-            rect(x, y, width, 12, COLOUR_BY_ROUTE[one.route], tip, ' class="held" stroke="#fff" stroke-width="0.5"')
-        )
-        x += width
+    for route, fill in COLOUR_BY_ROUTE.items():
+        of_route = sorted((h for h in held if h.route == route), key=lambda h: (-h.held_bytes, h.name))
+        seen = [h for h in of_route if bar * h.held_bytes / most >= _SEEN]
+        boxes = [(h.held_bytes, f"{h.name}: {bytes_text(h.held_bytes)}, {h.what}, {route}") for h in seen]
+        small = [h.held_bytes for h in of_route[len(seen) :]]
+        if sum(small):
+            words = f"{counted(len(small), 'smaller variable')}: {bytes_text(sum(small))}, {route}"
+            boxes.append((sum(small), words))
+        for count, tip in boxes:
+            width = bar * count / most
+            parts.append(rect(x, y, width, 12, fill, tip, ' class="held" stroke="#fff" stroke-width="0.5"'))
+            x += width
     return parts
 
 

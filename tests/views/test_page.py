@@ -20,6 +20,7 @@ from parallax.views.simulated import simulation_page
 from parallax.views.svg import powers, shortened, ticks
 from parallax.views.table import SHOWN_OWNERS
 from tests.analysis.measured import MB
+from tests.analysis.specs import dense, spec
 from tests.views.plans import language_model, simulated, timed, untimed, with_flips
 
 VOID = {"meta", "input", "br"}
@@ -112,7 +113,7 @@ def test_names_are_text_and_never_tags() -> None:
 
 
 def test_hosts_hold_copies_rows_and_partitions() -> None:
-    held = {h.name: h for h in held_by_host(untimed())[1]}
+    held = {h.name: h for h in held_by_host(untimed(), 2)[1]}
     assert (held["embedding"].held_bytes, held["embedding"].what) == (12_800_000, "50,000 of 100,000 rows")
     assert (held["lstm/bias"].held_bytes, held["lstm/bias"].what) == (2 * 2048, "a copy in every worker")
     assert held["positions"].held_bytes == 300 * 64 * 4 // 2
@@ -127,6 +128,12 @@ def test_of_many_hosts_and_owners_some_are_shown_and_the_rest_is_told() -> None:
     assert "The first 24 of 40 hosts." in page.words and "a link carries 1 kB to 1.04 kB" in page.words
     assert f"and {40 - SHOWN_OWNERS} more; of all, from 7 to 8 rows each" in page.words
     assert "host 24" not in hosts_svg(plan)
+
+
+def test_small_variables_share_a_box() -> None:
+    many = spec(dense("large", (1000, 1000)), *(dense(f"bias{n:03}", (10,)) for n in range(500)))
+    page = Page(hosts_svg(make_plan(many, Layout((1, 1)))))
+    assert len(page.of_class("held")) == 4 and "500 smaller variables: 20 kB, allreduce" in page.words
 
 
 def test_a_stored_plan_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
