@@ -100,7 +100,7 @@ def _sums(plan: Plan) -> str:
     sent = sum(count for count, _, _ in sent_by_route(plan).values())
     unknown = sum(count for _, _, count in sent_by_route(plan).values())
     found = [
-        ("predicted step" if known.has_compute else "exchanges of a step", ms_text(known.step_s)),
+        ("exchanges of a step" if known.step_s and not known.has_compute else "predicted step", ms_text(known.step_s)),
         ("sent by a worker in a step", bytes_text(sent) + (" and unknown" if unknown else "")),
         ("variables with a route", str(len(trained(plan)))),
     ]
