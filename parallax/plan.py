@@ -43,7 +43,7 @@ class Layout:
     @property
     def has_hosts_for_servers(self) -> bool:
         """Whether there are hosts with servers and without workers."""
-        return any(not self.hosts[host] for host in self.servers)
+        return 0 in self.hosts and any(not self.hosts[host] for host in self.servers)
 
     @property
     def host_by_rank(self) -> tuple[int, ...]:

@@ -73,14 +73,14 @@ def run_timed(variables: int, tables: int, hosts: int) -> None:
 
     spec, measured = large_model(variables, tables, hosts)
     layout = Layout((1,) * hosts, tuple(range(hosts)))
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     plan = make_plan(spec, layout, None, measured)
-    seconds = time.perf_counter() - began
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     known = plan.prediction
     routes = [v.route for v in plan.variables]
     print(f"{variables} variables, {tables} of them tables, {hosts} hosts, a plan by seconds, one core")
-    print(f"  time       {seconds:6.2f} s (wanted below {LIMIT_S:.0f} s)")
+    print(f"  time       {seconds:6.2f} s, of a processor {cpu_seconds:.2f} s (wanted below {LIMIT_S:.0f} s)")
     print(f"  memory     {peak_mb:6.0f} MB (wanted below {LIMIT_MB:.0f} MB)")
     print(f"  step       {1e3 * (known.step_s or 0):.6g} ms, bound {1e3 * (known.lower_bound_s or 0):.6g} ms")
     print(f"  gap        {100 * (known.gap or 0):.2g} % ({known.bound_of})")

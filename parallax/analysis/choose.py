@@ -291,13 +291,15 @@ def _settled(problem: Problem, picks: list[int], slowness: float) -> list[int]:
     limits = np.array(problem.hosts.limits)
     taken = sum((o[p].memory for o, p in zip(problem.options, picks, strict=True)), np.zeros(len(limits)))
     step_s = totals.step_seconds(problem.given, slowness)
-    for _ in range(len(picks) if problem.columns <= LARGE else 2):
+    for _ in range(len(picks) if problem.columns <= LARGE else 1):
         changed = False
         for number, options in enumerate(problem.options):
             for other in range(len(options)):
                 now = options[picks[number]]
+                if other == picks[number]:
+                    continue
                 more = taken - now.memory + options[other].memory
-                if other == picks[number] or (np.any(more > limits) and np.any(more > taken)):
+                if len(limits) and np.any(more > limits) and np.any(more > taken):
                     continue
                 totals.remove(now)
                 totals.add(options[other])

@@ -87,9 +87,10 @@ class Totals:
         self._count(option, -1)
 
     def _count(self, option: Option, sign: int) -> None:
-        self.beside += sign * option.beside
-        self.link += sign * option.link
-        self.waits += sign * option.waits
+        change = np.add if sign > 0 else np.subtract
+        change(self.beside, option.beside, out=self.beside)
+        change(self.link, option.link, out=self.link)
+        change(self.waits, option.waits, out=self.waits)
         for charge in option.charges:
             before = self.users.get(charge, 0)
             self.users[charge] = before + sign
