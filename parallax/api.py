@@ -185,12 +185,13 @@ def _simulate(
 ) -> None:
     """What `parallax simulate` gives: the table of sizes, and the page."""
     named = wanted.resource or resource_info
-    kinds = [HostKind()]
+    kinds, addresses = [HostKind()], []
     if named is not None and str(named) not in ("localhost", "127.0.0.1"):
         cluster = _cluster(resource_info, config, wanted)
         numbers = zip(cluster.hosts, servers_by_host(cluster), strict=True)
         kinds = [HostKind(host.num_workers, servers, host.link_bytes_per_s) for host, servers in numbers]
-    simulation = simulation_of(analysed, kinds, config, sync, what_if_from(wanted.what_if or ""))
+        addresses = [host.address for host in cluster.hosts]
+    simulation = simulation_of(analysed, kinds, config, sync, what_if_from(wanted.what_if or ""), addresses)
     sys.stdout.write(simulation_text(simulation))
     sys.stdout.flush()
     if wanted.html:

@@ -89,7 +89,12 @@ def wishes_of(config: Config, synchronous: bool = True) -> Wishes:
 
 
 def simulation_of(
-    analysed: Analysed, kinds: Sequence[HostKind], config: Config, synchronous: bool, what_if: WhatIf
+    analysed: Analysed,
+    kinds: Sequence[HostKind],
+    config: Config,
+    synchronous: bool,
+    what_if: WhatIf,
+    hosts: Sequence[str] = (),
 ) -> Simulation:
     """What is predicted of a graph on clusters of other sizes, each with a plan that can be carried out.
 
@@ -99,15 +104,18 @@ def simulation_of(
         config: what the user wants; its profiles are read.
         synchronous: whether every step takes the gradients of all workers.
         what_if: sizes, and what is to be different.
+        hosts: their addresses; a cluster profile must be of these where there are several.
 
     Raises:
-        PlanError: as `parallax.analysis.simulate.simulate`.
+        PlanError: as `parallax.analysis.simulate.simulate`; when the profile is of other hosts.
     """
 
     def plan(spec: GraphSpec, layout: Layout, wishes: Wishes, measured: Measured) -> Plan:
         return feasible(replace(analysed, spec=spec), layout, wishes, measured)
 
     measured = read_measured(config.cluster_profile, config.model_profile)
+    if len(hosts) > 1:
+        measured.check_names(hosts)
     return simulate(analysed.spec, kinds, wishes_of(config, synchronous), measured, what_if, plan)
 
 
