@@ -138,12 +138,14 @@ def changed_model(model: ModelProfile, spec: GraphSpec, what_if: WhatIf) -> Mode
     """
     rows = {v.name: v.rows for v in spec.variables}
     tables = tuple(changed_table(t, rows.get(t.name, sys.maxsize), what_if.batch) for t in model.tables)
-    times = {
-        key: None if value is None else value * what_if.batch
-        for key, value in (("compute_s", model.compute_s), ("overlap_s", model.overlap_s))
-    }
     memory = None if model.memory_bytes is None else round(model.memory_bytes * max(1.0, what_if.batch))
-    return replace(model, tables=tables, memory_bytes=memory, **times)
+    return replace(
+        model,
+        tables=tables,
+        memory_bytes=memory,
+        compute_s=None if model.compute_s is None else model.compute_s * what_if.batch,
+        overlap_s=None if model.overlap_s is None else model.overlap_s * what_if.batch,
+    )
 
 
 def changed_table(table: TableProfile, rows: int, batch: float) -> TableProfile:
