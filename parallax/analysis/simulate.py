@@ -248,11 +248,12 @@ def _size(plan: Plan, before: Plan | None, sizes: Sequence[Size], what_if: WhatI
 
 
 def _changes(before: Plan, after: Plan) -> tuple[str, ...]:
-    """The variables with another route; of those on servers, with another number of partitions."""
+    """The variables with another route, and what the old one would be now; on servers, other numbers of partitions."""
     found = []
     for a, b in zip(before.variables, after.variables, strict=True):
         if a.route != b.route:
-            found.append(f"{a.name}: {a.route} -> {b.route}")
+            why = next((cost.note for cost in b.rejected if cost.route == a.route), "")
+            found.append(f"{a.name}: {a.route} -> {b.route}" + (f" ({a.route}: {why})" if why else ""))
         elif b.servers:
             held = held_by(a, before.num_workers), held_by(b, after.num_workers)
             if held[0] != held[1]:

@@ -49,7 +49,7 @@ def simulation_page(simulation: Simulation) -> str:
     largest = sizes[-1]
     head = [
         ("largest size", f"{counted(largest.hosts, 'host')}, {counted(largest.workers, 'worker')}"),
-        ("predicted step there", ms_text(largest.step_s)),
+        ("predicted step there" if largest.throughput else "exchanges of a step there", ms_text(largest.step_s)),
         ("efficiency there", _percent(largest.efficiency)),
         ("memory of a host there", bytes_text(largest.memory_bytes)),
     ]
