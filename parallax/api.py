@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from parallax import checked
+from parallax.analysis.simulate import HostKind
 from parallax.cluster import Cluster, local_cluster
 from parallax.config import Config, moot_settings
 from parallax.environment import Role, Settings, as_variables, python_path_with, settings, visible_gpus, with_defaults
@@ -24,14 +25,18 @@ from parallax.resource_file import parse_resource_file
 from parallax.runtime import graph_files
 from parallax.runtime.dry_run import dry_run_text
 from parallax.runtime.fetches import REPLICAS
-from parallax.runtime.job import Job, layout_of
+from parallax.runtime.job import Job, layout_of, servers_by_host
 from parallax.runtime.launch import launch
 from parallax.runtime.measure.wish import measure_wish
 from parallax.runtime.members import current_members
 from parallax.runtime.mpirun import find_mpirun, this_launcher
 from parallax.runtime.parcel import Parcel
-from parallax.runtime.planning import Analysed, analyse, decide, plan_for
+from parallax.runtime.planning import Analysed, analyse, decide, plan_for, simulation_of
 from parallax.runtime.trace.wish import make_ready, trace_wish
+from parallax.simulation import what_if_from
+from parallax.views.files import write_file
+from parallax.views.page import plan_page
+from parallax.views.simulated import simulation_page, simulation_text
 
 _UNWRITABLE = (
     "A verification keeps both sides' variables in a temporary folder, and {place} cannot be written: {reason}. Free "
@@ -90,6 +95,11 @@ def parallel_run(
     for line in moot_settings(config):
         log.info(line)
     analysed = analyse(single_gpu_graph)
+    config.cluster_profile = wanted.cluster_profile or config.cluster_profile
+    config.model_profile = wanted.model_profile or config.model_profile
+    if wanted.role == Role.SIMULATE:
+        _simulate(analysed, resource_info, config, sync, wanted)
+        raise JobEnded(0)
     _check_checkpoints(single_gpu_graph, config)
     cluster = _cluster(resource_info, config, wanted)
     options = (*cluster.mpirun_options, *config.communication_config.mpi_config.words)
@@ -104,8 +114,6 @@ def parallel_run(
         make_ready(trace.folder)
     if measure is not None and cluster.hosts[0].is_this_machine:
         check_writable(measure.path)
-    config.cluster_profile = wanted.cluster_profile or config.cluster_profile
-    config.model_profile = wanted.model_profile or config.model_profile
     plan = plan_for(analysed, layout_of(cluster), config, sync, [host.address for host in cluster.hosts])
     if wanted.role == Role.PLAN:
         _show(plan, wanted)
@@ -178,12 +186,27 @@ def _show(plan: Plan, wanted: Settings) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
     if wanted.plan_json:
-        try:
-            Path(wanted.plan_json).write_text(plan.to_json(), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(
-                f"--json must name a file that can be written: {wanted.plan_json}: {error.strerror}."
-            ) from error
+        write_file(wanted.plan_json, plan.to_json(), "--json")
+    if wanted.html:
+        write_file(wanted.html, plan_page(plan), "--html")
+
+
+def _simulate(
+    analysed: Analysed, resource_info: str | Path | None, config: Config, sync: bool, wanted: Settings
+) -> None:
+    """What `parallax simulate` gives: the table of sizes, and the page."""
+    named = wanted.resource or resource_info
+    kinds, addresses = [HostKind()], []
+    if named is not None and str(named) not in ("localhost", "127.0.0.1"):
+        cluster = _cluster(resource_info, config, wanted)
+        numbers = zip(cluster.hosts, servers_by_host(cluster), strict=True)
+        kinds = [HostKind(host.num_workers, servers, host.link_bytes_per_s) for host, servers in numbers]
+        addresses = [host.address for host in cluster.hosts]
+    simulation = simulation_of(analysed, kinds, config, sync, what_if_from(wanted.what_if or ""), addresses)
+    sys.stdout.write(simulation_text(simulation))
+    sys.stdout.flush()
+    if wanted.html:
+        write_file(wanted.html, simulation_page(simulation), "--html")
 
 
 def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, wanted: Settings) -> int:

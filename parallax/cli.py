@@ -1,4 +1,4 @@
-"""The command `parallax`: run a script, show its plan, profile it, verify it."""
+"""The command `parallax`: run a script, profile and verify it; show, compare and simulate its plans."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ import shlex
 import sys
 from pathlib import Path
 
+from parallax.difference import difference_text, differences
 from parallax.environment import Role, Settings, applied, set_defaults
 from parallax.errors import ParallaxError
 from parallax.measured import read_measured
+from parallax.plan import read_plan
+from parallax.report import explanation, plan_table
+from parallax.resource_file import parse_bandwidth
 from parallax.runtime.script import error_text, run_script
 from parallax.runtime.trace.wish import trace_wish
+from parallax.simulation import WhatIf
+from parallax.views.files import write_file
+from parallax.views.page import plan_page
 
 EXIT_USAGE = 2
 
@@ -19,11 +26,12 @@ EXIT_USAGE = 2
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line and leaves with its exit status."""
     arguments = _parser().parse_args(argv)
+    by_command = {"show": _show_plan, "diff": _compare_plans}
     try:
-        status = _run_script(arguments)
+        status = by_command.get(arguments.command, _run_script)(arguments)
     except ParallaxError as error:
         _say(f"parallax: {error}")
-        status = 1
+        status = EXIT_USAGE if arguments.command == "diff" else 1  # of diff, 1 says that plans differ
     sys.exit(status)
 
 
@@ -34,12 +42,14 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="print the plan of a script's graph; starts nothing")
     profile = commands.add_parser("profile", help="measure the rows that steps touch; trains nothing, starts no job")
     verify = commands.add_parser("verify", help="compare N workers with one process on the joined batch")
+    simulate = commands.add_parser("simulate", help="predict a script's graph on clusters of other sizes")
     for command in (run, plan, profile, verify):
         where = command.add_mutually_exclusive_group()
         where.add_argument("--workers", type=_positive, metavar="N", help="so many workers on this machine")
         where.add_argument("-r", "--resource", metavar="FILE", help="resource file that lists the machines")
     for command in (run, plan):
         command.add_argument("--graph", metavar="DIR", help="write each worker's graph for TensorBoard")
+    for command in (run, plan, simulate):
         command.add_argument(
             "--cluster", metavar="FILE", help="plan by seconds, from what `parallax calibrate` measured"
         )
@@ -51,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--dry-run", action="store_true", help="print the command that would start the job; start nothing")
     plan.add_argument("--json", metavar="FILE", help="write the plan to a file")
     plan.add_argument("--explain", metavar="VARIABLE", help="everything about one variable")
+    _of_simulate(simulate)
+    for command in (plan, simulate):
+        command.add_argument("--html", metavar="FILE", help="write it as a page for a browser")
     verify.add_argument("--steps", type=_positive, default=5, metavar="K", help="steps on both sides (default 5)")
     for command in (profile, verify):
         command.add_argument("--feeds", metavar="FILE", help="FILE.npz, or FILE.py:FUNCTION(step, worker, num_workers)")
@@ -62,10 +75,43 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--cluster", metavar="FILE", help="the cluster profile that the model profile belongs to")
     verify.add_argument("--tolerance", type=float, default=1e-5, help="largest relative difference (default 1e-5)")
     verify.add_argument("--joined-args", metavar="ARGS", help="the script's arguments for the one process")
-    for command in (run, plan, profile, verify):
+    for command in (run, plan, profile, verify, simulate):
         command.add_argument("script", help="the script, as it would be given to python")
         command.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    show = commands.add_parser("show", help="print a plan file")
+    show.add_argument("plan", metavar="PLAN.json", help="as `parallax plan --json` wrote it")
+    show.add_argument("--html", metavar="FILE", help="write it as a page for a browser")
+    show.add_argument("--explain", metavar="VARIABLE", help="everything about one variable")
+    diff = commands.add_parser("diff", help="in what two plan files differ; exit status 0 when in nothing, else 1")
+    diff.add_argument("first", metavar="A.json", help="a plan file")
+    diff.add_argument("second", metavar="B.json", help="another")
     return parser
+
+
+def _of_simulate(simulate: argparse.ArgumentParser) -> None:
+    """The options of `parallax simulate` alone."""
+    simulate.add_argument("-r", "--resource", metavar="FILE", help="resource file whose hosts are copied")
+    simulate.add_argument(
+        "--hosts", type=_numbers, required=True, metavar="N,N,...", help="numbers of hosts, as 8,64,512,4096"
+    )
+    simulate.add_argument("--workers-per-host", type=_positive, metavar="K", help="workers of every host")
+    links = simulate.add_mutually_exclusive_group()
+    links.add_argument("--link-rate", type=_rate, metavar="RATE", help="rate of every link, as 10gbit")
+    links.add_argument("--scale-links", type=float, default=1.0, metavar="X", help="links X times as fast as measured")
+    simulate.add_argument("--batch", type=float, default=1.0, metavar="X", help="a worker's batch X times as large")
+    simulate.add_argument("--vocabulary", type=float, default=1.0, metavar="X", help="X times the rows of tables")
+    simulate.add_argument("--width", type=float, default=1.0, metavar="X", help="rows of tables X times as wide")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(sorted({_positive(word.strip()) for word in text.split(",")}))
+
+
+def _rate(text: str) -> int:
+    rate = parse_bandwidth(text)
+    if not rate:
+        raise argparse.ArgumentTypeError(f"must be a rate in bits per second like 10gbit or 200mbit, not {text}")
+    return rate
 
 
 def _positive(text: str) -> int:
@@ -81,12 +127,15 @@ def _run_script(arguments: argparse.Namespace) -> int:
         return EXIT_USAGE
     trace_wish(getattr(arguments, "trace", None), getattr(arguments, "trace_steps", None))  # refused before the script
     joined = getattr(arguments, "joined_args", None)
-    role = {"run": Role.LAUNCH, "plan": Role.PLAN, "profile": Role.PROFILE, "verify": Role.VERIFY}[arguments.command]
+    role = Role.LAUNCH if arguments.command == "run" else Role(arguments.command)
+    what_if = _what_if(arguments).to_text() if role == Role.SIMULATE else None
     wanted = Settings(
         role=Role.DRY_RUN if getattr(arguments, "dry_run", False) else role,
-        workers=arguments.workers,
+        workers=getattr(arguments, "workers", None),
         resource=arguments.resource,
         plan_json=getattr(arguments, "json", None),
+        html=_absolute(getattr(arguments, "html", None)),
+        what_if=what_if,
         explain=getattr(arguments, "explain", None),
         cluster_profile=_absolute(getattr(arguments, "cluster", None)),
         model_profile=_absolute(getattr(arguments, "profile", None)),
@@ -125,6 +174,34 @@ def _run_script(arguments: argparse.Namespace) -> int:
         sys.argv, sys.path[0] = before, path
     _say(f"parallax: {arguments.script} ended without calling parallax.parallel_run: nothing was started.")
     return 1
+
+
+def _what_if(arguments: argparse.Namespace) -> WhatIf:
+    return WhatIf(
+        hosts=arguments.hosts,
+        workers_per_host=arguments.workers_per_host,
+        link_bytes_per_s=arguments.link_rate,
+        links=arguments.scale_links,
+        batch=arguments.batch,
+        vocabulary=arguments.vocabulary,
+        width=arguments.width,
+    )
+
+
+def _show_plan(arguments: argparse.Namespace) -> int:
+    """Prints a stored plan, or one variable of it, and writes its page."""
+    plan = read_plan(arguments.plan)
+    sys.stdout.write(explanation(plan, arguments.explain) if arguments.explain else plan_table(plan))
+    if arguments.html:
+        write_file(arguments.html, plan_page(plan), "--html")
+    return 0
+
+
+def _compare_plans(arguments: argparse.Namespace) -> int:
+    """Prints in what two stored plans differ."""
+    found = differences(read_plan(arguments.first), read_plan(arguments.second))
+    sys.stdout.write(difference_text(found, (arguments.first, arguments.second)))
+    return 1 if found else 0
 
 
 def _absolute(file: str | None) -> str | None:

@@ -34,6 +34,7 @@ class Role(str, Enum):
     DRY_RUN = "dry-run"
     PLAN = "plan"
     PROFILE = "profile"
+    SIMULATE = "simulate"
     VERIFY = "verify"
     WORKER = "worker"
     VERIFY_WORKER = "verify-worker"
@@ -49,6 +50,8 @@ class Settings:
         workers: number of local workers.
         resource: resource file.
         plan_json: where `parallax plan` writes the plan.
+        html: where `parallax plan` and `parallax simulate` write their page.
+        what_if: what `parallax simulate` looks at, as `WhatIf.to_text` writes it.
         explain: the variable that `parallax plan` explains.
         cluster_profile: a file; goes before the configuration's.
         model_profile: likewise.
@@ -73,6 +76,8 @@ class Settings:
     workers: int | None = None
     resource: str | None = None
     plan_json: str | None = None
+    html: str | None = None
+    what_if: str | None = None
     explain: str | None = None
     cluster_profile: str | None = None
     model_profile: str | None = None
@@ -106,6 +111,8 @@ def settings() -> Settings:
             workers=_number("WORKERS"),
             resource=_get("RESOURCE"),
             plan_json=_get("PLAN_JSON"),
+            html=_get("HTML"),
+            what_if=_get("WHAT_IF"),
             explain=_get("EXPLAIN"),
             cluster_profile=_get("CLUSTER_PROFILE"),
             model_profile=_get("MODEL_PROFILE"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from parallax.errors import PlanError
@@ -259,6 +260,26 @@ def plan_from_json(text: str, name: str = "plan") -> Plan:
         return Plan(**{**raw, **lists, **measured, "variables": variables})
     except (KeyError, TypeError, ValueError) as error:
         raise PlanError(f"{name}: a plan file must have every field that `Plan.to_json` writes: {error!r}.") from error
+
+
+def read_plan(file: Path | str) -> Plan:
+    """Reads a plan from its file.
+
+    Raises:
+        PlanError: when it cannot be read, or is no plan.
+    """
+    path = Path(file)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PlanError(
+            f"{path}: a plan file must be readable: {error.strerror}. Write one with `parallax plan --json`."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise PlanError(
+            f"{path}: a plan file must be UTF-8, and byte {error.start} is not. Write one with `parallax plan --json`."
+        ) from error
+    return plan_from_json(text, str(path))
 
 
 def _variable(raw: dict[str, Any]) -> VariablePlan:

@@ -24,14 +24,14 @@ def plan_table(plan: Plan) -> str:
         *(_row(v, step_s) for v in (*trained, *rest)),
     ]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [f"Plan for {', '.join(_members(plan))}, graph {plan.fingerprint[:12]}"]
+    lines = [f"Plan for {', '.join(members_texts(plan))}, graph {plan.fingerprint[:12]}"]
     for number, row in enumerate(rows):
         lines.append("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
         if number == 0:
             lines.append("  ".join("-" * width for width in widths))
     on_servers = [v for v in plan.variables if v.route == PS]
     lines += [_total(trained), *(_server_total(plan, on_servers, server) for server in range(len(plan.servers)))]
-    lines += _step(plan)
+    lines += step_texts(plan)
     lines.extend(f"note: {note}" for note in plan.notes)
     return "\n".join(lines) + "\n"
 
@@ -73,8 +73,10 @@ def bytes_text(count: int | None) -> str:
 
 
 def ms_text(seconds: float | None) -> str:
-    """Milliseconds for people: three digits."""
-    return "?" if seconds is None else f"{1e3 * seconds:.3g} ms"
+    """Milliseconds for people: three digits, and all of the whole ones."""
+    if seconds is None:
+        return "?"
+    return f"{1e3 * seconds:.0f} ms" if abs(seconds) >= 0.9995 else f"{1e3 * seconds:.3g} ms"
 
 
 def flip_texts(flips: tuple[Flip, ...]) -> tuple[str, ...]:
@@ -88,7 +90,7 @@ def flip_texts(flips: tuple[Flip, ...]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _step(plan: Plan) -> list[str]:
+def step_texts(plan: Plan) -> list[str]:
     """What is predicted of a step, and how far from the best it may be; nothing without a cluster profile."""
     known = plan.prediction
     if known.step_s is None:
@@ -125,7 +127,7 @@ def _row(variable: VariablePlan, step_s: float | None) -> tuple[str, ...]:
     touched = "" if variable.touched_rows is None else f"<= {variable.touched_rows}"
     touched = touched.removeprefix("<= ") if variable.touched_is_measured else touched
     sent = "" if variable.route == NO_ROUTE else _sent(variable.cost)
-    held = _held_by(variable)
+    held = held_by(variable)
     row = (variable.name, variable.cls.value, shape, touched, variable.route, held, sent)
     if step_s is None:
         return (*row, variable.reason)
@@ -136,22 +138,23 @@ def _row(variable: VariablePlan, step_s: float | None) -> tuple[str, ...]:
     return (*row, seconds, following, "; ".join(flip_texts(variable.flips)), variable.reason)
 
 
-def _held_by(variable: VariablePlan) -> str:
+def held_by(variable: VariablePlan) -> str:
+    """Who holds a variable's rows, in words."""
     if variable.servers:
         partitions = [server for part in variable.servers for server in part]
-        return f"{_counted(len(partitions), 'partition')} on {_counted(len(set(partitions)), 'server')}"
+        return f"{counted(len(partitions), 'partition')} on {counted(len(set(partitions)), 'server')}"
     owners = sum(rows > 0 for rows in variable.owner_rows)
-    return _counted(owners, "owner") if variable.owner_rows else "every worker"
+    return counted(owners, "owner") if variable.owner_rows else "every worker"
 
 
-def _members(plan: Plan) -> list[str]:
+def members_texts(plan: Plan) -> list[str]:
     """The workers and servers of a plan, with their hosts where there are several."""
-    members = [_counted(plan.num_workers, "worker")]
+    members = [counted(plan.num_workers, "worker")]
     if len(plan.hosts) > 1:
         of_host = (f"{workers} on host {host}" for host, workers in enumerate(plan.hosts) if workers)
         members[0] += f" ({', '.join(of_host)})"
     if plan.servers:
-        members.append(_counted(len(plan.servers), "server"))
+        members.append(counted(len(plan.servers), "server"))
         if len(plan.hosts) > 1:
             of_host = (f"{plan.servers.count(host)} on host {host}" for host in dict.fromkeys(plan.servers))
             members[1] += f" ({', '.join(of_host)})"
@@ -160,11 +163,11 @@ def _members(plan: Plan) -> list[str]:
 
 def _owners(plan: Plan, variable: VariablePlan) -> list[str]:
     """Who holds which rows, one line each: rows and bytes of the variable itself, without what follows it."""
-    row_bytes = _value_bytes(variable) // max(variable.shape[0], 1) if variable.shape else _value_bytes(variable)
+    row_bytes = value_bytes(variable) // max(variable.shape[0], 1) if variable.shape else value_bytes(variable)
     partitions = [server for part in variable.servers for server in part]
     lines = []
     for owner, rows in enumerate(variable.owner_rows):
-        line = f"{_counted(rows, 'row')}, {bytes_text(rows * row_bytes)}"
+        line = f"{counted(rows, 'row')}, {bytes_text(rows * row_bytes)}"
         if not partitions:
             lines.append(f"  worker {owner} owns {line}")
             continue
@@ -178,13 +181,14 @@ def _owners(plan: Plan, variable: VariablePlan) -> list[str]:
     return lines
 
 
-def _value_bytes(variable: VariablePlan) -> int:
+def value_bytes(variable: VariablePlan) -> int:
     """Bytes of the whole value; the names of element types end in their bits, but for bool."""
     bits = re.search(r"\d+$", variable.dtype)
     return math.prod(variable.shape) * (int(bits[0]) // 8 if bits else 1)
 
 
-def _counted(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
+    """A number of things: `1 row`, `2 rows`."""
     return f"{count} {what}{'s' if count != 1 else ''}"
 
 
@@ -193,7 +197,7 @@ def _sent(cost: RouteCost) -> str:
 
 
 def _rounds(cost: RouteCost) -> str:
-    return _counted(cost.rounds, "round")
+    return counted(cost.rounds, "round")
 
 
 def _total(trained: list[VariablePlan]) -> str:
@@ -214,7 +218,7 @@ def _server_total(plan: Plan, variables: list[VariablePlan], server: int) -> str
     held = sent = 0
     for variable in variables:
         rows = sum(variable.owner_rows) or 1
-        held += _value_bytes(variable) * variable.owner_rows[server] // rows
+        held += value_bytes(variable) * variable.owner_rows[server] // rows
         sent += plan.num_workers * (variable.cost.sent_bytes or 0) * variable.owner_rows[server] // rows
     host = f" on host {plan.servers[server]}" if len(plan.hosts) > 1 else ""
     more = _unknown([v for v in variables if v.owner_rows[server]])
@@ -226,7 +230,7 @@ def _server_total(plan: Plan, variables: list[VariablePlan], server: int) -> str
 
 def _unknown(variables: list[VariablePlan]) -> str:
     unknown = sum(v.cost.sent_bytes is None for v in variables)
-    return f", and {_counted(unknown, 'variable')} of unknown size" if unknown else ""
+    return f", and {counted(unknown, 'variable')} of unknown size" if unknown else ""
 
 
 def profile_table(profile: ModelProfile, notes: tuple[str, ...] = ()) -> str:
@@ -238,7 +242,7 @@ def profile_table(profile: ModelProfile, notes: tuple[str, ...] = ()) -> str:
         for t in profile.tables
     ]
     widths = [max(len(row[i]) for row in (header, *lines)) for i in range(len(header))]
-    text = [f"Profile of {_counted(profile.steps, 'step')} ({profile.source}), graph {profile.graph[:12]}"]
+    text = [f"Profile of {counted(profile.steps, 'step')} ({profile.source}), graph {profile.graph[:12]}"]
     if lines:
         text += ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in (header, *lines)]
     if profile.compute_s is not None:

@@ -99,10 +99,14 @@ class Job:
         return str(rank) if rank < self.num_workers else f"server {rank - self.num_workers}"
 
 
+def servers_by_host(cluster: Cluster) -> list[int]:
+    """How many servers may be started on each host: one, or as many as the resource file says."""
+    return [1 if host.num_servers is None else host.num_servers for host in cluster.hosts]
+
+
 def layout_of(cluster: Cluster) -> Layout:
     """What plans are made for: each host has its workers, and one server or as many as the resource file says."""
-    numbers = [1 if host.num_servers is None else host.num_servers for host in cluster.hosts]
-    servers = tuple(host for host, number in enumerate(numbers) for _ in range(number))
+    servers = tuple(host for host, number in enumerate(servers_by_host(cluster)) for _ in range(number))
     return Layout(tuple(host.num_workers for host in cluster.hosts), servers)
 
 

@@ -12,13 +12,15 @@ from parallax.analysis.capture import Captured, capture
 from parallax.analysis.classify import classify
 from parallax.analysis.planner import make_plan, part_routes, placements, terms_of
 from parallax.analysis.propagate import propagate
+from parallax.analysis.simulate import HostKind, simulate
 from parallax.analysis.walk import NoRule
 from parallax.config import Config
 from parallax.decisions import Decisions
 from parallax.errors import GraphError, PlanError
 from parallax.measured import Measured, read_measured
 from parallax.ownership import Ownership
-from parallax.plan import ALLTOALL, NO_ROUTE, PS, Layout, Plan, VariablePlan, Wishes, plan_from_json
+from parallax.plan import ALLTOALL, NO_ROUTE, PS, Layout, Plan, VariablePlan, Wishes, read_plan
+from parallax.simulation import Simulation, WhatIf
 from parallax.spec import GradientSource, GraphSpec
 
 
@@ -61,7 +63,24 @@ def plan_for(
     Raises:
         PlanError: when the configuration asks for what is impossible, or a file does not belong to graph or job.
     """
-    wishes = Wishes(
+    wishes = wishes_of(config, synchronous)
+    if config.plan_file is None:
+        measured = read_measured(config.cluster_profile, config.model_profile)
+        if hosts:
+            measured.check_names(hosts)
+        return feasible(analysed, layout, wishes, measured)
+    path = Path(config.plan_file)
+    plan = read_plan(path)
+    plan.check_belongs_to(analysed.spec, layout)
+    _check_possible(plan, analysed.spec, layout, path)
+    plan = _with_owner_rows(plan, analysed.spec)
+    decide(analysed, plan)
+    return plan
+
+
+def wishes_of(config: Config, synchronous: bool = True) -> Wishes:
+    """What a configuration says of plans."""
+    return Wishes(
         run_option=config.run_option or "HYBRID",
         synchronous=synchronous,
         average_sparse=config.average_sparse,
@@ -70,28 +89,37 @@ def plan_for(
         partitions=config.partitions,
         merges_in_host=config.communication_config.ps_config.local_aggregation,
     )
-    if config.plan_file is None:
-        measured = read_measured(config.cluster_profile, config.model_profile)
-        if hosts:
-            measured.check_names(hosts)
-        return feasible(analysed, layout, wishes, measured)
-    path = Path(config.plan_file)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise PlanError(
-            f"{path}: a plan file must be readable: {error.strerror}. Write one with `parallax plan --json`."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise PlanError(
-            f"{path}: a plan file must be UTF-8, and byte {error.start} is not. Write one with `parallax plan --json`."
-        ) from error
-    plan = plan_from_json(text, str(path))
-    plan.check_belongs_to(analysed.spec, layout)
-    _check_possible(plan, analysed.spec, layout, path)
-    plan = _with_owner_rows(plan, analysed.spec)
-    decide(analysed, plan)
-    return plan
+
+
+def simulation_of(
+    analysed: Analysed,
+    kinds: Sequence[HostKind],
+    config: Config,
+    synchronous: bool,
+    what_if: WhatIf,
+    hosts: Sequence[str] = (),
+) -> Simulation:
+    """What is predicted of a graph on clusters of other sizes, each with a plan that can be carried out.
+
+    Args:
+        analysed: the graph.
+        kinds: the hosts to copy.
+        config: what the user wants; its profiles are read.
+        synchronous: whether every step takes the gradients of all workers.
+        what_if: sizes, and what is to be different.
+        hosts: their addresses; a cluster profile must be of these where there are several.
+
+    Raises:
+        PlanError: as `parallax.analysis.simulate.simulate`; when the profile is of other hosts.
+    """
+
+    def plan(spec: GraphSpec, layout: Layout, wishes: Wishes, measured: Measured) -> Plan:
+        return feasible(replace(analysed, spec=spec), layout, wishes, measured)
+
+    measured = read_measured(config.cluster_profile, config.model_profile)
+    if len(hosts) > 1:
+        measured.check_names(hosts)
+    return simulate(analysed.spec, kinds, wishes_of(config, synchronous), measured, what_if, plan)
 
 
 def feasible(analysed: Analysed, layout: Layout, wishes: Wishes, measured: Measured | None = None) -> Plan:

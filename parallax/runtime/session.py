@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.errors import SessionError
+from parallax.plan import Plan
 from parallax.runtime.direct import DirectRuns
 from parallax.runtime.hooks import PlainSession, Run, Worker
 from parallax.runtime.id_errors import id_error
@@ -37,8 +38,10 @@ class Session(PlainSession):
         size: int,
         workers: Any,
         direct: DirectRuns | None = None,
+        plan: Plan | None = None,
     ) -> None:
         super().__init__(worker)
+        self._plan = plan
         self._monitored = monitored
         self._direct = direct
         self._counters = counters
@@ -134,12 +137,13 @@ class Session(PlainSession):
     def exchange_report(self) -> ExchangeReport:
         """Bytes of the training exchanges so far, predicted and counted, summed over the workers.
 
-        All workers must call it. The prediction is the plan's formula at the measured touched rows.
+        All workers must call it. The prediction is the plan's formula at the measured touched rows; what a plan made
+        with profiles predicted is told beside it.
         """
         self._check_open()
         with self._worker.watch.run("exchange_report()", "exchange_report()"):
             counted = self._worker.raw.run([c.tensor for c in self._counters])
-            return exchange_report(self._counters, counted, self._size)
+            return exchange_report(self._counters, counted, self._size, self._plan)
 
     def _check_open(self) -> None:
         if self._worker.raw is None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parallax.plan import PS
-from parallax.report import bytes_text
+from parallax.plan import ALLGATHER, ALLTOALL, PS, Plan
+from parallax.report import bytes_text, ms_text
 from parallax.runtime.members import current_members
 from parallax.transform.edit import Counter
 
@@ -26,6 +26,7 @@ class ExchangeReport:
             another where there are several.
         server_bytes: bytes of ids, rows and gradient rows that workers and servers sent to each other.
         gathered_bytes: bytes that reached other workers by allgather.
+        plan: of the job.
     """
 
     steps: int
@@ -34,6 +35,7 @@ class ExchangeReport:
     counted_bytes: int
     gathered_bytes: int
     server_bytes: int = 0
+    plan: Plan | None = None
 
     def __str__(self) -> str:
         lines = [f"touched rows per worker and step over {self.steps} steps:"]
@@ -46,6 +48,46 @@ class ExchangeReport:
             lines.append(f"bytes between workers and servers: counted {bytes_text(self.server_bytes)}")
         if self.gathered_bytes:
             lines.append(f"allgather bytes sent by all workers: counted {bytes_text(self.gathered_bytes)}")
+        if self.plan is not None and self.plan.profiles:
+            lines.append(self.beside_plan())
+        return "\n".join(lines)
+
+    def beside_plan(self, step_s: float | None = None) -> str:
+        """What the plan predicted beside what was measured: rows and bytes by variable, bytes by route, and the step.
+
+        Bytes of a variable are the plan's, and as they are by the same formula at the measured rows. Those of routes
+        were counted; where several hosts have several workers, fewer leave a host than its workers would send.
+
+        Args:
+            step_s: seconds of a step, as the script measured them; None when it did not.
+        """
+        if self.plan is None or not self.steps:
+            return "nothing to compare with the plan: no step was counted"
+        measured = dict(self.touched_rows)
+        lines = [f"beside the plan, per worker and step over {self.steps} steps:"]
+        for variable in self.plan.variables:
+            rows, sent = measured.get(variable.name), variable.cost.sent_bytes
+            if rows is None or not variable.touched_rows or sent is None:
+                continue
+            there = sent * rows / variable.touched_rows
+            lines.append(
+                f"  {variable.name}: touched rows {variable.touched_rows} planned, {rows:.1f} measured"
+                f"{_more(rows, variable.touched_rows)}; {variable.route} {bytes_text(sent)} planned, "
+                f"{bytes_text(round(there))} at these rows"
+            )
+        counted = {ALLTOALL: self.counted_bytes, ALLGATHER: self.gathered_bytes, PS: self.server_bytes}
+        for route, total in counted.items():
+            known = [v.cost.sent_bytes for v in self.plan.variables if v.route == route and v.touched_rows]
+            planned = sum(sent for sent in known if sent is not None)
+            if planned and total:
+                one = total / self.steps / self.plan.num_workers
+                found = f"{bytes_text(round(one))} counted{_more(one, planned)}"
+                lines.append(f"  {route} bytes: {bytes_text(planned)} planned, {found}")
+        planned_s = self.plan.prediction.step_s
+        if planned_s is not None:
+            what = "step" if self.plan.prediction.has_compute else "exchanges of a step"
+            found = "" if step_s is None else f", {ms_text(step_s)} measured{_more(step_s, planned_s)}"
+            lines.append(f"  {what}: {ms_text(planned_s)} planned{found}")
         return "\n".join(lines)
 
     def _difference(self) -> str:
@@ -54,13 +96,20 @@ class ExchangeReport:
         return f" ({100 * (self.counted_bytes / self.predicted_bytes - 1):+.2f} %)"
 
 
-def exchange_report(counters: Sequence[Counter], counted: Sequence[Any], size: int) -> ExchangeReport:
+def _more(found: float, expected: float) -> str:
+    return f" ({100 * (found / expected - 1):+.3g} %)" if expected else ""
+
+
+def exchange_report(
+    counters: Sequence[Counter], counted: Sequence[Any], size: int, plan: Plan | None = None
+) -> ExchangeReport:
     """Sums the counters over all workers; every worker must call it.
 
     Args:
         counters: what each counts.
         counted: `[1 + tables + 2]` for each: runs, distinct rows by table, rows asked of owners, rows that left.
         size: number of workers.
+        plan: of the job.
     """
     import numpy as np
 
@@ -88,4 +137,4 @@ def exchange_report(counters: Sequence[Counter], counted: Sequence[Any], size: i
         row_bytes = counter.row_bytes + (counter.id_bytes if counter.kind == "pull" else 0)
         predicted += float(leaves) * row_bytes
         moved += int(total[-1]) * row_bytes
-    return ExchangeReport(steps, tuple(sorted(touched.items())), round(predicted), moved, gathered, served)
+    return ExchangeReport(steps, tuple(sorted(touched.items())), round(predicted), moved, gathered, served, plan)

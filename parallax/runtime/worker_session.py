@@ -97,7 +97,8 @@ def open_session(
         if config.export_graph_path is not None:
             write_text(Path(config.export_graph_path), rank, monitored.graph)
     gc.freeze()  # graphs are many objects that stay: to look through them again and again costs a step a tenth
-    return Session(worker, monitored, worker_graph.counters, size, members.workers.Dup(), direct), size, rank
+    session = Session(worker, monitored, worker_graph.counters, size, members.workers.Dup(), direct, plan)
+    return session, size, rank
 
 
 def _place(members: Members, config: Config, servers: int, equal_randomness: bool) -> edit.Worker:

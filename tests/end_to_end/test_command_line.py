@@ -13,6 +13,7 @@ from parallax import api
 from parallax.errors import LaunchError
 from parallax.plan import plan_from_json
 from parallax.profiles import ClusterProfile, HostProfile, Line
+from parallax.views.page import plan_page
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -22,13 +23,16 @@ CLI = ("-m", "parallax.cli")
 
 
 def test_a_plan_is_shown_and_written_and_nothing_is_started(start, tmp_path):
-    done = start(*CLI, "plan", "--workers", 3, "--json", "plan.json", MODEL, "--batch", 6).finish()
+    done = start(
+        *CLI, "plan", "--workers", 3, "--json", "plan.json", "--html", "plan.html", MODEL, "--batch", 6
+    ).finish()
     assert done.status == 0, str(done)
     assert "Plan for 3 workers" in done.stdout and "worker 0 of" not in done.stdout, str(done)
     text = (tmp_path / "plan.json").read_text()
     plan = plan_from_json(text)
     assert [(v.name, v.route) for v in plan.variables][2:] == [("emb", "alltoall"), ("weights", "allreduce")]
     assert plan.variable("emb").owner_rows == (4, 4, 3) and plan.to_json() == text
+    assert (tmp_path / "plan.html").read_text(encoding="utf-8") == plan_page(plan)
 
 
 def test_a_dry_run_shows_the_command_and_starts_nothing(start, write):
@@ -55,6 +59,21 @@ def test_a_plan_with_a_cluster_profile_is_in_milliseconds(start, write):
     assert done.status == 0, str(done)
     assert "ms/step" in done.stdout and "Predicted from cluster profile cluster.json." in done.stdout, str(done)
     assert "The exchanges of a step (compute was not measured) take 1.1 ms" in done.stdout, str(done)
+
+
+def test_other_sizes_are_simulated_from_a_script_and_a_rate(start, write, tmp_path):
+    write("machines.yaml", "hosts:\n- {address: one, workers: 2, bandwidth: 1gbit}\n")
+    options = ("--hosts", "4096,2", "-r", "machines.yaml", "--batch", 2, "--html", "sizes.html")
+    done = start(*CLI, "simulate", *options, MODEL, "--batch", 6).finish()
+    assert done.status == 0, str(done)
+    assert "\n2      4        " in done.stdout and "\n4096   8192     " in done.stdout, str(done)
+    assert "From 2 to 4096 hosts: " in done.stdout and "Nothing was measured of the links" in done.stdout, str(done)
+    assert "worker 0 of" not in done.stdout and 'id="sizes"' in (tmp_path / "sizes.html").read_text()
+
+
+def test_a_simulation_without_links_is_refused(start):
+    done = start(*CLI, "simulate", "--hosts", "2,8", MODEL, "--batch", 6).finish()
+    assert done.status == 1 and "parallax: A simulation needs to know the links" in done.stderr, str(done)
 
 
 def test_an_unknown_variable_cannot_be_explained(start):

@@ -1,0 +1,1 @@
+"""Plans, predictions and what-ifs as pages that need nothing else."""

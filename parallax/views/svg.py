@@ -1,0 +1,85 @@
+"""The little SVG that the pictures are made of: shapes with tool tips, and scales of axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from html import escape
+
+COLOUR_BY_ROUTE = {
+    "allreduce": "#2f6db5",
+    "allgather": "#d98324",
+    "alltoall": "#2a8f68",
+    "ps": "#8257ad",
+    "none": "#a9a9a9",
+}
+INK, FAINT, PALE = "#333333", "#8a8a8a", "#e4e4e4"
+LETTER = 6.6
+"""Width of a letter of 12 pixels, on average; used to leave room."""
+
+
+def svg(width: float, height: float, name: str, words: str, parts: Iterable[str]) -> str:
+    """A picture that is as wide as there is room, up to its own width.
+
+    Args:
+        width: in pixels.
+        height: likewise.
+        name: its class, by which a style or a test finds it.
+        words: what it shows, for those who cannot see it.
+        parts: its shapes.
+    """
+    return (
+        f'<svg class="{name}" viewBox="0 0 {width:g} {height:g}" style="max-width:{width:g}px" role="img" '
+        f'aria-label="{escape(words)}" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    )
+
+
+def rect(x: float, y: float, width: float, height: float, fill: str, tip: str = "", more: str = "") -> str:
+    """A box; never narrower than can be seen."""
+    title = f"<title>{escape(tip)}</title>" if tip else ""
+    place = f'x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.75):.2f}" height="{height:.2f}"'
+    return f'<rect {place} fill="{fill}"{more}>{title}</rect>'
+
+
+def text(x: float, y: float, words: str, anchor: str = "start", fill: str = INK, size: float = 12) -> str:
+    """A line of words; `y` is their base line."""
+    style = f'text-anchor="{anchor}" fill="{fill}" font-size="{size:g}"'
+    return f'<text x="{x:.2f}" y="{y:.2f}" {style}>{escape(words)}</text>'
+
+
+def line(x1: float, y1: float, x2: float, y2: float, stroke: str = FAINT, more: str = "") -> str:
+    """A straight line."""
+    return f'<line x1="{x1:.2f}" y1="{y1:.2f}" x2="{x2:.2f}" y2="{y2:.2f}" stroke="{stroke}"{more}/>'
+
+
+def shortened(words: str, letters: int) -> str:
+    """At most so many letters; what is left out is left out in the middle."""
+    if len(words) <= letters:
+        return words
+    kept = max(2, letters - 1)
+    return f"{words[: (kept + 1) // 2]}\u2026{words[-(kept // 2) :]}"
+
+
+def ticks(most: float, wanted: int = 6) -> list[float]:
+    """Round values from 0 up to `most`, about as many as wanted."""
+    if not most > 0:
+        return [0.0]
+    raw = most / wanted
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * (1 - 1e-9))
+    return [step * n for n in range(int(most / step * (1 + 1e-9)) + 1)]
+
+
+def powers(low: float, high: float) -> list[float]:
+    """The powers of ten between two positive values, both included."""
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    return [10.0**n for n in range(first, last + 1)]
+
+
+def legend(x: float, y: float, entries: Iterable[tuple[str, str]]) -> str:
+    """Coloured squares with words, in one line."""
+    parts = []
+    for words, fill in entries:
+        parts += [rect(x, y - 9, 10, 10, fill), text(x + 15, y, words)]
+        x += 34 + LETTER * len(words)
+    return "".join(parts)
