@@ -15,9 +15,9 @@ with or without <unk>, <s> and </s>. The flags name what stands before the langu
     python examples/nlp/translation.py -r cluster.yaml --source de --target en --vocab wmt16/vocab.bpe.32000 \
         --data wmt16/train.tok.clean.bpe.32000 --heldout wmt16/newstest2013.tok.bpe.32000
 
-The published size (add it to either; its tables are those of the vocabularies):
+The published size, with the settings that were published for Adam (add them to either):
 
-        --width 1024 --state 1024 --layers 8 --dropout 0.2 --learning-rate 0.0002 --batch 128 --steps 340000
+        --width 1024 --state 1024 --layers 8 --dropout 0.2 --learning-rate 0.0002 --batch 128 --steps 60000
 
 Which sentences a step trains on depends on the global batch alone, `--batch` times the workers: 1, 2 and 4 workers with
 128, 64 and 32 sentences each train on the same. The end shows the held-out perplexity, BLEU, how many translations are
@@ -382,8 +382,9 @@ def open_corpus(flags: argparse.Namespace) -> Corpus:
 def read_pairs(prefix: str, source: str, target: str) -> Iterator[Pair]:
     """The lines of two files side by side; pairs with an empty line are left out."""
     files, read = [Path(f"{prefix}.{language}").expanduser() for language in (source, target)], False
+    text = {"encoding": "utf-8", "newline": "\n"}  # a carriage return within a line does not end it
     try:
-        with files[0].open(encoding="utf-8") as sources, files[1].open(encoding="utf-8") as targets:
+        with files[0].open(**text) as sources, files[1].open(**text) as targets:
             for pair in zip(sources, targets, strict=True):
                 if all(map(str.strip, pair)):
                     yield tuple(map(str.strip, pair))

@@ -139,6 +139,12 @@ def test_files_that_are_no_parallel_text_are_refused(example, tmp_path, texts, m
         list(example.read_pairs(f"{tmp_path}/train", "en", "de"))
 
 
+def test_a_carriage_return_within_a_line_does_not_end_it(example, tmp_path):
+    (tmp_path / "train.en").write_bytes(b"a\rb\r\nc\r\n")
+    (tmp_path / "train.de").write_bytes(b"x\ny\n")
+    assert list(example.read_pairs(f"{tmp_path}/train", "en", "de")) == [("a\rb", "x"), ("c", "y")]
+
+
 def test_a_text_in_another_encoding_is_refused(example, tmp_path):
     write_text(tmp_path, train_en="a\n")
     (tmp_path / "train.de").write_bytes("grün\n".encode("latin-1"))
