@@ -1,4 +1,4 @@
-"""The model of the translation example: what padding and ties do."""
+"""The network of the translation example: what padding and ties do."""
 
 import importlib.util
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "nlp" / "translation.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "nlp" / "translation_model.py"
 v1 = tf.compat.v1
 
 SOURCE = [[3, 5, 4], [6, 2, 7]]
@@ -18,7 +18,7 @@ LENGTHS = [2, 3]  # of the two sentences, on both sides
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("translation_example", EXAMPLE)
+    spec = importlib.util.spec_from_file_location("translation_model_example", EXAMPLE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

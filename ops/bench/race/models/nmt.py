@@ -1,4 +1,4 @@
-"""The translation model of examples/nlp/translation.py: LSTM encoder and decoder with attention."""
+"""The network of examples/nlp/translation.py: LSTM encoder and decoder with attention."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from examples.nlp.translation import Sizes, translation_nats
+from examples.nlp.translation_model import Sizes, translation_nats
 from ops.bench.race.models import Built, Table
 from ops.bench.race.models.draws import generator, glorot, zipf
 
