@@ -77,13 +77,18 @@ def parse_flags(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--data and --synthetic exclude each other")
     if flags.heldout and not flags.data:
         parser.error("--heldout belongs to --data PATTERN, which is missing")
-    if on_digits and (flags.model != "resnet8" or flags.classes or flags.image_size):
+    if on_digits and (flags.model, flags.classes, flags.image_size) != ("resnet8", None, None):
         parser.error("the digits are for --model resnet8 as it is; for other images give --data or --synthetic")
-    flags.classes = flags.classes or (10 if on_digits else 1000)
-    flags.image_size = flags.image_size or (8 if on_digits else network.image_size)
-    flags.norm = flags.norm or network.norm
-    flags.learning_rate = network.learning_rate if flags.learning_rate is None else flags.learning_rate
-    flags.warmup = flags.steps // 18 if flags.warmup is None else flags.warmup  # published: 5 of 90 epochs
+    defaults = {
+        "classes": 10 if on_digits else 1000,
+        "image_size": 8 if on_digits else network.image_size,
+        "norm": network.norm,
+        "learning_rate": network.learning_rate,
+        "warmup": flags.steps // 18,  # published: 5 of 90 epochs
+    }
+    vars(flags).update({name: value for name, value in defaults.items() if getattr(flags, name) is None})
+    if min(flags.batch, flags.steps, flags.classes) < 1:
+        parser.error("--batch, --steps and --classes must be 1 or more")
     if flags.image_size < network.least_size:
         parser.error(f"--image-size must be {network.least_size} or more for {flags.model}; got {flags.image_size}")
     return flags
@@ -176,13 +181,13 @@ class Norm:
 
 def normalize(norm: Norm, x: tf.Tensor, scale: float) -> tf.Tensor:
     """Batch or group norm of [batch, height, width, channels], then a learned scale and offset of each channel."""
-    channels, variable = [int(x.shape[3])], partial(tf.get_variable, initializer=tf.zeros_initializer())
+    channels, zeros, ones = [int(x.shape[3])], tf.zeros_initializer(), tf.ones_initializer()
     scales = tf.get_variable("scale", channels, initializer=tf.constant_initializer(scale))
-    offsets = variable("offset", channels)
+    offsets = tf.get_variable("offset", channels, initializer=zeros)
     if norm.kind == "group":
         return group_norm(x) * scales + offsets
-    mean = variable("moving_mean", channels, trainable=False)
-    variance = tf.get_variable("moving_variance", channels, initializer=tf.ones_initializer(), trainable=False)
+    mean = tf.get_variable("moving_mean", channels, initializer=zeros, trainable=False)
+    variance = tf.get_variable("moving_variance", channels, initializer=ones, trainable=False)
     if not norm.training:
         return tf.nn.batch_normalization(x, mean, variance, offsets, scales, EPSILON)
     x, batch_mean, batch_variance = tf.nn.fused_batch_norm(x, scales, offsets, epsilon=EPSILON)
@@ -407,9 +412,10 @@ def noise(flags: argparse.Namespace) -> tf.data.Dataset:
 
 
 def digits(flags: argparse.Namespace) -> Images:
-    """Handwritten digits of 8 x 8 pixels; every fifth is held out.
+    """Handwritten digits of 8 x 8 pixels, for training shifted by a pixel or not at all; every fifth is held out.
 
-    All workers shuffle alike, and each takes every so many-eth: so the joined batch does not depend on their number.
+    The order and the shifts are the same on all workers, and each takes every W-th image: so the joined batch does not
+    depend on W, the number of workers.
     """
     try:
         from sklearn.datasets import load_digits
@@ -424,9 +430,16 @@ def digits(flags: argparse.Namespace) -> Images:
     is_heldout = np.arange(len(labels)) % 5 == 4
     num_shards, shard_id = parallax.shard.create_num_shards_and_shard_id()
     train_images = tf.data.Dataset.from_tensor_slices((images[~is_heldout], labels[~is_heldout]))
-    shuffled = train_images.shuffle(len(labels), seed=flags.seed).repeat().shard(num_shards, shard_id)
+    numbered = train_images.shuffle(len(labels), seed=flags.seed).repeat().enumerate()
+
+    def shift(number: tf.Tensor, image_and_label: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        wide = tf.pad(image_and_label[0], [[1, 1], [1, 1], [0, 0]], constant_values=-1.0)
+        row, column = tf.unstack(tf.random.stateless_uniform([2], [flags.seed, number], 0, 3, tf.int32))
+        return tf.image.crop_to_bounding_box(wide, row, column, 8, 8), image_and_label[1]
+
+    shifted = numbered.shard(num_shards, shard_id).map(shift)
     heldout = tf.data.Dataset.from_tensor_slices((images[is_heldout], labels[is_heldout]))
-    batches = shuffled.batch(flags.batch, drop_remainder=True).prefetch(1)
+    batches = shifted.batch(flags.batch, drop_remainder=True).prefetch(1)
     return Images(batches, padded(flags, heldout, colours=1))
 
 
