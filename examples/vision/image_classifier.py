@@ -455,11 +455,11 @@ def read_files(flags: argparse.Namespace, pattern: str, training: bool) -> tf.da
     records = names.interleave(tf.data.TFRecordDataset, cycle_length=16, num_parallel_calls=tf.data.AUTOTUNE)
     if training:
         records = records.shuffle(8192).repeat()
-    read = partial(read_record, size=flags.image_size, classes=flags.classes, training=training)
+    read = partial(read_record, flags, training)
     return records.map(read, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def read_record(record: tf.Tensor, size: int, classes: int, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
+def read_record(flags: argparse.Namespace, training: bool, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """The image [size, size, 3] and the label, from 0 on, of one record."""
     features = {
         "image/encoded": tf.io.FixedLenFeature([], tf.string),
@@ -467,20 +467,19 @@ def read_record(record: tf.Tensor, size: int, classes: int, training: bool) -> t
     }
     found = tf.io.parse_single_example(record, features)
     label = tf.cast(found["image/class/label"], tf.int32)
-    rule = f"image/class/label must be from 1 to {classes}, the classes"
-    with tf.control_dependencies(
-        [
-            tf.debugging.assert_greater_equal(label, 1, message=rule),
-            tf.debugging.assert_less_equal(label, classes, message=rule),
-        ]
-    ):
+    rule = f"image/class/label must be from 1 to {flags.classes}, the classes"
+    checks = [
+        tf.debugging.assert_greater_equal(label, 1, message=rule),
+        tf.debugging.assert_less_equal(label, flags.classes, message=rule),
+    ]
+    with tf.control_dependencies(checks):
         label -= 1
-    encoded = found["image/encoded"]
-    image = random_crop(encoded, size) if training else central_crop(encoded, size)
+    encoded, size = found["image/encoded"], flags.image_size
+    image = random_crop(encoded, size, flags.seed) if training else central_crop(encoded, size)
     return (image / 255.0 - COLOUR_MEAN) / COLOUR_DEVIATION, label
 
 
-def random_crop(encoded: tf.Tensor, size: int) -> tf.Tensor:
+def random_crop(encoded: tf.Tensor, size: int, seed: int) -> tf.Tensor:
     """A part of 8 to 100 % of a JPEG image, stretched to [size, size, 3] and perhaps mirrored (Szegedy et al. 2015)."""
     begin, extent, _ = tf.image.sample_distorted_bounding_box(
         tf.image.extract_jpeg_shape(encoded),
@@ -489,10 +488,11 @@ def random_crop(encoded: tf.Tensor, size: int) -> tf.Tensor:
         aspect_ratio_range=(3 / 4, 4 / 3),
         max_attempts=10,
         use_image_if_no_bounding_boxes=True,
+        seed=seed,
     )
     window = tf.concat([begin[:2], extent[:2]], axis=0)
     image = tf.image.decode_and_crop_jpeg(encoded, window, channels=3)
-    return tf.image.random_flip_left_right(tf.image.resize(image, [size, size]))
+    return tf.image.random_flip_left_right(tf.image.resize(image, [size, size]), seed)
 
 
 def central_crop(encoded: tf.Tensor, size: int) -> tf.Tensor:
