@@ -412,10 +412,10 @@ def noise(flags: argparse.Namespace) -> tf.data.Dataset:
 
 
 def digits(flags: argparse.Namespace) -> Images:
-    """Handwritten digits of 8 x 8 pixels, for training shifted by a pixel or not at all; every fifth is held out.
+    """Handwritten digits of 8 x 8 pixels; every fifth is held out.
 
-    The order and the shifts are the same on all workers, and each takes every W-th image: so the joined batch does not
-    depend on W, the number of workers.
+    The order is the same on all workers, and each takes every W-th image: so the joined batch does not depend on W, the
+    number of workers.
     """
     try:
         from sklearn.datasets import load_digits
@@ -430,16 +430,9 @@ def digits(flags: argparse.Namespace) -> Images:
     is_heldout = np.arange(len(labels)) % 5 == 4
     num_shards, shard_id = parallax.shard.create_num_shards_and_shard_id()
     train_images = tf.data.Dataset.from_tensor_slices((images[~is_heldout], labels[~is_heldout]))
-    numbered = train_images.shuffle(len(labels), seed=flags.seed).repeat().enumerate()
-
-    def shift(number: tf.Tensor, image_and_label: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        wide = tf.pad(image_and_label[0], [[1, 1], [1, 1], [0, 0]], constant_values=-1.0)
-        row, column = tf.unstack(tf.random.stateless_uniform([2], [flags.seed, number], 0, 3, tf.int32))
-        return tf.image.crop_to_bounding_box(wide, row, column, 8, 8), image_and_label[1]
-
-    shifted = numbered.shard(num_shards, shard_id).map(shift)
+    shuffled = train_images.shuffle(len(labels), seed=flags.seed).repeat().shard(num_shards, shard_id)
     heldout = tf.data.Dataset.from_tensor_slices((images[is_heldout], labels[is_heldout]))
-    batches = shifted.batch(flags.batch, drop_remainder=True).prefetch(1)
+    batches = shuffled.batch(flags.batch, drop_remainder=True).prefetch(1)
     return Images(batches, padded(flags, heldout, colours=1))
 
 

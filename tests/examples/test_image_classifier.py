@@ -183,19 +183,14 @@ def test_every_fifth_digit_is_held_out_and_each_is_evaluated_once(example, graph
     assert set(seen[359:]) == {example.PADDING}
 
 
-def test_the_digits_trained_on_are_the_others_each_once_in_an_epoch_and_shifted_by_a_pixel_at_most(example, graph):
+def test_the_digits_trained_on_are_the_others_each_once_in_an_epoch(example, graph):
     from sklearn.datasets import load_digits
 
     loaded = load_digits()
     images = example.digits(example.parse_flags(["--batch", "2"]))
     pixels, labels = map(np.concatenate, zip(*taken(images.train, 719), strict=True))
     expected = np.delete(loaded.images, np.s_[4::5], axis=0) / 8.0 - 1.0
-    wide = np.pad(expected, [(0, 0), (1, 1), (1, 1)], constant_values=-1.0).astype(np.float32)
-    shifts = [wide[:, row : row + 8, column : column + 8] for row in range(3) for column in range(3)]
-    number_by_image = {image.tobytes(): number for shift in shifts for number, image in enumerate(shift)}
-    assert sorted(number_by_image[image.tobytes()] for image in pixels) == list(range(1438))
-    seen = {image.tobytes() for image in pixels}
-    assert all(seen & {image.tobytes() for image in shift} for shift in shifts)
+    assert sorted(pixels.reshape(1438, 64).tolist()) == sorted(expected.reshape(1438, 64).tolist())
     assert np.bincount(labels).tolist() == np.bincount(np.delete(loaded.target, np.s_[4::5])).tolist()
 
 
