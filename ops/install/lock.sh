@@ -4,7 +4,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 compile() {
   uv pip compile "$here/../../pyproject.toml" --universal --python-version 3.10 --generate-hashes \
-    --extra cpu --extra build --extra bench --extra dev --no-header --no-annotate --no-emit-index-url --no-emit-find-links "$@"
+    --extra cpu --extra build --extra bench --extra examples --extra dev --no-header --no-annotate --no-emit-index-url --no-emit-find-links "$@"
 }
 compile --no-emit-package horovod --emit-build-options --output-file "$here/requirements.lock" --quiet
 # Horovod is compiled against the environment that the first file makes, so it has a file of its own.
