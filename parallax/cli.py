@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> None:
     """Runs the command line and leaves with its exit status."""
     arguments = _parser().parse_args(argv)
     try:
-        status = _run_script(arguments)
+        status = (_calibrate if arguments.command == "calibrate" else _run_script)(arguments)
     except ParallaxError as error:
         _say(f"parallax: {error}")
         status = 1
@@ -32,7 +32,8 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a script that calls parallax.parallel_run on all workers")
     plan = commands.add_parser("plan", help="print the plan of a script's graph; starts nothing")
     verify = commands.add_parser("verify", help="compare N workers with one process on the joined batch")
-    for command in (run, plan, verify):
+    calibrate = commands.add_parser("calibrate", help="measure the cluster and write its profile")
+    for command in (run, plan, verify, calibrate):
         where = command.add_mutually_exclusive_group()
         where.add_argument("--workers", type=_positive, metavar="N", help="so many workers on this machine")
         where.add_argument("-r", "--resource", metavar="FILE", help="resource file that lists the machines")
@@ -48,6 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--fetch", metavar="NAME", help="the op to run (default: the optimizer's training op)")
     verify.add_argument("--tolerance", type=float, default=1e-5, help="largest relative difference (default 1e-5)")
     verify.add_argument("--joined-args", metavar="ARGS", help="the script's arguments for the one process")
+    calibrate.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile that is written, JSON")
+    calibrate.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     for command in (run, plan, verify):
         command.add_argument("script", help="the script, as it would be given to python")
         command.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
@@ -58,6 +61,12 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text}")
     return int(text)
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    from parallax.runtime.calibrate.command import calibrate  # SciPy takes a second to import
+
+    return calibrate(arguments.resource, arguments.workers, arguments.output, arguments.quick)
 
 
 def _run_script(arguments: argparse.Namespace) -> int:

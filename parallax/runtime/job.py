@@ -106,6 +106,20 @@ def layout_of(cluster: Cluster) -> Layout:
     return Layout(tuple(host.num_workers for host in cluster.hosts), servers)
 
 
+def worker_defaults(cluster: Cluster, servers: tuple[int, ...]) -> dict[str, str]:
+    """Variables for the workers of a job, where the environment does not set them itself."""
+    alone = max(host.num_workers for host in cluster.hosts) == 1
+    return {
+        # How long a rank that waits sleeps at most: messages through memory, within a host, wake nobody.
+        "PARALLAX_IDLE_US": "1000" if alone else "50",
+        # Every worker would repeat TensorFlow's greeting, and with servers a warning at the end of runs.
+        "TF_CPP_MIN_LOG_LEVEL": "2" if servers else "1",
+        # Horovod looks for finished tensors once a cycle, in all workers at once, and works for that even when there
+        # is none. Exchanges do not go through it, and an all-reduce has others beside it on the wire while it waits.
+        "HOROVOD_CYCLE_TIME": "1",
+    }
+
+
 def _check_hosts(cluster: Cluster) -> None:
     odd = next((host.address for host in cluster.hosts if not _HOST.fullmatch(host.address)), None)
     if odd is not None and not cluster.is_local:
