@@ -83,7 +83,8 @@ def _to_hub(comm: Any, hub: int, others: list[int]) -> float:
         _send(comm, [hub], lambda: bool(comm.Iprobe(hub, _STOP)), lambda: None)
         comm.Recv([bytearray(0), 0, _byte()], hub, _STOP)
         return 0.0
-    arrivals, told = _Arrivals(), []
+    arrivals = _Arrivals()
+    told: list[Any] = []
 
     def arrived() -> None:
         arrivals.add()

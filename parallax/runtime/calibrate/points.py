@@ -33,10 +33,10 @@ PUSH_ID_BYTES = 8
 _COLLECTIVES = ("allreduce", "alltoall", "allgather")
 _OF_SERVERS = ("pull", "push")
 
-_MOST_S = 0.06  # on the link, of the largest size: its latency is small beside it
+_MOST_S = 0.03  # on the link, of the largest size: its latency is small beside it
 _LEAST_TOP_BYTES, _MOST_TOP_BYTES = 1 << 16, 1 << 22
 _WITHIN_TOP_BYTES = 1 << 20
-_SIZES, _STEP = 6, 4
+_SIZES, _STEP = 5, 4
 _QUICK_SIZES, _QUICK_STEP = 4, 8
 
 

@@ -45,7 +45,7 @@ def profile_table(profile: ClusterProfile, held_out: Sequence[Sample] = ()) -> s
         lines.append("With two hosts the latency per peer is in the base: the fit holds for two.")
     if profile.shared_cores is not None:
         lines.append(f"Hosts share processor cores: {profile.shared_cores:.2f} compute at once as fast as one alone.")
-    return "\n".join(lines) + "\n"
+    return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
 def _hosts(profile: ClusterProfile) -> list[str]:
