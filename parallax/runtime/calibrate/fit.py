@@ -1,18 +1,21 @@
-"""From what was measured to a `ClusterProfile`: non-negative least squares, weighted for relative error.
+"""From what was measured to a `ClusterProfile`: least squares of the relative error.
 
 For each operation, with t the measured seconds of n members whose busiest link carries b bytes at rate r, the fit is
 
-    minimise  sum over samples ((base + per_peer (n - 1) + byte b + b / r - t) / t)^2,  base, per_peer, byte >= 0
+    minimise  sum over samples ((latency + byte b + b / r - overlap min(latency, b / r) - t) / t)^2
+    latency = base + per_peer (n - 1);  base, per_peer, byte >= 0;  0 <= overlap <= 1
 
-(Lawson and Hanson 1974, chapter 23). With one number of members only, base and latency per peer cannot be told apart:
-all of it is the base, and the latency per peer is 0. The fit is then right for that number and for no other.
+Without overlap it is linear, and solved by non-negative least squares (Lawson and Hanson 1974, chapter 23); from there,
+and from the same with full overlap, by a trust region within the bounds (Branch, Coleman and Li 1999). With one number
+of members only, base and latency per peer cannot be told apart: all of it is the base, and the latency per peer is 0.
+The fit is then right for that number and for no other.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +24,11 @@ from parallax.runtime.calibrate.points import ACROSS, WITHIN, Point
 
 _ALIKE = 1.15
 """All hosts at once are as fast as one alone when they take no more than this times as long: noise of the measure."""
+
+_LEAST = 1e-15
+
+_SCALES = (1e-3, 1e-3, 1e-3, 1.0)
+"""Of base, latency per peer, a megabyte and overlap: what they are about, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,7 @@ def errors_of(profile: ClusterProfile, samples: Sequence[Sample]) -> dict[tuple[
 
 def fit_line(samples: Sequence[Sample], hosts: Sequence[HostProfile]) -> Line:
     """The fit of one operation."""
-    from scipy.optimize import nnls
+    from scipy.optimize import least_squares, nnls
 
     points = [sample.point for sample in samples]
     seconds = np.array([sample.seconds for sample in samples])
@@ -89,12 +97,32 @@ def fit_line(samples: Sequence[Sample], hosts: Sequence[HostProfile]) -> Line:
     peers = np.array([point.members - 1.0 for point in points])
     if len(set(peers)) == 1:
         peers = np.zeros(len(points))
-    columns = np.stack([np.ones(len(points)), peers, np.array([float(p.link_bytes) for p in points])], axis=1)
-    scales = np.maximum(columns.max(axis=0), 1.0)  # bytes are a million times the others
-    found, _ = nnls(columns / scales / seconds[:, None], (seconds - on_link) / seconds)
-    base_s, per_peer_s, byte_s = (_rounded(float(value)) for value in found / scales)
-    errors = np.abs(columns @ (found / scales) + on_link - seconds) / seconds
-    return Line(base_s, per_peer_s, byte_s, _rounded(float(statistics.median(errors))), len(samples))
+    link_bytes = np.array([point.link_bytes for point in points])
+
+    def errors(values: Any) -> Any:
+        base, per_peer, per_megabyte, overlap = values
+        latency = base + per_peer * peers
+        shared = overlap * np.minimum(latency, on_link)
+        return (latency + per_megabyte * 1e-6 * link_bytes + on_link - shared) / seconds - 1
+
+    columns = np.stack([np.ones(len(points)), peers, 1e-6 * link_bytes], axis=1)
+    start, _ = nnls(columns / seconds[:, None], (seconds - on_link) / seconds)
+    found = np.append(start, 0.0)
+    if on_link.any():
+        bounds = ([0.0] * 4, [np.inf, np.inf, np.inf, 1.0])
+        begun = (np.append(start, overlap) for overlap in (0.0, 1.0))
+        tried = [least_squares(errors, values, bounds=bounds, x_scale=_SCALES) for values in begun]
+        found = min(tried, key=lambda one: float(one.cost)).x
+    residual = float(np.median(np.abs(errors(found))))
+    base_s, per_peer_s, megabyte_s, overlap = map(float, found)
+    return Line(
+        base_s=_rounded(base_s),
+        per_peer_s=_rounded(per_peer_s),
+        byte_s=_rounded(1e-6 * megabyte_s),
+        residual=_rounded(residual),
+        samples=len(samples),
+        overlap=_rounded(overlap),
+    )
 
 
 def _lines(samples: Sequence[Sample], where: str, hosts: Sequence[HostProfile]) -> dict[str, Line]:
@@ -108,5 +136,5 @@ def _lines(samples: Sequence[Sample], where: str, hosts: Sequence[HostProfile]) 
 
 
 def _rounded(value: float) -> float:
-    """To six digits: more are noise."""
-    return float(f"{value:.6g}")
+    """To six digits: more are noise; and what a bound has kept just above 0 is 0."""
+    return float(f"{value:.6g}") if value > _LEAST else 0.0

@@ -21,8 +21,10 @@ def profile_table(profile: ClusterProfile, held_out: Sequence[Sample] = ()) -> s
     """
     lines = [*_hosts(profile), ""]
     errors = errors_of(profile, held_out)
-    form = "{:<13} {:<10} {:>9} {:>12} {:>15} {:>9} {:>9}"
-    lines.append(form.format("where", "operation", "base ms", "per peer ms", "bandwidth MB/s", "residual", "held out"))
+    form = "{:<13} {:<10} {:>9} {:>12} {:>15} {:>8} {:>9} {:>9}"
+    lines.append(
+        form.format("where", "operation", "base ms", "per peer ms", "bandwidth MB/s", "overlap", "residual", "held out")
+    )
     for where, fitted in ((ACROSS, profile.across), (WITHIN, profile.within)):
         for operation, line in fitted.items():
             own = errors.get((where, operation))
@@ -33,6 +35,7 @@ def profile_table(profile: ClusterProfile, held_out: Sequence[Sample] = ()) -> s
                     f"{line.base_s * 1e3:.3f}",
                     f"{line.per_peer_s * 1e3:.3f}",
                     f"{1e-6 / line.byte_s:,.1f}" if line.byte_s else "unlimited",
+                    f"{line.overlap:.2f}",
                     f"{line.residual:.1%}",
                     f"{statistics.median(map(abs, own)):.1%}" if own else "",
                 )
