@@ -113,6 +113,8 @@ def fit_line(samples: Sequence[Sample], hosts: Sequence[HostProfile]) -> Line:
         begun = (np.append(start, overlap) for overlap in (0.0, 1.0))
         tried = [least_squares(errors, values, bounds=bounds, x_scale=_SCALES) for values in begun]
         found = min(tried, key=lambda one: float(one.cost)).x
+    if not peers.any():  # nothing depends on it, so nothing has moved it from where the search began
+        found[1] = 0.0
     residual = float(np.median(np.abs(errors(found))))
     base_s, per_peer_s, megabyte_s, overlap = map(float, found)
     return Line(

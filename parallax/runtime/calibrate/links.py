@@ -18,7 +18,7 @@ _DATA, _END, _STOP = 1, 2, 3  # tags
 _CHUNK_BYTES = 1 << 16
 _WINDOW = 4  # messages on the way to each peer
 _SKIPPED_S = 0.15
-_COUNTED_S = 0.4
+_COUNTED_S = 0.3
 _LEAST_CHUNKS = 32
 _LIMIT_S, _LIMIT_CHUNKS = 5.0, 4  # a slow link is not measured longer than it takes
 

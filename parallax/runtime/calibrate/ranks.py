@@ -30,7 +30,7 @@ from parallax.runtime.worker import wait_for_all
 QUICK = "--quick"
 
 _ROUNDS, _QUICK_ROUNDS = 3, 2
-_LINK_ROUNDS, _QUICK_LINK_ROUNDS = 2, 1
+_LINK_ROUNDS, _QUICK_LINK_ROUNDS = 3, 1
 _SAMPLE_S = 0.02  # a sample is at least so long
 _MOST_RUNS = 50
 _FIRST_RUNS = 2  # make connections and buffers
@@ -89,11 +89,12 @@ class _Measurement:
             self._tell(kind="hosts", found=found)
 
     def _links(self) -> list[tuple[float, float]]:
-        """(sending, receiving) of each host, the best of some times: what disturbs only slows."""
+        """(sending, receiving) of each host, the median of some times."""
         found: list[tuple[float, float]] = []
         if self.leads is not None and self.leads.size > 1:
             rounds = [link_rates(self.leads) for _ in range(_QUICK_LINK_ROUNDS if self.quick else _LINK_ROUNDS)]
-            found = [(max(o for o, _ in host), max(i for _, i in host)) for host in zip(*rounds, strict=True)]
+            by_host = zip(*rounds, strict=True)
+            found = [(statistics.median(o for o, _ in one), statistics.median(i for _, i in one)) for one in by_host]
             self._tell(kind="links", found=found)
         self._meet()
         return list(self.workers.bcast(found, 0))
