@@ -25,7 +25,7 @@ from parallax.resource_file import parse_resource_file
 from parallax.runtime import graph_files
 from parallax.runtime.dry_run import dry_run_text
 from parallax.runtime.fetches import REPLICAS
-from parallax.runtime.job import Job, layout_of, servers_by_host
+from parallax.runtime.job import Job, layout_of, servers_by_host, worker_defaults
 from parallax.runtime.launch import launch
 from parallax.runtime.measure.wish import measure_wish
 from parallax.runtime.members import current_members
@@ -254,7 +254,7 @@ def _job(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Setting
         plan.servers,
         (
             *as_variables(mine).items(),
-            *with_defaults(_worker_defaults(plan, cluster)),
+            *with_defaults(worker_defaults(cluster, plan.servers)),
             ("PYTHONPATH", python_path_with(Path(__file__).resolve().parent.parent)),
         ),
         config.stall_timeout_s,
@@ -269,23 +269,6 @@ def _job_folder() -> Path:
         return Path(tempfile.mkdtemp(prefix="parallax-"))
     except OSError as error:
         raise LaunchError(_UNWRITABLE.format(place=tempfile.gettempdir(), reason=error.strerror)) from error
-
-
-def _worker_defaults(plan: Plan, cluster: Cluster) -> dict[str, str]:
-    """Variables for the workers that the environment does not set itself."""
-    alone = max(host.num_workers for host in cluster.hosts) == 1
-    return {
-        # How long a rank that waits sleeps at most: messages through memory, within a host, wake nobody. Any but 0
-        # also has Horovod's thread sleep until there is something to do.
-        "PARALLAX_IDLE_US": "20000" if alone else "50",
-        # Every worker would repeat TensorFlow's greeting, and with servers a warning at the end of runs.
-        "TF_CPP_MIN_LOG_LEVEL": "2" if plan.servers else "1",
-        # While there is something to do, Horovod's thread asks all workers this often (in ms) what is ready.
-        "HOROVOD_CYCLE_TIME": "1",
-        # glibc gives memory back to the kernel and takes it again, each step, which then clears every page of it.
-        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-        "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
-    }
 
 
 def _script() -> tuple[str, ...]:

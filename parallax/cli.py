@@ -26,7 +26,7 @@ EXIT_USAGE = 2
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line and leaves with its exit status."""
     arguments = _parser().parse_args(argv)
-    by_command = {"show": _show_plan, "diff": _compare_plans}
+    by_command = {"show": _show_plan, "diff": _compare_plans, "calibrate": _calibrate}
     try:
         status = by_command.get(arguments.command, _run_script)(arguments)
     except ParallaxError as error:
@@ -43,7 +43,8 @@ def _parser() -> argparse.ArgumentParser:
     profile = commands.add_parser("profile", help="measure the rows that steps touch; trains nothing, starts no job")
     verify = commands.add_parser("verify", help="compare N workers with one process on the joined batch")
     simulate = commands.add_parser("simulate", help="predict a script's graph on clusters of other sizes")
-    for command in (run, plan, profile, verify):
+    calibrate = commands.add_parser("calibrate", help="measure the cluster and write its profile")
+    for command in (run, plan, profile, verify, calibrate):
         where = command.add_mutually_exclusive_group()
         where.add_argument("--workers", type=_positive, metavar="N", help="so many workers on this machine")
         where.add_argument("-r", "--resource", metavar="FILE", help="resource file that lists the machines")
@@ -75,6 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--cluster", metavar="FILE", help="the cluster profile that the model profile belongs to")
     verify.add_argument("--tolerance", type=float, default=1e-5, help="largest relative difference (default 1e-5)")
     verify.add_argument("--joined-args", metavar="ARGS", help="the script's arguments for the one process")
+    calibrate.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile that is written, JSON")
+    calibrate.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     for command in (run, plan, profile, verify, simulate):
         command.add_argument("script", help="the script, as it would be given to python")
         command.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
@@ -118,6 +121,12 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text}")
     return int(text)
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    from parallax.runtime.calibrate.command import calibrate  # SciPy takes a second to import
+
+    return calibrate(arguments.resource, arguments.workers, arguments.output, arguments.quick)
 
 
 def _run_script(arguments: argparse.Namespace) -> int:

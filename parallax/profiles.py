@@ -26,15 +26,18 @@ class Line:
 
     They are
 
-        base_s + per_peer_s * (n - 1) + byte_s * bytes + bytes / rate
+        latency + byte_s * bytes + on_link - overlap * min(latency, on_link)
 
-    `bytes` are those that the busiest host's link carries in its busier direction (within a host: a member's), `rate`
+    with latency = base_s + per_peer_s * (n - 1) and on_link = bytes / rate. `bytes` are those that the busiest host's
+    link carries in its busier direction (within a host: a member's, and of a server those of all its members), `rate`
     is that link's in bytes per second, as in `HostProfile`, and is not part of the fit (within a host there is none).
 
     Attributes:
         base_s: seconds whatever the members and bytes.
-        per_peer_s: seconds more for each further member.
+        per_peer_s: seconds more for each further member; 0, and in the base, where one number of members was measured.
         byte_s: seconds of a byte besides its time on the link: copies, checksums, waits between packets.
+        overlap: how much of the latency passes while the link is busy, from 0 (they add up) to 1 (the longer counts).
+            It is near 1 where a link that was idle lets more through at once afterwards, as emulated ones do.
         residual: median over the samples of |fitted - measured| / measured.
         samples: how many measurements it was fitted to.
     """
@@ -44,13 +47,15 @@ class Line:
     byte_s: float
     residual: float
     samples: int
+    overlap: float = 0.0
 
     def seconds(self, members: int, link_bytes: float, rate_bytes_per_s: float | None) -> float:
         """Predicted seconds of the operation; 0 with one member."""
         if members < 2:
             return 0.0
         on_link = link_bytes / rate_bytes_per_s if rate_bytes_per_s else 0.0
-        return self.base_s + self.per_peer_s * (members - 1) + self.byte_s * link_bytes + on_link
+        latency = self.base_s + self.per_peer_s * (members - 1)
+        return latency + self.byte_s * link_bytes + on_link - self.overlap * min(latency, on_link)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,8 @@ class HostProfile:
         name: as in the resource file.
         cores: that its processes may use.
         memory_bytes: of the machine.
-        out_bytes_per_s: measured rate of its link, sending.
-        in_bytes_per_s: receiving.
+        out_bytes_per_s: measured rate of its link, sending; 0 where there is no other host.
+        in_bytes_per_s: receiving; likewise.
     """
 
     name: str
@@ -80,7 +85,8 @@ class ClusterProfile:
         version: of this format.
         hosts: in the order of the resource file.
         across: operation -> fit, with one member on each host.
-        within: operation -> fit, with all members on one host; an operation that was not measured is left out.
+        within: operation -> fit, with all members on one host; an operation that was not measured is left out, as pull
+            and push are with several hosts.
         shared_cores: how many processes compute at once, one on each host, as fast as one alone; None when all do.
             Emulated hosts share their machine's cores, and a step's compute time grows with their number.
     """

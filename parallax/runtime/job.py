@@ -110,6 +110,23 @@ def layout_of(cluster: Cluster) -> Layout:
     return Layout(tuple(host.num_workers for host in cluster.hosts), servers)
 
 
+def worker_defaults(cluster: Cluster, servers: tuple[int, ...]) -> dict[str, str]:
+    """Variables for the workers of a job, where the environment does not set them itself."""
+    alone = max(host.num_workers for host in cluster.hosts) == 1
+    return {
+        # How long a rank that waits sleeps at most: messages through memory, within a host, wake nobody. Any but 0
+        # also has Horovod's thread sleep until there is something to do.
+        "PARALLAX_IDLE_US": "20000" if alone else "50",
+        # Every worker would repeat TensorFlow's greeting, and with servers a warning at the end of runs.
+        "TF_CPP_MIN_LOG_LEVEL": "2" if servers else "1",
+        # While there is something to do, Horovod's thread asks all workers this often (in ms) what is ready.
+        "HOROVOD_CYCLE_TIME": "1",
+        # glibc gives memory back to the kernel and takes it again, each step, which then clears every page of it.
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+        "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    }
+
+
 def _check_hosts(cluster: Cluster) -> None:
     odd = next((host.address for host in cluster.hosts if not _HOST.fullmatch(host.address)), None)
     if odd is not None and not cluster.is_local:

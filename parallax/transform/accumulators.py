@@ -6,7 +6,7 @@ from typing import Any
 
 from parallax.decisions import Decisions, Push, Scatter
 from parallax.graph_view import Edge
-from parallax.transform.edit import SCOPE, Editor
+from parallax.transform.edit import SCOPE, Editor, Worker
 from parallax.transform.exchange import merge_equal_rows
 from parallax.transform.partitions import cut_rows
 from parallax.transform.together import device_of
@@ -80,7 +80,7 @@ def push_rows(
         with tf.device(device_of(server)), tf.name_scope(f"{label}/{number}/"):
             if decisions.terms.synchronous:
                 rows = table.local_shape(number, editor.worker.size)[0]
-                taken, give = _through_accumulator(editor, values, indices, rows, f"{label}/{number}")
+                taken, give = through_accumulator(editor.worker, values, indices, rows, f"{label}/{number}")
                 given.append(give)
                 if taken is None:
                     continue
@@ -94,10 +94,18 @@ def push_rows(
     _lead_parts(editor, push.indices, all_indices, given)
 
 
-def _through_accumulator(
-    editor: Editor, values: Any, indices: Any, rows: int, name: str
+def through_accumulator(
+    worker: Worker, values: Any, indices: Any, rows: int, name: str
 ) -> tuple[tuple[Any, Any] | None, Any]:
-    """(the sum over all workers as values and row numbers, on worker 0; the op that gives this worker's rows)."""
+    """(the sum over all workers as values and row numbers, on worker 0; the op that gives this worker's rows).
+
+    Args:
+        worker: which of the workers gives.
+        values: `[n, width]`.
+        indices: `[n]` int64.
+        rows: of the partition.
+        name: of the accumulator, which all workers share.
+    """
     import tensorflow as tf
 
     width = int(values.shape[1])
@@ -113,11 +121,11 @@ def _through_accumulator(
         has_known_shape=True,
         name="give",
     )
-    if editor.worker.rank > 0:
+    if worker.rank > 0:
         return None, give
     with tf.control_dependencies([give]):
         taken = tf.raw_ops.SparseAccumulatorTakeGradient(
-            handle=handle, num_required=tf.constant(editor.worker.size), dtype=values.dtype
+            handle=handle, num_required=tf.constant(worker.size), dtype=values.dtype
         )
     taken.values.set_shape([None, width])
     taken.indices.set_shape([None])

@@ -120,8 +120,8 @@ def start(lab, tmp_path):
     """Starts a command (words for the Python interpreter) on a host."""
     started = []
 
-    def start(*words, host="host0"):
-        started.append(Launched(lab, tmp_path, words, host))
+    def start(*words, host="host0", cluster=lab):
+        started.append(Launched(cluster, tmp_path, words, host))
         return started[-1]
 
     yield start

@@ -1,0 +1,188 @@
+"""`parallax calibrate`: starts the measuring job, shows how far it is, and writes the profile.
+
+The job is started by the launcher of training jobs, with their settings, a server on each host. A host without workers
+gets one for the measurement. What rank 0 prints is read here: one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from parallax.cluster import Cluster, local_cluster
+from parallax.environment import python_path_with, visible_gpus, with_defaults
+from parallax.errors import ConfigError, LaunchError
+from parallax.profiles import ClusterProfile
+from parallax.resource_file import parse_resource_file
+from parallax.runtime.calibrate.fit import Measured, Sample, profile_of
+from parallax.runtime.calibrate.points import Point
+from parallax.runtime.calibrate.ranks import QUICK
+from parallax.runtime.calibrate.table import profile_table
+from parallax.runtime.job import Job, worker_defaults
+from parallax.runtime.launch import launch
+from parallax.runtime.parcel import Parcel
+
+_RANKS = "parallax.runtime.calibrate.ranks"
+_RANK_0 = b"[0] "
+_EVERY_S = 0.5
+
+
+def calibrate(resource: str | None, workers: int | None, output: str, quick: bool) -> int:
+    """Measures a cluster and writes its profile.
+
+    Args:
+        resource: a resource file; None for this machine.
+        workers: on this machine, where there is no file.
+        output: the file that is written, when all has been measured.
+        quick: fewer sizes, subsets and rounds.
+
+    Returns:
+        The exit status: 0, or that of the job, which has said why it failed.
+
+    Raises:
+        ParallaxError: the resource file, the output or the number of workers breaks its rule, or the job cannot start.
+    """
+    cluster = _measurable(_cluster(resource, workers))
+    _check_writable(Path(output))
+    told = _Told()
+    try:
+        status = launch(_job(cluster, quick), stdout=told)  # type: ignore[arg-type]  # it needs no more of a stream
+    finally:
+        told.close()
+    if status:
+        return status
+    measured = told.measured()
+    profile = profile_of([host.address for host in cluster.hosts], measured)
+    _write(Path(output), profile)
+    held_out = [sample for sample in measured.samples if sample.point.is_held_out]
+    sys.stdout.write(profile_table(profile, held_out))
+    sys.stdout.flush()
+    return 0
+
+
+def _cluster(resource: str | None, workers: int | None) -> Cluster:
+    if resource is None:
+        return local_cluster(workers, visible_gpus())
+    return parse_resource_file(resource, local_cluster(None, visible_gpus()).hosts[0])
+
+
+def _measurable(cluster: Cluster) -> Cluster:
+    """The cluster with a worker on each host.
+
+    Raises:
+        ConfigError: there is one worker only.
+    """
+    hosts = tuple(replace(host, num_workers=max(host.num_workers, 1)) for host in cluster.hosts)
+    found = replace(cluster, hosts=hosts)
+    if found.num_workers < 2:
+        raise ConfigError(
+            f"A calibration measures what passes between workers, and there is one only, on {hosts[0].address}. Name "
+            "more hosts or workers."
+        )
+    return found
+
+
+def _job(cluster: Cluster, quick: bool) -> Job:
+    servers = tuple(range(len(cluster.hosts)))
+    hosts = tuple(number for number, host in enumerate(cluster.hosts) for _ in range(host.num_workers))
+    addresses = tuple(host.address for host in cluster.hosts)
+    variables = (
+        *with_defaults(worker_defaults(cluster, servers)),
+        ("PYTHONPATH", python_path_with(Path(__file__).resolve().parents[3])),
+    )
+    parcel = Parcel("", {}, 0, hosts, servers, addresses, cluster.ports)
+    program = ("-m", "parallax.runtime.worker", "-m", _RANKS, *([QUICK] if quick else []))
+    return Job(program, cluster, servers, variables, input=parcel.to_bytes())
+
+
+def _check_writable(output: Path) -> None:
+    """Refuses before the measurement what could not be written after it; leaves nothing.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    reason = "it is a folder" if output.is_dir() else ""
+    try:
+        with tempfile.TemporaryFile(dir=output.parent):
+            pass
+    except OSError as error:
+        reason = str(error.strerror)
+    if reason:
+        raise ConfigError(f"-o must name a file that can be written: {output}: {reason}.")
+
+
+def _write(output: Path, profile: ClusterProfile) -> None:
+    """Writes the file as a whole, or not at all."""
+    made = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        made.write_text(profile.to_json(), encoding="utf-8")
+        made.replace(output)
+    except OSError as error:
+        made.unlink(missing_ok=True)
+        raise ConfigError(f"-o must name a file that can be written: {output}: {error.strerror}.") from error
+
+
+class _Told:
+    """What rank 0 tells, as the stream that the launcher writes the ranks' output to; other lines go to stderr."""
+
+    def __init__(self) -> None:
+        self._waiting = b""
+        self._bar: Any = None
+        self._found: dict[str, Any] = {}
+        self._samples: list[Sample] = []
+
+    def isatty(self) -> bool:
+        """It is none."""
+        return False
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def write(self, data: bytes) -> int:
+        """Takes in whole or cut lines."""
+        *lines, self._waiting = (self._waiting + data).split(b"\n")
+        for line in lines:
+            if line.startswith(_RANK_0 + b'{"kind": '):
+                self._take(json.loads(line[len(_RANK_0) :]))
+            else:
+                sys.stderr.buffer.write(line + b"\n")
+        return len(data)
+
+    def close(self) -> None:
+        """Ends the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def measured(self) -> Measured:
+        """All that was told.
+
+        Raises:
+            LaunchError: something is missing.
+        """
+        missing = [kind for kind in ("hosts", "slowdown") if kind not in self._found]
+        if missing or not self._samples:
+            raise LaunchError("The measuring job has ended without its results: an earlier message says why.")
+        return Measured(
+            hosts=tuple((int(cores), int(memory)) for cores, memory in self._found["hosts"]),
+            rates=tuple((float(out), float(into)) for out, into in self._found.get("links", ())),
+            samples=tuple(self._samples),
+            slowdown=float(self._found["slowdown"]),
+        )
+
+    def _take(self, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "total":
+            self._bar = tqdm(total=message["visits"], desc="measuring", unit="point", mininterval=_EVERY_S)
+        elif kind == "visited":
+            self._bar.update(message["visits"])
+        elif kind == "sample":
+            self._samples.append(Sample(Point(**message["point"]), float(message["seconds"])))
+        else:
+            self._found[kind] = message["found"]

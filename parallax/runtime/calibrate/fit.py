@@ -1,0 +1,142 @@
+"""From what was measured to a `ClusterProfile`: least squares of the relative error.
+
+For each operation, with t the measured seconds of n members whose busiest link carries b bytes at rate r, the fit is
+
+    minimise  sum over samples ((latency + byte b + b / r - overlap min(latency, b / r) - t) / t)^2
+    latency = base + per_peer (n - 1);  base, per_peer, byte >= 0;  0 <= overlap <= 1
+
+Without overlap it is linear, and solved by non-negative least squares (Lawson and Hanson 1974, chapter 23); from there,
+and from the same with full overlap, by a trust region within the bounds (Branch, Coleman and Li 1999). With one number
+of members only, base and latency per peer cannot be told apart: all of it is the base, and the latency per peer is 0.
+The fit is then right for that number and for no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from parallax.profiles import CLUSTER_PROFILE_VERSION, OPERATIONS, ClusterProfile, HostProfile, Line
+from parallax.runtime.calibrate.points import ACROSS, WITHIN, Point
+
+_ALIKE = 1.15
+"""All hosts at once are as fast as one alone when they take no more than this times as long: noise of the measure."""
+
+_LEAST = 1e-15
+
+_SCALES = (1e-3, 1e-3, 1e-3, 1.0)
+"""Of base, latency per peer, a megabyte and overlap: what they are about, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The seconds of a point: the median over the rounds."""
+
+    point: Point
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the job has told.
+
+    Attributes:
+        hosts: (cores, memory in bytes) of each host.
+        rates: (sending, receiving) of each host's link in bytes per second; empty with one host.
+        samples: of all points, those held out too.
+        slowdown: how many times longer a computation takes when all hosts are at it than on one alone.
+    """
+
+    hosts: tuple[tuple[int, int], ...]
+    rates: tuple[tuple[float, float], ...]
+    samples: tuple[Sample, ...]
+    slowdown: float
+
+
+def profile_of(names: Sequence[str], measured: Measured) -> ClusterProfile:
+    """The profile of the hosts called `names`."""
+    rates = measured.rates or ((0.0, 0.0),)
+    hosts = tuple(
+        HostProfile(name, cores, memory, _rounded(out), _rounded(into))
+        for name, (cores, memory), (out, into) in zip(names, measured.hosts, rates, strict=True)
+    )
+    lines = {where: _lines(measured.samples, where, hosts) for where in (ACROSS, WITHIN)}
+    shared = None if measured.slowdown <= _ALIKE else _rounded(len(hosts) / measured.slowdown)
+    return ClusterProfile(CLUSTER_PROFILE_VERSION, hosts, lines[ACROSS], lines[WITHIN], shared)
+
+
+def rate_of(point: Point, hosts: Sequence[HostProfile]) -> float | None:
+    """Bytes per second of the slowest link among a point's members; None within a host."""
+    if point.where == WITHIN:
+        return None
+    return min(min(host.out_bytes_per_s, host.in_bytes_per_s) for host in hosts[: point.members])
+
+
+def errors_of(profile: ClusterProfile, samples: Sequence[Sample]) -> dict[tuple[str, str], list[float]]:
+    """(where, operation) -> (predicted - measured) / measured, for each of the samples."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for sample in samples:
+        point = sample.point
+        lines: Mapping[str, Line] = profile.across if point.where == ACROSS else profile.within
+        predicted = lines[point.operation].seconds(point.members, point.link_bytes, rate_of(point, profile.hosts))
+        found.setdefault((point.where, point.operation), []).append(predicted / sample.seconds - 1)
+    return found
+
+
+def fit_line(samples: Sequence[Sample], hosts: Sequence[HostProfile]) -> Line:
+    """The fit of one operation."""
+    from scipy.optimize import least_squares, nnls
+
+    points = [sample.point for sample in samples]
+    seconds = np.array([sample.seconds for sample in samples])
+    rates = [rate_of(point, hosts) for point in points]
+    on_link = np.array([p.link_bytes / rate if rate else 0.0 for p, rate in zip(points, rates, strict=True)])
+    peers = np.array([point.members - 1.0 for point in points])
+    if len(set(peers)) == 1:
+        peers = np.zeros(len(points))
+    link_bytes = np.array([point.link_bytes for point in points])
+
+    def errors(values: Any) -> Any:
+        base, per_peer, per_megabyte, overlap = values
+        latency = base + per_peer * peers
+        shared = overlap * np.minimum(latency, on_link)
+        return (latency + per_megabyte * 1e-6 * link_bytes + on_link - shared) / seconds - 1
+
+    columns = np.stack([np.ones(len(points)), peers, 1e-6 * link_bytes], axis=1)
+    start, _ = nnls(columns / seconds[:, None], (seconds - on_link) / seconds)
+    found = np.append(start, 0.0)
+    if on_link.any():
+        bounds = ([0.0] * 4, [np.inf, np.inf, np.inf, 1.0])
+        begun = (np.append(start, overlap) for overlap in (0.0, 1.0))
+        tried = [least_squares(errors, values, bounds=bounds, x_scale=_SCALES) for values in begun]
+        found = min(tried, key=lambda one: float(one.cost)).x
+    if not peers.any():  # nothing depends on it, so nothing has moved it from where the search began
+        found[1] = 0.0
+    residual = float(np.median(np.abs(errors(found))))
+    base_s, per_peer_s, megabyte_s, overlap = map(float, found)
+    return Line(
+        base_s=_rounded(base_s),
+        per_peer_s=_rounded(per_peer_s),
+        byte_s=_rounded(1e-6 * megabyte_s),
+        residual=_rounded(residual),
+        samples=len(samples),
+        overlap=_rounded(overlap),
+    )
+
+
+def _lines(samples: Sequence[Sample], where: str, hosts: Sequence[HostProfile]) -> dict[str, Line]:
+    found = {}
+    for operation in OPERATIONS:
+        own = [s for s in samples if (s.point.where, s.point.operation) == (where, operation)]
+        fitted = [sample for sample in own if not sample.point.is_held_out]
+        if fitted:
+            found[operation] = fit_line(fitted, hosts)
+    return found
+
+
+def _rounded(value: float) -> float:
+    """To six digits: more are noise; and what a bound has kept just above 0 is 0."""
+    return float(f"{value:.6g}") if value > _LEAST else 0.0

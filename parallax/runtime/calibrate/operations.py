@@ -1,0 +1,192 @@
+"""The operations that are measured, as graphs of one rank: built by what builds those of jobs, and run as they are.
+
+What is measured of an operation is a share of a run with several of them, one after the other, as in a step:
+
+    all-reduce, allgather   3: each waits for Horovod to have found it ready on all members
+    all-to-all              3, as a pull and a push have: of the first the members tell each other how much comes
+    pull, push              2, as in a step of one of each: a run that servers take part in has a cost of its own
+
+Collectives run in a session of this process, pulls and pushes in one on TensorFlow's servers. A push is complete when
+worker 0 has taken the sum of all rows on the servers and has told the others. Rows are drawn at random, equally many of
+each partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from parallax.ownership import Ownership
+from parallax.runtime.calibrate.points import ROW_WIDTH, SERVER_ROWS, Group, Point
+from parallax.runtime.channels import open_channels
+from parallax.runtime.direct import DirectRuns
+from parallax.runtime.members import SERVER_TASK, WORKER_TASK
+from parallax.transform import collectives
+from parallax.transform.accumulators import through_accumulator
+from parallax.transform.edit import Worker
+from parallax.transform.exchange import pull
+from parallax.transform.exchange_op import all_to_all
+from parallax.transform.together import Meetings, device_of
+from parallax.transform.way import TableRows, ToServers
+
+_CHAIN = {"allreduce": 3, "alltoall": 3, "allgather": 3, "pull": 2, "push": 2}
+_SCOPE = "parallax/calibrate"
+
+
+class Operations:
+    """What one rank runs in a group; every member of its team must make it.
+
+    Args:
+        group: the ranks that are measured together.
+        team: communicator of those that this rank is with.
+        rank: of this worker in the job.
+        target: this rank's TensorFlow server.
+    """
+
+    def __init__(self, group: Group, team: Any, rank: int, target: str) -> None:
+        self._group = group
+        self._rank = team.rank
+        self._label = f"{_SCOPE}/{group.where}_{group.members}"
+        self._random = np.random.default_rng(1 + rank)
+        self._direct, self._ops = self._local(team)
+        self._on_servers = self._remote(rank, target) if group.servers else None
+
+    def runner(self, point: Point) -> Callable[[], None]:
+        """Runs a point's operations once."""
+        if self._on_servers is not None and point.operation in ("pull", "push"):
+            session, ops = self._on_servers
+            op, placeholders = ops[point.operation]
+            feeds = dict(zip(placeholders, self._values(point), strict=True))
+            return lambda: session.run(op, feeds)
+        op, placeholders = self._ops[point.operation]
+        feed = {tensor.name: value for tensor, value in zip(placeholders, self._values(point), strict=True)}
+
+        def run() -> None:
+            while self._direct.run((op.name,), feed) is None:  # the first time it only takes note
+                pass
+
+        return run
+
+    def _values(self, point: Point) -> list[Any]:
+        n, count = self._group.members, point.count
+        if point.operation == "alltoall":
+            return [np.zeros((n * count, ROW_WIDTH), np.float32), np.full(n, count, np.int32)]
+        if point.operation in ("allreduce", "allgather"):
+            return [np.zeros(count, np.float32)]
+        of_partition = [self._random.permutation(SERVER_ROWS)[:count] for _ in range(self._group.servers)]
+        if point.operation == "pull":
+            ids = [rows * self._group.servers + number for number, rows in enumerate(of_partition)]
+            return [self._random.permutation(np.concatenate(ids).astype(np.int32))]
+        values = np.zeros((count * self._group.servers, ROW_WIDTH), np.float32)
+        return [values, np.concatenate(of_partition).astype(np.int64)]
+
+    def _local(self, team: Any) -> tuple[DirectRuns, dict[str, tuple[Any, list[Any]]]]:
+        """The collectives, in a session of this process."""
+        import tensorflow as tf
+
+        graph, ops = tf.Graph(), {}
+        with graph.as_default(), tf.device("/cpu:0"), tf.name_scope(f"{self._label}/"):
+            ops["allreduce"] = self._all_reduce()
+            ops["alltoall"] = self._all_to_all()
+            ops["allgather"] = self._all_gather()
+        open_channels(graph.as_graph_def(), team)
+        return DirectRuns(tf.compat.v1.Session(graph=graph, config=_options())), ops
+
+    def _all_reduce(self) -> tuple[Any, list[Any]]:
+        import tensorflow as tf
+
+        values = given = tf.compat.v1.placeholder(tf.float32, [None])
+        for _ in range(_CHAIN["allreduce"]):
+            values = collectives.all_reduce(values)
+        return values.op, [given]
+
+    def _all_to_all(self) -> tuple[Any, list[Any]]:
+        import tensorflow as tf
+
+        given = tf.compat.v1.placeholder(tf.float32, [None, ROW_WIDTH])
+        splits = tf.compat.v1.placeholder(tf.int32, [self._group.members])
+        rows, arriving = all_to_all(given, splits)
+        for _ in range(_CHAIN["alltoall"] - 1):
+            rows, arriving = all_to_all(rows, splits, arriving=arriving)
+        return rows.op, [given, splits]
+
+    def _all_gather(self) -> tuple[Any, list[Any]]:
+        import tensorflow as tf
+
+        values = given = tf.compat.v1.placeholder(tf.float32, [None])
+        for _ in range(_CHAIN["allgather"]):  # each takes from the one before: equal ones would be run once
+            gathered = collectives.all_gather(values)
+            values = gathered[: tf.size(given)]
+        return gathered.op, [given]
+
+    def _remote(self, rank: int, target: str) -> tuple[Any, dict[str, tuple[Any, list[Any]]]]:
+        """Pull and push, in a session on TensorFlow's servers."""
+        import tensorflow as tf
+
+        v1 = tf.compat.v1
+        graph, ops = tf.Graph(), {}
+        home = f"/job:{WORKER_TASK}/task:{rank}"
+        with graph.as_default(), tf.device(home), tf.name_scope(f"{self._label}/"):
+            parts = []
+            for server in range(self._group.servers):
+                with tf.device(device_of(server)):
+                    values = tf.zeros([SERVER_ROWS, ROW_WIDTH])
+                    parts.append(v1.get_variable(f"{self._label}/part_{server}", initializer=values, use_resource=True))
+            ops["pull"] = self._pull(parts)
+            ops["push"] = self._push()
+            initialize = v1.global_variables_initializer()
+        options = _options()
+        options.device_filters.extend([f"/job:{SERVER_TASK}", home])
+        session = v1.Session(target, graph, options)
+        if self._rank == 0:
+            session.run(initialize)
+        return session, ops
+
+    def _pull(self, parts: list[Any]) -> tuple[Any, list[Any]]:
+        import tensorflow as tf
+
+        given = tf.compat.v1.placeholder(tf.int32, [None])
+        devices = tuple(device_of(server) for server in range(len(parts)))
+        handles = tuple(part.handle for part in parts)
+        table = TableRows("t", "t", SERVER_ROWS * len(parts), handles, tf.float32, (ROW_WIDTH,), devices)
+        done: list[Any] = []
+        for number in range(_CHAIN["pull"]):
+            with tf.name_scope(f"pull_{number}"), tf.control_dependencies(done):
+                done = [pull([table], [(0, tf.identity(given))], ToServers(Ownership.even(len(parts)), None)).rows.op]
+        return done[0], [given]
+
+    def _push(self) -> tuple[Any, list[Any]]:
+        import tensorflow as tf
+
+        servers = self._group.servers
+        worker = Worker(self._rank, self._group.members, 0)
+        meetings = Meetings(self._rank, self._group.members, servers)
+        values = tf.compat.v1.placeholder(tf.float32, [None, ROW_WIDTH])
+        indices = tf.compat.v1.placeholder(tf.int64, [None])
+        done: list[Any] = []
+        for number in range(_CHAIN["push"]):
+            given, taken = [], []
+            with tf.name_scope(f"push_{number}"), tf.control_dependencies(done):
+                pieces = zip(tf.split(values, servers), tf.split(indices, servers), strict=True)
+                for server, (piece, rows) in enumerate(pieces):
+                    name = f"{self._label}/accumulator_{number}/{server}"
+                    with tf.device(device_of(server)):
+                        total, give = through_accumulator(worker, piece, rows, SERVER_ROWS, name)
+                    given.append(give)
+                    taken += [total[0].op] if total is not None else []
+                done = [tf.group(*given, *meetings.token(taken))]
+        return done[0], [values, indices]
+
+
+def operations_in_a_run(operation: str) -> int:
+    """How many of an operation a runner runs, one after the other."""
+    return _CHAIN[operation]
+
+
+def _options() -> Any:
+    """Of a session that sees no GPU: what is measured runs on CPUs."""
+    import tensorflow as tf
+
+    return tf.compat.v1.ConfigProto(allow_soft_placement=True, device_count={"GPU": 0})

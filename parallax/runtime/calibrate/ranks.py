@@ -1,0 +1,205 @@
+"""What every worker of the measuring job runs. Rank 0 tells the launcher what came out, one JSON object a line.
+
+Rounds go over all groups, and in each over all operations and sizes, so that a disturbance meets every point once and
+the median over the rounds forgets it. Horovod is shut down and initialised with the communicator of each group in turn:
+within one process that takes some milliseconds, and what is measured of 2 or 4 members is what a job of 2 or 4 has, its
+agreement on what is ready among them. (Subsets of hosts are the first ones of the resource file: all are taken to be
+alike but for the rates of their links.) Who is not in a group sleeps meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from parallax.runtime.calibrate.links import link_rates
+from parallax.runtime.calibrate.operations import Operations, operations_in_a_run
+from parallax.runtime.calibrate.points import ACROSS, Group, Point, groups_of, leads_of, points_of
+from parallax.runtime.members import Members, current_members
+from parallax.runtime.worker import wait_for_all
+
+QUICK = "--quick"
+
+_ROUNDS, _QUICK_ROUNDS = 3, 2
+_LINK_ROUNDS, _QUICK_LINK_ROUNDS = 3, 1
+_SAMPLE_S = 0.02  # a sample is at least so long
+_MOST_RUNS = 50
+_FIRST_RUNS = 2  # make connections and buffers
+_PRODUCTS = 20
+_MATRIX = np.full((128, 128), 1 / 128, np.float32)
+
+
+def main() -> None:
+    """Measures; the launcher has started this on all hosts."""
+    members = current_members()
+    members.start()
+    _Measurement(members, QUICK in sys.argv[1:]).run()
+
+
+class _Measurement:
+    """The measurement as one rank sees it."""
+
+    def __init__(self, members: Members, quick: bool) -> None:
+        self.members = members
+        self.workers = members.workers
+        self.quick = quick
+        hosts = members.parcel.hosts
+        is_lead = members.rank in leads_of(hosts)
+        made = self.workers.Split(0 if is_lead else 1, members.rank)
+        self.leads = made if is_lead else None
+        self.groups = groups_of(hosts, quick)
+
+    def run(self) -> None:
+        """All of it, in the same order on all ranks."""
+        self._tell_hosts()
+        rates = self._links()
+        measured = [(group, points_of(group, self._rate(group, rates), self.quick)) for group in self.groups]
+        rounds = _QUICK_ROUNDS if self.quick else _ROUNDS
+        self._tell(kind="total", visits=rounds * sum(len(points) for _, points in measured))
+        teams = [self._team(group) for group in self.groups]
+        _horovod().shutdown()
+        operations = [
+            Operations(group, team, self.members.rank, self.members.target) if team is not None else None
+            for group, team in zip(self.groups, teams, strict=True)
+        ]
+        seconds: dict[Point, list[float]] = {}
+        slowdowns = []
+        for number in range(rounds):
+            for (_, points), team, own in zip(measured, teams, operations, strict=True):
+                self._visit(points, team, own, number == 0, seconds)
+            slowdowns.append(self._slowdown())
+        for point, times in seconds.items():
+            self._tell(kind="sample", point=asdict(point), seconds=statistics.median(times))
+        self._tell(kind="slowdown", found=statistics.median(slowdowns))
+
+    def _tell_hosts(self) -> None:
+        own = (len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        everyone = self.workers.gather(own, 0)
+        if everyone is not None:
+            found = [everyone[lead] for lead in leads_of(self.members.parcel.hosts)]
+            self._tell(kind="hosts", found=found)
+
+    def _links(self) -> list[tuple[float, float]]:
+        """(sending, receiving) of each host, the median of some times."""
+        found: list[tuple[float, float]] = []
+        if self.leads is not None and self.leads.size > 1:
+            rounds = [link_rates(self.leads) for _ in range(_QUICK_LINK_ROUNDS if self.quick else _LINK_ROUNDS)]
+            by_host = zip(*rounds, strict=True)
+            found = [(statistics.median(o for o, _ in one), statistics.median(i for _, i in one)) for one in by_host]
+            self._tell(kind="links", found=found)
+        self._meet()
+        return list(self.workers.bcast(found, 0))
+
+    def _rate(self, group: Group, rates: list[tuple[float, float]]) -> float | None:
+        """Of the slowest link of a group across hosts."""
+        if group.where != ACROSS:
+            return None
+        return min(min(rate) for rate in rates[: group.members])
+
+    def _team(self, group: Group) -> Any:
+        """Communicator of this rank's team in a group; None when it is in none."""
+        from mpi4py import MPI
+
+        number = group.team_of(self.members.rank)
+        made = self.workers.Split(MPI.UNDEFINED if number is None else number, self.members.rank)
+        return None if number is None else made
+
+    def _visit(
+        self,
+        points: tuple[Point, ...],
+        team: Any,
+        operations: Operations | None,
+        is_first: bool,
+        seconds: dict[Point, list[float]],
+    ) -> None:
+        """Measures the points of a group once; of the teams that do it at once the slowest counts."""
+        found = []
+        if operations is not None:
+            hvd = _horovod()
+            hvd.init(comm=team)
+            for point in points:
+                found.append(_seconds(operations.runner(point), team, is_first) / operations_in_a_run(point.operation))
+            team.Barrier()
+            hvd.shutdown()
+        self._meet()
+        everyone = self.workers.gather(found, 0)
+        if everyone is not None:
+            for point, times in zip(points, zip(*filter(None, everyone), strict=True), strict=True):
+                seconds.setdefault(point, []).append(max(times))
+        self._tell(kind="visited", visits=len(points))
+
+    def _slowdown(self) -> float:
+        """How much longer a computation takes when all hosts are at it than on one alone: the median over the hosts."""
+        if self.leads is None or self.leads.size == 1:
+            self._meet()
+            return 1.0
+        from mpi4py import MPI
+
+        leads = self.leads
+        alone = 0.0
+        for turn in range(leads.size):
+            wait_for_all(leads)
+            if turn == leads.rank:
+                alone = _timed(_compute)
+        wait_for_all(leads)
+        leads.Barrier()
+        together = leads.allreduce(_timed(_compute), MPI.MAX)
+        found = statistics.median(leads.allgather(together / alone))
+        self._meet()
+        return float(found)
+
+    def _meet(self) -> None:
+        """Waits for all workers without holding a core."""
+        wait_for_all(self.workers)
+
+    def _tell(self, **message: Any) -> None:
+        if self.members.rank == 0:
+            sys.stdout.write(json.dumps(message) + "\n")
+            sys.stdout.flush()
+
+
+def _horovod() -> Any:
+    import horovod.tensorflow as hvd
+
+    return hvd
+
+
+def _seconds(run: Callable[[], None], team: Any, is_first: bool) -> float:
+    """Seconds of a run: the mean of some in a row, of the slowest member. What comes before them is not counted."""
+    from mpi4py import MPI
+
+    for _ in range(_FIRST_RUNS if is_first else 0):
+        run()
+    once_s = _timed(run)
+    times = team.bcast(min(math.ceil(_SAMPLE_S / once_s), _MOST_RUNS), 0)
+    team.Barrier()
+    began_s = time.perf_counter()
+    for _ in range(times):
+        run()
+    mine_s = (time.perf_counter() - began_s) / times
+    return float(team.allreduce(mine_s, MPI.MAX))
+
+
+def _compute() -> None:
+    """A fixed product of small matrices, on one thread."""
+    for _ in range(_PRODUCTS):
+        np.einsum("ij,jk->ik", _MATRIX, _MATRIX)
+
+
+def _timed(run: Callable[[], None]) -> float:
+    began_s = time.perf_counter()
+    run()
+    return time.perf_counter() - began_s
+
+
+if __name__ == "__main__":
+    main()

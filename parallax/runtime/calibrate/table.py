@@ -1,0 +1,61 @@
+"""What `parallax calibrate` prints: every host's link, every operation's fit, and how far predictions are off."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from parallax.profiles import ClusterProfile
+from parallax.runtime.calibrate.fit import Sample, errors_of
+from parallax.runtime.calibrate.points import ACROSS, WITHIN
+
+_WHERE = {ACROSS: "across hosts", WITHIN: "within a host"}
+
+
+def profile_table(profile: ClusterProfile, held_out: Sequence[Sample] = ()) -> str:
+    """The profile as a text of lines.
+
+    Args:
+        profile: what was fitted.
+        held_out: measurements that were not fitted, whose errors are shown.
+    """
+    lines = [*_hosts(profile), ""]
+    errors = errors_of(profile, held_out)
+    form = "{:<13} {:<10} {:>9} {:>12} {:>15} {:>8} {:>9} {:>9}"
+    lines.append(
+        form.format("where", "operation", "base ms", "per peer ms", "bandwidth MB/s", "overlap", "residual", "held out")
+    )
+    for where, fitted in ((ACROSS, profile.across), (WITHIN, profile.within)):
+        for operation, line in fitted.items():
+            own = errors.get((where, operation))
+            lines.append(
+                form.format(
+                    _WHERE[where],
+                    operation,
+                    f"{line.base_s * 1e3:.3f}",
+                    f"{line.per_peer_s * 1e3:.3f}",
+                    f"{1e-6 / line.byte_s:,.1f}" if line.byte_s else "unlimited",
+                    f"{line.overlap:.2f}",
+                    f"{line.residual:.1%}",
+                    f"{statistics.median(map(abs, own)):.1%}" if own else "",
+                )
+            )
+    lines += [
+        "",
+        "Bandwidth is besides the link: copies and waits. Held out: the error for sizes that were not fitted.",
+    ]
+    if len(profile.hosts) == 2:
+        lines.append("With two hosts the latency per peer is in the base: the fit holds for two.")
+    if profile.shared_cores is not None:
+        lines.append(f"Hosts share processor cores: {profile.shared_cores:.2f} compute at once as fast as one alone.")
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _hosts(profile: ClusterProfile) -> list[str]:
+    width = max(len("host"), *(len(host.name) for host in profile.hosts))
+    found = [f"{'host':<{width}} {'cores':>5} {'memory GB':>10} {'sends mbit/s':>13} {'receives mbit/s':>16}"]
+    for host in profile.hosts:
+        rates = [f"{8e-6 * rate:.1f}" if rate else "-" for rate in (host.out_bytes_per_s, host.in_bytes_per_s)]
+        memory = f"{host.memory_bytes / 1e9:.1f}"
+        found.append(f"{host.name:<{width}} {host.cores:>5} {memory:>10} {rates[0]:>13} {rates[1]:>16}")
+    return found
