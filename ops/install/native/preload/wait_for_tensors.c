@@ -14,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-#define LONGEST_US 20000
+#define LONGEST_US 5000
 #define CYCLES 4
 
 typedef int (*sleep_function)(const struct timespec *, struct timespec *);
