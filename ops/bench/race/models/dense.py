@@ -11,8 +11,8 @@ from ops.bench.race.models import Built, Table
 from ops.bench.race.models.draws import generator, glorot
 
 LEARNING_RATE, MOMENTUM = 2e-5, 0.9
-"""So low that rounding does not grow: initial values changed by 1e-7 change the loss by 2e-4 after 120 steps, and by more
-than itself at 0.005. An update still changes it by some 2 % a step at first."""
+"""So low that rounding does not grow: initial values changed by 1e-7 change the loss by 2e-4 after 120 steps; at 0.005
+by more than itself. An update still changes it by some 2 % a step at first."""
 COLOURS = 3
 
 
