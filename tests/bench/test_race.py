@@ -64,6 +64,7 @@ def test_a_race_without_a_lab_measures_all_systems_and_says_what_it_cannot_show(
     assert rounds == [(number, system) for number in "12" for system in (*systems, "alone")]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_system_that_dies_is_reported_and_the_others_go_on(race):
     words = ("--systems", "horovod,tf-ps-async", "--rounds", "1", "--env", "HOROVOD_CONTROLLER=nonsense")

@@ -20,6 +20,7 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("HOROVOD_CYCLE_TIME", "1")
+os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")  # sums of tensors sent together depend on which those are
 
 from mpi4py import MPI  # noqa: E402
 

@@ -1,8 +1,11 @@
 """A calibration of this machine, as a user starts it."""
 
+import pytest
+
 from parallax.profiles import OPERATIONS, cluster_profile_from_json
 
 
+@pytest.mark.slow
 def test_two_workers_of_this_machine_are_measured_within_their_host(start, tmp_path):
     file = tmp_path / "cluster.json"
     done = start("-m", "parallax.cli", "calibrate", "--workers", 2, "-o", file, "--quick").finish()

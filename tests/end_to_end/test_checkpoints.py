@@ -45,6 +45,7 @@ def variables(file, which):
         return {name.removeprefix(f"{which} "): found[name] for name in found.files if name.startswith(which)}
 
 
+@pytest.mark.slow
 def test_what_workers_left_is_found_by_fewer_workers_with_servers_and_by_one_process(start, tmp_path):
     script, folder = SCRIPTS / "carried_on.py", tmp_path / "kept"
     servers = tmp_path / "servers.yaml"
