@@ -190,6 +190,11 @@ class Cluster:
         return sum(host.num_workers for host in self.hosts)
 
     @property
+    def workers_are_alone(self) -> bool:
+        """Whether no host has more than one worker."""
+        return max(host.num_workers for host in self.hosts) == 1
+
+    @property
     def host_by_rank(self) -> tuple[Host, ...]:
         """The host of every worker."""
         return tuple(host for host in self.hosts for _ in range(host.num_workers))

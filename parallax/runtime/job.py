@@ -112,11 +112,10 @@ def layout_of(cluster: Cluster) -> Layout:
 
 def worker_defaults(cluster: Cluster, servers: tuple[int, ...]) -> dict[str, str]:
     """Variables for the workers of a job, where the environment does not set them itself."""
-    alone = max(host.num_workers for host in cluster.hosts) == 1
     return {
         # How long a rank that waits sleeps at most: messages through memory, within a host, wake nobody. Any but 0
         # also has Horovod's thread sleep until there is something to do.
-        "PARALLAX_IDLE_US": "20000" if alone else "50",
+        "PARALLAX_IDLE_US": "20000" if cluster.workers_are_alone else "50",
         # Every worker would repeat TensorFlow's greeting, and with servers a warning at the end of runs.
         "TF_CPP_MIN_LOG_LEVEL": "2" if servers else "1",
         # While there is something to do, Horovod's thread asks all workers this often (in ms) what is ready.
