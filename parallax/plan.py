@@ -7,7 +7,7 @@ every rank. What is predicted of a step as a whole is in parallax/prediction.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,22 @@ class Layout:
     def host_by_rank(self) -> tuple[int, ...]:
         """The number of each worker's host."""
         return tuple(host for host, workers in enumerate(self.hosts) for _ in range(workers))
+
+
+def fronts_of(hosts: Sequence[int], servers: Sequence[int]) -> tuple[int, ...]:
+    """For each server its *front*: the one worker that asks it for all of them, as it is on the same host.
+
+    Args:
+        hosts: the number of each worker's host.
+        servers: the number of each server's host.
+
+    Returns:
+        A rank for each server. Empty where every worker asks by itself: on one host, where a host has several workers
+        (which merge what they ask for), and where a server's host has none.
+    """
+    if len(hosts) < 2 or len(set(hosts)) < len(hosts) or not set(servers) <= set(hosts):
+        return ()
+    return tuple(hosts.index(server) for server in servers)
 
 
 def one_host(workers: int, servers: int = 1) -> Layout:

@@ -38,17 +38,25 @@ def alltoall_cost(variable: VariableSpec, workers: int, touched_rows: int | None
     return RouteCost(ALLTOALL, (workers - 1) * touched_rows * row_bytes // workers, 3)
 
 
-def ps_cost(variable: VariableSpec, workers: int, touched_rows: int | None, by_row: bool) -> RouteCost:
+def ps_cost(
+    variable: VariableSpec, workers: int, touched_rows: int | None, by_row: bool, has_fronts: bool = False
+) -> RouteCost:
     """What one worker sends to servers, and the servers to it.
 
     By row: ids out, rows back, gradient rows with their ids out: u (i + 8 + 2de), for accumulators number rows in 8
     bytes. Whole: the gradient out, the new value back: 2w. All of it crosses from one process to another, also where
     both are on one host.
+
+    Where every server has a front (parallax/plan.py), rows go between workers, in three rounds more, and as by
+    `alltoall` (W-1)/W u (i + 2de) leave a host. What a front and its server send each other stays there, uncounted.
     """
     if not by_row:
         return RouteCost(PS, 2 * variable.value_bytes, 2)
+    rounds = 7 if has_fronts else 4
     if touched_rows is None:
-        return RouteCost(PS, None, 4)
+        return RouteCost(PS, None, rounds)
+    if has_fronts:
+        return RouteCost(PS, alltoall_cost(variable, workers, touched_rows).sent_bytes, rounds)
     row_bytes = id_bytes(variable, workers) + 8 + 2 * variable.width * variable.dtype_bytes
     return RouteCost(PS, touched_rows * row_bytes, 4)
 

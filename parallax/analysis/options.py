@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parallax.analysis.cost import allgather_cost, allreduce_cost, alltoall_cost, ps_cost
 from parallax.errors import PlanError
-from parallax.plan import ALLGATHER, ALLREDUCE, ALLTOALL, NO_ROUTE, PS, ROUTES, Layout, RouteCost, Wishes
+from parallax.plan import ALLGATHER, ALLREDUCE, ALLTOALL, NO_ROUTE, PS, ROUTES, Layout, RouteCost, Wishes, fronts_of
 from parallax.spec import VariableClass, VariableSpec
 
 _ROW_TYPES = ("float16", "float32", "float64")
@@ -55,7 +55,8 @@ def options_of(variable: VariableSpec, layout: Layout, wishes: Wishes, touched: 
 
 
 def _servers_option(variable: VariableSpec, layout: Layout, wishes: Wishes, touched: int | None) -> RouteCost:
-    cost = ps_cost(variable, layout.num_workers, touched, by_row(variable))
+    has_fronts = wishes.synchronous and bool(fronts_of(layout.host_by_rank, layout.servers))
+    cost = ps_cost(variable, layout.num_workers, touched, by_row(variable), has_fronts)
     why = ""
     if wishes.run_option == "MPI":
         why = "run option MPI starts no servers"

@@ -29,7 +29,7 @@ def write_planned(view: GraphView, decisions: Decisions, plan: Plan, seed: int, 
         ConfigError: when the folder cannot be written.
     """
     for rank in range(plan.num_workers):
-        worker = Worker(rank, plan.num_workers, seed, hosts=plan.layout.host_by_rank, servers=len(plan.servers))
+        worker = Worker(rank, plan.num_workers, seed, hosts=plan.layout.host_by_rank, servers=plan.servers)
         write_events(folder, rank, transform(view, decisions, worker))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from parallax.errors import SessionError
 from parallax.graph_view import GraphView, split_tensor
+from parallax.transform.accumulators import FRONTS_GIVE
 from parallax.transform.exchange_op import ALL_TO_ALL
 from parallax.transform.pipeline import WorkerGraph
 from parallax.transform.together import MEETINGS
@@ -101,7 +102,8 @@ class Names:
         op = self._worker_view.op(node)
         if node.startswith(MEETINGS):
             return "/".join(node.split("/")[:3])
-        return node if op.startswith("Horovod") or op == ALL_TO_ALL or op in _GIVES else ""
+        gives = op in _GIVES and not node.startswith(FRONTS_GIVE)
+        return node if op.startswith("Horovod") or op == ALL_TO_ALL or gives else ""
 
     def _worker_name(self, name: str) -> str:
         whole = self._worker_graph.whole

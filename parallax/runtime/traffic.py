@@ -24,7 +24,8 @@ class ExchangeReport:
             the rows of a host's workers together, and s those that its workers own.
         counted_bytes: bytes of ids, rows and gradient rows in them that left a worker for another, or a host for
             another where there are several.
-        server_bytes: bytes of ids, rows and gradient rows that workers and servers sent to each other.
+        server_bytes: bytes of ids, rows and gradient rows that workers and servers sent to each other; where servers
+            have fronts (parallax/plan.py), that left a worker for another's host.
         gathered_bytes: bytes that reached other workers by allgather.
         plan: of the job.
     """
@@ -131,10 +132,10 @@ def exchange_report(
         if counter.kind == "push":
             for name, rows in zip(counter.variables, total[1:-2], strict=True):
                 touched[name] = touched.get(name, 0.0) + float(rows) / float(total[0])
-        if counter.route == PS:  # accumulators number rows in 8 bytes
-            served += int(total[-1]) * (counter.row_bytes + (counter.id_bytes if counter.kind == "pull" else 8))
+        row_bytes = counter.row_bytes + counter.id_bytes
+        if counter.route == PS:
+            served += int(total[-1]) * row_bytes
             continue
-        row_bytes = counter.row_bytes + (counter.id_bytes if counter.kind == "pull" else 0)
         predicted += float(leaves) * row_bytes
         moved += int(total[-1]) * row_bytes
     return ExchangeReport(steps, tuple(sorted(touched.items())), round(predicted), moved, gathered, served, plan)

@@ -78,7 +78,7 @@ def open_session(
         decisions = decide(analysed, plan, equal_randomness)
         _agree("plan", plan.to_json())
         _agree("decisions", repr(decisions))
-        place = _place(members, config, len(plan.servers), equal_randomness)
+        place = _place(members, config, plan.servers, equal_randomness)
         worker_graph = transform(analysed.captured.view, decisions, place)
         open_channels(worker_graph.graph_def, members.workers, members.host_workers)
         worker = Worker(graph, Names(analysed.captured.view, worker_graph), watch)
@@ -101,7 +101,7 @@ def open_session(
     return session, size, rank
 
 
-def _place(members: Members, config: Config, servers: int, equal_randomness: bool) -> edit.Worker:
+def _place(members: Members, config: Config, servers: tuple[int, ...], equal_randomness: bool) -> edit.Worker:
     """Which of the workers this is, for the transform."""
     aggregates = config.communication_config.ps_config.local_aggregation
     return edit.Worker(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from parallax.decisions import Decisions, Push, Scatter
+from parallax.decisions import Decisions, Scatter
 from parallax.graph_view import Edge
-from parallax.transform.edit import SCOPE, Editor, Worker
+from parallax.transform.edit import SCOPE, Editor
 from parallax.transform.exchange import merge_equal_rows
 from parallax.transform.partitions import cut_rows
 from parallax.transform.together import device_of
+from parallax.transform.way import Givers
 
+ALL_GIVE, FRONTS_GIVE = f"{SCOPE}/accumulate", f"{SCOPE}/front"
+"""Where the nodes are by which gradient rows are given: by all workers alike, or by the front of each server."""
 NEVER_STALE = 2**63 - 1
 """Local step of what is given: an accumulator drops what is older than its own step."""
 
@@ -56,21 +59,22 @@ def _scatter(editor: Editor, decisions: Decisions, scatter: Scatter, label: str)
 
 
 def push_rows(
-    editor: Editor, decisions: Decisions, push: Push, sent: list[tuple[list[Any], list[Any]]], label: str
+    editor: Editor, decisions: Decisions, index: int, sent: list[tuple[list[Any], list[Any]]], givers: Givers
 ) -> None:
     """Gradient rows of a table on servers: each partition gets those of all workers, added up.
 
     Args:
         editor: the graph.
         decisions: what shall be changed.
-        push: which of the pushes it is.
+        index: which of the pushes it is.
         sent: for each pull that the rows were looked up in, (values `[n, width]`, local row numbers `[n]`), both by
             partition.
-        label: a name for it.
+        givers: who gives them.
     """
     import tensorflow as tf
 
-    table = decisions.table(push.table)
+    push = decisions.pushes[index]
+    table, label = decisions.table(push.table), f"{ALL_GIVE if givers.number > 1 else FRONTS_GIVE}/{index}"
     row_shape = editor.at(push.values[0]).shape.as_list()[1:] if push.values else None
     index_type = editor.at(push.indices[0]).dtype
     all_values, all_indices, given = [], [], []
@@ -80,56 +84,60 @@ def push_rows(
         with tf.device(device_of(server)), tf.name_scope(f"{label}/{number}/"):
             if decisions.terms.synchronous:
                 rows = table.local_shape(number, editor.worker.size)[0]
-                taken, give = through_accumulator(editor.worker, values, indices, rows, f"{label}/{number}")
-                given.append(give)
-                if taken is None:
+                handle = accumulator(values, rows, f"{label}/{number}")
+                gives = [give(handle, values, indices, rows)] if number in givers.partitions else []
+                given += gives
+                if editor.worker.rank > 0:
                     continue
-                values, indices = taken
+                with tf.control_dependencies(gives):
+                    values, indices = take(handle, values, givers.number)
             if push.merge:
                 values, indices = merge_equal_rows(values, indices)
             all_indices.append(tf.cast(indices, index_type))
             if row_shape is not None:
                 all_values.append(tf.reshape(values, [-1, *row_shape]))
-    _lead_parts(editor, push.values, all_values, given)
-    _lead_parts(editor, push.indices, all_indices, given)
+    # A worker that gives nothing takes part in what brings the rows to those that do.
+    gone = given or [pieces[0].op for pair in sent for pieces in pair]
+    _lead_parts(editor, push.values, all_values, gone)
+    _lead_parts(editor, push.indices, all_indices, gone)
 
 
-def through_accumulator(
-    worker: Worker, values: Any, indices: Any, rows: int, name: str
-) -> tuple[tuple[Any, Any] | None, Any]:
-    """(the sum over all workers as values and row numbers, on worker 0; the op that gives this worker's rows).
-
-    Args:
-        worker: which of the workers gives.
-        values: `[n, width]`.
-        indices: `[n]` int64.
-        rows: of the partition.
-        name: of the accumulator, which all workers share.
-    """
+def accumulator(values: Any, rows: int, name: str) -> Any:
+    """The accumulator of a partition's gradient rows, which all workers share by its name."""
     import tensorflow as tf
 
-    width = int(values.shape[1])
-    handle = tf.raw_ops.SparseConditionalAccumulator(
-        dtype=values.dtype, shape=[rows, width], shared_name=name, reduction_type="SUM", name="accumulator"
+    return tf.raw_ops.SparseConditionalAccumulator(
+        dtype=values.dtype,
+        shape=[rows, int(values.shape[1])],
+        shared_name=name,
+        reduction_type="SUM",
+        name="accumulator",
     )
-    give = tf.raw_ops.SparseAccumulatorApplyGradient(
+
+
+def give(handle: Any, values: Any, indices: Any, rows: int) -> Any:
+    """Gives this worker's gradient rows `[n, width]` of a partition of so many rows, with their numbers `[n]` int64."""
+    import tensorflow as tf
+
+    return tf.raw_ops.SparseAccumulatorApplyGradient(
         handle=handle,
         local_step=tf.constant(NEVER_STALE, tf.int64),
         gradient_indices=indices,
         gradient_values=values,
-        gradient_shape=tf.constant([rows, width], tf.int64),
+        gradient_shape=tf.constant([rows, int(values.shape[1])], tf.int64),
         has_known_shape=True,
         name="give",
     )
-    if worker.rank > 0:
-        return None, give
-    with tf.control_dependencies([give]):
-        taken = tf.raw_ops.SparseAccumulatorTakeGradient(
-            handle=handle, num_required=tf.constant(worker.size), dtype=values.dtype
-        )
-    taken.values.set_shape([None, width])
+
+
+def take(handle: Any, like: Any, givers: int) -> tuple[Any, Any]:
+    """The sum of what all givers gave: values `[m, width]` and row numbers `[m]`."""
+    import tensorflow as tf
+
+    taken = tf.raw_ops.SparseAccumulatorTakeGradient(handle=handle, num_required=tf.constant(givers), dtype=like.dtype)
+    taken.values.set_shape([None, int(like.shape[1])])
     taken.indices.set_shape([None])
-    return (taken.values, taken.indices), give
+    return taken.values, taken.indices
 
 
 def _joined(pieces: list[Any]) -> Any:

@@ -32,7 +32,7 @@ class Worker:
         equal_randomness: whether all workers draw the same numbers (for verification only).
         hosts: the number of each worker's host; empty for one host.
         merges_in_host: whether the workers of a host merge what they ask for.
-        servers: number of servers.
+        servers: the number of each server's host.
     """
 
     rank: int
@@ -41,7 +41,14 @@ class Worker:
     equal_randomness: bool = False
     hosts: tuple[int, ...] = ()
     merges_in_host: bool = False
-    servers: int = 0
+    servers: tuple[int, ...] = ()
+
+    @property
+    def near_servers(self) -> tuple[tuple[int, ...], ...]:
+        """For each worker the servers of its host; all where it has none."""
+        hosts = self.hosts or (0,) * self.size
+        here = [tuple(number for number, at in enumerate(self.servers) if at == host) for host in hosts]
+        return tuple(servers or tuple(range(len(self.servers))) for servers in here)
 
     @property
     def neighbours(self) -> tuple[int, ...]:
@@ -82,7 +89,7 @@ class Counter:
         away: the share of the rows whose owners are where what leaves goes to.
         variables: the tables' variables, in order.
         row_bytes: bytes of one row's values.
-        id_bytes: bytes of one id on the wire.
+        id_bytes: bytes of one id on the wire; 0 where rows go to who remembers what it was asked for.
         trains: whether the exchange is part of a training step.
     """
 
@@ -263,7 +270,7 @@ def open_editor(view: GraphView, worker: Worker, terms: Terms) -> Editor:
         raise TransformError(
             f"Names under {SCOPE!r} are for ops that Parallax adds, and the graph holds {taken!r}. Rename it."
         )
-    meetings = Meetings(worker.rank, worker.size, worker.servers)
+    meetings = Meetings(worker.rank, worker.near_servers)
     together: Together = Collectives()
     if not terms.synchronous:
         together = Alone()

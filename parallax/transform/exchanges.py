@@ -8,15 +8,16 @@ from typing import Any
 
 from parallax.decisions import Decisions, Push, Table
 from parallax.graph_view import Edge, GraphView
-from parallax.plan import ALLTOALL, PS
+from parallax.plan import ALLTOALL, PS, fronts_of
 from parallax.transform.accumulators import push_rows
 from parallax.transform.collectives import open_end
-from parallax.transform.edit import SCOPE, Counter, Cut, Editor
+from parallax.transform.edit import SCOPE, Counter, Cut, Editor, Worker
 from parallax.transform.exchange import Pulled, found_at, id_bytes, looked_up, merge_equal_rows, merged_rows, pull
+from parallax.transform.exchange_op import HOST, WORKERS
 from parallax.transform.gradients import add_counter
 from parallax.transform.grouping import PullGroup, group, push_nodes
 from parallax.transform.together import device_of
-from parallax.transform.way import Host, TableRows, ToServers, ToWorkers, askers
+from parallax.transform.way import Givers, Meeting, TableRows, ToServers, ToWorkers, askers
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +113,18 @@ def _rows_of(editor: Editor, table: Table, source: str) -> TableRows:
 
 
 def _way(editor: Editor, table: Table, synchronous: bool) -> ToWorkers | ToServers:
-    worker = editor.worker
-    ownership, host = table.ownership(worker.size), None
-    if worker.merges_in_host and synchronous:
-        places = () if table.servers else askers(worker.hosts, worker.hosts[worker.rank], ownership.pattern)
-        host = Host(len(worker.neighbours), places)
-    return ToServers(ownership, host) if table.servers else ToWorkers(ownership, host, worker.rank)
+    worker, size = editor.worker, len(editor.worker.neighbours)
+    ownership, meeting = table.ownership(worker.size), None
+    fronts = fronts_of(worker.hosts, worker.servers) if synchronous and table.servers else ()
+    if fronts:
+        meeting = Meeting(WORKERS, worker.size, tuple(fronts[table.servers[p]] for p in ownership.pattern))
+    elif worker.merges_in_host and synchronous:
+        places = range(size) if table.servers else askers(worker.hosts, worker.hosts[worker.rank], ownership.pattern)
+        meeting = Meeting(HOST, size, tuple(places))
+    if not table.servers:
+        return ToWorkers(ownership, meeting, worker.rank)
+    asks = [p for p, server in enumerate(table.servers) if not fronts or fronts[server] == worker.rank]
+    return ToServers(ownership, meeting, Givers(tuple(asks), 1 if fronts else worker.size))
 
 
 def _gathered(editor: Editor, decisions: Decisions, exchange: _Exchange, members: list[int]) -> Any:
@@ -164,7 +171,8 @@ def _push_to_servers(editor: Editor, decisions: Decisions, index: int, sent: lis
             with tf.control_dependencies([_count(editor, exchange, "push")]):
                 values = tf.identity(values)
             by_partition.append((way.by_partition(last, values), way.by_partition(last, last.local)))
-    push_rows(editor, decisions, decisions.pushes[index], by_partition, f"{SCOPE}/accumulate/{index}")
+    (givers,) = {exchange.way.givers for exchange, _ in sent if isinstance(exchange.way, ToServers)}
+    push_rows(editor, decisions, index, by_partition, givers)
 
 
 def _of_table(rows: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -229,27 +237,27 @@ def _count(editor: Editor, exchange: _Exchange, kind: str) -> Any:
     """Counts one run: distinct rows by table, those asked of owners, and of them those that leave."""
     import tensorflow as tf
 
-    pulled, last = exchange.pulled, exchange.pulled.trip.last
-    owners, ownership = _owners_away(editor, exchange), exchange.way.ownership
-    asked = tf.reduce_sum(last.splits)
-    left = tf.reduce_sum(last.splits * tf.constant(owners, tf.int32))
+    way, splits, asked_of = exchange.way, exchange.pulled.trip.last.splits, exchange.way.ownership.pattern
+    from_server = isinstance(way, ToServers)
+    if from_server and way.fronts:  # what they ask their servers stays on their hosts
+        from_server, splits, asked_of = False, exchange.pulled.first.splits, way.fronts
+    away = [1] * way.ownership.holders if from_server else _away(editor.worker)
+    asked, left = tf.reduce_sum(splits), tf.reduce_sum(splits * tf.constant(away, tf.int32))
+    ids = id_bytes([t.rows for t in exchange.tables], way.slots) if kind == "pull" else 8 if from_server else 0
     counter = Counter(
         tensor="",
         kind=kind,
         variables=tuple(t.variable for t in exchange.tables),
         row_bytes=math.prod(exchange.tables[0].row_shape) * exchange.tables[0].dtype.size,
-        id_bytes=id_bytes([t.rows for t in exchange.tables], exchange.way.slots),
+        id_bytes=ids,
         trains=bool(exchange.together.sites),
-        route=PS if isinstance(exchange.way, ToServers) else ALLTOALL,
-        away=sum(owners[holder] for holder in ownership.pattern) / ownership.slots,
+        route=PS if isinstance(way, ToServers) else ALLTOALL,
+        away=sum(away[one] for one in asked_of) / len(asked_of),
     )
-    return add_counter(editor, counter, [*tf.unstack(pulled.distinct, len(exchange.tables)), asked, left])
+    return add_counter(editor, counter, [*tf.unstack(exchange.pulled.distinct, len(exchange.tables)), asked, left])
 
 
-def _owners_away(editor: Editor, exchange: _Exchange) -> list[int]:
-    """For each owner 1 when what goes there leaves this host, or, on one host, this process; else 0."""
-    worker = editor.worker
-    if isinstance(exchange.way, ToServers):
-        return [1] * exchange.way.ownership.holders
+def _away(worker: Worker) -> list[int]:
+    """For each worker 1 when what goes there leaves this host, or, on one host, this process; else 0."""
     here = worker.neighbours if len(set(worker.hosts)) > 1 else (worker.rank,)
     return [int(rank not in here) for rank in range(worker.size)]

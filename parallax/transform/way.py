@@ -1,18 +1,22 @@
 """The ways from a worker to the owners of rows: to partitions in the workers, or to those on servers.
 
-Both may begin with a leg within the host. There each key goes to one of the host's workers, who merges what the others
-ask for and asks the owners once for all of them: bytes that leave a host are those of the union of its workers' rows.
+Both may begin with a leg to a meeting of workers, where each key goes to one of them, who merges what the others ask
+for and asks the owners once for all of them. Workers of one host meet so that what leaves it are their union's rows.
+Where every host has one worker, all meet for tables on servers: each server is asked by the worker on its host, its
+*front*, and by nobody else. Rows then cross between hosts in messages of workers, one to each other, not in requests of
+every worker to every server.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from parallax.ownership import Ownership
-from parallax.transform.exchange_op import HOST, Leg, Wanted, all_to_all, leg
+from parallax.transform.exchange_op import WORKERS, Leg, Wanted, all_to_all, leg
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +43,32 @@ class TableRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
-    """The workers of this worker's host, when there are several and they merge what they ask for.
+class Meeting:
+    """Workers who merge what they ask owners for: each asks for some of the rows, for all of them.
 
     Attributes:
+        among: HOST for those of this worker's host, WORKERS for all.
         size: how many they are.
-        place_of_slot: for each slot of the pattern of owners, who of this host asks for its rows.
+        asker_of_slot: for each slot of the pattern of owners, who of them asks for its rows. For owners on servers, of
+            whom any may ask, the pattern may be another: keys go by their rest by its length.
     """
 
+    among: str
     size: int
-    place_of_slot: tuple[int, ...]
+    asker_of_slot: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Givers:
+    """Who asks servers for rows, and gives them gradient rows.
+
+    Attributes:
+        partitions: those that this worker asks.
+        number: of the workers that ask a partition: all, or its server's front alone.
+    """
+
+    partitions: tuple[int, ...]
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +77,7 @@ class Trip:
 
     Attributes:
         rows: `[u, width]`, in the order of the first leg's keys.
-        within: the leg within the host, and what came from each of its workers; None without one.
+        before: the leg to who asks, and what came from each worker; None without one.
         last: the leg to the owners.
         asked: where workers are owners: `[m]`, local row numbers that others asked of this one.
         asked_splits: `[W]`, how many each of them asked for.
@@ -65,7 +85,7 @@ class Trip:
     """
 
     rows: Any
-    within: tuple[Leg, Any] | None
+    before: tuple[Leg, Any] | None
     last: Leg
     asked: Any = None
     asked_splits: Any = None
@@ -75,9 +95,9 @@ class Trip:
 class Way(ABC):
     """To owners: what both kinds share."""
 
-    def __init__(self, ownership: Ownership, host: Host | None) -> None:
+    def __init__(self, ownership: Ownership, meeting: Meeting | None) -> None:
         self.ownership = ownership
-        self.host = host
+        self.meeting = meeting
 
     @property
     def slots(self) -> int:
@@ -86,38 +106,35 @@ class Way(ABC):
 
     def first_leg(self, wanted: list[Wanted], key_type: Any) -> Leg:
         """Merges the keys of all lookups and orders them by where they go first."""
-        if self.host is not None:
-            return leg(wanted, self._places(self.host), self.host.size, key_type)
+        if self.meeting is not None:
+            return leg(wanted, self.meeting.asker_of_slot, self.meeting.size, key_type)
         return self._to_owners(wanted, key_type)
 
     def pull(self, first: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
         """Brings the rows of the first leg's keys."""
         import tensorflow as tf
 
-        if self.host is None:
+        if self.meeting is None:
             return self._from_owners(first, tables, bases)
-        asked, counts = all_to_all(first.keys, first.splits, HOST)
+        among = self.meeting.among
+        asked, counts = all_to_all(first.keys, first.splits, among)
         last = self._to_owners([Wanted(asked)], asked.dtype)
         trip = self._from_owners(last, tables, bases)
-        rows, _ = all_to_all(tf.gather(trip.rows, trip.last.positions), counts, HOST, first.splits)
-        return replace(trip, rows=rows, within=(first, counts))
+        rows, _ = all_to_all(tf.gather(trip.rows, trip.last.positions), counts, among, first.splits)
+        return replace(trip, rows=rows, before=(first, counts))
 
     def push(self, trip: Trip, rows: Any) -> Any:
         """Sends gradient rows `[u, width]`, in the order of the first leg's keys, on to where `trip.last` leads."""
         import tensorflow as tf
 
-        if trip.within is None or self.host is None:
+        if trip.before is None or self.meeting is None:
             return rows
-        first, counts = trip.within
-        received, _ = all_to_all(rows, first.splits, HOST, counts)
+        first, counts = trip.before
+        received, _ = all_to_all(rows, first.splits, self.meeting.among, counts)
         return tf.math.unsorted_segment_sum(received, trip.last.positions, tf.size(trip.last.keys))
 
     def _to_owners(self, wanted: list[Wanted], key_type: Any) -> Leg:
         return leg(wanted, self.ownership.pattern, self.ownership.holders, key_type, to_owners=True)
-
-    @abstractmethod
-    def _places(self, host: Host) -> Sequence[int]:
-        """Who of this host's workers asks the owner for a key: by the key's rest by their number."""
 
     @abstractmethod
     def _from_owners(self, last: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
@@ -127,12 +144,9 @@ class Way(ABC):
 class ToWorkers(Way):
     """Owners are the workers, of whom this is one."""
 
-    def __init__(self, ownership: Ownership, host: Host | None, rank: int) -> None:
-        super().__init__(ownership, host)
+    def __init__(self, ownership: Ownership, meeting: Meeting | None, rank: int) -> None:
+        super().__init__(ownership, meeting)
         self.share = ownership.shares[rank]
-
-    def _places(self, host: Host) -> Sequence[int]:
-        return host.place_of_slot
 
     def _from_owners(self, last: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
         asked, counts = all_to_all(last.local, last.splits)
@@ -161,20 +175,28 @@ class ToWorkers(Way):
 
 
 class ToServers(Way):
-    """Owners are servers: one request to each partition."""
+    """Owners are servers: one request to each partition, or to those that this worker asks for all."""
 
-    def _places(self, host: Host) -> Sequence[int]:
-        return range(host.size)
+    def __init__(self, ownership: Ownership, meeting: Meeting | None, givers: Givers) -> None:
+        super().__init__(ownership, meeting)
+        self.givers = givers
+
+    @property
+    def fronts(self) -> tuple[int, ...]:
+        """For each slot of the pattern the worker that asks its server for all; empty where every worker asks."""
+        return self.meeting.asker_of_slot if self.meeting is not None and self.meeting.among == WORKERS else ()
 
     def _from_owners(self, last: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
         import tensorflow as tf
 
         (table,) = tables
+        local = self.by_partition(last, last.local)
         found = []
-        for part, device, local in zip(table.parts, table.devices, self.by_partition(last, last.local), strict=True):
-            with tf.device(device):
-                found.append(_gather(table, part, local))
-        return Trip(tf.concat(found, 0), None, last)
+        for number in self.givers.partitions:
+            with tf.device(table.devices[number]):
+                found.append(_gather(table, table.parts[number], local[number]))
+        rows = tf.concat(found, 0) if found else tf.zeros([0, math.prod(table.row_shape)], table.dtype)
+        return Trip(rows, None, last)
 
     def by_partition(self, last: Leg, rows: Any) -> list[Any]:
         """What is in the order of the last leg, cut into what goes to each partition."""
@@ -237,11 +259,8 @@ def _local_rows(tables: list[TableRows], asked: Any, table_of_asked: Any, bases:
 def _gather(table: TableRows, rows: Any, local: Any) -> Any:
     import tensorflow as tf
 
-    width = 1
-    for length in table.row_shape:
-        width *= length
     if rows.dtype == tf.resource:
         found = tf.raw_ops.ResourceGather(resource=rows, indices=local, dtype=table.dtype)
     else:
         found = tf.raw_ops.GatherV2(params=rows, indices=local, axis=0)
-    return tf.reshape(found, [-1, width])
+    return tf.reshape(found, [-1, math.prod(table.row_shape)])

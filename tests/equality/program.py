@@ -183,7 +183,7 @@ def workers(builder, resource, route, batches, rank, size, servers):
     graph, ops = build(builder, ROWS_PER_WORKER, resource)
     analysed = analyse(graph)
     plan = plan_of(analysed, route, size, servers.count)
-    worker = Worker(rank, size, SEED, equal_randomness=True, servers=len(plan.servers))
+    worker = Worker(rank, size, SEED, equal_randomness=True, servers=plan.servers)
     if route.endswith("by host"):
         worker = replace(worker, hosts=tuple(number // 2 for number in range(size)), merges_in_host=True)
     made = transform(analysed.captured.view, decide(analysed, plan, equal_randomness=True), worker)

@@ -13,7 +13,7 @@ from parallax.analysis import record
 from parallax.decisions import Decisions
 from parallax.errors import TransformError
 from parallax.graph_view import GraphView
-from parallax.plan import Wishes, one_host
+from parallax.plan import Layout, Wishes, fronts_of, one_host
 from parallax.runtime.planning import analyse, decide, feasible
 from parallax.transform.check import check_servers
 from parallax.transform.edit import Worker
@@ -37,20 +37,22 @@ def one_lookup(rows: int) -> None:
     v1.train.AdagradOptimizer(0.1).minimize(models.squared(models.dense(h), rows))
 
 
-def decided(build: Any, resource: bool = True, workers: int = 2, **wishes: Any) -> tuple[GraphView, Decisions]:
+def decided(
+    build: Any, resource: bool = True, workers: int = 2, layout: Layout | None = None, **wishes: Any
+) -> tuple[GraphView, Decisions]:
     graph = tf.Graph()
     with graph.as_default(), v1.variable_scope("", use_resource=resource):
         v1.set_random_seed(3)
         build(6)
     analysed = analyse(graph)
-    plan = feasible(analysed, one_host(workers, SERVERS), Wishes(**{"run_option": "PS", **wishes}))
+    plan = feasible(analysed, layout or one_host(workers, SERVERS), Wishes(**{"run_option": "PS", **wishes}))
     return analysed.captured.view, decide(analysed, plan)
 
 
 def both(build: Any, **wishes: Any) -> list[WorkerGraph]:
     """The graphs of both workers."""
     view, decisions = decided(build, **wishes)
-    return [transform(view, decisions, Worker(rank, 2, 7, servers=SERVERS)) for rank in range(2)]
+    return [transform(view, decisions, Worker(rank, 2, 7, servers=(0,) * SERVERS)) for rank in range(2)]
 
 
 def horovod(made: WorkerGraph, where: str = "") -> list[str]:
@@ -94,7 +96,7 @@ def test_updates_are_on_servers_only_and_worker_0s_only(optimizer: str, resource
 
     view, decisions = decided(build, resource, partitions=PARTITIONS)
     names = {one.node for one in decisions.owned if one.writes and not one.initial}
-    zero, one = (transform(view, decisions, Worker(rank, 2, 7, servers=SERVERS)) for rank in range(2))
+    zero, one = (transform(view, decisions, Worker(rank, 2, 7, servers=(0,) * SERVERS)) for rank in range(2))
     written = [n for n in zero.graph_def.node if n.name.startswith("parallax/server/") and _node(n.name) in names]
     assert {_node(n.name) for n in written} == names and all("/job:ps/" in n.device for n in written)
     assert not [n.name for n in one.graph_def.node if _node(n.name) in names and n.op != "NoOp" and "ps" in n.device]
@@ -166,7 +168,7 @@ def with_hosts(route: str, synchronous: bool = True) -> WorkerGraph:
     """The graph of worker 1 of four on two hosts, who merge what they ask for."""
     wishes: dict[str, Any] = {"run_option": "HYBRID", "routes": {"emb": route}} if synchronous else {}
     view, decisions = decided(one_lookup, workers=4, synchronous=synchronous, **wishes)
-    worker = Worker(1, 4, 7, hosts=(0, 0, 1, 1), merges_in_host=True, servers=SERVERS)
+    worker = Worker(1, 4, 7, hosts=(0, 0, 1, 1), merges_in_host=True, servers=(0,) * SERVERS)
     return transform(view, decisions, worker)
 
 
@@ -188,13 +190,73 @@ def test_workers_of_a_host_merge_what_they_ask_for(route: str, pull: list[str], 
     assert found == {"pull": pull, "push": push}
 
 
+def apart(servers: tuple[int, ...], synchronous: bool = True) -> list[WorkerGraph]:
+    """The graphs of three workers on hosts of their own, with servers on some hosts."""
+    wishes: dict[str, Any] = {"run_option": "HYBRID", "routes": {"emb": "ps"}} if synchronous else {}
+    hosts = (0, 1, 2)
+    layout = Layout(tuple(int(host in hosts) for host in range(max(*hosts, *servers) + 1)), servers)
+    wishes["partitions"] = {"emb": len(servers)}
+    view, decisions = decided(one_lookup, layout=layout, synchronous=synchronous, **wishes)
+    return [transform(view, decisions, Worker(rank, 3, 7, hosts=hosts, servers=servers)) for rank in hosts]
+
+
+def on_servers(made: WorkerGraph, op: str) -> list[str]:
+    """The devices of the ops of one kind that an exchange has put on servers."""
+    return [
+        n.device for n in made.graph_def.node if n.op == op and re.match(r"parallax/(pull|accumulate|front)", n.name)
+    ]
+
+
+def test_each_server_is_asked_by_the_worker_of_its_host_for_all():
+    for rank, made in enumerate(apart((0, 1, 2))):
+        own = [f"/job:ps/task:{rank}"]
+        assert [n.attr["among"].s for n in made.graph_def.node if n.op == ALL_TO_ALL] == [b"workers"] * 3
+        assert on_servers(made, "ResourceGather") == own
+        assert on_servers(made, "SparseAccumulatorApplyGradient") == own
+        taken = [n for n in made.graph_def.node if n.op == "SparseAccumulatorTakeGradient"]
+        assert [n.device for n in taken] == [f"/job:ps/task:{server}" for server in range(3) if rank == 0]
+        needed = {c.name: c.attr["value"].tensor.int_val for c in made.graph_def.node if c.op == "Const"}
+        assert all(list(needed[n.input[1]]) == [1] for n in taken)
+
+
+def test_a_worker_without_a_server_takes_part_and_asks_none():
+    zero, one, two = apart((0, 2))
+    assert on_servers(one, "ResourceGather") == on_servers(one, "SparseAccumulatorApplyGradient") == []
+    assert len(horovod(zero)) == len(horovod(one)) == len(horovod(two))
+    update = next(n.name for n in one.graph_def.node if "update_emb/ResourceSparseApply" in n.name)
+    assert set(horovod(one, "/push")) <= GraphView(one.graph_def).ancestors([update])
+
+
+@pytest.mark.parametrize(("servers", "synchronous"), [((0, 3), True), ((0, 1, 2), False)])
+def test_without_fronts_every_worker_asks_every_server(servers: tuple[int, ...], synchronous: bool):
+    for made in apart(servers, synchronous):
+        assert not [n for n in made.graph_def.node if n.op == ALL_TO_ALL]
+        assert len(on_servers(made, "ResourceGather")) == len(servers)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "servers", "fronts"),
+    [
+        ((0, 1, 2), (0, 1, 2), (0, 1, 2)),
+        ((0, 2), (2, 2, 0), (1, 1, 0)),
+        ((0, 1), (), ()),
+        ((0, 1), (0, 2), ()),  # a host of servers alone
+        ((0, 0, 1), (0, 1), ()),  # two workers on a host
+        ((0,), (0,), ()),
+        ((), (0,), ()),
+    ],
+)
+def test_who_asks_a_server_for_all(hosts: tuple[int, ...], servers: tuple[int, ...], fronts: tuple[int, ...]):
+    assert fronts_of(hosts, servers) == fronts
+
+
 def test_asynchronous_workers_merge_nothing_with_their_host() -> None:
     assert horovod(with_hosts("ps", synchronous=False)) == []
 
 
 def test_an_update_left_in_the_worker_is_found_and_its_op_named() -> None:
     view, decisions = decided(two_lookups)
-    made = transform(view, decisions, Worker(0, 2, 7, servers=SERVERS)).graph_def
+    made = transform(view, decisions, Worker(0, 2, 7, servers=(0,) * SERVERS)).graph_def
     check_servers(made, decisions)
     one = next(o for o in decisions.owned if o.writes and not o.initial)
     node = next(n for n in made.node if n.name == one.node)
@@ -212,7 +274,7 @@ def test_every_node_of_a_worker_has_its_device() -> None:
 
 def test_the_same_decisions_give_the_same_graph_byte_for_byte() -> None:
     view, decisions = decided(models.MODELS["several tables"])
-    worker = Worker(0, 2, 7, servers=SERVERS)
+    worker = Worker(0, 2, 7, servers=(0,) * SERVERS)
     first, again = (transform(view, decisions, worker).graph_def for _ in range(2))
     assert first.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
 
@@ -223,7 +285,7 @@ def test_the_decisions_and_ops_of_a_small_graph_on_servers(golden) -> None:
     lines += [repr(d) for name in Decisions.__slots__ if name != "terms" for d in getattr(decisions, name)]
     before = Counter(n.op for n in view.graph_def.node)
     for rank in range(2):
-        made = transform(view, decisions, Worker(rank, 2, 7, servers=SERVERS))
+        made = transform(view, decisions, Worker(rank, 2, 7, servers=(0,) * SERVERS))
         after = Counter(n.op for n in made.graph_def.node)
         lines.append(f"worker {rank}")
         lines += [f"{op} {after[op] - before[op]:+d}" for op in sorted(after | before) if after[op] != before[op]]

@@ -23,13 +23,11 @@ from parallax.runtime.calibrate.points import ROW_WIDTH, SERVER_ROWS, Group, Poi
 from parallax.runtime.channels import open_channels
 from parallax.runtime.direct import DirectRuns
 from parallax.runtime.members import SERVER_TASK, WORKER_TASK
-from parallax.transform import collectives
-from parallax.transform.accumulators import through_accumulator
-from parallax.transform.edit import Worker
+from parallax.transform import accumulators, collectives
 from parallax.transform.exchange import pull
 from parallax.transform.exchange_op import all_to_all
 from parallax.transform.together import Meetings, device_of
-from parallax.transform.way import TableRows, ToServers
+from parallax.transform.way import Givers, TableRows, ToServers
 
 _CHAIN = {"allreduce": 3, "alltoall": 3, "allgather": 3, "pull": 2, "push": 2}
 _SCOPE = "parallax/calibrate"
@@ -151,18 +149,18 @@ class Operations:
         devices = tuple(device_of(server) for server in range(len(parts)))
         handles = tuple(part.handle for part in parts)
         table = TableRows("t", "t", SERVER_ROWS * len(parts), handles, tf.float32, (ROW_WIDTH,), devices)
+        way = ToServers(Ownership.even(len(parts)), None, Givers(tuple(range(len(parts))), self._group.members))
         done: list[Any] = []
         for number in range(_CHAIN["pull"]):
             with tf.name_scope(f"pull_{number}"), tf.control_dependencies(done):
-                done = [pull([table], [(0, tf.identity(given))], ToServers(Ownership.even(len(parts)), None)).rows.op]
+                done = [pull([table], [(0, tf.identity(given))], way).rows.op]
         return done[0], [given]
 
     def _push(self) -> tuple[Any, list[Any]]:
         import tensorflow as tf
 
         servers = self._group.servers
-        worker = Worker(self._rank, self._group.members, 0)
-        meetings = Meetings(self._rank, self._group.members, servers)
+        meetings = Meetings(self._rank, [(rank % servers,) for rank in range(self._group.members)])
         values = tf.compat.v1.placeholder(tf.float32, [None, ROW_WIDTH])
         indices = tf.compat.v1.placeholder(tf.int64, [None])
         done: list[Any] = []
@@ -173,9 +171,11 @@ class Operations:
                 for server, (piece, rows) in enumerate(pieces):
                     name = f"{self._label}/accumulator_{number}/{server}"
                     with tf.device(device_of(server)):
-                        total, give = through_accumulator(worker, piece, rows, SERVER_ROWS, name)
-                    given.append(give)
-                    taken += [total[0].op] if total is not None else []
+                        handle = accumulators.accumulator(piece, SERVER_ROWS, name)
+                        given.append(accumulators.give(handle, piece, rows, SERVER_ROWS))
+                        if self._rank == 0:
+                            with tf.control_dependencies(given[-1:]):
+                                taken.append(accumulators.take(handle, piece, self._group.members)[0].op)
                 done = [tf.group(*given, *meetings.token(taken))]
         return done[0], [values, indices]
 
