@@ -27,10 +27,12 @@ class Computed:
 
     Attributes:
         step_s: median seconds of a step; None when it was not measured.
+        cpu_s: median processor seconds of a step, of all threads of the process; None likewise.
         memory_bytes: peak memory of the process besides its variables; None when the kernel does not tell.
     """
 
     step_s: float | None
+    cpu_s: float | None
     memory_bytes: int | None
 
 
@@ -55,14 +57,16 @@ def computed(
     held = variable_bytes(inputs.graph_def.node)
     _check_fits(inputs, held)
     times_s: list[float] = []
+    cpu_times_s: list[float] = []
     tells = False
     try:
         with opened(inputs, worker, batch(0), options or whole_machine) as session:
             tells = reset_peak()
             for step in range(_UNTIMED + _TIMED):
                 fed = batch(step)
-                began_s = time.perf_counter()
+                began_s, cpu_began_s = time.perf_counter(), time.process_time()
                 session.run(fetch, fed)
+                cpu_times_s.append(time.process_time() - cpu_began_s)
                 times_s.append(time.perf_counter() - began_s)
             peak = peak_bytes()
     except tf.errors.OutOfRangeError as error:
@@ -74,7 +78,8 @@ def computed(
         peak = peak_bytes()
     except tf.errors.OpError as error:
         raise GraphError(f"Step {len(times_s)} of one process alone fails: {error.message}") from error
-    return Computed(statistics.median(times_s[_UNTIMED:]), max(0, peak - held) if tells else None)
+    medians = (statistics.median(times[_UNTIMED:]) for times in (times_s, cpu_times_s))
+    return Computed(*medians, max(0, peak - held) if tells else None)
 
 
 def _check_fits(inputs: Inputs, held: int) -> None:
