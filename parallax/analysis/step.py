@@ -12,8 +12,9 @@ links (pricing.py), it lasts
 
 which for one operation is its line, latency + byte_s * bytes + on_link - overlap * min(latency, on_link), and without
 overlap F + B: an upper bound, as bytes of one exchange may flow while another waits. Where operations of several lines
-meet, each is taken to hide its own part behind whatever is longer in all. What compute hides (`ModelProfile.overlap_s`) is taken off the exchange of gradients. The
-update is counted as compute, and drawn there, before the exchange that it follows.
+meet, each is taken to hide its own part behind whatever is longer in all. What compute hides (`ModelProfile.overlap_s`)
+is taken off the exchange of gradients. The update is counted as compute, and drawn there, before the exchange that it
+follows.
 """
 
 from __future__ import annotations
