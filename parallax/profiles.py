@@ -144,8 +144,8 @@ class ModelProfile:
         session_s: seconds of a step besides compute and exchanges (the session's own); None when not measured.
         overlap_s: of `compute_s`, the seconds in which gradients are already on their way; None when not measured, and
             then compute is taken to hide nothing.
-        cpu_s: median processor seconds of `compute_s`, of all threads; None when not measured. Workers that share
-            cores compute no faster than these allow.
+        one_core_s: median seconds that a worker with one core for all its threads computes in a step: what it takes of
+            cores that are shared; None when not measured.
         computing: how many workers computed at once, on the cores of the cluster, when `compute_s` was measured.
     """
 
@@ -159,7 +159,7 @@ class ModelProfile:
     memory_bytes: int | None = None
     session_s: float | None = None
     overlap_s: float | None = None
-    cpu_s: float | None = None
+    one_core_s: float | None = None
     computing: int = 1
 
     def table(self, name: str) -> TableProfile | None:

@@ -13,7 +13,9 @@ twice: FULL, and what is LEFT, which is (1 - overlap) of it.
 
 Simplified: lines were fitted with one member a host, and a worker's round to all others is taken to cost a member's,
 however many of them share a host. Exchanges of rows are all at one level: lookups whose ids come from another lookup's
-rows wait once more. All gradients of Horovod's are ready at once and fit its fusion buffer.
+rows wait once more. All gradients of Horovod's are ready at once and fit its fusion buffer. In one of its cycles the
+workers agree on all that is ready (Sergeev and Del Balso 2018), and that agreement is what a measured round mostly is:
+all its collectives together wait for one, and what each adds is its bytes.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ MERGE_IDS, PULL_IDS, PULL_ROWS, MERGE_GRADIENTS, GRADIENTS, NEW_VALUES = range(l
 BEFORE, AFTER = (MERGE_IDS, PULL_IDS, PULL_ROWS), (MERGE_GRADIENTS, GRADIENTS)
 """Phases before the workers compute, and after; the last one follows the update."""
 
-ROWS, HOROVOD, ASKING = range(3)
-"""Who waits in a phase: exchanges of rows, each with a thread of its own; Horovod, one collective after the other; a
+ROWS, REDUCING, GATHERING, ASKING = range(4)
+"""Who waits in a phase: exchanges of rows, each with a thread of its own; Horovod's all-reduces, and its allgathers; a
 worker that asks servers. Behind them come the servers, one each. They wait side by side."""
 
 FULL, LEFT = range(2)
@@ -126,28 +128,25 @@ class Pricing:
     def _allreduce(self, to: _Adding, variable: VariableSpec) -> None:
         """A ring passes 2(W-1)/W w through every host, each way (Patarasuk and Yuan 2009).
 
-        A sparse gradient is made dense, with one more column. bfloat16 travels as float32. Horovod fuses all of one
-        type, so they share a round (Sergeev and Del Balso 2018).
+        A sparse gradient is made dense, with one more column. bfloat16 travels as float32.
         """
         workers, line = self.fabric.workers, self.fabric.lines["allreduce"]
         wire = 2 if variable.dtype == "bfloat16" else 1
         counts = variable.rows * variable.dtype_bytes if variable.has_slices else 0
         dense_bytes = wire * (variable.value_bytes + counts)
         self._carry(to, GRADIENTS, np.where(self.num_workers > 0, 2 * (workers - 1) / workers * dense_bytes, 0.0), line)
-        self._charge(to, (ALLREDUCE, variable.dtype), line, [(GRADIENTS, HOROVOD, line.seconds(workers, 0, None))])
+        self._charge(to, (ALLREDUCE,), line, [(GRADIENTS, REDUCING, line.seconds(workers, 0, None))])
 
     def _allgather(self, to: _Adding, variable: VariableSpec, touched: Touched) -> None:
         """Merged rows and ids of every worker pass every host around a ring: (W-1) u (i + de), each way.
 
-        Rows that must not be merged are as many as the ids. Rows of one type are fused, and ids of one type.
+        Rows that must not be merged are as many as the ids.
         """
         workers, line = self.fabric.workers, self.fabric.lines["allgather"]
         rows = touched.ids if variable.unmerged else touched.one
-        of_id, round_s = id_bytes(variable, workers), line.seconds(workers, 0, None)
-        sent = (workers - 1) * rows * (of_id + _row_bytes(variable))
+        sent = (workers - 1) * rows * (id_bytes(variable, workers) + _row_bytes(variable))
         self._carry(to, GRADIENTS, np.where(self.num_workers > 0, sent, 0.0), line)
-        self._charge(to, (ALLGATHER, variable.dtype), line, [(GRADIENTS, HOROVOD, round_s)])
-        self._charge(to, (ALLGATHER, "ids", str(of_id)), line, [(GRADIENTS, HOROVOD, round_s)])
+        self._charge(to, (ALLGATHER,), line, [(GRADIENTS, GATHERING, line.seconds(workers, 0, None))])
 
     def _alltoall(self, to: _Adding, variable: VariableSpec, touched: Touched) -> None:
         """Ids to owners, rows back, gradient rows to owners.

@@ -67,10 +67,12 @@ def given_of(measured: Measured, layout: Layout) -> Given:
 
     They compute as fast as one alone as long as the cores suffice, and then as fast as those do:
 
-        max(compute_s, W cpu_s / C)              where the processor seconds are known
+        max(compute_s, W one_core_s / C)         where the time on one core is known
         compute_s max(1, W / C) / max(1, n / C)  else, where n workers computed at once when they were measured
 
-    Simplified: a worker alone is taken to use one core where its processor seconds are not known.
+    The time on one core holds what threads take from each other there. Processor seconds would not do: threads that
+    have nothing to do use some up, as long as a core is free. Simplified: a worker alone is taken to use one core where
+    its time on one is not known.
     """
     model, cluster = measured.model, measured.cluster
     if model is None or model.compute_s is None:
@@ -79,8 +81,8 @@ def given_of(measured: Measured, layout: Layout) -> Given:
     crowded = 1.0
     if cluster is not None and cluster.shared_cores is not None:
         crowded = max(1.0, layout.num_workers / cluster.shared_cores) / max(1.0, model.computing / cluster.shared_cores)
-        if model.cpu_s is not None and model.compute_s > 0:
-            crowded = max(1.0, layout.num_workers * model.cpu_s / cluster.shared_cores / model.compute_s)
+        if model.one_core_s is not None and model.compute_s > 0:
+            crowded = max(1.0, layout.num_workers * model.one_core_s / cluster.shared_cores / model.compute_s)
     overlap_s = min(model.overlap_s or 0.0, model.compute_s) * crowded
     return Given(model.session_s or 0.0, model.compute_s * crowded, overlap_s, True)
 

@@ -123,7 +123,7 @@ def profile_samples(
         tables=table_profiles(tables, by_step),
         compute_s=found.step_s,
         memory_bytes=found.memory_bytes,
-        cpu_s=found.cpu_s,
+        one_core_s=found.one_core_s,
     )
     return profile, tuple(notes)
 
