@@ -7,6 +7,7 @@ import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 FAR = 2.0
@@ -103,6 +104,11 @@ def case_from_json(text: str) -> Case:
     choices = tuple(Choice(tuple(map(tuple, c["routes"])), c["predicted_s"], c["plan"]) for c in raw["choices"])
     rounds_s = tuple(map(tuple, raw["rounds_s"]))
     return Case(**{**raw, "model": Model(**raw["model"]), "choices": choices, "rounds_s": rounds_s})
+
+
+def side_file(folder: Path, number: int, rate: int, what: str) -> Path:
+    """The file of one side of a flip point: its `cluster` profile, or its `case`."""
+    return folder / f"flip-{number}-{rate}-{what}.json"
 
 
 def models(number: int, rates: Sequence[int]) -> tuple[Model, ...]:

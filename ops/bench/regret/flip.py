@@ -1,8 +1,8 @@
 """Links on both sides of a printed flip point: whether the plan for that side is the faster one there.
 
-The first model is taken whose plan says that links of another rate change a route, with both sides in a range that a
-lab can emulate. It is planned anew for links APART times slower and faster than that rate, by the same calibration,
-and both plans are measured on both.
+Models are taken whose plan says that links of another rate change a route, with both sides in a range that a lab can
+emulate. Each is planned anew for links APART times slower and faster than that rate, by the same calibration. Both plans
+are measured on both sides for the model whose predictions are the farthest apart on that side where they are nearer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ops.bench.race.place import ROOT, InLab
-from ops.bench.regret.cases import Case, Model, case_from_json
+from ops.bench.regret.cases import Case, Model, case_from_json, side_file
 from ops.bench.regret.measure import Wanted, check, environment, measure, planned_cases
 from ops.lab import Lab
 from ops.lab.rates import mbit
@@ -77,9 +77,11 @@ def flip_lines(wanted: Wanted, may_begin: Callable[[], bool], tell: Callable[[st
     points = points_of(planned_cases(wanted, may_begin, tell))
     if not points:
         return ["No plan of these models has a flip point of links that a lab can emulate. Take more cases."]
-    point = points[0]
+    first = list({point.model.number: point for point in reversed(points)}.values())
+    tell(f"plans both sides of {len(first)} flip points")
+    sides = _planned(wanted, first)
+    point, files = max(zip(first, sides, strict=True), key=lambda one: min(map(_apart, one[1])))
     lines = [f"{point.model.title}, planned at {mbit(point.model.rate_bytes_per_s)}. The plan says: {point.title}"]
-    files = _planned(wanted, point)
     for file in files:
         case = case_from_json(file.read_text(encoding="utf-8"))
         tell(f"measures at {mbit(case.model.rate_bytes_per_s)}")
@@ -100,18 +102,24 @@ def side_line(case: Case) -> str:
     return f"at {mbit(case.model.rate_bytes_per_s)}, planned first: {steps}: {verdict}"
 
 
-def _planned(wanted: Wanted, point: Point) -> list[Path]:
-    """The two cases, of slower and of faster links, each with the plans of both sides, its own first."""
-    file = wanted.calibration(point.model.rate_bytes_per_s)
-    profile = cluster_profile_from_json(file.read_text(encoding="utf-8"), str(file))
-    rates = (round(point.rate / APART), round(point.rate * APART))
-    clusters = []
-    for rate in rates:
-        hosts = [NewHost(host.name, rate) for host in profile.hosts]
-        made = derived([profile], hosts, shares_cores=True)
-        clusters.append(wanted.folder / f"flip-cluster-{mbit(rate)}.json")
-        clusters[-1].write_text(made.to_json(), encoding="utf-8")
-    words = ("--sides", str(wanted.folder), str(point.model.number), *map(str, rates), *map(str, clusters))
-    argv = [sys.executable, "-m", "ops.bench.regret.plans", *words]
+def _planned(wanted: Wanted, points: Sequence[Point]) -> list[list[Path]]:
+    """Of each point two cases, of slower and of faster links, each with the plans of both sides, its own first."""
+    words, found = [], []
+    for point in points:
+        file = wanted.calibration(point.model.rate_bytes_per_s)
+        profile = cluster_profile_from_json(file.read_text(encoding="utf-8"), str(file))
+        rates = (round(point.rate / APART), round(point.rate * APART))
+        for rate in rates:
+            made = derived([profile], [NewHost(host.name, rate) for host in profile.hosts], shares_cores=True)
+            side_file(wanted.folder, point.model.number, rate, "cluster").write_text(made.to_json(), encoding="utf-8")
+        words.append(",".join(map(str, (point.model.number, *rates))))
+        found.append([side_file(wanted.folder, point.model.number, rate, "case") for rate in rates])
+    argv = [sys.executable, "-m", "ops.bench.regret.plans", "--sides", str(wanted.folder), *words]
     check(subprocess.run(argv, env=environment(), cwd=ROOT, capture_output=True, text=True, check=False), "planning")
-    return [wanted.folder / f"flip-{rate}.json" for rate in rates]
+    return found
+
+
+def _apart(file: Path) -> float:
+    """How many times the predicted step of a side's own plan that of the other one is; 0 where both are one plan."""
+    own, other = case_from_json(file.read_text(encoding="utf-8")).choices
+    return 0.0 if own.routes == other.routes else other.predicted_s / own.predicted_s

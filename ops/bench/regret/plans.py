@@ -1,7 +1,7 @@
 """Plans the cases of a folder, in a process of its own, as TensorFlow stays in the memory of the one that has it.
 
 python -m ops.bench.regret.plans FOLDER CLUSTER.json MOST NUMBER RATE [RATE...]
-python -m ops.bench.regret.plans --sides FOLDER MODEL SLOW FAST SLOW.json FAST.json
+python -m ops.bench.regret.plans --sides FOLDER MODEL,RATE,RATE [MODEL,RATE,RATE...]
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ops.bench.regret.cases import models
+from ops.bench.regret.cases import models, side_file
 from parallax.analysis import record
 from parallax.profiles import ClusterProfile, cluster_profile_from_json
 
@@ -30,15 +30,16 @@ def main() -> None:
             file.write_text(case_of(model, cluster, Path(folder), int(most)).to_json(), encoding="utf-8")
 
 
-def _write_sides(folder: str, number: str, *more: str) -> None:
-    """Writes the two cases of a flip point."""
+def _write_sides(folder: str, *points: str) -> None:
+    """Writes the two cases of each flip point."""
     from ops.bench.regret.choices import sides_of
 
-    rates, clusters = tuple(map(int, more[:2])), tuple(map(_cluster, more[2:]))
-    model = models(int(number) + 1, rates)[-1]
-    for case in sides_of(model, rates, clusters, Path(folder)):
-        file = Path(folder) / f"flip-{case.model.rate_bytes_per_s}.json"
-        file.write_text(case.to_json(), encoding="utf-8")
+    for point in points:
+        number, *rates = map(int, point.split(","))
+        clusters = [_cluster(str(side_file(Path(folder), number, rate, "cluster"))) for rate in rates]
+        for case in sides_of(models(number + 1, rates)[-1], rates, clusters, Path(folder)):
+            file = side_file(Path(folder), number, case.model.rate_bytes_per_s, "case")
+            file.write_text(case.to_json(), encoding="utf-8")
 
 
 def _cluster(file: str) -> ClusterProfile:
