@@ -1,8 +1,9 @@
 """Links on both sides of a printed flip point: whether the plan for that side is the faster one there.
 
 Models are taken whose plan says that links of another rate change a route, with both sides in a range that a lab can
-emulate. Each is planned anew for links APART times slower and faster than that rate, by the same calibration. Both plans
-are measured on both sides for the model whose predictions are the farthest apart on that side where they are nearer.
+emulate. Each is planned anew for links APART times slower and faster than that rate, by the same calibration. Of these
+the model is measured whose two plans are predicted the farthest apart, on the side where they are nearer: both plans on
+both sides.
 """
 
 from __future__ import annotations
