@@ -11,7 +11,7 @@ calibrated follows its line, base_s + per_peer_s (n - 1).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from parallax.errors import PlanError
@@ -81,7 +81,7 @@ def _between(ordered: Sequence[ClusterProfile], rate: float) -> ClusterProfile:
     )
 
 
-def _lines(slow: dict[str, Line], fast: dict[str, Line], t: float) -> dict[str, Line]:
+def _lines(slow: Mapping[str, Line], fast: Mapping[str, Line], t: float) -> dict[str, Line]:
     found = {}
     for operation in sorted(set(slow) & set(fast)):
         a, b = slow[operation], fast[operation]
