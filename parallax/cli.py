@@ -9,9 +9,10 @@ from pathlib import Path
 
 from parallax.difference import difference_text, differences
 from parallax.environment import Role, Settings, applied, set_defaults
-from parallax.errors import ParallaxError
-from parallax.measured import read_measured
+from parallax.errors import ConfigError, ParallaxError
+from parallax.measured import file_text, read_measured
 from parallax.plan import read_plan
+from parallax.profiles import cluster_profile_from_json
 from parallax.report import explanation, plan_table
 from parallax.resource_file import parse_bandwidth
 from parallax.runtime.script import error_text, run_script
@@ -78,6 +79,17 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--joined-args", metavar="ARGS", help="the script's arguments for the one process")
     calibrate.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile that is written, JSON")
     calibrate.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
+    calibrate.add_argument(
+        "--from",
+        dest="calibrations",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="measure nothing: derive the profile of the resource file's hosts from that of others; may be repeated",
+    )
+    calibrate.add_argument(
+        "--share-cores", action="store_true", help="with --from: the hosts share cores as the measured ones do"
+    )
     for command in (run, plan, profile, verify, simulate):
         command.add_argument("script", help="the script, as it would be given to python")
         command.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
@@ -124,6 +136,13 @@ def _positive(text: str) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
+    if arguments.share_cores and not arguments.calibrations:
+        raise ConfigError("--share-cores belongs to --from FILE: a measurement finds out by itself.")
+    if arguments.calibrations:
+        from parallax.runtime.calibrate.derive import derive
+
+        found = [cluster_profile_from_json(file_text(file), file) for file in arguments.calibrations]
+        return derive(arguments.resource, found, arguments.output, arguments.share_cores)
     from parallax.runtime.calibrate.command import calibrate  # SciPy takes a second to import
 
     return calibrate(arguments.resource, arguments.workers, arguments.output, arguments.quick)

@@ -92,13 +92,18 @@ def read_measured(cluster_file: Path | str | None, model_file: Path | str | None
     Raises:
         PlanError: when a file cannot be read, or is no profile.
     """
-    cluster = None if cluster_file is None else cluster_profile_from_json(_text(cluster_file), str(cluster_file))
-    model = None if model_file is None else model_profile_from_json(_text(model_file), str(model_file))
+    cluster = None if cluster_file is None else cluster_profile_from_json(file_text(cluster_file), str(cluster_file))
+    model = None if model_file is None else model_profile_from_json(file_text(model_file), str(model_file))
     names = ("" if file is None else Path(file).name for file in (cluster_file, model_file))
     return Measured(cluster, model, *names)
 
 
-def _text(file: Path | str) -> str:
+def file_text(file: Path | str) -> str:
+    """What is in the file of a profile.
+
+    Raises:
+        PlanError: when it cannot be read.
+    """
     try:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -139,12 +139,14 @@ class ModelProfile:
         steps: how many batches of each worker were looked at.
         source: `sample batches` or `first steps`.
         tables: one for each variable looked up by row, sorted by name.
-        compute_s: median seconds that one worker, alone on its cores, computes in a step, without any exchange; None
-            when not measured.
+        compute_s: median seconds that a worker computes in a step, without any exchange; None when not measured.
         memory_bytes: peak memory of a worker besides the values of variables and slots; None when not measured.
         session_s: seconds of a step besides compute and exchanges (the session's own); None when not measured.
         overlap_s: of `compute_s`, the seconds in which gradients are already on their way; None when not measured, and
             then compute is taken to hide nothing.
+        one_core_s: median seconds that a worker with one core for all its threads computes in a step: what it takes of
+            cores that are shared; None when not measured.
+        computing: how many workers computed at once, on the cores of the cluster, when `compute_s` was measured.
     """
 
     version: int
@@ -157,6 +159,8 @@ class ModelProfile:
     memory_bytes: int | None = None
     session_s: float | None = None
     overlap_s: float | None = None
+    one_core_s: float | None = None
+    computing: int = 1
 
     def table(self, name: str) -> TableProfile | None:
         """That of one variable; None when it was not measured."""

@@ -1,11 +1,13 @@
-"""The benchmarks' command line: `python -m ops.bench planning`, `python -m ops.bench race`."""
+"""The benchmarks' command line: `python -m ops.bench planning`, `race`, `predictions`, `regret`."""
 
 from __future__ import annotations
 
 import argparse
 
 from ops.bench import planning
+from ops.bench.predictions import command as predictions
 from ops.bench.race import command as race
+from ops.bench.regret import command as regret
 
 
 def main() -> None:
@@ -14,6 +16,8 @@ def main() -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     planning.add_command(commands)
     race.add_command(commands)
+    predictions.add_command(commands)
+    regret.add_command(commands)
     arguments = parser.parse_args()
     arguments.run(arguments)
 

@@ -8,9 +8,11 @@ variables that cost the same are one class.
     z[k]     1 when charge k is paid: n[c, o] <= |c| z[k] for each charge k of an option
     B[p]     seconds of phase p at its busiest end: at least the loads of every end
     F[p]     seconds that somebody waits in phase p: at least the rounds and charges of each who waits
+    B'[p]    and F'[p]: the same of what is left of them (step.py)
+    T[p]     seconds of phase p: at least F'[p] + B[p], and at least F[p] + B'[p]
     E        seconds after compute: at least those of the phases there, less what compute hides
     memory   of every host that limits: at most what is free
-    minimise B + F over all phases before compute and after the update, + E
+    minimise T over all phases before compute and after the update, + E
 
 The objective is the predicted step less what no choice changes, so its bound is one of the step. What the solver leaves
 open, where options tie, is decided afterwards variable by variable, in the order of their names.
@@ -26,9 +28,9 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from parallax.analysis.enumerated import best_of, count_of
-from parallax.analysis.pricing import AFTER, BEFORE, NEW_VALUES, PHASES, Charge, Floats, Option
+from parallax.analysis.pricing import AFTER, BEFORE, FULL, LEFT, NEW_VALUES, PHASES, Charge, Floats, Option
 from parallax.analysis.problem import Problem
-from parallax.analysis.step import step_of
+from parallax.analysis.step import phases_of, step_of
 from parallax.errors import PlanError
 from parallax.report import bytes_text
 
@@ -121,7 +123,7 @@ def _no_room(problem: Problem) -> PlanError:
 def least_seconds(problem: Problem, slowness: float = 1.0) -> float:
     """No choice has a shorter step than this: every load and wait at its least over the options, no round shared."""
     loads, waits = _least(problem, slowness)
-    return step_of(loads.max(axis=1) + waits.max(axis=1), problem.given)
+    return step_of(phases_of(waits, loads), problem.given)
 
 
 def _least(problem: Problem, slowness: float) -> tuple[Floats, Floats]:
@@ -150,7 +152,7 @@ def _that_may_be_best(problem: Problem, known_s: float | None, slowness: float) 
         may = []
         for number, option in enumerate(options):
             charged = sum((problem.pricing.charges[k] for k in option.charges), np.zeros_like(option.waits))
-            phases = (others + priced[number]).max(axis=1) + (waiting + option.waits + charged).max(axis=1)
+            phases = phases_of(waiting + option.waits + charged, others + priced[number])
             if step_of(phases, problem.given) <= known_s * (1 + _NOTHING):
                 may.append(number)
         kept.append(may)
@@ -183,8 +185,9 @@ class _Program:
         self.charges = charges
         self.first_charge = len(self.columns)
         self.first_busy = self.first_charge + len(charges)
-        self.first_wait = self.first_busy + len(PHASES)
-        self.after = self.first_wait + len(PHASES)
+        self.first_wait = self.first_busy + 2 * len(PHASES)
+        self.first_phase = self.first_wait + 2 * len(PHASES)
+        self.after = self.first_phase + len(PHASES)
         self.entries: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self.lower: list[float] = []
         self.upper: list[float] = []
@@ -192,6 +195,7 @@ class _Program:
         self._loads(unit, slowness)
         self._waits(unit)
         self._charges()
+        self._phases()
         self._after(unit)
         self._memory()
 
@@ -202,7 +206,7 @@ class _Program:
         matrix = coo_array((values, (rows, columns)), shape=(len(self.lower), width)).tocsr()
         objective = np.zeros(width)
         for phase in (*BEFORE, NEW_VALUES):
-            objective[[self.first_busy + phase, self.first_wait + phase]] = 1.0
+            objective[self.first_phase + phase] = 1.0
         objective[self.after] = 1.0
         most = np.full(width, np.inf)
         most[: self.first_charge] = [len(self.classes[c]) for c, _ in self.columns]
@@ -246,25 +250,27 @@ class _Program:
 
     def _loads(self, unit: float, slowness: float) -> None:
         loads = np.stack([unit * (o.beside + slowness * o.link) for o in self.options])
-        for phase in range(len(PHASES)):
+        for busy, (part, phase) in enumerate(np.ndindex(2, len(PHASES)), self.first_busy):
             seen = set()
-            for end in range(loads.shape[2]):
-                column = loads[:, phase, end]
+            for end in range(loads.shape[-1]):
+                column = loads[:, part, phase, end]
                 (used,) = np.nonzero(column)
                 if len(used) and column.tobytes() not in seen:
                     seen.add(column.tobytes())
-                    self._row([*used, self.first_busy + phase], [*column[used], -1.0], -np.inf, 0.0)
+                    self._row([*used, busy], [*column[used], -1.0], -np.inf, 0.0)
 
     def _waits(self, unit: float) -> None:
         waits = np.stack([unit * o.waits for o in self.options])
         charged = [self.problem.pricing.charges[key] for key in self.charges]
-        for phase in range(len(PHASES)):
-            for who in range(waits.shape[2]):
-                (used,) = np.nonzero(waits[:, phase, who])
-                paid = [(self.first_charge + k, unit * c[phase, who]) for k, c in enumerate(charged) if c[phase, who]]
+        for longest, (part, phase) in enumerate(np.ndindex(2, len(PHASES)), self.first_wait):
+            for who in range(waits.shape[-1]):
+                waited = waits[:, part, phase, who]
+                (used,) = np.nonzero(waited)
+                charges = enumerate((c[part, phase, who] for c in charged), self.first_charge)
+                paid = [(column, unit * round_s) for column, round_s in charges if round_s]
                 if len(used) or paid:
-                    columns = [*used, *(k for k, _ in paid), self.first_wait + phase]
-                    self._row(columns, [*waits[used, phase, who], *(s for _, s in paid), -1.0], -np.inf, 0.0)
+                    columns = [*used, *(k for k, _ in paid), longest]
+                    self._row(columns, [*waited[used], *(s for _, s in paid), -1.0], -np.inf, 0.0)
 
     def _charges(self) -> None:
         for column, option in enumerate(self.options):
@@ -272,8 +278,14 @@ class _Program:
             for charge in option.charges:
                 self._row([column, self.first_charge + self.charges[charge]], [1.0, -count], -np.inf, 0.0)
 
+    def _phases(self) -> None:
+        for phase in range(len(PHASES)):
+            for busy, wait in ((FULL, LEFT), (LEFT, FULL)):
+                parts = (self.first_busy + busy * len(PHASES) + phase, self.first_wait + wait * len(PHASES) + phase)
+                self._row([*parts, self.first_phase + phase], [1.0, 1.0, -1.0], -np.inf, 0.0)
+
     def _after(self, unit: float) -> None:
-        parts = [first + phase for first in (self.first_busy, self.first_wait) for phase in AFTER]
+        parts = [self.first_phase + phase for phase in AFTER]
         hidden = unit * self.problem.given.overlap_s
         self._row([*parts, self.after], [*([1.0] * len(parts)), -1.0], -np.inf, hidden)
 
@@ -321,6 +333,5 @@ def _settled(problem: Problem, picks: list[int], slowness: float) -> list[int]:
 def _alone(problem: Problem, option: Option, slowness: float) -> tuple[float, ...]:
     """What an option costs by itself, for those that make no difference to the step; then the bytes it sends."""
     waits = option.waits + sum((problem.pricing.charges[k] for k in option.charges), np.zeros_like(option.waits))
-    loads = option.beside + slowness * option.link
-    busiest = loads.max(axis=1).sum() if loads.shape[1] else 0.0
-    return (round(float(waits.max(axis=1).sum() + busiest), 15), float(option.link_bytes.sum()), len(option.charges))
+    seconds = phases_of(waits, option.beside + slowness * option.link).sum()
+    return (round(float(seconds), 15), float(option.link_bytes.sum()), len(option.charges))

@@ -8,7 +8,7 @@ import numpy as np
 
 from parallax.analysis.pricing import PHASES, Floats
 from parallax.analysis.problem import Problem
-from parallax.analysis.step import steps_of
+from parallax.analysis.step import phases_of, steps_of
 
 
 def count_of(problem: Problem) -> int:
@@ -31,8 +31,8 @@ def all_steps(problem: Problem, slowness: float) -> Floats:
         problem.pricing,
         dict.fromkeys(k for options in problem.options for o in options for k in o.charges),
     )
-    loads = np.zeros((1, len(PHASES), len(pricing.fabric.ends)))
-    waits = np.zeros((1, len(PHASES), pricing.who))
+    loads = np.zeros((1, 2, len(PHASES), len(pricing.fabric.ends)))
+    waits = np.zeros((1, 2, len(PHASES), pricing.who))
     paid = np.zeros((1, len(names)), bool)
     taken = np.zeros((1, len(problem.hosts.limits)))
     for options in problem.options:
@@ -42,8 +42,8 @@ def all_steps(problem: Problem, slowness: float) -> Floats:
         pays = np.array([[key in o.charges for key in names] for o in options], bool).reshape(len(options), -1)
         paid = (paid[:, None] | pays[None]).reshape(len(paid) * len(options), len(names))
     for place, key in enumerate(names):
-        waits = waits + paid[:, place, None, None] * pricing.charges[key]
-    steps = steps_of(loads.max(axis=2) + waits.max(axis=2), problem.given)
+        waits = waits + paid[:, place, None, None, None] * pricing.charges[key]
+    steps = steps_of(phases_of(waits, loads), problem.given)
     return np.where((taken <= np.array(problem.hosts.limits)).all(axis=1), steps, np.inf)
 
 

@@ -1,15 +1,21 @@
 """The seconds of one variable by one route, from measured lines: bytes on every link by phase, and rounds.
 
 W workers, u touched rows, width d, e bytes an element, i bytes an id, w bytes the variable. A phase of the step costs
-what its busiest end (a link's direction) carries, plus the rounds of whoever waits longest. Both add up over the
-variables, so here is what each adds. An operation's line (`parallax.profiles.Line`) gives
+what its busiest end (a link's direction) carries, plus the rounds of whoever waits longest, less what of the two passes
+at once (step.py). Both add up over the variables, so here is what each adds. An operation's line
+(`parallax.profiles.Line`) gives
 
     base_s + per_peer_s * (members - 1)    a round, paid once by all who share it: a *charge*
     byte_s * bytes + bytes / rate          of an end: a *load*
 
+Of a round, and of time on a link, the part `overlap` passes beside the other where that is longer. So both are kept
+twice: FULL, and what is LEFT, which is (1 - overlap) of it.
+
 Simplified: lines were fitted with one member a host, and a worker's round to all others is taken to cost a member's,
 however many of them share a host. Exchanges of rows are all at one level: lookups whose ids come from another lookup's
-rows wait once more. All gradients of Horovod's are ready at once and fit its fusion buffer.
+rows wait once more. All gradients of Horovod's are ready at once and fit its fusion buffer. In one of its cycles the
+workers agree on all that is ready (Sergeev and Del Balso 2018), and that agreement is what a measured round mostly is:
+all its collectives together wait for one, and what each adds is its bytes.
 """
 
 from __future__ import annotations
@@ -39,9 +45,12 @@ MERGE_IDS, PULL_IDS, PULL_ROWS, MERGE_GRADIENTS, GRADIENTS, NEW_VALUES = range(l
 BEFORE, AFTER = (MERGE_IDS, PULL_IDS, PULL_ROWS), (MERGE_GRADIENTS, GRADIENTS)
 """Phases before the workers compute, and after; the last one follows the update."""
 
-ROWS, HOROVOD, ASKING = range(3)
-"""Who waits in a phase: exchanges of rows, each with a thread of its own; Horovod, one collective after the other; a
+ROWS, REDUCING, GATHERING, ASKING = range(4)
+"""Who waits in a phase: exchanges of rows, each with a thread of its own; Horovod's all-reduces, and its allgathers; a
 worker that asks servers. Behind them come the servers, one each. They wait side by side."""
+
+FULL, LEFT = range(2)
+"""Of rounds and of time on links: all of it, and what is left of it where the other is longer."""
 
 Floats = NDArray[np.float64]
 Charge = tuple[str, ...]
@@ -55,8 +64,8 @@ class Option:
         route: its name.
         servers: for `ps`, for each part the server of each partition.
         beside: `[phases, ends]`, seconds that its bytes take besides their time on links.
-        link: `[phases, ends]`, seconds that its bytes take on links.
-        waits: `[phases, who]`, seconds of rounds that it shares with nobody.
+        link: `[FULL and LEFT, phases, ends]`, seconds that its bytes take on links.
+        waits: `[FULL and LEFT, phases, who]`, seconds of rounds that it shares with nobody.
         charges: the rounds that it shares.
         link_bytes: `[phases, ends]`.
         memory: `[process kinds]`, bytes; see parallax/analysis/memory.py.
@@ -73,7 +82,7 @@ class Option:
 
 
 class Pricing:
-    """Prices routes on a fabric. Charges are kept as they are met, `[phases, who]` seconds each."""
+    """Prices routes on a fabric. Charges are kept as they are met, `[FULL and LEFT, phases, who]` seconds."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
@@ -103,8 +112,8 @@ class Pricing:
             memory: what it takes by this route.
             servers: for PS, for each part the server of each partition.
         """
-        shape = (len(PHASES), len(self.away))
-        adding = _Adding(np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros((len(PHASES), self.who)), [])
+        ends, who = (len(PHASES), len(self.away)), (len(PHASES), self.who)
+        adding = _Adding(np.zeros(ends), np.zeros((2, *ends)), np.zeros(ends), np.zeros((2, *who)), [])
         by_route: dict[str, Callable[[], None]] = {
             ALLREDUCE: lambda: self._allreduce(adding, variable),
             ALLGATHER: lambda: self._allgather(adding, variable, _known(touched)),
@@ -119,28 +128,25 @@ class Pricing:
     def _allreduce(self, to: _Adding, variable: VariableSpec) -> None:
         """A ring passes 2(W-1)/W w through every host, each way (Patarasuk and Yuan 2009).
 
-        A sparse gradient is made dense, with one more column. bfloat16 travels as float32. Horovod fuses all of one
-        type, so they share a round (Sergeev and Del Balso 2018).
+        A sparse gradient is made dense, with one more column. bfloat16 travels as float32.
         """
         workers, line = self.fabric.workers, self.fabric.lines["allreduce"]
         wire = 2 if variable.dtype == "bfloat16" else 1
         counts = variable.rows * variable.dtype_bytes if variable.has_slices else 0
         dense_bytes = wire * (variable.value_bytes + counts)
         self._carry(to, GRADIENTS, np.where(self.num_workers > 0, 2 * (workers - 1) / workers * dense_bytes, 0.0), line)
-        self._charge(to, (ALLREDUCE, variable.dtype), [(GRADIENTS, HOROVOD, line.seconds(workers, 0, None))])
+        self._charge(to, (ALLREDUCE,), line, [(GRADIENTS, REDUCING, line.seconds(workers, 0, None))])
 
     def _allgather(self, to: _Adding, variable: VariableSpec, touched: Touched) -> None:
         """Merged rows and ids of every worker pass every host around a ring: (W-1) u (i + de), each way.
 
-        Rows that must not be merged are as many as the ids. Rows of one type are fused, and ids of one type.
+        Rows that must not be merged are as many as the ids.
         """
         workers, line = self.fabric.workers, self.fabric.lines["allgather"]
         rows = touched.ids if variable.unmerged else touched.one
-        of_id, round_s = id_bytes(variable, workers), line.seconds(workers, 0, None)
-        sent = (workers - 1) * rows * (of_id + _row_bytes(variable))
+        sent = (workers - 1) * rows * (id_bytes(variable, workers) + _row_bytes(variable))
         self._carry(to, GRADIENTS, np.where(self.num_workers > 0, sent, 0.0), line)
-        self._charge(to, (ALLGATHER, variable.dtype), [(GRADIENTS, HOROVOD, round_s)])
-        self._charge(to, (ALLGATHER, "ids", str(of_id)), [(GRADIENTS, HOROVOD, round_s)])
+        self._charge(to, (ALLGATHER,), line, [(GRADIENTS, GATHERING, line.seconds(workers, 0, None))])
 
     def _alltoall(self, to: _Adding, variable: VariableSpec, touched: Touched) -> None:
         """Ids to owners, rows back, gradient rows to owners.
@@ -160,9 +166,9 @@ class Pricing:
         self._carry(to, GRADIENTS, np.where(self.out, away, asked) * of_row, line)
         rounds = (PULL_IDS, PULL_ROWS, GRADIENTS)
         peers_s = line.seconds(workers, 0, None) - line.base_s
-        self._charge(to, (ALLTOALL,), [(phase, ROWS, line.base_s) for phase in rounds])
+        self._charge(to, (ALLTOALL,), line, [(phase, ROWS, line.base_s) for phase in rounds])
         group = (ALLTOALL, variable.dtype, str(variable.width))
-        self._charge(to, group, [(phase, ROWS, peers_s) for phase in rounds])
+        self._charge(to, group, line, [(phase, ROWS, peers_s) for phase in rounds])
         self._merge(to, variable, touched, group)
 
     def _merge(self, to: _Adding, variable: VariableSpec, touched: Touched, group: Charge) -> None:
@@ -178,8 +184,8 @@ class Pricing:
         to.beside[MERGE_GRADIENTS] += line.byte_s * moved * _row_bytes(variable)
         peers_s = line.seconds(members, 0, None) - line.base_s
         legs = ((MERGE_IDS, 2), (MERGE_GRADIENTS, 1))
-        self._charge(to, ("within",), [(phase, ROWS, rounds * line.base_s) for phase, rounds in legs])
-        self._charge(to, ("within", *group), [(phase, ROWS, rounds * peers_s) for phase, rounds in legs])
+        self._charge(to, ("within",), line, [(phase, ROWS, rounds * line.base_s) for phase, rounds in legs])
+        self._charge(to, ("within", *group), line, [(phase, ROWS, rounds * peers_s) for phase, rounds in legs])
 
     def _servers(
         self, to: _Adding, variable: VariableSpec, touched: Touched | None, servers: tuple[tuple[int, ...], ...]
@@ -202,11 +208,11 @@ class Pricing:
         by_row = variable.cls == VariableClass.SPARSE
         phases = ((PULL_ROWS, pull), (GRADIENTS, push)) if by_row else ((GRADIENTS, push), (NEW_VALUES, pull))
         for phase, line in phases:
-            to.waits[phase, ASKING] += line.per_peer_s * (len(parts) - 1)
-            to.waits[phase, ASKING + 1 :] += line.per_peer_s * (self.fabric.workers - 1) * requests
+            asking = np.append(len(parts) - 1, (self.fabric.workers - 1) * requests)
+            to.waits[:, phase, ASKING:] += _both(line) * line.per_peer_s * asking
         everybody = range(ASKING, self.who)
         for phase, line in phases:
-            self._charge(to, (PS, PHASES[phase]), [(phase, who, line.base_s) for who in everybody])
+            self._charge(to, (PS, PHASES[phase]), line, [(phase, who, line.base_s) for who in everybody])
         if not by_row:
             workers, whole = self.fabric.workers, variable.value_bytes
             given = self.num_workers * whole * (1 - here)
@@ -238,14 +244,14 @@ class Pricing:
     def _carry(self, to: _Adding, phase: int, end_bytes: Floats, line: Line) -> None:
         to.link_bytes[phase] += end_bytes
         to.beside[phase] += end_bytes * line.byte_s
-        to.link[phase] += end_bytes * self.away
+        to.link[:, phase] += _both(line) * end_bytes * self.away
 
-    def _charge(self, to: _Adding, key: Charge, seconds: list[tuple[int, int, float]]) -> None:
+    def _charge(self, to: _Adding, key: Charge, line: Line, seconds: list[tuple[int, int, float]]) -> None:
         to.charges.append(key)
         if key not in self.charges:
-            self.charges[key] = np.zeros((len(PHASES), self.who))
+            self.charges[key] = np.zeros((2, len(PHASES), self.who))
             for phase, who, round_s in seconds:
-                self.charges[key][phase, who] += round_s
+                self.charges[key][:, phase, who] += _both(line)[:, 0] * round_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +263,11 @@ class _Adding:
     link_bytes: Floats
     waits: Floats
     charges: list[Charge]
+
+
+def _both(line: Line) -> Floats:
+    """`[FULL and LEFT, 1]`, the parts of its rounds and of its time on links."""
+    return np.array([[1.0], [1.0 - line.overlap]])
 
 
 def _row_bytes(variable: VariableSpec) -> int:

@@ -5,9 +5,16 @@
 
 A phase begins when the one before has ended, on all hosts: every exchange waits for everybody. Within a phase the bytes
 of all exchanges share each link, so a link is busy for the sum, and the busiest end binds; rounds wait side by side.
-A phase lasts as long as its longest wait and its busiest end together: an upper bound, as bytes of one exchange may
-flow while another waits. What compute hides (`ModelProfile.overlap_s`) is taken off the exchange of gradients. The
-update is counted as compute, and drawn there, before the exchange that it follows.
+With F the longest wait of a phase, B its busiest end, and F', B' the same of what is LEFT of rounds and of time on
+links (pricing.py), it lasts
+
+    max(F' + B, F + B')
+
+which for one operation is its line, latency + byte_s * bytes + on_link - overlap * min(latency, on_link), and without
+overlap F + B: an upper bound, as bytes of one exchange may flow while another waits. Where operations of several lines
+meet, each is taken to hide its own part behind whatever is longer in all. What compute hides (`ModelProfile.overlap_s`)
+is taken off the exchange of gradients. The update is counted as compute, and drawn there, before the exchange that it
+follows.
 """
 
 from __future__ import annotations
@@ -20,6 +27,8 @@ from parallax.analysis.fabric import Fabric
 from parallax.analysis.pricing import (
     AFTER,
     BEFORE,
+    FULL,
+    LEFT,
     MERGE_GRADIENTS,
     MERGE_IDS,
     NEW_VALUES,
@@ -54,14 +63,26 @@ class Given:
 
 
 def given_of(measured: Measured, layout: Layout) -> Given:
-    """What the profiles say of compute: compute_s * max(1, W / shared_cores), as W workers share the cores."""
+    """What the profiles say of compute, when W workers are at it on C shared cores (`ClusterProfile.shared_cores`).
+
+    They compute as fast as one alone as long as the cores suffice, and then as fast as those do:
+
+        max(compute_s, W one_core_s / C)         where the time on one core is known
+        compute_s max(1, W / C) / max(1, n / C)  else, where n workers computed at once when they were measured
+
+    The time on one core holds what threads take from each other there. Processor seconds would not do: threads that
+    have nothing to do use some up, as long as a core is free. Simplified: a worker alone is taken to use one core where
+    its time on one is not known.
+    """
     model, cluster = measured.model, measured.cluster
     if model is None or model.compute_s is None:
         session_s = 0.0 if model is None else model.session_s or 0.0
         return Given(session_s, 0.0, 0.0, False)
     crowded = 1.0
     if cluster is not None and cluster.shared_cores is not None:
-        crowded = max(1.0, layout.num_workers / cluster.shared_cores)
+        crowded = max(1.0, layout.num_workers / cluster.shared_cores) / max(1.0, model.computing / cluster.shared_cores)
+        if model.one_core_s is not None and model.compute_s > 0:
+            crowded = max(1.0, layout.num_workers * model.one_core_s / cluster.shared_cores / model.compute_s)
     overlap_s = min(model.overlap_s or 0.0, model.compute_s) * crowded
     return Given(model.session_s or 0.0, model.compute_s * crowded, overlap_s, True)
 
@@ -73,9 +94,9 @@ class Totals:
         ends = len(pricing.fabric.ends)
         self.pricing = pricing
         self.beside = np.zeros((len(PHASES), ends))
-        self.link = np.zeros((len(PHASES), ends))
-        self.waits = np.zeros((len(PHASES), pricing.who))
-        self.charged = np.zeros((len(PHASES), pricing.who))
+        self.link = np.zeros((2, len(PHASES), ends))
+        self.waits = np.zeros((2, len(PHASES), pricing.who))
+        self.charged = np.zeros((2, len(PHASES), pricing.who))
         self.users: dict[Charge, int] = {}
 
     def add(self, option: Option) -> None:
@@ -99,14 +120,25 @@ class Totals:
 
     def phase_seconds(self, slowness: float = 1.0) -> Floats:
         """Seconds of each phase; `slowness` divides the rates of all links."""
-        loads = self.beside + slowness * self.link
-        busiest = loads.max(axis=1) if loads.shape[1] else np.zeros(len(PHASES))
-        found: Floats = (self.waits + self.charged).max(axis=1) + busiest
-        return found
+        return phases_of(self.waits + self.charged, self.beside + slowness * self.link)
 
     def step_seconds(self, given: Given, slowness: float = 1.0) -> float:
         """The predicted step."""
         return step_of(self.phase_seconds(slowness), given)
+
+
+def phases_of(waits: Floats, loads: Floats) -> Floats:
+    """Seconds of each phase, `[..., phases]`.
+
+    Args:
+        waits: `[..., FULL and LEFT, phases, who]`, seconds of rounds.
+        loads: `[..., FULL and LEFT, phases, ends]`, seconds of bytes.
+    """
+    longest, busiest = waits.max(axis=-1), loads.max(axis=-1, initial=0.0)
+    found: Floats = np.maximum(
+        longest[..., LEFT, :] + busiest[..., FULL, :], longest[..., FULL, :] + busiest[..., LEFT, :]
+    )
+    return found
 
 
 def step_of(phases: Floats, given: Given) -> float:
@@ -149,7 +181,7 @@ def timeline(totals: Totals, given: Given) -> tuple[Phase, ...]:
 
 def _binding(totals: Totals, fabric: Fabric, phase: int) -> int | None:
     """The host whose link is busiest; None on one host, where no link is."""
-    if len(fabric.layout.hosts) < 2 or phase in (MERGE_IDS, MERGE_GRADIENTS) or not totals.link[phase].any():
+    if len(fabric.layout.hosts) < 2 or phase in (MERGE_IDS, MERGE_GRADIENTS) or not totals.link[FULL, phase].any():
         return None
-    loads = totals.beside[phase] + totals.link[phase]
+    loads = totals.beside[phase] + totals.link[FULL, phase]
     return fabric.ends[int(loads.argmax())][0].host

@@ -18,7 +18,7 @@ from parallax.analysis.fabric import Fabric
 from parallax.analysis.flips import flips_of
 from parallax.analysis.owners import Shares
 from parallax.analysis.placement import place
-from parallax.analysis.pricing import PHASES, Option, Pricing
+from parallax.analysis.pricing import FULL, PHASES, Option, Pricing
 from parallax.analysis.routing import Routed, Setting, price, route_all, setting_of
 from parallax.analysis.step import Given, Totals, timeline
 from parallax.measured import Measured
@@ -162,16 +162,16 @@ class _Costs:
     def _terms(self, option: Option) -> tuple[CostTerm, ...]:
         """What an option costs by itself, phase by phase, at its own busiest end."""
         found = []
-        waits = option.waits.copy()
+        waits, on_link = option.waits[FULL].copy(), option.link[FULL]
         for charge in option.charges:
-            waits += self.pricing.charges[charge]
+            waits += self.pricing.charges[charge][FULL]
         for phase, name in enumerate(PHASES):
             rounds_s = float(waits[phase].max())
             if rounds_s > 0:
                 found.append(CostTerm(name, "rounds", rounds_s))
-            end = int((option.beside[phase] + option.link[phase]).argmax())
+            end = int((option.beside[phase] + on_link[phase]).argmax())
             moved = round(float(option.link_bytes[phase, end]))
-            for what, seconds in (("link", option.link[phase, end]), ("beside", option.beside[phase, end])):
+            for what, seconds in (("link", on_link[phase, end]), ("beside", option.beside[phase, end])):
                 if seconds > 0:
                     found.append(CostTerm(name, what, float(seconds), moved))
         return tuple(found)

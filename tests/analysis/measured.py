@@ -63,7 +63,12 @@ def drawn(seed: int, servers: bool) -> tuple[GraphSpec, Layout, Measured]:
     slow = draw.randrange(number)
     rate = 10 ** draw.uniform(6.5, 9.5)
     lines = {
-        operation: Line(10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-6, -4), 10 ** draw.uniform(-10, -8.5), 0.05, 9)
+        operation: Line(
+            *(10 ** draw.uniform(low, high) for low, high in ((-5, -3), (-6, -4), (-10, -8.5))),
+            residual=0.05,
+            samples=9,
+            overlap=draw.choice([0.0, 1.0, draw.random()]),
+        )
         for operation in (OPERATIONS if servers else COLLECTIVES)
     }
     hosts = (

@@ -177,5 +177,5 @@ def test_least_bytes_are_those_counted_by_hand(partitions, hosts, workers, dense
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="one of dense, embed, lm, nmt, recsys, and 'x' was given"):
+    with pytest.raises(ValueError, match="one of dense, embed, generated, lm, nmt, recsys, and 'x' was given"):
         model_of("x")

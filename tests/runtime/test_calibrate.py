@@ -7,7 +7,7 @@ import pytest
 
 from parallax.cli import main
 from parallax.errors import LaunchError
-from parallax.profiles import OPERATIONS, HostProfile, cluster_profile_from_json
+from parallax.profiles import OPERATIONS, ClusterProfile, HostProfile, cluster_profile_from_json
 from parallax.runtime.calibrate.command import _Told
 from parallax.runtime.calibrate.fit import Measured, Sample, errors_of, fit_line, profile_of
 from parallax.runtime.calibrate.points import ACROSS, SERVER_ROWS, WITHIN, Group, Point, groups_of, points_of
@@ -250,3 +250,34 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_measurement(caps
     gone = tmp_path / "none" / "x.json"
     assert f"{gone}: No such file or directory" in refused(capsys, "--workers", 2, "-o", gone)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_profile_is_derived_for_the_hosts_of_a_resource_file(capsys, tmp_path):
+    hosts = hosts_of(FAST, FAST)
+    line = fit_line(samples_of(hosts, (2,)), hosts)
+    measured = ClusterProfile(1, hosts, {"alltoall": line}, {}, 1.8)
+    (tmp_path / "known.json").write_text(measured.to_json())
+    entries = "".join(f"  - {{address: n{number}, workers: 1, bandwidth: 80mbit}}\n" for number in range(3))
+    (tmp_path / "new.yaml").write_text(f"hosts:\n{entries}")
+    words = ["--from", tmp_path / "known.json", "-r", tmp_path / "new.yaml", "-o", tmp_path / "new.json"]
+    for more, shared in (([], None), (["--share-cores"], 1.8)):
+        with pytest.raises(SystemExit) as ended:
+            main(["calibrate", *map(str, words), *more])
+        assert ended.value.code == 0
+        found = cluster_profile_from_json((tmp_path / "new.json").read_text())
+        assert [(host.name, host.out_bytes_per_s) for host in found.hosts] == [(f"n{n}", 1e7) for n in range(3)]
+        assert found.across == {"alltoall": line} and found.shared_cores == shared
+    assert "n2       2        8.6          80.0             80.0" in capsys.readouterr().out
+
+
+def test_a_profile_is_derived_from_profiles_and_for_a_resource_file(capsys, tmp_path):
+    (tmp_path / "known.json").write_text("{}")
+    assert "-r FILE" in refused(capsys, "--from", _known(tmp_path), "-o", tmp_path / "x.json")
+    assert "must be of version" in refused(capsys, "--from", tmp_path / "known.json", "-o", tmp_path / "x.json")
+    assert "belongs to --from" in refused(capsys, "--share-cores", "-o", tmp_path / "x.json")
+
+
+def _known(folder):
+    file = folder / "two.json"
+    file.write_text(ClusterProfile(1, hosts_of(FAST, FAST), {}, {}).to_json())
+    return file

@@ -81,7 +81,7 @@ def test_the_pictures_are_there_after_the_script_ran(tmp_path: Path) -> None:
     page = Page(dom)
     pictures = [a["class"] for tag, a in page.elements if tag == "svg"]
     assert pictures == ["timeline", "routes", "hosts", "link-flips", "touched-flips"]
-    assert len(page.of_class("phase")) == 4 and len(page.of_class("flip")) == 4 and len(page.of_class("host")) == 4
+    assert len(page.of_class("phase")) == 4 and len(page.of_class("flip")) == 5 and len(page.of_class("host")) == 4
 
 
 def test_values_that_are_unknown_come_last_when_sorted(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def calibrate(resource: str | None, workers: int | None, output: str, quick: boo
         ParallaxError: the resource file, the output or the number of workers breaks its rule, or the job cannot start.
     """
     cluster = _measurable(_cluster(resource, workers))
-    _check_writable(Path(output))
+    check_writable(Path(output))
     told = _Told()
     try:
         status = launch(_job(cluster, quick), stdout=told)  # type: ignore[arg-type]  # it needs no more of a stream
@@ -60,7 +60,7 @@ def calibrate(resource: str | None, workers: int | None, output: str, quick: boo
         return status
     measured = told.measured()
     profile = profile_of([host.address for host in cluster.hosts], measured)
-    _write(Path(output), profile)
+    write(Path(output), profile)
     held_out = [sample for sample in measured.samples if sample.point.is_held_out]
     sys.stdout.write(profile_table(profile, held_out))
     sys.stdout.flush()
@@ -102,7 +102,7 @@ def _job(cluster: Cluster, quick: bool) -> Job:
     return Job(program, cluster, servers, variables, input=parcel.to_bytes())
 
 
-def _check_writable(output: Path) -> None:
+def check_writable(output: Path) -> None:
     """Refuses before the measurement what could not be written after it; leaves nothing.
 
     Raises:
@@ -118,7 +118,7 @@ def _check_writable(output: Path) -> None:
         raise ConfigError(f"-o must name a file that can be written: {output}: {reason}.")
 
 
-def _write(output: Path, profile: ClusterProfile) -> None:
+def write(output: Path, profile: ClusterProfile) -> None:
     """Writes the file as a whole, or not at all."""
     made = output.with_name(f".{output.name}.{os.getpid()}")
     try:

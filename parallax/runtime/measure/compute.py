@@ -5,10 +5,13 @@ It trains in a session of its own; what it learns is thrown away.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from parallax.errors import GraphError
@@ -20,6 +23,9 @@ from parallax.transform.edit import Worker
 _UNTIMED, _TIMED = 3, 10
 """The first steps make memory and kernels ready, once; of the others the median counts."""
 
+_UNTIMED_ON_ONE = 1
+"""Likewise, when threads have been moved to one core."""
+
 
 @dataclass(frozen=True, slots=True)
 class Computed:
@@ -27,10 +33,12 @@ class Computed:
 
     Attributes:
         step_s: median seconds of a step; None when it was not measured.
+        one_core_s: the same with one core for all threads; None when the kernel does not say how to do that.
         memory_bytes: peak memory of the process besides its variables; None when the kernel does not tell.
     """
 
     step_s: float | None
+    one_core_s: float | None
     memory_bytes: int | None
 
 
@@ -51,20 +59,27 @@ def computed(
     """
     import tensorflow as tf
 
+    def timed(session: Any, step: int) -> float:
+        fed = batch(step)
+        began_s = time.perf_counter()
+        session.run(fetch, fed)
+        return time.perf_counter() - began_s
+
     whole_machine = tf.compat.v1.ConfigProto(allow_soft_placement=True)
     held = variable_bytes(inputs.graph_def.node)
     _check_fits(inputs, held)
     times_s: list[float] = []
+    on_one_s: list[float] = []
     tells = False
     try:
         with opened(inputs, worker, batch(0), options or whole_machine) as session:
             tells = reset_peak()
             for step in range(_UNTIMED + _TIMED):
-                fed = batch(step)
-                began_s = time.perf_counter()
-                session.run(fetch, fed)
-                times_s.append(time.perf_counter() - began_s)
+                times_s.append(timed(session, step))
             peak = peak_bytes()
+            with _one_core() as moved:
+                while moved and len(on_one_s) < _UNTIMED_ON_ONE + _TIMED:
+                    on_one_s.append(timed(session, len(times_s) + len(on_one_s)))
     except tf.errors.OutOfRangeError as error:
         if len(times_s) <= _UNTIMED:
             raise GraphError(
@@ -74,7 +89,32 @@ def computed(
         peak = peak_bytes()
     except tf.errors.OpError as error:
         raise GraphError(f"Step {len(times_s)} of one process alone fails: {error.message}") from error
-    return Computed(statistics.median(times_s[_UNTIMED:]), max(0, peak - held) if tells else None)
+    on_one_s = on_one_s[_UNTIMED_ON_ONE:]
+    return Computed(
+        statistics.median(times_s[_UNTIMED:]),
+        statistics.median(on_one_s) if on_one_s else None,
+        max(0, peak - held) if tells else None,
+    )
+
+
+@contextlib.contextmanager
+def _one_core() -> Iterator[bool]:
+    """Moves all threads of this process to one core inside the block; gives whether it could."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield False
+        return
+    cores = os.sched_getaffinity(0)
+    _move({min(cores)})
+    try:
+        yield True
+    finally:
+        _move(cores)
+
+
+def _move(cores: set[int]) -> None:
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def _check_fits(inputs: Inputs, held: int) -> None:

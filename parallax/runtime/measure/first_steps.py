@@ -173,6 +173,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             tables=table_profiles(self._tables, by_step),
             compute_s=statistics.median(times_s) if times_s else None,
             memory_bytes=None if None in peaks else max(peak for peak in peaks if peak is not None),
+            computing=self._members.workers.size,
         )
         try:
             write_model_profile(profile, self._wish.path)

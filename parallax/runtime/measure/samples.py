@@ -113,7 +113,7 @@ def profile_samples(
         first = next(rank for rank, of_worker in enumerate(seen) if len(of_worker) == counted)
         notes.append(f"the data of worker {first} ended after {counted}")
     by_step = [[of_worker[step] for of_worker in seen] for step in range(counted)]
-    found = _computed(asking) if wanted.compute else Computed(None, None)
+    found = _computed(asking) if wanted.compute else Computed(None, None, None)
     profile = ModelProfile(
         version=MODEL_PROFILE_VERSION,
         graph=analysed.spec.fingerprint,
@@ -123,6 +123,7 @@ def profile_samples(
         tables=table_profiles(tables, by_step),
         compute_s=found.step_s,
         memory_bytes=found.memory_bytes,
+        one_core_s=found.one_core_s,
     )
     return profile, tuple(notes)
 

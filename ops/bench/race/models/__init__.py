@@ -75,11 +75,12 @@ def model_of(name: str, **sizes: Any) -> Model:
     """
     from ops.bench.race.models.dense import Dense
     from ops.bench.race.models.embed import Embed
+    from ops.bench.race.models.generated import Generated
     from ops.bench.race.models.lm import LM
     from ops.bench.race.models.nmt import NMT
     from ops.bench.race.models.recsys import RecSys
 
-    known = {"dense": Dense, "embed": Embed, "lm": LM, "nmt": NMT, "recsys": RecSys}
+    known = {"dense": Dense, "embed": Embed, "generated": Generated, "lm": LM, "nmt": NMT, "recsys": RecSys}
     if name not in known:
         raise ValueError(f"A model must be one of {', '.join(known)}, and {name!r} was given.")
     return known[name](**sizes)

@@ -40,6 +40,7 @@ def main() -> None:
         sess_config=task.session_config(),
         seed=1,
         stall_timeout_s=math.inf,  # between its turns it is stopped, which would look like a stall
+        **task.more.get("config", {}),
     )
     sess, _, rank, _ = parallax.parallel_run(graph, task.more.get("resource"), parallax_config=config)
     turns = Turns(task, rank)

@@ -1,0 +1,74 @@
+"""Parallax's own commands, as a user of a cluster gives them on its first host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ops.bench.race.field import NotRunning
+from ops.bench.race.place import ROOT, InLab
+from ops.bench.race.turns import Task, write_task
+
+_SCRIPT = Path(__file__).with_name("script.py")
+_FEEDS = Path(__file__).with_name("feeds.py")
+_LAST_LINES = 15
+
+
+def calibrate(place: InLab, output: Path) -> None:
+    """Measures the hosts of a lab, in the quick form, and writes their profile."""
+    _parallax(place, "calibrate", "--quick", "-r", str(place.lab.resource_file(1)), "-o", str(output))
+
+
+def derive(place: InLab, calibrations: Sequence[Path], output: Path) -> None:
+    """Writes the profile of the hosts of a lab, derived from calibrations of others on the same cores."""
+    named = [word for file in calibrations for word in ("--from", str(file))]
+    resource = str(place.lab.resource_file(1))
+    _parallax(place, "calibrate", *named, "--share-cores", "-r", resource, "-o", str(output))
+
+
+def profile(place: InLab, task: Task, steps: int, output: Path) -> None:
+    """Profiles the model of a task: the rows that its steps touch, and what one process alone computes."""
+    write_task(task)
+    wanted = ("--workers", str(task.workers), "--steps", str(steps), "--compute", "--feeds", f"{_FEEDS}:batch")
+    _parallax(place, "profile", *wanted, "-o", str(output), str(_SCRIPT), str(task.file))
+
+
+def plan(place: InLab, task: Task, cluster: Path, model: Path, output: Path) -> None:
+    """Plans the model of a task for the hosts of a lab by predicted seconds."""
+    write_task(task)
+    known = ("--cluster", str(cluster), "--profile", str(model), "-r", str(place.lab.resource_file(1)))
+    _parallax(place, "plan", *known, "--json", str(output), str(_SCRIPT), str(task.file))
+
+
+def task_of(
+    place: InLab, name: str, model: str, sizes: Mapping[str, object], config: Mapping[str, object] | None = None
+) -> Task:
+    """The task of a job of one worker on each host, with what its `parallax.Config` is to hold besides."""
+    more = {"environment": {}, "config": dict(config or {})}
+    return Task("parallax", model, dict(sizes), str(place.folder / name), len(place.hosts), 1, 2, more)
+
+
+def _parallax(place: InLab, *words: str) -> None:
+    """Runs a command on the first host.
+
+    Raises:
+        NotRunning: it fails; with its last lines.
+    """
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": path}
+    argv = [sys.executable, "-m", "parallax.cli", *words]
+    done = place.lab.run_on(
+        place.hosts[0],
+        argv,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        lines = "\n".join(done.stdout.splitlines()[-_LAST_LINES:])
+        raise NotRunning(f"parallax {words[0]} ended with exit status {done.returncode}\n{lines}")

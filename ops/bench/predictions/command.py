@@ -1,0 +1,102 @@
+"""`python -m ops.bench predictions`: its arguments and its output."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ops.bench.jobs.steps import Rounds
+from ops.bench.predictions.measure import Wanted, cases, missing_cases
+from ops.bench.predictions.results import table
+from ops.bench.race.field import NotRunning
+from ops.lab import why_not
+from ops.lab.rates import parse_rate
+
+
+def add_command(commands: Any) -> None:
+    """Adds `predictions` to the benchmark's command line."""
+    parser = commands.add_parser(
+        "predictions",
+        help="predicted and measured steps, at a link rate and on hosts that were not calibrated",
+        description="Calibrates emulated hosts at some link rates, derives from it the profiles of other hosts and "
+        "links, and compares the steps that plans predict there with those of the jobs that run these plans.",
+    )
+    parser.add_argument("--models", type=_words, default="lm,nmt,recsys,dense", metavar="NAME[,NAME...]")
+    parser.add_argument("--rates", type=_rates, default="100mbit,400mbit", metavar="RATE[,RATE...]", help="calibrated")
+    parser.add_argument("--held-out", type=parse_rate, default="200mbit", metavar="RATE", help="measured (200mbit)")
+    parser.add_argument("--from-hosts", type=int, default=4, metavar="N", help="calibrated and measured (4)")
+    parser.add_argument("--hosts", type=int, default=8, metavar="N", help="measured besides (8)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of each measurement (5)")
+    parser.add_argument("--turn-seconds", type=float, default=1.5, metavar="S", help="about how long a round is (1.5)")
+    add_folder(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the cases go")
+    parser.set_defaults(run=run)
+
+
+def add_folder(parser: argparse.ArgumentParser) -> None:
+    """Adds what lets a long run be done in pieces."""
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep what was measured there, and take it up again")
+    parser.add_argument("--within", type=float, metavar="S", help="begin nothing more after so many seconds")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measures and prints."""
+    reason = why_not()
+    if reason:
+        print(f"No emulated hosts ({reason}), so there are no links of a known rate, and nothing is measured.")
+        return
+    began_s = time.monotonic()
+    with folder_of(arguments.keep) as folder:
+        wanted = Wanted(
+            arguments.models,
+            arguments.rates,
+            arguments.held_out,
+            arguments.from_hosts,
+            arguments.hosts,
+            Rounds(arguments.rounds, arguments.turn_seconds),
+            folder,
+        )
+        try:
+            found = cases(wanted, lambda: _in_time(began_s, arguments.within), _tell)
+        except NotRunning as error:
+            sys.exit(f"predictions: {error}")
+    print("\n".join(table(found)))
+    if missing := missing_cases(wanted, found):
+        print(f"{missing} more cases were not measured: the time of --within was over.")
+    if arguments.json:
+        text = json.dumps([{**asdict(case), "error": case.error} for case in found], indent=1)
+        arguments.json.write_text(text + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def folder_of(given: Path | None) -> Iterator[Path]:
+    """The folder of the pieces: the user's, or one that goes with the block."""
+    if given is not None:
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="parallax-bench-") as folder:
+        yield Path(folder)
+
+
+def _in_time(began_s: float, within_s: float | None) -> bool:
+    return within_s is None or time.monotonic() - began_s < within_s
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _rates(text: str) -> tuple[int, ...]:
+    return tuple(map(parse_rate, text.split(",")))

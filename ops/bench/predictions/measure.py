@@ -1,0 +1,133 @@
+"""Calibrates, predicts and measures in labs, one piece after the other; pieces that are there already are kept.
+
+Every piece is a file in a folder: a calibration, a model's profile, a case. So a run that was cut off, or that had time
+for some pieces only, is taken up where it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ops.bench.jobs import commands
+from ops.bench.jobs.steps import Rounds, step_seconds
+from ops.bench.predictions.results import Case, case_from_json
+from ops.bench.race.place import InLab
+from ops.lab import Lab
+from ops.lab.rates import mbit
+from parallax.plan import read_plan
+
+PROFILED_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is predicted and measured.
+
+    Attributes:
+        models: names, as of a race.
+        rates: of the links that are calibrated, bytes per second.
+        held_out: of the links on which steps are measured.
+        from_hosts: how many hosts are calibrated, and measured first.
+        hosts: how many more are measured.
+        rounds: of each measurement.
+        folder: where the pieces are.
+    """
+
+    models: tuple[str, ...]
+    rates: tuple[int, ...]
+    held_out: int
+    from_hosts: int
+    hosts: int
+    rounds: Rounds
+    folder: Path
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers of hosts that are measured."""
+        return tuple(dict.fromkeys((self.from_hosts, self.hosts)))
+
+    def calibration(self, rate: int) -> Path:
+        """The calibration at a rate."""
+        return self.folder / f"calibration-{self.from_hosts}-{mbit(rate)}.json"
+
+    def profile(self, model: str) -> Path:
+        """The profile of a model."""
+        return self.folder / f"profile-{model}-{max(self.sizes)}.json"
+
+    def case(self, model: str, hosts: int) -> Path:
+        """What was predicted and measured of a model."""
+        return self.folder / f"case-{model}-{hosts}-{mbit(self.held_out)}.json"
+
+
+def cases(wanted: Wanted, may_begin: Callable[[], bool], tell: Callable[[str], None]) -> tuple[Case, ...]:
+    """All cases that there are time for, in order.
+
+    Args:
+        wanted: what.
+        may_begin: whether there is time for one more piece.
+        tell: is called with a line for each piece.
+
+    Raises:
+        NotRunning: a command or a job fails.
+    """
+    wanted.folder.mkdir(parents=True, exist_ok=True)
+    for rate in wanted.rates:
+        if not wanted.calibration(rate).exists() and may_begin():
+            tell(f"calibrates {wanted.from_hosts} hosts at {mbit(rate)}")
+            with Lab(wanted.from_hosts, rate) as lab:
+                commands.calibrate(InLab(lab), wanted.calibration(rate))
+    if all(wanted.calibration(rate).exists() for rate in wanted.rates):
+        for hosts in wanted.sizes:
+            _measure(wanted, hosts, may_begin, tell)
+    return tuple(_read(wanted))
+
+
+def _measure(wanted: Wanted, hosts: int, may_begin: Callable[[], bool], tell: Callable[[str], None]) -> None:
+    missing = [model for model in wanted.models if not wanted.case(model, hosts).exists()]
+    if not missing or not may_begin():
+        return
+    with Lab(hosts, wanted.held_out) as lab:
+        place = InLab(lab)
+        cluster = place.folder / "derived.json"
+        commands.derive(place, [wanted.calibration(rate) for rate in wanted.rates], cluster)
+        for model in missing:
+            if not may_begin():
+                return
+            if not wanted.profile(model).exists():
+                tell(f"profiles {model}")
+                task = replace(commands.task_of(place, f"profile-{model}", model, {}), workers=max(wanted.sizes))
+                commands.profile(place, task, PROFILED_STEPS, wanted.profile(model))
+            case = _case(wanted, place, model, cluster)
+            wanted.case(model, hosts).write_text(case.to_json(), encoding="utf-8")
+            tell(
+                f"{model} on {hosts} hosts: {1e3 * case.predicted_s:.1f} ms predicted, {1e3 * case.measured_s:.1f} ms "
+                "measured"
+            )
+
+
+def _case(wanted: Wanted, place: InLab, model: str, cluster: Path) -> Case:
+    """Plans, runs just this plan, and times it."""
+    file = place.folder / f"plan-{model}.json"
+    task = commands.task_of(place, f"plan-{model}", model, {})
+    commands.plan(place, task, cluster, wanted.profile(model), file)
+    prediction = read_plan(file).prediction
+    if prediction.step_s is None:
+        raise ValueError(f"The plan of {model} has no predicted step: {prediction.unknown}.")
+    task = commands.task_of(place, f"job-{model}", model, {}, {"plan_file": str(file)})
+    (rounds_s,) = step_seconds(place, [task], wanted.rounds)
+    phases = tuple((phase.name, phase.end_s - phase.start_s) for phase in prediction.phases)
+    return Case(model, len(place.hosts), wanted.held_out, prediction.step_s, phases, rounds_s)
+
+
+def _read(wanted: Wanted) -> Iterator[Case]:
+    for hosts in wanted.sizes:
+        for file in (wanted.case(model, hosts) for model in wanted.models):
+            if file.exists():
+                yield case_from_json(file.read_text(encoding="utf-8"))
+
+
+def missing_cases(wanted: Wanted, found: Sequence[Case]) -> int:
+    """How many cases there was no time for."""
+    return len(wanted.models) * len(wanted.sizes) - len(found)

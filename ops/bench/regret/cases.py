@@ -1,0 +1,160 @@
+"""Generated models on links of some rates, the plans that are compared on each, and what was measured."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+FAR = 2.0
+"""A plan whose predicted step is so many times the shortest is not measured."""
+
+NEAR, SHARE_WANTED = 1.05, 0.90
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A generated model on links of a rate.
+
+    Attributes:
+        number: of the case, from 0, which all else follows from.
+        sizes: of `Generated`.
+        rate_bytes_per_s: of each link, each way.
+    """
+
+    number: int
+    sizes: dict[str, Any]
+    rate_bytes_per_s: int
+
+    @property
+    def title(self) -> str:
+        """Its sizes in a word each."""
+        s = self.sizes
+        return f"{s['tables_number']}x{s['rows']}x{s['width']} ids {s['ids']} dense {s['outputs']} skew {s['skew']}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A plan for a model.
+
+    Attributes:
+        routes: (variable, route), sorted by name.
+        predicted_s: the step.
+        plan: its JSON.
+    """
+
+    routes: tuple[tuple[str, str], ...]
+    predicted_s: float
+    plan: str
+
+    @property
+    def title(self) -> str:
+        """The routes, in the order of the variables."""
+        return " ".join(route for _, route in self.routes)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model with its plans; the first one is what the planner chooses.
+
+    Attributes:
+        model: it.
+        choices: that are measured.
+        plans: how many there are, with partitions on servers as the placement rule has them.
+        far: of those, how many were left out because they are predicted to take FAR times the shortest or more.
+        beyond: how many because enough were measured: those with the longest predicted steps.
+        rounds_s: seconds of a step, `[choice][round]`; empty before they were measured.
+    """
+
+    model: Model
+    choices: tuple[Choice, ...]
+    plans: int
+    far: int
+    beyond: int
+    rounds_s: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def measured_s(self) -> tuple[float, ...]:
+        """Median of each choice."""
+        return tuple(map(statistics.median, self.rounds_s))
+
+    @property
+    def best(self) -> int:
+        """The number of the choice that was measured to be the fastest."""
+        return min(range(len(self.choices)), key=lambda n: self.measured_s[n])
+
+    @property
+    def ratio(self) -> float:
+        """How many times the best choice's step the chosen one's is: the median over the rounds, side by side."""
+        own, best = self.rounds_s[0], self.rounds_s[self.best]
+        return max(1.0, statistics.median(a / b for a, b in zip(own, best, strict=True)))
+
+    def to_json(self) -> str:
+        """As text."""
+        return json.dumps(asdict(self)) + "\n"
+
+
+def case_from_json(text: str) -> Case:
+    """The inverse of `Case.to_json`."""
+    raw: dict[str, Any] = json.loads(text)
+    choices = tuple(Choice(tuple(map(tuple, c["routes"])), c["predicted_s"], c["plan"]) for c in raw["choices"])
+    rounds_s = tuple(map(tuple, raw["rounds_s"]))
+    return Case(**{**raw, "model": Model(**raw["model"]), "choices": choices, "rounds_s": rounds_s})
+
+
+def side_file(folder: Path, number: int, rate: int, what: str) -> Path:
+    """The file of one side of a flip point: its `cluster` profile, or its `case`."""
+    return folder / f"flip-{number}-{rate}-{what}.json"
+
+
+def models(number: int, rates: Sequence[int]) -> tuple[Model, ...]:
+    """As many models as asked for, the same ones always; the rates in turn."""
+    return tuple(_model(n, rates[n % len(rates)]) for n in range(number))
+
+
+def _model(number: int, rate: int) -> Model:
+    draw = random.Random(number)
+
+    def power(low: float, high: float) -> int:
+        return round(10 ** draw.uniform(low, high))
+
+    sizes = {
+        "tables_number": draw.randint(1, 3),
+        "rows": power(2.5, 4.5),
+        "width": draw.choice([8, 16, 32, 64, 128, 256]),
+        "ids": power(1.5, 3.2),
+        "outputs": power(1, 3),
+        "skew": draw.choice([1.05, 1.2, 1.5]),
+    }
+    return Model(number, sizes, rate)
+
+
+def table(cases: Sequence[Case]) -> list[str]:
+    """A line for each case, then in how many the chosen plan is as good as the best one."""
+    lines = []
+    for case in cases:
+        best = case.choices[case.best]
+        chosen_s, best_s = case.measured_s[0], case.measured_s[case.best]
+        lines.append(
+            f"{case.model.number:>3}  {8e-6 * case.model.rate_bytes_per_s:g} mbit/s  {case.model.title}\n"
+            f"     chosen {case.choices[0].title}: {1e3 * chosen_s:.2f} ms ({1e3 * case.choices[0].predicted_s:.2f} "
+            f"predicted); best {best.title}: {1e3 * best_s:.2f} ms ({1e3 * best.predicted_s:.2f} predicted); ratio "
+            f"{case.ratio:.3f}; {len(case.choices)} of {case.plans} plans measured, {case.far} too far behind, "
+            f"{case.beyond} beyond the bound"
+        )
+    if cases:
+        near = sum(case.ratio <= NEAR for case in cases)
+        verdict = "as wanted" if near / len(cases) >= SHARE_WANTED else "MISSED"
+        lines.append(
+            f"Within {NEAR - 1:.0%} of the best: {near} of {len(cases)} cases, {near / len(cases):.0%}; at least "
+            f"{SHARE_WANTED:.0%} wanted: {verdict}. Worst ratio {max(case.ratio for case in cases):.3f}."
+        )
+        lines.append(
+            f"Left out as predicted {FAR:g} times as long as the shortest: {sum(c.far for c in cases)} of "
+            f"{sum(c.plans for c in cases)} plans; as more than were to be measured: {sum(c.beyond for c in cases)}."
+        )
+    return lines

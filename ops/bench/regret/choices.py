@@ -1,0 +1,157 @@
+"""Plans of generated models: the chosen one, and the others that are measured beside it. One process makes all.
+
+All routes that each variable can take are combined; on servers a variable has the partitions of the placement rule.
+Of these the plans are measured that come first in this order, as far as they are not predicted too far behind:
+the chosen one, those by which all tables take one route, the rest by their predicted steps.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ops.bench.jobs import feeds
+from ops.bench.race.models import model_of
+from ops.bench.race.turns import Task, write_task
+from ops.bench.regret.cases import FAR, Case, Choice, Model
+from parallax.analysis.alternatives import Alternative, alternatives
+from parallax.analysis.placement import partition_count
+from parallax.config import Config
+from parallax.environment import Role, Settings
+from parallax.measured import Measured
+from parallax.plan import NO_ROUTE, PS, Layout, Plan, Wishes
+from parallax.profiles import ClusterProfile
+from parallax.spec import GraphSpec
+
+STEPS_PROFILED = 6
+
+
+def analysed_of(sizes: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+    """(graph, what it is, training op, feeds by name) of a generated model; the same in every process."""
+    import tensorflow as tf
+
+    from parallax.runtime.planning import analyse
+
+    graph = tf.Graph()
+    with graph.as_default():
+        built = model_of("generated", **sizes).build()
+        train = built.optimizer.minimize(built.loss)
+    return graph, analyse(graph), train, built.feeds
+
+
+def measured_of(model: Model, cluster: ClusterProfile, folder: Path, graph: Any, analysed: Any) -> Measured:
+    """The cluster, and what the model's steps touch and compute."""
+    from parallax.runtime.measure.samples import profile_samples
+
+    workers = len(cluster.hosts)
+    task = Task("parallax", "generated", model.sizes, str(folder / f"task-{model.number}"), workers, 1, 2, {})
+    wanted = Settings(role=Role.PROFILE, steps=STEPS_PROFILED, compute=True, feeds=f"{feeds.__file__}:batch")
+    with _told(task):
+        profile, _ = profile_samples(graph, analysed, workers, Config(sess_config=task.session_config()), wanted)
+    return Measured(cluster, profile)
+
+
+@contextmanager
+def _told(task: Task) -> Iterator[None]:
+    """As if this process had been started for the task."""
+    write_task(task)
+    before = sys.argv
+    sys.argv = [before[0], str(task.file)]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def case_of(model: Model, cluster: ClusterProfile, folder: Path, most: int) -> Case:
+    """A model's plans, at most so many.
+
+    Args:
+        model: what is planned.
+        cluster: the profile of its hosts, a worker and a server on each.
+        folder: for files.
+        most: how many plans are measured.
+    """
+    graph, analysed, _, _ = analysed_of(model.sizes)
+    measured = measured_of(model, cluster, folder, graph, analysed)
+    return chosen_and_others(model, analysed, measured, most)
+
+
+def sides_of(model: Model, rates: Sequence[int], clusters: Sequence[ClusterProfile], folder: Path) -> Iterator[Case]:
+    """A case for each rate, with the best plan there, and behind it those of the other rates as predicted there."""
+    from parallax.runtime.planning import feasible
+
+    graph, analysed, _, _ = analysed_of(model.sizes)
+    first = measured_of(model, clusters[0], folder, graph, analysed)
+    known = [replace(first, cluster=cluster) for cluster in clusters]
+    layout = _layout(first)
+    best = [feasible(analysed, layout, Wishes(), one) for one in known]
+    for rate, own, measured in zip(rates, best, known, strict=True):
+        others = [_replanned(analysed, layout, measured, plan) for plan in best if plan is not own]
+        choices = tuple(map(_choice, (own, *others)))
+        yield Case(replace(model, rate_bytes_per_s=rate), choices, len(choices), 0, 0)
+
+
+def _replanned(analysed: Any, layout: Layout, measured: Measured, plan: Plan) -> Plan:
+    """A plan's routes, as they are predicted on another cluster."""
+    served = {v.name: len(v.servers[0]) for v in plan.variables if v.servers}
+    routes = _routes(plan)
+    return _plan(analysed, layout, measured, routes, served)
+
+
+def _layout(measured: Measured) -> Layout:
+    """A worker and a server on each host."""
+    hosts = len(measured.cluster.hosts) if measured.cluster is not None else 1
+    return Layout((1,) * hosts, tuple(range(hosts)))
+
+
+def chosen_and_others(model: Model, analysed: Any, measured: Measured, most: int) -> Case:
+    """The case of a model that was profiled."""
+    from parallax.runtime.planning import feasible
+
+    layout = _layout(measured)
+    hosts = len(layout.hosts)
+    spec: GraphSpec = analysed.spec
+    chosen = feasible(analysed, layout, Wishes(), measured)
+    counts = {v.name: partition_count(v, 0, hosts, None) for v in spec.variables if v.name in _routes(chosen)}
+    every = sorted(
+        alternatives(spec, layout, Wishes(partitions=counts), measured),
+        key=lambda a: (a.step_s, sorted(a.routes.items())),
+    )
+    other = [a for a in every if a.routes != _routes(chosen)]
+    near = [a for a in other if a.step_s < FAR * every[0].step_s]
+    picked = _picked(near, spec, most - 1)
+    plans = [chosen, *(_plan(analysed, layout, measured, a.routes, counts) for a in picked)]
+    return Case(model, tuple(map(_choice, plans)), len(other) + 1, len(other) - len(near), len(near) - len(picked))
+
+
+def _choice(plan: Plan) -> Choice:
+    return Choice(tuple(sorted(_routes(plan).items())), plan.prediction.step_s or 0.0, plan.to_json())
+
+
+def _routes(plan: Plan) -> dict[str, str]:
+    return {v.name: v.route for v in plan.variables if v.route != NO_ROUTE}
+
+
+def _picked(near: Sequence[Alternative], spec: GraphSpec, most: int) -> list[Alternative]:
+    tables = [v.name for v in spec.variables if v.has_slices]
+
+    fastest: dict[str, Alternative] = {}
+    for one in near:  # by predicted step
+        of_tables = {one.routes[name] for name in tables if name in one.routes}
+        if len(of_tables) == 1:
+            fastest.setdefault(of_tables.pop(), one)
+    first = list(fastest.values())
+    return [*first, *(one for one in near if one not in first)][:most]
+
+
+def _plan(analysed: Any, layout: Layout, measured: Measured, routes: dict[str, str], counts: dict[str, int]) -> Plan:
+    """The plan with these routes; what is on servers has so many partitions there."""
+    from parallax.runtime.planning import feasible
+
+    served = {name: counts[name] for name, route in routes.items() if route == PS}
+    return feasible(analysed, layout, Wishes(routes=routes, partitions=served), measured)

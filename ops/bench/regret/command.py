@@ -1,0 +1,92 @@
+"""`python -m ops.bench regret`: its arguments and its output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ops.bench.predictions.command import add_folder, folder_of
+from ops.bench.race.field import NotRunning
+from ops.bench.regret.cases import FAR, models, table
+from ops.bench.regret.flip import flip_lines
+from ops.bench.regret.measure import Wanted, measured_cases
+from ops.lab import why_not
+from ops.lab.rates import parse_rate
+
+
+def add_command(commands: Any) -> None:
+    """Adds `regret` to the benchmark's command line."""
+    parser = commands.add_parser(
+        "regret",
+        help="the chosen plan's step and those of the other plans, on generated models",
+        description="Combines all routes of the variables of generated models, and measures the chosen plan beside the "
+        f"others on emulated hosts. Plans that are predicted to take {FAR:g} times the shortest are counted and left "
+        "out, as are those beyond the bound of --plans.",
+    )
+    parser.add_argument("--cases", type=int, default=20, metavar="N", help="models (20)")
+    parser.add_argument("--rates", type=_rates, default="50mbit,200mbit,1gbit", metavar="RATE[,RATE...]", help="links")
+    parser.add_argument("--hosts", type=int, default=3, metavar="N", help="a worker and a server on each (3)")
+    parser.add_argument("--plans", type=int, default=6, metavar="N", help="most plans measured of a case (6)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each plan (5)")
+    parser.add_argument("--turn-seconds", type=float, default=0.4, metavar="S", help="about how long a turn is (0.4)")
+    parser.add_argument("--flip", action="store_true", help="measure on both sides of a printed flip point instead")
+    add_folder(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the cases go")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measures and prints."""
+    reason = why_not()
+    if reason:
+        print(f"No emulated hosts ({reason}), so there are no links of a known rate, and nothing is measured.")
+        return
+    began_s = time.monotonic()
+
+    def in_time() -> bool:
+        return arguments.within is None or time.monotonic() - began_s < arguments.within
+
+    with folder_of(arguments.keep) as folder:
+        wanted = Wanted(
+            models(arguments.cases, arguments.rates),
+            arguments.rates,
+            arguments.hosts,
+            arguments.plans,
+            arguments.rounds,
+            arguments.turn_seconds,
+            folder,
+        )
+        try:
+            if arguments.flip:
+                print("\n".join(flip_lines(wanted, in_time, _tell)))
+                return
+            found = measured_cases(wanted, in_time, _tell)
+        except NotRunning as error:
+            sys.exit(f"regret: {error}")
+    print("\n".join(table(found)))
+    if len(found) < arguments.cases:
+        print(f"{arguments.cases - len(found)} more cases were not measured: the time of --within was over.")
+    if arguments.json:
+        _write(arguments.json, [{**asdict(case), "ratio": case.ratio} for case in found])
+
+
+def _write(path: Path, cases: Sequence[dict[str, Any]]) -> None:
+    """Without the plans' JSON, which follows from the profiles."""
+    for case in cases:
+        for choice in case["choices"]:
+            del choice["plan"]
+    path.write_text(json.dumps(cases, indent=1) + "\n", encoding="utf-8")
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _rates(text: str) -> tuple[int, ...]:
+    return tuple(map(parse_rate, text.split(",")))

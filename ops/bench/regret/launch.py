@@ -1,0 +1,31 @@
+"""Starts the measuring job from the first host: `python -m ops.bench.regret.launch RESOURCE ROUNDS SECONDS CASE...`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ops.bench.race.place import ROOT
+from parallax.cluster import local_cluster
+from parallax.environment import python_path_with, with_defaults
+from parallax.resource_file import parse_resource_file
+from parallax.runtime.job import Job, worker_defaults
+from parallax.runtime.launch import launch
+from parallax.runtime.parcel import Parcel
+
+_RANKS = "ops.bench.regret.ranks"
+
+
+def main() -> None:
+    """Launches a worker and a server on each host; leaves with the job's exit status."""
+    resource, *words = sys.argv[1:]
+    cluster = parse_resource_file(resource, local_cluster(None, "").hosts[0])
+    numbers = tuple(range(len(cluster.hosts)))
+    variables = (*with_defaults(worker_defaults(cluster, numbers)), ("PYTHONPATH", python_path_with(Path(ROOT))))
+    parcel = Parcel("", {}, 0, numbers, numbers, tuple(host.address for host in cluster.hosts), cluster.ports)
+    program = ("-m", "parallax.runtime.worker", "-m", _RANKS, *words)
+    sys.exit(launch(Job(program, cluster, numbers, variables, input=parcel.to_bytes())))
+
+
+if __name__ == "__main__":
+    main()

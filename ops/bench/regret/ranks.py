@@ -1,0 +1,147 @@
+"""What every worker of the measuring job runs: the plans of each case, one after the other, round by round.
+
+All plans of a case are there at once, in sessions of their own, each under a name of its own, so that nothing on
+servers and no collective has the name of another plan's. Graphs, exchanges, all-reduces and servers are those of any
+job; what a job's session adds around a run (hooks, the user's names) is left out, as it is the same for all plans.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ops.bench.race.models import model_of
+from ops.bench.race.turns import write_json
+from ops.bench.regret.cases import Case, case_from_json
+from ops.bench.regret.choices import analysed_of
+from parallax.plan import Plan, plan_from_json
+from parallax.runtime.channels import open_channels
+from parallax.runtime.direct import DirectRuns
+from parallax.runtime.members import SERVER_TASK, WORKER_TASK, Members, current_members
+from parallax.runtime.planning import decide
+from parallax.runtime.worker import wait_for_all
+from parallax.transform.edit import Worker
+from parallax.transform.pipeline import WorkerGraph, transform
+
+BATCHES = 7
+_WARM_UP = 5
+_SEED = 1
+
+
+def main() -> None:
+    """Measures the cases in the files named; worker 0 writes their seconds beside them."""
+    rounds, turn_s, *files = sys.argv[1:]
+    members = current_members()
+    members.start()
+    for file in files:
+        path = Path(file)
+        case = case_from_json(path.read_text(encoding="utf-8"))
+        seconds = measured(case, members, int(rounds), float(turn_s))
+        if members.rank == 0:
+            done = replace(case, rounds_s=tuple(map(tuple, seconds)))
+            write_json(path.with_suffix(".measured.json"), json.loads(done.to_json()))
+        wait_for_all(members.workers)
+
+
+def measured(case: Case, members: Members, rounds: int, turn_s: float) -> list[list[float]]:
+    """Seconds of a step, of the slowest worker, `[choice][round]`."""
+    graph, analysed, train, feeds = analysed_of(case.model.sizes)
+    model = model_of("generated", **case.model.sizes)
+    batches = [model.batch(members.rank, step) for step in range(BATCHES)]
+    steps: list[Callable[[], None]] = []
+    sessions = []
+    for number, choice in enumerate(case.choices):
+        name = f"case_{case.model.number}_{number}"
+        session, run = _opened(name, graph, analysed, plan_from_json(choice.plan), members, train)
+        fed = itertools.cycle([{f"{name}/{feeds[k].name}": v for k, v in batch.items()} for batch in batches])
+        sessions.append(session)
+        steps.append(lambda run=run, fed=fed: run(next(fed)))
+    found: list[list[float]] = [[] for _ in steps]
+    counts = []
+    for step in steps:
+        for _ in range(_WARM_UP):
+            step()
+        once_s = _timed(step, members, _WARM_UP)
+        counts.append(max(3, min(200, math.ceil(turn_s / once_s))))
+    for _ in range(rounds):
+        for own, step, count in zip(found, steps, counts, strict=True):
+            own.append(_timed(step, members, count))
+    for session in sessions:
+        session.close()
+    return found
+
+
+def _timed(step: Callable[[], None], members: Members, count: int) -> float:
+    """Seconds of a step, of the slowest worker; the same on all."""
+    from mpi4py import MPI
+
+    wait_for_all(members.workers)
+    members.workers.Barrier()
+    began_s = time.perf_counter()
+    for _ in range(count):
+        step()
+    return float(members.workers.allreduce((time.perf_counter() - began_s) / count, MPI.MAX))
+
+
+def _opened(
+    name: str, graph: Any, analysed: Any, plan: Plan, members: Members, train: Any
+) -> tuple[Any, Callable[[dict[str, Any]], None]]:
+    """A session with its variables initialized, and what runs one step."""
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    hosts = members.parcel.hosts
+    place = Worker(members.rank, members.size, _SEED, hosts=hosts, servers=len(plan.servers))
+    made = transform(analysed.captured.view, decide(analysed, plan), place)
+    imported = _imported(name, graph, made)
+    open_channels(imported.as_graph_def(), members.workers)
+    target = members.target if plan.servers else ""
+    home = f"/job:{WORKER_TASK}/task:{members.rank}"
+    with imported.as_default(), tf.device(home if target else None):
+        initialize = [imported.get_operation_by_name(f"{name}/{op}") for op in made.counter_initializers]
+        initialize = tf.group(*initialize, *(v.initializer for v in v1.global_variables()))
+    options = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)
+    if target:
+        options.device_filters.extend([f"/job:{SERVER_TASK}", home])
+    session = v1.Session(target, imported, options)
+    session.run(initialize)
+    direct, fetch = DirectRuns(session), f"{name}/{train.name}"
+    if target:
+        return session, lambda feeds: session.run(fetch, feeds)
+
+    def run(feeds: dict[str, Any]) -> None:
+        while direct.run((fetch,), feeds) is None:  # the first time it only takes note
+            pass
+
+    return session, run
+
+
+def _imported(name: str, graph: Any, made: WorkerGraph) -> Any:
+    """The worker's graph with all its names, those of what servers hold too, under `name`."""
+    import tensorflow as tf
+    from tensorflow.python.framework import meta_graph
+
+    graph_def = type(made.graph_def)()
+    graph_def.CopyFrom(made.graph_def)
+    for node in graph_def.node:
+        shared = node.attr["shared_name"].s if "shared_name" in node.attr else b""
+        if shared:
+            node.attr["shared_name"].s = name.encode() + b"/" + shared
+    with graph.as_default():
+        keys = [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES]
+        meta = meta_graph.create_meta_graph_def(graph_def=graph_def, graph=graph, collection_list=keys)
+    imported = tf.Graph()
+    with imported.as_default():
+        meta_graph.import_scoped_meta_graph(meta, import_scope=name)
+    return imported
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""`parallax calibrate --from`: writes the profile of hosts that are not there yet; nothing is started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from parallax.analysis.derived import NewHost, derived
+from parallax.cluster import local_cluster
+from parallax.environment import visible_gpus
+from parallax.errors import ConfigError
+from parallax.profiles import ClusterProfile
+from parallax.resource_file import parse_resource_file
+from parallax.runtime.calibrate.command import check_writable, write
+from parallax.runtime.calibrate.table import profile_table
+
+
+def derive(resource: str | None, calibrations: Sequence[ClusterProfile], output: str, shares_cores: bool) -> int:
+    """Writes the profile of the hosts of a resource file, whose bandwidths it takes.
+
+    Args:
+        resource: the resource file.
+        calibrations: what was measured of other hosts.
+        output: the file that is written.
+        shares_cores: whether the hosts share processor cores as the calibrated ones do.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        ParallaxError: there is no resource file, it or the output breaks its rule, or calibrations do not suffice.
+    """
+    if resource is None:
+        raise ConfigError("--from derives a profile for the hosts of a resource file, and none was given: -r FILE.")
+    check_writable(Path(output))
+    hosts = parse_resource_file(resource, local_cluster(None, visible_gpus()).hosts[0]).hosts
+    profile = derived(calibrations, [NewHost(h.address, h.link_bytes_per_s) for h in hosts], shares_cores)
+    write(Path(output), profile)
+    sys.stdout.write(profile_table(profile))
+    sys.stdout.flush()
+    return 0
