@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from parallax.analysis.owners import Shares
-from parallax.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, Layout
+from parallax.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, Layout, Wishes, fronts_of
 from parallax.profiles import ClusterProfile, Line
 
 OUT, IN = 0, 1
@@ -56,6 +56,7 @@ class Fabric:
         lines: operation -> fit between units.
         within: fit of an all-to-all within a host; None when it is not needed, or was not measured.
         merging: workers of the fullest host where the workers of a host merge what they ask for; else 1.
+        has_fronts: whether servers are asked by row by the workers of their hosts alone (parallax/plan.py).
         servers: how many servers there are that variables may be on.
         ends_of_host: for each host, which of the ends stand for its link, out and in; empty on one host.
     """
@@ -67,6 +68,7 @@ class Fabric:
     lines: dict[str, Line]
     within: Line | None
     merging: int
+    has_fronts: bool
     servers: int
     ends_of_host: tuple[tuple[int, int], ...]
 
@@ -80,25 +82,26 @@ class Fabric:
         if self.workers == 1 and route != PS:
             return ()
         where = "across hosts" if len(self.layout.hosts) > 1 else "within a host"
-        found = [f"{operation} {where}" for operation in OPERATIONS_BY_ROUTE[route] if operation not in self.lines]
+        needed = (*OPERATIONS_BY_ROUTE[route], *(["alltoall"] if route == PS and self.has_fronts else []))
+        found = [f"{operation} {where}" for operation in needed if operation not in self.lines]
         if self.merging > 1 and route in (ALLTOALL, PS) and self.within is None:
             found.append("alltoall within a host")
         return tuple(found)
 
 
-def fabric_of(layout: Layout, cluster: ClusterProfile, shares: Shares, merges_in_host: bool, servers: bool) -> Fabric:
+def fabric_of(layout: Layout, cluster: ClusterProfile, shares: Shares, wishes: Wishes, servers: bool) -> Fabric:
     """What the routes of a job are priced on.
 
     Args:
         layout: the workers, and the servers that may be started.
         cluster: what was measured of the hosts, in the order of the layout.
         shares: who owns how much of a table that is spread over the workers.
-        merges_in_host: whether the workers of a host merge what they ask for.
+        wishes: whether training is synchronous, and the workers of a host merge what they ask for.
         servers: whether any variable may be on servers; else where they are makes no difference.
     """
     several = len(layout.hosts) > 1
     units = _hosts(layout, cluster, shares) if several else _processes(layout, shares)
-    merging = max(layout.hosts) if several and merges_in_host else 1
+    merging = max(layout.hosts) if several and wishes.merges_in_host else 1
     ends = tuple((unit, end) for end in (OUT, IN) for unit in _that_may_bind(units, end, servers))
     place = {(_alike(unit, servers), end): number for number, (unit, end) in enumerate(ends)}
     return Fabric(
@@ -109,6 +112,7 @@ def fabric_of(layout: Layout, cluster: ClusterProfile, shares: Shares, merges_in
         lines=dict(cluster.across if several else cluster.within),
         within=cluster.within.get("alltoall"),
         merging=merging,
+        has_fronts=wishes.synchronous and bool(fronts_of(layout.host_by_rank, layout.servers)),
         servers=len(layout.servers) if servers else 0,
         ends_of_host=tuple((place[_alike(u, servers), OUT], place[_alike(u, servers), IN]) for u in units * several),
     )

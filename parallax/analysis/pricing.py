@@ -155,21 +155,26 @@ class Pricing:
         gets `busiest` times its share; it may be on any host. Exchanges of different width or type are on their way at
         once: they wait for the others together, but each handles its own messages (docs/architecture.md, section 7).
         """
+        group = (ALLTOALL, variable.dtype, str(variable.width))
+        self._between_workers(to, variable, touched, self.share, self.top_share, group)
+        self._merge(to, variable, touched, group)
+
+    def _between_workers(
+        self, to: _Adding, variable: VariableSpec, touched: Touched, share: Floats, top_share: Floats, group: Charge
+    ) -> None:
+        """All-to-alls of ids, rows and gradient rows, with what each end's unit owns and its fullest owner does."""
         workers, line = self.fabric.workers, self.fabric.lines["alltoall"]
         of_id, of_row = id_bytes(variable, workers), _row_bytes(variable)
         asks, all_asks = self._asks(touched)
-        away = asks * (1 - self.share)
-        owned = np.minimum(1.0, self.share + (touched.busiest - 1) * self.top_share)
-        asked = (all_asks - asks) * owned
+        away = asks * (1 - share)
+        asked = (all_asks - asks) * np.minimum(1.0, share + (touched.busiest - 1) * top_share)
         self._carry(to, PULL_IDS, np.where(self.out, away, asked) * of_id, line)
         self._carry(to, PULL_ROWS, np.where(self.out, asked, away) * of_row, line)
         self._carry(to, GRADIENTS, np.where(self.out, away, asked) * of_row, line)
         rounds = (PULL_IDS, PULL_ROWS, GRADIENTS)
         peers_s = line.seconds(workers, 0, None) - line.base_s
         self._charge(to, (ALLTOALL,), line, [(phase, ROWS, line.base_s) for phase in rounds])
-        group = (ALLTOALL, variable.dtype, str(variable.width))
         self._charge(to, group, line, [(phase, ROWS, peers_s) for phase in rounds])
-        self._merge(to, variable, touched, group)
 
     def _merge(self, to: _Adding, variable: VariableSpec, touched: Touched, group: Charge) -> None:
         """The legs within a host: ids and rows in the pull, gradient rows in the push, among its workers.
@@ -195,6 +200,9 @@ class Pricing:
         The lines are of n workers that each ask n servers, a push with worker 0's word that the update is done. Tables
         share no request, so each adds what further ones cost (`per_peer_s`): to a worker for its partitions, to a
         server for the workers, for each partition that it holds. Of a host's bytes those to its own server stay.
+
+        With fronts rows go between workers, whose shares are those of their hosts' servers, and a front asks for its
+        own partitions alone. What it and its server send each other passes no link, and is taken to cost a request.
         """
         pull, push = self.fabric.lines["pull"], self.fabric.lines["push"]
         parts = [server for of_part in servers for server in of_part]
@@ -207,8 +215,10 @@ class Pricing:
         requests = np.bincount(parts, minlength=number)
         by_row = variable.cls == VariableClass.SPARSE
         phases = ((PULL_ROWS, pull), (GRADIENTS, push)) if by_row else ((GRADIENTS, push), (NEW_VALUES, pull))
+        by_fronts = by_row and self.fabric.has_fronts
+        asks_of, asked_by = (requests.max(), 1) if by_fronts else (len(parts), self.fabric.workers)
         for phase, line in phases:
-            asking = np.append(len(parts) - 1, (self.fabric.workers - 1) * requests)
+            asking = np.append(asks_of - 1, (asked_by - 1) * requests)
             to.waits[:, phase, ASKING:] += _both(line) * line.per_peer_s * asking
         everybody = range(ASKING, self.who)
         for phase, line in phases:
@@ -221,6 +231,9 @@ class Pricing:
             self._carry(to, NEW_VALUES, np.where(self.out, taken, given), pull)
             return
         rows = _known(touched)
+        if by_fronts:
+            self._between_workers(to, variable, rows, here, top, (PS, variable.name))
+            return
         of_id, of_row = id_bytes(variable, self.fabric.workers), _row_bytes(variable)
         asks, all_asks = self._asks(rows)
         away = asks * (1 - here)

@@ -93,7 +93,7 @@ class Setting:
 
     def fabric(self, shares: Shares) -> Fabric:
         """What routes are priced on."""
-        return fabric_of(self.layout, self.cluster, shares, self.wishes.merges_in_host, self.servers)
+        return fabric_of(self.layout, self.cluster, shares, self.wishes, self.servers)
 
     def hosts(self, shares: Shares) -> Hosts:
         """The hosts whose memory limits."""
@@ -102,7 +102,7 @@ class Setting:
 
 def unmeasured(candidates: Sequence[Candidate], layout: Layout, wishes: Wishes, cluster: ClusterProfile) -> str:
     """Why no times can be predicted with a profile: what it lacks; empty when it lacks nothing that is needed."""
-    fabric = fabric_of(layout, cluster, equal_shares(layout.num_workers), wishes.merges_in_host, False)
+    fabric = fabric_of(layout, cluster, equal_shares(layout.num_workers), wishes, False)
     for candidate in candidates:
         lacking = [fabric.missing(route) for route in candidate.allowed]
         if candidate.is_priced and all(lacking):
@@ -114,7 +114,7 @@ def setting_of(
     candidates: Sequence[Candidate], layout: Layout, wishes: Wishes, measured: Measured, cluster: ClusterProfile
 ) -> tuple[Setting, tuple[str, ...]]:
     """What is to be chosen, sorted by name, and notes on what is not looked at."""
-    fabric = fabric_of(layout, cluster, equal_shares(layout.num_workers), wishes.merges_in_host, False)
+    fabric = fabric_of(layout, cluster, equal_shares(layout.num_workers), wishes, False)
     priced = sorted((c for c in candidates if c.is_priced), key=lambda c: c.variable.name)
     compares = len(priced) * len(layout.servers) <= SERVERS_COMPARED
     found, notes = [], []

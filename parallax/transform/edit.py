@@ -44,13 +44,6 @@ class Worker:
     servers: tuple[int, ...] = ()
 
     @property
-    def near_servers(self) -> tuple[tuple[int, ...], ...]:
-        """For each worker the servers of its host; all where it has none."""
-        hosts = self.hosts or (0,) * self.size
-        here = [tuple(number for number, at in enumerate(self.servers) if at == host) for host in hosts]
-        return tuple(servers or tuple(range(len(self.servers))) for servers in here)
-
-    @property
     def neighbours(self) -> tuple[int, ...]:
         """The ranks of this host's workers, this one included."""
         if not self.hosts:
@@ -270,7 +263,7 @@ def open_editor(view: GraphView, worker: Worker, terms: Terms) -> Editor:
         raise TransformError(
             f"Names under {SCOPE!r} are for ops that Parallax adds, and the graph holds {taken!r}. Rename it."
         )
-    meetings = Meetings(worker.rank, worker.near_servers)
+    meetings = Meetings(worker.rank, worker.size, len(worker.servers))
     together: Together = Collectives()
     if not terms.synchronous:
         together = Alone()

@@ -7,7 +7,6 @@ exchanges, else they wait for each other for ever; their nodes are under `parall
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from parallax.transform import collectives
@@ -63,13 +62,14 @@ class Meetings:
 
     Args:
         rank: of the worker.
-        near: for each worker the servers that hold its queues, which they take in turn; those of its host, if any, so
-            that it waits at home and worker 0, who drives the servers anyway, comes to it.
+        size: number of workers.
+        servers: number of servers, which take the queues in turn.
     """
 
-    def __init__(self, rank: int, near: Sequence[Sequence[int]]) -> None:
+    def __init__(self, rank: int, size: int, servers: int) -> None:
         self._rank = rank
-        self._near = near
+        self._size = size
+        self._servers = servers
         self._count = 0
 
     def all_reduce(self, tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
@@ -116,20 +116,20 @@ class Meetings:
         return [_give(queue, done) for queue in queues[1:]] or list(after)
 
     def _queues(self, dtype: Any, shape: Any) -> list[Any]:
-        """A queue for each worker."""
+        """A queue for each worker, on one server."""
         import tensorflow as tf
 
         label = f"{MEETINGS}/{self._count}"
+        device = device_of(self._count % self._servers)
+        self._count += 1
         found = []
-        for rank, servers in enumerate(self._near):
-            device = device_of(servers[self._count % len(servers)])
+        for rank in range(self._size):
             with tf.device(device), tf.control_dependencies(None), tf.name_scope(f"{label}/"):
                 found.append(
                     tf.raw_ops.FIFOQueueV2(
                         component_types=[dtype], shapes=[shape], capacity=1, shared_name=f"{label}/{rank}", name="queue"
                     )
                 )
-        self._count += 1
         return found
 
 

@@ -160,7 +160,7 @@ class Operations:
         import tensorflow as tf
 
         servers = self._group.servers
-        meetings = Meetings(self._rank, [(rank % servers,) for rank in range(self._group.members)])
+        meetings = Meetings(self._rank, self._group.members, servers)
         values = tf.compat.v1.placeholder(tf.float32, [None, ROW_WIDTH])
         indices = tf.compat.v1.placeholder(tf.int64, [None])
         done: list[Any] = []
