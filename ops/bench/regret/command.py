@@ -34,7 +34,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--hosts", type=int, default=3, metavar="N", help="a worker and a server on each (3)")
     parser.add_argument("--plans", type=int, default=6, metavar="N", help="most plans measured of a case (6)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each plan (5)")
-    parser.add_argument("--turn-seconds", type=float, default=0.4, metavar="S", help="about how long a turn is (0.4)")
+    parser.add_argument("--turn-seconds", type=float, default=0.3, metavar="S", help="about how long a turn is (0.3)")
     parser.add_argument("--flip", action="store_true", help="measure on both sides of a printed flip point instead")
     add_folder(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the cases go")
