@@ -1,10 +1,11 @@
-"""The benchmarks' command line: `python -m ops.bench planning`, `python -m ops.bench race`."""
+"""The benchmarks' command line: `python -m ops.bench planning`, `... race`, `... published`."""
 
 from __future__ import annotations
 
 import argparse
 
 from ops.bench import planning
+from ops.bench.published import command as published
 from ops.bench.race import command as race
 
 
@@ -14,6 +15,7 @@ def main() -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     planning.add_command(commands)
     race.add_command(commands)
+    published.add_command(commands)
     arguments = parser.parse_args()
     arguments.run(arguments)
 
