@@ -40,15 +40,19 @@ class OwnRows:
     """Makes rows of whole values while a graph is under change.
 
     A value that two tables of equal ownership take is made once, as it is in the user's graph.
+
+    Attributes:
+        editor: the graph under change.
+        initial_random: random ops that give initial values, equal on all workers.
+        read_whole: edges to which local rows are led whole; that is done later, to the user's own nodes.
+        made: (tensor, rows, ownership, holder, device) -> the rows.
     """
 
     def __init__(self, editor: Editor, decisions: Decisions) -> None:
-        self._editor = editor
-        self._view = editor.view
-        self._initial_random = frozenset(decisions.initial_random_ops)
-        # Where local rows shall be read whole; that is done later, to the user's own nodes.
-        self._read_whole = frozenset(edge for gather in decisions.gathers for edge in gather.edges)
-        self._made: dict[tuple[str, int, Ownership, int, str], Any] = {}
+        self.editor = editor
+        self.initial_random = frozenset(decisions.initial_random_ops)
+        self.read_whole = frozenset(edge for gather in decisions.gathers for edge in gather.edges)
+        self.made: dict[tuple[str, int, Ownership, int, str], Any] = {}
 
     def at(self, edge: Edge, variable: str, rows: int, ownership: Ownership, holder: int, device: str = "") -> Any:
         """The rows of what an edge takes that one holder has, in the order of its local rows.
@@ -68,7 +72,7 @@ class _Cut:
     """The rows of one holder."""
 
     def __init__(self, own: OwnRows, variable: str, rows: int, ownership: Ownership, holder: int, device: str) -> None:
-        self.own, self.editor, self.view = own, own._editor, own._view
+        self.own, self.editor, self.view = own, own.editor, own.editor.view
         self.variable, self.rows, self.ownership, self.holder, self.device = variable, rows, ownership, holder, device
         self.count = ownership.count(holder, rows)
         self.rules: dict[str, Callable[[str, tuple[int, ...]], Any]] = {
@@ -89,13 +93,13 @@ class _Cut:
             return self._cut(self.editor.at(edge))
         tensor = self.view.inputs(edge.node)[edge.slot]
         key = (tensor, self.rows, self.ownership, self.holder, self.device)
-        if key not in self.own._made:
+        if key not in self.own.made:
             made = self._computed(tensor)
             if made is None:
                 self._note(tensor)
                 made = self._cut(self.editor.tensor(tensor))
-            self.own._made[key] = made
-        return self.own._made[key]
+            self.own.made[key] = made
+        return self.own.made[key]
 
     def _computed(self, tensor: str) -> Any | None:
         """The rows, by the rule for the op that makes them; None where there is none."""
@@ -104,7 +108,7 @@ class _Cut:
         node, shape = split_tensor(tensor)[0], self._shape(tensor)
         rule = self.rules.get(self.view.op(node))
         edges = [Edge(node, slot) for slot in range(len(self.view.inputs(node)))]
-        if rule is None or shape is None or not self._has_rows(shape) or not self.own._read_whole.isdisjoint(edges):
+        if rule is None or shape is None or not self._has_rows(shape) or not self.own.read_whole.isdisjoint(edges):
             return None
         with tf.device(self._place(node)), tf.control_dependencies(self._waits(node)):
             return rule(node, shape)
@@ -173,7 +177,7 @@ class _Cut:
         import tensorflow as tf
 
         dtype = tf.dtypes.as_dtype(self.view.dtype(f"{node}:0"))
-        if node not in self.own._initial_random or dtype.name not in TYPES:
+        if node not in self.own.initial_random or dtype.name not in TYPES:
             return None
         drawn = Drawn(_STATEFUL[self.view.op(node)], dtype, shape)
         bounds = [self.editor.at(Edge(node, slot)) for slot in range(1, len(self.view.inputs(node)))]

@@ -80,7 +80,7 @@ def values_of(graph_def: Any, variables: list[str]) -> list[np.ndarray]:
         tf.import_graph_def(graph_def, name="")
         found = []
         for name in variables:
-            sess.run(graph.get_operation_by_name(f"{name.replace('parallax/server/', '')}/Assign"))
+            sess.run(graph.get_operation_by_name(f"{name}/Assign"))
         for name in variables:
             read = f"{name}/Read/ReadVariableOp:0" if f"{name}/Read/ReadVariableOp" in names(graph) else f"{name}:0"
             found.append(sess.run(read))
@@ -108,8 +108,10 @@ def made_for(view: GraphView, decisions: Decisions, rank: int, size: int = 3) ->
     return transform(view, decisions, Worker(rank, size, 7, servers=2))
 
 
-@pytest.mark.parametrize("resource", [True, False], ids=["resource", "reference"])
-@pytest.mark.parametrize("kind", [*BY_ROW, *WHOLE])
+@pytest.mark.parametrize(
+    ("kind", "resource"),
+    [*((kind, True) for kind in (*BY_ROW, *WHOLE)), *((kind, False) for kind in ("glorot", "constant", "array"))],
+)
 def test_each_worker_has_its_rows_of_what_one_process_has(kind: str, resource: bool) -> None:
     graph, view, decisions = captured((BY_ROW | WHOLE)[kind], resource, 5, "HYBRID")
     (table,) = decisions.tables

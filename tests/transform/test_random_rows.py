@@ -99,8 +99,8 @@ def test_the_last_row_of_a_table_of_many_values(distribution: str) -> None:
         "truncated_normal": tf.raw_ops.StatelessTruncatedNormalV2,
     }[distribution]
     with tf.Graph().as_default(), v1.Session() as sess:
-        key = tf.constant([SEEDS[0]], tf.uint64)
-        counter = tf.constant([(total - 1) * (width // 4) * of_group, SEEDS[1] % 2**64], tf.uint64)
+        key = tf.constant(np.array([SEEDS[0]], np.uint64))
+        counter = tf.constant(np.array([(total - 1) * (width // 4) * of_group, SEEDS[1] % 2**64], np.uint64))
         wanted = op(shape=[1, width], key=key, counter=counter, alg=1)
         found = native_ops().parallax_random_rows(
             stream=[],

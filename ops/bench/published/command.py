@@ -53,8 +53,8 @@ def run(arguments: argparse.Namespace) -> None:
 
     if reason := why_not():
         sys.exit(f"published: the training needs an emulated cluster: {reason}")
-    if arguments.steps < 4 or arguments.steps % 2:
-        sys.exit(f"published: --steps must be an even number from 4 on, and {arguments.steps} was given.")
+    if arguments.steps < 10 or arguments.steps % 10:
+        sys.exit(f"published: --steps must be a multiple of 10, and {arguments.steps} was given.")
     wanted = Wanted(rate_bytes_per_s=arguments.rate or None, **{name: getattr(arguments, name) for name in _SIZES})
     with Lab(wanted.hosts, wanted.rate_bytes_per_s) as lab:
         trained = train(lab, wanted, _tell)
@@ -95,7 +95,7 @@ def report(wanted: Wanted, trained: Trained, limit_gib: float) -> Iterator[str]:
     if memory:
         one = memory[0]
         yield f"plan, worker 0: values and slots {_gib(one.values_bytes)}, exchanges {_gib(one.exchange_bytes)}, " + (
-            f"all else {_gib(one.model_bytes)} as measured in the first {wanted.steps // 2} steps"
+            f"all else {_gib(one.model_bytes)} as measured in the first steps"
         )
 
 

@@ -13,7 +13,12 @@ from ops.lab.hosts import Hosts
 
 _EVERY_S = 0.5
 _SIZE = re.compile(r"^(VmHWM|VmRSS):\s+(\d+) kB", re.MULTILINE)
-_KINDS = (("parallax.runtime.worker", "worker"), ("parallax.runtime.server", "server"), ("parallax.cli", "launcher"))
+_KINDS = (
+    ("parallax.runtime.agent", "supervisor"),  # first: it names what it starts
+    ("parallax.runtime.worker", "worker"),
+    ("parallax.runtime.server", "server"),
+    ("parallax.cli", "launcher"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +27,7 @@ class Held:
 
     Attributes:
         host: where it ran.
-        kind: `worker`, `server`, `launcher` or `other`.
+        kind: `supervisor`, `worker`, `server`, `launcher` or `other`.
         peak_bytes: of its resident memory.
     """
 
