@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from ops.bench.published.command import report
-from ops.bench.published.plans import MODELS, PAGE, RESOURCE, Published, kept_plans, plan_text, resource_text
+from ops.bench.published.plans import (
+    MODELS,
+    PAGE,
+    RESOURCE,
+    Published,
+    kept_plans,
+    plan_text,
+    resource_text,
+    with_plans,
+)
 from ops.bench.published.training import Trained, Wanted, write_text
 from ops.bench.published.watching import Held, Marks
 from parallax.analysis.planner import make_plan
@@ -27,6 +36,12 @@ def test_the_page_has_a_plan_of_each_model_for_the_machines_it_shows() -> None:
     assert [command for command, _ in kept_plans(page)] == [model.command for model in MODELS]
     assert f"```yaml\n# {RESOURCE}\n{resource_text()}```" in page
     assert [host.num_workers for host in parse_resource_text(resource_text(), RESOURCE).hosts] == [6] * 8
+
+
+def test_plans_are_put_into_a_page_and_read_back() -> None:
+    page = "Before.\n\n```yaml\nhosts:\n```\n\n```text\n$ parallax plan a.py\nold\n```\n\nAfter.\n"
+    new = with_plans(page, {"parallax plan a.py": "new\n", "parallax plan b.py": "b\n"})
+    assert new == page.replace("old", "new") and dict(kept_plans(new)) == {"parallax plan a.py": "new\n"}
 
 
 def test_steps_and_bytes_are_counted_between_lines() -> None:

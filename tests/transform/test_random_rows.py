@@ -114,3 +114,12 @@ def test_the_last_row_of_a_table_of_many_values(distribution: str) -> None:
             shape=[1, width],
         )
         np.testing.assert_array_equal(*sess.run([wanted, found]))
+
+
+@pytest.mark.slow
+def test_rows_of_a_table_of_published_size() -> None:
+    """793,470 rows of 512, whole 1.6 GB."""
+    with tf.Graph().as_default():
+        drawn = Drawn("uniform", tf.float32, (793_470, 512))
+        whole, ownership = whole_of("uniform", list(drawn.shape), tf.float32), Ownership.even(48)
+        agree(whole, {holder: random_rows(drawn, ownership, holder, seeds=SEEDS) for holder in (0, 47)}, ownership)

@@ -1,9 +1,9 @@
 """`python -m ops.bench published`: the published models' plans, and the training of the largest.
 
-    python -m ops.bench published                       # the plans of docs/published.md, made anew
-    python -m ops.bench published --train [--batch 128] [--steps 20] [--hosts 4] [--rate 1gbit]
+    python -m ops.bench published [--write]             # the plans of docs/published.md, made anew
+    python -m ops.bench published --train [--batch 64] [--steps 20] [--hosts 4] [--rate 1gbit]
 
-A training needs an emulated cluster, so root, and some 16 GiB. Exit status 1: a plan differs from that in the page, or
+A training needs an emulated cluster, so root, and some 18 GiB. Exit status 1: a plan differs from that in the page, or
 all processes together held more than the limit.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ops.bench.published.plans import MODELS, PAGE, kept_plans, plan_text
+from ops.bench.published.plans import MODELS, PAGE, kept_plans, plan_text, with_plans
 from ops.bench.race.command import rate
 from ops.lab import why_not
 
@@ -36,6 +36,7 @@ def add_command(commands: Any) -> None:
 
     parser = commands.add_parser("published", help="plans of the published models, and a training at full size")
     parser.add_argument("--train", action="store_true", help="train the language model on emulated hosts")
+    parser.add_argument("--write", action="store_true", help=f"put the plans into {PAGE.name}")
     parser.add_argument("--rate", type=rate, default="1gbit", help="of each link, as 200mbit or 1gbit; 0: no limit")
     parser.add_argument("--limit-gib", type=float, default=LIMIT_GIB, help=f"for all processes ({LIMIT_GIB:.0f})")
     defaults: dict[str, Any] = {field.name: field.default for field in fields(Wanted)}
@@ -47,7 +48,7 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Makes the plans or trains; leaves with the exit status."""
     if not arguments.train:
-        sys.exit(_print_plans())
+        sys.exit(_print_plans(arguments.write))
     from ops.bench.published.training import Wanted, train
     from ops.lab.lab import Lab
 
@@ -99,16 +100,20 @@ def report(wanted: Wanted, trained: Trained, limit_gib: float) -> Iterator[str]:
         )
 
 
-def _print_plans() -> int:
-    kept, differs = dict(kept_plans(PAGE.read_text(encoding="utf-8"))), 0
+def _print_plans(write: bool) -> int:
+    page, made = PAGE.read_text(encoding="utf-8"), {}
     for model in MODELS:
         with tempfile.TemporaryDirectory(prefix="parallax-published-") as folder:
-            made = plan_text(model, Path(folder))
-        print(f"$ {model.command}\n{made}")
-        if kept.get(model.command) != made:
-            differs = 1
-            _tell(f"the {model.name}'s plan is not the one in {PAGE}")
-    return differs
+            made[model.command] = plan_text(model, Path(folder))
+        print(f"$ {model.command}\n{made[model.command]}")
+    if write:
+        PAGE.write_text(with_plans(page, made), encoding="utf-8")
+        return 0
+    kept = dict(kept_plans(page))
+    differing = [model.name for model in MODELS if kept.get(model.command) != made[model.command]]
+    if differing:
+        _tell(f"{PAGE} has other plans of: {', '.join(differing)}. `--write` puts these in their place.")
+    return int(bool(differing))
 
 
 def _elements(shape: tuple[int, ...]) -> int:

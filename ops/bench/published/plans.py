@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +94,21 @@ def plan_text(model: Published, folder: Path) -> str:
     if done.returncode:
         raise RuntimeError(f"{model.command} ended with status {done.returncode}:\n{done.stderr[-2000:]}")
     return done.stdout
+
+
+def with_plans(page: str, made: Mapping[str, str]) -> str:
+    """A page with its plans replaced.
+
+    Args:
+        page: the text.
+        made: command -> output; those that the page lacks are left out.
+    """
+    blocks = page.split("```")
+    for number in range(1, len(blocks), 2):
+        command = blocks[number].removeprefix("text\n").partition("\n")[0].removeprefix("$ ")
+        if command in made:
+            blocks[number] = f"text\n$ {command}\n{made[command]}"
+    return "```".join(blocks)
 
 
 def kept_plans(page: str) -> Iterator[tuple[str, str]]:
