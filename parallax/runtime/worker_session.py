@@ -86,7 +86,7 @@ def open_session(
         place = _place(members, config, len(plan.servers), equal_randomness)
         worker_graph = transform(analysed.captured.view, decisions, place)
         if rank == 0:
-            _tell_of_whole_values(worker_graph)
+            tell_of_whole_values(worker_graph.cut_whole)
         open_channels(worker_graph.graph_def, members.workers, members.host_workers)
         worker = Worker(graph, Names(analysed.captured.view, worker_graph), watch)
         later = initialization_phases(analysed.captured)[1:]
@@ -108,9 +108,9 @@ def open_session(
     return session, size, rank
 
 
-def _tell_of_whole_values(worker_graph: WorkerGraph) -> None:
-    """Says which large values this worker makes whole, although rows of them are wanted only."""
-    for cut in worker_graph.cut_whole:
+def tell_of_whole_values(values: Sequence[edit.CutWhole]) -> None:
+    """Logs the large ones of what a worker makes whole although rows of it are wanted only."""
+    for cut in values:
         if cut.size_bytes >= _LARGE_BYTES:
             log.info(
                 f"{cut.op} {cut.node!r} of {cut.variable} has no rule by row: {bytes_text(cut.size_bytes)} are made "

@@ -15,6 +15,7 @@ from parallax.graph_view import GraphView
 from parallax.ownership import Ownership
 from parallax.plan import Wishes, one_host
 from parallax.runtime.planning import analyse, decide, feasible
+from parallax.runtime.worker_session import tell_of_whole_values
 from parallax.transform.edit import Worker
 from parallax.transform.pipeline import WorkerGraph, transform
 from tests.equality import models
@@ -60,11 +61,13 @@ WHOLE = {
 }
 
 
-def captured(initializer: Any, resource: bool, width: int, run_option: str, optimizer: str = "Adagrad") -> Any:
+def captured(
+    initializer: Any, resource: bool, width: int, run_option: str, optimizer: str = "Adagrad", rows: int = ROWS
+) -> Any:
     graph = tf.Graph()
     with graph.as_default(), v1.variable_scope("", use_resource=resource):
         v1.set_random_seed(3)
-        table = v1.get_variable("emb", [ROWS, width], initializer=initializer)
+        table = v1.get_variable("emb", [rows, width], initializer=initializer)
         h = tf.nn.embedding_lookup(table, models.ids(6))
         models.OPTIMIZERS[optimizer]().minimize(models.squared(models.dense(h), 6))
     analysed = analyse(graph)
@@ -179,3 +182,13 @@ def test_partitions_on_servers_are_made_there(kind: str) -> None:
                 handle = imported.get_tensor_by_name(f"{part}:0")
                 rows = sess.run(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
                 assert rows.tobytes() == whole[number::3].tobytes()
+
+
+@pytest.mark.parametrize(("rows", "told"), [(2**18, True), (2**17, False)])
+def test_large_values_that_are_made_whole_are_told_of(rows: int, told: bool, capsys: Any) -> None:
+    _, view, decisions = captured(WHOLE["tanh"], True, 64, "HYBRID", rows=rows)
+    (cut,) = made_for(view, decisions, 0).cut_whole
+    assert (cut.variable, cut.op, cut.size_bytes) == ("emb", "Tanh", rows * 64 * 4)
+    tell_of_whole_values((cut,))
+    said = capsys.readouterr().err
+    assert ("Tanh" in said and "67.1 MB" in said) if told else not said
