@@ -1,4 +1,4 @@
-"""The benchmarks' command line: `python -m ops.bench planning`, `race`, `predictions`, `regret`."""
+"""The benchmarks' command line: `python -m ops.bench planning`, `race`, `predictions`, `regret`, `published`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 
 from ops.bench import planning
 from ops.bench.predictions import command as predictions
+from ops.bench.published import command as published
 from ops.bench.race import command as race
 from ops.bench.regret import command as regret
 
@@ -18,6 +19,7 @@ def main() -> None:
     race.add_command(commands)
     predictions.add_command(commands)
     regret.add_command(commands)
+    published.add_command(commands)
     arguments = parser.parse_args()
     arguments.run(arguments)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from parallax.runtime.members import membership
 from parallax.runtime.worker import wait_for_all
+from parallax.transform.exchange_op import native_ops
 
 
 def main() -> None:
     """Serves until all workers have ended well; a job that fails is ended by its launcher."""
     with membership() as members:
+        native_ops()  # a partition's initial value may need one of them
         members.start()
         wait_for_all(members.world)
 

@@ -15,7 +15,9 @@ from parallax.analysis.capture import initialization_phases, node_digests
 from parallax.analysis.gradients import gradient_updates
 from parallax.config import CheckPointConfig, Config
 from parallax.errors import GraphError, PlanError
+from parallax.log import log
 from parallax.plan import plan_from_json
+from parallax.report import bytes_text
 from parallax.runtime.channels import open_channels
 from parallax.runtime.checkpoint.held import Places
 from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook, Checkpoints, checkpoints
@@ -37,6 +39,9 @@ from parallax.transform import edit
 from parallax.transform.pipeline import WorkerGraph, transform
 
 v1 = tf.compat.v1
+
+_LARGE_BYTES = 64 * 2**20
+"""From this size on it is told that a value is made whole; a checkpoint too holds so much at once."""
 
 
 def open_session(
@@ -80,6 +85,8 @@ def open_session(
         _agree("decisions", repr(decisions))
         place = _place(members, config, plan.servers, equal_randomness)
         worker_graph = transform(analysed.captured.view, decisions, place)
+        if rank == 0:
+            tell_of_whole_values(worker_graph.cut_whole)
         open_channels(worker_graph.graph_def, members.workers, members.host_workers)
         worker = Worker(graph, Names(analysed.captured.view, worker_graph), watch)
         later = initialization_phases(analysed.captured)[1:]
@@ -99,6 +106,16 @@ def open_session(
     gc.freeze()  # graphs are many objects that stay: to look through them again and again costs a step a tenth
     session = Session(worker, monitored, worker_graph.counters, size, members.workers.Dup(), direct, plan)
     return session, size, rank
+
+
+def tell_of_whole_values(values: Sequence[edit.CutWhole]) -> None:
+    """Logs the large ones of what a worker makes whole although rows of it are wanted only."""
+    for cut in values:
+        if cut.size_bytes >= _LARGE_BYTES:
+            log.info(
+                f"{cut.op} {cut.node!r} of {cut.variable} has no rule by row: {bytes_text(cut.size_bytes)} are made "
+                "whole and then cut to their owners' rows (docs/architecture.md, Initial values)."
+            )
 
 
 def _place(members: Members, config: Config, servers: tuple[int, ...], equal_randomness: bool) -> edit.Worker:

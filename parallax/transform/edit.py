@@ -96,6 +96,23 @@ class Counter:
     away: float
 
 
+@dataclass(frozen=True, slots=True)
+class CutWhole:
+    """A value that is made whole, though a holder keeps its rows of it only.
+
+    Attributes:
+        variable: the user's name of the variable that takes it.
+        node: what makes it.
+        op: its type.
+        size_bytes: of the whole value; 0 where its shape is open.
+    """
+
+    variable: str
+    node: str
+    op: str
+    size_bytes: int
+
+
 @dataclass
 class Editor:
     """Mutable working state of one transform.
@@ -121,6 +138,7 @@ class Editor:
         cuts: what may be fed with nothing.
         counters: what counts the exchanges.
         counter_initializers: ops that set the counters to zero.
+        cut_whole: what is made whole and then cut to rows.
     """
 
     worker: Worker
@@ -143,6 +161,7 @@ class Editor:
     cuts: list[Cut] = field(default_factory=list)
     counters: list[Counter] = field(default_factory=list)
     counter_initializers: list[str] = field(default_factory=list)
+    cut_whole: list[CutWhole] = field(default_factory=list)
 
     def tensor(self, name: str) -> Any:
         """A tensor of the user's graph, for new ops to take."""

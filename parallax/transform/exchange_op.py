@@ -1,9 +1,8 @@
-"""The ops by which workers exchange rows, and the library that has them (ops/install/native)."""
+"""The library of ops (ops/install/native), and those by which workers exchange rows."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,10 +31,10 @@ def native_ops() -> Any:
 
     if not library().is_file():
         raise TransformError(
-            f"Workers exchange rows by ops of {library()}, which is not there. Build it: `make install`."
+            f"Workers draw and exchange rows by ops of {library()}, which is not there. Build it: `make install`."
         )
     ops = tf.load_op_library(str(library()))
-    if "to_owners" not in inspect.signature(ops.parallax_leg).parameters:
+    if not hasattr(ops, "parallax_random_rows"):
         raise TransformError(f"{library()} must be as new as Parallax, and is older. Build it: `make install`.")
     return ops
 

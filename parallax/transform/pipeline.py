@@ -10,7 +10,7 @@ from parallax.graph_view import GraphView
 from parallax.ownership import Ownership
 from parallax.transform.accumulators import scatter_gradients
 from parallax.transform.check import check, check_exchanges, check_servers
-from parallax.transform.edit import SCOPE, Counter, Cut, Worker, open_editor
+from parallax.transform.edit import SCOPE, Counter, Cut, CutWhole, Worker, open_editor
 from parallax.transform.exchanges import exchange_rows
 from parallax.transform.gradients import collect_rows, reduce_gradients
 from parallax.transform.partitions import place_tables
@@ -37,6 +37,7 @@ class WorkerGraph:
         partitions: variable op -> the variable ops of its partitions on servers.
         local_variables: variable ops that each worker keeps for itself.
         synchronous: whether every step takes the gradients of all workers.
+        cut_whole: values that this worker makes whole although rows of them are wanted only.
     """
 
     graph_def: Any
@@ -51,6 +52,7 @@ class WorkerGraph:
     partitions: dict[str, tuple[str, ...]]
     local_variables: frozenset[str]
     synchronous: bool
+    cut_whole: tuple[CutWhole, ...]
 
 
 def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGraph:
@@ -91,4 +93,5 @@ def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGr
         partitions={op: tuple(str(part.op.name) for part in parts) for op, parts in editor.partitions.items()},
         local_variables=frozenset(decisions.local_variables),
         synchronous=decisions.terms.synchronous,
+        cut_whole=tuple(editor.cut_whole),
     )

@@ -12,7 +12,8 @@ from parallax.decisions import Decisions, Table
 from parallax.ownership import Ownership
 from parallax.transform.collectives import all_gather, open_end
 from parallax.transform.edit import SCOPE, Editor
-from parallax.transform.partitions import row_places, rows_of
+from parallax.transform.own_rows import OwnRows
+from parallax.transform.partitions import row_places
 
 
 def spread_tables(editor: Editor, decisions: Decisions) -> None:
@@ -45,16 +46,18 @@ def _whole_shapes(editor: Editor, decisions: Decisions) -> None:
 
 
 def slice_rows(editor: Editor, decisions: Decisions) -> None:
-    """Where a whole value meets local rows, it is cut to them."""
+    """Where a whole value meets local rows, it is cut to them, or only they are made of it."""
     import tensorflow as tf
 
+    own, worker = OwnRows(editor, decisions), editor.worker
     for cut in decisions.slices:
-        table, worker = decisions.table(cut.table), editor.worker
+        table = decisions.table(cut.table)
         if table.servers:
             continue
         for edge in cut.edges:
             with tf.name_scope(f"{SCOPE}/local_rows/"):
-                editor.lead([edge], rows_of(editor.at(edge), table.ownership(worker.size), worker.rank))
+                rows = own.at(edge, table.variable, table.rows, table.ownership(worker.size), worker.rank)
+                editor.lead([edge], rows)
 
 
 def gather_rows(editor: Editor, decisions: Decisions) -> None:

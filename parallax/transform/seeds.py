@@ -26,16 +26,25 @@ def set_seeds(graph_def: Any, initial: frozenset[str], worker: Worker) -> None:
             _set(node, f"{function.signature.name}/{node.name}", False, worker)
 
 
-def _set(node: Any, name: str, initial: bool, worker: Worker) -> None:
-    if "seed" not in node.attr or "seed2" not in node.attr:
-        return
+def seeds_of(node: Any, name: str, initial: bool, worker: Worker) -> tuple[int, int]:
+    """The `seed` and `seed2` that a worker's random op has.
+
+    Args:
+        node: of the user's graph, with both attributes.
+        name: of the node; within a function, the function's name before it.
+        initial: whether it gives initial values.
+        worker: whose graph it is.
+    """
     seeds = (node.attr["seed"].i, node.attr["seed2"].i)
     rank = 0 if initial or worker.equal_randomness else worker.rank
     if seeds == (0, 0):
-        seeds = (worker.seed, _mixed(worker.seed, name, rank))
-    elif rank:
-        seeds = (seeds[0], _mixed(seeds[1], name, rank))
-    node.attr["seed"].i, node.attr["seed2"].i = seeds
+        return worker.seed, _mixed(worker.seed, name, rank)
+    return (seeds[0], _mixed(seeds[1], name, rank)) if rank else seeds
+
+
+def _set(node: Any, name: str, initial: bool, worker: Worker) -> None:
+    if "seed" in node.attr and "seed2" in node.attr:
+        node.attr["seed"].i, node.attr["seed2"].i = seeds_of(node, name, initial, worker)
 
 
 def _mixed(seed: int, name: str, rank: int) -> int:

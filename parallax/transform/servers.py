@@ -13,9 +13,11 @@ from typing import Any
 
 from parallax.decisions import AllReduce, Decisions, GatherRows, Owned, Table
 from parallax.graph_view import Edge, split_tensor
+from parallax.ownership import Ownership
 from parallax.transform.edit import Editor
 from parallax.transform.locks import Locks
-from parallax.transform.partitions import cut_rows, partition_name, put_together, whole_of
+from parallax.transform.own_rows import OwnRows
+from parallax.transform.partitions import partition_name, put_together, whole_of
 from parallax.transform.together import device_of
 
 _READS = ("Identity", "ReadVariableOp")
@@ -37,6 +39,7 @@ class _Servers:
         self.tables = {table.op: table for table in decisions.tables if table.servers}
         self.synchronous = decisions.terms.synchronous
         self.leads = editor.worker.rank == 0
+        self.own = OwnRows(editor, decisions)
         self.ops: dict[str, list[Any]] = {}
         self.driven = self._driven(decisions)
         self.locks = Locks(editor, decisions) if not self.synchronous else None
@@ -111,8 +114,7 @@ class _Servers:
         if parts is not None:
             return parts[number]
         if edge in self.cut:
-            value, table = self.editor.at(edge), self.cut[edge]
-            self.editor.led_to_parts[edge] = cut_rows(value, len(table.servers), table.is_scalar)
+            self.editor.led_to_parts[edge] = self._cut(edge, self.cut[edge])
             return self.editor.led_to_parts[edge][number]
         tensor = self.view.inputs(edge.node)[edge.slot]
         node, output = split_tensor(tensor)
@@ -123,6 +125,17 @@ class _Servers:
         if node in self.owned:
             return self.ops[node][number].outputs[output]
         return self.editor.tensor(tensor)
+
+    def _cut(self, edge: Edge, table: Table) -> list[Any]:
+        """A whole value by partition; what can be made by row is made beside the partition."""
+        import tensorflow as tf
+
+        if table.is_scalar:
+            return [self.editor.at(edge)]
+        places = enumerate(map(device_of, table.servers))
+        variable, rows, ownership = table.variable, table.rows, Ownership.even(len(table.servers))
+        with tf.name_scope("parallax/local_rows/"):
+            return [self.own.at(edge, variable, rows, ownership, number, place) for number, place in places]
 
     def _waits(self, one: Owned, control: str, number: int) -> list[Any]:
         """What a copy waits for where the node waited for `control`."""

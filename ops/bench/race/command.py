@@ -37,7 +37,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--hosts", type=_numbers, default=[4], metavar="N[,N...]", help="hosts; a race for each (4)")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="workers on each host (1)")
-    parser.add_argument("--rate", type=_rate, default="200mbit", help="of each link, as 200mbit or 1gbit (200mbit)")
+    parser.add_argument("--rate", type=rate, default="200mbit", help="of each link, as 200mbit or 1gbit (200mbit)")
     parser.add_argument("--model", default="embed", help="embed (the default), lm, nmt, dense, recsys")
     parser.add_argument("--size", action="append", default=[], metavar="NAME=VALUE", help="a size of the model")
     parser.add_argument("--systems", type=_systems, default=_DEFAULT_SYSTEMS, help=", ".join(SYSTEMS))
@@ -201,7 +201,7 @@ def _systems(text: str) -> tuple[str, ...]:
     return names
 
 
-def _rate(text: str) -> int:
+def rate(text: str) -> int:
     """Bytes a second; 0 for no limit."""
     found = re.fullmatch(r"([\d.]+)([a-z]*)", text.lower())
     if not found or found.group(2) not in _UNITS:

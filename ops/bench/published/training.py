@@ -1,0 +1,163 @@
+"""Trains the language model at its published size on emulated hosts, and measures what the plan predicts."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ops.bench.published.plans import ROOT
+from ops.bench.published.watching import Held, Marks, MemoryWatch
+from ops.bench.race.models.draws import generator, zipf
+from ops.lab.lab import Lab
+from parallax.plan import Plan, plan_from_json
+
+_SCRIPT = "examples/nlp/language_model.py"
+_WORDS_PER_SENTENCE, _SKEW = 25, 1.05
+_STEP_LINE = r"step (\d+) of \d+: loss ([\d.]+)"
+_LAST_LINES = 60
+_UNTIMED = 2
+"""Steps between those of the profile, which are slower, and those that are timed: TensorFlow prepares the run anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is trained, and where.
+
+    Attributes:
+        hosts: emulated ones, a worker on each.
+        rate_bytes_per_s: of each host's link; None for as much as the machine can.
+        rows: of both tables.
+        width: of a row.
+        state: cells of the LSTM.
+        samples: of the sampled softmax.
+        unroll: words of a row of text in a step.
+        batch: rows of text of a worker; published are 128, for which 20 GiB and two cores are little.
+        steps: a multiple of 10, as the example then prints a line after the first half; the second is timed.
+    """
+
+    hosts: int = 4
+    rate_bytes_per_s: int | None = None
+    rows: int = 793_470
+    width: int = 512
+    state: int = 2048
+    samples: int = 8192
+    unroll: int = 20
+    batch: int = 64
+    steps: int = 20
+
+    def flags(self, folder: Path) -> list[str]:
+        """Those of the example."""
+        sizes = {"vocab-size": self.rows, "width": self.width, "state": self.state, "samples": self.samples}
+        sizes |= {"unroll": self.unroll, "batch": self.batch, "steps": self.steps}
+        named = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+        return [*named, "--data", str(folder / "text"), "--vocab", str(folder / "vocabulary")]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What was measured.
+
+    Attributes:
+        plan: by the cluster's and the model's profile.
+        step_s: seconds of a step, of the second half.
+        sent_bytes: in a step, of the host that sent most; headers included.
+        received_bytes: likewise.
+        losses: (step, loss) as the example printed them.
+        processes: what each held.
+        most_bytes: what all held at one time.
+        start_s: from the start of the job to the end of its first steps.
+    """
+
+    plan: Plan
+    step_s: float
+    sent_bytes: int
+    received_bytes: int
+    losses: tuple[tuple[int, float], ...]
+    processes: tuple[Held, ...]
+    most_bytes: int
+    start_s: float
+
+
+def train(lab: Lab, wanted: Wanted, tell: Callable[[str], None]) -> Trained:
+    """Calibrates the lab, trains, and plans with both profiles.
+
+    Raises:
+        RuntimeError: a command fails.
+    """
+    folder = lab.folder
+    write_text(folder, wanted)
+    resource = ["-r", str(lab.resource_file(1))]
+    cluster, model, planned = folder / "cluster.json", folder / "model.json", folder / "plan.json"
+    script = [_SCRIPT, *wanted.flags(folder)]
+    tell("calibrates the emulated hosts")
+    _run(lab, ["calibrate", *resource, "--quick", "-o", str(cluster)])
+    tell("trains")
+    half = wanted.steps // 2
+    measure = ["--cluster", str(cluster), "--measure", str(model), "--measure-steps", str(half - _UNTIMED)]
+    marks = Marks(_STEP_LINE, time.monotonic, lab.counters)
+    began_s = time.monotonic()
+    with MemoryWatch(lab) as watch:
+        lines = _run(lab, ["run", *resource, *measure, *script], marks.read, tell)
+    step_s, sent, received = marks.between(half, wanted.steps)
+    tell("plans with what was measured")
+    _run(lab, ["plan", *resource, "--cluster", str(cluster), "--profile", str(model), "--json", str(planned), *script])
+    losses = re.findall(_STEP_LINE, "\n".join(lines))
+    return Trained(
+        plan_from_json(planned.read_text(encoding="utf-8")),
+        step_s,
+        sent,
+        received,
+        tuple((int(step), float(loss)) for step, loss in losses),
+        watch.processes,
+        watch.most_bytes,
+        marks.seen[min(marks.seen)][0] - began_s,
+    )
+
+
+def write_text(folder: Path, wanted: Wanted) -> None:
+    """A vocabulary with a word for every row, and a text in which they are as frequent as words are (Zipf)."""
+    words = ["<S>", "<UNK>", *(f"w{number}" for number in range(2, wanted.rows))]
+    (folder / "vocabulary").write_text("\n".join(words) + "\n", encoding="utf-8")
+    needed = wanted.hosts * wanted.batch * (wanted.unroll * wanted.steps + 1)
+    draw = generator(1)
+    ids = zipf(draw, _SKEW, wanted.rows - 2, [needed // _WORDS_PER_SENTENCE + wanted.hosts, _WORDS_PER_SENTENCE])
+    text = "\n".join(" ".join(words[number + 2] for number in line) for line in np.asarray(ids).tolist())
+    (folder / "text").write_text(text + "\n", encoding="utf-8")
+
+
+def _run(
+    lab: Lab,
+    words: list[str],
+    read: Callable[[str], None] = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[str]:
+    """Runs `parallax` on the first host; its lines, which `read` gets as they come."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    process = lab.start_on(
+        "host0",
+        [sys.executable, "-m", "parallax.cli", *words],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": path},
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    lines: list[str] = []
+    with process:
+        for raw in process.stdout or ():
+            lines.append(raw.decode(errors="replace").rstrip())
+            read(lines[-1])
+            if re.search(_STEP_LINE, lines[-1]):
+                tell(lines[-1])
+    if process.returncode:
+        last = "\n".join(lines[-_LAST_LINES:])
+        raise RuntimeError(f"`parallax {words[0]}` ended with status {process.returncode}:\n{last}")
+    return lines
