@@ -32,13 +32,13 @@ def _set(node: Any, name: str, initial: bool, worker: Worker) -> None:
     seeds = (node.attr["seed"].i, node.attr["seed2"].i)
     rank = 0 if initial or worker.equal_randomness else worker.rank
     if seeds == (0, 0):
-        seeds = (worker.seed, _mixed(worker.seed, name, rank))
+        seeds = (worker.seed, mixed(worker.seed, name, rank))
     elif rank:
-        seeds = (seeds[0], _mixed(seeds[1], name, rank))
+        seeds = (seeds[0], mixed(seeds[1], name, rank))
     node.attr["seed"].i, node.attr["seed2"].i = seeds
 
 
-def _mixed(seed: int, name: str, rank: int) -> int:
+def mixed(seed: int, name: str, rank: int) -> int:
     """A positive 31-bit number; never 0, which means unseeded."""
     digest = hashlib.sha256(f"{seed}/{name}/{rank}".encode()).digest()
     return int.from_bytes(digest[:4], "little") % (2**31 - 1) + 1
