@@ -253,14 +253,16 @@ def _job(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Setting
     from parallax.analysis.capture import node_digests
 
     looks = replan_wish(config, mine) is not None
+    addresses = [host.address for host in cluster.hosts]
     cluster_profile = read_measured(config.cluster_profile, None) if looks else Measured()
+    cluster_profile.check_names(addresses)
     parcel = Parcel(
         plan=plan.to_json(),
         digests=node_digests(graph.as_graph_def()),
         seed=seed,
         hosts=plan.layout.host_by_rank,
         servers=plan.servers,
-        addresses=tuple(host.address for host in cluster.hosts),
+        addresses=tuple(addresses),
         ports=cluster.ports,
         cluster="" if cluster_profile.cluster is None else cluster_profile.cluster.to_json(),
         cluster_name=cluster_profile.cluster_name,

@@ -65,7 +65,7 @@ def test_two_workers_that_change_their_plan_equal_one_process_slots_included(sta
     assert "emb: allreduce, held by every worker -> alltoall, held by 2 owners" in done.stdout, str(done)
     assert "other: allgather, held by every worker -> alltoall, held by 2 owners" in done.stdout, str(done)
     assert re.search(r"The plan was changed in [\d.]+ s, 5 variables of .* moved\.", done.stdout), str(done)
-    assert re.search(r"^emb/Adam_1 .*e-", done.stdout, re.M) and "other/Adagrad" in done.stdout, str(done)
+    assert {"emb/Adam", "emb/Adam_1", "other/Adagrad"} <= set(re.findall(r"^\S+", done.stdout, re.M)), str(done)
 
 
 def test_data_random_numbers_hooks_and_checkpoints_go_on_across_a_change(start, poor, tmp_path):
@@ -78,7 +78,7 @@ def test_data_random_numbers_hooks_and_checkpoints_go_on_across_a_change(start, 
     steps, wanted = (np.array(printed(done, "steps")) for done in (changed, plain))
     np.testing.assert_array_equal(steps[:, 1:], wanted[:, 1:], "the ids that were read, and the global step")
     np.testing.assert_allclose(steps[:, 0], wanted[:, 0], rtol=1e-4)
-    assert len(printed(changed, "hook")) == 7 + 1, "once a run; the last is that of the variables"
+    assert len(printed(changed, "hook")) == 7 and np.all(np.isfinite(printed(changed, "hook")))
     check_equal(printed(changed, "values"), printed(plain, "values"))
     assert "plan changed after step 3:" in changed.stdout, str(changed)
     assert "over 4 steps" in changed.stdout and "alltoall bytes sent by all workers" in changed.stdout, str(changed)

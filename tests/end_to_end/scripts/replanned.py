@@ -56,15 +56,16 @@ def build():
     rows = tf.nn.embedding_lookup(emb, ids) + tf.nn.embedding_lookup(other, ids // 2)
     loss = tf.reduce_mean(tf.square(rows @ weights - labels + noise), name="loss")
     one = tf.train.AdamOptimizer(0.05).minimize(loss, global_step=step, var_list=[emb])
+    whole = tf.reduce_sum(emb, name="whole")
     two = tf.train.AdagradOptimizer(0.1).minimize(loss, var_list=[other, weights])
-    return ids, loss, step, tf.group(one, two, name="train")
+    return ids, loss, step, whole, tf.group(one, two, name="train")
 
 
 def main():
     graph = tf.Graph()
     with graph.as_default():
-        ids, loss, step, train = build()
-    hook = Seen(loss)
+        ids, loss, step, whole, train = build()
+    hook = Seen(whole)
     ckpt = parallax.CheckPointConfig(**SETTINGS.pop("ckpt_config", {}))
     config = parallax.Config(seed=3, hooks=[hook], ckpt_config=ckpt, **SETTINGS)
     sess, num_workers, worker_id, _ = parallax.parallel_run(graph, parallax_config=config)
