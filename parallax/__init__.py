@@ -15,6 +15,7 @@ from parallax.config import (
     ParallaxConfig,
     ProfileConfig,
     PSConfig,
+    ReplanConfig,
 )
 from parallax.errors import (
     CheckpointError,
@@ -44,6 +45,7 @@ __all__ = [
     "ParallaxError",
     "PlanError",
     "ProfileConfig",
+    "ReplanConfig",
     "ResourceFileError",
     "SessionError",
     "TransformError",

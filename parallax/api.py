@@ -18,11 +18,13 @@ from parallax.config import Config, moot_settings
 from parallax.environment import Role, Settings, as_variables, python_path_with, settings, visible_gpus, with_defaults
 from parallax.errors import ConfigError, LaunchError
 from parallax.log import log
+from parallax.measured import Measured, read_measured
 from parallax.plan import Plan
 from parallax.profile_files import check_writable
 from parallax.report import explanation, plan_table
 from parallax.resource_file import parse_resource_file
 from parallax.runtime import graph_files
+from parallax.runtime.change.wish import check_possible, replan_wish
 from parallax.runtime.dry_run import dry_run_text
 from parallax.runtime.fetches import REPLICAS
 from parallax.runtime.job import Job, layout_of, servers_by_host, worker_defaults
@@ -97,10 +99,12 @@ def parallel_run(
     analysed = analyse(single_gpu_graph)
     config.cluster_profile = wanted.cluster_profile or config.cluster_profile
     config.model_profile = wanted.model_profile or config.model_profile
+    config.plan_file = wanted.plan_file or config.plan_file
     if wanted.role == Role.SIMULATE:
         _simulate(analysed, resource_info, config, sync, wanted)
         raise JobEnded(0)
     _check_checkpoints(single_gpu_graph, config)
+    check_possible(replan_wish(config, wanted), config, sync)
     cluster = _cluster(resource_info, config, wanted)
     options = (*cluster.mpirun_options, *config.communication_config.mpi_config.words)
     cluster = replace(cluster, mpirun_options=options)
@@ -112,7 +116,7 @@ def parallel_run(
         raise JobEnded(0)
     if trace is not None and wanted.role == Role.LAUNCH and any(host.is_this_machine for host in cluster.hosts):
         make_ready(trace.folder)
-    if measure is not None and cluster.hosts[0].is_this_machine:
+    if measure is not None and measure.path is not None and cluster.hosts[0].is_this_machine:
         check_writable(measure.path)
     plan = plan_for(analysed, layout_of(cluster), config, sync, [host.address for host in cluster.hosts])
     if wanted.role == Role.PLAN:
@@ -144,6 +148,7 @@ def _worker(graph: Any, config: Config, wanted: Settings) -> tuple[Any, int, int
         Path(wanted.graph) if wanted.graph else None,
         None if verifying else trace_wish(wanted.trace, wanted.trace_steps),
         None if verifying else measure_wish(wanted),
+        replan_wish(config, wanted),
     )
     if verifying:
         verify.run_worker(graph, session, size, rank, wanted)
@@ -220,7 +225,15 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
     seed = config.seed if config.seed is not None else 1 + secrets.randbelow(2**31 - 2)
     sys.stdout.write(plan_table(plan) + (f"Seed {seed}\n" if config.seed is None else ""))
     sys.stdout.flush()
-    mine = replace(wanted, role=Role.WORKER, workers=None, resource=None, cluster_profile=None, model_profile=None)
+    mine = replace(
+        wanted,
+        role=Role.WORKER,
+        workers=None,
+        resource=None,
+        cluster_profile=None,
+        model_profile=None,
+        plan_file=None,
+    )
     if wanted.role == Role.DRY_RUN:
         sys.stdout.write("\n" + dry_run_text(_job(graph, plan, cluster, config, mine, seed), this_launcher()))
         return 0
@@ -239,14 +252,20 @@ def _job(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Setting
     """The job of a plan; `mine` is what its workers are to do."""
     from parallax.analysis.capture import node_digests
 
+    looks = replan_wish(config, mine) is not None
+    addresses = [host.address for host in cluster.hosts]
+    cluster_profile = read_measured(config.cluster_profile, None) if looks else Measured()
+    cluster_profile.check_names(addresses)
     parcel = Parcel(
         plan=plan.to_json(),
         digests=node_digests(graph.as_graph_def()),
         seed=seed,
         hosts=plan.layout.host_by_rank,
         servers=plan.servers,
-        addresses=tuple(host.address for host in cluster.hosts),
+        addresses=tuple(addresses),
         ports=cluster.ports,
+        cluster="" if cluster_profile.cluster is None else cluster_profile.cluster.to_json(),
+        cluster_name=cluster_profile.cluster_name,
     )
     return Job(
         ("-m", "parallax.runtime.worker", *_script()),

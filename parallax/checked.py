@@ -24,6 +24,13 @@ def number_or_none(name: str, value: Any, least: int = 1, most: int | None = Non
     raise ConfigError(f"{name} must be a whole number {bounds}, or None, and {value!r} was given.")
 
 
+def number(name: str, value: Any, least: int = 1) -> int:
+    """A whole number from `least`."""
+    if not is_int(value) or value < least:
+        raise ConfigError(f"{name} must be a whole number from {least}, and {value!r} was given.")
+    return int(value)
+
+
 def seconds_or_none(name: str, value: Any) -> float | None:
     """Seconds above 0, or None."""
     return None if value is None else seconds(name, value)

@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from parallax.config import REPLAN_MODES
 from parallax.difference import difference_text, differences
 from parallax.environment import Role, Settings, applied, set_defaults
 from parallax.errors import ConfigError, ParallaxError
@@ -51,15 +52,21 @@ def _parser() -> argparse.ArgumentParser:
         where.add_argument("-r", "--resource", metavar="FILE", help="resource file that lists the machines")
     for command in (run, plan):
         command.add_argument("--graph", metavar="DIR", help="write each worker's graph for TensorBoard")
-    for command in (run, plan, simulate):
+    for command in (run, plan, simulate, verify):
         command.add_argument(
             "--cluster", metavar="FILE", help="plan by seconds, from what `parallax calibrate` measured"
         )
+    for command in (run, plan, simulate):
         command.add_argument("--profile", metavar="FILE", help="plan with the rows that steps were seen to touch")
     run.add_argument("--trace", metavar="DIR", help="write a trace of some steps of every worker, and who was slowest")
     run.add_argument("--trace-steps", metavar="A-B", help="the steps to trace, counted from 0 (default 10-14)")
     run.add_argument("--measure", metavar="FILE", help="write a model profile of the first steps")
     run.add_argument("--measure-steps", type=_positive, metavar="K", help="how many they are (default 20)")
+    for command in (run, plan, verify):
+        command.add_argument("--plan", dest="plan_file", metavar="FILE", help="take a plan that was written, as it is")
+    for command in (run, verify):
+        command.add_argument("--replan", choices=REPLAN_MODES, help="what to do about a better plan after some steps")
+        command.add_argument("--replan-steps", type=_positive, metavar="K", help="after how many (default 20)")
     run.add_argument("--dry-run", action="store_true", help="print the command that would start the job; start nothing")
     plan.add_argument("--json", metavar="FILE", help="write the plan to a file")
     plan.add_argument("--explain", metavar="VARIABLE", help="everything about one variable")
@@ -178,6 +185,9 @@ def _run_script(arguments: argparse.Namespace) -> int:
         measure=getattr(arguments, "measure", None) or getattr(arguments, "output", None),
         compute=getattr(arguments, "compute", None) or None,
         initializers=" ".join(getattr(arguments, "init", None) or ()) or None,
+        replan=getattr(arguments, "replan", None),
+        replan_steps=getattr(arguments, "replan_steps", None),
+        plan_file=_absolute(getattr(arguments, "plan_file", None)),
         cluster=_fingerprint(getattr(arguments, "cluster", None)),
     )
     set_defaults({"TF_CPP_MIN_LOG_LEVEL": "1"})

@@ -19,6 +19,7 @@ from parallax.plan import RUN_OPTIONS
 
 STALL_TIMEOUT_S = 60.0
 """How long a worker waits for the others in one run before the job is ended; generous beside any healthy step."""
+OFF, ASK, ON = REPLAN_MODES = ("off", "ask", "on")
 _PROTOCOLS = ("grpc", "grpc+verbs", "grpc+gdr")
 
 
@@ -178,6 +179,33 @@ class ProfileConfig:
         return step in (self.profile_steps or ())
 
 
+@dataclass(frozen=True)
+class ReplanConfig:
+    """Whether a running job takes a better plan when its first steps have shown what they touch.
+
+    Attributes:
+        mode: `off`: plans stay. `ask`: a better plan is printed and written to a file. `on`: the job goes over to it.
+        margin: by which share of the predicted step the other plan must be shorter.
+        after_steps: how many steps are measured before the plans are compared.
+        plan_file: where worker 0 writes the other plan; None for `parallax-plan-GRAPH.json` in its working folder.
+
+    Raises:
+        ConfigError: when a value breaks its rule.
+    """
+
+    mode: str = OFF
+    margin: float = 0.1
+    after_steps: int = 20
+    plan_file: Path | str | None = None
+
+    def __post_init__(self) -> None:
+        checked.one_of("replan", self.mode, REPLAN_MODES)
+        if not isinstance(self.margin, int | float) or isinstance(self.margin, bool) or not 0 <= self.margin < 1:
+            raise ConfigError(f"margin must be a share from 0 up to 1, and {self.margin!r} was given. 0.1 is a tenth.")
+        checked.number("after_steps", self.after_steps)
+        object.__setattr__(self, "plan_file", checked.path_or_none("plan_file", self.plan_file))
+
+
 @dataclass
 class Config:
     """Settings of `parallel_run`; also called `ParallaxConfig`.
@@ -192,7 +220,8 @@ class Config:
             workers. Changed: the default of 2019 was False, and its True meant another thing by each run option.
         sess_config: a ConfigProto for the workers' sessions.
         redirect_path: a folder; each worker's output also goes to files there.
-        search_partitions: accepted; the numbers of partitions come from the plan, and nothing is started twice.
+        search_partitions: a job with tables on servers tries numbers of partitions in its first steps, and stays with
+            the best; nothing is started twice. Without servers, or with sync=False, no effect.
         export_graph_path: a folder; each worker's graph is written there.
         communication_config: servers and mpirun.
         ckpt_config: checkpoints.
@@ -204,6 +233,7 @@ class Config:
         plan_file: a plan written by `parallax plan --json`, to be used as it is.
         cluster_profile: what `parallax calibrate` measured of these hosts; plans are then made by predicted seconds.
         model_profile: what was measured of this graph's steps; goes before static shapes, and after `touched_rows`.
+        replan: what a running job does about a better plan: a ReplanConfig, or its mode alone, as `on`.
         seed: of all random numbers that the script does not seed itself; drawn and printed when None.
         stall_timeout_s: seconds that a worker may wait in one `run` for others that do not come; infinite for ever.
         hooks: SessionRunHooks for the workers' sessions; they may name tensors of the user's graph.
@@ -229,6 +259,7 @@ class Config:
     plan_file: Path | str | None = None
     cluster_profile: Path | str | None = None
     model_profile: Path | str | None = None
+    replan: ReplanConfig = field(default_factory=ReplanConfig)
     seed: int | None = None
     stall_timeout_s: float = STALL_TIMEOUT_S
     hooks: Sequence[Any] = ()
@@ -257,9 +288,6 @@ def moot_settings(config: Config) -> tuple[str, ...]:
         "boundary_between_workers_and_servers=False: what runs on servers follows from the plan all the same.": (
             not ps.boundary_between_workers_and_servers
         ),
-        "search_partitions=True: the numbers of partitions come from the plan, nothing is started to try some.": (
-            config.search_partitions
-        ),
     }
     return tuple(line for line, is_moot in lines.items() if is_moot)
 
@@ -272,6 +300,13 @@ def _sess_config(name: str, value: Any) -> Any:
     if value is not None and not hasattr(value, "gpu_options"):
         raise ConfigError(f"{name} must be a tf.ConfigProto, or None, and {value!r} was given.")
     return value
+
+
+def _replan(name: str, value: Any) -> ReplanConfig:
+    if isinstance(value, str):
+        return ReplanConfig(value)
+    found: ReplanConfig = checked.instance_of(name, value, ReplanConfig)
+    return found
 
 
 def _hooks(name: str, value: Any) -> tuple[Any, ...]:
@@ -300,6 +335,7 @@ _RULES: dict[str, Callable[[str, Any], Any]] = {
     "plan_file": checked.path_or_none,
     "cluster_profile": checked.path_or_none,
     "model_profile": checked.path_or_none,
+    "replan": _replan,
     "seed": partial(checked.number_or_none, most=2**31 - 1),
     "stall_timeout_s": checked.seconds,
     "hooks": _hooks,

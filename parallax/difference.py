@@ -67,6 +67,20 @@ def difference_text(found: Sequence[Difference], names: tuple[str, str] = ("A", 
     return "\n".join([*lines, f"{counted(differing, 'variable')} of the plans differ."]) + "\n"
 
 
+def places_text(first: Plan, second: Plan) -> str:
+    """A line for each variable whose gradients travel otherwise by the second plan, or whose rows are elsewhere."""
+    pairs = ((variable, second.variable(variable.name)) for variable in first.variables)
+    return "".join(f"  {a.name}: {_place(a)} -> {_place(b)}\n" for a, b in pairs if _key(a) != _key(b))
+
+
+def _key(variable: VariablePlan) -> tuple[object, ...]:
+    return variable.route, variable.owner_pattern, variable.servers
+
+
+def _place(variable: VariablePlan) -> str:
+    return f"{variable.route}, held by {held_by(variable)}"
+
+
 def _of_plans(first: Plan, second: Plan) -> Iterator[Difference]:
     sent = [sum(v.cost.sent_bytes or 0 for v in plan.variables) for plan in (first, second)]
     if sent[0] != sent[1]:

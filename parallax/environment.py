@@ -68,6 +68,9 @@ class Settings:
         measure: where a model profile is written.
         compute: whether a profile times steps of one process alone.
         initializers: ops that begin iterators for a profile, separated by spaces.
+        replan: what a running job does about a better plan; goes before the configuration's.
+        replan_steps: after how many steps.
+        plan_file: a plan to be used as it is; goes before the configuration's.
         cluster: fingerprint of the cluster profile that a model profile belongs to.
         log_level: what the log shows, a number or a name.
     """
@@ -94,6 +97,9 @@ class Settings:
     measure: str | None = None
     compute: bool | None = None
     initializers: str | None = None
+    replan: str | None = None
+    replan_steps: int | None = None
+    plan_file: str | None = None
     cluster: str | None = None
     log_level: str | None = None
 
@@ -129,6 +135,9 @@ def settings() -> Settings:
             measure=_get("MEASURE"),
             compute=_get("COMPUTE") == str(True) or None,
             initializers=_get("INITIALIZERS"),
+            replan=_get("REPLAN"),
+            replan_steps=_number("REPLAN_STEPS"),
+            plan_file=_get("PLAN_FILE"),
             cluster=_get("CLUSTER"),
             log_level=_get("LOG_LEVEL"),
         )

@@ -7,9 +7,17 @@ workers on few cores is a tenth of the step. What is run again and again is made
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+
+
+@runtime_checkable
+class Finishing(Protocol):
+    """A hook that has nothing to do any more from some run on."""
+
+    finished: bool
+    """Whether that is so."""
 
 
 class DirectRuns:
@@ -17,10 +25,12 @@ class DirectRuns:
 
     Args:
         raw: TensorFlow's session, in this process.
+        waits_for: hooks that must see all runs until they have finished.
     """
 
-    def __init__(self, raw: Any) -> None:
+    def __init__(self, raw: Any, waits_for: Sequence[Finishing] = ()) -> None:
         self._raw = raw
+        self._waits_for = list(waits_for)
         self._ready: dict[tuple[tuple[str, ...], tuple[str, ...]], _Ready | None] = {}
 
     def run(self, tensors: tuple[str, ...], feeds: Mapping[str, Any]) -> list[Any] | None:
@@ -30,6 +40,10 @@ class DirectRuns:
             tensors: names of tensors and operations in the worker's graph.
             feeds: tensor name -> value.
         """
+        if self._waits_for:
+            self._waits_for = [hook for hook in self._waits_for if not hook.finished]
+            if self._waits_for:
+                return None
         key = (tensors, tuple(feeds))
         if key not in self._ready:
             if not tensors or len({*tensors, *feeds}) < len(tensors) + len(feeds):
@@ -65,11 +79,12 @@ class _Ready:
 
 
 def can_be_direct(graph: Any, hooks: Sequence[Any], target: str) -> bool:
-    """Whether nothing has to happen around the runs of a session: no hooks but the last, no queue runners.
+    """Whether nothing has to happen around runs, from some run on: there are no hooks for good, and no queue runners.
 
     Args:
         graph: the worker's.
-        hooks: of the session.
+        hooks: of the session, without the last.
         target: what it is connected to; empty for this process.
     """
-    return not target and len(hooks) == 1 and not graph.get_collection("queue_runners")
+    finish = all(isinstance(hook, Finishing) for hook in hooks)
+    return not target and finish and not graph.get_collection("queue_runners")

@@ -15,9 +15,11 @@ import tensorflow as tf
 from tensorflow.python.client.session import SessionInterface  # what Saver asks of a session
 
 from parallax.errors import SessionError
+from parallax.plan import Plan
 from parallax.runtime.fetches import Leaf, Request, put_together, read_request
 from parallax.runtime.names import Names, fetch_text
 from parallax.runtime.watch import Watch
+from parallax.transform.edit import Counter
 
 v1 = tf.compat.v1
 
@@ -49,6 +51,9 @@ class Worker:
         watch: tells the launcher about runs.
         raw: TensorFlow's session; None before it is made and after it is closed.
         run: the run in progress.
+        plan: the plan in force.
+        counters: what counts its exchanges.
+        changes: the plans that were in force before, each with the number of steps after which it no longer was.
     """
 
     graph: Any
@@ -56,6 +61,9 @@ class Worker:
     watch: Watch
     raw: Any = None
     run: Run | None = None
+    plan: Plan | None = None
+    counters: tuple[Counter, ...] = ()
+    changes: list[tuple[int, Plan]] = field(default_factory=list)
 
     def read(self, fetches: Any, feeds: Mapping[Any, Any] | None, per_replica: bool) -> Request:
         """Checks and names fetches and feeds."""
@@ -96,7 +104,8 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
         if worker.raw is None:
             raise SessionError("A run needs an open session, and this one is closed.")
         with worker.watch.run(fetch_text(request.names, ()), resolved.collectives):
-            found = worker.raw.run(list(resolved.tensors), {**request.feeds, **resolved.empty}, options, run_metadata)
+            feeds = {**resolved.feeds(request.feeds), **resolved.empty}
+            found = worker.raw.run(list(resolved.tensors), feeds, options, run_metadata)
             return worker.values(request, found, per_replica=False)
 
     def partial_run_setup(self, fetches: Any, feeds: Any = None) -> None:
@@ -135,7 +144,7 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         run.hook_names += request.names
         run.fed |= request.feeds.keys()
         self._asked = request
-        return v1.train.SessionRunArgs(list(resolved.tensors), request.feeds, wishes.options)
+        return v1.train.SessionRunArgs(list(resolved.tensors), resolved.feeds(request.feeds), wishes.options)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Gives the hook its values."""
@@ -165,7 +174,7 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
 
 class TrainingRuns:
-    """Tells runs that train from others.
+    """Tells runs that train from others, and counts them; whoever goes by the count asks in every run.
 
     Args:
         worker: whose runs.
@@ -175,17 +184,31 @@ class TrainingRuns:
     def __init__(self, worker: Worker, updates: Set[str]) -> None:
         self._worker = worker
         self._updates = updates
+        self._names: Names | None = None
         self._trains: dict[tuple[str, ...], bool] = {}
+        self._count = 0
+        self._run: Run | None = None
+        self._step: int | None = None
 
-    def is_one(self) -> bool:
-        """Whether the run in progress trains."""
-        if self._worker.run is None:
-            return False
-        names = self._worker.run.names
-        if names not in self._trains:
-            needed = self._worker.names.run_view.ancestors({name.split(":")[0] for name in names})
-            self._trains[names] = bool(needed & self._updates)
-        return self._trains[names]
+    @property
+    def step(self) -> int | None:
+        """The number of the step in progress, from 0; None in a run that does not train."""
+        run = self._worker.run
+        if run is not self._run:
+            trains = run is not None and self.trains(run.names)
+            self._run, self._step = run, self._count if trains else None
+            self._count += trains
+        return self._step
+
+    def trains(self, fetched: tuple[str, ...]) -> bool:
+        """Whether a run trains that fetches these names of the user's graph."""
+        names = self._worker.names
+        if names is not self._names:  # the plan has changed
+            self._names, self._trains = names, {}
+        if fetched not in self._trains:
+            needed = names.run_view.ancestors({names.here(name.split(":")[0]) for name in fetched})
+            self._trains[fetched] = any(names.here(update) in needed for update in self._updates)
+        return self._trains[fetched]
 
 
 class LastHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]

@@ -7,6 +7,7 @@ from typing import Any
 
 from parallax.errors import SessionError
 from parallax.graph_view import GraphView, split_tensor
+from parallax.transform.beside import as_planned
 
 # The kernel of a gather says the first; the check before a pull (transform/exchange.py) the second.
 _OF_GATHER = re.compile(r"indices\[[\d,]*\] = (-?\d+) is not in \[0, (\d+)\)")
@@ -42,7 +43,7 @@ def _variable(view: GraphView, node: str) -> str:
     while node in view.nodes and view.inputs(node):
         node = split_tensor(view.inputs(node)[0])[0]
         if view.op(node) in _VARIABLES:
-            return node
+            return as_planned(node)
         if view.op(node) not in _PASSES_ON:
             return ""
     return ""

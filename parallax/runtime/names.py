@@ -7,13 +7,14 @@ with nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from parallax.errors import SessionError
 from parallax.graph_view import GraphView, split_tensor
 from parallax.transform.accumulators import FRONTS_GIVE
+from parallax.transform.beside import as_planned, renamed_tensor
 from parallax.transform.exchange_op import ALL_TO_ALL
 from parallax.transform.pipeline import WorkerGraph
 from parallax.transform.together import MEETINGS
@@ -32,18 +33,31 @@ class Resolved:
         tensors: names in the worker's graph, one for each name asked for.
         empty: what is fed with nothing.
         collectives: digest of the collectives that the run takes part in; empty when it takes part in none.
+        fed: tensor of the user's graph -> tensor to feed, of those that have another name on this worker.
     """
 
     tensors: tuple[str, ...]
     empty: dict[str, Any]
     collectives: str
+    fed: Mapping[str, str] = field(default_factory=dict)
+
+    def feeds(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What is fed in the user's names, in those of this worker's graph."""
+        return {self.fed.get(name, name): value for name, value in given.items()} if self.fed else dict(given)
 
 
 class Names:
-    """The names of one worker's graph."""
+    """The names of one worker's graph.
 
-    def __init__(self, view: GraphView, worker_graph: WorkerGraph) -> None:
+    Args:
+        view: the user's graph.
+        worker_graph: of this worker.
+        renamed: node of the user's graph -> node in this worker's, of those that have another name there.
+    """
+
+    def __init__(self, view: GraphView, worker_graph: WorkerGraph, renamed: Mapping[str, str] | None = None) -> None:
         self._view = view
+        self._renamed = renamed or {}
         self._worker_graph = worker_graph
         self._worker_view = GraphView(worker_graph.graph_def)
         self._resolved: dict[tuple[tuple[str, ...], frozenset[str]], Resolved] = {}
@@ -52,6 +66,10 @@ class Names:
     def run_view(self) -> GraphView:
         """The graph that this worker runs."""
         return self._worker_view
+
+    def here(self, name: str) -> str:
+        """A node or tensor of the user's graph by the name that it has in this worker's."""
+        return renamed_tensor(name, self._renamed)
 
     def has(self, name: str) -> bool:
         """Whether a tensor or operation is in the graph that was given to parallel_run."""
@@ -77,13 +95,15 @@ class Names:
             self._check_feed(name)
         tensors = tuple(self._worker_name(name) for name in names)
         needed = self._view.ancestors({_node(name) for name in names if name not in fed}, fed)
-        runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in fed}, fed)
+        feeds = {name: self.here(name) for name in sorted(fed)}
+        cut_off = frozenset(feeds.values())
+        runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in cut_off}, cut_off)
         empty = {
             cut.tensor: np.zeros(cut.shape, cut.dtype)
             for cut in self._worker_graph.cuts
             if _node(cut.tensor) in runs and not needed & set(cut.needed_by)
         }
-        return Resolved(tensors, empty, self._digest(runs))
+        return Resolved(tensors, empty, self._digest(runs), {a: b for a, b in feeds.items() if a != b})
 
     def _check_feed(self, name: str) -> None:
         is_whole = name in self._worker_graph.whole and self._view.op(_node(name)) in _READS
@@ -100,9 +120,10 @@ class Names:
     def _meeting(self, node: str) -> str:
         """What workers meet in at a node, by a name that all have; empty when they do not meet there."""
         op = self._worker_view.op(node)
-        if node.startswith(MEETINGS):
-            return "/".join(node.split("/")[:3])
-        gives = op in _GIVES and not node.startswith(FRONTS_GIVE)
+        planned = as_planned(node)
+        if planned.startswith(MEETINGS):
+            return "/".join(planned.split("/")[:3])
+        gives = op in _GIVES and not planned.startswith(FRONTS_GIVE)
         return node if op.startswith("Horovod") or op == ALL_TO_ALL or gives else ""
 
     def _worker_name(self, name: str) -> str:
@@ -115,13 +136,13 @@ class Names:
         if ":" in name and self._view.op(node) in _VARIABLES:
             reads = [f"{e.node}:0" for e in self._view.consumers(name) if self._view.op(e.node) in _READS]
             read = next((r for r in reads if r in whole or node not in self._worker_graph.tables), name)
-            return whole.get(read, read)
+            return whole.get(read) or self.here(read)
         if name in self._worker_graph.held_by_row:
             raise SessionError(
                 f"A fetch must be something that one worker can have whole, and {name!r} is held by rows on all "
                 "workers. Fetch the variable itself."
             )
-        return name
+        return self.here(name)
 
 
 def fetch_text(names: Iterable[str], hook_names: Iterable[str]) -> str:

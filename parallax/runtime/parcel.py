@@ -30,6 +30,8 @@ class Parcel:
         servers: the number of the host that each server is on.
         addresses: the address of each host, as the resource file gives it.
         ports: first and last port that servers may listen on; None for any.
+        cluster: JSON of the cluster profile, where the job may look for a better plan; else empty.
+        cluster_name: of the file that it came from.
     """
 
     plan: str
@@ -39,6 +41,8 @@ class Parcel:
     servers: tuple[int, ...] = ()
     addresses: tuple[str, ...] = ()
     ports: tuple[int, int] | None = None
+    cluster: str = ""
+    cluster_name: str = ""
 
     def to_bytes(self) -> bytes:
         """The parcel on the wire: a mark, the length of what follows, and compressed JSON."""

@@ -39,10 +39,8 @@ class ProfileHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._rank = rank
         self._worker = worker
         self._training = training
-        self._runs = 0
         self._step: int | None = None  # the step being traced
         self._folder = Path(config.profile_dir or "") / socket.gethostname() / f"worker:{rank}"
-        self._global_step = self._own_global_step()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Writes the graph."""
@@ -52,12 +50,11 @@ class ProfileHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def before_run(self, run_context: Any) -> Any:
         """Asks for a trace when the run is a step that is to be traced."""
         self._step = None
-        if not self._training.is_one():
+        step = self._training.step
+        if step is None:
             return None
-        step = self._runs
-        if self._global_step:
-            step = int(self._worker.raw.run(self._global_step))
-        self._runs += 1
+        if global_step := self._own_global_step():
+            step = int(self._worker.raw.run(global_step))
         if not self._config.traces(step, self._rank):
             return None
         self._step = step

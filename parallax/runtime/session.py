@@ -6,20 +6,34 @@ run with collectives lasts, a watch tells the launcher what it waits for.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from parallax.errors import SessionError
-from parallax.plan import Plan
 from parallax.runtime.direct import DirectRuns
 from parallax.runtime.hooks import PlainSession, Run, Worker
 from parallax.runtime.id_errors import id_error
 from parallax.runtime.names import fetch_text
 from parallax.runtime.traffic import ExchangeReport, exchange_report
-from parallax.transform.edit import Counter
+
+
+class Afterwards(Protocol):
+    """Something that is done between the runs of a session, by all workers after the same one, once or in turns."""
+
+    done: bool
+    """Whether nothing is left to do."""
+
+    def after_run(self, fetched: tuple[str, ...], seconds: float) -> None:
+        """Looks whether it is time.
+
+        Args:
+            fetched: what the run fetched, in the user's names.
+            seconds: how long it took.
+        """
 
 
 class Session(PlainSession):
@@ -34,17 +48,15 @@ class Session(PlainSession):
         self,
         worker: Worker,
         monitored: Any,
-        counters: Sequence[Counter],
         size: int,
         workers: Any,
         direct: DirectRuns | None = None,
-        plan: Plan | None = None,
+        afterwards: Sequence[Afterwards] = (),
     ) -> None:
         super().__init__(worker)
-        self._plan = plan
         self._monitored = monitored
         self._direct = direct
-        self._counters = counters
+        self._afterwards = list(afterwards)  # one after the other
         self._size = size
         self._workers = workers
         self._defaults: list[Any] = []
@@ -71,24 +83,31 @@ class Session(PlainSession):
         self._check_open()
         request = worker.read(fetches, feed_dict, per_replica=True)
         resolved = worker.names.resolve(request.names, request.feeds)
+        began_s = time.monotonic()
         with worker.watch.run():
             try:
                 found = None
                 if self._direct is not None and options is None and run_metadata is None:
                     worker.watch.begin(fetch_text(request.names, ()), resolved.collectives)
-                    found = self._direct.run(resolved.tensors, {**request.feeds, **resolved.empty})
+                    found = self._direct.run(resolved.tensors, {**resolved.feeds(request.feeds), **resolved.empty})
                 if found is None:  # the last hook says what the run waits for
                     arguments = tf.compat.v1.train.SessionRunArgs(fetches, feed_dict)
                     context = tf.compat.v1.train.SessionRunContext(arguments, PlainSession(worker))
                     worker.run = Run(context, request.names, set(request.feeds))
-                    found = self._monitored.run(list(resolved.tensors), request.feeds, options, run_metadata)
+                    feeds = resolved.feeds(request.feeds)
+                    found = self._monitored.run(list(resolved.tensors), feeds, options, run_metadata)
             except tf.errors.InvalidArgumentError as error:
                 named = id_error(error, worker.names.run_view)
                 if named is None:
                     raise
                 raise named from None  # TensorFlow's own says less, in forty lines
             worker.watch.count()
-            return worker.values(request, found, per_replica=True)
+            values = worker.values(request, found, per_replica=True)
+        if self._afterwards:
+            self._afterwards[0].after_run(request.names, time.monotonic() - began_s)
+            if self._afterwards[0].done:
+                del self._afterwards[0]
+        return values
 
     @property
     def workers(self) -> Any:
@@ -138,12 +157,13 @@ class Session(PlainSession):
         """Bytes of the training exchanges so far, predicted and counted, summed over the workers.
 
         All workers must call it. The prediction is the plan's formula at the measured touched rows; what a plan made
-        with profiles predicted is told beside it.
+        with profiles predicted is told beside it. After a change of plan it is of the steps since then.
         """
         self._check_open()
         with self._worker.watch.run("exchange_report()", "exchange_report()"):
-            counted = self._worker.raw.run([c.tensor for c in self._counters])
-            return exchange_report(self._counters, counted, self._size, self._plan)
+            counters = self._worker.counters
+            counted = self._worker.raw.run([c.tensor for c in counters])
+            return exchange_report(counters, counted, self._size, self._worker.plan, tuple(self._worker.changes))
 
     def _check_open(self) -> None:
         if self._worker.raw is None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from parallax.difference import places_text
 from parallax.plan import ALLGATHER, ALLTOALL, PS, Plan
 from parallax.report import bytes_text, ms_text
 from parallax.runtime.members import current_members
@@ -27,7 +28,8 @@ class ExchangeReport:
         server_bytes: bytes of ids, rows and gradient rows that workers and servers sent to each other; where servers
             have fronts (parallax/plan.py), that left a worker for another's host.
         gathered_bytes: bytes that reached other workers by allgather.
-        plan: of the job.
+        plan: in force; all figures are of the steps under it.
+        changes: the plans that were in force before, each with the number of steps after which it no longer was.
     """
 
     steps: int
@@ -37,9 +39,11 @@ class ExchangeReport:
     gathered_bytes: int
     server_bytes: int = 0
     plan: Plan | None = None
+    changes: tuple[tuple[int, Plan], ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"touched rows per worker and step over {self.steps} steps:"]
+        lines = [f"plan changed after step {steps}:\n{text}" for steps, text in self._changed()]
+        lines += [f"touched rows per worker and step over {self.steps} steps:"]
         lines += [f"  {name}: {rows:.1f}" for name, rows in self.touched_rows]
         lines.append(
             f"alltoall bytes sent by all workers: predicted {bytes_text(self.predicted_bytes)}, "
@@ -91,6 +95,12 @@ class ExchangeReport:
             lines.append(f"  {what}: {ms_text(planned_s)} planned{found}")
         return "\n".join(lines)
 
+    def _changed(self) -> list[tuple[int, str]]:
+        """After how many steps the plan was changed, and in what."""
+        plans = [plan for _, plan in self.changes] + ([self.plan] if self.plan is not None else [])
+        between = zip(self.changes, plans[1:], strict=False)
+        return [(steps, places_text(before, after).rstrip("\n")) for (steps, before), after in between]
+
     def _difference(self) -> str:
         if not self.predicted_bytes:
             return ""
@@ -102,7 +112,11 @@ def _more(found: float, expected: float) -> str:
 
 
 def exchange_report(
-    counters: Sequence[Counter], counted: Sequence[Any], size: int, plan: Plan | None = None
+    counters: Sequence[Counter],
+    counted: Sequence[Any],
+    size: int,
+    plan: Plan | None = None,
+    before: tuple[tuple[int, Plan], ...] = (),
 ) -> ExchangeReport:
     """Sums the counters over all workers; every worker must call it.
 
@@ -110,7 +124,8 @@ def exchange_report(
         counters: what each counts.
         counted: `[1 + tables + 2]` for each: runs, distinct rows by table, rows asked of owners, rows that left.
         size: number of workers.
-        plan: of the job.
+        plan: in force.
+        before: the plans before it, each with the number of steps after which it no longer was in force.
     """
     import numpy as np
 
@@ -138,4 +153,6 @@ def exchange_report(
             continue
         predicted += float(leaves) * row_bytes
         moved += int(total[-1]) * row_bytes
-    return ExchangeReport(steps, tuple(sorted(touched.items())), round(predicted), moved, gathered, served, plan)
+    return ExchangeReport(
+        steps, tuple(sorted(touched.items())), round(predicted), moved, gathered, served, plan, before
+    )

@@ -18,10 +18,13 @@ from parallax.errors import GraphError, PlanError
 from parallax.log import log
 from parallax.plan import plan_from_json
 from parallax.report import bytes_text
+from parallax.runtime.change.over import ChangeOver, places_of
+from parallax.runtime.change.partitions import PartitionSearch, searches
+from parallax.runtime.change.replan import Replan
+from parallax.runtime.change.wish import ReplanWish
 from parallax.runtime.channels import open_channels
-from parallax.runtime.checkpoint.held import Places
 from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook, Checkpoints, checkpoints
-from parallax.runtime.direct import DirectRuns, can_be_direct
+from parallax.runtime.direct import DirectRuns, Finishing, can_be_direct
 from parallax.runtime.graph_files import write_events, write_text
 from parallax.runtime.hooks import LastHook, TrainingRuns, UserHook, Worker, begin_hooks
 from parallax.runtime.measure.first_steps import FirstSteps
@@ -29,9 +32,9 @@ from parallax.runtime.measure.wish import MeasureWish
 from parallax.runtime.members import SERVER_TASK, WORKER_TASK, Members, current_members
 from parallax.runtime.names import Names
 from parallax.runtime.parcel import Parcel
-from parallax.runtime.planning import Analysed, analyse, decide
+from parallax.runtime.planning import Analysed, analyse, decide, wishes_of
 from parallax.runtime.profile import ProfileHook
-from parallax.runtime.session import Session
+from parallax.runtime.session import Afterwards, Session
 from parallax.runtime.trace.hook import TraceHook
 from parallax.runtime.trace.wish import TraceWish, make_ready
 from parallax.runtime.watch import current_watch
@@ -52,6 +55,7 @@ def open_session(
     graph_folder: Path | None = None,
     trace: TraceWish | None = None,
     measure: MeasureWish | None = None,
+    replan: ReplanWish | None = None,
 ) -> tuple[Session, int, int]:
     """The session of this worker, the number of workers and this one's rank; every worker must call it.
 
@@ -63,6 +67,7 @@ def open_session(
         graph_folder: where this worker's graph is written for TensorBoard, if anywhere.
         trace: which steps are traced, if any.
         measure: which steps are profiled, if any.
+        replan: whether a better plan is looked for, and what is done about it.
 
     Raises:
         GraphError: when the workers built different graphs; the message names a node.
@@ -79,16 +84,17 @@ def open_session(
         analysed = analyse(graph)
         plan = plan_from_json(parcel.plan)
         plan.check_belongs_to(analysed.spec, plan.layout)
-        analysed = _with_hooks(analysed, graph, config)
+        alone, analysed = analysed, _with_hooks(analysed, graph, config)
         decisions = decide(analysed, plan, equal_randomness)
         _agree("plan", plan.to_json())
         _agree("decisions", repr(decisions))
-        place = _place(members, config, plan.servers, equal_randomness)
+        place = _place(members, config, equal_randomness)
         worker_graph = transform(analysed.captured.view, decisions, place)
         if rank == 0:
             tell_of_whole_values(worker_graph.cut_whole)
         open_channels(worker_graph.graph_def, members.workers, members.host_workers)
         worker = Worker(graph, Names(analysed.captured.view, worker_graph), watch)
+        worker.plan, worker.counters = plan, worker_graph.counters
         later = initialization_phases(analysed.captured)[1:]
         if graph_folder is not None:
             write_events(graph_folder, rank, worker_graph)
@@ -96,15 +102,21 @@ def open_session(
             config = replace(config, ckpt_config=CheckPointConfig())
         training = TrainingRuns(worker, gradient_updates(analysed.captured, analysed.sources))
         tracing = [*_profile(config, rank, worker, training), *_trace(trace, worker, training, worker_graph)]
-        if measure is not None:
-            first = FirstSteps(measure, members, worker, training, analysed, plan)
-            members.at_end.append(first.finish)
+        first = _first_steps(measure, replan, members, worker, training, analysed)
+        if first is not None:
             tracing.append(first)
-        monitored, direct = _monitored(graph, worker_graph, config, worker, later, tracing)
+        monitored, direct, saved = _monitored(graph, worker_graph, config, worker, later, tracing)
+        over = ChangeOver(members, worker, analysed, place, worker_graph, saved)
+        afterwards: list[Afterwards] = []
+        if replan is not None and first is not None:
+            wishes = wishes_of(config, plan.synchronous)
+            afterwards.append(Replan(replan, members, worker, first, alone, wishes, over))
+        if searches(config, plan, equal_randomness):
+            afterwards.append(PartitionSearch(members, worker, training, alone.spec, config.partitions, over))
         if config.export_graph_path is not None:
             write_text(Path(config.export_graph_path), rank, monitored.graph)
     gc.freeze()  # graphs are many objects that stay: to look through them again and again costs a step a tenth
-    session = Session(worker, monitored, worker_graph.counters, size, members.workers.Dup(), direct, plan)
+    session = Session(worker, monitored, size, members.workers.Dup(), direct, afterwards)
     return session, size, rank
 
 
@@ -118,7 +130,26 @@ def tell_of_whole_values(values: Sequence[edit.CutWhole]) -> None:
             )
 
 
-def _place(members: Members, config: Config, servers: tuple[int, ...], equal_randomness: bool) -> edit.Worker:
+def _first_steps(
+    measure: MeasureWish | None,
+    replan: ReplanWish | None,
+    members: Members,
+    worker: Worker,
+    training: TrainingRuns,
+    analysed: Analysed,
+) -> FirstSteps | None:
+    """The hook that measures the first steps, if anybody wants to know what they touch."""
+    if replan is not None:  # what is measured for a file is measured in the same steps
+        path, cluster = (None, "") if measure is None else (measure.path, measure.cluster)
+        measure = MeasureWish(path, replan.steps, cluster)
+    if measure is None:
+        return None
+    first = FirstSteps(measure, members, worker, training, analysed)
+    members.at_end.append(first.finish)
+    return first
+
+
+def _place(members: Members, config: Config, equal_randomness: bool) -> edit.Worker:
     """Which of the workers this is, for the transform."""
     aggregates = config.communication_config.ps_config.local_aggregation
     return edit.Worker(
@@ -128,7 +159,7 @@ def _place(members: Members, config: Config, servers: tuple[int, ...], equal_ran
         equal_randomness=equal_randomness,
         hosts=members.parcel.hosts,
         merges_in_host=aggregates and members.host_workers is not None,
-        servers=servers,
+        servers=members.parcel.servers,
     )
 
 
@@ -192,8 +223,8 @@ def _monitored(
     worker: Worker,
     later: list[list[str]],
     more_hooks: Sequence[Any],
-) -> tuple[Any, DirectRuns | None]:
-    """TensorFlow's monitored session on this worker's graph, and the direct way to it if there may be one.
+) -> tuple[Any, DirectRuns | None, Checkpoints | None]:
+    """TensorFlow's monitored session on this worker's graph, the direct way to it if there may be one, and checkpoints.
 
     The initializers `later` run after the others.
     """
@@ -206,8 +237,7 @@ def _monitored(
         waiting = {name for phase in later for name in phase}
         saved = None
         if config.ckpt_config.ckpt_dir is not None:
-            places = Places(worker_graph.spread, worker_graph.partitions, worker_graph.on_servers)
-            saved = checkpoints(graph, places, config.ckpt_config, members.workers)
+            saved = checkpoints(graph, places_of(worker_graph), config.ckpt_config, members.workers)
             hooks.insert(-1, (CheckpointHook if worker_graph.synchronous else CallingHook)(saved, worker))
         initialize += [v.initializer for v in v1.global_variables() if v.initializer.name not in waiting]
         resources = [imported.get_operation_by_name(r.create.name) for r in graph.get_collection("resources")]
@@ -223,8 +253,10 @@ def _monitored(
         monitored = v1.train.SingularMonitoredSession(
             hooks=hooks, scaffold=scaffold, master=members.target, config=_options(config, members)
         )
-        direct = DirectRuns(worker.raw) if can_be_direct(imported, hooks, members.target) else None
-        return monitored, direct
+        direct = None
+        if can_be_direct(imported, hooks[:-1], members.target):
+            direct = DirectRuns(worker.raw, [hook for hook in hooks if isinstance(hook, Finishing)])
+        return monitored, direct, saved
 
 
 def _held_here(worker_graph: WorkerGraph) -> list[Any]:

@@ -244,7 +244,7 @@ class Editor:
         made = [n for n in self.scratch.as_graph_def().node if n.name.split("/")[0] not in (_INPUT, _WAIT)]
         graph_def.node.extend(made)
         self._put_in_inputs(graph_def)
-        if self.partitions:
+        if self.partitions or self.worker.servers:  # where servers run, all plans of a job give a node one place
             self._stay_here(graph_def)
         return graph_def
 

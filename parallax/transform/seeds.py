@@ -38,8 +38,8 @@ def seeds_of(node: Any, name: str, initial: bool, worker: Worker) -> tuple[int, 
     seeds = (node.attr["seed"].i, node.attr["seed2"].i)
     rank = 0 if initial or worker.equal_randomness else worker.rank
     if seeds == (0, 0):
-        return worker.seed, _mixed(worker.seed, name, rank)
-    return (seeds[0], _mixed(seeds[1], name, rank)) if rank else seeds
+        return worker.seed, mixed(worker.seed, name, rank)
+    return (seeds[0], mixed(seeds[1], name, rank)) if rank else seeds
 
 
 def _set(node: Any, name: str, initial: bool, worker: Worker) -> None:
@@ -47,7 +47,7 @@ def _set(node: Any, name: str, initial: bool, worker: Worker) -> None:
         node.attr["seed"].i, node.attr["seed2"].i = seeds_of(node, name, initial, worker)
 
 
-def _mixed(seed: int, name: str, rank: int) -> int:
+def mixed(seed: int, name: str, rank: int) -> int:
     """A positive 31-bit number; never 0, which means unseeded."""
     digest = hashlib.sha256(f"{seed}/{name}/{rank}".encode()).digest()
     return int.from_bytes(digest[:4], "little") % (2**31 - 1) + 1

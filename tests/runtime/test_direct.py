@@ -57,8 +57,24 @@ def test_an_error_is_tensorflows_own(runs):
 
 def test_hooks_queues_and_servers_need_the_long_way():
     graph = tf.Graph()
-    assert can_be_direct(graph, ["last"], "")
-    assert not can_be_direct(graph, ["own", "last"], "")
-    assert not can_be_direct(graph, ["last"], "grpc://localhost:1")
+    assert can_be_direct(graph, [], "")
+    assert not can_be_direct(graph, ["own"], "")
+    assert not can_be_direct(graph, [], "grpc://localhost:1")
     graph.add_to_collection("queue_runners", "one")
-    assert not can_be_direct(graph, ["last"], "")
+    assert not can_be_direct(graph, [], "")
+
+
+class Measuring:
+    """A hook that has finished some day."""
+
+    finished = False
+
+
+def test_runs_are_direct_when_the_last_hook_that_measures_has_finished(runs):
+    hook = Measuring()
+    assert can_be_direct(tf.Graph(), [hook], "")
+    direct = DirectRuns(runs._raw, [hook])
+    assert [direct.run(("more:0",), {"x:0": X}) for _ in range(3)] == [None] * 3
+    hook.finished = True
+    assert direct.run(("more:0",), {"x:0": X}) is None
+    np.testing.assert_array_equal(direct.run(("more:0",), {"x:0": X})[0], X + 1)

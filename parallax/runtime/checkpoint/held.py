@@ -45,11 +45,17 @@ class Places:
         spread: variable op -> which worker has which row, of those whose rows are spread over the workers.
         partitions: variable op -> the ops of its partitions on servers.
         absent: those of them of which the workers have no copy.
+        names: variable op -> the op in the worker's graph, of those that have another name there.
     """
 
     spread: Mapping[str, Ownership] = field(default_factory=dict)
     partitions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def here(self, op: str) -> str:
+        """A variable op by its name in the worker's graph."""
+        return self.names.get(op, op)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,16 +254,16 @@ def hold(stored: tuple[Stored, ...], places: Places, comm: Any) -> tuple[Held, .
         high = tf.compat.v1.placeholder(tf.int64, [], name="high")
         local_rows = tf.range(low, high)
         for one in stored:
-            parts = places.partitions.get(one.op, ())
+            parts, here = places.partitions.get(one.op, ()), places.here(one.op)
             if not one.has_rows:
-                value = _copied_value(one, one.op, comm)
+                value = _copied_value(one, here, comm)
                 found.append(ServedValue(one, _copied_value(one, parts[0], comm), value, comm) if parts else value)
                 continue
             on_servers = tuple(_row_ops(one, part, low, high, local_rows) for part in parts)
             if one.op in places.absent:
                 found.append(ServedRows(one, on_servers, None, comm))
                 continue
-            ops = _row_ops(one, one.op, low, high, local_rows)
+            ops = _row_ops(one, here, low, high, local_rows)
             if one.op in places.spread:
                 found.append(SpreadRows(one, ops, places.spread[one.op], comm))
             else:

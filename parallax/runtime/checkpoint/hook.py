@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -59,7 +59,7 @@ class Checkpoints:
         config: where and when.
         storage: writes and reads.
         step: tensor of the global step in the worker's graph.
-        step_op: the op that holds it.
+        step_op: the op of the user's graph that holds it.
         loaded_step: the step that the session was resumed at; None for a start from initial values.
     """
 
@@ -68,6 +68,11 @@ class Checkpoints:
     step: Any
     step_op: str
     loaded_step: int | None = None
+
+    def hold(self, graph: Any, places: Places) -> None:
+        """Goes by other places from now on; builds what that needs in the default graph, a worker's."""
+        self.storage = replace(self.storage, held=hold(stored_variables(graph), places, self.storage.comm))
+        self.step = _value(graph, places.here(self.step_op))
 
     def load(self, session: Any) -> None:
         """Loads the latest checkpoint, if there is one; every worker must call it."""
@@ -91,15 +96,19 @@ def checkpoints(graph: Any, places: Places, config: CheckPointConfig, comm: Any)
     """
     check_global_step(graph, config)
     held = hold(stored_variables(graph), places, comm)
-    step = v1.train.get_global_step(graph)
-    op = variable_op(step)
+    op = variable_op(v1.train.get_global_step(graph))
+    storage = Storage(str(config.ckpt_dir), held, comm, CHUNK_BYTES)
+    return Checkpoints(config, storage, _value(graph, places.here(op)), op)
+
+
+def _value(graph: Any, op: str) -> Any:
+    """The value of the global step, which `op` holds in the default graph."""
     handle = v1.get_default_graph().get_tensor_by_name(f"{op}:0")
     with tf.name_scope("parallax/storage/"):
         if handle.dtype == tf.resource:
-            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=step.dtype.base_dtype)
-        else:
-            value = tf.identity(handle)
-    return Checkpoints(config, Storage(str(config.ckpt_dir), held, comm, CHUNK_BYTES), value, op)
+            dtype = v1.train.get_global_step(graph).dtype.base_dtype
+            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+        return tf.identity(handle)
 
 
 @dataclass(eq=False)  # TensorFlow keeps hooks in dicts
@@ -117,7 +126,8 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     _saved_step: int = -1
     _saved_s: float = 0.0
     _trains: dict[tuple[tuple[str, ...], frozenset[str]], bool] = field(default_factory=dict)
-    _step_writers: frozenset[str] | None = None
+    _names: Any = None  # of the plan that these are known for
+    _step_writers: frozenset[str] = frozenset()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Writes the state at the start, unless it has just been read."""
@@ -173,14 +183,16 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if run is None:
             return False
         names, fed = (*run.names, *run.hook_names), frozenset(run.fed)
+        known = self.worker.names
+        if known is not self._names:
+            self._names, self._trains = known, {}
+            self._step_writers = _writers(known.run_view, known.here(self.checkpoints.step_op))
         if (names, fed) not in self._trains:
-            view = self.worker.names.run_view
-            resolved = self.worker.names.resolve(names, fed)
-            if self._step_writers is None:
-                self._step_writers = _writers(view, self.checkpoints.step_op)
+            resolved = known.resolve(names, fed)
+            cut_off = frozenset(known.here(name) for name in fed)
             alone = self.checkpoints.storage.comm.Get_size() == 1
-            nodes = view.ancestors(
-                {split_tensor(t)[0] if ":" in t else t for t in resolved.tensors if t not in fed}, fed
+            nodes = known.run_view.ancestors(
+                {split_tensor(t)[0] if ":" in t else t for t in resolved.tensors if t not in cut_off}, cut_off
             )
             self._trains[names, fed] = bool((resolved.collectives or alone) and nodes & self._step_writers)
         return self._trains[names, fed]

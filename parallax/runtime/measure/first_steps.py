@@ -13,6 +13,7 @@ import logging
 import statistics
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -21,7 +22,6 @@ from parallax.analysis.ids import TableIds, asked, fetchable, table_profiles, ta
 from parallax.analysis.measure import Asked
 from parallax.errors import ConfigError
 from parallax.graph_view import split_tensor
-from parallax.plan import Plan
 from parallax.profile_files import write_model_profile
 from parallax.profiles import MODEL_PROFILE_VERSION, ModelProfile
 from parallax.report import profile_table
@@ -43,13 +43,19 @@ _TRACED = 5  # the last of the measured steps: after what the first do once, and
 class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """Measures one worker's first steps; all workers must have one, and call `finish` at their ends.
 
+    Attributes:
+        finished: whether that is done, and no run needs to be looked at any more.
+        profile: what was measured, on worker 0 when finished; None elsewhere, and when not all workers trained.
+
     Args:
         wish: how many, and where to.
         members: the job.
         worker: this one's graph.
         training: tells which runs are steps.
         analysed: the user's graph, with what hooks add to it.
-        plan: of the graph without that.
+
+    Raises:
+        ValueError: no plan is in force yet.
     """
 
     def __init__(
@@ -59,8 +65,10 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         worker: Worker,
         training: TrainingRuns,
         analysed: Analysed,
-        plan: Plan,
     ) -> None:
+        plan = worker.plan
+        if plan is None:
+            raise ValueError("Steps are measured under a plan.")
         self._wish = wish
         self._members = members
         self._worker = worker
@@ -73,11 +81,13 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._needed: dict[tuple[tuple[str, ...], frozenset[str]], list[list[int]]] = {}
         self._comm: Any = None
         self._asked: list[list[Asked]] = []
-        self._fetched: list[list[int]] | None = None  # of the run in progress: by table, which lookups
+        self._step = 0
+        self._fetched: list[list[int]] | None = None  # of the step in progress: by table, which lookups
         self._traced: list[Any] = []
         self._tells_peak = False
         self._peak: int | None = None
-        self._finished = False
+        self.finished = False
+        self.profile: ModelProfile | None = None
         gpu = bool(tf.config.list_physical_devices("GPU"))
         self._level = v1.RunOptions.FULL_TRACE if gpu else v1.RunOptions.SOFTWARE_TRACE
 
@@ -88,12 +98,12 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def before_run(self, run_context: Any) -> Any:
         """Asks for the ids of those lookups that the step runs, and of the last steps for a trace."""
         self._fetched = None
-        step = len(self._asked)
-        if self._finished or step >= self._wish.steps or not self._training.is_one():
+        step = None if self.finished else self._training.step
+        if step is None or step >= self._wish.steps:
             return None
         if step == 0:
             self._tells_peak = reset_peak()
-        self._fetched = self._lookups_of_run()
+        self._step, self._fetched = step, self._lookups_of_run()
         tensors = [
             table.tensors[place].tensor
             for table, places in zip(self._tables, self._fetched, strict=True)
@@ -107,7 +117,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if self._fetched is None:
             return
         values = iter(run_values.results)
-        rank, step = self._members.rank, len(self._asked)
+        rank, step = self._members.rank, self._step
         found = []
         for table, places in zip(self._tables, self._fetched, strict=True):
             only = TableIds(table.name, table.first_rows, tuple(table.tensors[place] for place in places))
@@ -115,7 +125,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._asked.append(found)
         if step and step >= self._wish.steps - _TRACED:
             self._traced.append(run_values.run_metadata.step_stats)
-        if len(self._asked) == self._wish.steps:
+        if step == self._wish.steps - 1:
             self._peak = self._own_peak()
             if self._synchronous:
                 with self._worker.watch.run("the profile", "profile"):
@@ -123,15 +133,17 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def finish(self) -> None:
         """Meets the other workers and has worker 0 write what all have seen; a second call changes nothing."""
-        if self._finished or self._comm is None:
+        if self.finished or self._comm is None:
             return
-        self._finished = True
+        self.finished = True
         own = (self._asked, self._compute_s(), self._peak if self._peak is not None else self._own_peak())
         meet(self._comm)
         everyone = self._comm.gather(own)
         self._asked, self._traced = [], []
         if self._members.rank == 0:
-            self._write(everyone)
+            self.profile = self._put_together(everyone)
+            if self.profile is not None and self._wish.path is not None:
+                self._write(self.profile, self._wish.path)
 
     def _lookups_of_run(self) -> list[list[int]]:
         """For each table the numbers of those of its lookups that the run in progress needs."""
@@ -141,7 +153,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         key = (run.names, frozenset(run.fed))
         if key not in self._needed:
             nodes = {split_tensor(name)[0] if ":" in name else name for name in run.names}
-            needed = self._worker.names.run_view.ancestors(nodes, key[1])
+            needed = self._worker.names.run_view.ancestors(nodes, key[1])  # no other plan is in force before the end
             self._needed[key] = [[i for i, one in enumerate(t.tensors) if one.lookup in needed] for t in self._tables]
         return self._needed[key]
 
@@ -156,15 +168,17 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def _own_peak(self) -> int | None:
         return max(0, peak_bytes() - self._held) if self._tells_peak else None
 
-    def _write(self, everyone: Sequence[tuple[list[list[Asked]], list[float], int | None]]) -> None:
+    def _put_together(
+        self, everyone: Sequence[tuple[list[list[Asked]], list[float], int | None]]
+    ) -> ModelProfile | None:
         steps = min(len(seen) for seen, _, _ in everyone)
         if not steps:
             _LOG.warning("There is no profile of the first steps: not every worker ran one that trains.")
-            return
+            return None
         by_step = [[seen[step] for seen, _, _ in everyone] for step in range(steps)]
         times_s = [one for _, of_worker, _ in everyone for one in of_worker]
         peaks = [peak for _, _, peak in everyone]
-        profile = ModelProfile(
+        return ModelProfile(
             version=MODEL_PROFILE_VERSION,
             graph=self._graph,
             cluster=self._wish.cluster,
@@ -175,10 +189,12 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             memory_bytes=None if None in peaks else max(peak for peak in peaks if peak is not None),
             computing=self._members.workers.size,
         )
+
+    def _write(self, profile: ModelProfile, path: Path) -> None:
         try:
-            write_model_profile(profile, self._wish.path)
+            write_model_profile(profile, path)
         except ConfigError as error:  # training is worth more than its profile
             _LOG.warning("The profile is lost: %s", error)
             return
-        sys.stdout.write(profile_table(profile, tuple(unmeasured(self._reasons))) + f"Written to {self._wish.path}\n")
+        sys.stdout.write(profile_table(profile, tuple(unmeasured(self._reasons))) + f"Written to {path}\n")
         sys.stdout.flush()

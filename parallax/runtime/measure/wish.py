@@ -17,12 +17,12 @@ class MeasureWish:
     """A profile of the first steps.
 
     Attributes:
-        path: where worker 0 writes it.
+        path: where worker 0 writes it; None when it is for the job's own use.
         steps: how many runs that train are measured.
         cluster: fingerprint of the cluster profile at hand; empty without one.
     """
 
-    path: Path
+    path: Path | None
     steps: int
     cluster: str
 

@@ -36,6 +36,7 @@ from parallax.runtime.trace.rows import RankTrace, corrected, rank_trace
 from parallax.runtime.trace.summary import summary
 from parallax.runtime.trace.waits import arrivals, last_arrivals, waits
 from parallax.runtime.trace.wish import MERGED, SUMMARY, TraceWish, rank_file
+from parallax.transform.beside import as_planned
 from parallax.transform.exchange_op import ALL_TO_ALL, HOST
 
 v1 = tf.compat.v1
@@ -64,11 +65,10 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._synchronous = synchronous
         self._comm: Any = None
         self._offsets: list[Offset] = []
-        self._runs = 0
         self._step: int | None = None  # the step being traced
         self._measured: list[tuple[int, Any]] = []
         self._steps: tuple[Step, ...] | None = None
-        self._finished = False
+        self.finished = False
         hosts = members.parcel.hosts
         several = len(set(hosts)) > 1
         self._host = members.parcel.addresses[hosts[members.rank]] if several else socket.gethostname()
@@ -84,10 +84,8 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def before_run(self, run_context: Any) -> Any:
         """Asks for a trace when the run is a wished step."""
         self._step = None
-        if self._finished or not self._training.is_one():
-            return None
-        step, self._runs = self._runs, self._runs + 1
-        if not self._wish.first <= step <= self._wish.last:
+        step = None if self.finished else self._training.step
+        if step is None or not self._wish.first <= step <= self._wish.last:
             return None
         self._step = step
         return v1.train.SessionRunArgs(None, options=v1.RunOptions(trace_level=self._level))
@@ -108,9 +106,9 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def finish(self) -> None:
         """Meets the other workers and writes what all have; a second call changes nothing."""
-        if self._finished or self._comm is None:
+        if self.finished or self._comm is None:
             return
-        self._finished = True
+        self.finished = True
         steps = self._write_alone()
         comm, rank = self._comm, self._members.rank
         meet(comm)
@@ -151,7 +149,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def _within_host(self) -> frozenset[str]:
         """The collectives that are among the workers of a host: those of a process set."""
         nodes = self._worker.names.run_view.nodes.values()
-        return frozenset(n.name for n in nodes if n.op == ALL_TO_ALL and n.attr["among"].s.decode() == HOST)
+        return frozenset(as_planned(n.name) for n in nodes if n.op == ALL_TO_ALL and n.attr["among"].s.decode() == HOST)
 
     def _write(self, path: Path, text: str) -> None:
         try:

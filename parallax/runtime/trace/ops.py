@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from parallax.transform.beside import as_planned
 from parallax.transform.exchange_op import ALL_TO_ALL
 
 PULL, COMPUTE, PUSH, ALL_REDUCE, WAITING = "pull", "compute", "push", "all-reduce", "waiting"
@@ -125,7 +126,7 @@ def _op(node: Any, server: int | None) -> Op | None:
     end_us = max(start_us, int(node.all_start_micros + node.op_end_rel_micros))
     if node.node_name == TRANSFER:
         return _transfer(str(node.timeline_label), server, start_us, end_us)
-    name = str(node.node_name)
+    name = as_planned(str(node.node_name))
     op_type = str(node.timeline_label).partition(" = ")[2].partition("(")[0]
     if op_type in _STANDS_BY and name.startswith("parallax/"):
         return None
@@ -137,7 +138,8 @@ def _transfer(label: str, server: int | None, start_us: int, end_us: int) -> Op 
     found = _TRANSFERRED.search(label)
     if found is None:
         return None
-    kind = kind_of(found[1], "")
+    name = as_planned(found[1])
+    kind = kind_of(name, "")
     if kind == COMPUTE:  # a gradient on its way to a server, or what one gives back
         kind = PUSH if server is not None else PULL
-    return Op(found[1], TRANSFER, kind, start_us, end_us, server)
+    return Op(name, TRANSFER, kind, start_us, end_us, server)

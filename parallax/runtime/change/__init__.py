@@ -1,0 +1,1 @@
+"""A running job goes over to another plan: when, which, and how."""
