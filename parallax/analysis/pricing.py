@@ -9,7 +9,8 @@ variables, so here is what each adds. An operation's line (`parallax.profiles.Li
 
 Simplified: lines were fitted with one member a host, and a worker's round to all others is taken to cost a member's,
 however many of them share a host. Exchanges of rows are all at one level: lookups whose ids come from another lookup's
-rows wait once more. All gradients of Horovod's are ready at once and fit its fusion buffer.
+rows wait once more. All gradients of Horovod's are ready at once and fit its fusion buffer. What half precision on the
+wire takes to round, before and after, is left out.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from parallax.analysis.cost import id_bytes
+from parallax.analysis.cost import id_bytes, reduced_bytes, sent_row_bytes
 from parallax.analysis.fabric import OUT, Fabric
 from parallax.analysis.touched import Touched
 from parallax.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS
 from parallax.profiles import Line
 from parallax.spec import VariableClass, VariableSpec
+from parallax.wire import rows_travel_as, sums_travel_as
 
 PHASES = (
     "merge ids within hosts",
@@ -73,10 +75,16 @@ class Option:
 
 
 class Pricing:
-    """Prices routes on a fabric. Charges are kept as they are met, `[phases, who]` seconds each."""
+    """Prices routes on a fabric. Charges are kept as they are met, `[phases, who]` seconds each.
 
-    def __init__(self, fabric: Fabric) -> None:
+    Args:
+        fabric: the links.
+        wire: the element type in which float32 travels, if another.
+    """
+
+    def __init__(self, fabric: Fabric, wire: str | None = None) -> None:
         self.fabric = fabric
+        self.wire = wire
         self.who = ASKING + 1 + fabric.servers
         self.charges: dict[Charge, Floats] = {}
         ends = fabric.ends
@@ -123,11 +131,10 @@ class Pricing:
         type, so they share a round (Sergeev and Del Balso 2018).
         """
         workers, line = self.fabric.workers, self.fabric.lines["allreduce"]
-        wire = 2 if variable.dtype == "bfloat16" else 1
-        counts = variable.rows * variable.dtype_bytes if variable.has_slices else 0
-        dense_bytes = wire * (variable.value_bytes + counts)
+        dense_bytes = reduced_bytes(variable, self.wire)
         self._carry(to, GRADIENTS, np.where(self.num_workers > 0, 2 * (workers - 1) / workers * dense_bytes, 0.0), line)
-        self._charge(to, (ALLREDUCE, variable.dtype), [(GRADIENTS, HOROVOD, line.seconds(workers, 0, None))])
+        travels_as = sums_travel_as(variable.dtype, self.wire)
+        self._charge(to, (ALLREDUCE, travels_as), [(GRADIENTS, HOROVOD, line.seconds(workers, 0, None))])
 
     def _allgather(self, to: _Adding, variable: VariableSpec, touched: Touched) -> None:
         """Merged rows and ids of every worker pass every host around a ring: (W-1) u (i + de), each way.
@@ -137,9 +144,10 @@ class Pricing:
         workers, line = self.fabric.workers, self.fabric.lines["allgather"]
         rows = touched.ids if variable.unmerged else touched.one
         of_id, round_s = id_bytes(variable, workers), line.seconds(workers, 0, None)
-        sent = (workers - 1) * rows * (of_id + _row_bytes(variable))
+        sent = (workers - 1) * rows * (of_id + sent_row_bytes(variable, self.wire))
         self._carry(to, GRADIENTS, np.where(self.num_workers > 0, sent, 0.0), line)
-        self._charge(to, (ALLGATHER, variable.dtype), [(GRADIENTS, HOROVOD, round_s)])
+        travels_as = rows_travel_as(variable.dtype, self.wire)
+        self._charge(to, (ALLGATHER, travels_as), [(GRADIENTS, HOROVOD, round_s)])
         self._charge(to, (ALLGATHER, "ids", str(of_id)), [(GRADIENTS, HOROVOD, round_s)])
 
     def _alltoall(self, to: _Adding, variable: VariableSpec, touched: Touched) -> None:
@@ -150,7 +158,7 @@ class Pricing:
         once: they wait for the others together, but each handles its own messages (docs/architecture.md, section 7).
         """
         workers, line = self.fabric.workers, self.fabric.lines["alltoall"]
-        of_id, of_row = id_bytes(variable, workers), _row_bytes(variable)
+        of_id, of_row = id_bytes(variable, workers), sent_row_bytes(variable, self.wire)
         asks, all_asks = self._asks(touched)
         away = asks * (1 - self.share)
         owned = np.minimum(1.0, self.share + (touched.busiest - 1) * self.top_share)
@@ -168,7 +176,7 @@ class Pricing:
     def _merge(self, to: _Adding, variable: VariableSpec, touched: Touched, group: Charge) -> None:
         """The legs within a host: ids and rows in the pull, gradient rows in the push, among its workers.
 
-        Of the fullest host's m workers each sends (m-1)/m of what it touches to the others.
+        Of the fullest host's m workers each sends (m-1)/m of what it touches to the others, in full precision.
         """
         members, line = self.fabric.merging, self.fabric.within
         if members < 2 or line is None:
@@ -215,7 +223,7 @@ class Pricing:
             self._carry(to, NEW_VALUES, np.where(self.out, taken, given), pull)
             return
         rows = _known(touched)
-        of_id, of_row = id_bytes(variable, self.fabric.workers), _row_bytes(variable)
+        of_id, of_row = id_bytes(variable, self.fabric.workers), sent_row_bytes(variable, self.wire)
         asks, all_asks = self._asks(rows)
         away = asks * (1 - here)
         asked = (all_asks - asks) * np.minimum(1.0, here + (rows.busiest - 1) * top)

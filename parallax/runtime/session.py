@@ -7,6 +7,7 @@ run with collectives lasts, a watch tells the launcher what it waits for.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -18,8 +19,9 @@ from parallax.runtime.direct import DirectRuns
 from parallax.runtime.hooks import PlainSession, Run, Worker
 from parallax.runtime.id_errors import id_error
 from parallax.runtime.names import fetch_text
-from parallax.runtime.traffic import ExchangeReport, exchange_report
+from parallax.runtime.traffic import ExchangeReport, exchange_report, rounding_report
 from parallax.transform.edit import Counter
+from parallax.transform.wire import Rounding
 
 
 class Session(PlainSession):
@@ -39,8 +41,10 @@ class Session(PlainSession):
         workers: Any,
         direct: DirectRuns | None = None,
         plan: Plan | None = None,
+        roundings: Sequence[Rounding] = (),
     ) -> None:
         super().__init__(worker)
+        self._roundings = roundings
         self._plan = plan
         self._monitored = monitored
         self._direct = direct
@@ -143,7 +147,9 @@ class Session(PlainSession):
         self._check_open()
         with self._worker.watch.run("exchange_report()", "exchange_report()"):
             counted = self._worker.raw.run([c.tensor for c in self._counters])
-            return exchange_report(self._counters, counted, self._size, self._plan)
+            report = exchange_report(self._counters, counted, self._size, self._plan)
+            measured = self._worker.raw.run([r.tensor for r in self._roundings])
+            return replace(report, rounded=rounding_report(self._roundings, measured))
 
     def _check_open(self) -> None:
         if self._worker.raw is None:

@@ -97,7 +97,9 @@ def open_session(
         if config.export_graph_path is not None:
             write_text(Path(config.export_graph_path), rank, monitored.graph)
     gc.freeze()  # graphs are many objects that stay: to look through them again and again costs a step a tenth
-    session = Session(worker, monitored, worker_graph.counters, size, members.workers.Dup(), direct, plan)
+    session = Session(
+        worker, monitored, worker_graph.counters, size, members.workers.Dup(), direct, plan, worker_graph.roundings
+    )
     return session, size, rank
 
 

@@ -17,6 +17,7 @@ from parallax.transform.gradients import add_counter
 from parallax.transform.grouping import PullGroup, group, push_nodes
 from parallax.transform.together import device_of
 from parallax.transform.way import Host, TableRows, ToServers, ToWorkers, askers
+from parallax.transform.wire import GRADIENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +113,12 @@ def _rows_of(editor: Editor, table: Table, source: str) -> TableRows:
 
 
 def _way(editor: Editor, table: Table, synchronous: bool) -> ToWorkers | ToServers:
-    worker = editor.worker
+    worker, wire = editor.worker, editor.wire
     ownership, host = table.ownership(worker.size), None
     if worker.merges_in_host and synchronous:
         places = () if table.servers else askers(worker.hosts, worker.hosts[worker.rank], ownership.pattern)
         host = Host(len(worker.neighbours), places)
-    return ToServers(ownership, host) if table.servers else ToWorkers(ownership, host, worker.rank)
+    return ToServers(ownership, host, wire) if table.servers else ToWorkers(ownership, host, wire, worker.rank)
 
 
 def _gathered(editor: Editor, decisions: Decisions, exchange: _Exchange, members: list[int]) -> Any:
@@ -162,7 +163,7 @@ def _push_to_servers(editor: Editor, decisions: Decisions, index: int, sent: lis
         last, way = exchange.pulled.trip.last, exchange.way
         with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
             with tf.control_dependencies([_count(editor, exchange, "push")]):
-                values = tf.identity(values)
+                values = way.wire.out(tf.identity(values), GRADIENTS)
             by_partition.append((way.by_partition(last, values), way.by_partition(last, last.local)))
     push_rows(editor, decisions, decisions.pushes[index], by_partition, f"{SCOPE}/accumulate/{index}")
 
@@ -237,7 +238,7 @@ def _count(editor: Editor, exchange: _Exchange, kind: str) -> Any:
         tensor="",
         kind=kind,
         variables=tuple(t.variable for t in exchange.tables),
-        row_bytes=math.prod(exchange.tables[0].row_shape) * exchange.tables[0].dtype.size,
+        row_bytes=math.prod(exchange.tables[0].row_shape) * editor.wire.rows_type(exchange.tables[0].dtype).size,
         id_bytes=id_bytes([t.rows for t in exchange.tables], exchange.way.slots),
         trains=bool(exchange.together.sites),
         route=PS if isinstance(exchange.way, ToServers) else ALLTOALL,

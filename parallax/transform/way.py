@@ -2,6 +2,9 @@
 
 Both may begin with a leg within the host. There each key goes to one of the host's workers, who merges what the others
 ask for and asks the owners once for all of them: bytes that leave a host are those of the union of its workers' rows.
+
+Half precision is for the leg to the owners alone. A worker's own rows are rounded like those of others, so that all
+workers read the same.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any
 
 from parallax.ownership import Ownership
 from parallax.transform.exchange_op import HOST, Leg, Wanted, all_to_all, leg
+from parallax.transform.wire import GRADIENTS, ROWS, Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +79,10 @@ class Trip:
 class Way(ABC):
     """To owners: what both kinds share."""
 
-    def __init__(self, ownership: Ownership, host: Host | None) -> None:
+    def __init__(self, ownership: Ownership, host: Host | None, wire: Wire) -> None:
         self.ownership = ownership
         self.host = host
+        self.wire = wire
 
     @property
     def slots(self) -> int:
@@ -127,19 +132,22 @@ class Way(ABC):
 class ToWorkers(Way):
     """Owners are the workers, of whom this is one."""
 
-    def __init__(self, ownership: Ownership, host: Host | None, rank: int) -> None:
-        super().__init__(ownership, host)
+    def __init__(self, ownership: Ownership, host: Host | None, wire: Wire, rank: int) -> None:
+        super().__init__(ownership, host, wire)
         self.share = ownership.shares[rank]
 
     def _places(self, host: Host) -> Sequence[int]:
         return host.place_of_slot
 
     def _from_owners(self, last: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
+        import tensorflow as tf
+
         asked, counts = all_to_all(last.local, last.splits)
         mine = [base * self.share for base in bases]
         of_table = table_of(asked, mine)
-        rows, _ = all_to_all(_local_rows(tables, asked, of_table, mine), counts, arriving=last.splits)
-        return Trip(rows, None, last, asked, counts, of_table)
+        given = self.wire.out(_local_rows(tables, asked, of_table, mine), ROWS)
+        rows, _ = all_to_all(given, counts, arriving=last.splits)
+        return Trip(tf.cast(rows, tables[0].dtype), None, last, asked, counts, of_table)
 
     def arrive(self, trip: Trip, rows: Any, bases: tuple[int, ...]) -> list[tuple[Any, Any]]:
         """Sends gradient rows, in the order of `trip.last`, to their owners.
@@ -150,7 +158,9 @@ class ToWorkers(Way):
         """
         import tensorflow as tf
 
-        received, _ = all_to_all(rows, trip.last.splits, arriving=trip.asked_splits)
+        sent = self.wire.out(rows, GRADIENTS)
+        received, _ = all_to_all(sent, trip.last.splits, arriving=trip.asked_splits)
+        received = tf.cast(received, rows.dtype)
         if len(bases) == 1:
             return [(received, trip.asked)]
         mine = tf.constant([base * self.share for base in bases], trip.asked.dtype)
@@ -173,8 +183,8 @@ class ToServers(Way):
         found = []
         for part, device, local in zip(table.parts, table.devices, self.by_partition(last, last.local), strict=True):
             with tf.device(device):
-                found.append(_gather(table, part, local))
-        return Trip(tf.concat(found, 0), None, last)
+                found.append(self.wire.rounded(_gather(table, part, local)))
+        return Trip(tf.cast(tf.concat(found, 0), table.dtype), None, last)
 
     def by_partition(self, last: Leg, rows: Any) -> list[Any]:
         """What is in the order of the last leg, cut into what goes to each partition."""

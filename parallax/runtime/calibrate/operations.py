@@ -30,6 +30,7 @@ from parallax.transform.exchange import pull
 from parallax.transform.exchange_op import all_to_all
 from parallax.transform.together import Meetings, device_of
 from parallax.transform.way import TableRows, ToServers
+from parallax.transform.wire import Wire
 
 _CHAIN = {"allreduce": 3, "alltoall": 3, "allgather": 3, "pull": 2, "push": 2}
 _SCOPE = "parallax/calibrate"
@@ -154,7 +155,8 @@ class Operations:
         done: list[Any] = []
         for number in range(_CHAIN["pull"]):
             with tf.name_scope(f"pull_{number}"), tf.control_dependencies(done):
-                done = [pull([table], [(0, tf.identity(given))], ToServers(Ownership.even(len(parts)), None)).rows.op]
+                way = ToServers(Ownership.even(len(parts)), None, Wire(_SCOPE, None))
+                done = [pull([table], [(0, tf.identity(given))], way).rows.op]
         return done[0], [given]
 
     def _push(self) -> tuple[Any, list[Any]]:
