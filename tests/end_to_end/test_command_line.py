@@ -127,16 +127,6 @@ def test_half_precision_is_verified_within_its_rounding_which_is_printed(start):
     assert done.stdout.splitlines()[-1].endswith(", tolerance 1e-02"), str(done)
 
 
-def test_a_plan_of_another_type_on_the_wire_is_refused(start):
-    planned = start(*CLI, "plan", "--wire-dtype", "float16", "--json", "plan.json", MODEL).finish()
-    assert planned.status == 0, str(planned)
-    done = start(*CLI, "plan", "--wire-dtype", "bfloat16", MODEL, "--plan", "plan.json").finish()
-    assert done.status == 1, str(done)
-    assert "wire_dtype is 'float16' there, and 'bfloat16' was asked for" in done.stderr, str(done)
-    again = start(*CLI, "plan", MODEL, "--plan", "plan.json").finish()
-    assert "gradients travel as float16" in again.stdout, str(again)
-
-
 def test_a_loss_summed_over_the_batch_is_found_not_to_be_equal(start):
     done = start(*CLI, "verify", "--feeds", f"{MODEL}:feeds", MODEL, "--summed").finish()
     assert done.status == 1, str(done)

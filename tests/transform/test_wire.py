@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.config import Config
+from parallax.errors import PlanError
+from parallax.plan import one_host
+from parallax.runtime.planning import analyse, plan_for
 from parallax.transform.edit import Worker
 from parallax.transform.exchange_op import ALL_TO_ALL
 from parallax.transform.pipeline import WorkerGraph, transform
@@ -103,3 +107,15 @@ def test_no_rows_and_many_rows_are_measured_too() -> None:
     many = np.ones([SAMPLED_ROWS + 9, 4], np.float32)
     many[-1] = 7
     assert measured("float16", many).tolist() == [1, SAMPLED_ROWS, 0, 0, 7]
+
+
+def test_a_plan_file_says_what_travels_and_another_wish_is_refused(tmp_path: Any) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        models.two_lookups(6, "Adagrad", False)
+    analysed, path = analyse(graph), tmp_path / "plan.json"
+    path.write_text(plan_for(analysed, one_host(2), Config(wire_dtype="float16")).to_json())
+    for wish in (None, "float16"):
+        assert plan_for(analysed, one_host(2), Config(plan_file=path, wire_dtype=wish)).wire_dtype == "float16"
+    with pytest.raises(PlanError, match="wire_dtype is 'float16' there, and 'bfloat16' was asked for"):
+        plan_for(analysed, one_host(2), Config(plan_file=path, wire_dtype="bfloat16"))
