@@ -21,6 +21,7 @@ from parallax.runtime.trace.wish import trace_wish
 from parallax.simulation import WhatIf
 from parallax.views.files import write_file
 from parallax.views.page import plan_page
+from parallax.wire import WIRE_DTYPES
 
 EXIT_USAGE = 2
 
@@ -58,6 +59,10 @@ def _parser() -> argparse.ArgumentParser:
         )
     for command in (run, plan, simulate):
         command.add_argument("--profile", metavar="FILE", help="plan with the rows that steps were seen to touch")
+    for command in (run, plan, verify, simulate):
+        command.add_argument(
+            "--wire-dtype", choices=WIRE_DTYPES, help="half precision on the wire for float32 rows and gradients"
+        )
     run.add_argument("--trace", metavar="DIR", help="write a trace of some steps of every worker, and who was slowest")
     run.add_argument("--trace-steps", metavar="A-B", help="the steps to trace, counted from 0 (default 10-14)")
     run.add_argument("--measure", metavar="FILE", help="write a model profile of the first steps")
@@ -82,7 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--compute", action="store_true", help="also train some steps in one process, to time them")
     profile.add_argument("-o", "--output", metavar="FILE", help="default: parallax-profile-GRAPH.json")
     profile.add_argument("--cluster", metavar="FILE", help="the cluster profile that the model profile belongs to")
-    verify.add_argument("--tolerance", type=float, default=1e-5, help="largest relative difference (default 1e-5)")
+    verify.add_argument(
+        "--tolerance", type=float, help="largest relative difference (default 1e-5; --wire-dtype: steps x its rounding)"
+    )
     verify.add_argument("--joined-args", metavar="ARGS", help="the script's arguments for the one process")
     calibrate.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile that is written, JSON")
     calibrate.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
@@ -174,6 +181,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
         explain=getattr(arguments, "explain", None),
         cluster_profile=_absolute(getattr(arguments, "cluster", None)),
         model_profile=_absolute(getattr(arguments, "profile", None)),
+        wire_dtype=getattr(arguments, "wire_dtype", None),
         graph=getattr(arguments, "graph", None),
         trace=getattr(arguments, "trace", None),
         trace_steps=getattr(arguments, "trace_steps", None),

@@ -16,6 +16,7 @@ from typing import Any
 from parallax import checked
 from parallax.errors import ConfigError
 from parallax.plan import RUN_OPTIONS
+from parallax.wire import WIRE_DTYPES
 
 STALL_TIMEOUT_S = 60.0
 """How long a worker waits for the others in one run before the job is ended; generous beside any healthy step."""
@@ -234,6 +235,8 @@ class Config:
         cluster_profile: what `parallax calibrate` measured of these hosts; plans are then made by predicted seconds.
         model_profile: what was measured of this graph's steps; goes before static shapes, and after `touched_rows`.
         replan: what a running job does about a better plan: a ReplanConfig, or its mode alone, as `on`.
+        wire_dtype: `bfloat16` or `float16`: float32 rows and gradients travel in half precision, rounded; None, the
+            default: as they are.
         seed: of all random numbers that the script does not seed itself; drawn and printed when None.
         stall_timeout_s: seconds that a worker may wait in one `run` for others that do not come; infinite for ever.
         hooks: SessionRunHooks for the workers' sessions; they may name tensors of the user's graph.
@@ -260,6 +263,7 @@ class Config:
     cluster_profile: Path | str | None = None
     model_profile: Path | str | None = None
     replan: ReplanConfig = field(default_factory=ReplanConfig)
+    wire_dtype: str | None = None
     seed: int | None = None
     stall_timeout_s: float = STALL_TIMEOUT_S
     hooks: Sequence[Any] = ()
@@ -294,6 +298,10 @@ def moot_settings(config: Config) -> tuple[str, ...]:
 
 def _run_option(name: str, value: Any) -> str:
     return "HYBRID" if value is None else checked.one_of(name, value, RUN_OPTIONS)
+
+
+def _wire_dtype(name: str, value: Any) -> str | None:
+    return None if value is None else checked.one_of(name, value, WIRE_DTYPES)
 
 
 def _sess_config(name: str, value: Any) -> Any:
@@ -336,6 +344,7 @@ _RULES: dict[str, Callable[[str, Any], Any]] = {
     "cluster_profile": checked.path_or_none,
     "model_profile": checked.path_or_none,
     "replan": _replan,
+    "wire_dtype": _wire_dtype,
     "seed": partial(checked.number_or_none, most=2**31 - 1),
     "stall_timeout_s": checked.seconds,
     "hooks": _hooks,

@@ -21,11 +21,13 @@ class Terms:
             itself.
         average_sparse: whether sparse gradients are the mean over the workers; else their sum.
         sums: who adds up what workers have parts of: `collectives` or `servers`.
+        wire_dtype: the element type in which float32 rows and gradients travel; None for its own.
     """
 
     synchronous: bool = True
     average_sparse: bool = True
     sums: str = "collectives"
+    wire_dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ class Settings:
         explain: the variable that `parallax plan` explains.
         cluster_profile: a file; goes before the configuration's.
         model_profile: likewise.
+        wire_dtype: the element type in which float32 travels; goes before the configuration's.
         graph: where the workers' graphs are written for TensorBoard.
         trace: where traces of training steps are written.
         trace_steps: first and last of these steps, as `A-B`.
@@ -84,6 +85,7 @@ class Settings:
     explain: str | None = None
     cluster_profile: str | None = None
     model_profile: str | None = None
+    wire_dtype: str | None = None
     graph: str | None = None
     trace: str | None = None
     trace_steps: str | None = None
@@ -122,6 +124,7 @@ def settings() -> Settings:
             explain=_get("EXPLAIN"),
             cluster_profile=_get("CLUSTER_PROFILE"),
             model_profile=_get("MODEL_PROFILE"),
+            wire_dtype=_get("WIRE_DTYPE"),
             graph=_get("GRAPH"),
             trace=_get("TRACE"),
             trace_steps=_get("TRACE_STEPS"),

@@ -87,6 +87,7 @@ class Wishes:
         refused: variable name -> why servers cannot hold it; found by propagation.
         merges_in_host: whether the workers of a host merge what they ask for, where several hosts have several.
         memory_bytes: what the processes of a host may take together, where a profile does not say it or says more.
+        wire_dtype: the element type in which float32 travels, one of parallax.wire.WIRE_DTYPES; None for its own.
     """
 
     run_option: str = "HYBRID"
@@ -98,6 +99,7 @@ class Wishes:
     refused: Mapping[str, str] = field(default_factory=dict)
     merges_in_host: bool = True
     memory_bytes: int | None = None
+    wire_dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,7 @@ class Plan:
         notes: what the user should know.
         prediction: of one step, and of the memory of every process.
         profiles: what was measured and used.
+        wire_dtype: the element type in which float32 travels between processes; None for its own.
     """
 
     version: int
@@ -198,6 +201,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     prediction: Prediction = Prediction()
     profiles: tuple[ProfileUsed, ...] = ()
+    wire_dtype: str | None = None
 
     @property
     def num_workers(self) -> int:

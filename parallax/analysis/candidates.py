@@ -11,8 +11,21 @@ from parallax.analysis.touched import Touched, touched_of
 from parallax.errors import PlanError
 from parallax.measured import Measured
 from parallax.ownership import Ownership
-from parallax.plan import ALLGATHER, ALLTOALL, NO_ROUTE, PLAN_VERSION, PS, Layout, Plan, RouteCost, VariablePlan, Wishes
-from parallax.spec import GraphSpec, VariableSpec
+from parallax.plan import (
+    ALLGATHER,
+    ALLREDUCE,
+    ALLTOALL,
+    NO_ROUTE,
+    PLAN_VERSION,
+    PS,
+    Layout,
+    Plan,
+    RouteCost,
+    VariablePlan,
+    Wishes,
+)
+from parallax.spec import GraphSpec, VariableClass, VariableSpec
+from parallax.wire import FLOAT32, sums_travel_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +159,8 @@ def plan_of(
         synchronous=wishes.synchronous,
         average_sparse=wishes.average_sparse,
         variables=variables,
-        notes=(*spec.notes, *_notes(wishes), *notes),
+        notes=(*spec.notes, *_notes(wishes), *_wire_notes(wishes.wire_dtype, variables), *notes),
+        wire_dtype=wishes.wire_dtype,
     )
 
 
@@ -156,4 +170,21 @@ def _notes(wishes: Wishes) -> tuple[str, ...]:
         notes.append("asynchronous: every worker updates what the servers hold by itself")
     if not wishes.average_sparse:
         notes.append("sparse gradients are summed over the workers, not averaged")
+    return tuple(notes)
+
+
+def _wire_notes(wire: str | None, variables: tuple[VariablePlan, ...]) -> tuple[str, ...]:
+    """What travels in half precision, and what does not although it was asked for."""
+    if wire is None:
+        return ()
+    by_rows = (ALLTOALL, ALLGATHER)
+    halved = [v.name for v in variables if v.route in by_rows or (v.route == PS and v.cls == VariableClass.SPARSE)]
+    notes = [f"rows and their gradients travel as {wire}, and are added up as float32"] if halved else []
+    reduced = any(v.route == ALLREDUCE and v.dtype == FLOAT32 for v in variables)
+    if reduced and sums_travel_as(FLOAT32, wire) == FLOAT32:
+        notes.append(f"all-reduced gradients travel as float32: Horovod adds up no {wire}")
+    elif reduced:
+        notes.append(f"all-reduced gradients travel as {wire}, and are added up as such")
+    if any(v.route == PS and v.cls != VariableClass.SPARSE for v in variables):
+        notes.append("what servers hold and every worker has a copy of travels as it is")
     return tuple(notes)

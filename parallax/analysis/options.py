@@ -35,12 +35,12 @@ def options_of(variable: VariableSpec, layout: Layout, wishes: Wishes, touched: 
         counted = variable.is_counter and not wishes.synchronous
         return [servers] if counted else [RouteCost(NO_ROUTE, 0, 0)]
     workers = layout.num_workers
-    reduce_all = allreduce_cost(variable, workers)
+    reduce_all = allreduce_cost(variable, workers, wishes.wire_dtype)
     if not variable.has_slices or variable.cls in (VariableClass.DENSE, VariableClass.MIXED):
         note = f"impossible: its gradient is {'made ' if variable.has_slices else ''}dense"
         return [reduce_all, RouteCost(ALLGATHER, None, 1, note), RouteCost(ALLTOALL, None, 3, note), servers]
-    gather = allgather_cost(variable, workers, touched)
-    spread = alltoall_cost(variable, workers, touched)
+    gather = allgather_cost(variable, workers, touched, wishes.wire_dtype)
+    spread = alltoall_cost(variable, workers, touched, wishes.wire_dtype)
     if variable.unmerged:
         reduce_all = RouteCost(ALLREDUCE, reduce_all.sent_bytes, 1, f"impossible: {variable.reason}")
     if variable.dtype not in _ROW_TYPES:
@@ -56,7 +56,7 @@ def options_of(variable: VariableSpec, layout: Layout, wishes: Wishes, touched: 
 
 def _servers_option(variable: VariableSpec, layout: Layout, wishes: Wishes, touched: int | None) -> RouteCost:
     has_fronts = wishes.synchronous and bool(fronts_of(layout.host_by_rank, layout.servers))
-    cost = ps_cost(variable, layout.num_workers, touched, by_row(variable), has_fronts)
+    cost = ps_cost(variable, layout.num_workers, touched, by_row(variable), has_fronts, wishes.wire_dtype)
     why = ""
     if wishes.run_option == "MPI":
         why = "run option MPI starts no servers"

@@ -23,6 +23,7 @@ from parallax.ownership import Ownership
 from parallax.plan import PS, RUN_OPTIONS, Layout, Plan, Wishes
 from parallax.prediction import Prediction
 from parallax.spec import GraphSpec
+from parallax.wire import WIRE_DTYPES
 
 MEASURE = "measure the cluster with `parallax calibrate`"
 
@@ -163,7 +164,7 @@ def placements(spec: GraphSpec, plan: Plan) -> dict[str, Placement]:
 def terms_of(plan: Plan) -> Terms:
     """On what terms the workers of a plan train together."""
     by_servers = plan.run_option == "PS" and bool(plan.servers)
-    return Terms(plan.synchronous, plan.average_sparse, "servers" if by_servers else "collectives")
+    return Terms(plan.synchronous, plan.average_sparse, "servers" if by_servers else "collectives", plan.wire_dtype)
 
 
 def _check_wishes(spec: GraphSpec, layout: Layout, wishes: Wishes) -> None:
@@ -177,6 +178,11 @@ def _check_wishes(spec: GraphSpec, layout: Layout, wishes: Wishes) -> None:
             )
     if wishes.run_option not in RUN_OPTIONS:
         raise PlanError(f"A run option must be one of {', '.join(RUN_OPTIONS)}, and {wishes.run_option!r} was given.")
+    if wishes.wire_dtype not in (None, *WIRE_DTYPES):
+        raise PlanError(
+            f"An element type on the wire must be one of {', '.join(WIRE_DTYPES)}, or None, and {wishes.wire_dtype!r} "
+            "was given."
+        )
     if not wishes.synchronous and wishes.run_option == "MPI":
         raise PlanError(
             "Asynchronous training (sync=False) keeps all trained variables on servers, and run option MPI starts "

@@ -15,7 +15,8 @@ Simplified: lines were fitted with one member a host, and a worker's round to al
 however many of them share a host. Exchanges of rows are all at one level: lookups whose ids come from another lookup's
 rows wait once more. All gradients of Horovod's are ready at once and fit its fusion buffer. In one of its cycles the
 workers agree on all that is ready (Sergeev and Del Balso 2018), and that agreement is what a measured round mostly is:
-all its collectives together wait for one, and what each adds is its bytes.
+all its collectives together wait for one, and what each adds is its bytes. What half precision on the wire takes to
+round, before and after, is left out.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from parallax.analysis.cost import id_bytes
+from parallax.analysis.cost import id_bytes, reduced_bytes, sent_row_bytes
 from parallax.analysis.fabric import OUT, Fabric
 from parallax.analysis.touched import Touched
 from parallax.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS
@@ -82,10 +83,16 @@ class Option:
 
 
 class Pricing:
-    """Prices routes on a fabric. Charges are kept as they are met, `[FULL and LEFT, phases, who]` seconds."""
+    """Prices routes on a fabric. Charges are kept as they are met, `[FULL and LEFT, phases, who]` seconds.
 
-    def __init__(self, fabric: Fabric) -> None:
+    Args:
+        fabric: the links.
+        wire: the element type in which float32 travels, if another.
+    """
+
+    def __init__(self, fabric: Fabric, wire: str | None = None) -> None:
         self.fabric = fabric
+        self.wire = wire
         self.who = ASKING + 1 + fabric.servers
         self.charges: dict[Charge, Floats] = {}
         ends = fabric.ends
@@ -131,9 +138,7 @@ class Pricing:
         A sparse gradient is made dense, with one more column. bfloat16 travels as float32.
         """
         workers, line = self.fabric.workers, self.fabric.lines["allreduce"]
-        wire = 2 if variable.dtype == "bfloat16" else 1
-        counts = variable.rows * variable.dtype_bytes if variable.has_slices else 0
-        dense_bytes = wire * (variable.value_bytes + counts)
+        dense_bytes = reduced_bytes(variable, self.wire)
         self._carry(to, GRADIENTS, np.where(self.num_workers > 0, 2 * (workers - 1) / workers * dense_bytes, 0.0), line)
         self._charge(to, (ALLREDUCE,), line, [(GRADIENTS, REDUCING, line.seconds(workers, 0, None))])
 
@@ -144,7 +149,7 @@ class Pricing:
         """
         workers, line = self.fabric.workers, self.fabric.lines["allgather"]
         rows = touched.ids if variable.unmerged else touched.one
-        sent = (workers - 1) * rows * (id_bytes(variable, workers) + _row_bytes(variable))
+        sent = (workers - 1) * rows * (id_bytes(variable, workers) + sent_row_bytes(variable, self.wire))
         self._carry(to, GRADIENTS, np.where(self.num_workers > 0, sent, 0.0), line)
         self._charge(to, (ALLGATHER,), line, [(GRADIENTS, GATHERING, line.seconds(workers, 0, None))])
 
@@ -164,7 +169,7 @@ class Pricing:
     ) -> None:
         """All-to-alls of ids, rows and gradient rows, with what each end's unit owns and its fullest owner does."""
         workers, line = self.fabric.workers, self.fabric.lines["alltoall"]
-        of_id, of_row = id_bytes(variable, workers), _row_bytes(variable)
+        of_id, of_row = id_bytes(variable, workers), sent_row_bytes(variable, self.wire)
         asks, all_asks = self._asks(touched)
         away = asks * (1 - share)
         asked = (all_asks - asks) * np.minimum(1.0, share + (touched.busiest - 1) * top_share)
@@ -179,7 +184,7 @@ class Pricing:
     def _merge(self, to: _Adding, variable: VariableSpec, touched: Touched, group: Charge) -> None:
         """The legs within a host: ids and rows in the pull, gradient rows in the push, among its workers.
 
-        Of the fullest host's m workers each sends (m-1)/m of what it touches to the others.
+        Of the fullest host's m workers each sends (m-1)/m of what it touches to the others, in full precision.
         """
         members, line = self.fabric.merging, self.fabric.within
         if members < 2 or line is None:
@@ -234,7 +239,7 @@ class Pricing:
         if by_fronts:
             self._between_workers(to, variable, rows, here, top, (PS, variable.name))
             return
-        of_id, of_row = id_bytes(variable, self.fabric.workers), _row_bytes(variable)
+        of_id, of_row = id_bytes(variable, self.fabric.workers), sent_row_bytes(variable, self.wire)
         asks, all_asks = self._asks(rows)
         away = asks * (1 - here)
         asked = (all_asks - asks) * np.minimum(1.0, here + (rows.busiest - 1) * top)

@@ -131,7 +131,7 @@ def setting_of(
 def problem_of(setting: Setting, shares: Shares) -> Problem:
     """Every option of every variable, priced."""
     hosts = setting.hosts(shares)
-    pricing = Pricing(setting.fabric(shares))
+    pricing = Pricing(setting.fabric(shares), setting.wishes.wire_dtype)
     options = [_options(setting, pricing, hosts, candidate) for candidate in setting.candidates]
     names = tuple(c.variable.name for c in setting.candidates)
     return Problem(names, tuple(options), pricing, given_of(setting.measured, setting.layout), hosts)

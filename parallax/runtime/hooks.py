@@ -20,6 +20,8 @@ from parallax.runtime.fetches import Leaf, Request, put_together, read_request
 from parallax.runtime.names import Names, fetch_text
 from parallax.runtime.watch import Watch
 from parallax.transform.edit import Counter
+from parallax.transform.pipeline import WorkerGraph
+from parallax.transform.wire import Rounding
 
 v1 = tf.compat.v1
 
@@ -53,6 +55,7 @@ class Worker:
         run: the run in progress.
         plan: the plan in force.
         counters: what counts its exchanges.
+        roundings: what measures rounding on the wire.
         changes: the plans that were in force before, each with the number of steps after which it no longer was.
     """
 
@@ -63,7 +66,12 @@ class Worker:
     run: Run | None = None
     plan: Plan | None = None
     counters: tuple[Counter, ...] = ()
+    roundings: tuple[Rounding, ...] = ()
     changes: list[tuple[int, Plan]] = field(default_factory=list)
+
+    def follow(self, plan: Plan, worker_graph: WorkerGraph) -> None:
+        """Takes a plan as the one in force."""
+        self.plan, self.counters, self.roundings = plan, worker_graph.counters, worker_graph.roundings
 
     def read(self, fetches: Any, feeds: Mapping[Any, Any] | None, per_replica: bool) -> Request:
         """Checks and names fetches and feeds."""

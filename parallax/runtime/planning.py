@@ -72,6 +72,11 @@ def plan_for(
     path = Path(config.plan_file)
     plan = read_plan(path)
     plan.check_belongs_to(analysed.spec, layout)
+    if config.wire_dtype not in (None, plan.wire_dtype):
+        raise PlanError(
+            f"{path}: a plan file says what travels as which type: wire_dtype is {plan.wire_dtype!r} there, and "
+            f"{config.wire_dtype!r} was asked for. Make the plan anew, or leave the setting out."
+        )
     _check_possible(plan, analysed.spec, layout, path)
     plan = _with_owner_rows(plan, analysed.spec)
     decide(analysed, plan)
@@ -88,6 +93,7 @@ def wishes_of(config: Config, synchronous: bool = True) -> Wishes:
         touched_rows=config.touched_rows,
         partitions=config.partitions,
         merges_in_host=config.communication_config.ps_config.local_aggregation,
+        wire_dtype=config.wire_dtype,
     )
 
 
@@ -141,7 +147,7 @@ def feasible(analysed: Analysed, layout: Layout, wishes: Wishes, measured: Measu
 def _check_possible(plan: Plan, spec: GraphSpec, layout: Layout, path: Path) -> None:
     """Refuses a plan that was edited into one that no planner would make for this graph."""
     routes = {v.name: v.route for v in plan.variables if v.route != NO_ROUTE}
-    terms = Wishes(plan.run_option, plan.synchronous, plan.average_sparse, routes)
+    terms = Wishes(plan.run_option, plan.synchronous, plan.average_sparse, routes, wire_dtype=plan.wire_dtype)
     try:
         possible = make_plan(spec, layout, terms)
     except PlanError as error:

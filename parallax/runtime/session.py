@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from parallax.runtime.direct import DirectRuns
 from parallax.runtime.hooks import PlainSession, Run, Worker
 from parallax.runtime.id_errors import id_error
 from parallax.runtime.names import fetch_text
-from parallax.runtime.traffic import ExchangeReport, exchange_report
+from parallax.runtime.traffic import ExchangeReport, exchange_report, rounding_report
 
 
 class Afterwards(Protocol):
@@ -161,9 +162,12 @@ class Session(PlainSession):
         """
         self._check_open()
         with self._worker.watch.run("exchange_report()", "exchange_report()"):
-            counters = self._worker.counters
+            counters, roundings = self._worker.counters, self._worker.roundings
             counted = self._worker.raw.run([c.tensor for c in counters])
-            return exchange_report(counters, counted, self._size, self._worker.plan, tuple(self._worker.changes))
+            measured = self._worker.raw.run([r.tensor for r in roundings])
+            changes = tuple(self._worker.changes)
+            report = exchange_report(counters, counted, self._size, self._worker.plan, changes)
+            return replace(report, rounded=rounding_report(roundings, measured))
 
     def _check_open(self) -> None:
         if self._worker.raw is None:

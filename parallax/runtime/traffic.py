@@ -11,6 +11,34 @@ from parallax.plan import ALLGATHER, ALLTOALL, PS, Plan
 from parallax.report import bytes_text, ms_text
 from parallax.runtime.members import current_members
 from parallax.transform.edit import Counter
+from parallax.transform.wire import GRADIENTS, ROWS, Rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """What half precision on the wire has cost, over all workers and runs.
+
+    Relative errors are |rounded - row| / |row|, of a sample of the rows (parallax/transform/wire.py).
+
+    Attributes:
+        kind: `rows` or `gradients`.
+        sampled: rows looked at that were not zero.
+        mean: of their relative errors.
+        largest: of these; 1 when a row became zero, infinite when it grew too large for the type.
+        magnitude: the largest absolute value of all elements before they were rounded.
+    """
+
+    kind: str
+    sampled: int
+    mean: float
+    largest: float
+    magnitude: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind} mean {self.mean:.2e}, largest {self.largest:.2e} of {self.sampled} sampled, "
+            f"values up to {self.magnitude:.3g}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +58,8 @@ class ExchangeReport:
         gathered_bytes: bytes that reached other workers by allgather.
         plan: in force; all figures are of the steps under it.
         changes: the plans that were in force before, each with the number of steps after which it no longer was.
+        plan: of the job.
+        rounded: what rounding on the wire has cost; empty without.
     """
 
     steps: int
@@ -40,6 +70,7 @@ class ExchangeReport:
     server_bytes: int = 0
     plan: Plan | None = None
     changes: tuple[tuple[int, Plan], ...] = ()
+    rounded: tuple[Rounded, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"plan changed after step {steps}:\n{text}" for steps, text in self._changed()]
@@ -53,9 +84,17 @@ class ExchangeReport:
             lines.append(f"bytes between workers and servers: counted {bytes_text(self.server_bytes)}")
         if self.gathered_bytes:
             lines.append(f"allgather bytes sent by all workers: counted {bytes_text(self.gathered_bytes)}")
+        if self.rounded:
+            lines.append(self.rounding_text())
         if self.plan is not None and self.plan.profiles:
             lines.append(self.beside_plan())
         return "\n".join(lines)
+
+    def rounding_text(self) -> str:
+        """What half precision on the wire has cost, in a line; empty without."""
+        if self.plan is None or not self.rounded:
+            return ""
+        return f"relative error of {self.plan.wire_dtype} on the wire: {'; '.join(map(str, self.rounded))}"
 
     def beside_plan(self, step_s: float | None = None) -> str:
         """What the plan predicted beside what was measured: rows and bytes by variable, bytes by route, and the step.
@@ -156,3 +195,25 @@ def exchange_report(
     return ExchangeReport(
         steps, tuple(sorted(touched.items())), round(predicted), moved, gathered, served, plan, before
     )
+
+
+def rounding_report(roundings: Sequence[Rounding], measured: Sequence[Any]) -> tuple[Rounded, ...]:
+    """What was rounded of each kind, over all workers, every one of which must call it.
+
+    Args:
+        roundings: what each measures.
+        measured: `[5]` for each, as `Rounding` says.
+    """
+    import numpy as np
+
+    mine = [(rounding.kind, np.asarray(numbers)) for rounding, numbers in zip(roundings, measured, strict=True)]
+    everybody = [one for of_worker in current_members().workers.allgather(mine) for one in of_worker]
+    reports = []
+    for kind in (ROWS, GRADIENTS):
+        entries = np.array([numbers for of, numbers in everybody if of == kind])
+        if not entries.size or not entries[:, 1].any():
+            continue
+        _, sampled, errors, _, _ = entries.sum(0)
+        largest, magnitude = entries[:, 3:].max(0)
+        reports.append(Rounded(kind, int(sampled), float(errors / sampled), float(largest), float(magnitude)))
+    return tuple(reports)

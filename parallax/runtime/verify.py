@@ -29,6 +29,7 @@ from parallax.runtime.session import Session
 from parallax.spec import VariableClass
 from parallax.transform.edit import Worker
 from parallax.transform.seeds import set_seeds
+from parallax.wire import ROUNDING
 
 v1 = tf.compat.v1
 STEPS, TOLERANCE = 5, 1e-5
@@ -63,7 +64,7 @@ def compare_runs(job: Job, plan: Plan, folder: Path, wanted: Settings) -> int:
     if status:
         return status
     own = {v.name for v in plan.variables if v.cls == VariableClass.LOCAL}
-    tolerance = TOLERANCE if wanted.tolerance is None else wanted.tolerance
+    tolerance = tolerance_of(plan, wanted)
     with np.load(folder / WORKERS_FILE) as found, np.load(folder / SINGLE_FILE) as expected:
         rows = [(name, difference(found[name], expected[name])) for name in sorted(expected.files) if name not in own]
     width = max((len(name) for name, _ in rows), default=0)
@@ -78,6 +79,17 @@ def compare_runs(job: Job, plan: Plan, folder: Path, wanted: Settings) -> int:
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
     return 0 if worst <= tolerance else 1
+
+
+def tolerance_of(plan: Plan, wanted: Settings) -> float:
+    """What was asked for; else TOLERANCE, and with half precision on the wire its rounding once for each step.
+
+    An update is as wrong as the gradients and rows that it was made of, and a step moves a variable by less than its
+    norm. A slot of squares is twice as wrong, but has only some of the steps in it at full weight.
+    """
+    if wanted.tolerance is not None:
+        return wanted.tolerance
+    return TOLERANCE if plan.wire_dtype is None else (wanted.steps or STEPS) * ROUNDING[plan.wire_dtype]
 
 
 def difference(found: Any, expected: Any) -> float:
@@ -96,7 +108,9 @@ def run_worker(graph: Any, session: Session, size: int, rank: int, wanted: Setti
         for step in range(wanted.steps or STEPS):
             session.run(fetch, {name: [value] for name, value in named_batch(graph, feeds(step, rank, size)).items()})
         values = {name: session.run(variable)[0] for name, variable in _variables(graph).items()}
+        rounding = session.exchange_report().rounding_text()
     if rank == 0:
+        sys.stdout.write(f"{rounding}\n" if rounding else "")
         np.savez(Path(wanted.job_folder or "") / WORKERS_FILE, **values)
 
 

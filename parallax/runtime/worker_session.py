@@ -94,7 +94,7 @@ def open_session(
             tell_of_whole_values(worker_graph.cut_whole)
         open_channels(worker_graph.graph_def, members.workers, members.host_workers)
         worker = Worker(graph, Names(analysed.captured.view, worker_graph), watch)
-        worker.plan, worker.counters = plan, worker_graph.counters
+        worker.follow(plan, worker_graph)
         later = initialization_phases(analysed.captured)[1:]
         if graph_folder is not None:
             write_events(graph_folder, rank, worker_graph)

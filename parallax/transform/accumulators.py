@@ -67,8 +67,8 @@ def push_rows(
         editor: the graph.
         decisions: what shall be changed.
         index: which of the pushes it is.
-        sent: for each pull that the rows were looked up in, (values `[n, width]`, local row numbers `[n]`), both by
-            partition.
+        sent: for each pull that the rows were looked up in, (values `[n, width]` as they travel, local row
+            numbers `[n]`), both by partition.
         givers: who gives them.
     """
     import tensorflow as tf
@@ -82,6 +82,7 @@ def push_rows(
         values = _joined([v[number] for v, _ in sent])
         indices = tf.cast(_joined([i[number] for _, i in sent]), tf.int64)
         with tf.device(device_of(server)), tf.name_scope(f"{label}/{number}/"):
+            values = tf.cast(values, table.dtype)
             if decisions.terms.synchronous:
                 rows = table.local_shape(number, editor.worker.size)[0]
                 handle = accumulator(values, rows, f"{label}/{number}")

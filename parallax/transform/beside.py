@@ -251,6 +251,10 @@ def _in_session(new: WorkerGraph, graph_def: Any, names: Mapping[str, str]) -> W
         whole={name: renamed_tensor(tensor, names) for name, tensor in new.whole.items()},
         cuts=tuple(replace(cut, tensor=renamed_tensor(cut.tensor, names)) for cut in new.cuts),
         counters=tuple(replace(one, tensor=renamed_tensor(one.tensor, names)) for one in new.counters),
+        roundings=tuple(
+            replace(one, tensor=renamed_tensor(one.tensor, names), initializer=renamed_tensor(one.initializer, names))
+            for one in new.roundings
+        ),
         counter_initializers=tensors(new.counter_initializers),
         partitions={op: tensors(parts) for op, parts in new.partitions.items()},
     )

@@ -29,9 +29,15 @@ def open_end(tensor: Any, shape: list[int | None] | None = None) -> Any:
 
 
 def all_gather(tensor: Any) -> Any:
-    """The rows of all workers `[sum of n, ...]`, by worker."""
+    """The rows of all workers `[sum of n, ...]`, by worker.
+
+    bfloat16, which Horovod does not know, travels as the integers of its bits.
+    """
+    import tensorflow as tf
     from horovod.tensorflow import mpi_ops
 
+    if tensor.dtype == tf.bfloat16:
+        return tf.bitcast(all_gather(tf.bitcast(tensor, tf.int16)), tf.bfloat16)
     with _announced(tensor):
         gathered = mpi_ops.allgather(tensor, name="all_gather")
     gathered.set_shape([None, *tensor.shape.as_list()[1:]])

@@ -15,6 +15,7 @@ from parallax.decisions import Terms
 from parallax.errors import TransformError
 from parallax.graph_view import Edge, GraphView, split_tensor
 from parallax.transform.together import Alone, Collectives, Meetings, Together
+from parallax.transform.wire import Wire
 
 SCOPE = "parallax"
 """All nodes that the transform adds are under this name."""
@@ -123,6 +124,7 @@ class Editor:
         scratch: where new ops are built.
         together: how workers put together what each has a part of.
         meetings: how worker 0 tells the others something through servers.
+        wire: the element types in which this worker sends.
         inputs: stand-ins for the user's tensors.
         waits: stand-ins for the user's nodes.
         led_to: what edges take instead.
@@ -146,6 +148,7 @@ class Editor:
     scratch: Any
     together: Together
     meetings: Meetings
+    wire: Wire
     inputs: dict[str, Any] = field(default_factory=dict)
     waits: dict[str, Any] = field(default_factory=dict)
     led_to: dict[Edge, Any] = field(default_factory=dict)
@@ -283,12 +286,13 @@ def open_editor(view: GraphView, worker: Worker, terms: Terms) -> Editor:
             f"Names under {SCOPE!r} are for ops that Parallax adds, and the graph holds {taken!r}. Rename it."
         )
     meetings = Meetings(worker.rank, worker.size, len(worker.servers))
-    together: Together = Collectives()
+    wire = Wire(SCOPE, terms.wire_dtype)
+    together: Together = Collectives(wire)
     if not terms.synchronous:
         together = Alone()
     elif terms.sums == "servers":
         together = meetings
-    return Editor(worker, view, tf.Graph(), together, meetings)
+    return Editor(worker, view, tf.Graph(), together, meetings, wire)
 
 
 def _without_shapes(graph_def: Any) -> Any:

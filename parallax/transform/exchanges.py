@@ -113,7 +113,7 @@ def _rows_of(editor: Editor, table: Table, source: str) -> TableRows:
 
 
 def _way(editor: Editor, table: Table, synchronous: bool) -> ToWorkers | ToServers:
-    worker, size = editor.worker, len(editor.worker.neighbours)
+    worker, wire, size = editor.worker, editor.wire, len(editor.worker.neighbours)
     ownership, meeting = table.ownership(worker.size), None
     fronts = fronts_of(worker.hosts, worker.servers) if synchronous and table.servers else ()
     if fronts:
@@ -122,9 +122,9 @@ def _way(editor: Editor, table: Table, synchronous: bool) -> ToWorkers | ToServe
         places = range(size) if table.servers else askers(worker.hosts, worker.hosts[worker.rank], ownership.pattern)
         meeting = Meeting(HOST, size, tuple(places))
     if not table.servers:
-        return ToWorkers(ownership, meeting, worker.rank)
+        return ToWorkers(ownership, meeting, wire, worker.rank)
     asks = [p for p, server in enumerate(table.servers) if not fronts or fronts[server] == worker.rank]
-    return ToServers(ownership, meeting, Givers(tuple(asks), 1 if fronts else worker.size))
+    return ToServers(ownership, meeting, wire, Givers(tuple(asks), 1 if fronts else worker.size))
 
 
 def _gathered(editor: Editor, decisions: Decisions, exchange: _Exchange, members: list[int]) -> Any:
@@ -169,7 +169,7 @@ def _push_to_servers(editor: Editor, decisions: Decisions, index: int, sent: lis
         last, way = exchange.pulled.trip.last, exchange.way
         with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
             with tf.control_dependencies([_count(editor, exchange, "push")]):
-                values = tf.identity(values)
+                values = way.to_servers(tf.identity(values))
             by_partition.append((way.by_partition(last, values), way.by_partition(last, last.local)))
     (givers,) = {exchange.way.givers for exchange, _ in sent if isinstance(exchange.way, ToServers)}
     push_rows(editor, decisions, index, by_partition, givers)
@@ -239,7 +239,7 @@ def _count(editor: Editor, exchange: _Exchange, kind: str) -> Any:
 
     way, splits, asked_of = exchange.way, exchange.pulled.trip.last.splits, exchange.way.ownership.pattern
     from_server = isinstance(way, ToServers)
-    if from_server and way.fronts:  # what they ask their servers stays on their hosts
+    if isinstance(way, ToServers) and way.fronts:  # what they ask their servers stays on their hosts
         from_server, splits, asked_of = False, exchange.pulled.first.splits, way.fronts
     away = [1] * way.ownership.holders if from_server else _away(editor.worker)
     asked, left = tf.reduce_sum(splits), tf.reduce_sum(splits * tf.constant(away, tf.int32))
@@ -248,7 +248,7 @@ def _count(editor: Editor, exchange: _Exchange, kind: str) -> Any:
         tensor="",
         kind=kind,
         variables=tuple(t.variable for t in exchange.tables),
-        row_bytes=math.prod(exchange.tables[0].row_shape) * exchange.tables[0].dtype.size,
+        row_bytes=math.prod(exchange.tables[0].row_shape) * editor.wire.rows_type(exchange.tables[0].dtype).size,
         id_bytes=ids,
         trains=bool(exchange.together.sites),
         route=PS if isinstance(way, ToServers) else ALLTOALL,

@@ -6,10 +6,12 @@ import math
 from typing import Any
 
 from parallax.decisions import Collect, Decisions, Piece, SharedRows
+from parallax.graph_view import split_tensor
 from parallax.plan import ALLGATHER
 from parallax.transform.collectives import all_gather, open_end
 from parallax.transform.edit import SCOPE, Counter, Editor
 from parallax.transform.exchange import INT32_ROWS, merge_equal_rows
+from parallax.transform.wire import GRADIENTS
 
 
 def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
@@ -36,7 +38,9 @@ def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
             if reduction.kind == "rows_mean":
                 reduced = _mean_of_rows(editor, tensor, editor.tensor(reduction.weight))
             elif reduction.kind == "mean":
-                reduced = editor.together.all_reduce(tensor, "sum", 1.0 / editor.worker.size)
+                reduced = editor.together.add_gradients(tensor, 1.0 / editor.worker.size)
+            elif reduction.kind == "sum" and editor.view.op(split_tensor(reduction.tensor)[0]) == "UnsortedSegmentSum":
+                reduced = editor.together.add_gradients(tensor)  # rows that became a dense gradient
             else:
                 reduced = editor.together.all_reduce(tensor, reduction.kind)
         editor.lead(reduction.edges, reduced)
@@ -53,7 +57,7 @@ def _held_by_worker_0(editor: Editor, values: Any, shared: SharedRows) -> Any:
         if piece.kind == "shared":
             # An open end: TensorFlow would fold a product with a known zero, and leave the all-reduce out there.
             mine = open_end(tf.constant(1.0 if editor.worker.rank == 0 else 0.0, rows.dtype))
-            rows = editor.together.all_reduce(rows) * mine
+            rows = editor.together.add_gradients(rows) * mine
         found.append(rows)
     return tf.concat(found, 0)
 
@@ -118,7 +122,7 @@ def _densified(editor: Editor, values: Any, indices: Any, rows: int) -> tuple[An
     import tensorflow as tf
 
     counted = tf.concat([values, tf.ones([tf.shape(values)[0], 1], values.dtype)], 1)
-    total = editor.together.all_reduce(tf.math.unsorted_segment_sum(counted, indices, rows))
+    total = editor.together.add_gradients(tf.math.unsorted_segment_sum(counted, indices, rows))
     touched = tf.where(total[:, -1] > 0)[:, 0]
     return tf.gather(total[:, :-1], touched), touched
 
@@ -137,7 +141,7 @@ def _as_one_process(editor: Editor, collect: Collect, values: Any, indices: Any)
     split = zip(pieces, _split(editor, values, pieces), _split(editor, indices, pieces), strict=True)
     for piece, rows, numbers in split:
         if piece.kind == "shared":
-            found.append((editor.together.all_reduce(rows), numbers))
+            found.append((editor.together.add_gradients(rows), numbers))
         else:
             sent = _sent_to_all(editor, collect, rows, numbers)
             found.append(merge_equal_rows(*sent) if piece.kind == "unique" else sent)
@@ -151,12 +155,12 @@ def _sent_to_all(editor: Editor, collect: Collect, values: Any, indices: Any) ->
     sent = tf.size(indices, out_type=tf.int64)
     counted = count(editor, collect, values, indices, [sent, sent, sent * (editor.worker.size - 1)])
     with tf.control_dependencies([counted]):
-        return all_gather(values), all_gather(indices)
+        return tf.cast(all_gather(editor.wire.out(values, GRADIENTS)), values.dtype), all_gather(indices)
 
 
 def count(editor: Editor, collect: Collect, values: Any, indices: Any, numbers: list[Any]) -> Any:
     """Counts one run of an allgather exchange."""
-    row_bytes = int(values.shape[1]) * values.dtype.size
+    row_bytes = int(values.shape[1]) * editor.wire.rows_type(values.dtype).size
     counter = Counter("", ALLGATHER, (collect.variable,), row_bytes, indices.dtype.size, True, ALLGATHER, 1.0)
     return add_counter(editor, counter, numbers)
 

@@ -18,6 +18,7 @@ from parallax.transform.rows import gather_rows, slice_rows, spread_tables
 from parallax.transform.seeds import set_seeds
 from parallax.transform.servers import run_on_servers
 from parallax.transform.shards import set_shards
+from parallax.transform.wire import Rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class WorkerGraph:
         held_by_row: tensors that hold local rows only.
         cuts: what is fed with nothing when a fetch does not need it.
         counters: what counts the exchanges.
-        counter_initializers: ops that set the counters to zero.
+        roundings: what measures rounding on the wire.
+        counter_initializers: ops that set all of these to zero.
         tables: variable ops whose values differ between workers because each holds its rows.
         spread: variable op -> which worker holds which of its rows, of those of `tables` that workers hold.
         on_servers: variable ops of which this worker has nothing.
@@ -45,6 +47,7 @@ class WorkerGraph:
     held_by_row: frozenset[str]
     cuts: tuple[Cut, ...]
     counters: tuple[Counter, ...]
+    roundings: tuple[Rounding, ...]
     counter_initializers: tuple[str, ...]
     tables: frozenset[str]
     spread: dict[str, Ownership]
@@ -86,7 +89,8 @@ def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGr
         held_by_row=frozenset(decisions.held_by_row),
         cuts=tuple(editor.cuts),
         counters=tuple(editor.counters),
-        counter_initializers=tuple(editor.counter_initializers),
+        roundings=tuple(editor.wire.roundings),
+        counter_initializers=(*editor.counter_initializers, *(r.initializer for r in editor.wire.roundings)),
         tables=frozenset(m for t in decisions.tables for m in t.members if not (t.mirrored and m == t.op)),
         spread={m: t.ownership(worker.size) for t in decisions.tables if not t.servers for m in t.members},
         on_servers=frozenset(editor.partitions) - {t.op for t in decisions.tables if t.mirrored},

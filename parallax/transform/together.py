@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from parallax.transform import collectives
+from parallax.transform.wire import GRADIENTS, Wire
 
 MEETINGS = "parallax/meet"
 
@@ -25,6 +26,9 @@ class Together(Protocol):
     def all_reduce(self, tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
         """The elementwise sum (times `scale`), minimum or maximum over the workers; of the same shape on all."""
 
+    def add_gradients(self, tensor: Any, scale: float = 1.0) -> Any:
+        """As `all_reduce`, of gradients, which may travel in half precision."""
+
     def broadcast(self, tensor: Any) -> Any:
         """Worker 0's value on all workers; the shape must be the same on all."""
 
@@ -32,9 +36,21 @@ class Together(Protocol):
 class Collectives:
     """By Horovod."""
 
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
     def all_reduce(self, tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
         """As `Together.all_reduce`."""
         return collectives.all_reduce(tensor, kind, scale)
+
+    def add_gradients(self, tensor: Any, scale: float = 1.0) -> Any:
+        """As `Together.add_gradients`; scaled before it is rounded, so that fewer sums overflow."""
+        import tensorflow as tf
+
+        if not self._wire.halves_sums_of(tensor.dtype):
+            return self.all_reduce(tensor, "sum", scale)
+        scaled = tensor if scale == 1.0 else tensor * tf.constant(scale, tensor.dtype)
+        return tf.cast(self.all_reduce(self._wire.out(scaled, GRADIENTS)), tensor.dtype)
 
     def broadcast(self, tensor: Any) -> Any:
         """As `Together.broadcast`."""
@@ -49,6 +65,10 @@ class Alone:
         import tensorflow as tf
 
         return tf.identity(tensor)
+
+    def add_gradients(self, tensor: Any, scale: float = 1.0) -> Any:
+        """The tensor itself."""
+        return self.all_reduce(tensor)
 
     def broadcast(self, tensor: Any) -> Any:
         """The tensor itself."""
@@ -86,6 +106,10 @@ class Meetings:
         if scale != 1.0:
             whole = whole * tf.constant(scale, whole.dtype)
         return tf.cast(self.deliver(whole, known.dtype, known.shape), tensor.dtype)
+
+    def add_gradients(self, tensor: Any, scale: float = 1.0) -> Any:
+        """As `Together.add_gradients`, never in half precision."""
+        return self.all_reduce(tensor, "sum", scale)
 
     def broadcast(self, tensor: Any) -> Any:
         """As `Together.broadcast`; the others compute their own all the same, as with collectives."""

@@ -5,6 +5,9 @@ for and asks the owners once for all of them. Workers of one host meet so that w
 Where every host has one worker, all meet for tables on servers: each server is asked by the worker on its host, its
 *front*, and by nobody else. Rows then cross between hosts in messages of workers, one to each other, not in requests of
 every worker to every server.
+
+Half precision is for the leg that leaves hosts alone: to the owners, or to fronts. A worker's own rows are rounded like
+those of others, so that all workers read the same.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 
 from parallax.ownership import Ownership
 from parallax.transform.exchange_op import WORKERS, Leg, Wanted, all_to_all, leg
+from parallax.transform.wire import GRADIENTS, ROWS, Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +99,10 @@ class Trip:
 class Way(ABC):
     """To owners: what both kinds share."""
 
-    def __init__(self, ownership: Ownership, meeting: Meeting | None) -> None:
+    def __init__(self, ownership: Ownership, meeting: Meeting | None, wire: Wire) -> None:
         self.ownership = ownership
         self.meeting = meeting
+        self.wire = wire
 
     @property
     def slots(self) -> int:
@@ -120,8 +125,10 @@ class Way(ABC):
         asked, counts = all_to_all(first.keys, first.splits, among)
         last = self._to_owners([Wanted(asked)], asked.dtype)
         trip = self._from_owners(last, tables, bases)
-        rows, _ = all_to_all(tf.gather(trip.rows, trip.last.positions), counts, among, first.splits)
-        return replace(trip, rows=rows, before=(first, counts))
+        given = tf.gather(trip.rows, trip.last.positions)
+        given = self.wire.out(given, ROWS) if among == WORKERS else given
+        rows, _ = all_to_all(given, counts, among, first.splits)
+        return replace(trip, rows=tf.cast(rows, trip.rows.dtype), before=(first, counts))
 
     def push(self, trip: Trip, rows: Any) -> Any:
         """Sends gradient rows `[u, width]`, in the order of the first leg's keys, on to where `trip.last` leads."""
@@ -130,7 +137,8 @@ class Way(ABC):
         if trip.before is None or self.meeting is None:
             return rows
         first, counts = trip.before
-        received, _ = all_to_all(rows, first.splits, self.meeting.among, counts)
+        sent = self.wire.out(rows, GRADIENTS) if self.meeting.among == WORKERS else rows
+        received = tf.cast(all_to_all(sent, first.splits, self.meeting.among, counts)[0], rows.dtype)
         return tf.math.unsorted_segment_sum(received, trip.last.positions, tf.size(trip.last.keys))
 
     def _to_owners(self, wanted: list[Wanted], key_type: Any) -> Leg:
@@ -144,16 +152,19 @@ class Way(ABC):
 class ToWorkers(Way):
     """Owners are the workers, of whom this is one."""
 
-    def __init__(self, ownership: Ownership, meeting: Meeting | None, rank: int) -> None:
-        super().__init__(ownership, meeting)
+    def __init__(self, ownership: Ownership, meeting: Meeting | None, wire: Wire, rank: int) -> None:
+        super().__init__(ownership, meeting, wire)
         self.share = ownership.shares[rank]
 
     def _from_owners(self, last: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
+        import tensorflow as tf
+
         asked, counts = all_to_all(last.local, last.splits)
         mine = [base * self.share for base in bases]
         of_table = table_of(asked, mine)
-        rows, _ = all_to_all(_local_rows(tables, asked, of_table, mine), counts, arriving=last.splits)
-        return Trip(rows, None, last, asked, counts, of_table)
+        given = self.wire.out(_local_rows(tables, asked, of_table, mine), ROWS)
+        rows, _ = all_to_all(given, counts, arriving=last.splits)
+        return Trip(tf.cast(rows, tables[0].dtype), None, last, asked, counts, of_table)
 
     def arrive(self, trip: Trip, rows: Any, bases: tuple[int, ...]) -> list[tuple[Any, Any]]:
         """Sends gradient rows, in the order of `trip.last`, to their owners.
@@ -164,7 +175,9 @@ class ToWorkers(Way):
         """
         import tensorflow as tf
 
-        received, _ = all_to_all(rows, trip.last.splits, arriving=trip.asked_splits)
+        sent = self.wire.out(rows, GRADIENTS)
+        received, _ = all_to_all(sent, trip.last.splits, arriving=trip.asked_splits)
+        received = tf.cast(received, rows.dtype)
         if len(bases) == 1:
             return [(received, trip.asked)]
         mine = tf.constant([base * self.share for base in bases], trip.asked.dtype)
@@ -177,8 +190,8 @@ class ToWorkers(Way):
 class ToServers(Way):
     """Owners are servers: one request to each partition, or to those that this worker asks for all."""
 
-    def __init__(self, ownership: Ownership, meeting: Meeting | None, givers: Givers) -> None:
-        super().__init__(ownership, meeting)
+    def __init__(self, ownership: Ownership, meeting: Meeting | None, wire: Wire, givers: Givers) -> None:
+        super().__init__(ownership, meeting, wire)
         self.givers = givers
 
     @property
@@ -194,9 +207,14 @@ class ToServers(Way):
         found = []
         for number in self.givers.partitions:
             with tf.device(table.devices[number]):
-                found.append(_gather(table, table.parts[number], local[number]))
+                rows = _gather(table, table.parts[number], local[number])
+                found.append(rows if self.fronts else self.wire.rounded(rows))
         rows = tf.concat(found, 0) if found else tf.zeros([0, math.prod(table.row_shape)], table.dtype)
-        return Trip(rows, None, last)
+        return Trip(tf.cast(rows, table.dtype), None, last)
+
+    def to_servers(self, values: Any) -> Any:
+        """Gradient rows as they go to servers; between a front and its server they are as they are."""
+        return values if self.fronts else self.wire.out(values, GRADIENTS)
 
     def by_partition(self, last: Leg, rows: Any) -> list[Any]:
         """What is in the order of the last leg, cut into what goes to each partition."""

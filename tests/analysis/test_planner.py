@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from parallax.analysis.planner import make_plan as plan_of_layout
+from parallax.analysis.planner import terms_of
 from parallax.errors import PlanError
 from parallax.plan import Plan, RouteCost, Wishes, one_host, plan_from_json
 from parallax.report import explanation, plan_table
@@ -36,6 +37,38 @@ def test_a_sparse_variable_costs_what_the_formulas_say() -> None:
     bytes_of = {r.route: r.sent_bytes for r in planned.rejected}
     expected = {"allgather": 3 * 50 * (4 + 32), "allreduce": 2 * 3 * (32000 + 4000) // 4, "ps": 50 * (4 + 8 + 2 * 32)}
     assert bytes_of == expected
+
+
+@pytest.mark.parametrize(("wire", "summed"), [("bfloat16", 4), ("float16", 2)])
+def test_half_precision_halves_rows_and_what_horovod_can_add_up(wire: str, summed: int) -> None:
+    (planned,) = make_plan(spec(sparse()), 4, wire_dtype=wire).variables
+    bytes_of = {r.route: r.sent_bytes for r in (planned.cost, *planned.rejected)}
+    assert bytes_of == {
+        "alltoall": 3 * 50 * (4 + 2 * 16) // 4,
+        "allgather": 3 * 50 * (4 + 16),
+        "allreduce": 2 * 3 * summed * (8000 + 1000) // 4,
+        "ps": 50 * (4 + 8 + 2 * 16),
+    }
+
+
+def test_only_float32_is_halved() -> None:
+    wide = replace(sparse(), dtype="float64", dtype_bytes=8)
+    plans = [make_plan(spec(wide), 4, wire_dtype=wire) for wire in (None, "bfloat16")]
+    assert plans[0].variables == plans[1].variables
+
+
+@pytest.mark.parametrize(("wire", "said"), [("bfloat16", "Horovod adds up no bfloat16"), ("float16", "as float16")])
+def test_a_plan_says_what_travels_in_half_precision_and_keeps_it(wire: str, said: str) -> None:
+    plan = make_plan(spec(dense(), sparse()), 4, wire_dtype=wire)
+    assert [said in note for note in plan.notes] == [wire == "float16", True]
+    assert f"note: rows and their gradients travel as {wire}" in plan_table(plan)
+    assert plan_from_json(plan.to_json()) == plan
+    assert terms_of(plan).wire_dtype == wire
+
+
+def test_an_unknown_type_on_the_wire_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"bfloat16, float16, or None, and 'float8'"):
+        make_plan(spec(sparse()), 2, wire_dtype="float8")
 
 
 def test_owners_hold_all_rows_between_them_and_equally_many() -> None:

@@ -75,6 +75,8 @@ def test_defaults_are_told():
         ("communication_config", parallax.PSConfig()),
         ("ckpt_config", "folder"),
         ("profile_config", 3),
+        ("wire_dtype", "float32"),
+        ("wire_dtype", True),
         ("partitions", {"emb": 0}),
         ("partitions", {"emb": True}),
         ("partitions", {3: 2}),

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,18 @@ def test_workers_and_one_process_are_verified_to_be_equal(start):
         "weights/Adam_1",
     ]
     assert lines[-1].startswith("2 workers and one process are equal after 3 steps: "), str(done)
+
+
+def test_half_precision_is_verified_within_its_rounding_which_is_printed(start):
+    options = ("--wire-dtype", "bfloat16", "--feeds", f"{MODEL}:feeds", "--steps", 3)
+    done = start(*CLI, "verify", *options, MODEL).finish()
+    assert done.status == 0, str(done)
+    assert "note: rows and their gradients travel as bfloat16, and are added up as float32\n" in done.stdout, str(done)
+    assert "note: all-reduced gradients travel as float32: Horovod adds up no bfloat16\n" in done.stdout
+    (line,) = (line for line in done.lines(0) if line.startswith("relative error of bfloat16 on the wire: rows mean "))
+    errors = [float(error) for error in re.findall(r"largest (\S+) of", line)]
+    assert len(errors) == 2 and all(2**-12 < error <= 2**-8 for error in errors), line
+    assert done.stdout.splitlines()[-1].endswith(", tolerance 1e-02"), str(done)
 
 
 def test_a_loss_summed_over_the_batch_is_found_not_to_be_equal(start):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from parallax.wire import WIRE_DTYPES
 from tests.equality import models
 
 ROUTES = ("alltoall", "allgather", "allreduce")
@@ -12,7 +13,9 @@ SERVER_ROUTES = ("ps", "hybrid ps")
 """With servers: all variables there, or those looked up by row alone."""
 OWNER_ROUTES = ("unequal owners", "unequal by host")
 """Rows go to owners with unequal shares; on several hosts, whose workers merge what they ask for."""
-SECTIONS = ("optimizers", "models", "owners")
+WIRE_MODELS = ("Adagrad, clipped, resource", "sampled softmax, resource")
+"""Trained with half precision on the wire; the second, some rows of which are all-reduced, by alltoall alone."""
+SECTIONS = ("optimizers", "models", "owners", "wire")
 OWNED_OPTIMIZERS = ("Adagrad", "Adam")
 OWNED_MODELS = (
     "several tables",
@@ -45,10 +48,14 @@ def cases(section: str, servers: int = 0) -> list[Case]:
         by_row = [c for c in _optimizers(OWNER_ROUTES) if c.name.split(",")[0] in OWNED_OPTIMIZERS and c.resource]
         wanted = tuple(f"{model}, {_kind(kind)}" for model in OWNED_MODELS for kind in (True, False))
         return by_row + [c for c in _models(OWNER_ROUTES) if c.graph in wanted]
+    if section == "wire":
+        rounded = tuple(f"{route} as {dtype}" for route in routes[: len(ROUTES)] for dtype in WIRE_DTYPES)
+        every = [*_optimizers(rounded), *_models([route for route in rounded if route.startswith("alltoall")])]
+        return [c for c in every if c.graph in WIRE_MODELS]
     return _optimizers(routes) if section == "optimizers" else _models(routes)
 
 
-def _optimizers(routes: tuple[str, ...]) -> list[Case]:
+def _optimizers(routes: Sequence[str]) -> list[Case]:
     found = []
     for optimizer in models.OPTIMIZERS:
         for clip in (False, True):
@@ -60,7 +67,7 @@ def _optimizers(routes: tuple[str, ...]) -> list[Case]:
     return found
 
 
-def _models(routes: tuple[str, ...]) -> list[Case]:
+def _models(routes: Sequence[str]) -> list[Case]:
     found = []
     for model, build in models.MODELS.items():
         for resource in (True, False) if model != "tape" else (True,):  # a tape does not know reference variables

@@ -116,7 +116,13 @@ def with_patterns(plan, size):
 
 
 def plan_of(analysed, route, size, servers):
-    """A plan with this route for all variables that it is possible for; the others keep their own."""
+    """A plan with this route for all variables that it is possible for; the others keep their own.
+
+    A route may end in `as bfloat16` or `as float16`: half precision on the wire.
+    """
+    if " as " in route:
+        route, _, wire = route.partition(" as ")
+        return replace(plan_of(analysed, route, size, servers), wire_dtype=wire)
     if route.startswith("unequal"):
         return with_patterns(plan_of(analysed, "alltoall", size, servers), size)
     layout = one_host(size, servers)

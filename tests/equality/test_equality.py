@@ -17,9 +17,11 @@ from typing import Any
 
 import pytest
 
+from parallax.wire import ROUNDING
 from tests.equality.cases import cases
 
 TOLERANCE = 1e-5
+STEPS = 5
 TIME_LIMIT_S = 500
 LAUNCH = """
 import sys
@@ -68,9 +70,16 @@ def names(section: str, wanted: str = "") -> list[str]:
     return [case.name for case in cases(section, 1) if wanted in case.name]
 
 
-def check(result: dict[str, Any]) -> None:
+def check(result: dict[str, Any], tolerance: float = TOLERANCE) -> None:
     assert result["differences"]
-    assert {n: d for n, d in result["differences"].items() if not d <= TOLERANCE} == {}
+    assert {n: d for n, d in result["differences"].items() if not d <= tolerance} == {}
+
+
+def check_rounded(case: str, result: dict[str, Any]) -> None:
+    """Half precision: as `parallax verify` has it, the rounding once for each step; and it shows that it was there."""
+    wire = case.rsplit(" as ", 1)[1]
+    check(result, STEPS * ROUNDING[wire])
+    assert max(result["differences"].values()) > (0 if "allreduce as bfloat16" in case else 10 * 2.0**-24)
 
 
 @pytest.mark.timeout(TIME_LIMIT_S + 60)
@@ -102,6 +111,18 @@ def test_three_workers_that_share_rows_unevenly_equal_one_process(results: Any, 
 @pytest.mark.parametrize("case", names("optimizers", ON_SERVERS))
 def test_every_optimizer_on_servers_equals_one_process(results: Any, case: str, workers: int, servers: int) -> None:
     check(results("optimizers", workers, ON_SERVERS, servers)[case])
+
+
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize("case", [c.name for c in cases("wire")])
+def test_half_precision_on_the_wire_is_one_process_but_for_its_rounding(results: Any, case: str) -> None:
+    check_rounded(case, results("wire", 2)[case])
+
+
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize("case", names("wire", " ps as "))
+def test_half_precision_to_servers_is_one_process_but_for_its_rounding(results: Any, case: str) -> None:
+    check_rounded(case, results("wire", 2, " ps as ", 1)[case])
 
 
 @pytest.mark.timeout(TIME_LIMIT_S + 60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from parallax.runtime.traffic import ExchangeReport
+from parallax.runtime.traffic import ExchangeReport, Rounded
 from tests.views.plans import timed, untimed
 
 COUNTED = ExchangeReport(
@@ -31,3 +31,13 @@ def test_the_report_of_a_run_with_profiles_has_it_and_of_others_has_not() -> Non
     assert COUNTED.beside_plan() in str(COUNTED) and COUNTED.beside_plan().endswith("step: 74.6 ms planned")
     assert "beside the plan" not in str(replace(COUNTED, plan=untimed()))
     assert "no step was counted" in replace(COUNTED, steps=0).beside_plan()
+
+
+def test_what_was_rounded_is_said_with_its_type() -> None:
+    rounded = (Rounded("rows", 640, 0.0016, 0.0039, 2.5), Rounded("gradients", 64, 0.25, 1.0, 1e-8))
+    report = replace(COUNTED, plan=replace(timed(), wire_dtype="float16"), rounded=rounded)
+    assert (
+        "relative error of float16 on the wire: rows mean 1.60e-03, largest 3.90e-03 of 640 sampled, values up to 2.5; "
+        "gradients mean 2.50e-01, largest 1.00e+00 of 64 sampled, values up to 1e-08"
+    ) in str(report).splitlines()
+    assert "on the wire" not in str(COUNTED)

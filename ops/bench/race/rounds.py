@@ -15,7 +15,7 @@ from ops.bench.race.measure import available_bytes
 from ops.bench.race.models import model_of
 from ops.bench.race.place import Place
 from ops.bench.race.results import Race, Ran, Turn
-from ops.bench.race.systems import NOT_SYNCHRONOUS
+from ops.bench.race.systems import OTHER_LOSSES
 from ops.bench.race.turns import Task
 
 WARM_UP_STEPS = 6
@@ -182,7 +182,7 @@ def _drop(runner: _Runner, error: NotRunning, tell: Any) -> None:
 
 
 def _ran(runner: _Runner) -> Ran:
-    synchronous = runner.system not in NOT_SYNCHRONOUS
+    synchronous = runner.system not in OTHER_LOSSES
     return Ran(runner.system, synchronous, tuple(runner.turns), tuple(runner.losses), runner.peaks, runner.problem)
 
 

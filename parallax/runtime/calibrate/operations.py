@@ -28,6 +28,7 @@ from parallax.transform.exchange import pull
 from parallax.transform.exchange_op import all_to_all
 from parallax.transform.together import Meetings, device_of
 from parallax.transform.way import Givers, TableRows, ToServers
+from parallax.transform.wire import Wire
 
 _CHAIN = {"allreduce": 3, "alltoall": 3, "allgather": 3, "pull": 2, "push": 2}
 _SCOPE = "parallax/calibrate"
@@ -149,7 +150,8 @@ class Operations:
         devices = tuple(device_of(server) for server in range(len(parts)))
         handles = tuple(part.handle for part in parts)
         table = TableRows("t", "t", SERVER_ROWS * len(parts), handles, tf.float32, (ROW_WIDTH,), devices)
-        way = ToServers(Ownership.even(len(parts)), None, Givers(tuple(range(len(parts))), self._group.members))
+        givers = Givers(tuple(range(len(parts))), self._group.members)
+        way = ToServers(Ownership.even(len(parts)), None, Wire(_SCOPE, None), givers)
         done: list[Any] = []
         for number in range(_CHAIN["pull"]):
             with tf.name_scope(f"pull_{number}"), tf.control_dependencies(done):

@@ -114,7 +114,7 @@ class ChangeOver:
         self._worker.names = Names(view, added.worker_graph, added.names)
         if self._worker.plan is not None:
             self._worker.changes.append((steps, self._worker.plan))
-        self._worker.counters, self._worker.plan = added.worker_graph.counters, plan
+        self._worker.follow(plan, added.worker_graph)
         self._planned, self._names, self._places = new, added.names, places
         return Changed("", len(stored), moved_bytes, time.monotonic() - began_s, added.redrawn)
 

@@ -30,7 +30,7 @@ _COLOURS = {
     "tf-ps": "#2e8b57",
     "tf-ps-async": "#93c572",
 }
-_MORE_OF_OURS = ("#56a5e0", "#7a5fc0", "#1fb5c4", "#a9b8dc", "#3d3a8c")
+_MORE_OF_OURS = ("#56a5e0", "#7a5fc0", "#1fb5c4", "#a9b8dc", "#3d3a8c", "#6f8fb0")
 _OTHERS = ("#8c564b", "#d783b8", "#8a8a8a", "#c7a600", "#4b4b4b")
 _INK = "#333333"
 _LINEAR_UP_TO = 12

@@ -220,7 +220,7 @@ def _binds(wire_s: float, compute_s: float) -> str:
 
 def _difference(run: Ran, differences: Mapping[str, float]) -> str:
     if not run.synchronous and differences:
-        return "async"
+        return "not compared"
     if run.system not in differences:
         return NONE
     return f"{differences[run.system]:.1e}" if differences[run.system] else "0"

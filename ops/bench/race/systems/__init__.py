@@ -17,6 +17,8 @@ _MODULE_BY_SYSTEM = {
     "parallax-ps": "parallax",
     "parallax-allgather": "parallax",
     "parallax-allreduce": "parallax",
+    "parallax-bf16": "parallax",
+    "parallax-fp16": "parallax",
     "horovod": "horovod",
     "horovod-dense": "horovod",
     "tf-ps": "tf_ps",
@@ -26,8 +28,8 @@ _MODULE_BY_SYSTEM = {
 SYSTEMS = tuple(name for name in _MODULE_BY_SYSTEM if name != "alone")
 """What can be asked for; `alone` is always run, to know the compute time."""
 
-NOT_SYNCHRONOUS = ("tf-ps-async", "alone")
-"""Their losses need not be those of the others."""
+OTHER_LOSSES = ("tf-ps-async", "parallax-bf16", "parallax-fp16", "alone")
+"""Their losses need not be those of the others: they do not wait for each other, or round what they send."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Parallax: the graph for one device and `parallel_run`.
 
-`parallax` takes the routes that the plan chooses. `parallax-ROUTE` asks for that route for every table of the model.
+`parallax` takes the routes that the plan chooses. `parallax-ROUTE` asks for that route for every table of the model;
+`parallax-bf16` and `parallax-fp16` for half precision on the wire.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ def main() -> None:
     with graph.as_default():
         built = model.build()
         train = built.optimizer.minimize(built.loss)
-    _, _, route = task.system.partition("-")
+    _, _, asked = task.system.partition("-")
+    wire = {"bf16": "bfloat16", "fp16": "float16"}.get(asked)
     config = parallax.Config(
-        routes={table.name: route for table in model.tables} if route else {},
+        routes={table.name: asked for table in model.tables} if asked and wire is None else {},
+        wire_dtype=wire,
         workers=task.workers,
         sess_config=task.session_config(),
         seed=1,
