@@ -144,7 +144,7 @@ def _host_without_numbers(
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A YAML value, the key it belongs to, the line of that key (of the item, in a list), and what the value must be."""
+    """A YAML value, the key it belongs to, the line of that key (of the item, in a list), and what it must be."""
 
     file: str
     line: int

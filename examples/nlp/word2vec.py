@@ -250,28 +250,28 @@ def read_sentences(pattern: str) -> Iterator[list[str]]:
 def read_counts(file: Path) -> Counter:
     """How often each word occurs: a line of each, the word and its count."""
     counts = Counter()
-    try:
-        with file.expanduser().open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                word, count = line.split()
-                counts[word] = int(count)
-    except OSError as error:
-        sys.exit(f"{file}: {error.strerror}")
-    except ValueError:
-        sys.exit(f"{file}:{number}: a line of a vocabulary is `word count`, and this one is {line.strip()!r}")
+    for number, line in enumerate(read_text(file).splitlines(), start=1):
+        word, _, count = line.strip().rpartition(" ")
+        if not word or not count.isdecimal():
+            sys.exit(f"{file}:{number}: a line of a vocabulary is `word count`, and this one is {line.strip()!r}")
+        counts[word.strip()] = int(count)
     return counts
 
 
 def read_questions(file: Path) -> list[list[str]]:
     """The words of each line, in lower case; lines that begin with a colon are headings."""
-    try:
-        lines = file.expanduser().read_text(encoding="utf-8").lower().splitlines()
-    except OSError as error:
-        sys.exit(f"{file}: {error.strerror}")
+    lines = read_text(file).lower().splitlines()
     found = [line.split() for line in lines if line.strip() and not line.startswith(":")]
     if wrong := [words for words in found if len(words) != 4]:
         sys.exit(f"{file}: a question has four words, and one has {len(wrong[0])}: {' '.join(wrong[0])}")
     return found
+
+
+def read_text(file: Path) -> str:
+    try:
+        return file.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        sys.exit(f"{file} cannot be read: {error}")
 
 
 def make_vocabulary(counts: Counter, least: int) -> Vocabulary:
@@ -317,9 +317,7 @@ def keep_probabilities(frequencies: np.ndarray, subsample: float) -> np.ndarray:
     return np.minimum(1.0, np.sqrt(subsample / frequencies) + subsample / frequencies)
 
 
-def pairs_of(
-    sentences: list[list[int]], kept: np.ndarray, window: int, random: np.random.Generator
-) -> np.ndarray:
+def pairs_of(sentences: list[list[int]], kept: np.ndarray, window: int, random: np.random.Generator) -> np.ndarray:
     """[pairs, 2]: a word, and one at most so many words from it in its sentence as was drawn for it, up to `window`."""
     words = np.array([word for sentence in sentences for word in sentence], np.int32)
     numbers = np.repeat(np.arange(len(sentences)), [len(sentence) for sentence in sentences])
@@ -335,7 +333,7 @@ def pairs_of(
     return np.concatenate(found)
 
 
-VERBS, NOUNS = 400, 1500
+VERBS, NOUNS = 400, 3000
 NOUNS_OF_A_VERB, NOUNS_OF_A_FORM = 6, 4
 GENERATED, QUESTIONS = 80_000, 1000  # sentences, and questions
 TENSES = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -43,7 +42,7 @@ def main() -> int:
 def make_desk(folder: Path) -> None:
     """Puts what pages name into a folder where they may write."""
     for name in ("examples", "ops"):
-        os.symlink(ROOT / name, folder / name)
+        (folder / name).symlink_to(ROOT / name)
 
 
 def _write() -> None:

@@ -15,7 +15,6 @@ LIMIT_S = 600.0
 SHOWN_LINES = 60
 
 ELSEWHERE = {
-    "git clone": "it is how one comes to this folder",
     "make": "it makes an environment, of which the tests are a part; `python -m ops.book newcomer` runs it",
     ". .venv/bin/activate": "it is for a shell that goes on",
     "sbatch": "there is no Slurm cluster; tests/runtime/test_recipes.py runs the script with a stand-in for scontrol",

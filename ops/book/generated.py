@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ops.book.pages import ROOT
 from parallax import cli, config, resource_keys
 
 _PART = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -83,6 +84,19 @@ def commands() -> str:
     return "\n".join(_command(name, parser) for name, parser in chosen.choices.items())
 
 
+def race_results() -> str:
+    """A line for each race of docs/benchmarks.md: the step of Parallax, and how many times longer that of others is."""
+    text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    races = re.findall(r"^### (.+?) \(.*?\n\n(.*?)^\| system (.*?)\n\n", text, re.MULTILINE | re.DOTALL)
+    rows = []
+    for title, _, table in races:
+        head, _, *lines = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines()]
+        steps = {cells[0]: dict(zip(["system", *head], cells, strict=True)) for cells in lines}
+        others = [f"{steps[name]['x slower']} x ({steps[name]['median step']})" for name in ("horovod", "tf-ps")]
+        rows.append((title, steps["parallax"]["median step"], *others))
+    return _table(("race", "Parallax", "Horovod", "TensorFlow's parameter servers"), rows)
+
+
 def _settings_of(cls: type) -> str:
     words = attributes_of(cls)
     summary = (inspect.getdoc(cls) or "").partition("\n\n")[0]
@@ -149,4 +163,5 @@ PARTS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "resource keys": resource_keys_text,
     "commands": commands,
+    "race results": race_results,
 }

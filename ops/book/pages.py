@@ -8,6 +8,8 @@ They are fenced blocks, told apart by the words after the fence:
 - `console`: a line that begins with `$` is a command, and the lines after it are what it prints. It may print more
   between and around them, on stdout and stderr together. `...` stands for anything.
 
+`<!-- needs: train.py of docs/quick_start.md -->` stands for a file of another page, as that page first has it.
+
 More words may follow: `status=1` is the exit status (else 0), `slow` is for commands that take long, and `about` says
 that numbers differ from one machine to the next.
 """
@@ -15,14 +17,18 @@ that numbers differ from one machine to the next.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (Path("README.md"), *sorted(path.relative_to(ROOT) for path in (ROOT / "docs").glob("*.md")))
 
-_BLOCK = re.compile(r"^```(\S+)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^```(\S+)([^\n]*)\n(.*?)^```$|^<!-- needs: (\S+) of (\S+) -->$", re.DOTALL | re.MULTILINE)
+
+# In an escaped text.
+_NUMBER = re.compile(r"\d[\d,]*(?:\\\.\d+)?")
+_GAP = re.compile(r"(?:\\?[ -])+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,9 @@ def steps_of(text: str, name: str) -> Iterator[Step]:
         ValueError: the words of a fence are not as described above.
     """
     for block in _BLOCK.finditer(text):
+        if block[4]:
+            yield file_of(Path(block[5]), block[4])
+            continue
         kind, words, body = block[1], block[2].split(), block[3]
         line = text.count("\n", 0, block.start()) + 1
         named = dict(word.split("=", 1) for word in words if "=" in word)
@@ -99,6 +108,12 @@ def steps_of(text: str, name: str) -> Iterator[Step]:
             yield ChangeFile(named["file"], before, after)
         elif "file" in named:
             yield WriteFile(named["file"], body)
+
+
+def file_of(page: Path, name: str) -> WriteFile:
+    """A file of a page, as it first stands there."""
+    steps = steps_of((ROOT / page).read_text(encoding="utf-8"), str(page))
+    return next(step for step in steps if isinstance(step, WriteFile) and step.name == name)
 
 
 def commands_of(page: Path) -> list[Command]:
@@ -126,7 +141,8 @@ def _commands(body: str, is_console: bool) -> Iterator[tuple[int, str, tuple[str
 
 def _pattern(shown: str, about: bool) -> str:
     """A regular expression for a line that is shown."""
-    parts: Sequence[str] = [re.escape(part) for part in re.split(r"\.\.\.", shown)]
-    if about:  # columns move with the length of the numbers in them
-        parts = [re.sub(r"(?:\\?[ -])+", r"[ -]+", re.sub(r"\d[\d,]*(?:\\\.\d+)?", r"[\\d,.]+", part)) for part in parts]
+    parts = [re.escape(part) for part in shown.split("...")]
+    if about:
+        parts = [_NUMBER.sub(r"[\\d,.]+", part) for part in parts]
+        parts = [_GAP.sub("[ -]+", part) for part in parts]  # columns are as wide as the numbers in them
     return ".*".join(parts)
