@@ -334,7 +334,7 @@ def pairs_of(sentences: list[list[int]], kept: np.ndarray, window: int, random: 
 
 
 VERBS, NOUNS = 400, 3000
-NOUNS_OF_A_VERB, NOUNS_OF_A_FORM = 6, 4
+NOUNS_OF_A_VERB, NOUNS_OF_A_FORM = 8, 6
 GENERATED, QUESTIONS = 80_000, 1000  # sentences, and questions
 TENSES = {
     "s": "today now always often daily usually".split(),
@@ -347,7 +347,7 @@ TENSES = {
 def generated() -> tuple[list[list[str]], list[list[str]]]:
     """Sentences such as `soon the mulo bakoen a tira`, and questions; both are the same at every call.
 
-    A verb goes with six nouns, each of its forms with four of them, and a tense with some adverbs: that is all that a
+    A verb goes with eight nouns, each of its forms with six of them, and a tense with some adverbs: that is all that a
     sentence tells of its verb.
     """
     random = Random(1)
