@@ -21,14 +21,18 @@ def main() -> int:
     one = commands.add_parser("follow", help="do what a page says, in a new folder")
     one.add_argument("page", type=Path, help="as docs/quick_start.md")
     one.add_argument("--slow", action="store_true", help="the slow commands too")
+    one.add_argument("--here", action="store_true", help="in this folder, rather than a new one")
     path = commands.add_parser("newcomer", help="a newcomer's path, in a clean clone of what is committed")
     path.add_argument("--environment", type=Path, metavar="DIR", help="take this one, rather than make one")
+    path.add_argument("--quick", action="store_true", help="without the slow commands")
     arguments = parser.parse_args()
     try:
         if arguments.command == "write":
             _write()
         elif arguments.command == "newcomer":
-            newcomer(arguments.environment)
+            newcomer(arguments.environment, not arguments.quick)
+        elif arguments.here:
+            follow(arguments.page, Path.cwd(), reader_environment(), arguments.slow, say=True)
         else:
             with tempfile.TemporaryDirectory(prefix="parallax-book-") as folder:
                 make_desk(Path(folder))

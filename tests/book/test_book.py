@@ -104,7 +104,7 @@ def test_all_commands_do_what_their_page_says(page, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_newcomer_comes_through():
-    newcomer(Path(sys.prefix))
+    newcomer(Path(sys.prefix), slow=False)
 
 
 def test_what_is_not_run_is_in_the_book_and_has_a_reason():
