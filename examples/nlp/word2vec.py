@@ -113,9 +113,9 @@ class Model(NamedTuple):
 
 def build_graph(flags: argparse.Namespace, rows: int) -> Model:
     """The training step and the vectors, for one device."""
-    centers = tf.placeholder(tf.int32, [flags.batch], name="centers")
-    contexts = tf.placeholder(tf.int32, [flags.batch], name="contexts")
-    negatives = tf.placeholder(tf.int32, [flags.batch, flags.negatives], name="negatives")
+    centers = tf.placeholder(tf.int32, [flags.batch], name="center_ids")
+    contexts = tf.placeholder(tf.int32, [flags.batch], name="context_ids")
+    negatives = tf.placeholder(tf.int32, [flags.batch, flags.negatives], name="negative_ids")
     learning_rate = tf.placeholder(tf.float32, [], name="learning_rate")
     asked = tf.placeholder(tf.int32, [None], name="asked")
 
@@ -232,7 +232,7 @@ def open_corpus(flags: argparse.Namespace) -> Corpus:
 
 def read_sentences(pattern: str) -> Iterator[list[str]]:
     """The words of each line; of a very long one, those of its parts."""
-    path, words = Path(pattern).expanduser(), []
+    path, read = Path(pattern).expanduser(), False
     for file in sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor)))):
         with file.open(encoding="utf-8") as text:
             rest = ""
@@ -241,9 +241,11 @@ def read_sentences(pattern: str) -> Iterator[list[str]]:
                 rest = "" if piece[-1].isspace() or not words else words.pop()
                 if words:
                     yield words
+                read = read or bool(words)
             if rest:
-                yield (words := [rest])
-    if not words:
+                yield [rest]
+                read = True
+    if not read:
         sys.exit(f"no text in files that match {pattern}")
 
 
