@@ -25,10 +25,26 @@ from parallax.wire import WIRE_DTYPES
 
 EXIT_USAGE = 2
 
+_DESCRIPTIONS = {
+    "run": "Runs a script that calls parallax.parallel_run on all workers. Prints the plan, relays what the workers "
+    "print, each line with its rank, and ends with the exit status of the job.",
+    "plan": "Prints the plan of a script's graph. Starts nothing.",
+    "verify": "Compares N workers with one process on the joined batch. Both take some steps; the relative difference "
+    "of every variable and slot is printed. Random ops whose shape depends on the batch (dropout) must be off.",
+    "calibrate": "Measures the cluster and writes its profile. It runs a job that times all-reduce, all-to-all, "
+    "allgather and a server between the hosts and within one, and each host's link. Nothing else should run there.",
+    "profile": "Measures which rows the steps of a script touch and writes a model profile. Looks at batches, trains "
+    "nothing and starts no job.",
+    "show": "Prints a plan file.",
+    "diff": "Prints in what two plan files differ. The exit status is 0 when in nothing, else 1.",
+    "simulate": "Predicts a script's graph on clusters of other sizes. Prints step time, throughput, efficiency and "
+    "memory of each, and where routes change. Starts nothing.",
+}
+
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line and leaves with its exit status."""
-    arguments = _parser().parse_args(argv)
+    arguments = command_parser().parse_args(argv)
     by_command = {"show": _show_plan, "diff": _compare_plans, "calibrate": _calibrate}
     try:
         status = by_command.get(arguments.command, _run_script)(arguments)
@@ -38,15 +54,16 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(status)
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """The command line: all commands and their options."""
     parser = argparse.ArgumentParser(prog="parallax", description="Data-parallel training of TensorFlow graphs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="run a script that calls parallax.parallel_run on all workers")
-    plan = commands.add_parser("plan", help="print the plan of a script's graph; starts nothing")
-    profile = commands.add_parser("profile", help="measure the rows that steps touch; trains nothing, starts no job")
-    verify = commands.add_parser("verify", help="compare N workers with one process on the joined batch")
-    simulate = commands.add_parser("simulate", help="predict a script's graph on clusters of other sizes")
-    calibrate = commands.add_parser("calibrate", help="measure the cluster and write its profile")
+    made = {
+        name: commands.add_parser(name, help=f"{text[0].lower()}{text[1:].partition('.')[0]}", description=text)
+        for name, text in _DESCRIPTIONS.items()
+    }
+    run, plan, verify, profile = made["run"], made["plan"], made["verify"], made["profile"]
+    calibrate, simulate, show, diff = made["calibrate"], made["simulate"], made["show"], made["diff"]
     for command in (run, plan, profile, verify, calibrate):
         where = command.add_mutually_exclusive_group()
         where.add_argument("--workers", type=_positive, metavar="N", help="so many workers on this machine")
@@ -107,11 +124,9 @@ def _parser() -> argparse.ArgumentParser:
     for command in (run, plan, profile, verify, simulate):
         command.add_argument("script", help="the script, as it would be given to python")
         command.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
-    show = commands.add_parser("show", help="print a plan file")
     show.add_argument("plan", metavar="PLAN.json", help="as `parallax plan --json` wrote it")
     show.add_argument("--html", metavar="FILE", help="write it as a page for a browser")
     show.add_argument("--explain", metavar="VARIABLE", help="everything about one variable")
-    diff = commands.add_parser("diff", help="in what two plan files differ; exit status 0 when in nothing, else 1")
     diff.add_argument("first", metavar="A.json", help="a plan file")
     diff.add_argument("second", metavar="B.json", help="another")
     return parser

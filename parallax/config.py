@@ -86,7 +86,11 @@ class MPIConfig:
 
 @dataclass(frozen=True)
 class CommunicationConfig:
-    """How gradients travel: by servers and by MPI; None stands for the defaults.
+    """How gradients travel: by servers and by MPI.
+
+    Attributes:
+        ps_config: servers; None for the defaults.
+        mpi_config: mpirun; None for the defaults.
 
     Raises:
         ConfigError: when a part is of another type.

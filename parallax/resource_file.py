@@ -2,9 +2,7 @@
 
 Lines: `host` or `host: 0,1,2` (GPU numbers) a line, as in Parallax 2019, or `host slots=2` (workers without GPU), as in
 Open MPI's hostfiles; `#` begins a comment, IPv6 goes in brackets.
-YAML: `hosts`, a list of such lines or of maps with `address`, `gpus` or `workers`, `servers`, `bandwidth`; and `ssh`
-(`user`, `port`, `key`, or `agent`: a command in place of ssh), `mpirun_options` (list or string), `network`
-(`interface` or `subnet`), `ports` (`20000-20100` or a list of two: where TensorFlow's servers may listen).
+YAML: a map with the keys of `parallax.resource_keys`; an item of `hosts` is such a line or a map.
 Every error says file, line, key, what was expected and what was received.
 """
 
@@ -22,9 +20,7 @@ import yaml
 
 from parallax.cluster import LOOPBACK_NAMES, Cluster, FieldError, Host, Network, Ssh, local_cluster
 from parallax.errors import ResourceFileError
-
-HOST_KEYS = ("address", "gpus", "workers", "servers", "bandwidth")
-TOP_KEYS = ("hosts", "ssh", "mpirun_options", "network", "ports")
+from parallax.resource_keys import FILE_KEYS, HOST_KEYS, LINE_FORM, NETWORK_KEYS, SSH_KEYS, Key
 
 # The keys of the file that are called differently in the values.
 _KEY_BY_FIELD = {"num_workers": "workers", "num_servers": "servers", "link_bytes_per_s": "bandwidth"}
@@ -32,9 +28,7 @@ _KEY_BY_FIELD = {"num_workers": "workers", "num_servers": "servers", "link_bytes
 # What begins a line of a YAML file only: a document, a map in braces, the key `hosts`.
 _YAML_LINE = re.compile(r"""^(---|\{|hosts\s*:|"hosts"\s*:|'hosts'\s*:)""", re.MULTILINE)
 
-_LINE_FORM = "`host` or `host: 0,1`, IPv6 as `[::1]: 0,1`"
 _SLOTS = re.compile(r"(\S+)\s+slots\s*=\s*(\S*)")
-_PORTS_FORM = "two ports like 20000-20100"
 _BANDWIDTH = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kmgt]?)bit(?:/s)?", re.IGNORECASE)
 _BITS_BY_PREFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
@@ -109,7 +103,7 @@ def _read_lines(text: str, file: str, this_machine: Host | None) -> Cluster:
             with _on_lines(file, line, {}):
                 hosts.append(_host_of_line(entry, this_machine))
     if not hosts:
-        raise _error(file, 1, "hosts", f"a line {_LINE_FORM} for each host", "no line but blanks and comments")
+        raise _error(file, 1, "hosts", f"a line {LINE_FORM} for each host", "no line but blanks and comments")
     with _on_lines(file, 1, line_by_key):
         return Cluster(tuple(hosts))
 
@@ -121,7 +115,7 @@ def _host_of_line(entry: str, this_machine: Host | None) -> Host:
         return Host(_without_brackets(slots[1]), int(slots[2]))
     match = re.fullmatch(r"(\[[^\[\]]*\]|[^:\[\]]*?)\s*(?::([^:]*))?", entry)
     if match is None or not match[1]:
-        raise FieldError("host", _LINE_FORM, repr(entry))
+        raise FieldError("host", LINE_FORM, repr(entry))
     address, numbers = _without_brackets(match[1]), match[2]
     if numbers is None:
         return _host_without_numbers(address, this_machine)
@@ -150,34 +144,36 @@ def _host_without_numbers(
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A YAML value, the key it belongs to and the line of that key (of the item, in a list)."""
+    """A YAML value, the key it belongs to, the line of that key (of the item, in a list), and what it must be."""
 
     file: str
     line: int
     key: str
     node: yaml.Node
+    expected: str = ""
 
-    def error(self, expected: str, received: str = "") -> ResourceFileError:
+    def error(self, expected: str = "", received: str = "") -> ResourceFileError:
         """What to raise when the value is not what was expected."""
-        return _error(self.file, self.line, self.key, expected, received or self._described())
+        return _error(self.file, self.line, self.key, expected or self.expected, received or self._described())
 
-    def fields(self, keys: tuple[str, ...], otherwise: str = "") -> dict[str, _Value]:
+    def fields(self, keys: tuple[Key, ...], otherwise: str = "") -> dict[str, _Value]:
         """The values of a map by key; only `keys` may come, each at most once. `otherwise` is what may stand there."""
-        known = f"a map with keys of {', '.join(keys)}{otherwise}"
+        expected = {key.name: key.expected for key in keys}
+        known = f"a map with keys of {', '.join(expected)}{otherwise}"
         if not isinstance(self.node, yaml.MappingNode):
             raise self.error(known)
         fields: dict[str, _Value] = {}
         for key_node, node in self.node.value:
             key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "(a list or map)"
-            field = _Value(self.file, key_node.start_mark.line + 1, key, node)
-            if key not in keys:
+            field = _Value(self.file, key_node.start_mark.line + 1, key, node, expected.get(key, ""))
+            if key not in expected:
                 raise field.error(known, f"the unknown key {key!r}")
             if key in fields:
                 raise field.error(f"the key once (first on line {fields[key].line})", "it again")
             fields[key] = field
         return fields
 
-    def items(self, expected: str) -> list[_Value]:
+    def items(self, expected: str = "") -> list[_Value]:
         """The values of a list."""
         if not isinstance(self.node, yaml.SequenceNode):
             raise self.error(expected)
@@ -186,13 +182,13 @@ class _Value:
             for position, node in enumerate(self.node.value)
         ]
 
-    def text(self, expected: str) -> str:
+    def text(self, expected: str = "") -> str:
         """A string; numbers, `yes` and the like are none unless quoted."""
         if self.node.tag != "tag:yaml.org,2002:str":
             raise self.error(expected)
         return str(self.node.value)
 
-    def number(self, expected: str) -> int:
+    def number(self, expected: str = "") -> int:
         """A whole number in decimal digits: YAML's octal, hexadecimal and base 60 would surprise here."""
         if self.node.tag != "tag:yaml.org,2002:int" or not re.fullmatch("0|-?[1-9][0-9]{0,8}", self.node.value):
             raise self.error(expected)
@@ -209,10 +205,10 @@ def _read_yaml(text: str, file: str, this_machine: Host | None) -> Cluster:
     root = _compose(text, file)
     if root is None:
         raise _error(file, 1, "hosts", "a list of hosts", "an empty file")
-    top = _Value(file, root.start_mark.line + 1, "file", root).fields(TOP_KEYS)
+    top = _Value(file, root.start_mark.line + 1, "file", root).fields(FILE_KEYS)
     if "hosts" not in top:
         raise _error(file, root.start_mark.line + 1, "hosts", "a list of hosts", "no such key")
-    items = top["hosts"].items(f"a list of hosts, each {_LINE_FORM} in quotes or a map")
+    items = top["hosts"].items()
     hosts = tuple(_host(item, this_machine) for item in items)
     ssh = _ssh(top["ssh"]) if "ssh" in top else Ssh()
     network = _network(top["network"]) if "network" in top else Network()
@@ -237,7 +233,7 @@ def _compose(text: str, file: str) -> yaml.Node | None:
 
 def _host(item: _Value, this_machine: Host | None) -> Host:
     if isinstance(item.node, yaml.ScalarNode):
-        entry = item.text(f"{_LINE_FORM} as a string").strip()
+        entry = item.text(f"{LINE_FORM} as a string").strip()
         with _on_lines(item.file, item.line, {}):
             return _host_of_line(entry, this_machine)
     fields = item.fields(HOST_KEYS, ", or a string: `host: 0,1` in quotes")
@@ -245,10 +241,10 @@ def _host(item: _Value, this_machine: Host | None) -> Host:
         raise _error(item.file, item.line, "address", "a host name or an IP address", "no such key")
     if "gpus" in fields and "workers" in fields:
         raise fields["workers"].error("gpus or workers, not both", "both")
-    address = _without_brackets(fields["address"].text("a host name or an IP address as a string"))
+    address = _without_brackets(fields["address"].text())
     gpus = _gpus(fields["gpus"]) if "gpus" in fields else ()
-    workers = fields["workers"].number("a number of workers") if "workers" in fields else len(gpus)
-    servers = fields["servers"].number("a number of servers") if "servers" in fields else None
+    workers = fields["workers"].number() if "workers" in fields else len(gpus)
+    servers = fields["servers"].number() if "servers" in fields else None
     link_bytes_per_s = _bandwidth(fields["bandwidth"]) if "bandwidth" in fields else None
     with _on_lines(item.file, item.line, _lines(fields)):
         if "gpus" in fields or "workers" in fields:
@@ -261,35 +257,34 @@ def _lines(fields: Mapping[str, _Value]) -> dict[str, int]:
 
 
 def _gpus(value: _Value) -> tuple[int, ...]:
-    gpus = tuple(item.number("a GPU number") for item in value.items("a list of GPU numbers like [0, 1]"))
+    gpus = tuple(item.number("a GPU number") for item in value.items())
     if not gpus:
-        raise value.error("a list of GPU numbers like [0, 1] (`workers` is for workers without GPU)", "an empty list")
+        raise value.error(f"{value.expected} (`workers` is for workers without GPU)", "an empty list")
     return gpus
 
 
 def _bandwidth(value: _Value) -> int:
     """Bytes per second of a rate in bits per second."""
-    expected = "a rate in bits per second like 10gbit or 200mbit"
-    link_bytes_per_s = parse_bandwidth(value.text(expected))
+    link_bytes_per_s = parse_bandwidth(value.text())
     if link_bytes_per_s is None:
-        raise value.error(expected)
+        raise value.error()
     return link_bytes_per_s
 
 
 def _ssh(value: _Value) -> Ssh:
-    fields = value.fields(("user", "port", "key", "agent"))
-    user = fields["user"].text("a login name") if "user" in fields else None
-    port = fields["port"].number("a port from 1 to 65535") if "port" in fields else None
-    key = fields["key"].text("the path of a private key") if "key" in fields else None
-    agent = fields["agent"].text("a command that takes the place of ssh") if "agent" in fields else None
+    fields = value.fields(SSH_KEYS)
+    user = fields["user"].text() if "user" in fields else None
+    port = fields["port"].number() if "port" in fields else None
+    key = fields["key"].text() if "key" in fields else None
+    agent = fields["agent"].text() if "agent" in fields else None
     with _on_lines(value.file, value.line, _lines(fields)):
         return Ssh(user, port, key, agent)
 
 
 def _network(value: _Value) -> Network:
-    fields = value.fields(("interface", "subnet"))
-    interface = fields["interface"].text("the name of one network interface") if "interface" in fields else None
-    subnet = fields["subnet"].text("a network like 10.0.0.0/16") if "subnet" in fields else None
+    fields = value.fields(NETWORK_KEYS)
+    interface = fields["interface"].text() if "interface" in fields else None
+    subnet = fields["subnet"].text() if "subnet" in fields else None
     with _on_lines(value.file, value.line, _lines(fields)):
         return Network(interface, subnet)
 
@@ -297,13 +292,13 @@ def _network(value: _Value) -> Network:
 def _ports(value: _Value) -> tuple[int, int]:
     """First and last of a range."""
     if isinstance(value.node, yaml.SequenceNode):
-        numbers = [item.number("a port") for item in value.items(_PORTS_FORM)]
+        numbers = [item.number("a port") for item in value.items()]
         if len(numbers) != 2:
-            raise value.error(_PORTS_FORM, f"a list of {len(numbers)}")
+            raise value.error(received=f"a list of {len(numbers)}")
         return numbers[0], numbers[1]
-    match = re.fullmatch(r"([0-9]{1,5})\s*-\s*([0-9]{1,5})", value.text(_PORTS_FORM))
+    match = re.fullmatch(r"([0-9]{1,5})\s*-\s*([0-9]{1,5})", value.text())
     if match is None:
-        raise value.error(_PORTS_FORM)
+        raise value.error()
     return int(match[1]), int(match[2])
 
 
@@ -312,6 +307,6 @@ def _mpirun_options(value: _Value) -> tuple[str, ...]:
     if isinstance(value.node, yaml.SequenceNode):
         return tuple(item.text("a word as a string (numbers in quotes)") for item in value.items("a list of words"))
     try:
-        return tuple(shlex.split(value.text("a list of words or one string")))
+        return tuple(shlex.split(value.text()))
     except ValueError as error:
         raise value.error("words with closed quotes") from error

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from ops.book.pages import file_of
 from parallax.runtime.mpirun import this_launcher
 
 pytestmark = pytest.mark.timeout(300)
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LAUNCH = SCRIPTS / "launch_job.py"
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+TRAIN = file_of(Path("docs/quick_start.md"), "train.py").text
 
 
 @pytest.fixture
@@ -22,9 +23,9 @@ def needs_library():
         pytest.skip("this environment has no libparallax_preload.so: `make install`")
 
 
-def test_the_script_of_the_readme_runs_on_two_hosts_of_two_workers(lab, start, tmp_path):
+def test_the_script_of_the_quick_start_runs_on_two_hosts_of_two_workers(lab, start, tmp_path):
     script = tmp_path / "train.py"
-    script.write_text(re.search(r"```python\n(.*?)```", README, re.DOTALL).group(1))
+    script.write_text(TRAIN)
     before = lab.counters()
     resource = lab.resource_file(2)
     status, stdout, stderr = start("-m", "parallax.cli", "run", "-r", resource, script).finish()
@@ -165,7 +166,7 @@ exec {lab.agent} "$@"
 
 def test_a_verification_on_several_hosts_is_refused(lab, start, tmp_path):
     script = tmp_path / "train.py"
-    script.write_text(re.search(r"```python\n(.*?)```", README, re.DOTALL).group(1))
+    script.write_text(TRAIN)
     words = ("-m", "parallax.cli", "verify", "-r", lab.resource_file(1), "--feeds", "train.py:batch", script)
     status, _, stderr = start(*words).finish()
     assert status == 1

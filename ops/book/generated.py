@@ -1,0 +1,167 @@
+"""The parts of the documentation that follow from the code: settings, keys of the resource file, the command line.
+
+A part stands between two comments, `<!-- generated: NAME -->` and `<!-- end -->`, and is written anew as a whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ops.book.pages import ROOT
+from parallax import cli, config, resource_keys
+
+_PART = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def with_generated(text: str) -> str:
+    """A page with all its generated parts as the code now has them.
+
+    Raises:
+        ValueError: a part has a name that nothing is generated for.
+    """
+
+    def part(match: re.Match[str]) -> str:
+        if match[2] not in PARTS:
+            raise ValueError(f"A generated part must be one of {', '.join(PARTS)}, and {match[2]!r} is none.")
+        return f"{match[1]}\n{PARTS[match[2]]().strip()}\n\n{match[3]}"
+
+    return _PART.sub(part, text)
+
+
+def settings() -> str:
+    """A table of each class of `parallax.config`."""
+    classes = [
+        config.Config,
+        config.CommunicationConfig,
+        config.PSConfig,
+        config.MPIConfig,
+        config.CheckPointConfig,
+        config.ProfileConfig,
+    ]
+    return "\n".join(_settings_of(cls) for cls in classes)
+
+
+def attributes_of(cls: type) -> dict[str, str]:
+    """What the section `Attributes:` of a class's docstring says of each.
+
+    Raises:
+        ValueError: a field of the dataclass is not described, or something is that is no field.
+    """
+    doc = inspect.getdoc(cls) or ""
+    section = re.search(r"^Attributes:\n((?:    .*\n?)+)", doc, re.MULTILINE)
+    entries = re.split(r"^    (?=\w+: )", section[1] if section else "", flags=re.MULTILINE)
+    found = {name: " ".join(text.split()) for name, _, text in (entry.partition(": ") for entry in entries if entry)}
+    fields = [field.name for field in dataclasses.fields(cls)]
+    if list(found) != fields:
+        raise ValueError(f"{cls.__name__} has the fields {', '.join(fields)}, and describes {', '.join(found)}.")
+    return found
+
+
+def resource_keys_text() -> str:
+    """A table of each map of a resource file."""
+    maps = {
+        "Of the file": resource_keys.FILE_KEYS,
+        "Of a host": resource_keys.HOST_KEYS,
+        "Of `ssh`": resource_keys.SSH_KEYS,
+        "Of `network`": resource_keys.NETWORK_KEYS,
+    }
+    head = ("key", "value", "meaning", "left out")
+    return "\n".join(
+        f"### {title}\n\n{_table(head, [(f'`{k.name}`', k.expected, k.meaning, k.otherwise) for k in keys])}"
+        for title, keys in maps.items()
+    )
+
+
+def commands() -> str:
+    """A section for each command of `parallax`."""
+    actions = cli.command_parser()._actions
+    (chosen,) = [action for action in actions if isinstance(action, argparse._SubParsersAction)]
+    return "\n".join(_command(name, parser) for name, parser in chosen.choices.items())
+
+
+def race_results() -> str:
+    """A line for each race of docs/benchmarks.md: the step of Parallax, and how many times longer that of others is."""
+    text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    races = re.findall(r"^### (.+?) \(.*?\n\n(.*?)^\| system (.*?)\n\n", text, re.MULTILINE | re.DOTALL)
+    rows = []
+    for title, _, table in races:
+        head, _, *lines = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines()]
+        steps = {cells[0]: dict(zip(["system", *head], cells, strict=True)) for cells in lines}
+        others = [f"{steps[name]['x slower']} x ({steps[name]['median step']})" for name in ("horovod", "tf-ps")]
+        rows.append((title, steps["parallax"]["median step"], *others))
+    return _table(("race", "Parallax", "Horovod", "TensorFlow's parameter servers"), rows)
+
+
+def _settings_of(cls: type) -> str:
+    words = attributes_of(cls)
+    summary = (inspect.getdoc(cls) or "").partition("\n\n")[0]
+    rows = [
+        (f"`{field.name}`", f"`{field.type}`", f"`{_default(field)}`", words[field.name])
+        for field in dataclasses.fields(cls)
+    ]
+    return f"## {cls.__name__}\n\n{summary}\n\n{_table(('setting', 'type', 'default', 'meaning'), rows)}"
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        made = field.default_factory()
+        return f"{type(made).__name__}()" if dataclasses.is_dataclass(made) else repr(made)
+    return repr(field.default)
+
+
+def _command(name: str, parser: argparse.ArgumentParser) -> str:
+    positional = [action for action in parser._actions if not action.option_strings]
+    options = [a for a in parser._actions if a.option_strings and not isinstance(a, argparse._HelpAction)]
+    words = [f"parallax {name}", *(_usage(a) for a in options if a.required), "[OPTIONS]"]
+    usage = " ".join(words + [_usage(action) for action in positional])
+    rows = [(f"`{_option(action)}`", _meaning(action, parser)) for action in (*options, *positional)]
+    table = _table(("option or argument", "meaning"), rows)
+    return f"## parallax {name}\n\n{parser.description}\n\n```text\n{usage}\n```\n\n{table}"
+
+
+def _usage(action: argparse.Action) -> str:
+    if action.option_strings:
+        return _option(action).split(", ")[-1]
+    return f"{_name(action)}..." if action.nargs == argparse.REMAINDER else _name(action)
+
+
+def _option(action: argparse.Action) -> str:
+    if not action.option_strings:
+        return _name(action)
+    value = "" if action.nargs == 0 else f" {_name(action)}"
+    return ", ".join(action.option_strings) + value
+
+
+def _name(action: argparse.Action) -> str:
+    return str(action.metavar or action.dest.upper())
+
+
+def _meaning(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
+    notes = [(action.help or "").replace("%%", "%")]
+    for group in parser._mutually_exclusive_groups:
+        if action in group._group_actions:
+            others = [other.option_strings[0] for other in group._group_actions if other is not action]
+            notes.append(f"not with {', '.join(f'`{other}`' for other in others)}")
+    if action.required and action.option_strings:
+        notes.append("required")
+    if isinstance(action, argparse._AppendAction):
+        notes.append("may be given several times")
+    return "; ".join(notes)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in lines)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "settings": settings,
+    "resource keys": resource_keys_text,
+    "commands": commands,
+    "race results": race_results,
+}

@@ -1,0 +1,148 @@
+"""A page of the book as the steps that a reader takes: files to write, lines to change, commands to run.
+
+They are fenced blocks, told apart by the words after the fence:
+
+- `python file=train.py`, in any language: the block is that file.
+- `diff file=train.py`: lines of that file, of which those with `-` are replaced by those with `+`.
+- `sh`: commands, one a line; a line that ends with a backslash goes on in the next.
+- `console`: a line that begins with `$` is a command, and the lines after it are what it prints. It may print more
+  between and around them, on stdout and stderr together. `...` stands for anything.
+
+`<!-- needs: train.py of docs/quick_start.md -->` stands for a file of another page, as that page first has it.
+
+More words may follow: `status=1` is the exit status (else 0), `slow` is for commands that take long, and `about` says
+that numbers differ from one machine to the next.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (Path("README.md"), *sorted(path.relative_to(ROOT) for path in (ROOT / "docs").glob("*.md")))
+
+_BLOCK = re.compile(r"^```(\S+)([^\n]*)\n(.*?)^```$|^<!-- needs: (\S+) of (\S+) -->$", re.DOTALL | re.MULTILINE)
+
+# In an escaped text.
+_NUMBER = re.compile(r"\d[\d,]*(?:\\\.\d+)?")
+_GAP = re.compile(r"(?:\\?[ -])+")
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFile:
+    """A file of the page: name, and text."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeFile:
+    """Lines of a file, and what replaces them; both with their line ends."""
+
+    name: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command.
+
+    Attributes:
+        text: as it is typed.
+        shown: the lines that it prints, as far as the page shows them.
+        status: its exit status.
+        slow: whether it takes long.
+        about: whether numbers may differ.
+        place: page and line, for messages.
+    """
+
+    text: str
+    shown: tuple[str, ...]
+    status: int
+    slow: bool
+    about: bool
+    place: str
+
+    def missing(self, printed: str) -> str:
+        """The first line that is shown and not printed, after those before it; empty when all are."""
+        lines = iter(printed.splitlines())
+        for shown in self.shown:
+            pattern = re.compile(_pattern(shown.strip(), self.about))
+            if not any(pattern.fullmatch(line.strip()) for line in lines):
+                return shown
+        return ""
+
+
+Step = WriteFile | ChangeFile | Command
+
+
+def steps_of(text: str, name: str) -> Iterator[Step]:
+    """The steps of a page, in order.
+
+    Raises:
+        ValueError: the words of a fence are not as described above.
+    """
+    for block in _BLOCK.finditer(text):
+        if block[4]:
+            yield file_of(Path(block[5]), block[4])
+            continue
+        kind, words, body = block[1], block[2].split(), block[3]
+        line = text.count("\n", 0, block.start()) + 1
+        named = dict(word.split("=", 1) for word in words if "=" in word)
+        flags = [word for word in words if "=" not in word]
+        if kind in ("sh", "console"):
+            if set(flags) - {"slow", "about"} or set(named) - {"status"}:
+                raise ValueError(f"{name}:{line}: unknown words after the fence: {' '.join(words)}")
+            status = int(named.get("status", 0))
+            for offset, command, shown in _commands(body, kind == "console"):
+                place = f"{name}:{line + 1 + offset}"
+                yield Command(command, shown, status, "slow" in flags, "about" in flags, place)
+        elif "file" in named and kind == "diff":
+            lines = body.splitlines(keepends=True)
+            before, after = ("".join(row[1:] for row in lines if row[0] in kept) for kept in (" -", " +"))
+            yield ChangeFile(named["file"], before, after)
+        elif "file" in named:
+            yield WriteFile(named["file"], body)
+
+
+def file_of(page: Path, name: str) -> WriteFile:
+    """A file of a page, as it first stands there."""
+    steps = steps_of((ROOT / page).read_text(encoding="utf-8"), str(page))
+    return next(step for step in steps if isinstance(step, WriteFile) and step.name == name)
+
+
+def commands_of(page: Path) -> list[Command]:
+    """All commands of a page."""
+    return [s for s in steps_of((ROOT / page).read_text(encoding="utf-8"), str(page)) if isinstance(s, Command)]
+
+
+def _commands(body: str, is_console: bool) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    """Of each command: the line of the block that it begins on, its text, and what is shown of its output."""
+    lines = body.splitlines()
+    number = 0
+    while number < len(lines):
+        start, shown = number, list[str]()
+        number += 1
+        line = lines[start].removeprefix("$ ") if is_console else lines[start]
+        while line.endswith("\\"):
+            line = f"{line[:-1].rstrip()} {lines[number].strip()}"
+            number += 1
+        while is_console and number < len(lines) and not lines[number].startswith("$ "):
+            shown.append(lines[number])
+            number += 1
+        if command := re.sub(r"\s+#\s.*", "", line).strip():
+            yield start, command, tuple(text for text in shown if text.strip() not in ("", "..."))
+
+
+def _pattern(shown: str, about: bool) -> str:
+    """A regular expression for a line that is shown."""
+    parts = [re.escape(part) for part in shown.split("...")]
+    if about:
+        parts = [_NUMBER.sub(r"[\\d,.]+", part) for part in parts]
+        parts = [_GAP.sub("[ -]+", part) for part in parts]  # columns are as wide as the numbers in them
+    return ".*".join(parts)
