@@ -105,7 +105,7 @@ def test_asked_a_job_tells_of_the_better_plan_and_changes_nothing(start, poor, t
 @pytest.mark.parametrize(
     ("routes", "slow", "after"),
     [
-        ({"emb": "ps", "other": "ps", "weights": "ps"}, SERVED, "alltoall"),
+        ({"emb": "ps", "other": "ps", "weights": "ps"}, ("allgather", *SERVED), "alltoall"),
         ({"emb": "ps", "other": "alltoall"}, ("alltoall", "allreduce", "allgather"), "ps"),
         ({"emb": "ps", "other": "alltoall"}, ("alltoall", *SERVED), "allgather"),
     ],
