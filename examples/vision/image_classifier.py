@@ -69,8 +69,7 @@ def parse_flags(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, default=600)
     add("--learning-rate", type=float, help=f"for {BASE_BATCH} images a step; default: 0.1, but 0.8 for resnet8")
     add("--warmup", type=int, help="steps in which the learning rate rises to its value; default: an 18th of all")
-    decay = "of the weights, not of what normalization learns; default: 1e-4, but 5e-4 for resnet8"
-    add("--weight-decay", type=float, help=decay)
+    add("--weight-decay", type=float, default=1e-4, help="of the weights, not of what normalization learns")
     add("--seed", type=int, default=1)
     flags = parser.parse_args(argv)
     network, on_digits = NETWORKS[flags.model], not (flags.data or flags.synthetic)
@@ -85,7 +84,6 @@ def parse_flags(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "image_size": 8 if on_digits else network.image_size,
         "norm": network.norm,
         "learning_rate": network.learning_rate,
-        "weight_decay": network.weight_decay,
         "warmup": flags.steps // 18,  # published: 5 of 90 epochs
     }
     vars(flags).update({name: value for name, value in defaults.items() if getattr(flags, name) is None})
@@ -331,13 +329,12 @@ class Network(NamedTuple):
     least_size: int
     norm: str
     learning_rate: float
-    weight_decay: float
 
 
 NETWORKS = {
-    "resnet8": Network(resnet8, 32, 4, "group", 0.8, 5e-4),
-    "resnet50": Network(resnet50, 224, 32, "batch", 0.1, 1e-4),
-    "inception3": Network(inception3, 299, 75, "batch", 0.1, 1e-4),
+    "resnet8": Network(resnet8, 32, 4, "group", 0.8),
+    "resnet50": Network(resnet50, 224, 32, "batch", 0.1),
+    "inception3": Network(inception3, 299, 75, "batch", 0.1),
 }
 
 
