@@ -70,7 +70,7 @@ def test_one_two_and_four_workers_end_alike_when_a_step_has_the_same_images(star
     ends = {}
     for workers in (1, 2, 4):
         _, ends[workers], _ = classify(start, workers, "--batch", 64 // workers, "--steps", "60")
-    assert 1.0 < ends[1] < 2.2  # it began with the ten digits' 2.3
+    assert 0.3 < ends[1] < 2.2  # it has learned something, and not all; it began with the ten digits' 2.3
     assert ends[2] == pytest.approx(ends[1], rel=1e-5)
     assert ends[4] == pytest.approx(ends[1], rel=1e-5)
 
