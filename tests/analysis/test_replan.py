@@ -32,7 +32,7 @@ def graph() -> GraphSpec:
     return spec(dense(shape=(400, 50)), sparse(shape=(20_000, 16), ids=600))
 
 
-def measured(rows: float = 60) -> Measured:
+def measured(rows: float = 450) -> Measured:
     return Measured(equal_hosts(4), model(table("emb", rows, 1.6 * rows), of=graph()))
 
 

@@ -53,7 +53,7 @@ def made(route: str, rank: int = 0, more: Callable[[Any], None] | None = None, s
     layout = Layout((2,), (0,) * servers)
     partitions = {"emb": 2} if route == "ps" else {}
     plan = make_plan(analysed.spec, layout, Wishes(routes={"emb": route}, partitions=partitions))
-    return transform(analysed.captured.view, decide(analysed, plan), Worker(rank, 2, 7, servers=servers))
+    return transform(analysed.captured.view, decide(analysed, plan), Worker(rank, 2, 7, servers=(0,) * servers))
 
 
 def ops(graph_def: Any, op: str) -> list[str]:

@@ -108,7 +108,8 @@ def shapes_before(graph_def: Any, variables: list[str]) -> list[Any]:
 
 
 def made_for(view: GraphView, decisions: Decisions, rank: int, size: int = 3) -> WorkerGraph:
-    return transform(view, decisions, Worker(rank, size, 7, servers=(0, 0)))
+    servers = (0, 0) if any(table.servers for table in decisions.tables) else ()
+    return transform(view, decisions, Worker(rank, size, 7, servers=servers))
 
 
 @pytest.mark.parametrize(
