@@ -21,6 +21,7 @@ ELSEWHERE = {
     "kubectl": "there is no Kubernetes cluster; tests/runtime/test_recipes.py looks at the job's command",
     "ssh": "there are no other machines",
     "parallax run -r cluster.yaml": "there are no other machines; tests/lab runs jobs on emulated hosts",
+    "parallax plan -r hosts.yaml": "its hosts are the paper's; tests/bench/test_published.py makes these plans anew",
     "parallax calibrate -r cluster.yaml": "there are no other machines; tests/lab calibrates emulated hosts",
     "python -m ops.bench race": "a race takes minutes on a quiet machine; tests/bench runs a small one",
     "python -m ops.bench planning": "it measures for minutes; tests/bench runs a small one",

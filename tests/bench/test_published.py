@@ -39,7 +39,7 @@ def test_the_page_has_a_plan_of_each_model_for_the_machines_it_shows() -> None:
 
 
 def test_plans_are_put_into_a_page_and_read_back() -> None:
-    page = "Before.\n\n```yaml\nhosts:\n```\n\n```text\n$ parallax plan a.py\nold\n```\n\nAfter.\n"
+    page = "Before.\n\n```yaml\nhosts:\n```\n\n```console\n$ parallax plan a.py\nold\n```\n\nAfter.\n"
     new = with_plans(page, {"parallax plan a.py": "new\n", "parallax plan b.py": "b\n"})
     assert new == page.replace("old", "new") and dict(kept_plans(new)) == {"parallax plan a.py": "new\n"}
 

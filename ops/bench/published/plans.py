@@ -105,15 +105,15 @@ def with_plans(page: str, made: Mapping[str, str]) -> str:
     """
     blocks = page.split("```")
     for number in range(1, len(blocks), 2):
-        command = blocks[number].removeprefix("text\n").partition("\n")[0].removeprefix("$ ")
+        command = blocks[number].removeprefix("console\n").partition("\n")[0].removeprefix("$ ")
         if command in made:
-            blocks[number] = f"text\n$ {command}\n{made[command]}"
+            blocks[number] = f"console\n$ {command}\n{made[command]}"
     return "```".join(blocks)
 
 
 def kept_plans(page: str) -> Iterator[tuple[str, str]]:
     """(command, output) of the plans in a page: fenced blocks that begin with `$ parallax plan`."""
     for block in page.split("```")[1::2]:
-        first, _, rest = block.removeprefix("text\n").partition("\n")
+        first, _, rest = block.removeprefix("console\n").partition("\n")
         if first.startswith("$ parallax plan"):
             yield first.removeprefix("$ "), rest
