@@ -86,6 +86,7 @@ def test_data_random_numbers_hooks_and_checkpoints_go_on_across_a_change(start, 
     check_equal({n: reader.get_tensor(n) for n in printed(plain, "values")}, printed(changed, "values"))
 
 
+@pytest.mark.slow
 def test_asked_a_job_tells_of_the_better_plan_and_changes_nothing(start, poor, tmp_path):
     words = poor(BY_ALL, "fed", "resource", 5)
     done = start(*CLI, "run", *words, "--replan", "ask", "--measure", "p.json", SCRIPT, "{}", "fed", "resource", 5)

@@ -83,6 +83,7 @@ def test_variables_on_servers_are_trained_as_those_of_workers(trained):
     check(found, wanted)
 
 
+@pytest.mark.slow
 def test_sums_of_sparse_gradients_are_the_same_on_all_routes(trained):
     """After one step of two workers a sum has moved rows twice as far as a mean; dense gradients stay means."""
     _, mean = trained(1, routes={"emb": "alltoall"})
