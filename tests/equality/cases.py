@@ -13,9 +13,11 @@ SERVER_ROUTES = ("ps", "hybrid ps")
 """With servers: all variables there, or those looked up by row alone."""
 OWNER_ROUTES = ("unequal owners", "unequal by host")
 """Rows go to owners with unequal shares; on several hosts, whose workers merge what they ask for."""
+FRONT_ROUTES = ("ps by fronts", "ps by fronts as bfloat16")
+"""Every worker as if on a host of its own: each server is asked by one of them for all."""
 WIRE_MODELS = ("Adagrad, clipped, resource", "sampled softmax, resource")
 """Trained with half precision on the wire; the second, some rows of which are all-reduced, by alltoall alone."""
-SECTIONS = ("optimizers", "models", "owners", "wire")
+SECTIONS = ("optimizers", "models", "owners", "fronts", "wire")
 OWNED_OPTIMIZERS = ("Adagrad", "Adam")
 OWNED_MODELS = (
     "several tables",
@@ -44,10 +46,11 @@ class Case(NamedTuple):
 def cases(section: str, servers: int = 0) -> list[Case]:
     """The cases of a section, with or without servers; a variable for which a route is impossible keeps its own."""
     routes = SERVER_ROUTES if servers else ROUTES
-    if section == "owners":
-        by_row = [c for c in _optimizers(OWNER_ROUTES) if c.name.split(",")[0] in OWNED_OPTIMIZERS and c.resource]
+    if section in ("owners", "fronts"):
+        routes = OWNER_ROUTES if section == "owners" else FRONT_ROUTES
+        by_row = [c for c in _optimizers(routes) if c.name.split(",")[0] in OWNED_OPTIMIZERS and c.resource]
         wanted = tuple(f"{model}, {_kind(kind)}" for model in OWNED_MODELS for kind in (True, False))
-        return by_row + [c for c in _models(OWNER_ROUTES) if c.graph in wanted]
+        return by_row + [c for c in _models(routes) if c.graph in wanted]
     if section == "wire":
         rounded = tuple(f"{route} as {dtype}" for route in routes[: len(ROUTES)] for dtype in WIRE_DTYPES)
         every = [*_optimizers(rounded), *_models([route for route in rounded if route.startswith("alltoall")])]

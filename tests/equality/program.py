@@ -188,10 +188,13 @@ def free_ports(count):
 def workers(builder, resource, route, batches, rank, size, servers):
     graph, ops = build(builder, ROWS_PER_WORKER, resource)
     analysed = analyse(graph)
-    plan = plan_of(analysed, route, size, servers.count)
+    plan = plan_of(analysed, route.replace(" by fronts", ""), size, servers.count)
     worker = Worker(rank, size, SEED, equal_randomness=True, servers=plan.servers)
     if route.endswith("by host"):
         worker = replace(worker, hosts=tuple(number // 2 for number in range(size)), merges_in_host=True)
+    if " by fronts" in route:
+        at = tuple(number % size for number in range(len(plan.servers)))
+        worker = replace(worker, hosts=tuple(range(size)), servers=at)
     made = transform(analysed.captured.view, decide(analysed, plan, equal_randomness=True), worker)
     neighbours = MPI.COMM_WORLD.Split(worker.hosts[rank], rank) if worker.merges_in_host else None
     open_channels(made.graph_def, MPI.COMM_WORLD, neighbours)

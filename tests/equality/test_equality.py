@@ -45,6 +45,13 @@ GRID = [
 SHORT_OWNED = ["Adam, clipped, resource, unequal owners", "partitioned, mod, resource, unequal owners"]
 ALL_OWNED = [(case.name, workers) for case in cases("owners") for workers in (2, 3, 4)]
 
+# Three workers, of whom one has no server on its host.
+SHORT_FRONTED = [
+    "Adam, clipped, resource, ps by fronts",
+    "Adam, clipped, resource, ps by fronts as bfloat16",
+    "chained, resource, ps by fronts",
+]
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -80,6 +87,14 @@ def check_rounded(case: str, result: dict[str, Any]) -> None:
     wire = case.rsplit(" as ", 1)[1]
     check(result, STEPS * ROUNDING[wire])
     assert max(result["differences"].values()) > (0 if "allreduce as bfloat16" in case else 10 * 2.0**-24)
+
+
+def check_as_sent(case: str, result: dict[str, Any]) -> None:
+    """With half precision or without."""
+    if " as " in case:
+        check_rounded(case, result)
+    else:
+        check(result)
 
 
 @pytest.mark.timeout(TIME_LIMIT_S + 60)
@@ -123,6 +138,19 @@ def test_half_precision_on_the_wire_is_one_process_but_for_its_rounding(results:
 @pytest.mark.parametrize("case", names("wire", " ps as "))
 def test_half_precision_to_servers_is_one_process_but_for_its_rounding(results: Any, case: str) -> None:
     check_rounded(case, results("wire", 2, " ps as ", 1)[case])
+
+
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize("case", SHORT_FRONTED)
+def test_servers_asked_by_two_of_three_workers_equal_one_process(results: Any, case: str) -> None:
+    check_as_sent(case, results("fronts", 3, "|".join(SHORT_FRONTED), 2)[case])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize("case", [case.name for case in cases("fronts")])
+def test_every_graph_on_servers_asked_by_fronts_equals_one_process(results: Any, case: str) -> None:
+    check_as_sent(case, results("fronts", 2, "", 2)[case])
 
 
 @pytest.mark.timeout(TIME_LIMIT_S + 60)
