@@ -101,6 +101,7 @@ def parallel_run(
     config.model_profile = wanted.model_profile or config.model_profile
     config.plan_file = wanted.plan_file or config.plan_file
     config.wire_dtype = wanted.wire_dtype or config.wire_dtype
+    config.accumulate_steps = wanted.accumulate_steps or config.accumulate_steps
     if wanted.role == Role.SIMULATE:
         _simulate(analysed, resource_info, config, sync, wanted)
         raise JobEnded(0)

@@ -80,6 +80,9 @@ def command_parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--wire-dtype", choices=WIRE_DTYPES, help="half precision on the wire for float32 rows and gradients"
         )
+        command.add_argument(
+            "--accumulate-steps", type=_positive, metavar="K", help="an update takes the gradients of K batches"
+        )
     run.add_argument("--trace", metavar="DIR", help="write a trace of some steps of every worker, and who was slowest")
     run.add_argument("--trace-steps", metavar="A-B", help="the steps to trace, counted from 0 (default 10-14)")
     run.add_argument("--measure", metavar="FILE", help="write a model profile of the first steps")
@@ -197,6 +200,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
         cluster_profile=_absolute(getattr(arguments, "cluster", None)),
         model_profile=_absolute(getattr(arguments, "profile", None)),
         wire_dtype=getattr(arguments, "wire_dtype", None),
+        accumulate_steps=getattr(arguments, "accumulate_steps", None),
         graph=getattr(arguments, "graph", None),
         trace=getattr(arguments, "trace", None),
         trace_steps=getattr(arguments, "trace_steps", None),

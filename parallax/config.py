@@ -241,6 +241,8 @@ class Config:
         replan: what a running job does about a better plan: a ReplanConfig, or its mode alone, as `on`.
         wire_dtype: `bfloat16` or `float16`: float32 rows and gradients travel in half precision, rounded; None, the
             default: as they are.
+        accumulate_steps: of how many batches a worker keeps the gradients before they travel; each `run` of the
+            train_op is one batch, and the last of so many updates. 1, the default: every batch updates.
         seed: of all random numbers that the script does not seed itself; drawn and printed when None.
         stall_timeout_s: seconds that a worker may wait in one `run` for others that do not come; infinite for ever.
         hooks: SessionRunHooks for the workers' sessions; they may name tensors of the user's graph.
@@ -268,6 +270,7 @@ class Config:
     model_profile: Path | str | None = None
     replan: ReplanConfig = field(default_factory=ReplanConfig)
     wire_dtype: str | None = None
+    accumulate_steps: int = 1
     seed: int | None = None
     stall_timeout_s: float = STALL_TIMEOUT_S
     hooks: Sequence[Any] = ()
@@ -349,6 +352,7 @@ _RULES: dict[str, Callable[[str, Any], Any]] = {
     "model_profile": checked.path_or_none,
     "replan": _replan,
     "wire_dtype": _wire_dtype,
+    "accumulate_steps": checked.number,
     "seed": partial(checked.number_or_none, most=2**31 - 1),
     "stall_timeout_s": checked.seconds,
     "hooks": _hooks,

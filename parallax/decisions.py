@@ -22,12 +22,14 @@ class Terms:
         average_sparse: whether sparse gradients are the mean over the workers; else their sum.
         sums: who adds up what workers have parts of: `collectives` or `servers`.
         wire_dtype: the element type in which float32 rows and gradients travel; None for its own.
+        accumulate_steps: of how many batches a worker keeps the gradients before they travel.
     """
 
     synchronous: bool = True
     average_sparse: bool = True
     sums: str = "collectives"
     wire_dtype: str | None = None
+    accumulate_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,38 @@ class Piece:
 
     ids: str
     kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A gradient leaves autodiff here: it is kept until as many batches are together as one update takes.
+
+    The edges then see the mean over those batches: a dense gradient's sum, or the rows of all of them one after the
+    other, each piece by itself, divided by their number.
+
+    Attributes:
+        values: the gradient, or the values of its rows.
+        value_edges: that take it outside of autodiff.
+        indices: of its rows; empty where it is dense.
+        index_edges: that take these.
+        pieces: of its rows, in order.
+        constant: for each piece whether its ids are the same in every batch, so that its rows are added up.
+    """
+
+    values: str
+    value_edges: tuple[Edge, ...]
+    indices: str = ""
+    index_edges: tuple[Edge, ...] = ()
+    pieces: tuple[Piece, ...] = ()
+    constant: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AlikeRows:
+    """A constant of equal rows, as many as a batch has at `like`: where more are kept, the edge takes as many."""
+
+    edge: Edge
+    like: Edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +297,8 @@ class Decisions:
         scatters: dense gradients of tables.
         owned: nodes that run on servers, in topological order.
         terms: on what terms the workers train together.
+        keeps: gradients that are kept, where updates take several batches.
+        alike_rows: constants that meet kept rows.
     """
 
     tables: tuple[Table, ...] = ()
@@ -283,6 +319,8 @@ class Decisions:
     scatters: tuple[Scatter, ...] = ()
     owned: tuple[Owned, ...] = ()
     terms: Terms = Terms()
+    keeps: tuple[Keep, ...] = ()
+    alike_rows: tuple[AlikeRows, ...] = ()
 
     def table(self, op: str) -> Table:
         """The table of a variable op."""

@@ -56,6 +56,7 @@ class Settings:
         cluster_profile: a file; goes before the configuration's.
         model_profile: likewise.
         wire_dtype: the element type in which float32 travels; goes before the configuration's.
+        accumulate_steps: of how many batches gradients are kept; goes before the configuration's.
         graph: where the workers' graphs are written for TensorBoard.
         trace: where traces of training steps are written.
         trace_steps: first and last of these steps, as `A-B`.
@@ -86,6 +87,7 @@ class Settings:
     cluster_profile: str | None = None
     model_profile: str | None = None
     wire_dtype: str | None = None
+    accumulate_steps: int | None = None
     graph: str | None = None
     trace: str | None = None
     trace_steps: str | None = None
@@ -125,6 +127,7 @@ def settings() -> Settings:
             cluster_profile=_get("CLUSTER_PROFILE"),
             model_profile=_get("MODEL_PROFILE"),
             wire_dtype=_get("WIRE_DTYPE"),
+            accumulate_steps=_number("ACCUMULATE_STEPS"),
             graph=_get("GRAPH"),
             trace=_get("TRACE"),
             trace_steps=_get("TRACE_STEPS"),

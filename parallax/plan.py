@@ -88,6 +88,7 @@ class Wishes:
         merges_in_host: whether the workers of a host merge what they ask for, where several hosts have several.
         memory_bytes: what the processes of a host may take together, where a profile does not say it or says more.
         wire_dtype: the element type in which float32 travels, one of parallax.wire.WIRE_DTYPES; None for its own.
+        accumulate_steps: of how many batches a worker keeps the gradients before they travel.
     """
 
     run_option: str = "HYBRID"
@@ -100,6 +101,7 @@ class Wishes:
     merges_in_host: bool = True
     memory_bytes: int | None = None
     wire_dtype: str | None = None
+    accumulate_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class RouteCost:
     Attributes:
         route: its name.
         sent_bytes: bytes that one worker sends per step, and receives as many; None when the touched rows are unknown.
+            A step is an update, with all batches that it takes.
         rounds: collectives that wait for each other, per step.
         note: why it was not taken, or cannot be.
         seconds: what the predicted step takes longer by this variable on this route, all others as planned, than if it
@@ -139,8 +142,8 @@ class VariablePlan:
             every worker holds all rows.
         owner_pattern: for `alltoall`, who owns rows in turns: row r belongs to worker `owner_pattern[r % P]` of P slots
             (parallax/ownership.py); a worker may have several slots, or none. Empty where all have one, in order.
-        touched_rows: distinct rows that a worker is expected to read in a step: a mean as measured, rounded up, else an
-            upper bound; None when unknown.
+        touched_rows: distinct rows that a worker is expected to read of a batch: a mean as measured, rounded up, else
+            an upper bound; None when unknown.
         touched_is_measured: whether they are a measured mean.
         cost: what the route sends.
         reason: why this route.
@@ -188,6 +191,7 @@ class Plan:
         prediction: of one step, and of the memory of every process.
         profiles: what was measured and used.
         wire_dtype: the element type in which float32 travels between processes; None for its own.
+        accumulate_steps: of how many batches a worker keeps the gradients before they travel; a step takes so many.
     """
 
     version: int
@@ -202,6 +206,7 @@ class Plan:
     prediction: Prediction = Prediction()
     profiles: tuple[ProfileUsed, ...] = ()
     wire_dtype: str | None = None
+    accumulate_steps: int = 1
 
     @property
     def num_workers(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from parallax.analysis.cost import rows_of
 from parallax.analysis.options import by_row, cheapest, options_of, possible, wanted_option, why_on_servers
 from parallax.analysis.owners import Shares, equal_shares
 from parallax.analysis.touched import Touched, touched_of
@@ -62,7 +63,10 @@ def candidate_of(variable: VariableSpec, layout: Layout, wishes: Wishes, measure
     """A variable with its routes, and those among which cost decides."""
     wanted = wishes.routes.get(variable.name)
     touched = touched_of(variable, wishes, measured)
-    costs = options_of(variable, layout, wishes, None if touched is None else math.ceil(touched.one))
+    batches, rows = wishes.accumulate_steps, None
+    if touched is not None:
+        rows = rows_of(math.ceil(touched.one), batches, touched.of(batches))
+    costs = options_of(variable, layout, wishes, rows)
     servers = next((o for o in costs if o.route == PS and possible(o)), None)
     has_route = costs[0].route != NO_ROUTE
     allowed, reason = tuple(o.route for o in costs if possible(o)) if has_route else (), ""
@@ -161,6 +165,7 @@ def plan_of(
         variables=variables,
         notes=(*spec.notes, *_notes(wishes), *_wire_notes(wishes.wire_dtype, variables), *notes),
         wire_dtype=wishes.wire_dtype,
+        accumulate_steps=wishes.accumulate_steps,
     )
 
 
@@ -168,6 +173,8 @@ def _notes(wishes: Wishes) -> tuple[str, ...]:
     notes = []
     if not wishes.synchronous:
         notes.append("asynchronous: every worker updates what the servers hold by itself")
+    if wishes.accumulate_steps > 1:
+        notes.append(f"an update takes the gradients of {wishes.accumulate_steps} batches of every worker")
     if not wishes.average_sparse:
         notes.append("sparse gradients are summed over the workers, not averaged")
     return tuple(notes)

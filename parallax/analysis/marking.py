@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from parallax.analysis.states import SAME, State
 from parallax.analysis.walk import Merge, NoRule, Walk
-from parallax.decisions import Piece, Scale, SharedRows
+from parallax.decisions import Keep, Piece, Scale, SharedRows
 from parallax.graph_view import Edge, GraphView, split_tensor
 from parallax.spec import GradientSource
 
@@ -119,6 +119,36 @@ def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
         walk.shared_rows.append(SharedRows(source.values, tuple(value_edges), pieces))
     for edges, tensor, state in ((value_edges, source.values, states[0]), (index_edges, indices, states[1])):
         walk.marked.update({(tensor, e.node): state for e in edges})
+
+
+def keeps_of(walk: Walk) -> tuple[Keep, ...]:
+    """What is to be kept where updates take several batches: every gradient, once."""
+    found: dict[str, Keep] = {}
+    for source in walk.sources:
+        value_edges, index_edges = _outside(walk, source, source.values), []
+        before = found.get(source.values)
+        if before is not None:
+            value_edges = list(dict.fromkeys([*before.value_edges, *value_edges]))
+        if source.indices is not None:
+            index_edges = _outside(walk, source, source.indices)
+        pieces = walk.kinds.get(source.values, ())
+        constant = tuple(piece.kind == "shared" and _is_constant(walk.view, piece.ids) for piece in pieces)
+        indices = source.indices or ""
+        found[source.values] = Keep(source.values, tuple(value_edges), indices, tuple(index_edges), pieces, constant)
+    return tuple(keep for keep in found.values() if keep.value_edges or keep.index_edges)
+
+
+def _is_constant(view: GraphView, tensor: str) -> bool:
+    """Whether nothing that changes from run to run is behind a tensor."""
+    nodes = view.ancestors([split_tensor(tensor)[0]])
+    return not any(view.op(node).startswith("Placeholder") or _is_stateful(view.op(node)) for node in nodes)
+
+
+def _is_stateful(op: str) -> bool:
+    from tensorflow.python.framework import op_def_registry
+
+    definition = op_def_registry.get(op)
+    return definition is None or bool(definition.is_stateful)
 
 
 def _outside(walk: Walk, source: GradientSource, tensor: str) -> list[Edge]:

@@ -6,7 +6,7 @@ Simplified: a slot is as large as its variable, and the buffers of all exchanges
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from parallax.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, Layout, Wishes
 from parallax.prediction import ProcessMemory
 from parallax.report import bytes_text
 from parallax.spec import VariableClass, VariableSpec
+
+_KEPT_ID_BYTES = 8
+"""Of a row number that is kept with its gradient: as it comes from the graph, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +86,35 @@ def footprint(
     touched: Touched | None,
     workers: int,
     servers: tuple[tuple[int, ...], ...] = (),
+    batches: int = 1,
 ) -> Footprint:
     """What a variable takes by a route; buffers of rows are left out where touched rows are unknown.
+
+    Of an update's batches all but the last have their gradients kept: a dense one's sum, or all rows.
 
     A worker has the gradient and its sum by all-reduce; all workers' rows and its own by allgather; the rows pulled and
     the gradient rows pushed by owners, who have as much again for what is asked of them; a server has the sum of a
     gradient and what arrives.
     """
+    found = _of_route(variable, route, touched, workers, servers, 0.0 if touched is None else touched.of(batches))
+    if batches < 2 or not variable.gradients:
+        return found
+    kept = float(variable.value_bytes)
+    if variable.has_slices and variable.cls != VariableClass.MIXED:
+        looked_up = 0.0 if touched is None else touched.ids
+        kept = (batches - 1) * looked_up * (_KEPT_ID_BYTES + variable.width * variable.dtype_bytes)
+    return replace(found, copied_buffers=found.copied_buffers + kept)
+
+
+def _of_route(
+    variable: VariableSpec,
+    route: str,
+    touched: Touched | None,
+    workers: int,
+    servers: tuple[tuple[int, ...], ...],
+    pushed: float,
+) -> Footprint:
+    """What a variable takes by a route, whose gradients are of so many rows, beside what is kept of other batches."""
     values = variable.value_bytes * (1 + len(variable.slots))
     of_id, of_row = id_bytes(variable, workers), variable.width * variable.dtype_bytes
     rows = 0.0 if touched is None else touched.one
@@ -97,9 +122,9 @@ def footprint(
         counts = variable.rows * variable.dtype_bytes if variable.has_slices else 0
         return Footprint(copies=values, copied_buffers=2 * (variable.value_bytes + counts))
     if route == ALLGATHER:
-        return Footprint(copies=values, copied_buffers=(workers + 1) * rows * (of_id + of_row))
+        return Footprint(copies=values, copied_buffers=(workers + 1) * pushed * (of_id + of_row))
     if route == ALLTOALL:
-        buffers = rows * (of_id + 2 * of_row)
+        buffers = rows * (of_id + of_row) + pushed * of_row
         return Footprint(spread=values, copied_buffers=buffers, spread_buffers=workers * buffers)
     if route != PS:
         return Footprint(copies=values)
@@ -116,8 +141,8 @@ def footprint(
     sent = 8 + of_row
     return Footprint(
         served=values,
-        copied_buffers=rows * (of_id + of_row + sent),
-        served_buffers=(workers + 1) * rows * sent,
+        copied_buffers=rows * (of_id + of_row) + pushed * sent,
+        served_buffers=(workers + 1) * pushed * sent,
         servers=held,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parallax.analysis.cost import allgather_cost, allreduce_cost, alltoall_cost, ps_cost
+from parallax.analysis.cost import StepRows, allgather_cost, allreduce_cost, alltoall_cost, ps_cost
 from parallax.errors import PlanError
 from parallax.plan import ALLGATHER, ALLREDUCE, ALLTOALL, NO_ROUTE, PS, ROUTES, Layout, RouteCost, Wishes, fronts_of
 from parallax.spec import VariableClass, VariableSpec
@@ -28,9 +28,9 @@ def by_row(variable: VariableSpec) -> bool:
     return variable.cls == VariableClass.SPARSE
 
 
-def options_of(variable: VariableSpec, layout: Layout, wishes: Wishes, touched: int | None) -> list[RouteCost]:
+def options_of(variable: VariableSpec, layout: Layout, wishes: Wishes, rows: StepRows | None) -> list[RouteCost]:
     """All routes with their costs; an impossible one says why in its note."""
-    servers = _servers_option(variable, layout, wishes, touched)
+    servers = _servers_option(variable, layout, wishes, rows)
     if variable.cls in (VariableClass.UNTRAINED, VariableClass.LOCAL):
         counted = variable.is_counter and not wishes.synchronous
         return [servers] if counted else [RouteCost(NO_ROUTE, 0, 0)]
@@ -39,8 +39,8 @@ def options_of(variable: VariableSpec, layout: Layout, wishes: Wishes, touched: 
     if not variable.has_slices or variable.cls in (VariableClass.DENSE, VariableClass.MIXED):
         note = f"impossible: its gradient is {'made ' if variable.has_slices else ''}dense"
         return [reduce_all, RouteCost(ALLGATHER, None, 1, note), RouteCost(ALLTOALL, None, 3, note), servers]
-    gather = allgather_cost(variable, workers, touched, wishes.wire_dtype)
-    spread = alltoall_cost(variable, workers, touched, wishes.wire_dtype)
+    gather = allgather_cost(variable, workers, rows, wishes.wire_dtype)
+    spread = alltoall_cost(variable, workers, rows, wishes.wire_dtype)
     if variable.unmerged:
         reduce_all = RouteCost(ALLREDUCE, reduce_all.sent_bytes, 1, f"impossible: {variable.reason}")
     if variable.dtype not in _ROW_TYPES:
@@ -54,9 +54,9 @@ def options_of(variable: VariableSpec, layout: Layout, wishes: Wishes, touched: 
     return [reduce_all, gather, spread, servers]
 
 
-def _servers_option(variable: VariableSpec, layout: Layout, wishes: Wishes, touched: int | None) -> RouteCost:
+def _servers_option(variable: VariableSpec, layout: Layout, wishes: Wishes, rows: StepRows | None) -> RouteCost:
     has_fronts = wishes.synchronous and bool(fronts_of(layout.host_by_rank, layout.servers))
-    cost = ps_cost(variable, layout.num_workers, touched, by_row(variable), has_fronts, wishes.wire_dtype)
+    cost = ps_cost(variable, layout.num_workers, rows, by_row(variable), has_fronts, wishes.wire_dtype)
     why = ""
     if wishes.run_option == "MPI":
         why = "run option MPI starts no servers"

@@ -106,7 +106,12 @@ def _with_memory(
     planned = {v.name: v for v in plan.variables}
     footprints = [
         footprint(
-            c.variable, planned[c.variable.name].route, c.touched, plan.num_workers, planned[c.variable.name].servers
+            c.variable,
+            planned[c.variable.name].route,
+            c.touched,
+            plan.num_workers,
+            planned[c.variable.name].servers,
+            plan.accumulate_steps,
         )
         for c in candidates
     ]
@@ -164,7 +169,8 @@ def placements(spec: GraphSpec, plan: Plan) -> dict[str, Placement]:
 def terms_of(plan: Plan) -> Terms:
     """On what terms the workers of a plan train together."""
     by_servers = plan.run_option == "PS" and bool(plan.servers)
-    return Terms(plan.synchronous, plan.average_sparse, "servers" if by_servers else "collectives", plan.wire_dtype)
+    sums = "servers" if by_servers else "collectives"
+    return Terms(plan.synchronous, plan.average_sparse, sums, plan.wire_dtype, plan.accumulate_steps)
 
 
 def _check_wishes(spec: GraphSpec, layout: Layout, wishes: Wishes) -> None:
@@ -183,6 +189,8 @@ def _check_wishes(spec: GraphSpec, layout: Layout, wishes: Wishes) -> None:
             f"An element type on the wire must be one of {', '.join(WIRE_DTYPES)}, or None, and {wishes.wire_dtype!r} "
             "was given."
         )
+    if wishes.accumulate_steps < 1:
+        raise PlanError(f"accumulate_steps must be from 1, and {wishes.accumulate_steps!r} was given.")
     if not wishes.synchronous and wishes.run_option == "MPI":
         raise PlanError(
             "Asynchronous training (sync=False) keeps all trained variables on servers, and run option MPI starts "

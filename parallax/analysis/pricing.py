@@ -88,11 +88,13 @@ class Pricing:
     Args:
         fabric: the links.
         wire: the element type in which float32 travels, if another.
+        batches: of an update: rows are pulled for each of them, gradients travel once.
     """
 
-    def __init__(self, fabric: Fabric, wire: str | None = None) -> None:
+    def __init__(self, fabric: Fabric, wire: str | None = None, batches: int = 1) -> None:
         self.fabric = fabric
         self.wire = wire
+        self.batches = batches
         self.who = ASKING + 1 + fabric.servers
         self.charges: dict[Charge, Floats] = {}
         ends = fabric.ends
@@ -148,7 +150,7 @@ class Pricing:
         Rows that must not be merged are as many as the ids.
         """
         workers, line = self.fabric.workers, self.fabric.lines["allgather"]
-        rows = touched.ids if variable.unmerged else touched.one
+        rows = self.batches * touched.ids if variable.unmerged else touched.of(self.batches)
         sent = (workers - 1) * rows * (id_bytes(variable, workers) + sent_row_bytes(variable, self.wire))
         self._carry(to, GRADIENTS, np.where(self.num_workers > 0, sent, 0.0), line)
         self._charge(to, (ALLGATHER,), line, [(GRADIENTS, GATHERING, line.seconds(workers, 0, None))])
@@ -170,16 +172,16 @@ class Pricing:
         """All-to-alls of ids, rows and gradient rows, with what each end's unit owns and its fullest owner does."""
         workers, line = self.fabric.workers, self.fabric.lines["alltoall"]
         of_id, of_row = id_bytes(variable, workers), sent_row_bytes(variable, self.wire)
-        asks, all_asks = self._asks(touched)
-        away = asks * (1 - share)
-        asked = (all_asks - asks) * np.minimum(1.0, share + (touched.busiest - 1) * top_share)
+        away, asked = self._crossing(self._pulls(touched), touched, share, top_share)
         self._carry(to, PULL_IDS, np.where(self.out, away, asked) * of_id, line)
         self._carry(to, PULL_ROWS, np.where(self.out, asked, away) * of_row, line)
-        self._carry(to, GRADIENTS, np.where(self.out, away, asked) * of_row, line)
-        rounds = (PULL_IDS, PULL_ROWS, GRADIENTS)
+        named = of_id if self.batches > 1 else 0  # the owner remembers one batch's rows
+        away, asked = self._crossing(self._pushes(touched), touched, share, top_share)
+        self._carry(to, GRADIENTS, np.where(self.out, away, asked) * (named + of_row), line)
+        rounds = ((PULL_IDS, self.batches), (PULL_ROWS, self.batches), (GRADIENTS, 2 if named else 1))
         peers_s = line.seconds(workers, 0, None) - line.base_s
-        self._charge(to, (ALLTOALL,), line, [(phase, ROWS, line.base_s) for phase in rounds])
-        self._charge(to, group, line, [(phase, ROWS, peers_s) for phase in rounds])
+        self._charge(to, (ALLTOALL,), line, [(phase, ROWS, times * line.base_s) for phase, times in rounds])
+        self._charge(to, group, line, [(phase, ROWS, times * peers_s) for phase, times in rounds])
 
     def _merge(self, to: _Adding, variable: VariableSpec, touched: Touched, group: Charge) -> None:
         """The legs within a host: ids and rows in the pull, gradient rows in the push, among its workers.
@@ -189,11 +191,13 @@ class Pricing:
         members, line = self.fabric.merging, self.fabric.within
         if members < 2 or line is None:
             return
-        moved = touched.one * (members - 1) / members
-        to.beside[MERGE_IDS] += line.byte_s * moved * (id_bytes(variable, self.fabric.workers) + _row_bytes(variable))
-        to.beside[MERGE_GRADIENTS] += line.byte_s * moved * _row_bytes(variable)
+        share, of_id = (members - 1) / members, id_bytes(variable, self.fabric.workers)
+        pulled, pushed = self.batches * touched.one * share, touched.of(self.batches) * share
+        named = of_id if self.batches > 1 else 0
+        to.beside[MERGE_IDS] += line.byte_s * pulled * (of_id + _row_bytes(variable))
+        to.beside[MERGE_GRADIENTS] += line.byte_s * pushed * (named + _row_bytes(variable))
         peers_s = line.seconds(members, 0, None) - line.base_s
-        legs = ((MERGE_IDS, 2), (MERGE_GRADIENTS, 1))
+        legs = ((MERGE_IDS, 2 * self.batches), (MERGE_GRADIENTS, 2 if named else 1))
         self._charge(to, ("within",), line, [(phase, ROWS, rounds * line.base_s) for phase, rounds in legs])
         self._charge(to, ("within", *group), line, [(phase, ROWS, rounds * peers_s) for phase, rounds in legs])
 
@@ -219,15 +223,15 @@ class Pricing:
         top = np.array([max((held[s] for s in unit.servers), default=0.0) for unit, _ in self.fabric.ends])
         requests = np.bincount(parts, minlength=number)
         by_row = variable.cls == VariableClass.SPARSE
-        phases = ((PULL_ROWS, pull), (GRADIENTS, push)) if by_row else ((GRADIENTS, push), (NEW_VALUES, pull))
+        phases = [(GRADIENTS, push, 1), (PULL_ROWS, pull, self.batches) if by_row else (NEW_VALUES, pull, 1)]
         by_fronts = by_row and self.fabric.has_fronts
         asks_of, asked_by = (requests.max(), 1) if by_fronts else (len(parts), self.fabric.workers)
-        for phase, line in phases:
+        for phase, line, times in phases:
             asking = np.append(asks_of - 1, (asked_by - 1) * requests)
-            to.waits[:, phase, ASKING:] += _both(line) * line.per_peer_s * asking
+            to.waits[:, phase, ASKING:] += _both(line) * times * line.per_peer_s * asking
         everybody = range(ASKING, self.who)
-        for phase, line in phases:
-            self._charge(to, (PS, PHASES[phase]), line, [(phase, who, line.base_s) for who in everybody])
+        for phase, line, times in phases:
+            self._charge(to, (PS, PHASES[phase]), line, [(phase, who, times * line.base_s) for who in everybody])
         if not by_row:
             workers, whole = self.fabric.workers, variable.value_bytes
             given = self.num_workers * whole * (1 - here)
@@ -240,24 +244,34 @@ class Pricing:
             self._between_workers(to, variable, rows, here, top, (PS, variable.name))
             return
         of_id, of_row = id_bytes(variable, self.fabric.workers), sent_row_bytes(variable, self.wire)
-        asks, all_asks = self._asks(rows)
-        away = asks * (1 - here)
-        asked = (all_asks - asks) * np.minimum(1.0, here + (rows.busiest - 1) * top)
+        away, asked = self._crossing(self._pulls(rows), rows, here, top)
         self._carry(
             to, PULL_ROWS, np.where(self.out, away * of_id + asked * of_row, asked * of_id + away * of_row), pull
         )
+        away, asked = self._crossing(self._pushes(rows), rows, here, top)
         self._carry(to, GRADIENTS, np.where(self.out, away, asked) * (8 + of_row), push)
         self._merge(to, variable, rows, (PS, variable.name))
 
-    def _asks(self, touched: Touched) -> tuple[Floats, float]:
-        """Rows that each end's unit asks for, and those that all units ask for."""
-        merges = self.fabric.merging > 1
+    def _pulls(self, touched: Touched) -> Callable[[int], float]:
+        """How many rows so many workers of a host ask for in a step."""
+        if self.fabric.merging > 1:
+            return lambda workers: self.batches * touched.of(workers)
+        return lambda workers: self.batches * workers * touched.one
 
-        def of(workers: int) -> float:
-            return touched.of(workers) if merges else workers * touched.one
+    def _pushes(self, touched: Touched) -> Callable[[int], float]:
+        """Of how many rows so many workers of a host have gradients in a step."""
+        if self.fabric.merging > 1:
+            return lambda workers: touched.of(self.batches * workers)
+        return lambda workers: workers * touched.of(self.batches)
 
-        total = sum(count * of(workers) for workers, count in self.fabric.units_by_workers)
-        return np.array([of(unit.workers) for unit, _ in self.fabric.ends]), total
+    def _crossing(
+        self, of: Callable[[int], float], touched: Touched, share: Floats, top_share: Floats
+    ) -> tuple[Floats, Floats]:
+        """Rows of others that each end's unit names, and rows of its own that others name."""
+        asks = np.array([of(unit.workers) for unit, _ in self.fabric.ends])
+        all_asks = sum(count * of(workers) for workers, count in self.fabric.units_by_workers)
+        asked = (all_asks - asks) * np.minimum(1.0, share + (touched.busiest - 1) * top_share)
+        return asks * (1 - share), asked
 
     def _carry(self, to: _Adding, phase: int, end_bytes: Floats, line: Line) -> None:
         to.link_bytes[phase] += end_bytes

@@ -13,7 +13,7 @@ from dataclasses import replace
 from parallax.analysis import rules
 from parallax.analysis.capture import Captured
 from parallax.analysis.gradients import gradient_updates
-from parallax.analysis.marking import Kinds, mark, piece_kinds
+from parallax.analysis.marking import Kinds, keeps_of, mark, piece_kinds
 from parallax.analysis.owned import owned_nodes
 from parallax.analysis.walk import Walk
 from parallax.decisions import (
@@ -164,4 +164,6 @@ def _decisions(walk: Walk, terms: Terms) -> Decisions:
         scatters=tuple(walk.scatters),
         owned=owned_nodes(walk),
         terms=terms,
+        keeps=keeps_of(walk) if terms.accumulate_steps > 1 else (),
+        alike_rows=tuple(walk.alike_rows) if terms.accumulate_steps > 1 else (),
     )

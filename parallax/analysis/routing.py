@@ -131,17 +131,19 @@ def setting_of(
 def problem_of(setting: Setting, shares: Shares) -> Problem:
     """Every option of every variable, priced."""
     hosts = setting.hosts(shares)
-    pricing = Pricing(setting.fabric(shares), setting.wishes.wire_dtype)
+    pricing = Pricing(setting.fabric(shares), setting.wishes.wire_dtype, setting.wishes.accumulate_steps)
     options = [_options(setting, pricing, hosts, candidate) for candidate in setting.candidates]
     names = tuple(c.variable.name for c in setting.candidates)
-    return Problem(names, tuple(options), pricing, given_of(setting.measured, setting.layout), hosts)
+    given = given_of(setting.measured, setting.layout, setting.wishes.accumulate_steps)
+    return Problem(names, tuple(options), pricing, given, hosts)
 
 
 def price(
     setting: Setting, pricing: Pricing, hosts: Hosts, candidate: Candidate, route: str, servers: Servers
 ) -> Option:
     """One route of one variable."""
-    taken = footprint(candidate.variable, route, candidate.touched, setting.layout.num_workers, servers)
+    workers, batches = setting.layout.num_workers, setting.wishes.accumulate_steps
+    taken = footprint(candidate.variable, route, candidate.touched, workers, servers, batches)
     return pricing.price(candidate.variable, route, candidate.touched, hosts.bytes_of(taken), servers)
 
 

@@ -11,7 +11,7 @@ from parallax.analysis import rules_branches, rules_exchange
 from parallax.analysis.states import ALONG_ROWS, PLAIN, SAME, State
 from parallax.analysis.update_ops import SEGMENT_LOOKUPS
 from parallax.analysis.walk import Walk, part_of, read_value, sum_of_parts
-from parallax.decisions import WholeShape
+from parallax.decisions import AlikeRows, WholeShape
 from parallax.graph_view import Edge, split_tensor
 
 _ELEMENTWISE = frozenset(
@@ -57,8 +57,10 @@ def _elementwise(walk: Walk, node: str, states: list[State]) -> bool:
         shape = walk.view.shape(walk.view.inputs(node)[slot])
         if shape is None:
             return False
-        fits = len(shape) < max(rank, 1) or shape[0] == 1 or (state.kind == "values" and _rows_alike(walk, node, slot))
-        if not fits:
+        fits = len(shape) < max(rank, 1) or shape[0] == 1
+        if not fits and state.kind == "values" and _rows_alike(walk, node, slot):
+            walk.alike_rows.append(AlikeRows(Edge(node, slot), Edge(node, values.index(state))))
+        elif not fits:
             if state.kind != "rows" or shape[0] != walk.tables[state.key[0]].rows:
                 return False
             slices.append(Edge(node, slot))

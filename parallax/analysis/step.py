@@ -62,7 +62,7 @@ class Given:
     has_compute: bool
 
 
-def given_of(measured: Measured, layout: Layout) -> Given:
+def given_of(measured: Measured, layout: Layout, batches: int = 1) -> Given:
     """What the profiles say of compute, when W workers are at it on C shared cores (`ClusterProfile.shared_cores`).
 
     They compute as fast as one alone as long as the cores suffice, and then as fast as those do:
@@ -77,14 +77,14 @@ def given_of(measured: Measured, layout: Layout) -> Given:
     model, cluster = measured.model, measured.cluster
     if model is None or model.compute_s is None:
         session_s = 0.0 if model is None else model.session_s or 0.0
-        return Given(session_s, 0.0, 0.0, False)
+        return Given(batches * session_s, 0.0, 0.0, False)
     crowded = 1.0
     if cluster is not None and cluster.shared_cores is not None:
         crowded = max(1.0, layout.num_workers / cluster.shared_cores) / max(1.0, model.computing / cluster.shared_cores)
         if model.one_core_s is not None and model.compute_s > 0:
             crowded = max(1.0, layout.num_workers * model.one_core_s / cluster.shared_cores / model.compute_s)
     overlap_s = min(model.overlap_s or 0.0, model.compute_s) * crowded
-    return Given(model.session_s or 0.0, model.compute_s * crowded, overlap_s, True)
+    return Given(batches * (model.session_s or 0.0), batches * model.compute_s * crowded, overlap_s, True)
 
 
 class Totals:

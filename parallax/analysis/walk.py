@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 
 from parallax.analysis.capture import Captured
 from parallax.analysis.states import LOCAL, SAME, State
-from parallax.decisions import AllReduce, Broadcast, Lookup, Piece, Scale, Scatter, SharedRows, Table, WholeShape
+from parallax.decisions import (
+    AlikeRows,
+    AllReduce,
+    Broadcast,
+    Lookup,
+    Piece,
+    Scale,
+    Scatter,
+    SharedRows,
+    Table,
+    WholeShape,
+)
 from parallax.errors import ParallaxError
 from parallax.graph_view import Edge, GraphView
 from parallax.spec import GradientSource
@@ -83,6 +94,7 @@ class Walk:
     slices: dict[tuple[str, str], list[Edge]] = field(default_factory=dict)
     gathers: dict[str, tuple[str, list[Edge]]] = field(default_factory=dict)
     shapes: list[WholeShape] = field(default_factory=list)
+    alike_rows: list[AlikeRows] = field(default_factory=list)
     conditionals: list[str] = field(default_factory=list)
     lookups: list[Lookup] = field(default_factory=list)
     merges: dict[str, Merge] = field(default_factory=dict)

@@ -16,8 +16,9 @@ from tensorflow.python.client.session import SessionInterface  # what Saver asks
 
 from parallax.errors import SessionError
 from parallax.plan import Plan
+from parallax.runtime.accumulation import Accumulation, Gather
 from parallax.runtime.fetches import Leaf, Request, put_together, read_request
-from parallax.runtime.names import Names, fetch_text
+from parallax.runtime.names import Names, Resolved, fetch_text
 from parallax.runtime.watch import Watch
 from parallax.transform.edit import Counter
 from parallax.transform.pipeline import WorkerGraph
@@ -34,12 +35,14 @@ class Run:
         context: what the user's hooks get of it.
         names: what the user fetches.
         fed: what the user and the hooks feed.
+        gather: for a run without an update, where updates take several batches.
         hook_names: what the hooks fetch.
     """
 
     context: Any
     names: tuple[str, ...]
     fed: set[str]
+    gather: Gather | None = None
     hook_names: list[str] = field(default_factory=list)
 
 
@@ -57,6 +60,7 @@ class Worker:
         counters: what counts its exchanges.
         roundings: what measures rounding on the wire.
         changes: the plans that were in force before, each with the number of steps after which it no longer was.
+        accumulation: how many batches of the next update are there.
     """
 
     graph: Any
@@ -68,10 +72,12 @@ class Worker:
     counters: tuple[Counter, ...] = ()
     roundings: tuple[Rounding, ...] = ()
     changes: list[tuple[int, Plan]] = field(default_factory=list)
+    accumulation: Accumulation = field(default_factory=Accumulation)
 
     def follow(self, plan: Plan, worker_graph: WorkerGraph) -> None:
         """Takes a plan as the one in force."""
         self.plan, self.counters, self.roundings = plan, worker_graph.counters, worker_graph.roundings
+        self.accumulation.steps = worker_graph.accumulate_steps
 
     def read(self, fetches: Any, feeds: Mapping[Any, Any] | None, per_replica: bool) -> Request:
         """Checks and names fetches and feeds."""
@@ -108,13 +114,15 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
         """As `tf.compat.v1.Session.run`; raises SessionError when something is not in the user's graph."""
         worker = self._worker
         request = worker.read(fetches, feed_dict, per_replica=False)
-        resolved = worker.names.resolve(request.names, request.feeds)
+        kept = worker.names.kept_by(request.names, request.feeds)
+        resolved = worker.names.resolve(request.names, request.feeds, worker.accumulation.next_run(kept))
         if worker.raw is None:
             raise SessionError("A run needs an open session, and this one is closed.")
         with worker.watch.run(fetch_text(request.names, ()), resolved.collectives):
             feeds = {**resolved.feeds(request.feeds), **resolved.empty}
             found = worker.raw.run(list(resolved.tensors), feeds, options, run_metadata)
-            return worker.values(request, found, per_replica=False)
+            worker.accumulation.has_run(kept)
+            return worker.values(request, resolved.values(found), per_replica=False)
 
     def partial_run_setup(self, fetches: Any, feeds: Any = None) -> None:
         """Not supported: collectives need whole runs."""
@@ -131,7 +139,7 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def __init__(self, hook: Any, worker: Worker) -> None:
         self._hook = hook
         self._worker = worker
-        self._asked: Request | None = None
+        self._asked: tuple[Request, Resolved] | None = None
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Called when the session is there."""
@@ -148,17 +156,18 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             return None
         fetches = [] if wishes.fetches is None else wishes.fetches
         request = self._worker.read(fetches, wishes.feed_dict, per_replica=False)
-        resolved = self._worker.names.resolve(request.names, request.feeds)
+        resolved = self._worker.names.resolve(request.names, request.feeds, run.gather)
         run.hook_names += request.names
         run.fed |= request.feeds.keys()
-        self._asked = request
+        self._asked = request, resolved
         return v1.train.SessionRunArgs(list(resolved.tensors), resolved.feeds(request.feeds), wishes.options)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Gives the hook its values."""
         results = None
         if self._asked is not None:
-            results = self._worker.values(self._asked, run_values.results, per_replica=False)
+            request, resolved = self._asked
+            results = self._worker.values(request, resolved.values(run_values.results), per_replica=False)
         values = v1.train.SessionRunValues(results, run_values.options, run_values.run_metadata)
         self._call(self._hook.after_run, self._run().context, values)
         self._pass_on_stop(run_context)
@@ -234,7 +243,7 @@ class LastHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         run = self._worker.run
         if run is None:
             return None
-        resolved = self._worker.names.resolve((*run.names, *run.hook_names), run.fed)
+        resolved = self._worker.names.resolve((*run.names, *run.hook_names), run.fed, run.gather)
         self._worker.watch.begin(fetch_text(run.names, run.hook_names), resolved.collectives)
         return v1.train.SessionRunArgs(None, resolved.empty)
 

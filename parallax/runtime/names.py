@@ -7,12 +7,13 @@ with nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from parallax.errors import SessionError
 from parallax.graph_view import GraphView, split_tensor
+from parallax.runtime.accumulation import Gather, KeptGradients
 from parallax.transform.accumulators import FRONTS_GIVE
 from parallax.transform.beside import as_planned, renamed_tensor
 from parallax.transform.exchange_op import ALL_TO_ALL
@@ -30,20 +31,29 @@ class Resolved:
     """What a combination of fetches and feeds needs on this worker's graph.
 
     Attributes:
-        tensors: names in the worker's graph, one for each name asked for.
+        tensors: names in the worker's graph: one for each name asked for that can be had, then what is run besides.
         empty: what is fed with nothing.
         collectives: digest of the collectives that the run takes part in; empty when it takes part in none.
         fed: tensor of the user's graph -> tensor to feed, of those that have another name on this worker.
+        had: for each name asked for whether it can be had; what comes with an update only cannot between updates.
     """
 
     tensors: tuple[str, ...]
     empty: dict[str, Any]
     collectives: str
     fed: Mapping[str, str] = field(default_factory=dict)
+    had: tuple[bool, ...] = ()
 
     def feeds(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What is fed in the user's names, in those of this worker's graph."""
         return {self.fed.get(name, name): value for name, value in given.items()} if self.fed else dict(given)
+
+    def values(self, found: Sequence[Any]) -> Sequence[Any]:
+        """What a run of `tensors` has given, for each name asked for; None for what cannot be had."""
+        if all(self.had):
+            return found[: len(self.had)]
+        values = iter(found)
+        return [next(values) if had else None for had in self.had]
 
 
 class Names:
@@ -60,7 +70,9 @@ class Names:
         self._renamed = renamed or {}
         self._worker_graph = worker_graph
         self._worker_view = GraphView(worker_graph.graph_def)
-        self._resolved: dict[tuple[tuple[str, ...], frozenset[str]], Resolved] = {}
+        self._resolved: dict[tuple[tuple[str, ...], frozenset[str], Gather | None], Resolved] = {}
+        self._kept: KeptGradients | None = None
+        self._sources: dict[tuple[tuple[str, ...], frozenset[str]], frozenset[str]] = {}
 
     @property
     def run_view(self) -> GraphView:
@@ -81,29 +93,73 @@ class Names:
         writers = {self._view.op(n) for n in self._view.controls(node)}
         return self._view.op(node) == "Identity" and bool(writers & {"SaveV2", "MergeV2Checkpoints"})
 
-    def resolve(self, names: tuple[str, ...], fed: Iterable[str]) -> Resolved:
-        """What must be run and fed for `names` when the tensors `fed` are fed."""
+    def kept_by(self, names: tuple[str, ...], fed: Iterable[str]) -> frozenset[str]:
+        """The sources of gradients that a run of `names` trains with; none where every batch makes an update.
+
+        Raises:
+            SessionError: something of gradients is asked for, and no update.
+        """
+        if not self._worker_graph.keepings:
+            return frozenset()
         key = (names, frozenset(fed))
+        if key not in self._sources:
+            cut_off = frozenset(self.here(name) for name in key[1])
+            nodes = {_node(t) for t in map(self._worker_name, names) if t not in cut_off}
+            runs = self._worker_view.ancestors(nodes, cut_off)
+            self._sources[key] = self._keeping().of(runs)
+            if not self._sources[key] and self._keeping().sources_in(runs):
+                raise SessionError(
+                    f"What is made of gradients is known with an update only, where they are kept over "
+                    f"{self._worker_graph.accumulate_steps} batches, and {fetch_text(names, ())} was fetched without "
+                    "one. Fetch it together with the train_op: it is None in every run but the one that updates."
+                )
+        return self._sources[key]
+
+    def resolve(self, names: tuple[str, ...], fed: Iterable[str], gather: Gather | None = None) -> Resolved:
+        """What must be run and fed for `names` when the tensors `fed` are fed.
+
+        Args:
+            names: of the user's graph.
+            fed: of the user's graph.
+            gather: for a run that keeps gradients for a later update.
+        """
+        key = (names, frozenset(fed), gather)
         if key not in self._resolved:
             self._resolved[key] = self._resolve(*key)
         return self._resolved[key]
 
-    def _resolve(self, names: tuple[str, ...], fed: frozenset[str]) -> Resolved:
+    def _resolve(self, names: tuple[str, ...], fed: frozenset[str], gather: Gather | None) -> Resolved:
         import numpy as np
 
         for name in sorted(fed):
             self._check_feed(name)
-        tensors = tuple(self._worker_name(name) for name in names)
-        needed = self._view.ancestors({_node(name) for name in names if name not in fed}, fed)
+        tensors = [self._worker_name(name) for name in names]
         feeds = {name: self.here(name) for name in sorted(fed)}
         cut_off = frozenset(feeds.values())
+        had, needed_nodes = [True] * len(names), {_node(name) for name in names if name not in fed}
+        if gather is not None:
+            kept = self._keeping()
+            had = [tensor in cut_off or not kept.is_later(_node(tensor), gather) for tensor in tensors]
+            runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in cut_off}, cut_off)
+            acting = kept.acting(runs) if gather.kept else {}
+            tensors = [t for t, can in zip(tensors, had, strict=True) if can]
+            tensors += [op for op in dict.fromkeys([*kept.ops(gather), *sorted(acting)]) if op not in tensors]
+            needed_nodes = {_node(n) for n, can in zip(names, had, strict=True) if can and n not in fed}
+            needed_nodes |= {_node(source) for source in gather.kept} | set(acting.values())
+        needed = self._view.ancestors(needed_nodes, fed)
         runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in cut_off}, cut_off)
         empty = {
             cut.tensor: np.zeros(cut.shape, cut.dtype)
             for cut in self._worker_graph.cuts
             if _node(cut.tensor) in runs and not needed & set(cut.needed_by)
         }
-        return Resolved(tensors, empty, self._digest(runs), {a: b for a, b in feeds.items() if a != b})
+        led = {a: b for a, b in feeds.items() if a != b}
+        return Resolved(tuple(tensors), empty, self._digest(runs), led, tuple(had))
+
+    def _keeping(self) -> KeptGradients:
+        if self._kept is None:
+            self._kept = KeptGradients(self._view, self._worker_view, self._worker_graph, self.here)
+        return self._kept
 
     def _check_feed(self, name: str) -> None:
         is_whole = name in self._worker_graph.whole and self._view.op(_node(name)) in _READS

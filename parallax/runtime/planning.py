@@ -77,6 +77,11 @@ def plan_for(
             f"{path}: a plan file says what travels as which type: wire_dtype is {plan.wire_dtype!r} there, and "
             f"{config.wire_dtype!r} was asked for. Make the plan anew, or leave the setting out."
         )
+    if config.accumulate_steps not in (1, plan.accumulate_steps):
+        raise PlanError(
+            f"{path}: a plan file says how many batches an update takes: accumulate_steps is {plan.accumulate_steps} "
+            f"there, and {config.accumulate_steps} was asked for. Make the plan anew, or leave the setting out."
+        )
     _check_possible(plan, analysed.spec, layout, path)
     plan = _with_owner_rows(plan, analysed.spec)
     decide(analysed, plan)
@@ -94,6 +99,7 @@ def wishes_of(config: Config, synchronous: bool = True) -> Wishes:
         partitions=config.partitions,
         merges_in_host=config.communication_config.ps_config.local_aggregation,
         wire_dtype=config.wire_dtype,
+        accumulate_steps=config.accumulate_steps,
     )
 
 
@@ -147,7 +153,14 @@ def feasible(analysed: Analysed, layout: Layout, wishes: Wishes, measured: Measu
 def _check_possible(plan: Plan, spec: GraphSpec, layout: Layout, path: Path) -> None:
     """Refuses a plan that was edited into one that no planner would make for this graph."""
     routes = {v.name: v.route for v in plan.variables if v.route != NO_ROUTE}
-    terms = Wishes(plan.run_option, plan.synchronous, plan.average_sparse, routes, wire_dtype=plan.wire_dtype)
+    terms = Wishes(
+        plan.run_option,
+        plan.synchronous,
+        plan.average_sparse,
+        routes,
+        wire_dtype=plan.wire_dtype,
+        accumulate_steps=plan.accumulate_steps,
+    )
     try:
         possible = make_plan(spec, layout, terms)
     except PlanError as error:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from parallax.errors import SessionError
+from parallax.log import log
 from parallax.runtime.direct import DirectRuns
 from parallax.runtime.hooks import PlainSession, Run, Worker
 from parallax.runtime.id_errors import id_error
@@ -83,7 +84,9 @@ class Session(PlainSession):
         worker = self._worker
         self._check_open()
         request = worker.read(fetches, feed_dict, per_replica=True)
-        resolved = worker.names.resolve(request.names, request.feeds)
+        kept = worker.names.kept_by(request.names, request.feeds)
+        gather = worker.accumulation.next_run(kept)
+        resolved = worker.names.resolve(request.names, request.feeds, gather)
         began_s = time.monotonic()
         with worker.watch.run():
             try:
@@ -94,7 +97,7 @@ class Session(PlainSession):
                 if found is None:  # the last hook says what the run waits for
                     arguments = tf.compat.v1.train.SessionRunArgs(fetches, feed_dict)
                     context = tf.compat.v1.train.SessionRunContext(arguments, PlainSession(worker))
-                    worker.run = Run(context, request.names, set(request.feeds))
+                    worker.run = Run(context, request.names, set(request.feeds), gather)
                     feeds = resolved.feeds(request.feeds)
                     found = self._monitored.run(list(resolved.tensors), feeds, options, run_metadata)
             except tf.errors.InvalidArgumentError as error:
@@ -103,8 +106,9 @@ class Session(PlainSession):
                     raise
                 raise named from None  # TensorFlow's own says less, in forty lines
             worker.watch.count()
-            values = worker.values(request, found, per_replica=True)
-        if self._afterwards:
+            worker.accumulation.has_run(kept)
+            values = worker.values(request, resolved.values(found), per_replica=True)
+        if self._afterwards and not worker.accumulation.pending:
             self._afterwards[0].after_run(request.names, time.monotonic() - began_s)
             if self._afterwards[0].done:
                 del self._afterwards[0]
@@ -117,6 +121,11 @@ class Session(PlainSession):
         Nothing of Parallax goes over it. `MPI.COMM_WORLD` has the servers too, which never answer.
         """
         return self._workers
+
+    @property
+    def accumulate_steps(self) -> int:
+        """How many runs of the train_op make an update; a fetch made of gradients is None in all but the last."""
+        return self._worker.accumulation.steps
 
     def raw_session(self) -> PlainSession:
         """The session without hooks and without lists per replica."""
@@ -148,6 +157,12 @@ class Session(PlainSession):
         """Ends the session if it is open; whether the error only says that the data has ended."""
         if self._worker.raw is None:
             return False
+        pending = self._worker.accumulation.pending
+        if pending and error is None and self._workers.Get_rank() == 0:
+            log.info(
+                f"The gradients of the last {pending} batches were not applied: an update takes those of "
+                f"{self.accumulate_steps}."
+            )
         try:
             return bool(self._monitored.__exit__(kind, error, trace))
         finally:

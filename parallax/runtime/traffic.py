@@ -46,11 +46,12 @@ class ExchangeReport:
     """The training exchanges of a job so far, summed over the workers.
 
     Attributes:
-        steps: training steps so far.
-        touched_rows: distinct rows that a worker touched per training step, by variable (mean).
+        steps: training steps so far, each an update with all batches that it takes.
+        touched_rows: distinct rows that a worker touched per batch, by variable (mean).
         predicted_bytes: (1-s) u (i + 2de) of the alltoall exchanges, u being a worker's measured touched rows and s the
             share of all rows that it owns, 1/W if all own as many. Where several hosts have several workers, u counts
-            the rows of a host's workers together, and s those that its workers own.
+            the rows of a host's workers together, and s those that its workers own. Where gradients are kept, the same
+            of each batch's pull and of the update's push, ids included.
         counted_bytes: bytes of ids, rows and gradient rows in them that left a worker for another, or a host for
             another where there are several.
         server_bytes: bytes of ids, rows and gradient rows that workers and servers sent to each other; where servers
@@ -74,7 +75,8 @@ class ExchangeReport:
 
     def __str__(self) -> str:
         lines = [f"plan changed after step {steps}:\n{text}" for steps, text in self._changed()]
-        lines += [f"touched rows per worker and step over {self.steps} steps:"]
+        batches = 1 if self.plan is None else self.plan.accumulate_steps
+        lines += [f"touched rows per worker and {'step' if batches == 1 else 'batch'} over {self.steps} steps:"]
         lines += [f"  {name}: {rows:.1f}" for name, rows in self.touched_rows]
         lines.append(
             f"alltoall bytes sent by all workers: predicted {bytes_text(self.predicted_bytes)}, "
@@ -173,6 +175,7 @@ def exchange_report(
     expected = [c.away * float(numbers[-2]) for c, numbers in zip(counters, counted, strict=True)]
     left = workers.allreduce(np.asarray(expected))  # what should leave: each worker's share at home is its own
     predicted, moved, gathered, served, steps = 0.0, 0, 0, 0, 0
+    of_batches = "pull" if plan is not None and plan.accumulate_steps > 1 else "push"
     touched: dict[str, float] = {}
     for counter, total, leaves in zip(counters, totals, left, strict=True):
         if not counter.trains or not total[0]:
@@ -183,7 +186,7 @@ def exchange_report(
             gathered += int(total[-1]) * (counter.row_bytes + counter.id_bytes)
             continue
         # A pull sends ids out and rows back; as many rows are given as asked for, over all workers.
-        if counter.kind == "push":
+        if counter.kind == of_batches:
             for name, rows in zip(counter.variables, total[1:-2], strict=True):
                 touched[name] = touched.get(name, 0.0) + float(rows) / float(total[0])
         row_bytes = counter.row_bytes + counter.id_bytes

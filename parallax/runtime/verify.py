@@ -1,8 +1,8 @@
 """Checks a user's graph: k steps on N workers and on one process with the joined batch, variable by variable.
 
-The one process runs the script's graph as it is, fed the workers' batches one after the other. All workers draw the
-same random numbers, and so does the one process, so that sampled candidates agree; random numbers with a batch
-dimension (dropout) cannot agree and must be off.
+The one process runs the script's graph as it is, fed the workers' batches one after the other, and all those of an
+update at once where updates take several. All workers draw the same random numbers, and so does the one process, so
+that sampled candidates agree; random numbers with a batch dimension (dropout) cannot agree and must be off.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def compare_runs(job: Job, plan: Plan, folder: Path, wanted: Settings) -> int:
     Returns:
         0 when all are within the tolerance, 1 when one is not, else the status of the side that failed.
     """
-    status = launch(job) or _start_single(job, folder, wanted)
+    status = launch(job) or _start_single(job, folder, replace(wanted, accumulate_steps=plan.accumulate_steps))
     if status:
         return status
     own = {v.name for v in plan.variables if v.cls == VariableClass.LOCAL}
@@ -105,8 +105,8 @@ def run_worker(graph: Any, session: Session, size: int, rank: int, wanted: Setti
     fetch = train_op(graph, wanted.fetch)
     feeds = _feeds(graph, fetch, wanted)
     with session:
-        for step in range(wanted.steps or STEPS):
-            session.run(fetch, {name: [value] for name, value in named_batch(graph, feeds(step, rank, size)).items()})
+        for number in range((wanted.steps or STEPS) * session.accumulate_steps):
+            session.run(fetch, {name: [value] for name, value in named_batch(graph, feeds(number, rank, size)).items()})
         values = {name: session.run(variable)[0] for name, variable in _variables(graph).items()}
         rounding = session.exchange_report().rounding_text()
     if rank == 0:
@@ -119,10 +119,9 @@ def run_single(graph: Any, wanted: Settings) -> None:
     folder, size = Path(wanted.job_folder or ""), wanted.workers or 1
     fetch = train_op(graph, wanted.fetch)
     feeds = _feeds(graph, fetch, wanted)
-    joined = [
-        _joined([named_batch(graph, feeds(step, rank, size)) for rank in range(size)])
-        for step in range(wanted.steps or STEPS)
-    ]
+    kept, steps = wanted.accumulate_steps or 1, wanted.steps or STEPS
+    drawn = [[named_batch(graph, feeds(n, rank, size)) for rank in range(size)] for n in range(kept * steps)]
+    joined = [_joined(sum(drawn[first : first + kept], [])) for first in range(0, len(drawn), kept)]
     initialize = initialization_phases(analyse(graph).captured)
     initialize.append([op.name for op in graph.get_collection(v1.GraphKeys.TABLE_INITIALIZERS)])
     graph_def = graph.as_graph_def()

@@ -29,7 +29,7 @@ def _scatter(editor: Editor, decisions: Decisions, scatter: Scatter, label: str)
 
     table = decisions.table(scatter.table)
     with tf.name_scope(f"{label}/"):
-        pieces = cut_rows(editor.tensor(scatter.tensor), len(table.servers), table.is_scalar)
+        pieces = cut_rows(editor.leaving(scatter.tensor), len(table.servers), table.is_scalar)
         if not decisions.terms.synchronous:
             _lead_parts(editor, scatter.edges, pieces, [])
             return

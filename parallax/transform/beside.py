@@ -21,7 +21,7 @@ from typing import Any
 
 from parallax.errors import TransformError
 from parallax.graph_view import split_tensor
-from parallax.transform.edit import SCOPE
+from parallax.transform.edit import SCOPE, Keeping
 from parallax.transform.pipeline import WorkerGraph
 from parallax.transform.seeds import mixed
 
@@ -257,6 +257,9 @@ def _in_session(new: WorkerGraph, graph_def: Any, names: Mapping[str, str]) -> W
         ),
         counter_initializers=tensors(new.counter_initializers),
         partitions={op: tensors(parts) for op, parts in new.partitions.items()},
+        keepings=tuple(
+            Keeping(one.source, tensors(one.begin), tensors(one.add), tensors(one.take)) for one in new.keepings
+        ),
     )
 
 

@@ -114,6 +114,23 @@ class CutWhole:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """A gradient that is kept while batches are gathered for an update. All are ops of the worker's graph.
+
+    Attributes:
+        source: the tensor of the user's graph that is kept.
+        begin: keeps the first batch's, in place of what was kept before.
+        add: keeps another batch's besides.
+        take: reads what is kept, for the last batch, with which the update runs.
+    """
+
+    source: str
+    begin: tuple[str, ...]
+    add: tuple[str, ...]
+    take: tuple[str, ...]
+
+
 @dataclass
 class Editor:
     """Mutable working state of one transform.
@@ -127,6 +144,9 @@ class Editor:
         wire: the element types in which this worker sends.
         inputs: stand-ins for the user's tensors.
         waits: stand-ins for the user's nodes.
+        kept: gradient as it leaves autodiff -> its mean over the batches that one update takes.
+        kept_sizes: ids of a piece of kept rows -> how many rows are kept of it.
+        keepings: what is kept.
         led_to: what edges take instead.
         led_to_parts: what edges of nodes that run on servers take, for each partition.
         arrivals: for such an edge, the ops by which this worker gives its part of what arrives there.
@@ -151,6 +171,9 @@ class Editor:
     wire: Wire
     inputs: dict[str, Any] = field(default_factory=dict)
     waits: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, Any] = field(default_factory=dict)
+    kept_sizes: dict[str, Any] = field(default_factory=dict)
+    keepings: list[Keeping] = field(default_factory=list)
     led_to: dict[Edge, Any] = field(default_factory=dict)
     led_to_parts: dict[Edge, list[Any]] = field(default_factory=dict)
     arrivals: dict[Edge, list[Any]] = field(default_factory=dict)
@@ -197,6 +220,16 @@ class Editor:
                     shape=self.view.shape(name), dtype=self.view.dtype(name), name=f"{_INPUT}/{len(self.inputs)}"
                 )
         return self.inputs[name]
+
+    def leaving(self, name: str) -> Any:
+        """A gradient as those outside of autodiff see it: of all batches of an update."""
+        return self.kept.get(name, self.tensor(name))
+
+    def size_of(self, ids: str) -> Any:
+        """How many gradient rows belong to a lookup by these ids, of all batches of an update; int32."""
+        import tensorflow as tf
+
+        return self.kept_sizes[ids] if ids in self.kept_sizes else tf.size(self.tensor(ids))
 
     def at(self, edge: Edge) -> Any:
         """What an edge takes now."""

@@ -11,7 +11,8 @@ starting at a multiple of P, so that the same map holds for all of them together
 
 Bytes each way, worker and step, for u distinct rows of width d, e bytes an element and i bytes an id, between workers:
 (1-s) * u * (i + 2de) where the worker itself owns a share s of the rows (1/W if all own as many), the ids and rows in
-the pull and the gradients in the push; the push needs no ids because the owner remembers them from the pull.
+the pull and the gradients in the push; the push needs no ids because the owner remembers them from the pull. Where
+gradients are kept over several batches (keep.py) the push names its own rows, and sends their ids.
 """
 
 from __future__ import annotations
@@ -21,29 +22,25 @@ from typing import Any
 
 from parallax.transform.collectives import open_end
 from parallax.transform.exchange_op import Leg, Wanted
-from parallax.transform.way import TableRows, Trip, Way, table_of
+from parallax.transform.way import TableRows, Way, table_of
 
 INT32_ROWS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
-    """What a pull leaves for its lookups and pushes.
+class Asked:
+    """Rows of tables that some ids name, merged and in order for the first leg.
 
     Attributes:
-        rows: `[u, width]`, the distinct rows in the order of `first.keys`.
-        first: the first leg, from the lookups on: its keys are row numbers of all tables laid together.
-        positions: for each lookup, where in `rows` its ids are, `[n]` int32.
-        trip: how the rows came.
-        bases: the turn of the pattern at which each table begins.
-        distinct: `[tables]` int64, distinct rows asked for, by table.
-        id_cuts: the tensors that carry each lookup's ids, which may be fed.
+        first: the leg; its keys are row numbers of all tables laid together.
+        positions: for each piece of ids, where in `first.keys` they are, `[n]` int32.
+        bases: the turn of the pattern at which each table begins, and at which the last one ends.
+        distinct: `[tables]` int64, distinct rows, by table.
+        id_cuts: the tensors that carry each piece of ids, which may be fed.
     """
 
-    rows: Any
     first: Leg
     positions: tuple[Any, ...]
-    trip: Trip
     bases: tuple[int, ...]
     distinct: Any
     id_cuts: tuple[Any, ...]
@@ -54,8 +51,8 @@ def id_bytes(rows: list[int], slots: int) -> int:
     return 4 if sum(slots * -(-r // slots) for r in rows) < INT32_ROWS else 8
 
 
-def pull(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Way) -> Pulled:
-    """Fetches the rows of some ids from their owners.
+def ask(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Way) -> Asked:
+    """Merges ids and orders them by where they go first.
 
     Args:
         tables: of equal width and type; one alone where the owners are servers.
@@ -63,7 +60,7 @@ def pull(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Way) -> P
         way: to the owners.
 
     Returns:
-        Pulled. An id outside its table ends the run with an error that names the table and the id, before anything
+        Asked. An id outside its table ends the run with an error that names the table and the id, before anything
         is sent.
     """
     import tensorflow as tf
@@ -78,7 +75,6 @@ def pull(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Way) -> P
         for cut, (t, _) in zip(cuts, lookups, strict=True)
     ]
     first = way.first_leg(wanted, key_type)
-    trip = way.pull(first, tables, bases)
     pieces = tf.split(first.positions, [tf.size(cut) for cut in cuts]) if len(cuts) > 1 else [first.positions]
     table_of_distinct = table_of(first.keys // way.slots, bases) if len(tables) > 1 else None
     count = (
@@ -86,14 +82,21 @@ def pull(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Way) -> P
         if table_of_distinct is None
         else tf.math.bincount(table_of_distinct, minlength=len(tables), maxlength=len(tables), dtype=tf.int64)
     )
-    return Pulled(trip.rows, first, tuple(pieces), trip, tuple(bases[:-1]), count, tuple(cuts))
+    return Asked(first, tuple(pieces), tuple(bases), count, tuple(cuts))
 
 
-def looked_up(pulled: Pulled, number: int, ids: Any, row_shape: tuple[int, ...]) -> Any:
-    """The result of one lookup, `[ids.shape..., row_shape...]`."""
+def looked_up(pulled: Any, positions: Any, ids: Any, row_shape: tuple[int, ...]) -> Any:
+    """The result of one lookup, `[ids.shape..., row_shape...]`.
+
+    Args:
+        pulled: `[u, width]`, the rows that a pull has brought.
+        positions: where in them those of the lookup are, `[n]`.
+        ids: of the lookup.
+        row_shape: of one row.
+    """
     import tensorflow as tf
 
-    rows = tf.gather(pulled.rows, pulled.positions[number])
+    rows = tf.gather(pulled, positions)
     static = ids.shape.as_list() if ids.shape.rank is not None else None
     if static is not None and static.count(None) <= 1:
         # Written as constants where they are known: a fed-in empty lookup then fails only if somebody reads it.
@@ -101,27 +104,27 @@ def looked_up(pulled: Pulled, number: int, ids: Any, row_shape: tuple[int, ...])
     return tf.reshape(rows, tf.concat([tf.shape(ids), tf.constant(row_shape, tf.int32)], 0))
 
 
-def found_at(pulled: Pulled, table: int, ids: Any, slots: int) -> Any:
-    """Where in `pulled.rows` some ids of a table are, `[n]` int32; every id must have been pulled."""
+def found_at(asked: Asked, table: int, ids: Any, slots: int) -> Any:
+    """Where in the keys of the first leg some ids of a table are, `[n]` int32; every id must have been asked for."""
     import tensorflow as tf
 
-    keys = pulled.first.keys
-    wanted = tf.cast(ids, keys.dtype) + tf.constant(pulled.bases[table] * slots, keys.dtype)
+    keys = asked.first.keys
+    wanted = tf.cast(ids, keys.dtype) + tf.constant(asked.bases[table] * slots, keys.dtype)
     order = tf.argsort(keys)
     return tf.gather(order, tf.searchsorted(tf.gather(keys, order), wanted))
 
 
-def merged_rows(pulled: Pulled, values: list[Any], positions: list[Any]) -> Any:
-    """Gradient rows `[u, width]` in the order of `pulled.rows`, equal ones of this worker added up.
+def merged_rows(asked: Asked, values: list[Any], positions: list[Any]) -> Any:
+    """Gradient rows `[u, width]` in the order of the first leg's keys, equal ones of this worker added up.
 
     Args:
-        pulled: the pull in which the rows were looked up.
+        asked: the rows.
         values: pieces `[n, width]`.
-        positions: for each piece, where its rows are in `pulled.rows`, `[n]`.
+        positions: for each piece, where its rows are among the keys, `[n]`.
     """
     import tensorflow as tf
 
-    return tf.math.unsorted_segment_sum(tf.concat(values, 0), tf.concat(positions, 0), tf.shape(pulled.rows)[0])
+    return tf.math.unsorted_segment_sum(tf.concat(values, 0), tf.concat(positions, 0), tf.size(asked.first.keys))
 
 
 def merge_equal_rows(values: Any, indices: Any) -> tuple[Any, Any]:

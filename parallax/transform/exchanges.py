@@ -12,12 +12,12 @@ from parallax.plan import ALLTOALL, PS, fronts_of
 from parallax.transform.accumulators import push_rows
 from parallax.transform.collectives import open_end
 from parallax.transform.edit import SCOPE, Counter, Cut, Editor, Worker
-from parallax.transform.exchange import Pulled, found_at, id_bytes, looked_up, merge_equal_rows, merged_rows, pull
+from parallax.transform.exchange import Asked, ask, found_at, id_bytes, looked_up, merge_equal_rows, merged_rows
 from parallax.transform.exchange_op import HOST, WORKERS
 from parallax.transform.gradients import add_counter
 from parallax.transform.grouping import PullGroup, group, push_nodes
 from parallax.transform.together import device_of
-from parallax.transform.way import Givers, Meeting, TableRows, ToServers, ToWorkers, askers
+from parallax.transform.way import Givers, Meeting, TableRows, ToServers, ToWorkers, Trip, askers
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class _Exchange:
         tables: what gives the rows, in the order of the group's sources.
         table_of: lookup node -> which of the tables.
         place_of: lookup node -> which of the group's lookups.
-        pulled: what the pull left.
+        asked: what the lookups ask for.
+        trip: how the rows came.
     """
 
     number: int
@@ -40,28 +41,54 @@ class _Exchange:
     tables: list[TableRows]
     table_of: dict[str, int]
     place_of: dict[str, int]
-    pulled: Pulled
+    asked: Asked
+    trip: Trip
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """Gradient rows of one worker, merged, on their way to owners.
+
+    Attributes:
+        rows: `[u, width]`, in the order of the trip's last leg.
+        asked: the rows that they belong to: those pulled, unless the push names its own.
+        trip: the way that they go.
+        names_rows: whether the push names its own.
+    """
+
+    rows: Any
+    asked: Asked
+    trip: Trip
+    names_rows: bool
 
 
 def exchange_rows(editor: Editor, view: GraphView, decisions: Decisions) -> None:
     """Builds one pull for every group of lookups, and one push for every group and site."""
     groups = group(view, decisions)
     arrived: dict[int, list[tuple[Any, Any]]] = {}
-    for_servers: dict[int, list[tuple[_Exchange, Any]]] = {}
+    for_servers: dict[int, list[tuple[_Exchange, _Gathered]]] = {}
     for number, together in enumerate(groups.pulls):
         exchange = _pull(editor, view, decisions, number, together)
         for site in together.sites:
-            members = [i for i, s in enumerate(groups.sites) if s == site and _nodes(exchange, decisions.pushes[i])]
-            values = _gathered(editor, decisions, exchange, members)
-            if isinstance(exchange.way, ToServers):
-                for_servers.setdefault(members[0], []).append((exchange, values))
+            members = [i for i, s in enumerate(groups.sites) if s == site and _carries(exchange, decisions, i)]
+            if not members:
                 continue
-            for index, rows in _push(editor, decisions, exchange, members, values).items():
+            gathered = _gathered(editor, decisions, exchange, members)
+            if isinstance(exchange.way, ToServers):
+                for_servers.setdefault(members[0], []).append((exchange, gathered))
+                continue
+            for index, rows in _push(editor, decisions, exchange, members, gathered).items():
                 arrived.setdefault(index, []).append(rows)
     for index, pieces in sorted(arrived.items()):
         _deliver(editor, decisions.pushes[index], pieces)
     for index, sent in sorted(for_servers.items()):
         _push_to_servers(editor, decisions, index, sent)
+
+
+def _carries(exchange: _Exchange, decisions: Decisions, index: int) -> bool:
+    """Whether a push goes the way of this exchange: that of each of its lookups, or, naming its rows, of the first."""
+    nodes = _nodes(exchange, decisions.pushes[index])
+    return bool(nodes) and (not decisions.keeps or nodes[0] == decisions.pushes[index].lookups[0])
 
 
 def _nodes(exchange: _Exchange, one: Push) -> list[str]:
@@ -80,15 +107,16 @@ def _pull(editor: Editor, view: GraphView, decisions: Decisions, number: int, to
     waits = [editor.operation(n) for n in view.controls(together.lookups[0].node)]
     with tf.name_scope(f"{SCOPE}/pull_{number}/"), tf.control_dependencies(waits):
         way = _way(editor, decisions.table(together.lookups[0].table), decisions.terms.synchronous)
-        pulled = pull(tables, [(table_of[x.node], i) for x, i in zip(together.lookups, ids, strict=True)], way)
+        asked = ask(tables, [(table_of[x.node], i) for x, i in zip(together.lookups, ids, strict=True)], way)
+        trip = way.pull(asked.first, tables, asked.bases)
         place_of = {x.node: i for i, x in enumerate(together.lookups)}
-        exchange = _Exchange(number, together, way, tables, table_of, place_of, pulled)
-        with tf.control_dependencies([_count(editor, exchange, "pull")]):
+        exchange = _Exchange(number, together, way, tables, table_of, place_of, asked, trip)
+        with tf.control_dependencies([_count(editor, exchange, "pull", asked, trip)]):
             results = [
-                looked_up(pulled, i, x, tables[table_of[n]].row_shape)
+                looked_up(trip.rows, asked.positions[i], x, tables[table_of[n]].row_shape)
                 for (n, i), x in zip(place_of.items(), ids, strict=True)
             ]
-    for lookup, result, cut in zip(together.lookups, results, pulled.id_cuts, strict=True):
+    for lookup, result, cut in zip(together.lookups, results, asked.id_cuts, strict=True):
         if lookup.combines:
             with tf.name_scope(f"{SCOPE}/pull_{number}/"):
                 every = tf.range(tf.size(editor.at(Edge(lookup.node, lookup.ids_slot))))
@@ -127,25 +155,50 @@ def _way(editor: Editor, table: Table, synchronous: bool) -> ToWorkers | ToServe
     return ToServers(ownership, meeting, wire, Givers(tuple(asks), 1 if fronts else worker.size))
 
 
-def _gathered(editor: Editor, decisions: Decisions, exchange: _Exchange, members: list[int]) -> Any:
-    """The gradient rows of the pushes `members`, merged, in the order of the pull's first leg."""
+def _gathered(editor: Editor, decisions: Decisions, exchange: _Exchange, members: list[int]) -> _Gathered:
+    """The gradient rows of the pushes `members`, merged, on the way that the pull went, or on one of their own."""
     import tensorflow as tf
 
-    values, places = [], []
+    pushes = [decisions.pushes[i] for i in members]
     with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
-        for one in (decisions.pushes[i] for i in members):
-            rows = open_end(_values(editor, exchange, one))
-            place = open_end(tf.concat(_places(editor, exchange, one), 0), [None])
-            for cut in (rows, place):
-                _may_be_cut(editor, cut, push_nodes(one))
-            values.append(rows)
-            places.append(place)
-        merged = merged_rows(exchange.pulled, values, places)
-        return exchange.way.push(exchange.pulled.trip, merged)
+        if decisions.keeps:
+            return _with_own_rows(editor, exchange, pushes)
+        values, places = [], []
+        for one in pushes:
+            values.append(_cut_open(editor, _values(editor, exchange, one), one))
+            places.append(_cut_open(editor, tf.concat(_places(editor, exchange, one), 0), one))
+        merged = merged_rows(exchange.asked, values, places)
+        return _Gathered(exchange.way.push(exchange.trip, merged), exchange.asked, exchange.trip, False)
+
+
+def _with_own_rows(editor: Editor, exchange: _Exchange, pushes: list[Push]) -> _Gathered:
+    """Gradient rows of several batches, of which the pull of the last one has a part only."""
+    import tensorflow as tf
+
+    way, width = exchange.way, math.prod(exchange.tables[0].row_shape)
+    ids = [editor.at(one.indices[0]) for one in pushes]
+    tables = [exchange.table_of[one.lookups[0]] for one in pushes]
+    asked = ask(exchange.tables, list(zip(tables, ids, strict=True)), way)
+    for cut, one in zip(asked.id_cuts, pushes, strict=True):
+        _may_be_cut(editor, cut, push_nodes(one))
+    values = []
+    for one, own in zip(pushes, ids, strict=True):
+        rows = editor.at(one.values[0]) if one.values else tf.zeros([tf.raw_ops.Size(input=own), width])
+        values.append(_cut_open(editor, tf.reshape(rows, [-1, width]), one))
+    trip = way.announce(asked.first, asked.bases)
+    merged = merged_rows(asked, values, list(asked.positions))
+    return _Gathered(way.push(trip, merged), asked, trip, True)
+
+
+def _cut_open(editor: Editor, tensor: Any, one: Push) -> Any:
+    """What a push takes, which is fed with nothing where nobody wants what it delivers."""
+    cut = open_end(tensor)
+    _may_be_cut(editor, cut, push_nodes(one))
+    return cut
 
 
 def _push(
-    editor: Editor, decisions: Decisions, exchange: _Exchange, members: list[int], rows: Any
+    editor: Editor, decisions: Decisions, exchange: _Exchange, members: list[int], gathered: _Gathered
 ) -> dict[int, tuple[Any, Any]]:
     """One exchange between workers for the pushes `members`; what arrives for each: (values, local row numbers)."""
     import tensorflow as tf
@@ -153,23 +206,23 @@ def _push(
     if not isinstance(exchange.way, ToWorkers):
         return {}
     with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
-        arrived = exchange.way.arrive(exchange.pulled.trip, rows, exchange.pulled.bases)
-        with tf.control_dependencies([_count(editor, exchange, "push")]):
+        arrived = exchange.way.arrive(gathered.trip, gathered.rows, gathered.asked.bases)
+        with tf.control_dependencies([_count_push(editor, exchange, gathered)]):
             return {i: _of_table(arrived[exchange.table_of[_nodes(exchange, decisions.pushes[i])[0]]]) for i in members}
 
 
-def _push_to_servers(editor: Editor, decisions: Decisions, index: int, sent: list[tuple[_Exchange, Any]]) -> None:
+def _push_to_servers(editor: Editor, decisions: Decisions, index: int, sent: list[tuple[_Exchange, _Gathered]]) -> None:
     """Sends the gradient rows of one push, of all the pulls they were looked up in, to servers."""
     import tensorflow as tf
 
     by_partition = []
-    for exchange, values in sent:
+    for exchange, gathered in sent:
         if not isinstance(exchange.way, ToServers):
             continue
-        last, way = exchange.pulled.trip.last, exchange.way
+        last, way = gathered.trip.last, exchange.way
         with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
-            with tf.control_dependencies([_count(editor, exchange, "push")]):
-                values = way.to_servers(tf.identity(values))
+            with tf.control_dependencies([_count_push(editor, exchange, gathered)]):
+                values = way.to_servers(tf.identity(gathered.rows))
             by_partition.append((way.by_partition(last, values), way.by_partition(last, last.local)))
     (givers,) = {exchange.way.givers for exchange, _ in sent if isinstance(exchange.way, ToServers)}
     push_rows(editor, decisions, index, by_partition, givers)
@@ -189,9 +242,9 @@ def _places(editor: Editor, exchange: _Exchange, one: Push) -> list[Any]:
             continue
         if searched:
             ids = editor.tensor(searched)
-            found.append(found_at(exchange.pulled, exchange.table_of[node], ids, exchange.way.slots))
+            found.append(found_at(exchange.asked, exchange.table_of[node], ids, exchange.way.slots))
         else:
-            found.append(exchange.pulled.positions[exchange.place_of[node]])
+            found.append(exchange.asked.positions[exchange.place_of[node]])
     return found
 
 
@@ -199,7 +252,7 @@ def _values(editor: Editor, exchange: _Exchange, one: Push) -> Any:
     """The gradient rows `[n, width]` of those lookups of a push that this exchange pulled."""
     import tensorflow as tf
 
-    width = int(exchange.pulled.rows.shape[1])
+    width = math.prod(exchange.tables[0].row_shape)
     if not one.values:
         return tf.zeros([tf.add_n([tf.size(place) for place in _places(editor, exchange, one)]), width])
     rows = tf.reshape(editor.at(one.values[0]), [-1, width])
@@ -233,28 +286,32 @@ def _may_be_cut(editor: Editor, tensor: Any, needed_by: tuple[str, ...]) -> None
     )
 
 
-def _count(editor: Editor, exchange: _Exchange, kind: str) -> Any:
+def _count_push(editor: Editor, exchange: _Exchange, gathered: _Gathered) -> Any:
+    return _count(editor, exchange, "push", gathered.asked, gathered.trip, gathered.names_rows)
+
+
+def _count(editor: Editor, exchange: _Exchange, kind: str, asked: Asked, trip: Trip, names_rows: bool = True) -> Any:
     """Counts one run: distinct rows by table, those asked of owners, and of them those that leave."""
     import tensorflow as tf
 
-    way, splits, asked_of = exchange.way, exchange.pulled.trip.last.splits, exchange.way.ownership.pattern
+    way, splits, asked_of = exchange.way, trip.last.splits, exchange.way.ownership.pattern
     from_server = isinstance(way, ToServers)
     if isinstance(way, ToServers) and way.fronts:  # what they ask their servers stays on their hosts
-        from_server, splits, asked_of = False, exchange.pulled.first.splits, way.fronts
+        from_server, splits, asked_of = False, asked.first.splits, way.fronts
     away = [1] * way.ownership.holders if from_server else _away(editor.worker)
-    asked, left = tf.reduce_sum(splits), tf.reduce_sum(splits * tf.constant(away, tf.int32))
-    ids = id_bytes([t.rows for t in exchange.tables], way.slots) if kind == "pull" else 8 if from_server else 0
+    asked_for, left = tf.reduce_sum(splits), tf.reduce_sum(splits * tf.constant(away, tf.int32))
+    of_id = id_bytes([t.rows for t in exchange.tables], way.slots) if names_rows else 0
     counter = Counter(
         tensor="",
         kind=kind,
         variables=tuple(t.variable for t in exchange.tables),
         row_bytes=math.prod(exchange.tables[0].row_shape) * editor.wire.rows_type(exchange.tables[0].dtype).size,
-        id_bytes=ids,
+        id_bytes=8 if from_server and kind == "push" else of_id,
         trains=bool(exchange.together.sites),
         route=PS if isinstance(way, ToServers) else ALLTOALL,
         away=sum(away[one] for one in asked_of) / len(asked_of),
     )
-    return add_counter(editor, counter, [*tf.unstack(exchange.pulled.distinct, len(exchange.tables)), asked, left])
+    return add_counter(editor, counter, [*tf.unstack(asked.distinct, len(exchange.tables)), asked_for, left])
 
 
 def _away(worker: Worker) -> list[int]:

@@ -19,7 +19,7 @@ def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
     import tensorflow as tf
 
     for scale in decisions.scales:
-        values = editor.tensor(scale.tensor)
+        values = editor.leaving(scale.tensor)
         with tf.name_scope(f"{SCOPE}/scale/"):
             editor.lead(scale.edges, values * tf.constant(_row_scale(editor, decisions), values.dtype))
     for shared in decisions.shared_rows:
@@ -33,10 +33,10 @@ def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
     for reduction in decisions.all_reduces:
         if reduction.table:
             continue  # its parts are on servers
-        tensor = editor.tensor(reduction.tensor)
+        tensor = editor.leaving(reduction.tensor)
         with tf.name_scope(f"{SCOPE}/all_reduce/"):
             if reduction.kind == "rows_mean":
-                reduced = _mean_of_rows(editor, tensor, editor.tensor(reduction.weight))
+                reduced = _mean_of_rows(editor, tensor, editor.leaving(reduction.weight))
             elif reduction.kind == "mean":
                 reduced = editor.together.add_gradients(tensor, 1.0 / editor.worker.size)
             elif reduction.kind == "sum" and editor.view.op(split_tensor(reduction.tensor)[0]) == "UnsortedSegmentSum":
@@ -68,7 +68,7 @@ def _split(editor: Editor, rows: Any, pieces: tuple[Piece, ...]) -> list[Any]:
 
     if len(pieces) < 2:
         return [rows]
-    return list(tf.split(rows, [tf.size(editor.tensor(piece.ids)) for piece in pieces]))
+    return list(tf.split(rows, [editor.size_of(piece.ids) for piece in pieces]))
 
 
 def _row_scale(editor: Editor, decisions: Decisions) -> float:

@@ -10,9 +10,10 @@ from parallax.graph_view import GraphView
 from parallax.ownership import Ownership
 from parallax.transform.accumulators import scatter_gradients
 from parallax.transform.check import check, check_exchanges, check_servers
-from parallax.transform.edit import SCOPE, Counter, Cut, CutWhole, Worker, open_editor
+from parallax.transform.edit import SCOPE, Counter, Cut, CutWhole, Keeping, Worker, open_editor
 from parallax.transform.exchanges import exchange_rows
 from parallax.transform.gradients import collect_rows, reduce_gradients
+from parallax.transform.keep import keep_gradients
 from parallax.transform.partitions import place_tables
 from parallax.transform.rows import gather_rows, slice_rows, spread_tables
 from parallax.transform.seeds import set_seeds
@@ -40,6 +41,8 @@ class WorkerGraph:
         local_variables: variable ops that each worker keeps for itself.
         synchronous: whether every step takes the gradients of all workers.
         cut_whole: values that this worker makes whole although rows of them are wanted only.
+        accumulate_steps: of how many batches gradients are kept before they travel.
+        keepings: how; empty where every batch makes an update.
     """
 
     graph_def: Any
@@ -56,6 +59,8 @@ class WorkerGraph:
     local_variables: frozenset[str]
     synchronous: bool
     cut_whole: tuple[CutWhole, ...]
+    accumulate_steps: int = 1
+    keepings: tuple[Keeping, ...] = ()
 
 
 def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGraph:
@@ -70,6 +75,7 @@ def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGr
     with editor.scratch.as_default(), tf.name_scope(f"{SCOPE}/"):
         spread_tables(editor, decisions)
         place_tables(editor, decisions)
+        keep_gradients(editor, decisions)
         reduce_gradients(editor, decisions)
         scatter_gradients(editor, decisions)
         slice_rows(editor, decisions)  # after the broadcasts: a whole value that is fed is worker 0's, then cut
@@ -98,4 +104,6 @@ def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGr
         local_variables=frozenset(decisions.local_variables),
         synchronous=decisions.terms.synchronous,
         cut_whole=tuple(editor.cut_whole),
+        accumulate_steps=decisions.terms.accumulate_steps,
+        keepings=tuple(editor.keepings),
     )

@@ -77,10 +77,10 @@ class Givers:
 
 @dataclass(frozen=True, slots=True)
 class Trip:
-    """A pull as it was made.
+    """A pull as it was made, or the way of a push that names its own rows.
 
     Attributes:
-        rows: `[u, width]`, in the order of the first leg's keys.
+        rows: `[u, width]`, in the order of the first leg's keys; None where none came back.
         before: the leg to who asks, and what came from each worker; None without one.
         last: the leg to the owners.
         asked: where workers are owners: `[m]`, local row numbers that others asked of this one.
@@ -115,20 +115,26 @@ class Way(ABC):
             return leg(wanted, self.meeting.asker_of_slot, self.meeting.size, key_type)
         return self._to_owners(wanted, key_type)
 
-    def pull(self, first: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
+    def pull(self, first: Leg, tables: list[TableRows], bases: Sequence[int]) -> Trip:
         """Brings the rows of the first leg's keys."""
         import tensorflow as tf
 
-        if self.meeting is None:
-            return self._from_owners(first, tables, bases)
-        among = self.meeting.among
-        asked, counts = all_to_all(first.keys, first.splits, among)
-        last = self._to_owners([Wanted(asked)], asked.dtype)
-        trip = self._from_owners(last, tables, bases)
+        trip = self.announce(first, bases)
+        trip = replace(trip, rows=self._from_owners(trip, tables, bases))
+        if self.meeting is None or trip.before is None:
+            return trip
         given = tf.gather(trip.rows, trip.last.positions)
-        given = self.wire.out(given, ROWS) if among == WORKERS else given
-        rows, _ = all_to_all(given, counts, among, first.splits)
-        return replace(trip, rows=tf.cast(rows, trip.rows.dtype), before=(first, counts))
+        given = self.wire.out(given, ROWS) if self.meeting.among == WORKERS else given
+        rows, _ = all_to_all(given, trip.before[1], self.meeting.among, first.splits)
+        return replace(trip, rows=tf.cast(rows, trip.rows.dtype))
+
+    def announce(self, first: Leg, bases: Sequence[int]) -> Trip:
+        """Tells the owners which rows the first leg's keys are; none come back."""
+        if self.meeting is None:
+            return self._tell_owners(first, bases)
+        asked, counts = all_to_all(first.keys, first.splits, self.meeting.among)
+        last = self._to_owners([Wanted(asked)], asked.dtype)
+        return replace(self._tell_owners(last, bases), before=(first, counts))
 
     def push(self, trip: Trip, rows: Any) -> Any:
         """Sends gradient rows `[u, width]`, in the order of the first leg's keys, on to where `trip.last` leads."""
@@ -145,8 +151,12 @@ class Way(ABC):
         return leg(wanted, self.ownership.pattern, self.ownership.holders, key_type, to_owners=True)
 
     @abstractmethod
-    def _from_owners(self, last: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
-        """Brings the rows of the last leg's keys."""
+    def _tell_owners(self, last: Leg, bases: Sequence[int]) -> Trip:
+        """Tells owners the last leg's keys, where they are not told with every request."""
+
+    @abstractmethod
+    def _from_owners(self, trip: Trip, tables: list[TableRows], bases: Sequence[int]) -> Any:
+        """The rows of the last leg's keys `[m, width]`."""
 
 
 class ToWorkers(Way):
@@ -156,17 +166,22 @@ class ToWorkers(Way):
         super().__init__(ownership, meeting, wire)
         self.share = ownership.shares[rank]
 
-    def _from_owners(self, last: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
+    def _tell_owners(self, last: Leg, bases: Sequence[int]) -> Trip:
+        asked, counts = all_to_all(last.local, last.splits)
+        return Trip(None, None, last, asked, counts, table_of(asked, self._mine(bases)))
+
+    def _from_owners(self, trip: Trip, tables: list[TableRows], bases: Sequence[int]) -> Any:
         import tensorflow as tf
 
-        asked, counts = all_to_all(last.local, last.splits)
-        mine = [base * self.share for base in bases]
-        of_table = table_of(asked, mine)
-        given = self.wire.out(_local_rows(tables, asked, of_table, mine), ROWS)
-        rows, _ = all_to_all(given, counts, arriving=last.splits)
-        return Trip(tf.cast(rows, tables[0].dtype), None, last, asked, counts, of_table)
+        given = _local_rows(tables, trip.asked, trip.table_of_asked, self._mine(bases))
+        rows, _ = all_to_all(self.wire.out(given, ROWS), trip.asked_splits, arriving=trip.last.splits)
+        return tf.cast(rows, tables[0].dtype)
 
-    def arrive(self, trip: Trip, rows: Any, bases: tuple[int, ...]) -> list[tuple[Any, Any]]:
+    def _mine(self, bases: Sequence[int]) -> list[int]:
+        """The local row number at which each table begins, and at which the last one ends."""
+        return [base * self.share for base in bases]
+
+    def arrive(self, trip: Trip, rows: Any, bases: Sequence[int]) -> list[tuple[Any, Any]]:
         """Sends gradient rows, in the order of `trip.last`, to their owners.
 
         Returns:
@@ -178,12 +193,13 @@ class ToWorkers(Way):
         sent = self.wire.out(rows, GRADIENTS)
         received, _ = all_to_all(sent, trip.last.splits, arriving=trip.asked_splits)
         received = tf.cast(received, rows.dtype)
-        if len(bases) == 1:
+        tables = len(bases) - 1
+        if tables == 1:
             return [(received, trip.asked)]
-        mine = tf.constant([base * self.share for base in bases], trip.asked.dtype)
+        mine = tf.constant(self._mine(bases[:-1]), trip.asked.dtype)
         local = trip.asked - tf.gather(mine, trip.table_of_asked)
-        received_by_table = tf.dynamic_partition(received, trip.table_of_asked, len(bases))
-        local_by_table = tf.dynamic_partition(local, trip.table_of_asked, len(bases))
+        received_by_table = tf.dynamic_partition(received, trip.table_of_asked, tables)
+        local_by_table = tf.dynamic_partition(local, trip.table_of_asked, tables)
         return list(zip(received_by_table, local_by_table, strict=True))
 
 
@@ -199,18 +215,21 @@ class ToServers(Way):
         """For each slot of the pattern the worker that asks its server for all; empty where every worker asks."""
         return self.meeting.asker_of_slot if self.meeting is not None and self.meeting.among == WORKERS else ()
 
-    def _from_owners(self, last: Leg, tables: list[TableRows], bases: list[int]) -> Trip:
+    def _tell_owners(self, last: Leg, bases: Sequence[int]) -> Trip:
+        return Trip(None, None, last)
+
+    def _from_owners(self, trip: Trip, tables: list[TableRows], bases: Sequence[int]) -> Any:
         import tensorflow as tf
 
         (table,) = tables
-        local = self.by_partition(last, last.local)
+        local = self.by_partition(trip.last, trip.last.local)
         found = []
         for number in self.givers.partitions:
             with tf.device(table.devices[number]):
                 rows = _gather(table, table.parts[number], local[number])
                 found.append(rows if self.fronts else self.wire.rounded(rows))
         rows = tf.concat(found, 0) if found else tf.zeros([0, math.prod(table.row_shape)], table.dtype)
-        return Trip(tf.cast(rows, table.dtype), None, last)
+        return tf.cast(rows, table.dtype)
 
     def to_servers(self, values: Any) -> Any:
         """Gradient rows as they go to servers; between a front and its server they are as they are."""
@@ -251,7 +270,7 @@ def askers(hosts: Sequence[int], host: int, pattern: Sequence[int]) -> tuple[int
     return tuple(found)
 
 
-def table_of(keys: Any, bases: list[int]) -> Any:
+def table_of(keys: Any, bases: Sequence[int]) -> Any:
     """Which table each local row number belongs to; None when there is one table."""
     import tensorflow as tf
 
@@ -260,7 +279,7 @@ def table_of(keys: Any, bases: list[int]) -> Any:
     return tf.searchsorted(tf.constant(bases[1:-1], keys.dtype), keys, side="right")
 
 
-def _local_rows(tables: list[TableRows], asked: Any, table_of_asked: Any, bases: list[int]) -> Any:
+def _local_rows(tables: list[TableRows], asked: Any, table_of_asked: Any, bases: Sequence[int]) -> Any:
     import tensorflow as tf
 
     if table_of_asked is None:

@@ -17,7 +17,12 @@ FRONT_ROUTES = ("ps by fronts", "ps by fronts as bfloat16")
 """Every worker as if on a host of its own: each server is asked by one of them for all."""
 WIRE_MODELS = ("Adagrad, clipped, resource", "sampled softmax, resource")
 """Trained with half precision on the wire; the second, some rows of which are all-reduced, by alltoall alone."""
-SECTIONS = ("optimizers", "models", "owners", "fronts", "wire")
+MOST_KEPT = 3
+"""Of at most so many batches gradients are kept before an update."""
+KEPT_ROUTES = ("alltoall over 3", "allgather over 2", "allreduce over 3", "unequal by host over 2")
+KEPT_SERVER_ROUTES = ("ps over 3", "hybrid ps over 2")
+KEPT_FRONT_ROUTES = ("ps by fronts over 2",)
+SECTIONS = ("optimizers", "models", "owners", "fronts", "wire", "kept", "kept by fronts")
 OWNED_OPTIMIZERS = ("Adagrad", "Adam")
 OWNED_MODELS = (
     "several tables",
@@ -42,10 +47,19 @@ class Case(NamedTuple):
         """The case without its route: the one process trains it once for all routes."""
         return self.name.rsplit(",", 1)[0]
 
+    @property
+    def kept(self) -> int:
+        """Of how many batches gradients are kept for an update."""
+        return int(self.route.partition(" over ")[2] or 1)
+
 
 def cases(section: str, servers: int = 0) -> list[Case]:
     """The cases of a section, with or without servers; a variable for which a route is impossible keeps its own."""
     routes = SERVER_ROUTES if servers else ROUTES
+    if section.startswith("kept"):
+        routes = KEPT_SERVER_ROUTES if servers else KEPT_ROUTES
+        routes = KEPT_FRONT_ROUTES if section == "kept by fronts" else routes
+        return [*_optimizers(routes), *_models(routes)]
     if section in ("owners", "fronts"):
         routes = OWNER_ROUTES if section == "owners" else FRONT_ROUTES
         by_row = [c for c in _optimizers(routes) if c.name.split(",")[0] in OWNED_OPTIMIZERS and c.resource]

@@ -36,14 +36,16 @@ from parallax.analysis.capture import capture, initialization_phases  # noqa: E4
 from parallax.analysis.planner import make_plan  # noqa: E402
 from parallax.errors import PlanError  # noqa: E402
 from parallax.plan import Wishes, one_host  # noqa: E402
+from parallax.runtime.accumulation import Accumulation  # noqa: E402
 from parallax.runtime.channels import open_channels  # noqa: E402
+from parallax.runtime.names import Names  # noqa: E402
 from parallax.runtime.planning import analyse, decide, feasible  # noqa: E402
 from parallax.runtime.verify import difference  # noqa: E402
 from parallax.transform.edit import Worker  # noqa: E402
 from parallax.transform.pipeline import transform  # noqa: E402
 from parallax.transform.seeds import set_seeds  # noqa: E402
 from tests.equality import models  # noqa: E402
-from tests.equality.cases import cases  # noqa: E402
+from tests.equality.cases import MOST_KEPT, cases  # noqa: E402
 
 v1 = tf.compat.v1
 STEPS, ROWS_PER_WORKER, SEED = 5, 6, 7
@@ -69,9 +71,19 @@ def feeds(graph, batch):
 
 
 def draw(rng, size):
-    """One step's batches: the workers' and the joined one."""
-    mine = [{k: f(rng, ROWS_PER_WORKER) for k, f in models.FEEDS.items()} for _ in range(size)]
-    return mine, {k: np.concatenate([m[k] for m in mine]) for k in models.FEEDS}
+    """A batch for each worker."""
+    return [{k: f(rng, ROWS_PER_WORKER) for k, f in models.FEEDS.items()} for _ in range(size)]
+
+
+def updates_of(batches, kept):
+    """For each update the draws that it takes: one, or as many as are kept."""
+    return [batches[i : i + kept] for i in range(0, STEPS * kept, kept)]
+
+
+def joined(draws):
+    """What the one process is fed in place of some draws."""
+    every = [batch for draw in draws for batch in draw]
+    return {k: np.concatenate([batch[k] for batch in every]) for k in models.FEEDS}
 
 
 def values_of(graph, session, whole=None):
@@ -82,8 +94,8 @@ def values_of(graph, session, whole=None):
     return found
 
 
-def one_process(builder, resource, batches, size):
-    graph, ops = build(builder, ROWS_PER_WORKER * size, resource)
+def one_process(builder, resource, updates, size):
+    graph, ops = build(builder, ROWS_PER_WORKER * size * len(updates[0]), resource)
     graph_def = graph.as_graph_def()
     set_seeds(graph_def, frozenset(), Worker(0, 1, SEED, equal_randomness=True))
     seeded = tf.Graph()
@@ -92,8 +104,8 @@ def one_process(builder, resource, batches, size):
     with v1.Session(graph=seeded) as session:
         for phase in initialization_phases(capture(graph)):
             session.run(phase)
-        for step, (_, joined) in enumerate(batches):
-            session.run(ops[step % len(ops)].name, feeds(graph, joined))
+        for step, draws in enumerate(updates):
+            session.run(ops[step % len(ops)].name, feeds(graph, joined(draws)))
         return values_of(graph, session)
 
 
@@ -118,8 +130,11 @@ def with_patterns(plan, size):
 def plan_of(analysed, route, size, servers):
     """A plan with this route for all variables that it is possible for; the others keep their own.
 
-    A route may end in `as bfloat16` or `as float16`: half precision on the wire.
+    A route may end in `as bfloat16` or `as float16`: half precision on the wire; and in `over K`: gradients are kept.
     """
+    if " over " in route:
+        route, _, kept = route.partition(" over ")
+        return replace(plan_of(analysed, route, size, servers), accumulate_steps=int(kept))
     if " as " in route:
         route, _, wire = route.partition(" as ")
         return replace(plan_of(analysed, route, size, servers), wire_dtype=wire)
@@ -185,12 +200,12 @@ def free_ports(count):
     return found
 
 
-def workers(builder, resource, route, batches, rank, size, servers):
+def workers(builder, resource, route, updates, rank, size, servers):
     graph, ops = build(builder, ROWS_PER_WORKER, resource)
     analysed = analyse(graph)
-    plan = plan_of(analysed, route.replace(" by fronts", ""), size, servers.count)
+    plan = plan_of(analysed, route.replace(" by fronts", "").replace(" by host", ""), size, servers.count)
     worker = Worker(rank, size, SEED, equal_randomness=True, servers=plan.servers)
-    if route.endswith("by host"):
+    if " by host" in route:
         worker = replace(worker, hosts=tuple(number // 2 for number in range(size)), merges_in_host=True)
     if " by fronts" in route:
         at = tuple(number % size for number in range(len(plan.servers)))
@@ -198,6 +213,7 @@ def workers(builder, resource, route, batches, rank, size, servers):
     made = transform(analysed.captured.view, decide(analysed, plan, equal_randomness=True), worker)
     neighbours = MPI.COMM_WORLD.Split(worker.hosts[rank], rank) if worker.merges_in_host else None
     open_channels(made.graph_def, MPI.COMM_WORLD, neighbours)
+    names, accumulation = Names(analysed.captured.view, made), Accumulation(made.accumulate_steps)
     imported = tf.Graph()
     with imported.as_default():
         tf.graph_util.import_graph_def(made.graph_def, name="")
@@ -206,19 +222,28 @@ def workers(builder, resource, route, batches, rank, size, servers):
         for phase in initialization_phases(analysed.captured):
             session.run(phase)
         session.run(made.counter_initializers)
-        for step, (mine, _) in enumerate(batches):
-            session.run(ops[step % len(ops)].name, feeds(graph, mine[rank]))
+        for step, draws in enumerate(updates):
+            for mine in draws:
+                train(session, names, accumulation, ops[step % len(ops)], feeds(graph, mine[rank]))
         values = values_of(graph, session, made.whole)
     if plan.servers:
         servers.forget(rank)
     return values, {v.name: f"{v.cls.value} by {v.route}" for v in plan.variables}
 
 
+def train(session, names, accumulation, op, fed):
+    """One run, as a session of parallel_run makes it."""
+    kept = names.kept_by((op.name,), fed)
+    resolved = names.resolve((op.name,), fed, accumulation.next_run(kept))
+    session.run(list(resolved.tensors), {**resolved.feeds(fed), **resolved.empty})
+    accumulation.has_run(kept)
+
+
 def main():
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     rng = np.random.RandomState(0)
-    batches = [draw(rng, size) for _ in range(STEPS)]
+    batches = [draw(rng, size) for _ in range(STEPS * MOST_KEPT)]
     servers = Servers(rank, size, int(sys.argv[4]) if len(sys.argv) > 4 else 0)
     wanted = sys.argv[3] if len(sys.argv) > 3 else ""
     results, expected = {}, {}
@@ -227,10 +252,11 @@ def main():
             continue
         began = time.monotonic()
         try:
-            if case.graph not in expected:
-                expected = {case.graph: one_process(case.build, case.resource, batches, size)}
-            found, routes = workers(case.build, case.resource, case.route, batches, rank, size, servers)
-            result = {n: difference(found[n], e) for n, e in expected[case.graph].items()}
+            updates = updates_of(batches, case.kept)
+            if (case.graph, case.kept) not in expected:
+                expected = {(case.graph, case.kept): one_process(case.build, case.resource, updates, size)}
+            found, routes = workers(case.build, case.resource, case.route, updates, rank, size, servers)
+            result = {n: difference(found[n], e) for n, e in expected[case.graph, case.kept].items()}
             results[case.name] = {"differences": result, "routes": routes}
         except Exception as error:
             # A rank that fails alone would leave the others waiting: the job ends here.

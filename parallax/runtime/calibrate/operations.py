@@ -24,7 +24,7 @@ from parallax.runtime.channels import open_channels
 from parallax.runtime.direct import DirectRuns
 from parallax.runtime.members import SERVER_TASK, WORKER_TASK
 from parallax.transform import accumulators, collectives
-from parallax.transform.exchange import pull
+from parallax.transform.exchange import ask
 from parallax.transform.exchange_op import all_to_all
 from parallax.transform.together import Meetings, device_of
 from parallax.transform.way import Givers, TableRows, ToServers
@@ -155,7 +155,8 @@ class Operations:
         done: list[Any] = []
         for number in range(_CHAIN["pull"]):
             with tf.name_scope(f"pull_{number}"), tf.control_dependencies(done):
-                done = [pull([table], [(0, tf.identity(given))], way).rows.op]
+                asked = ask([table], [(0, tf.identity(given))], way)
+                done = [way.pull(asked.first, [table], asked.bases).rows.op]
         return done[0], [given]
 
     def _push(self) -> tuple[Any, list[Any]]:

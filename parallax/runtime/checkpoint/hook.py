@@ -180,7 +180,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def _has_trained(self) -> bool:
         """Whether the run that has just ended is one that all workers ran together, and writes the global step."""
         run = self.worker.run
-        if run is None:
+        if run is None or run.gather is not None:
             return False
         names, fed = (*run.names, *run.hook_names), frozenset(run.fed)
         known = self.worker.names
