@@ -13,6 +13,7 @@ from __future__ import annotations
 from parallax.analysis.states import SAME, State
 from parallax.analysis.walk import Merge, NoRule, Walk
 from parallax.decisions import Keep, Piece, Scale, SharedRows
+from parallax.errors import GraphError
 from parallax.graph_view import Edge, GraphView, split_tensor
 from parallax.spec import GradientSource
 
@@ -122,7 +123,11 @@ def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
 
 
 def keeps_of(walk: Walk) -> tuple[Keep, ...]:
-    """What is to be kept where updates take several batches: every gradient, once."""
+    """What is to be kept where updates take several batches: every gradient, once.
+
+    Raises:
+        GraphError: a gradient is computed of what comes after another one.
+    """
     found: dict[str, Keep] = {}
     for source in walk.sources:
         value_edges, index_edges = _outside(walk, source, source.values), []
@@ -135,7 +140,23 @@ def keeps_of(walk: Walk) -> tuple[Keep, ...]:
         constant = tuple(piece.kind == "shared" and _is_constant(walk.view, piece.ids) for piece in pieces)
         indices = source.indices or ""
         found[source.values] = Keep(source.values, tuple(value_edges), indices, tuple(index_edges), pieces, constant)
-    return tuple(keep for keep in found.values() if keep.value_edges or keep.index_edges)
+    keeps = tuple(keep for keep in found.values() if keep.value_edges or keep.index_edges)
+    _check_order(walk.view, keeps)
+    return keeps
+
+
+def _check_order(view: GraphView, keeps: tuple[Keep, ...]) -> None:
+    """Every batch must have its gradients before the first update."""
+    takers = {e.node: keep.values for keep in keeps for e in (*keep.value_edges, *keep.index_edges)}
+    for keep in keeps:
+        early = view.ancestors([split_tensor(keep.values)[0]]) & takers.keys()
+        if early:
+            node = min(early)
+            raise GraphError(
+                f"Where an update takes several batches, all gradients of a batch must be there before any is applied: "
+                f"{keep.values!r} is computed after {node!r}, which takes the gradient {takers[node]!r}. Train them by "
+                "train_ops of their own, or leave accumulate_steps at 1."
+            )
 
 
 def _is_constant(view: GraphView, tensor: str) -> bool:

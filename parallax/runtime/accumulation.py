@@ -89,6 +89,7 @@ class KeptGradients:
     def __init__(
         self, view: GraphView, worker_view: GraphView, worker_graph: WorkerGraph, here: Callable[[str], str]
     ) -> None:
+        self._view = worker_view
         self.keepings = {keeping.source: keeping for keeping in worker_graph.keepings}
         self._source_of = {node: keeping.source for keeping in worker_graph.keepings for node in keeping.take}
         ops = {op for keeping in worker_graph.keepings for op in (*keeping.begin, *keeping.add)}
@@ -109,9 +110,17 @@ class KeptGradients:
         """The sources from which something among these nodes is made."""
         return frozenset(source for node, source in self._source_of.items() if node in runs)
 
-    def is_later(self, node: str, gather: Gather) -> bool:
-        """Whether a node can be had with an update only; a run that does not train may write shared variables."""
-        return node in (self._later if gather.kept else self._of_gradients)
+    def without_update(self, tensor: str, gather: Gather) -> str | None:
+        """What gives the value of a tensor or op in a run without an update; None where only an update gives it.
+
+        What only waits for an update, as a loss that is handed on when it is done, can be had without.
+        """
+        later = self._later if gather.kept else self._of_gradients  # a run that does not train may write
+        while (node := split_tensor(tensor)[0] if ":" in tensor else tensor) in later:
+            if self._view.op(node) != "Identity" or ":" not in tensor:
+                return None
+            tensor = self._view.inputs(node)[0]
+        return tensor
 
     def acting(self, runs: Collection[str]) -> dict[str, str]:
         """Of these nodes those that are run for what they do, and can be in every run: name here -> user's name."""

@@ -139,12 +139,13 @@ class Names:
         had, needed_nodes = [True] * len(names), {_node(name) for name in names if name not in fed}
         if gather is not None:
             kept = self._keeping()
-            had = [tensor in cut_off or not kept.is_later(_node(tensor), gather) for tensor in tensors]
             runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in cut_off}, cut_off)
             acting = kept.acting(runs) if gather.kept else {}
-            tensors = [t for t, can in zip(tensors, had, strict=True) if can]
+            found = [t if t in cut_off else kept.without_update(t, gather) for t in tensors]
+            of_user = [n if t == own else t for n, t, own in zip(names, found, tensors, strict=True)]
+            needed_nodes = {_node(t) for t in of_user if t is not None and t not in fed and self.has(t)}
+            had, tensors = [tensor is not None for tensor in found], [tensor for tensor in found if tensor is not None]
             tensors += [op for op in dict.fromkeys([*kept.ops(gather), *sorted(acting)]) if op not in tensors]
-            needed_nodes = {_node(n) for n, can in zip(names, had, strict=True) if can and n not in fed}
             needed_nodes |= {_node(source) for source in gather.kept} | set(acting.values())
         needed = self._view.ancestors(needed_nodes, fed)
         runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in cut_off}, cut_off)

@@ -66,6 +66,41 @@ def test_a_plan_says_what_travels_in_half_precision_and_keeps_it(wire: str, said
     assert terms_of(plan).wire_dtype == wire
 
 
+def test_kept_gradients_travel_once_for_all_batches_of_an_update() -> None:
+    # 1000 rows; 50 touched by each of 4 batches, none of them twice: 200 gradient rows, whose ids travel again.
+    (planned,) = make_plan(spec(sparse()), 4, accumulate_steps=4).variables
+    found = {r.route: (r.sent_bytes, r.rounds) for r in (planned.cost, *planned.rejected)}
+    assert found == {
+        "alltoall": (3 * (200 * (4 + 32) + 200 * (4 + 32)) // 4, 10),
+        "allgather": (3 * 200 * (4 + 32), 1),
+        "allreduce": (2 * 3 * (32000 + 4000) // 4, 1),
+        "ps": (200 * (4 + 32) + 200 * (8 + 32), 10),
+    }
+    many = make_plan(spec(sparse()), 4, accumulate_steps=40)
+    (one,) = many.variables
+    pushed = 1000  # no more than there are
+    assert {r.route: r.sent_bytes for r in (one.cost, *one.rejected)}["alltoall"] == 3 * (2000 + pushed) * 36 // 4
+    assert one.route == "allreduce" and planned.route == "alltoall"
+    assert many.accumulate_steps == terms_of(many).accumulate_steps == 40
+    assert "note: an update takes the gradients of 40 batches of every worker" in plan_table(many)
+    assert plan_from_json(many.to_json()) == many
+
+
+def test_kept_gradients_take_memory() -> None:
+    plans = [make_plan(spec(dense()), 2, accumulate_steps=k) for k in (1, 3)]
+    before, after = (plan.prediction.memory[0].exchange_bytes for plan in plans)
+    assert after == before + 160  # a gradient more, however many batches
+    plans = [make_plan(spec(sparse()), 2, accumulate_steps=k, routes={"emb": "alltoall"}) for k in (1, 3)]
+    before, after = (plan.prediction.memory[0].exchange_bytes for plan in plans)
+    pushed = 2 * 100 * 32  # 100 gradient rows more: this worker's, and as many that it is sent
+    assert after == before + pushed + 2 * 50 * (8 + 32)  # and two batches' rows with their ids
+
+
+def test_an_update_takes_one_batch_at_least() -> None:
+    with pytest.raises(PlanError, match="accumulate_steps must be from 1, and 0 was given"):
+        make_plan(spec(sparse()), 2, accumulate_steps=0)
+
+
 def test_an_unknown_type_on_the_wire_is_refused() -> None:
     with pytest.raises(PlanError, match=r"bfloat16, float16, or None, and 'float8'"):
         make_plan(spec(sparse()), 2, wire_dtype="float8")

@@ -49,6 +49,17 @@ def test_exchanges_of_two_kinds_hide_their_rounds_behind_the_bytes_of_both() -> 
     assert last.end_s - last.start_s == pytest.approx(on_link + 1.5 * 4 * 25_000 * 1e-9)
 
 
+def test_rows_are_pulled_for_every_batch_and_gradients_travel_once() -> None:
+    table = sparse("emb", (100_000, 64), 1000)
+    wishes = Wishes(routes={"emb": "alltoall"}, accumulate_steps=3)
+    known = Measured(measured(0.0).cluster, model(compute_s=0.02))
+    plan = make_plan(spec(table), FOUR, wishes, known)
+    seconds = [phase.end_s - phase.start_s for phase in plan.prediction.phases]
+    ids_s, rows_s = 750 * 4 / (25 * MB), 750 * 256 / (25 * MB)
+    gradients_s = 2 * 0.005 + 3 * (ids_s + rows_s)  # the ids of 3000 rows go before them
+    assert seconds == pytest.approx([3 * (0.005 + ids_s), 3 * (0.005 + rows_s), 3 * 0.02, gradients_s])
+
+
 def compute_s(workers: int, shared: float | None, **measured_model: float) -> float:
     cluster = equal_hosts(workers)
     cluster = ClusterProfile(1, cluster.hosts, cluster.across, cluster.within, shared)

@@ -37,6 +37,14 @@ def test_state_is_restored_saved_assigned_and_read_whole(start, tmp_path, kind):
     check(start(*RUN, SCRIPTS / "state.py", kind, tmp_path).finish())
 
 
+@pytest.mark.parametrize("option", ["HYBRID", "PS"])
+def test_gradients_are_kept_over_several_batches(start, tmp_path, option):
+    done = start(*RUN, SCRIPTS / "kept.py", option, tmp_path).finish()
+    check(done)
+    assert done.stderr.count("The gradients of the last 1 batches were not applied") == 1
+    assert "note: an update takes the gradients of 3 batches of every worker" in done.stdout
+
+
 def test_batches_come_from_pipelines_in_the_graph(start, tmp_path):
     drawn = []
     for kind in ("reference", "resource"):

@@ -20,6 +20,8 @@ WIRE_MODELS = ("Adagrad, clipped, resource", "sampled softmax, resource")
 MOST_KEPT = 3
 """Of at most so many batches gradients are kept before an update."""
 KEPT_ROUTES = ("alltoall over 3", "allgather over 2", "allreduce over 3", "unequal by host over 2")
+NEVER_KEPT = ("chained",)
+"""A gradient of them is computed after another's update."""
 KEPT_SERVER_ROUTES = ("ps over 3", "hybrid ps over 2")
 KEPT_FRONT_ROUTES = ("ps by fronts over 2",)
 SECTIONS = ("optimizers", "models", "owners", "fronts", "wire", "kept", "kept by fronts")
@@ -59,7 +61,7 @@ def cases(section: str, servers: int = 0) -> list[Case]:
     if section.startswith("kept"):
         routes = KEPT_SERVER_ROUTES if servers else KEPT_ROUTES
         routes = KEPT_FRONT_ROUTES if section == "kept by fronts" else routes
-        return [*_optimizers(routes), *_models(routes)]
+        return [c for c in [*_optimizers(routes), *_models(routes)] if c.name.split(",")[0] not in NEVER_KEPT]
     if section in ("owners", "fronts"):
         routes = OWNER_ROUTES if section == "owners" else FRONT_ROUTES
         by_row = [c for c in _optimizers(routes) if c.name.split(",")[0] in OWNED_OPTIMIZERS and c.resource]
