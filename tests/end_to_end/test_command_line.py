@@ -127,6 +127,14 @@ def test_half_precision_is_verified_within_its_rounding_which_is_printed(start):
     assert done.stdout.splitlines()[-1].endswith(", tolerance 1e-02"), str(done)
 
 
+def test_updates_of_several_batches_are_verified_against_all_of_them_joined(start):
+    options = ("--accumulate-steps", 3, "--feeds", f"{MODEL}:feeds", "--steps", 2)
+    done = start(*CLI, "verify", *options, MODEL).finish()
+    assert done.status == 0, str(done)
+    assert "note: an update takes the gradients of 3 batches of every worker\n" in done.stdout, str(done)
+    assert done.stdout.splitlines()[-1].startswith("2 workers and one process are equal after 2 steps: "), str(done)
+
+
 def test_a_loss_summed_over_the_batch_is_found_not_to_be_equal(start):
     done = start(*CLI, "verify", "--feeds", f"{MODEL}:feeds", MODEL, "--summed").finish()
     assert done.status == 1, str(done)

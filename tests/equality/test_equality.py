@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from parallax.wire import ROUNDING
-from tests.equality.cases import cases
+from tests.equality.cases import KEPT_ROUTES, KEPT_SERVER_ROUTES, cases
 
 TOLERANCE = 1e-5
 STEPS = 5
@@ -51,6 +51,24 @@ SHORT_FRONTED = [
     "Adam, clipped, resource, ps by fronts as bfloat16",
     "chained, resource, ps by fronts",
 ]
+
+# Gradients kept over two or three batches: each kind of piece, each way, and what no rule takes; all of them are slow.
+SHORT_KEPT = [
+    "Adam, clipped, resource, alltoall over 3",
+    "Momentum, clipped, resource, allgather over 2",
+    "Ftrl, clipped, resource, allreduce over 3",
+    "positions, resource, alltoall over 3",
+    "positions, mixed, resource, allgather over 2",
+    "bags, clipped, resource, alltoall over 3",
+    "bags, clipped, reference, unequal by host over 2",
+    "partitioned, mod, resource, alltoall over 3",
+    "clip rows, resource, allreduce over 3",
+    "sorted rows, resource, allgather over 2",
+    "alternating, same, resource, alltoall over 3",
+    "several tables, resource, alltoall over 3",
+]
+SHORT_KEPT_SERVED = ["Adam, clipped, resource, ps over 3", "positions, resource, hybrid ps over 2"]
+SHORT_KEPT_FRONTED = ["Adam, clipped, resource, ps by fronts over 2"]
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +183,45 @@ def test_three_owners_with_unequal_shares_or_none_equal_one_process(results: Any
 def test_every_graph_with_unequal_owners_equals_one_process(results: Any, case: str, workers: int) -> None:
     route = case.rsplit(", ", 1)[1]  # a job for each: both kinds of exchanges have the same names, which open once
     check(results("owners", workers, route)[case])
+
+
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize("case", SHORT_KEPT)
+def test_gradients_of_several_batches_equal_one_process(results: Any, case: str) -> None:
+    check(results("kept", 2, "|".join(SHORT_KEPT))[case])
+
+
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize("case", SHORT_KEPT_SERVED)
+def test_gradients_of_several_batches_on_servers_equal_one_process(results: Any, case: str) -> None:
+    check(results("kept", 2, "|".join(SHORT_KEPT_SERVED), 2)[case])
+
+
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize("case", SHORT_KEPT_FRONTED)
+def test_gradients_of_several_batches_by_fronts_equal_one_process(results: Any, case: str) -> None:
+    check(results("kept by fronts", 3, "|".join(SHORT_KEPT_FRONTED), 2)[case])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("route", KEPT_ROUTES)
+def test_every_graph_with_kept_gradients_equals_one_process(results: Any, route: str, workers: int) -> None:
+    found = results("kept", workers, f"resource, {route}")
+    assert found
+    for result in found.values():
+        check(result)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIME_LIMIT_S + 60)
+@pytest.mark.parametrize("route", KEPT_SERVER_ROUTES)
+def test_every_graph_with_kept_gradients_on_servers_equals_one_process(results: Any, route: str) -> None:
+    found = results("kept", 2, f"resource, {route}", 2)
+    assert found
+    for result in found.values():
+        check(result)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,14 @@ import tensorflow as tf
 
 from parallax.analysis import record
 from parallax.analysis.planner import make_plan
+from parallax.config import Config
 from parallax.decisions import Decisions
-from parallax.errors import TransformError
+from parallax.errors import GraphError, PlanError, TransformError
 from parallax.graph_view import GraphView
 from parallax.plan import Wishes, one_host
-from parallax.runtime.planning import analyse, decide
+from parallax.runtime.accumulation import Accumulation
+from parallax.runtime.names import Names
+from parallax.runtime.planning import analyse, decide, plan_for
 from parallax.transform.check import check, check_exchanges
 from parallax.transform.edit import Worker
 from parallax.transform.exchange_op import ALL_TO_ALL
@@ -202,3 +206,63 @@ def test_the_decisions_and_ops_of_a_small_graph(golden) -> None:
     after = Counter(n.op for n in made.graph_def.node)
     changed = {op: after[op] - before[op] for op in sorted(after | before) if after[op] != before[op]}
     golden("small_graph.txt", "\n".join([*lines, *(f"{op} {count:+d}" for op, count in changed.items())]) + "\n")
+
+
+def kept(build: Any, steps: int = 3, rank: int = 0) -> WorkerGraph:
+    view, decisions = decided_by(build, accumulate_steps=steps)
+    return transform(view, decisions, Worker(rank, 2, 7))
+
+
+def decided_by(build: Any, **wishes: Any) -> tuple[GraphView, Decisions]:
+    graph = tf.Graph()
+    with graph.as_default():
+        v1.set_random_seed(3)
+        build(6)
+    analysed = analyse(graph)
+    sparse = {v.name: "alltoall" for v in analysed.spec.variables if v.cls.value == "sparse"}
+    plan = make_plan(analysed.spec, one_host(2), Wishes(routes=sparse, **wishes))
+    return analysed.captured.view, decide(analysed, plan)
+
+
+def test_kept_gradients_are_pushed_with_their_own_ids() -> None:
+    assert collectives(kept(two_equal_tables)) == {"AllToAll": 4, "Allreduce": 1}
+
+
+def test_a_run_without_the_update_meets_nobody_but_for_its_rows() -> None:
+    view, decisions = decided_by(two_equal_tables, accumulate_steps=3)
+    names = Names(view, transform(view, decisions, Worker(0, 2, 7)))
+    update = next(n for n in view.nodes if n == "Adagrad")
+    sources = names.kept_by((update,), ())
+    assert sources == {keep.values for keep in decisions.keeps} and len(sources) == 3
+    turn = Accumulation(3)
+    seen = []
+    for _ in range(6):
+        gather = turn.next_run(sources)
+        resolved = names.resolve((update,), (), gather)
+        nodes = {t.split(":")[0] for t in resolved.tensors}
+        runs = names.run_view.ancestors(nodes)
+        seen.append((sum(names.run_view.op(n) == ALL_TO_ALL for n in runs), update in nodes, resolved.had))
+        assert turn.pending == len(seen) - 1 if len(seen) < 4 else turn.pending == len(seen) - 4
+        turn.has_run(sources)
+    batch, last = (2, False, (False,)), (4, True, (True,))
+    assert seen == [batch, batch, last, batch, batch, last]
+    assert turn.pending == 0
+
+
+def test_a_gradient_after_anothers_update_cannot_be_kept() -> None:
+    decided_by(models.chained)
+    with pytest.raises(GraphError, match="all gradients of a batch must be there before any is applied"):
+        decided_by(models.chained, accumulate_steps=2)
+
+
+def test_a_plan_file_says_how_many_batches_an_update_takes(tmp_path: Path) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        two_equal_tables(6)
+    analysed = analyse(graph)
+    file = tmp_path / "plan.json"
+    file.write_text(plan_for(analysed, one_host(2), Config(accumulate_steps=3)).to_json())
+    for steps in (1, 3):
+        assert plan_for(analysed, one_host(2), Config(plan_file=file, accumulate_steps=steps)).accumulate_steps == 3
+    with pytest.raises(PlanError, match="accumulate_steps is 3 there, and 2 was asked for"):
+        plan_for(analysed, one_host(2), Config(plan_file=file, accumulate_steps=2))
