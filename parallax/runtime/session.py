@@ -75,7 +75,8 @@ class Session(PlainSession):
             run_metadata: RunMetadata that TensorFlow fills.
 
         Returns:
-            The nest with a list per fetch, one entry per replica; None for operations.
+            The nest with a list per fetch, one entry per replica; None for operations, and, where an update takes
+            several batches, for what comes with the update only in a run without it.
 
         Raises:
             SessionError: when a fetch or feed is not in the user's graph, or cannot be had, or an id is no row of its

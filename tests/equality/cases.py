@@ -20,8 +20,8 @@ WIRE_MODELS = ("Adagrad, clipped, resource", "sampled softmax, resource")
 MOST_KEPT = 3
 """Of at most so many batches gradients are kept before an update."""
 KEPT_ROUTES = ("alltoall over 3", "allgather over 2", "allreduce over 3", "unequal by host over 2")
-NEVER_KEPT = ("chained",)
-"""A gradient of them is computed after another's update."""
+NEVER_KEPT = ("chained", "sampled softmax", "nce")
+"""A gradient of the first is computed after another's update; the others draw a sample for every batch."""
 KEPT_SERVER_ROUTES = ("ps over 3", "hybrid ps over 2")
 KEPT_FRONT_ROUTES = ("ps by fronts over 2",)
 SECTIONS = ("optimizers", "models", "owners", "fronts", "wire", "kept", "kept by fronts")
