@@ -20,6 +20,9 @@ from parallax.wire import WIRE_DTYPES
 
 STALL_TIMEOUT_S = 60.0
 """How long a worker waits for the others in one run before the job is ended; generous beside any healthy step."""
+COMPUTE_DTYPES = ("bfloat16",)
+"""What products may be computed in, besides their own type."""
+
 OFF, ASK, ON = REPLAN_MODES = ("off", "ask", "on")
 _PROTOCOLS = ("grpc", "grpc+verbs", "grpc+gdr")
 
@@ -241,6 +244,8 @@ class Config:
         replan: what a running job does about a better plan: a ReplanConfig, or its mode alone, as `on`.
         wire_dtype: `bfloat16` or `float16`: float32 rows and gradients travel in half precision, rounded; None, the
             default: as they are.
+        compute_dtype: `bfloat16`: matrix products and convolutions are computed in it where TensorFlow offers that, on
+            CPUs with oneDNN; None, the default: as they are.
         seed: of all random numbers that the script does not seed itself; drawn and printed when None.
         stall_timeout_s: seconds that a worker may wait in one `run` for others that do not come; infinite for ever.
         hooks: SessionRunHooks for the workers' sessions; they may name tensors of the user's graph.
@@ -268,6 +273,7 @@ class Config:
     model_profile: Path | str | None = None
     replan: ReplanConfig = field(default_factory=ReplanConfig)
     wire_dtype: str | None = None
+    compute_dtype: str | None = None
     seed: int | None = None
     stall_timeout_s: float = STALL_TIMEOUT_S
     hooks: Sequence[Any] = ()
@@ -306,6 +312,10 @@ def _run_option(name: str, value: Any) -> str:
 
 def _wire_dtype(name: str, value: Any) -> str | None:
     return None if value is None else checked.one_of(name, value, WIRE_DTYPES)
+
+
+def _compute_dtype(name: str, value: Any) -> str | None:
+    return None if value is None else checked.one_of(name, value, COMPUTE_DTYPES)
 
 
 def _sess_config(name: str, value: Any) -> Any:
@@ -349,6 +359,7 @@ _RULES: dict[str, Callable[[str, Any], Any]] = {
     "model_profile": checked.path_or_none,
     "replan": _replan,
     "wire_dtype": _wire_dtype,
+    "compute_dtype": _compute_dtype,
     "seed": partial(checked.number_or_none, most=2**31 - 1),
     "stall_timeout_s": checked.seconds,
     "hooks": _hooks,
