@@ -77,6 +77,8 @@ def test_defaults_are_told():
         ("profile_config", 3),
         ("wire_dtype", "float32"),
         ("wire_dtype", True),
+        ("compute_dtype", "float16"),
+        ("compute_dtype", True),
         ("partitions", {"emb": 0}),
         ("partitions", {"emb": True}),
         ("partitions", {3: 2}),
