@@ -1,8 +1,8 @@
 """Computes in bfloat16 where TensorFlow offers it on a CPU: asks a session for it, and tells what a step really does.
 
-TensorFlow's graph rewrite puts casts around matrix products, convolutions and what lies between them. It knows no op of
-Horovod or of Parallax, no variable and no update, so these stay as they are. Where it does nothing it says nothing: so
-the first step that trains is looked at as it ran.
+TensorFlow's graph rewrite puts casts around matrix products and convolutions. It knows no op of Horovod or of Parallax,
+no variable and no update, so these stay as they are. Where it does nothing it says nothing: so the first step that
+trains is looked at as it ran.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.environment import onednn_is_off
+from parallax.environment import onednn_is_off, set_defaults
 from parallax.log import log
 from parallax.runtime.hooks import TrainingRuns
 from parallax.runtime.members import Members
@@ -25,6 +25,13 @@ v1 = tf.compat.v1
 
 INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "avx_ne_convert")
 """The instructions for bfloat16, any of which will do, as Linux names them in /proc/cpuinfo."""
+
+_LEVEL = {"TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_LEVEL": "TREAT_INFER_AS_DENY"}
+"""Has TensorFlow leave alone what is no product and computes: sums, biases, activations, batch norm.
+
+In bfloat16 they are slower on CPUs, and unsafe: sampled softmax hides words that were drawn by chance with the lowest
+number of float32, which bfloat16 rounds to minus infinity, and the loss is no number.
+"""
 
 _PRODUCT = re.compile("MatMul|Conv[23]D|Conv2d|Einsum")
 """Found in the names of matrix products and convolutions, and of what oneDNN and fusions make of them."""
@@ -50,6 +57,8 @@ class Products:
 def options_with(options: Any, compute_dtype: str | None) -> Any:
     """A session's options that ask for products in `compute_dtype` besides; nothing else in them is changed.
 
+    TensorFlow reads from this process's environment what else is rounded: that is set too, where it is not set.
+
     Args:
         options: a ConfigProto.
         compute_dtype: `bfloat16`, or None for products as they are.
@@ -59,6 +68,7 @@ def options_with(options: Any, compute_dtype: str | None) -> Any:
     found = v1.ConfigProto()
     found.CopyFrom(options)
     if compute_dtype is not None:
+        set_defaults(_LEVEL)
         rewrites = found.graph_options.rewrite_options
         rewrites.auto_mixed_precision_onednn_bfloat16 = rewriter_config_pb2.RewriterConfig.ON
     return found

@@ -19,6 +19,9 @@ STEPS = 12
 KEPT = ("Horovod", "Parallax", "Apply", "Assign", "Scatter", "Variable", "VarHandle", "Accumulator", "L2Loss")
 """In the names of ops that send, hold, add up, update or measure."""
 
+MOVING = {"Cast", "Identity", "Reshape", "Shape", "GatherV2", "ExpandDims", "Squeeze", "_Send", "_Recv"}
+"""What may be in bfloat16 beside products."""
+
 needs_bfloat16 = pytest.mark.skipif(
     not has_instructions() or onednn_is_off(),
     reason=f"products in bfloat16 need oneDNN and a processor with one of {', '.join(INSTRUCTIONS)}",
@@ -58,6 +61,8 @@ def test_products_are_rounded_and_what_travels_or_stays_is_not(computed, setting
     np.testing.assert_allclose(seen, exact, rtol=1.01 * ROUNDING[BFLOAT16], atol=1e-6)
     types = list(found["types"])
     assert any("MatMul bfloat16" in one for one in types), types
+    computing = [one for one in types if one.endswith(BFLOAT16) and "MatMul" not in one]
+    assert {one.split()[0] for one in computing} <= MOVING, computing
     kept = [one for one in types if any(name in one for name in KEPT)]
     assert kept and not any(one.endswith(BFLOAT16) for one in kept), kept
     for name in ("weights", "emb"):

@@ -2,10 +2,12 @@
 
 import logging
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import graph_pb2, types_pb2
 
+from parallax.environment import onednn_is_off
 from parallax.runtime.bfloat16 import Products, effect, has_instructions, options_with, products_of
 
 FLOAT, HALF = types_pb2.DT_FLOAT, types_pb2.DT_BFLOAT16
@@ -63,3 +65,23 @@ def test_the_users_session_options_are_kept_and_one_is_added():
     assert rewrites.auto_mixed_precision_onednn_bfloat16 == rewrites.ON
     rewrites.ClearField("auto_mixed_precision_onednn_bfloat16")
     assert asked == given == options_with(given, None)
+
+
+@pytest.mark.skipif(not has_instructions() or onednn_is_off(), reason="the processor, or oneDNN, has no bfloat16")
+def test_a_sampled_softmax_that_draws_a_label_by_chance_stays_a_number():
+    with tf.Graph().as_default() as made:
+        weights = tf.get_variable("weights", [4, 8], initializer=tf.random_normal_initializer(seed=1))
+        inputs = tf.placeholder(tf.float32, [3, 8])
+        labels = tf.constant([[0], [1], [2]], tf.int64)
+        all_of_them = tf.nn.uniform_candidate_sampler(labels, 1, 4, True, 4, seed=1)
+        losses = tf.nn.sampled_softmax_loss(weights, tf.zeros([4]), labels, inputs, 4, 4, sampled_values=all_of_them)
+        loss = tf.reduce_mean(losses)
+        start = tf.global_variables_initializer()
+    found = {}
+    for dtype in (None, "bfloat16"):
+        with tf.Session(graph=made, config=options_with(tf.ConfigProto(), dtype)) as session:
+            session.run(start)
+            values = np.random.default_rng(1).normal(size=(3, 8))
+            found[dtype] = session.run(loss, {inputs: values})
+    assert np.isfinite(found["bfloat16"]) and found["bfloat16"] != found[None]
+    np.testing.assert_allclose(found["bfloat16"], found[None], rtol=0.05)
