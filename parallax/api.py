@@ -85,6 +85,8 @@ def parallel_run(
     config = replace(config)  # checked again, and what the script assigns later changes nothing
     checked.truth("sync", sync)
     wanted = settings()
+    config.compute_dtype = wanted.compute_dtype or config.compute_dtype
+    wanted = replace(wanted, compute_dtype=config.compute_dtype)
     if wanted.role == Role.VERIFY_SINGLE:
         from parallax.runtime import verify
 

@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from parallax.config import REPLAN_MODES
+from parallax.config import COMPUTE_DTYPES, REPLAN_MODES
 from parallax.difference import difference_text, differences
 from parallax.environment import Role, Settings, applied, set_defaults
 from parallax.errors import ConfigError, ParallaxError
@@ -83,6 +83,10 @@ def command_parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--accumulate-steps", type=_positive, metavar="K", help="an update takes the gradients of K batches"
         )
+    for command in (run, profile, verify):
+        command.add_argument(
+            "--compute-dtype", choices=COMPUTE_DTYPES, help="compute products and convolutions in it, on CPUs that can"
+        )
     run.add_argument("--trace", metavar="DIR", help="write a trace of some steps of every worker, and who was slowest")
     run.add_argument("--trace-steps", metavar="A-B", help="the steps to trace, counted from 0 (default 10-14)")
     run.add_argument("--measure", metavar="FILE", help="write a model profile of the first steps")
@@ -108,7 +112,9 @@ def command_parser() -> argparse.ArgumentParser:
     profile.add_argument("-o", "--output", metavar="FILE", help="default: parallax-profile-GRAPH.json")
     profile.add_argument("--cluster", metavar="FILE", help="the cluster profile that the model profile belongs to")
     verify.add_argument(
-        "--tolerance", type=float, help="largest relative difference (default 1e-5; --wire-dtype: steps x its rounding)"
+        "--tolerance",
+        type=float,
+        help="largest relative difference (default 1e-5; bfloat16, float16: steps x rounding)",
     )
     verify.add_argument("--joined-args", metavar="ARGS", help="the script's arguments for the one process")
     calibrate.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile that is written, JSON")
@@ -201,6 +207,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
         model_profile=_absolute(getattr(arguments, "profile", None)),
         wire_dtype=getattr(arguments, "wire_dtype", None),
         accumulate_steps=getattr(arguments, "accumulate_steps", None),
+        compute_dtype=getattr(arguments, "compute_dtype", None),
         graph=getattr(arguments, "graph", None),
         trace=getattr(arguments, "trace", None),
         trace_steps=getattr(arguments, "trace_steps", None),

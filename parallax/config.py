@@ -20,6 +20,9 @@ from parallax.wire import WIRE_DTYPES
 
 STALL_TIMEOUT_S = 60.0
 """How long a worker waits for the others in one run before the job is ended; generous beside any healthy step."""
+COMPUTE_DTYPES = ("bfloat16",)
+"""What products may be computed in, besides their own type."""
+
 OFF, ASK, ON = REPLAN_MODES = ("off", "ask", "on")
 _PROTOCOLS = ("grpc", "grpc+verbs", "grpc+gdr")
 
@@ -243,6 +246,8 @@ class Config:
             default: as they are.
         accumulate_steps: of how many batches a worker keeps the gradients before they travel; each `run` of the
             train_op is one batch, and the last of so many updates. 1, the default: every batch updates.
+        compute_dtype: `bfloat16`: matrix products and convolutions are computed in it where TensorFlow offers that, on
+            CPUs with oneDNN; None, the default: as they are.
         seed: of all random numbers that the script does not seed itself; drawn and printed when None.
         stall_timeout_s: seconds that a worker may wait in one `run` for others that do not come; infinite for ever.
         hooks: SessionRunHooks for the workers' sessions; they may name tensors of the user's graph.
@@ -271,6 +276,7 @@ class Config:
     replan: ReplanConfig = field(default_factory=ReplanConfig)
     wire_dtype: str | None = None
     accumulate_steps: int = 1
+    compute_dtype: str | None = None
     seed: int | None = None
     stall_timeout_s: float = STALL_TIMEOUT_S
     hooks: Sequence[Any] = ()
@@ -309,6 +315,10 @@ def _run_option(name: str, value: Any) -> str:
 
 def _wire_dtype(name: str, value: Any) -> str | None:
     return None if value is None else checked.one_of(name, value, WIRE_DTYPES)
+
+
+def _compute_dtype(name: str, value: Any) -> str | None:
+    return None if value is None else checked.one_of(name, value, COMPUTE_DTYPES)
 
 
 def _sess_config(name: str, value: Any) -> Any:
@@ -353,6 +363,7 @@ _RULES: dict[str, Callable[[str, Any], Any]] = {
     "replan": _replan,
     "wire_dtype": _wire_dtype,
     "accumulate_steps": checked.number,
+    "compute_dtype": _compute_dtype,
     "seed": partial(checked.number_or_none, most=2**31 - 1),
     "stall_timeout_s": checked.seconds,
     "hooks": _hooks,

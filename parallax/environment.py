@@ -57,6 +57,7 @@ class Settings:
         model_profile: likewise.
         wire_dtype: the element type in which float32 travels; goes before the configuration's.
         accumulate_steps: of how many batches gradients are kept; goes before the configuration's.
+        compute_dtype: the element type in which products are computed; goes before the configuration's.
         graph: where the workers' graphs are written for TensorBoard.
         trace: where traces of training steps are written.
         trace_steps: first and last of these steps, as `A-B`.
@@ -88,6 +89,7 @@ class Settings:
     model_profile: str | None = None
     wire_dtype: str | None = None
     accumulate_steps: int | None = None
+    compute_dtype: str | None = None
     graph: str | None = None
     trace: str | None = None
     trace_steps: str | None = None
@@ -128,6 +130,7 @@ def settings() -> Settings:
             model_profile=_get("MODEL_PROFILE"),
             wire_dtype=_get("WIRE_DTYPE"),
             accumulate_steps=_number("ACCUMULATE_STEPS"),
+            compute_dtype=_get("COMPUTE_DTYPE"),
             graph=_get("GRAPH"),
             trace=_get("TRACE"),
             trace_steps=_get("TRACE_STEPS"),
@@ -222,6 +225,11 @@ def reach_directly(addresses: Iterable[str]) -> None:
 def visible_gpus() -> str | None:
     """What CUDA_VISIBLE_DEVICES says."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def onednn_is_off() -> bool:
+    """Whether the environment turns off oneDNN, by which TensorFlow computes on CPUs."""
+    return os.environ.get("TF_ENABLE_ONEDNN_OPTS", "").lower() in ("0", "false")
 
 
 def with_defaults(defaults: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -32,6 +32,7 @@ TOP_LAYER = 4  # its groups may import each other
 HEAVY = ("tensorflow", "horovod", "mpi4py")
 # Modules that own a heavy package and may import it at their top. Keep it short: a plan needs none of them.
 MAY_IMPORT_HEAVY: tuple[str, ...] = (
+    "parallax.runtime.bfloat16",
     "parallax.runtime.change.move",
     "parallax.runtime.change.over",
     "parallax.runtime.checkpoint.hook",

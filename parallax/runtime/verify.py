@@ -21,6 +21,7 @@ from parallax.environment import Role, Settings, environment_with
 from parallax.errors import ConfigError, GraphError
 from parallax.graph_view import GraphView
 from parallax.plan import Plan
+from parallax.runtime.bfloat16 import options_with
 from parallax.runtime.feeds import Feeds, missing_feeds, named_batch, placeholders_in, read_feeds, train_op
 from parallax.runtime.job import Job
 from parallax.runtime.launch import launch
@@ -82,14 +83,16 @@ def compare_runs(job: Job, plan: Plan, folder: Path, wanted: Settings) -> int:
 
 
 def tolerance_of(plan: Plan, wanted: Settings) -> float:
-    """What was asked for; else TOLERANCE, and with half precision on the wire its rounding once for each step.
+    """What was asked for; else TOLERANCE, and with half precision its rounding once for each step.
 
     An update is as wrong as the gradients and rows that it was made of, and a step moves a variable by less than its
-    norm. A slot of squares is twice as wrong, but has only some of the steps in it at full weight.
+    norm. A slot of squares is twice as wrong, but has only some of the steps in it at full weight. Where products are
+    computed in bfloat16 the one process does so too: it rounds a gradient of the joined batch, and each worker its own.
     """
     if wanted.tolerance is not None:
         return wanted.tolerance
-    return TOLERANCE if plan.wire_dtype is None else (wanted.steps or STEPS) * ROUNDING[plan.wire_dtype]
+    rounding = sum(ROUNDING[dtype] for dtype in (plan.wire_dtype, wanted.compute_dtype) if dtype is not None)
+    return (wanted.steps or STEPS) * rounding or TOLERANCE
 
 
 def difference(found: Any, expected: Any) -> float:
@@ -131,7 +134,7 @@ def run_single(graph: Any, wanted: Settings) -> None:
     with one.as_default():
         try:
             tf.graph_util.import_graph_def(graph_def, name="")
-            with v1.Session(graph=one) as session:
+            with v1.Session(graph=one, config=options_with(v1.ConfigProto(), wanted.compute_dtype)) as session:
                 for phase in initialize:
                     session.run(phase)
                 for batch in joined:

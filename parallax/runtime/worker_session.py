@@ -18,6 +18,7 @@ from parallax.errors import GraphError, PlanError
 from parallax.log import log
 from parallax.plan import plan_from_json
 from parallax.report import bytes_text
+from parallax.runtime.bfloat16 import EffectHook, options_with
 from parallax.runtime.change.over import ChangeOver, places_of
 from parallax.runtime.change.partitions import PartitionSearch, searches
 from parallax.runtime.change.replan import Replan
@@ -105,6 +106,8 @@ def open_session(
         first = _first_steps(measure, replan, members, worker, training, analysed)
         if first is not None:
             tracing.append(first)
+        if config.compute_dtype is not None:
+            tracing.append(EffectHook(training, members))
         monitored, direct, saved = _monitored(graph, worker_graph, config, worker, later, tracing)
         over = ChangeOver(members, worker, analysed, place, worker_graph, saved)
         afterwards: list[Afterwards] = []
@@ -267,8 +270,7 @@ def _held_here(worker_graph: WorkerGraph) -> list[Any]:
 
 def _options(config: Config, members: Members) -> Any:
     """The options of this worker's session, which sees the servers and itself."""
-    options = v1.ConfigProto()
-    options.CopyFrom(config.sess_config or _default_options())
+    options = options_with(config.sess_config or _default_options(), config.compute_dtype)
     if members.target:
         del options.device_filters[:]
         options.device_filters.extend([f"/job:{SERVER_TASK}", f"/job:{WORKER_TASK}/task:{members.rank}"])

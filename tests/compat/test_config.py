@@ -81,6 +81,8 @@ def test_defaults_are_told():
         ("accumulate_steps", None),
         ("accumulate_steps", 2.0),
         ("accumulate_steps", True),
+        ("compute_dtype", "float16"),
+        ("compute_dtype", True),
         ("partitions", {"emb": 0}),
         ("partitions", {"emb": True}),
         ("partitions", {3: 2}),

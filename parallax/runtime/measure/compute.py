@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from parallax.config import Config
 from parallax.errors import GraphError
 from parallax.report import bytes_text
 from parallax.runtime.measure.inputs import Inputs, opened
@@ -43,7 +44,7 @@ class Computed:
 
 
 def computed(
-    inputs: Inputs, fetch: str, batch: Callable[[int], dict[str, Any]], worker: Worker, options: Any = None
+    inputs: Inputs, fetch: str, batch: Callable[[int], dict[str, Any]], worker: Worker, config: Config
 ) -> Computed:
     """Trains some steps in this process, on all cores that a session takes.
 
@@ -52,12 +53,14 @@ def computed(
         fetch: the training op.
         batch: what is fed, by step.
         worker: whose random numbers and shard.
-        options: a ConfigProto; by default all devices are taken.
+        config: options of the session, by default all devices are taken, and what products are computed in.
 
     Raises:
         GraphError: when the variables do not fit into memory, or a step fails.
     """
     import tensorflow as tf
+
+    from parallax.runtime.bfloat16 import options_with
 
     def timed(session: Any, step: int) -> float:
         fed = batch(step)
@@ -66,13 +69,14 @@ def computed(
         return time.perf_counter() - began_s
 
     whole_machine = tf.compat.v1.ConfigProto(allow_soft_placement=True)
+    options = options_with(config.sess_config or whole_machine, config.compute_dtype)
     held = variable_bytes(inputs.graph_def.node)
     _check_fits(inputs, held)
     times_s: list[float] = []
     on_one_s: list[float] = []
     tells = False
     try:
-        with opened(inputs, worker, batch(0), options or whole_machine) as session:
+        with opened(inputs, worker, batch(0), options) as session:
             tells = reset_peak()
             for step in range(_UNTIMED + _TIMED):
                 times_s.append(timed(session, step))

@@ -181,4 +181,4 @@ def _computed(asking: _Asking) -> Computed:
     def batch(step: int) -> dict[str, Any]:
         return inputs.fed_by(asking.batch(step, 0))
 
-    return computed(inputs, fetch, batch, asking.worker(0), asking.config.sess_config)
+    return computed(inputs, fetch, batch, asking.worker(0), asking.config)
