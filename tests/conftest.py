@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +10,29 @@ import pytest
 
 GOLDEN = Path(__file__).parent / "golden"
 
+# For the hundreds of Python processes that tests start. TensorFlow imports Keras, and that all it finds of scikit-learn
+# and matplotlib: a third of the time that `import tensorflow` takes, and nothing here uses it. The commands of the book
+# (tests/book) run with it.
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate", action="store_true", help="write the golden files anew")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several processes (`-n 2 --dist loadgroup`), tests of one group run in one of them, one after the other.
+
+    A group is a file, which may have fixtures for all its tests; all tests on emulated hosts are one; and a test may
+    have a group of its own by its mark.
+    """
+    for item in items:
+        if item.get_closest_marker("lab"):
+            item.add_marker(pytest.mark.xdist_group("lab"))
+        elif not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture

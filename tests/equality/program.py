@@ -1,8 +1,9 @@
 """Runs under mpirun: trains many graphs on all ranks and compares each with one process on the joined batch.
 
-    python -m tests.equality.program RESULT.json SECTION FILTER SERVERS
+    python -m tests.equality.program RESULT.json SERVERS PART...
 
-FILTER is what a case's name must have, one of several with `|` between them.
+A part is a section, or SECTION:FILTER, where the filter is what a case's name must have, one of several with `|`
+between them.
 
 Rank 0 writes {case: {variable: relative difference}}. TensorFlow servers, where there are any, run inside rank 0.
 """
@@ -185,9 +186,16 @@ def free_ports(count):
     return found
 
 
-def workers(builder, resource, route, batches, rank, size, servers):
-    graph, ops = build(builder, ROWS_PER_WORKER, resource)
-    analysed = analyse(graph)
+class Analysed:
+    """A worker's graph, which is the same for all routes."""
+
+    def __init__(self, case):
+        self.graph, self.ops = build(case.build, ROWS_PER_WORKER, case.resource)
+        self.found = analyse(self.graph)
+
+
+def workers(made_of, route, batches, rank, size, servers):
+    graph, ops, analysed = made_of.graph, made_of.ops, made_of.found
     plan = plan_of(analysed, route.replace(" by fronts", ""), size, servers.count)
     worker = Worker(rank, size, SEED, equal_randomness=True, servers=plan.servers)
     if route.endswith("by host"):
@@ -214,24 +222,30 @@ def workers(builder, resource, route, batches, rank, size, servers):
     return values, {v.name: f"{v.cls.value} by {v.route}" for v in plan.variables}
 
 
+def selected(parts, servers):
+    """The cases of all parts, in one order on all ranks."""
+    for part in parts:
+        section, _, wanted = part.partition(":")
+        yield from (c for c in cases(section, servers) if any(word in c.name for word in wanted.split("|")))
+
+
 def main():
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     rng = np.random.RandomState(0)
     batches = [draw(rng, size) for _ in range(STEPS)]
-    servers = Servers(rank, size, int(sys.argv[4]) if len(sys.argv) > 4 else 0)
-    wanted = sys.argv[3] if len(sys.argv) > 3 else ""
-    results, expected = {}, {}
-    for case in cases(sys.argv[2], servers.count):
-        if not any(part in case.name for part in wanted.split("|")):
-            continue
+    servers = Servers(rank, size, int(sys.argv[2]))
+    results, expected, analysed = {}, {}, {}
+    for case in selected(sys.argv[3:], servers.count):
         began = time.monotonic()
         try:
-            if case.graph not in expected:
-                expected = {case.graph: one_process(case.build, case.resource, batches, size)}
-            found, routes = workers(case.build, case.resource, case.route, batches, rank, size, servers)
-            result = {n: difference(found[n], e) for n, e in expected[case.graph].items()}
-            results[case.name] = {"differences": result, "routes": routes}
+            if case.graph not in analysed:
+                analysed = {case.graph: Analysed(case)}
+                expected = one_process(case.build, case.resource, batches, size) if rank == 0 else {}
+            found, routes = workers(analysed[case.graph], case.route, batches, rank, size, servers)
+            if rank == 0:
+                result = {n: difference(found[n], e) for n, e in expected.items()}
+                results[case.name] = {"differences": result, "routes": routes}
         except Exception as error:
             # A rank that fails alone would leave the others waiting: the job ends here.
             print(f"{case.name}: {type(error).__name__}: {str(error)[:600]}", file=sys.stderr, flush=True)

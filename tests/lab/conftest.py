@@ -18,6 +18,7 @@ LIMIT_S = 200.0
 GONE_S = 10.0  # the launcher sees no other host; there supervisors give their workers a grace
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests/conftest.py reads the marks
 def pytest_collection_modifyitems(items):
     for item in items:
         if Path(__file__).parent in item.path.parents:
