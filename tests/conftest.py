@@ -10,10 +10,7 @@ import pytest
 
 GOLDEN = Path(__file__).parent / "golden"
 
-# For the hundreds of Python processes that tests start. TensorFlow imports Keras, and that all it finds of scikit-learn
-# and matplotlib: a third of the time that `import tensorflow` takes, and nothing here uses it. The commands of the book
-# (tests/book) run with it.
-os.environ["TF_USE_LEGACY_KERAS"] = "1"
+# The hundreds of Python processes that tests start need not compile the project's modules each time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 

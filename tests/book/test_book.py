@@ -16,7 +16,6 @@ from ops.book.newcomer import newcomer
 from ops.book.pages import PAGES, ROOT, ChangeFile, Command, WriteFile, commands_of, steps_of
 
 RUN_HERE = {page: [c for c in commands_of(page) if not elsewhere(c.text)] for page in PAGES}
-KERAS = "TF_USE_LEGACY_KERAS"  # see tests/conftest.py
 QUICK = [page for page, commands in RUN_HERE.items() if any(not c.slow for c in commands)]
 SLOW = [page for page, commands in RUN_HERE.items() if any(c.slow for c in commands)]
 TROUBLES = Path("docs/troubleshooting.md")
@@ -87,8 +86,7 @@ def test_a_text_that_nobody_says_is_seen():
 
 
 @pytest.mark.parametrize("page", QUICK, ids=str)
-def test_quick_commands_do_what_their_page_says(page, tmp_path, monkeypatch):
-    monkeypatch.delenv(KERAS)  # as a reader has it
+def test_quick_commands_do_what_their_page_says(page, tmp_path):
     make_desk(tmp_path)
     assert follow(page, tmp_path, reader_environment() | {"TMPDIR": str(tmp_path)}, slow=False)
 
