@@ -10,7 +10,7 @@ demo: install
 
 # Two tests at a time: a job's processes wait for each other much of the time. `pytest PATH` by hand runs one at a time.
 test: check
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2
 
 check: install
 	$(BIN)/ruff check .

@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 GOLDEN = Path(__file__).parent / "golden"
 
-# The hundreds of Python processes that tests start need not compile the project's modules each time.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# What the hundreds of Python processes that tests start are without. Horovod imports Keras, and Keras all of matplotlib
+# and scikit-learn where they are installed: a third of the time in which such a process is ready. They are for pictures
+# and for one example's data (extras of pyproject.toml), whose tests ask for them.
+WITHOUT = Path(__file__).parent / "without"
+ROOT = Path(__file__).parents[1]
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(WITHOUT)])
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # and they need not compile the project's modules each time
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate", action="store_true", help="write the golden files anew")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes (`-n 2 --dist loadgroup`), tests of one group run in one of them, one after the other.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several processes (`pytest -n 2`) the tests of a group run in one of them, one after the other."""
+    from xdist.scheduler import LoadScopeScheduling
 
-    A group is a file, which may have fixtures for all its tests; all tests on emulated hosts are one; and a test may
-    have a group of its own by its mark.
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return ByGroup(config, log)
+
+
+def group_of(nodeid: str) -> str:
+    """A group is a file, which may have fixtures for all its tests, but for two cases.
+
+    All tests on emulated hosts are one: two clusters at once would disturb each other's rates and files. And tests with
+    `<...>` in their parameters share what is named there (a job of tests/equality).
     """
-    for item in items:
-        if item.get_closest_marker("lab"):
-            item.add_marker(pytest.mark.xdist_group("lab"))
-        elif not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    file, _, test = nodeid.partition("::")
+    named = re.search("<.*?>", test)
+    return "lab" if file.startswith("tests/lab/") else named[0] if named else file
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ class Job(NamedTuple):
     is_slow: bool = False
 
     def __str__(self) -> str:
-        return f"{self.workers}-{self.servers}-{'-'.join(self.parts)}"
+        return f"<{self.workers} workers, {self.servers} servers, {', '.join(self.parts)}>"
 
 
 def slow(*job: Any) -> Job:
@@ -58,17 +58,12 @@ def slow(*job: Any) -> Job:
 
 
 def trained_by(*jobs: Job, names: Iterable[str] = ()) -> Callable[[Any], Any]:
-    """Parametrizes a test with jobs, and with cases; the tests of a job are in one process of pytest's."""
+    """Parametrizes a test with jobs, and with cases; the tests of a job are a group (tests/conftest.py)."""
     found = list(names)
+    params = [pytest.param(job, id=str(job), marks=[pytest.mark.slow] * job.is_slow) for job in jobs]
 
     def parametrize(test: Any) -> Any:
-        one = [
-            pytest.param(
-                job, id=str(job), marks=[pytest.mark.xdist_group(str(job)), *([pytest.mark.slow] * job.is_slow)]
-            )
-            for job in jobs
-        ]
-        test = pytest.mark.timeout(TIME_LIMIT_S + 60)(pytest.mark.parametrize("job", one)(test))
+        test = pytest.mark.timeout(TIME_LIMIT_S + 60)(pytest.mark.parametrize("job", params)(test))
         return pytest.mark.parametrize("case", found)(test) if found else test
 
     return parametrize

@@ -12,13 +12,11 @@ import pytest
 
 from ops.lab import Lab, why_not
 
-ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 LIMIT_S = 200.0
 GONE_S = 10.0  # the launcher sees no other host; there supervisors give their workers a grace
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests/conftest.py reads the marks
 def pytest_collection_modifyitems(items):
     for item in items:
         if Path(__file__).parent in item.path.parents:
@@ -46,7 +44,7 @@ class Launched:
                 host,
                 [sys.executable, *map(str, words)],
                 cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
+                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
