@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from dataclasses import replace
@@ -38,6 +37,7 @@ from parallax.analysis.planner import make_plan  # noqa: E402
 from parallax.errors import PlanError  # noqa: E402
 from parallax.plan import Wishes, one_host  # noqa: E402
 from parallax.runtime.channels import open_channels  # noqa: E402
+from parallax.runtime.members import hold_port  # noqa: E402
 from parallax.runtime.planning import analyse, decide, feasible  # noqa: E402
 from parallax.runtime.verify import difference  # noqa: E402
 from parallax.transform.edit import Worker  # noqa: E402
@@ -159,12 +159,15 @@ class Servers:
         self.target, self.config, self.count = "", None, count
         if not count:
             return
-        ports = MPI.COMM_WORLD.allgather(free_ports(1 + (count if rank == 0 else 0)))
+        held = [hold_port("127.0.0.1", None) for _ in range(1 + (count if rank == 0 else 0))]
+        ports = MPI.COMM_WORLD.allgather([one.getsockname()[1] for one in held])
         addresses = [[f"127.0.0.1:{port}" for port in of_rank] for of_rank in ports]
         cluster = {"ps": addresses[0][1:], "worker": [of_rank[0] for of_rank in addresses]}
         self.running = [tf.distribute.Server(cluster, "worker", rank)]
         if rank == 0:
             self.running += [tf.distribute.Server(cluster, "ps", number) for number in range(count)]
+        for one in held:
+            one.close()
         self.target = self.running[0].target
         self.config = v1.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{rank}"])
 
@@ -174,16 +177,6 @@ class Servers:
         if self.count:
             v1.Session.reset(self.target, config=self.config)
         MPI.COMM_WORLD.Barrier()
-
-
-def free_ports(count):
-    held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    found = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return found
 
 
 class Analysed:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,8 @@ from parallax.runtime.launch import launch
 sys.exit(launch(Job(("-m", "tests.equality.program", *sys.argv[2:]), local_cluster(int(sys.argv[1]), ""))))
 """
 ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.timeout(TIME_LIMIT_S + 60)
 
 
 class Job(NamedTuple):
@@ -57,16 +59,21 @@ def slow(*job: Any) -> Job:
     return Job(*job, is_slow=True)
 
 
-def trained_by(*jobs: Job, names: Iterable[str] = ()) -> Callable[[Any], Any]:
-    """Parametrizes a test with jobs, and with cases; the tests of a job are a group (tests/conftest.py)."""
-    found = list(names)
-    params = [pytest.param(job, id=str(job), marks=[pytest.mark.slow] * job.is_slow) for job in jobs]
+def trained_by(names_by_job: Mapping[Job, Sequence[str]]) -> Callable[[Any], Any]:
+    """Parametrizes a test with jobs and cases; the tests of a job are a group (tests/conftest.py)."""
+    return pytest.mark.parametrize(
+        ("job", "case"), [_param(job, n) for job, found in names_by_job.items() for n in found]
+    )
 
-    def parametrize(test: Any) -> Any:
-        test = pytest.mark.timeout(TIME_LIMIT_S + 60)(pytest.mark.parametrize("job", params)(test))
-        return pytest.mark.parametrize("case", found)(test) if found else test
 
-    return parametrize
+def trained_whole(*jobs: Job) -> Callable[[Any], Any]:
+    """Parametrizes a test with jobs."""
+    return pytest.mark.parametrize("job", [_param(job) for job in jobs])
+
+
+def _param(job: Job, *values: Any) -> Any:
+    name = "-".join(map(str, (job, *values[:1])))
+    return pytest.param(job, *values, id=name, marks=[pytest.mark.slow] * job.is_slow)
 
 
 ON_SERVERS = "resource, ps"
@@ -74,7 +81,8 @@ ON_SERVERS = "resource, ps"
 TO_SERVERS = " ps as "
 """Half precision on the way to servers and back."""
 ON_WORKERS = [Job(workers, 0, ("optimizers",)) for workers in (1, 2, 4)]
-GRAPHS = Job(2, 0, ("models", "wire"))
+GRAPHS = Job(2, 0, ("models:resource",))
+REFERENCES_AND_WIRE = Job(2, 0, ("models:reference", "wire"))
 GRAPHS_ON_SERVERS = Job(2, 2, (f"models:{ON_SERVERS}",))
 OPTIMIZERS_AND_WIRE_ON_A_SERVER = Job(2, 1, (f"optimizers:{ON_SERVERS}", f"wire:{TO_SERVERS}"))
 # All numbers of workers and servers; but for two of them they are slow.
@@ -151,17 +159,22 @@ def check_as_sent(case: str, result: dict[str, Any]) -> None:
         check(result)
 
 
-@trained_by(*ON_WORKERS, names=[c.name for c in cases("optimizers")])
+@trained_by({job: [c.name for c in cases("optimizers")] for job in ON_WORKERS})
 def test_every_optimizer_equals_one_process(results: Any, case: str, job: Job) -> None:
     check(results(job)[case])
 
 
-@trained_by(GRAPHS, names=[c.name for c in cases("models")])
+@trained_by(
+    {
+        GRAPHS: [c.name for c in cases("models") if c.resource],
+        REFERENCES_AND_WIRE: [c.name for c in cases("models") if not c.resource],
+    }
+)
 def test_every_graph_equals_one_process(results: Any, case: str, job: Job) -> None:
     check(results(job)[case])
 
 
-@trained_by(SHARED, *(slow(3, 0, (f"models:{model}",)) for model in MORE_SHARED))
+@trained_whole(SHARED, *(slow(3, 0, (f"models:{model}",)) for model in MORE_SHARED))
 def test_three_workers_that_share_rows_unevenly_equal_one_process(results: Any, job: Job) -> None:
     wanted = job.parts[0].partition(":")[2]
     found = [result for case, result in results(job).items() if wanted in case]
@@ -170,59 +183,63 @@ def test_three_workers_that_share_rows_unevenly_equal_one_process(results: Any, 
         check(result)
 
 
-@trained_by(*GRID, names=names("optimizers", ON_SERVERS))
+@trained_by(dict.fromkeys(GRID, names("optimizers", ON_SERVERS)))
 def test_every_optimizer_on_servers_equals_one_process(results: Any, case: str, job: Job) -> None:
     check(results(job)[case])
 
 
-@trained_by(GRAPHS, names=[c.name for c in cases("wire")])
+@trained_by({REFERENCES_AND_WIRE: [c.name for c in cases("wire")]})
 def test_half_precision_on_the_wire_is_one_process_but_for_its_rounding(results: Any, case: str, job: Job) -> None:
     check_rounded(case, results(job)[case])
 
 
-@trained_by(OPTIMIZERS_AND_WIRE_ON_A_SERVER, names=names("wire", TO_SERVERS))
+@trained_by({OPTIMIZERS_AND_WIRE_ON_A_SERVER: names("wire", TO_SERVERS)})
 def test_half_precision_to_servers_is_one_process_but_for_its_rounding(results: Any, case: str, job: Job) -> None:
     check_rounded(case, results(job)[case])
 
 
-@trained_by(Job(3, 2, (f"fronts:{'|'.join(SHORT_FRONTED)}",)), names=SHORT_FRONTED)
+@trained_by({Job(3, 2, (f"fronts:{'|'.join(SHORT_FRONTED)}",)): SHORT_FRONTED})
 def test_servers_asked_by_two_of_three_workers_equal_one_process(results: Any, case: str, job: Job) -> None:
     check_as_sent(case, results(job)[case])
 
 
-@trained_by(slow(2, 2, ("fronts",)), names=[case.name for case in cases("fronts")])
+@trained_by({slow(2, 2, ("fronts",)): [case.name for case in cases("fronts")]})
 def test_every_graph_on_servers_asked_by_fronts_equals_one_process(results: Any, case: str, job: Job) -> None:
     check_as_sent(case, results(job)[case])
 
 
-@trained_by(SHARED, names=SHORT_OWNED)
+@trained_by({SHARED: SHORT_OWNED})
 def test_three_owners_with_unequal_shares_or_none_equal_one_process(results: Any, case: str, job: Job) -> None:
     check(results(job)[case])
 
 
-@trained_by(*OWNER_JOBS["unequal owners"], names=[c.name for c in cases("owners") if c.route == "unequal owners"])
+@trained_by(
+    dict.fromkeys(OWNER_JOBS["unequal owners"], [c.name for c in cases("owners") if c.route == "unequal owners"])
+)
 def test_every_graph_with_unequal_owners_equals_one_process(results: Any, case: str, job: Job) -> None:
     check(results(job)[case])
 
 
-@trained_by(*OWNER_JOBS["unequal by host"], names=[c.name for c in cases("owners") if c.route == "unequal by host"])
+@trained_by(
+    dict.fromkeys(OWNER_JOBS["unequal by host"], [c.name for c in cases("owners") if c.route == "unequal by host"])
+)
 def test_every_graph_with_unequal_owners_and_merging_hosts_equals_one_process(
     results: Any, case: str, job: Job
 ) -> None:
     check(results(job)[case])
 
 
-@trained_by(slow(2, 2, ("optimizers",)), names=names("optimizers"))
+@trained_by({slow(2, 2, ("optimizers",)): names("optimizers")})
 def test_both_kinds_of_variables_and_plans_with_servers_equal_one_process(results: Any, case: str, job: Job) -> None:
     check(results(job)[case])
 
 
-@trained_by(GRAPHS_ON_SERVERS, names=names("models", ON_SERVERS))
+@trained_by({GRAPHS_ON_SERVERS: names("models", ON_SERVERS)})
 def test_every_graph_on_servers_equals_one_process(results: Any, case: str, job: Job) -> None:
     check(results(job)[case])
 
 
-@trained_by(
+@trained_whole(
     *(slow(2, 2, (f"models:{kind}",)) for kind in ("resource, hybrid ps", "reference, ps", "reference, hybrid ps"))
 )
 def test_every_graph_partly_on_servers_or_with_references_equals_one_process(results: Any, job: Job) -> None:
@@ -232,42 +249,54 @@ def test_every_graph_partly_on_servers_or_with_references_equals_one_process(res
         check(result)
 
 
-@trained_by(GRAPHS)
 @pytest.mark.parametrize(
-    ("case", "routes"),
+    ("job", "case", "routes"),
     [
-        ("tied, resource, alltoall", {"emb": "mixed by allreduce"}),
-        ("whole regulariser, resource, alltoall", {"emb": "mixed by allreduce"}),
-        ("conditional, resource, alltoall", {"emb": "not shardable by allgather"}),
-        ("sampled softmax, resource, alltoall", {"softmax_b": "sparse by alltoall", "softmax_w": "sparse by alltoall"}),
-        ("bags, clipped, reference, alltoall", {"emb": "sparse by alltoall"}),
-        ("partitioned, div, resource, alltoall", {"emb": "sparse by alltoall"}),
-        ("function, resource, alltoall", {"emb": "sparse by alltoall"}),
-        ("sorted rows, resource, alltoall", {"emb": "not shardable by allgather"}),
+        _param(REFERENCES_AND_WIRE, "bags, clipped, reference, alltoall", {"emb": "sparse by alltoall"}),
+        _param(GRAPHS, "tied, resource, alltoall", {"emb": "mixed by allreduce"}),
+        _param(GRAPHS, "whole regulariser, resource, alltoall", {"emb": "mixed by allreduce"}),
+        _param(GRAPHS, "conditional, resource, alltoall", {"emb": "not shardable by allgather"}),
+        _param(
+            GRAPHS,
+            "sampled softmax, resource, alltoall",
+            {"softmax_b": "sparse by alltoall", "softmax_w": "sparse by alltoall"},
+        ),
+        _param(GRAPHS, "partitioned, div, resource, alltoall", {"emb": "sparse by alltoall"}),
+        _param(GRAPHS, "function, resource, alltoall", {"emb": "sparse by alltoall"}),
+        _param(GRAPHS, "sorted rows, resource, alltoall", {"emb": "not shardable by allgather"}),
     ],
 )
 def test_the_routes_are_those_that_the_graph_allows(results: Any, case: str, routes: dict[str, str], job: Job) -> None:
     assert routes.items() <= results(job)[case]["routes"].items()
 
 
-@trained_by(GRAPHS_ON_SERVERS)
 @pytest.mark.parametrize(
-    ("case", "routes"),
+    ("job", "case", "routes"),
     [
-        ("tied, resource, ps", {"emb": "mixed by ps"}),
-        ("whole regulariser, resource, ps", {"emb": "mixed by ps", "w": "dense by ps"}),
-        ("conditional, resource, ps", {"emb": "not shardable by allgather", "w": "dense by ps"}),
-        ("loop, resource, ps", {"emb": "dense by ps", "w": "dense by ps"}),
-        ("sampled softmax, resource, ps", {"softmax_b": "sparse by ps", "softmax_w": "sparse by ps"}),
-        ("partitioned, div, resource, ps", {"emb": "sparse by ps", "w": "dense by ps"}),
-        ("several tables, resource, ps", {**dict.fromkeys("abcdef", "sparse by ps"), "w": "dense by ps"}),
+        _param(GRAPHS_ON_SERVERS, "tied, resource, ps", {"emb": "mixed by ps"}),
+        _param(GRAPHS_ON_SERVERS, "whole regulariser, resource, ps", {"emb": "mixed by ps", "w": "dense by ps"}),
+        _param(
+            GRAPHS_ON_SERVERS, "conditional, resource, ps", {"emb": "not shardable by allgather", "w": "dense by ps"}
+        ),
+        _param(GRAPHS_ON_SERVERS, "loop, resource, ps", {"emb": "dense by ps", "w": "dense by ps"}),
+        _param(
+            GRAPHS_ON_SERVERS,
+            "sampled softmax, resource, ps",
+            {"softmax_b": "sparse by ps", "softmax_w": "sparse by ps"},
+        ),
+        _param(GRAPHS_ON_SERVERS, "partitioned, div, resource, ps", {"emb": "sparse by ps", "w": "dense by ps"}),
+        _param(
+            GRAPHS_ON_SERVERS,
+            "several tables, resource, ps",
+            {**dict.fromkeys("abcdef", "sparse by ps"), "w": "dense by ps"},
+        ),
     ],
 )
 def test_what_can_be_on_servers_is_there(results: Any, case: str, routes: dict[str, str], job: Job) -> None:
     assert routes.items() <= results(job)[case]["routes"].items()
 
 
-@trained_by(*GRID, names=names("optimizers", ON_SERVERS))
+@trained_by(dict.fromkeys(GRID, names("optimizers", ON_SERVERS)))
 def test_every_optimizer_was_on_servers(results: Any, case: str, job: Job) -> None:
     found = results(job)[case]["routes"]
     trained = {"emb": "sparse by ps", "bias": "sparse by ps", "w": "dense by ps"}
