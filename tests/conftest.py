@@ -38,14 +38,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def group_of(nodeid: str) -> str:
-    """A group is a file, which may have fixtures for all its tests, but for two cases.
+    """A group is a file, which may have fixtures for all its tests, but for two folders.
 
-    All tests on emulated hosts are one: two clusters at once would disturb each other's rates and files. And tests with
-    `<...>` in their parameters share what is named there (a job of tests/equality).
+    All tests on emulated hosts are one group: of two clusters at once each would disturb the other's rates and files.
+    In tests/equality the tests of a job are one, and its name stands in `<>` in theirs.
     """
     file, _, test = nodeid.partition("::")
-    named = re.search("<.*?>", test)
-    return "lab" if file.startswith("tests/lab/") else named[0] if named else file
+    if file.startswith("tests/lab/"):
+        return "lab"
+    job = re.search("<.*?>", test) if file.startswith("tests/equality/") else None
+    return job[0] if job else file
 
 
 @pytest.fixture
