@@ -34,6 +34,7 @@ import tensorflow as tf  # noqa: E402
 
 from parallax.analysis.capture import capture, initialization_phases  # noqa: E402
 from parallax.analysis.planner import make_plan  # noqa: E402
+from parallax.environment import listening_on  # noqa: E402
 from parallax.errors import PlanError  # noqa: E402
 from parallax.plan import Wishes, one_host  # noqa: E402
 from parallax.runtime.channels import open_channels  # noqa: E402
@@ -163,9 +164,10 @@ class Servers:
         ports = MPI.COMM_WORLD.allgather([one.getsockname()[1] for one in held])
         addresses = [[f"127.0.0.1:{port}" for port in of_rank] for of_rank in ports]
         cluster = {"ps": addresses[0][1:], "worker": [of_rank[0] for of_rank in addresses]}
-        self.running = [tf.distribute.Server(cluster, "worker", rank)]
-        if rank == 0:
-            self.running += [tf.distribute.Server(cluster, "ps", number) for number in range(count)]
+        with listening_on("127.0.0.1"):
+            self.running = [tf.distribute.Server(cluster, "worker", rank)]
+            if rank == 0:
+                self.running += [tf.distribute.Server(cluster, "ps", number) for number in range(count)]
         for one in held:
             one.close()
         self.target = self.running[0].target
