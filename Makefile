@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 demo: install
 	$(BIN)/parallax run --workers 2 examples/nlp/language_model.py
 
+# Two tests at a time: a job's processes wait for each other much of the time. `pytest PATH` by hand runs one at a time.
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 check: install
 	$(BIN)/ruff check .

@@ -28,7 +28,7 @@ def race(tmp_path):
         done = subprocess.run(
             [*argv, "--turn-seconds", "0.1", "--json", str(file), *words],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **mark},
+            env={**os.environ, **mark},
             capture_output=True,
             text=True,
             timeout=LIMIT_S,

@@ -8,13 +8,11 @@ import sys
 import time
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from parallax.runtime.processes import end_processes, processes_with
 
-ROOT = Path(__file__).parents[2]
 MARK = "PARALLAX_TEST"
 LIMIT_S = 120.0
 SHOWN_LINES = 60
@@ -61,7 +59,7 @@ class Running:
             self.process = subprocess.Popen(
                 argv,
                 cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **environment, **self.mark},
+                env={**os.environ, **environment, **self.mark},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

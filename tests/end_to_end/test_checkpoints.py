@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(300)
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

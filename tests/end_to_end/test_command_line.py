@@ -16,7 +16,7 @@ from parallax.plan import plan_from_json
 from parallax.profiles import ClusterProfile, HostProfile, Line
 from parallax.views.page import plan_page
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 SCRIPTS = Path(__file__).parent / "scripts"
 MODEL = SCRIPTS / "model.py"

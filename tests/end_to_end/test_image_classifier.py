@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "vision" / "image_classifier.py"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "vision" / "image_classifier.py"
 
 # One step by batch norm: each worker says how far its moving averages are from what the means of all workers' batches
 # give, how far its own batch alone is, and what they are.
@@ -34,6 +35,11 @@ with sess:
     print("from own", np.abs(0.9 * before + 0.1 * own - moved).max())
     print("equal", all(np.array_equal(moved, other) for other in sess.workers.allgather(moved)))
 """
+
+
+@pytest.fixture(autouse=True)
+def with_scikit_learn(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # see tests/conftest.py
 
 
 def classify(start, workers, *flags, limit_s=300):

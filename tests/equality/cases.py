@@ -22,9 +22,29 @@ MOST_KEPT = 3
 KEPT_ROUTES = ("alltoall over 3", "allgather over 2", "allreduce over 3", "unequal by host over 2")
 NEVER_KEPT = ("chained", "sampled softmax", "nce")
 """A gradient of the first is computed after another's update; the others draw a sample for every batch."""
+IN_SHORT = (
+    "Adam, clipped, resource, ps by fronts",
+    "Adam, clipped, resource, ps by fronts as bfloat16",
+    "chained, resource, ps by fronts",
+    "Adam, clipped, resource, alltoall over 3",
+    "Momentum, clipped, resource, allgather over 2",
+    "Ftrl, clipped, resource, allreduce over 3",
+    "positions, resource, alltoall over 3",
+    "positions, mixed, resource, allgather over 2",
+    "bags, clipped, resource, alltoall over 3",
+    "bags, clipped, reference, unequal by host over 2",
+    "partitioned, mod, resource, alltoall over 3",
+    "clip rows, resource, allreduce over 3",
+    "sorted rows, resource, allgather over 2",
+    "alternating, same, resource, alltoall over 3",
+    "several tables, resource, alltoall over 3",
+    "Adam, clipped, resource, ps over 3",
+    "positions, resource, hybrid ps over 2",
+    "Adam, clipped, resource, ps by fronts over 2",
+)
+"""Of fronts, and of kept gradients each kind of piece, each way, and what no rule takes."""
 KEPT_SERVER_ROUTES = ("ps over 3", "hybrid ps over 2")
 KEPT_FRONT_ROUTES = ("ps by fronts over 2",)
-SECTIONS = ("optimizers", "models", "owners", "fronts", "wire", "kept", "kept by fronts")
 OWNED_OPTIMIZERS = ("Adagrad", "Adam")
 OWNED_MODELS = (
     "several tables",
@@ -58,6 +78,8 @@ class Case(NamedTuple):
 def cases(section: str, servers: int = 0) -> list[Case]:
     """The cases of a section, with or without servers; a variable for which a route is impossible keeps its own."""
     routes = SERVER_ROUTES if servers else ROUTES
+    if section.endswith(" in short"):
+        return [c for c in cases(section.removesuffix(" in short"), servers) if c.name in IN_SHORT]
     if section.startswith("kept"):
         routes = KEPT_SERVER_ROUTES if servers else KEPT_ROUTES
         routes = KEPT_FRONT_ROUTES if section == "kept by fronts" else routes

@@ -1,8 +1,9 @@
 """Runs under mpirun: trains many graphs on all ranks and compares each with one process on the joined batch.
 
-    python -m tests.equality.program RESULT.json SECTION FILTER SERVERS
+    python -m tests.equality.program RESULT.json SERVERS PART...
 
-FILTER is what a case's name must have, one of several with `|` between them.
+A part is a section, or SECTION:FILTER, where the filter is what a case's name must have, one of several with `|`
+between them.
 
 Rank 0 writes {case: {variable: relative difference}}. TensorFlow servers, where there are any, run inside rank 0.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from dataclasses import replace
@@ -34,10 +34,12 @@ import tensorflow as tf  # noqa: E402
 
 from parallax.analysis.capture import capture, initialization_phases  # noqa: E402
 from parallax.analysis.planner import make_plan  # noqa: E402
+from parallax.environment import listening_on  # noqa: E402
 from parallax.errors import PlanError  # noqa: E402
 from parallax.plan import Wishes, one_host  # noqa: E402
 from parallax.runtime.accumulation import Accumulation  # noqa: E402
 from parallax.runtime.channels import open_channels  # noqa: E402
+from parallax.runtime.members import hold_port  # noqa: E402
 from parallax.runtime.names import Names  # noqa: E402
 from parallax.runtime.planning import analyse, decide, feasible  # noqa: E402
 from parallax.runtime.verify import difference  # noqa: E402
@@ -173,12 +175,16 @@ class Servers:
         self.target, self.config, self.count = "", None, count
         if not count:
             return
-        ports = MPI.COMM_WORLD.allgather(free_ports(1 + (count if rank == 0 else 0)))
+        held = [hold_port("127.0.0.1", None) for _ in range(1 + (count if rank == 0 else 0))]
+        ports = MPI.COMM_WORLD.allgather([one.getsockname()[1] for one in held])
         addresses = [[f"127.0.0.1:{port}" for port in of_rank] for of_rank in ports]
         cluster = {"ps": addresses[0][1:], "worker": [of_rank[0] for of_rank in addresses]}
-        self.running = [tf.distribute.Server(cluster, "worker", rank)]
-        if rank == 0:
-            self.running += [tf.distribute.Server(cluster, "ps", number) for number in range(count)]
+        with listening_on("127.0.0.1"):
+            self.running = [tf.distribute.Server(cluster, "worker", rank)]
+            if rank == 0:
+                self.running += [tf.distribute.Server(cluster, "ps", number) for number in range(count)]
+        for one in held:
+            one.close()
         self.target = self.running[0].target
         self.config = v1.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{rank}"])
 
@@ -190,20 +196,17 @@ class Servers:
         MPI.COMM_WORLD.Barrier()
 
 
-def free_ports(count):
-    held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    found = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return found
+class Analysed:
+    """A worker's graph, which is the same for all routes."""
+
+    def __init__(self, case):
+        self.graph, self.ops = build(case.build, ROWS_PER_WORKER, case.resource)
+        self.found = analyse(self.graph)
 
 
-def workers(builder, resource, route, updates, rank, size, servers):
-    graph, ops = build(builder, ROWS_PER_WORKER, resource)
-    analysed = analyse(graph)
-    plan = plan_of(analysed, route.replace(" by fronts", "").replace(" by host", ""), size, servers.count)
+def workers(made_of, route, updates, rank, size, servers):
+    graph, ops, analysed = made_of.graph, made_of.ops, made_of.found
+    plan = plan_of(analysed, route.replace(" by fronts", ""), size, servers.count)
     worker = Worker(rank, size, SEED, equal_randomness=True, servers=plan.servers)
     if " by host" in route:
         worker = replace(worker, hosts=tuple(number // 2 for number in range(size)), merges_in_host=True)
@@ -239,25 +242,32 @@ def train(session, names, accumulation, op, fed):
     accumulation.has_run(kept)
 
 
+def selected(parts, servers):
+    """The cases of all parts, in one order on all ranks."""
+    for part in parts:
+        section, _, wanted = part.partition(":")
+        yield from (c for c in cases(section, servers) if any(word in c.name for word in wanted.split("|")))
+
+
 def main():
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     rng = np.random.RandomState(0)
     batches = [draw(rng, size) for _ in range(STEPS * MOST_KEPT)]
-    servers = Servers(rank, size, int(sys.argv[4]) if len(sys.argv) > 4 else 0)
-    wanted = sys.argv[3] if len(sys.argv) > 3 else ""
-    results, expected = {}, {}
-    for case in cases(sys.argv[2], servers.count):
-        if not any(part in case.name for part in wanted.split("|")):
-            continue
+    servers = Servers(rank, size, int(sys.argv[2]))
+    results, expected, analysed = {}, {}, {}
+    for case in selected(sys.argv[3:], servers.count):
         began = time.monotonic()
         try:
             updates = updates_of(batches, case.kept)
-            if (case.graph, case.kept) not in expected:
-                expected = {(case.graph, case.kept): one_process(case.build, case.resource, updates, size)}
-            found, routes = workers(case.build, case.resource, case.route, updates, rank, size, servers)
-            result = {n: difference(found[n], e) for n, e in expected[case.graph, case.kept].items()}
-            results[case.name] = {"differences": result, "routes": routes}
+            if case.graph not in analysed:
+                analysed, expected = {case.graph: Analysed(case)}, {}
+            if rank == 0 and case.kept not in expected:
+                expected[case.kept] = one_process(case.build, case.resource, updates, size)
+            found, routes = workers(analysed[case.graph], case.route, updates, rank, size, servers)
+            if rank == 0:
+                result = {n: difference(found[n], e) for n, e in expected[case.kept].items()}
+                results[case.name] = {"differences": result, "routes": routes}
         except Exception as error:
             # A rank that fails alone would leave the others waiting: the job ends here.
             print(f"{case.name}: {type(error).__name__}: {str(error)[:600]}", file=sys.stderr, flush=True)

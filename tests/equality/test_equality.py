@@ -1,6 +1,6 @@
 """N workers equal one process on the joined batch: every optimizer, route, clipping and number of workers and servers,
-and more graphs than those. One job for a number of workers and servers trains them all (program.py); each case is then
-a test of its own.
+and more graphs than those. A job of some workers and servers trains many cases (program.py), and each is then a test
+of its own.
 
 Tolerance: after 5 float32 steps, the norm of the difference is at most 1e-5 of the variable's norm. Sums over workers
 are taken in another order than in one process, which costs some 1e-7 a step; the largest seen is 5e-7.
@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -30,59 +31,101 @@ from parallax.runtime.job import Job
 from parallax.runtime.launch import launch
 sys.exit(launch(Job(("-m", "tests.equality.program", *sys.argv[2:]), local_cluster(int(sys.argv[1]), ""))))
 """
-MORE_WORKERS = ("several tables", "bags, clipped", "partitioned, mod", "moving averages", "two losses")
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.timeout(TIME_LIMIT_S + 60)
+
+
+class Job(NamedTuple):
+    """Processes that train cases, one after the other.
+
+    Attributes:
+        workers: how many.
+        servers: how many TensorFlow servers they have.
+        parts: which cases, as program.py takes them.
+        is_slow: not in the test command.
+    """
+
+    workers: int
+    servers: int
+    parts: tuple[str, ...]
+    is_slow: bool = False
+
+    def __str__(self) -> str:
+        return f"<{self.workers} workers, {self.servers} servers, {', '.join(self.parts)}>"
+
+
+def slow(*job: Any) -> Job:
+    return Job(*job, is_slow=True)
+
+
+def trained_by(names_by_job: Mapping[Job, Sequence[str]]) -> Callable[[Any], Any]:
+    """Parametrizes a test with jobs and cases; the tests of a job are a group (tests/conftest.py)."""
+    return pytest.mark.parametrize(
+        ("job", "case"), [_param(job, n) for job, found in names_by_job.items() for n in found]
+    )
+
+
+def trained_whole(*jobs: Job) -> Callable[[Any], Any]:
+    """Parametrizes a test with jobs."""
+    return pytest.mark.parametrize("job", [_param(job) for job in jobs])
+
+
+def _param(job: Job, *values: Any) -> Any:
+    name = "-".join(map(str, (job, *values[:1])))
+    return pytest.param(job, *values, id=name, marks=[pytest.mark.slow] * job.is_slow)
+
+
 ON_SERVERS = "resource, ps"
 """The cases with resource variables, all of them on servers that can be."""
-# The rest of the grid is slow.
-IN_SHORT = [(1, 2), (2, 1)]
+TO_SERVERS = " ps as "
+"""Half precision on the way to servers and back."""
+# Four workers without clipping are slow: one and two train those too, and what four add up beyond is the norm.
+ON_WORKERS = [
+    *(Job(workers, 0, (f"optimizers:{kind}",)) for workers, kind in ((1, ""), (2, ""), (4, "clipped"))),
+    slow(4, 0, ("optimizers:plain",)),
+]
+GRAPHS = Job(2, 0, ("models:resource",))
+REFERENCES_AND_WIRE = Job(2, 0, ("models:reference", "wire"))
+KEPT = Job(2, 0, ("kept in short",))
+GRAPHS_ON_SERVERS = Job(2, 2, (f"models:{ON_SERVERS}", "kept in short"))
+FRONTS = Job(3, 2, ("fronts in short", "kept by fronts in short"))
+OPTIMIZERS_AND_WIRE_ON_A_SERVER = Job(2, 1, (f"optimizers:{ON_SERVERS}", f"wire:{TO_SERVERS}"))
+# All numbers of workers and servers; but for two of them they are slow.
 GRID = [
-    pytest.param(workers, servers, marks=[] if (workers, servers) in IN_SHORT else pytest.mark.slow)
-    for workers in (1, 2, 4)
-    for servers in (1, 2, 3)
+    Job(1, 2, (f"optimizers:{ON_SERVERS}",)),
+    OPTIMIZERS_AND_WIRE_ON_A_SERVER,
+    *(
+        slow(workers, servers, (f"optimizers:{ON_SERVERS}",))
+        for workers in (1, 2, 4)
+        for servers in (1, 2, 3)
+        if (workers, servers) not in ((1, 2), (2, 1))
+    ),
 ]
 
-# Owners with unequal shares: two cases in short, one with several tables in an exchange; all of them are slow.
+# Three workers share rows unevenly, or some own more of them: the short cases have several tables in an exchange.
+SHORT_SHARED = "several tables"
 SHORT_OWNED = ["Adam, clipped, resource, unequal owners", "partitioned, mod, resource, unequal owners"]
-ALL_OWNED = [(case.name, workers) for case in cases("owners") for workers in (2, 3, 4)]
-
-# Three workers, of whom one has no server on its host.
-SHORT_FRONTED = [
-    "Adam, clipped, resource, ps by fronts",
-    "Adam, clipped, resource, ps by fronts as bfloat16",
-    "chained, resource, ps by fronts",
-]
-
-# Gradients kept over two or three batches: each kind of piece, each way, and what no rule takes; all of them are slow.
-SHORT_KEPT = [
-    "Adam, clipped, resource, alltoall over 3",
-    "Momentum, clipped, resource, allgather over 2",
-    "Ftrl, clipped, resource, allreduce over 3",
-    "positions, resource, alltoall over 3",
-    "positions, mixed, resource, allgather over 2",
-    "bags, clipped, resource, alltoall over 3",
-    "bags, clipped, reference, unequal by host over 2",
-    "partitioned, mod, resource, alltoall over 3",
-    "clip rows, resource, allreduce over 3",
-    "sorted rows, resource, allgather over 2",
-    "alternating, same, resource, alltoall over 3",
-    "several tables, resource, alltoall over 3",
-]
-SHORT_KEPT_SERVED = ["Adam, clipped, resource, ps over 3", "positions, resource, hybrid ps over 2"]
-SHORT_KEPT_FRONTED = ["Adam, clipped, resource, ps by fronts over 2"]
+SHARED = Job(3, 0, (f"models:{SHORT_SHARED}", f"owners:{'|'.join(SHORT_OWNED)}"))
+MORE_SHARED = ("bags, clipped", "partitioned, mod", "moving averages", "two losses")
+OWNER_JOBS = {
+    # A job for each route: both kinds of exchanges have the same names, which open once.
+    route: [slow(workers, 0, (f"owners:{route}",)) for workers in (2, 3, 4)]
+    for route in ("unequal owners", "unequal by host")
+}
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """(section, workers, filter, servers) -> case -> what came of it; a job runs once."""
+    """Job -> case -> what came of it; a job runs once."""
     folder = tmp_path_factory.mktemp("equality")
 
     @lru_cache
-    def run(section: str, workers: int, wanted: str = "", servers: int = 0) -> dict[str, Any]:
-        result = folder / f"{section}-{workers}-{wanted}-{servers}.json"
-        argv = [sys.executable, "-c", LAUNCH, str(workers), str(result), section, wanted, str(servers)]
-        root = Path(__file__).resolve().parent.parent.parent
+    def run(job: Job) -> dict[str, Any]:
+        result = folder / f"{job}.json"
+        argv = [sys.executable, "-c", LAUNCH, str(job.workers), str(result), str(job.servers), *job.parts]
         # A launcher that is killed takes the whole job with it.
-        done = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
         assert done.returncode == 0, "\n".join((done.stdout + done.stderr).splitlines()[-30:])
         found: dict[str, Any] = json.loads(result.read_text())
         return found
@@ -115,173 +158,163 @@ def check_as_sent(case: str, result: dict[str, Any]) -> None:
         check(result)
 
 
-@pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("case", [c.name for c in cases("optimizers")])
-def test_every_optimizer_equals_one_process(results: Any, case: str, workers: int) -> None:
-    check(results("optimizers", workers)[case])
+@trained_by({job: [c.name for c in cases("optimizers") if job.parts[0].split(":")[1] in c.name] for job in ON_WORKERS})
+def test_every_optimizer_equals_one_process(results: Any, case: str, job: Job) -> None:
+    check(results(job)[case])
 
 
-@pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize("case", [c.name for c in cases("models")])
-def test_every_graph_equals_one_process(results: Any, case: str) -> None:
-    check(results("models", 2)[case])
-
-
-@pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize(
-    "model", [pytest.param(m, marks=[] if m == MORE_WORKERS[0] else pytest.mark.slow) for m in MORE_WORKERS]
+@trained_by(
+    {
+        GRAPHS: [c.name for c in cases("models") if c.resource],
+        REFERENCES_AND_WIRE: [c.name for c in cases("models") if not c.resource],
+    }
 )
-def test_three_workers_that_share_rows_unevenly_equal_one_process(results: Any, model: str) -> None:
-    found = results("models", 3, model)
-    assert found
+def test_every_graph_equals_one_process(results: Any, case: str, job: Job) -> None:
+    check(results(job)[case])
+
+
+@trained_whole(SHARED, *(slow(3, 0, (f"models:{model}",)) for model in MORE_SHARED))
+def test_three_workers_that_share_rows_unevenly_equal_one_process(results: Any, job: Job) -> None:
+    wanted = job.parts[0].partition(":")[2]
+    found = [result for case, result in results(job).items() if wanted in case]
+    assert len(found) == len([case for case in cases("models") if wanted in case.name])
+    for result in found:
+        check(result)
+
+
+@trained_by(dict.fromkeys(GRID, names("optimizers", ON_SERVERS)))
+def test_every_optimizer_on_servers_equals_one_process(results: Any, case: str, job: Job) -> None:
+    check(results(job)[case])
+
+
+@trained_by({REFERENCES_AND_WIRE: [c.name for c in cases("wire")]})
+def test_half_precision_on_the_wire_is_one_process_but_for_its_rounding(results: Any, case: str, job: Job) -> None:
+    check_rounded(case, results(job)[case])
+
+
+@trained_by({OPTIMIZERS_AND_WIRE_ON_A_SERVER: names("wire", TO_SERVERS)})
+def test_half_precision_to_servers_is_one_process_but_for_its_rounding(results: Any, case: str, job: Job) -> None:
+    check_rounded(case, results(job)[case])
+
+
+# Three workers, of whom one has no server on its host.
+@trained_by({FRONTS: [c.name for c in (*cases("fronts in short"), *cases("kept by fronts in short"))]})
+def test_servers_asked_by_two_of_three_workers_equal_one_process(results: Any, case: str, job: Job) -> None:
+    check_as_sent(case, results(job)[case])
+
+
+@trained_by({slow(2, 2, ("fronts",)): [case.name for case in cases("fronts")]})
+def test_every_graph_on_servers_asked_by_fronts_equals_one_process(results: Any, case: str, job: Job) -> None:
+    check_as_sent(case, results(job)[case])
+
+
+@trained_by({KEPT: [c.name for c in cases("kept in short")], GRAPHS_ON_SERVERS: names("kept in short")})
+def test_gradients_of_several_batches_equal_one_process(results: Any, case: str, job: Job) -> None:
+    check(results(job)[case])
+
+
+@trained_whole(
+    *(slow(workers, 0, (f"kept:resource, {route}",)) for route in KEPT_ROUTES for workers in (1, 2, 4)),
+    *(slow(2, 2, (f"kept:resource, {route}",)) for route in KEPT_SERVER_ROUTES),
+)
+def test_every_graph_with_kept_gradients_equals_one_process(results: Any, job: Job) -> None:
+    found = results(job)
+    wanted = job.parts[0].partition(":")[2]
+    assert list(found) == [c.name for c in cases("kept", job.servers) if wanted in c.name]
     for result in found.values():
         check(result)
 
 
-@pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize(("workers", "servers"), GRID)
-@pytest.mark.parametrize("case", names("optimizers", ON_SERVERS))
-def test_every_optimizer_on_servers_equals_one_process(results: Any, case: str, workers: int, servers: int) -> None:
-    check(results("optimizers", workers, ON_SERVERS, servers)[case])
+@trained_by({SHARED: SHORT_OWNED})
+def test_three_owners_with_unequal_shares_or_none_equal_one_process(results: Any, case: str, job: Job) -> None:
+    check(results(job)[case])
 
 
-@pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize("case", [c.name for c in cases("wire")])
-def test_half_precision_on_the_wire_is_one_process_but_for_its_rounding(results: Any, case: str) -> None:
-    check_rounded(case, results("wire", 2)[case])
+@trained_by(
+    dict.fromkeys(OWNER_JOBS["unequal owners"], [c.name for c in cases("owners") if c.route == "unequal owners"])
+)
+def test_every_graph_with_unequal_owners_equals_one_process(results: Any, case: str, job: Job) -> None:
+    check(results(job)[case])
 
 
-@pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize("case", names("wire", " ps as "))
-def test_half_precision_to_servers_is_one_process_but_for_its_rounding(results: Any, case: str) -> None:
-    check_rounded(case, results("wire", 2, " ps as ", 1)[case])
+@trained_by(
+    dict.fromkeys(OWNER_JOBS["unequal by host"], [c.name for c in cases("owners") if c.route == "unequal by host"])
+)
+def test_every_graph_with_unequal_owners_and_merging_hosts_equals_one_process(
+    results: Any, case: str, job: Job
+) -> None:
+    check(results(job)[case])
 
 
-@pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize("case", SHORT_FRONTED)
-def test_servers_asked_by_two_of_three_workers_equal_one_process(results: Any, case: str) -> None:
-    check_as_sent(case, results("fronts", 3, "|".join(SHORT_FRONTED), 2)[case])
+@trained_by({slow(2, 2, ("optimizers",)): names("optimizers")})
+def test_both_kinds_of_variables_and_plans_with_servers_equal_one_process(results: Any, case: str, job: Job) -> None:
+    check(results(job)[case])
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize("case", [case.name for case in cases("fronts")])
-def test_every_graph_on_servers_asked_by_fronts_equals_one_process(results: Any, case: str) -> None:
-    check_as_sent(case, results("fronts", 2, "", 2)[case])
+@trained_by({GRAPHS_ON_SERVERS: names("models", ON_SERVERS)})
+def test_every_graph_on_servers_equals_one_process(results: Any, case: str, job: Job) -> None:
+    check(results(job)[case])
 
 
-@pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize("case", SHORT_OWNED)
-def test_three_owners_with_unequal_shares_or_none_equal_one_process(results: Any, case: str) -> None:
-    check(results("owners", 3, "|".join(SHORT_OWNED))[case])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize(("case", "workers"), ALL_OWNED)
-def test_every_graph_with_unequal_owners_equals_one_process(results: Any, case: str, workers: int) -> None:
-    route = case.rsplit(", ", 1)[1]  # a job for each: both kinds of exchanges have the same names, which open once
-    check(results("owners", workers, route)[case])
-
-
-@pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize("case", SHORT_KEPT)
-def test_gradients_of_several_batches_equal_one_process(results: Any, case: str) -> None:
-    check(results("kept", 2, "|".join(SHORT_KEPT))[case])
-
-
-@pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize("case", SHORT_KEPT_SERVED)
-def test_gradients_of_several_batches_on_servers_equal_one_process(results: Any, case: str) -> None:
-    check(results("kept", 2, "|".join(SHORT_KEPT_SERVED), 2)[case])
-
-
-@pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize("case", SHORT_KEPT_FRONTED)
-def test_gradients_of_several_batches_by_fronts_equal_one_process(results: Any, case: str) -> None:
-    check(results("kept by fronts", 3, "|".join(SHORT_KEPT_FRONTED), 2)[case])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("route", KEPT_ROUTES)
-def test_every_graph_with_kept_gradients_equals_one_process(results: Any, route: str, workers: int) -> None:
-    found = results("kept", workers, f"resource, {route}")
-    assert found
-    for result in found.values():
-        check(result)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize("route", KEPT_SERVER_ROUTES)
-def test_every_graph_with_kept_gradients_on_servers_equals_one_process(results: Any, route: str) -> None:
-    found = results("kept", 2, f"resource, {route}", 2)
-    assert found
-    for result in found.values():
-        check(result)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize("case", names("optimizers"))
-def test_both_kinds_of_variables_and_plans_with_servers_equal_one_process(results: Any, case: str) -> None:
-    check(results("optimizers", 2, "", 2)[case])
-
-
-@pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize("case", names("models", ON_SERVERS))
-def test_every_graph_on_servers_equals_one_process(results: Any, case: str) -> None:
-    check(results("models", 2, ON_SERVERS, 2)[case])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(TIME_LIMIT_S + 60)
-@pytest.mark.parametrize("kind", ["resource, hybrid ps", "reference, ps", "reference, hybrid ps"])
-def test_every_graph_partly_on_servers_or_with_references_equals_one_process(results: Any, kind: str) -> None:
-    found = results("models", 2, kind, 2)
-    assert list(found) == names("models", kind)
+@trained_whole(
+    *(slow(2, 2, (f"models:{kind}",)) for kind in ("resource, hybrid ps", "reference, ps", "reference, hybrid ps"))
+)
+def test_every_graph_partly_on_servers_or_with_references_equals_one_process(results: Any, job: Job) -> None:
+    found = results(job)
+    assert list(found) == names("models", job.parts[0].partition(":")[2])
     for result in found.values():
         check(result)
 
 
 @pytest.mark.parametrize(
-    ("case", "routes"),
+    ("job", "case", "routes"),
     [
-        ("tied, resource, alltoall", {"emb": "mixed by allreduce"}),
-        ("whole regulariser, resource, alltoall", {"emb": "mixed by allreduce"}),
-        ("conditional, resource, alltoall", {"emb": "not shardable by allgather"}),
-        ("sampled softmax, resource, alltoall", {"softmax_b": "sparse by alltoall", "softmax_w": "sparse by alltoall"}),
-        ("bags, clipped, reference, alltoall", {"emb": "sparse by alltoall"}),
-        ("partitioned, div, resource, alltoall", {"emb": "sparse by alltoall"}),
-        ("function, resource, alltoall", {"emb": "sparse by alltoall"}),
-        ("sorted rows, resource, alltoall", {"emb": "not shardable by allgather"}),
+        _param(REFERENCES_AND_WIRE, "bags, clipped, reference, alltoall", {"emb": "sparse by alltoall"}),
+        _param(GRAPHS, "tied, resource, alltoall", {"emb": "mixed by allreduce"}),
+        _param(GRAPHS, "whole regulariser, resource, alltoall", {"emb": "mixed by allreduce"}),
+        _param(GRAPHS, "conditional, resource, alltoall", {"emb": "not shardable by allgather"}),
+        _param(
+            GRAPHS,
+            "sampled softmax, resource, alltoall",
+            {"softmax_b": "sparse by alltoall", "softmax_w": "sparse by alltoall"},
+        ),
+        _param(GRAPHS, "partitioned, div, resource, alltoall", {"emb": "sparse by alltoall"}),
+        _param(GRAPHS, "function, resource, alltoall", {"emb": "sparse by alltoall"}),
+        _param(GRAPHS, "sorted rows, resource, alltoall", {"emb": "not shardable by allgather"}),
     ],
 )
-def test_the_routes_are_those_that_the_graph_allows(results: Any, case: str, routes: dict[str, str]) -> None:
-    assert routes.items() <= results("models", 2)[case]["routes"].items()
+def test_the_routes_are_those_that_the_graph_allows(results: Any, case: str, routes: dict[str, str], job: Job) -> None:
+    assert routes.items() <= results(job)[case]["routes"].items()
 
 
 @pytest.mark.parametrize(
-    ("case", "routes"),
+    ("job", "case", "routes"),
     [
-        ("tied, resource, ps", {"emb": "mixed by ps"}),
-        ("whole regulariser, resource, ps", {"emb": "mixed by ps", "w": "dense by ps"}),
-        ("conditional, resource, ps", {"emb": "not shardable by allgather", "w": "dense by ps"}),
-        ("loop, resource, ps", {"emb": "dense by ps", "w": "dense by ps"}),
-        ("sampled softmax, resource, ps", {"softmax_b": "sparse by ps", "softmax_w": "sparse by ps"}),
-        ("partitioned, div, resource, ps", {"emb": "sparse by ps", "w": "dense by ps"}),
-        ("several tables, resource, ps", {**dict.fromkeys("abcdef", "sparse by ps"), "w": "dense by ps"}),
+        _param(GRAPHS_ON_SERVERS, "tied, resource, ps", {"emb": "mixed by ps"}),
+        _param(GRAPHS_ON_SERVERS, "whole regulariser, resource, ps", {"emb": "mixed by ps", "w": "dense by ps"}),
+        _param(
+            GRAPHS_ON_SERVERS, "conditional, resource, ps", {"emb": "not shardable by allgather", "w": "dense by ps"}
+        ),
+        _param(GRAPHS_ON_SERVERS, "loop, resource, ps", {"emb": "dense by ps", "w": "dense by ps"}),
+        _param(
+            GRAPHS_ON_SERVERS,
+            "sampled softmax, resource, ps",
+            {"softmax_b": "sparse by ps", "softmax_w": "sparse by ps"},
+        ),
+        _param(GRAPHS_ON_SERVERS, "partitioned, div, resource, ps", {"emb": "sparse by ps", "w": "dense by ps"}),
+        _param(
+            GRAPHS_ON_SERVERS,
+            "several tables, resource, ps",
+            {**dict.fromkeys("abcdef", "sparse by ps"), "w": "dense by ps"},
+        ),
     ],
 )
-def test_what_can_be_on_servers_is_there(results: Any, case: str, routes: dict[str, str]) -> None:
-    assert routes.items() <= results("models", 2, ON_SERVERS, 2)[case]["routes"].items()
+def test_what_can_be_on_servers_is_there(results: Any, case: str, routes: dict[str, str], job: Job) -> None:
+    assert routes.items() <= results(job)[case]["routes"].items()
 
 
-@pytest.mark.parametrize("case", names("optimizers", ON_SERVERS))
-def test_every_optimizer_was_on_servers(results: Any, case: str) -> None:
-    found = results("optimizers", 4, ON_SERVERS, 3)[case]["routes"]
+@trained_by(dict.fromkeys(GRID, names("optimizers", ON_SERVERS)))
+def test_every_optimizer_was_on_servers(results: Any, case: str, job: Job) -> None:
+    found = results(job)[case]["routes"]
     trained = {"emb": "sparse by ps", "bias": "sparse by ps", "w": "dense by ps"}
     assert {name: found[name] for name in trained} == trained

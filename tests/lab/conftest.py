@@ -12,7 +12,6 @@ import pytest
 
 from ops.lab import Lab, why_not
 
-ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 LIMIT_S = 200.0
 GONE_S = 10.0  # the launcher sees no other host; there supervisors give their workers a grace
@@ -45,7 +44,7 @@ class Launched:
                 host,
                 [sys.executable, *map(str, words)],
                 cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
+                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

@@ -58,7 +58,7 @@ class Launched:
         self.process = subprocess.Popen(
             [sys.executable, "-c", LAUNCHER, str(workers), str(stall_timeout_s), "program.py"],
             cwd=folder,
-            env={**os.environ, **self.mark, "PYTHONPATH": str(Path(__file__).parents[2])},
+            env={**os.environ, **self.mark},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,

@@ -2,7 +2,6 @@
 
 import secrets
 import sys
-from pathlib import Path
 
 from parallax.resource_file import parse_resource_file
 from parallax.runtime.job import Job, layout_of
@@ -16,5 +15,5 @@ hosts = tuple(number for number, host in enumerate(cluster.hosts) for _ in range
 addresses = tuple(host.address for host in cluster.hosts)
 plan = secrets.token_hex(2_000_000)  # 2 MB when compressed
 parcel = Parcel(plan, {"node": "digest"}, 7, hosts, servers, addresses, cluster.ports)
-variables = (("PYTHONPATH", str(Path(__file__).parents[3])), ("TF_CPP_MIN_LOG_LEVEL", "2"))
+variables = (("TF_CPP_MIN_LOG_LEVEL", "2"),)
 sys.exit(launch(Job(("-m", "parallax.runtime.worker", *program), cluster, servers, variables, 60.0, parcel.to_bytes())))
