@@ -70,11 +70,11 @@ def test_products_are_rounded_and_what_travels_or_stays_is_not(computed, setting
 
     _, wanted = computed(settings=settings, servers=servers)
     assert found["report"] == wanted["report"]
-    # An element of a product is wrong by at most three roundings (its factors and itself), its square by twice that; in
-    # STEPS updates of clipped gradients errors of some roundings each do not add up to more than the same again.
-    bound = 2 * 6 * ROUNDING[BFLOAT16] * wanted["losses"][0]
+    # An element of a product is wrong by up to three roundings (its factors and itself), but these go both ways: a mean
+    # of 256 squares, and STEPS updates made of such means, move it by less than one.
+    bound = ROUNDING[BFLOAT16] * wanted["losses"][0]
     assert np.abs(found["losses"] - wanted["losses"]).max() < bound, (found["losses"], wanted["losses"])
-    assert (found["losses"] != wanted["losses"]).all()
+    assert (found["losses"] != wanted["losses"]).mean() > 0.5, (found["losses"], wanted["losses"])
 
 
 def test_nothing_is_computed_in_bfloat16_without_the_setting_and_nothing_said(computed):
