@@ -112,7 +112,12 @@ def open_session(
         over = ChangeOver(members, worker, analysed, place, worker_graph, saved)
         afterwards: list[Afterwards] = []
         if replan is not None and first is not None:
-            wishes = wishes_of(config, plan.synchronous)
+            # The command line goes before the script's settings, and the plan has both.
+            wishes = replace(
+                wishes_of(config, plan.synchronous),
+                wire_dtype=plan.wire_dtype,
+                accumulate_steps=plan.accumulate_steps,
+            )
             afterwards.append(Replan(replan, members, worker, first, alone, wishes, over))
         if searches(config, plan, equal_randomness):
             afterwards.append(PartitionSearch(members, worker, training, alone.spec, config.partitions, over))

@@ -31,10 +31,10 @@ def profile(slow=(), operations=("allreduce", "allgather", "alltoall")):
 def poor(start, write):
     """Writes a plan file by routes that are asked for, and a cluster profile by which others are better."""
 
-    def poor(routes, *arguments, slow=("allgather",), servers=False):
+    def poor(routes, *arguments, slow=("allgather",), servers=False, **more):
         where = ("-r", write("machines", MACHINE)) if servers else ("--workers", 2)
         write("cluster.json", profile(slow, ("allreduce", "allgather", "alltoall", *(SERVED if servers else ()))))
-        settings = json.dumps({"routes": routes})
+        settings = json.dumps({"routes": routes, **more})
         done = start(*CLI, "plan", *where, "--json", "poor.json", SCRIPT, settings, *arguments).finish()
         assert done.status == 0, str(done)
         return (*where, "--plan", "poor.json", "--cluster", "cluster.json", "--replan-steps", 3)
@@ -66,6 +66,16 @@ def test_two_workers_that_change_their_plan_equal_one_process_slots_included(sta
     assert "other: allgather, held by every worker -> alltoall, held by 2 owners" in done.stdout, str(done)
     assert re.search(r"The plan was changed in [\d.]+ s, 5 variables of .* moved\.", done.stdout), str(done)
     assert {"emb/Adam", "emb/Adam_1", "other/Adagrad"} <= set(re.findall(r"^\S+", done.stdout, re.M)), str(done)
+
+
+@pytest.mark.slow
+def test_a_plan_changes_between_updates_of_several_batches(start, poor):
+    words = poor(BY_ALL, "fed", "resource", 0, accumulate_steps=2)
+    verify = ("verify", *words, "--replan", "on", "--steps", 4, "--feeds", f"{SCRIPT}:feeds", "--fetch", "train")
+    done = start(*CLI, *verify, SCRIPT, "{}", "fed", "resource", 0).finish()
+    assert done.status == 0 and "2 workers and one process are equal after 4 steps" in done.stdout, str(done)
+    assert "other: allgather, held by every worker -> alltoall, held by 2 owners" in done.stdout, str(done)
+    assert re.search(r"The plan was changed in [\d.]+ s, ", done.stdout), str(done)
 
 
 def test_data_random_numbers_hooks_and_checkpoints_go_on_across_a_change(start, poor, tmp_path):
