@@ -206,7 +206,8 @@ def train(sess: Any, model: Model, flags: argparse.Namespace, text: Text, worker
     for step in range(1, flags.steps + 1):
         feeds = feed(model, next(batches), state) | {model.dropout: [flags.dropout]}
         _, [loss], [grad_norm], *state = sess.run(fetches, feeds)
-        if not math.isfinite(grad_norm):  # the same on all workers: all stop at this step, and none waits for another
+        # None in a run that makes no update; else the same on all workers: all stop here, and none waits for another.
+        if grad_norm is not None and not math.isfinite(grad_norm):
             bar.close()
             problem = f"step {step}: the loss is {loss}, the norm of its gradient {grad_norm}; lower --learning-rate"
             sys.exit(problem if worker_id == 0 else 1)

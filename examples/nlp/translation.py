@@ -200,7 +200,8 @@ def train(
         # A feed is a list with one entry per replica.
         feeds = feed(model.batch, batch) | {model.words: [words_now / num_workers], model.dropout: [flags.dropout]}
         _, [loss], [grad_norm] = sess.run(fetches, feeds)
-        if not math.isfinite(grad_norm):  # the same on all workers: all stop at this step, and none waits for another
+        # None in a run that makes no update; else the same on all workers: all stop here, and none waits for another.
+        if grad_norm is not None and not math.isfinite(grad_norm):
             bar.close()
             problem = f"step {step}: the loss is {loss}, the norm of its gradient {grad_norm}; lower --learning-rate"
             sys.exit(problem if worker_id == 0 else 1)
