@@ -61,9 +61,16 @@ def all_reduce(tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
 
 
 def broadcast(tensor: Any) -> Any:
-    """Worker 0's value on all workers; the shape must be the same on all."""
+    """Worker 0's value on all workers; the shape must be the same on all.
+
+    What is fed may have a default, which TensorFlow takes for a constant in runs that do not feed it: it would run the
+    broadcast while it makes a run ready, on one worker without the others where that worker alone makes another. An op
+    with state in between, which prints nothing, is not folded.
+    """
+    import tensorflow as tf
     from horovod.tensorflow import mpi_ops
 
+    tensor = tf.raw_ops.Print(input=tensor, data=[], first_n=0, name="unfolded")
     with _announced(tensor):
         return mpi_ops.broadcast(tensor, 0, name="broadcast")
 

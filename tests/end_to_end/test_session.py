@@ -45,6 +45,11 @@ def test_gradients_are_kept_over_several_batches(start, tmp_path, option):
     assert "note: an update takes the gradients of 3 batches of every worker" in done.stdout
 
 
+def test_one_worker_alone_is_traced_while_a_rate_keeps_its_default(start, tmp_path):
+    check(start(*RUN, SCRIPTS / "traced_alone.py", tmp_path / "traces").finish())
+    assert len(list((tmp_path / "traces").rglob("run_meta_*"))) == 2
+
+
 def test_batches_come_from_pipelines_in_the_graph(start, tmp_path):
     drawn = []
     for kind in ("reference", "resource"):
