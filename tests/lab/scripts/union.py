@@ -18,7 +18,9 @@ graph = tf.Graph()
 with graph.as_default():
     ids = tf.placeholder(tf.int64, [IDS], name="ids")
     emb = tf.get_variable("emb", [ROWS, WIDTH], initializer=tf.zeros_initializer())
-    train = tf.train.AdagradOptimizer(0.5).minimize(tf.reduce_mean(tf.nn.embedding_lookup(emb, ids)))
+    looked_up = tf.nn.embedding_lookup(emb, ids)
+    # The gradient takes the rows: those that nobody takes are not sent back.
+    train = tf.train.AdagradOptimizer(0.5).minimize(tf.reduce_mean(tf.square(looked_up - 1.0)))
 
 communication = parallax.CommunicationConfig(parallax.PSConfig(local_aggregation=MERGED))
 config = parallax.Config(routes={"emb": ROUTE}, seed=1, communication_config=communication)
