@@ -59,7 +59,6 @@ class ExchangeReport:
         gathered_bytes: bytes that reached other workers by allgather.
         plan: in force; all figures are of the steps under it.
         changes: the plans that were in force before, each with the number of steps after which it no longer was.
-        plan: of the job.
         rounded: what rounding on the wire has cost; empty without.
     """
 
