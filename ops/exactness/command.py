@@ -91,9 +91,12 @@ def run(options: Any) -> int:
         if options.only is not None:
             print(made.source())
         outcomes = try_program(made.source(), routes_of(number, options.routes))
+        seen = set()
         for route, outcome in tally.add(number, outcomes):
             print(f"{number} by {route}: {_line(outcome)}", flush=True)
-            if options.out is not None:
+            is_new = (outcome.kind, outcome.place) not in seen
+            seen.add((outcome.kind, outcome.place))
+            if options.out is not None and is_new:
                 _keep(made, number, route, outcome, tally, options.out)
         if options.only is not None:
             _print(outcomes)

@@ -1,7 +1,7 @@
 """A program as statements, from which some can be left out; and the draft in which the grammar writes one.
 
 A program is Python text that needs TensorFlow and NumPy alone. A statement may name what stands for its result where
-the statement is left out: so a shorter program is still a program, and the shrinker needs to know nothing of the grammar.
+the statement is left out: so a shorter program is still a program, and the shrinker knows nothing of the grammar.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Statement:
         instead: what stands for it where the statement is left out.
         taped: whether it is what a gradient tape watches.
         is_kept: whether no program can do without it.
+        plain: the plainest lines that can be in their place.
     """
 
     text: str
@@ -55,6 +56,7 @@ class Statement:
     instead: str = ""
     taped: bool = False
     is_kept: bool = False
+    plain: str = ""
 
     def renamed(self, name: str, other: str) -> Statement:
         """The statement with another word for a name."""
@@ -157,9 +159,10 @@ class Draft:
         self.counts[prefix] = self.counts.get(prefix, -1) + 1
         return f"{prefix}{self.counts[prefix]}"
 
-    def add(self, text: str, target: str = "", instead: str = "", is_kept: bool = False) -> str:
+    def add(self, text: str, target: str = "", instead: str = "", is_kept: bool = False, plain: str = "") -> str:
         """Writes a statement and returns its target."""
-        self.statements.append(Statement(textwrap.dedent(text), target, instead, self.taped, is_kept))
+        text = textwrap.dedent(text).strip("\n")
+        self.statements.append(Statement(text, target, instead, self.taped, is_kept, plain if plain != text else ""))
         return target
 
     def pick(self, options: Any) -> Any:

@@ -179,7 +179,8 @@ def _sparse_bag(d: Draft) -> None:
     if d.chance(0.5):  # zeros are left out, and some bags are empty
         looked_up = f"v1.nn.safe_embedding_lookup_sparse({table}, tf.sparse.from_dense({ids}), combiner=COMBINER)"
     else:
-        looked_up = f"v1.nn.embedding_lookup_sparse({table}, tf.sparse.from_dense(tf.maximum({ids}, 1)), None, combiner=COMBINER)"
+        sparse = f"tf.sparse.from_dense(tf.maximum({ids}, 1))"
+        looked_up = f"v1.nn.embedding_lookup_sparse({table}, {sparse}, None, combiner=COMBINER)"
     d.new_row(f"tf.ensure_shape({looked_up}, [rows, 4])".replace("COMBINER", f'"{combiner}"'))
 
 

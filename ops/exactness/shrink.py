@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ops.exactness.draft import Program
+from ops.exactness.draft import Program, Statement
 from ops.exactness.trial import Outcome
 
 Trial = Callable[[Program], Outcome]
@@ -23,35 +23,44 @@ def shrunk(program: Program, fault: Outcome, trial: Trial) -> tuple[Program, Out
         fault: its outcome.
         trial: what comes of a program.
     """
-    found = program, fault
-    while True:
-        for simpler in _simpler(found[0]):
-            outcome = trial(simpler)
-            if _is_the_fault(outcome, fault):
-                found = simpler, outcome
-                break
-        else:
-            return found
+    found, outcome, is_shorter = program, fault, True
+    while is_shorter:
+        is_shorter = False
+        for simplify in _steps(found):
+            simpler = simplify(found)
+            if simpler is None or simpler == found:
+                continue
+            tried = trial(simpler)
+            if (tried.kind, tried.place) == (fault.kind, fault.place):
+                found, outcome, is_shorter = simpler, tried, True
+    return found, outcome
 
 
-def _is_the_fault(outcome: Outcome, fault: Outcome) -> bool:
-    return (outcome.kind, outcome.place) == (fault.kind, fault.place)
-
-
-def _simpler(program: Program) -> Iterator[Program]:
-    """Programs with something less, the largest steps first."""
+def _steps(program: Program) -> Iterator[Callable[[Program], Program | None]]:
+    """What makes this program simpler, and those that came of it by steps before."""
     for plain in ({"workers": 2}, {"control_flow_v2": True}, {"resource": True}, {"tape": False}, {"optimizes": True}):
-        if any(getattr(program, name) != value for name, value in plain.items()):
-            yield replace(program, **plain)
-    if not program.is_open:
-        yield _opened(program)
-    for number in reversed(range(len(program.statements))):
-        statement = program.statements[number]
+        yield lambda one, plain=plain: replace(one, **plain)
+    yield _opened
+    for statement in reversed(program.statements):
         if not statement.is_kept or statement.instead:
-            yield program.without(number)
+            yield lambda one, at=statement: _without(one, at)
+        if statement.plain:
+            yield lambda one, at=statement: _made_plain(one, at)
+
+
+def _without(program: Program, statement: Statement) -> Program | None:
+    """A statement that another name has reached meanwhile is left to the next round."""
+    return program.without(program.statements.index(statement)) if statement in program.statements else None
+
+
+def _made_plain(program: Program, statement: Statement) -> Program:
+    made = replace(statement, text=statement.plain, plain="")
+    return replace(program, statements=tuple(made if s == statement else s for s in program.statements))
 
 
 def _opened(program: Program) -> Program:
+    if program.is_open:
+        return program
     statements = tuple(
         replace(s, text="n = tf.shape(i0)[0]") if s.text.strip() == "n = rows" else s for s in program.statements
     )

@@ -8,6 +8,10 @@ from __future__ import annotations
 from ops.exactness.draft import Draft
 from ops.exactness.inputs import Production
 
+PLAIN_LOSS = "loss = tf.reduce_mean(per_row)"
+PLAIN_PAIRS = "pairs = [(g, v) for g, v in opt.compute_gradients(loss) if g is not None]"
+PLAIN_UPDATE = "train = opt.apply_gradients(pairs, global_step=step)"
+PLAIN_OPTIMIZER = "opt = v1.train.GradientDescentOptimizer(0.3)"
 ON_VALUES = """
 def on_values(change, gradient):
     if isinstance(gradient, tf.IndexedSlices):
@@ -40,23 +44,32 @@ def loss(d: Draft) -> None:
     d.feeds["y"] = "rng.randn(rows)"
     kind = d.rng.rand()
     if kind < 0.55:
-        d.add("loss = tf.reduce_mean(per_row)", is_kept=True)
+        d.add("loss = tf.reduce_mean(per_row)", is_kept=True, plain=PLAIN_LOSS)
     elif kind < 0.65:
-        d.add("loss = tf.reduce_sum(per_row) / tf.cast(n, F)", is_kept=True)
+        d.add("loss = tf.reduce_sum(per_row) / tf.cast(n, F)", is_kept=True, plain=PLAIN_LOSS)
     elif kind < 0.75:
-        d.add("loss = v1.losses.compute_weighted_loss(per_row, reduction=v1.losses.Reduction.MEAN)", is_kept=True)
+        d.add(
+            "loss = v1.losses.compute_weighted_loss(per_row, reduction=v1.losses.Reduction.MEAN)",
+            is_kept=True,
+            plain=PLAIN_LOSS,
+        )
     elif kind < 0.85:
         d.add("labels = i0 % 4\n")
         d.add(
             f"loss = tf.reduce_mean(per_row) + tf.reduce_mean("
             f"tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits={h}))",
             is_kept=True,
+            plain=PLAIN_LOSS,
         )
     elif kind < 0.93:
-        d.add("loss = tf.reduce_mean(tf.reshape(per_row, [-1, 1]) * tf.ones([1, 2], F))", is_kept=True)
+        d.add(
+            "loss = tf.reduce_mean(tf.reshape(per_row, [-1, 1]) * tf.ones([1, 2], F))", is_kept=True, plain=PLAIN_LOSS
+        )
     else:
         mask = d.pick(("tf.cast(i0 > 2, F)", "tf.cast(y > -1.0, F)"))
-        d.add(f"mask = {mask}\nloss = tf.reduce_sum(per_row * mask) / tf.reduce_sum(mask)", is_kept=True)
+        d.add(
+            f"mask = {mask}\nloss = tf.reduce_sum(per_row * mask) / tf.reduce_sum(mask)", is_kept=True, plain=PLAIN_LOSS
+        )
     _more_loss(d, w)
 
 
@@ -98,21 +111,23 @@ def gradients(d: Draft) -> None:
         )
     )
     d.add(f"rate = {rate}", "rate", "0.3")
-    d.add(f"opt = v1.train.{d.pick(OPTIMIZERS).replace('RATE', 'rate')}", is_kept=True)
+    d.add(f"opt = v1.train.{d.pick(OPTIMIZERS).replace('RATE', 'rate')}", is_kept=True, plain=PLAIN_OPTIMIZER)
     if d.tape:
         d.add(
             "variables = v1.trainable_variables()\n"
             "pairs = [(g, v) for g, v in zip(tape.gradient(loss, variables), variables) if g is not None]",
             is_kept=True,
+            plain=PLAIN_PAIRS,
         )
     elif d.chance(0.3):
         d.add(
             "variables = v1.trainable_variables()\n"
             "pairs = [(g, v) for g, v in zip(tf.gradients(loss, variables), variables) if g is not None]",
             is_kept=True,
+            plain=PLAIN_PAIRS,
         )
     else:
-        d.add("pairs = [(g, v) for g, v in opt.compute_gradients(loss) if g is not None]", is_kept=True)
+        d.add(PLAIN_PAIRS, is_kept=True)
     for _ in range(d.pick((0, 0, 1, 1, 1, 2))):
         d.add(d.pick(_CHANGES))
     if not d.resource:  # no update may run before all gradients have read what it writes
@@ -150,7 +165,7 @@ _CHANGES = (
 
 
 def _applied(d: Draft) -> None:
-    d.add("train = opt.apply_gradients(pairs, global_step=step)", is_kept=True)
+    d.add(PLAIN_UPDATE, is_kept=True)
 
 
 def _by_hand(d: Draft) -> None:
@@ -173,6 +188,7 @@ def _by_hand(d: Draft) -> None:
             train = tf.group(v1.assign_add(step, 1))
         """,
         is_kept=True,
+        plain=PLAIN_UPDATE,
     )
 
 
@@ -184,7 +200,8 @@ def _row_wise(d: Draft) -> None:
             if not isinstance(g, tf.IndexedSlices):
                 changes.append(v1.assign_sub(v, 0.3 * g))
                 continue
-            acc = v1.get_variable(v.op.name + "_acc", [v.shape[0], 1], F, initializer=v1.ones_initializer(), trainable=False)
+            ones = v1.ones_initializer()
+            acc = v1.get_variable(v.op.name + "_acc", [v.shape[0], 1], F, initializer=ones, trainable=False)
             with v1.control_dependencies(
                 [v1.scatter_add(acc, g.indices, tf.reduce_mean(tf.square(g.values), 1, keepdims=True))]
             ):
@@ -194,6 +211,7 @@ def _row_wise(d: Draft) -> None:
             train = tf.group(v1.assign_add(step, 1))
         """,
         is_kept=True,
+        plain=PLAIN_UPDATE,
     )
 
 
@@ -209,6 +227,7 @@ def _hand_momentum(d: Draft) -> None:
             train = tf.group(v1.assign_add(step, 1))
         """,
         is_kept=True,
+        plain=PLAIN_UPDATE,
     )
 
 
@@ -239,6 +258,7 @@ def _every_k(d: Draft) -> None:
             train = tf.group(v1.assign_add(step, 1))
         """,
         is_kept=True,
+        plain=PLAIN_UPDATE,
     )
 
 
@@ -258,6 +278,7 @@ def _conditional(d: Draft) -> None:
             train = tf.group(v1.assign_add(step, 1))
         """,
         is_kept=True,
+        plain=PLAIN_UPDATE,
     )
 
 
