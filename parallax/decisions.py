@@ -139,10 +139,18 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows of one lookup among joined gradient rows: `ids` counts them, `kind` is `joined`, `unique` or `shared`."""
+    """Rows of one lookup among joined gradient rows.
+
+    Attributes:
+        ids: the tensor that counts them.
+        kind: `joined`, `unique`, `shared` or `unknown` (analysis/marking.py).
+        of: for `unique` the tensor of distinct ids that says which rows are the same, where the row numbers do not;
+            for `unknown` the op at which it cannot be told.
+    """
 
     ids: str
     kind: str
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True)

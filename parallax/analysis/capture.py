@@ -12,10 +12,14 @@ from typing import Any
 
 from parallax.analysis import record
 from parallax.analysis.inline import inline_calls
+from parallax.analysis.lower import lower_conditionals
 from parallax.graph_view import GraphView, split_tensor
 from parallax.spec import Part
 
 _SHAPES = "_output_shapes"
+_MAX_DEPTH = 50
+_PASSES = ("Identity", "ReadVariableOp", "Switch", "RefSwitch", "Enter", "RefEnter", "Merge", "RefMerge", "RefIdentity")
+"""What gives a variable, or its value, on; of a Merge the first input is looked at."""
 _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -69,9 +73,19 @@ def capture(graph: Any) -> Captured:
     names = [node.name for node in graph_def.node]
     records = tuple((r, frozenset(names[r.first_op : r.end_op])) for r in record.records_of(graph))
     digests = node_digests(graph_def)
-    inlined = inline_calls(graph_def)
+    inlined = _flat(graph_def)
     view = GraphView(graph_def if inlined is graph_def else _with_shapes(inlined))
     return Captured(view, _fingerprint(digests), _variables(graph, view), records)
+
+
+def _flat(graph_def: Any) -> Any:
+    """The graph without calls, and without conditionals that write variables, at its top level."""
+    for _ in range(_MAX_DEPTH):
+        flat = lower_conditionals(inline_calls(graph_def))
+        if flat is graph_def:
+            break
+        graph_def = flat
+    return graph_def
 
 
 def node_digests(graph_def: Any) -> dict[str, str]:
@@ -191,6 +205,6 @@ def initialization_phases(captured: Captured) -> list[list[str]]:
 def variable_of_tensor(view: GraphView, variables: dict[str, CapturedVariable], tensor: str) -> str:
     """The variable op that a handle, reference or read stands for; empty when it is none."""
     node = split_tensor(tensor)[0]
-    while node not in variables and view.op(node) in ("Identity", "ReadVariableOp") and view.inputs(node):
+    while node not in variables and view.op(node) in _PASSES and view.inputs(node):
         node = split_tensor(view.inputs(node)[0])[0]
     return node if node in variables else ""

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parallax.analysis.capture import Captured, CapturedVariable
+from parallax.analysis.equal_ids import lookup_edges
 from parallax.analysis.gradients import RECORDED, find_gradients, followed_variable, gradient_updates, written_variable
 from parallax.analysis.propagate import propagate
-from parallax.analysis.update_ops import LOOKUPS, state_op
+from parallax.analysis.update_ops import state_op
 from parallax.analysis.walk import NoRule
 from parallax.decisions import Decisions
 from parallax.errors import GraphError
@@ -207,22 +208,12 @@ def _is_counted(captured: Captured, variable: str) -> bool:
 
 def _lookups(case: _Case, ops: list[str]) -> list[tuple[str, str]]:
     """(gather node, its ids) of the gathers that training runs on these variable ops."""
-    view, found = case.captured.view, []
+    view = case.captured.view
+    found = []
     for op in ops:
-        readers = [
-            op,
-            *(e.node for e in view.consumers(f"{op}:0") if view.op(e.node) in ("Identity", "ReadVariableOp")),
-        ]
-        for reader in readers:
-            for edge in view.consumers(f"{reader}:0"):
-                gathers = view.op(edge.node) in LOOKUPS
-                if (
-                    gathers
-                    and edge.slot == 0
-                    and edge.node in case.training
-                    and edge.node not in case.updates_of.get(op, ())
-                ):
-                    found.append((edge.node, view.inputs(edge.node)[1]))
+        for edge in lookup_edges(view, op):
+            if edge.node in case.training and edge.node not in case.updates_of.get(op, ()):
+                found.append((edge.node, view.inputs(edge.node)[edge.slot]))
     return list(dict.fromkeys(found))
 
 

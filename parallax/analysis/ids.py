@@ -10,8 +10,8 @@ import numpy as np
 
 from parallax.analysis.capture import Captured, variable_of_tensor
 from parallax.analysis.measure import Asked, asked_of, table_profile
-from parallax.analysis.rules import frame_depth
 from parallax.analysis.update_ops import state_op
+from parallax.control_flow import branches_of
 from parallax.errors import GraphError
 from parallax.graph_view import GraphView, split_tensor
 from parallax.profiles import TableProfile
@@ -135,13 +135,10 @@ def fetchable(captured: Captured, tables: Sequence[TableIds]) -> tuple[tuple[Tab
 
     What is inside an old-style loop or conditional has no value, or many, by the end of a run.
     """
-    view, depth = captured.view, dict[str, int]()
-    for node in view.topological_order():
-        depth[node] = frame_depth(view, depth, node)
-    reasons = {}
+    branches, reasons = branches_of(captured.view), {}
     for table in tables:
         for one in table.tensors:
-            if depth[split_tensor(one.tensor)[0]]:
+            if branches[split_tensor(one.tensor)[0]]:
                 reasons[table.name] = f"its lookup {one.lookup} is inside a loop or conditional"
     return tuple(table for table in tables if table.name not in reasons), reasons
 

@@ -2,91 +2,83 @@
 
 The rows of IndexedSlices come in pieces, one for each lookup, and what the one process would have depends on the ids:
 - `joined`: ids of the batch; the one process has all workers' rows, one after the other.
-- `unique`: ids that the forward pass had merged (embedding_lookup_sparse does); the one process has every row once, so
-  rows of several workers are merged before anything else sees them.
+- `unique`: ids that the forward pass had merged, as embedding_lookup_sparse does (unique_ids.py); the one process has
+  every row once, so rows of several workers are merged before anything else sees them.
 - `shared`: the same ids on all workers whatever the batch (positions, equal samples); the one process has these rows
-  once, each worker a part of their sum.
+  once, each worker a part of their sum (equal_ids.py).
+- `unknown`: ids that are the same on all workers, and it cannot be seen how many of them a larger batch has.
 """
 
 from __future__ import annotations
 
+from parallax.analysis.batch_axis import BatchAxes
+from parallax.analysis.equal_ids import forward_nodes, kind_of_equal_ids, lookup_edges
 from parallax.analysis.states import SAME, State
+from parallax.analysis.unique_ids import UniqueIds, root
 from parallax.analysis.walk import Merge, NoRule, Walk
 from parallax.decisions import Keep, Piece, Scale, SharedRows
 from parallax.errors import GraphError
 from parallax.graph_view import Edge, GraphView, split_tensor
 from parallax.spec import GradientSource
 
-_KEEPS_IDS = ("Identity", "Reshape", "Cast", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient")
-_OF_UNIQUE = (
-    *_KEEPS_IDS,
-    "DynamicPartition",
-    "FloorDiv",
-    "FloorMod",
-    "Add",
-    "AddV2",
-    "Sub",
-    "Mul",
-    "Minimum",
-    "Maximum",
-)
 _TAKES_MERGED = ("UnsortedSegmentSum", "ScatterAdd", "ScatterSub", "ResourceScatterAdd", "ResourceScatterSub")
+"""Ops that add rows up by number: what the one process has does not depend on how often a row comes in parts."""
 
 Kinds = dict[str, tuple[Piece, ...]]
 """Values tensor -> the pieces of its rows."""
 
 
-def root(view: GraphView, tensor: str) -> str:
-    """The tensor behind ops that leave ids and their order alone."""
-    while True:
-        node, number = split_tensor(tensor)
-        if view.op(node) in _KEEPS_IDS:
-            tensor = view.inputs(node)[0]
-        elif view.op(node) == "IdentityN":
-            tensor = view.inputs(node)[number]
-        else:
-            return tensor
-
-
 def concatenated(view: GraphView, tensor: str) -> list[str]:
-    """What a tensor was put together from along its rows; empty when it was not."""
+    """What a tensor was put together from, one after the other along its rows; empty when it was not."""
     node = split_tensor(tensor)[0]
     inputs = list(view.inputs(node))
-    return {"ConcatV2": inputs[:-1], "Concat": inputs[1:]}.get(view.op(node), [])
-
-
-def merged_ids(view: GraphView, tensor: str) -> str:
-    """The ids whose merged and sorted form a gradient of SparseSegmentSum and its like gives; empty for others."""
-    node, number = split_tensor(tensor)
-    grad = view.op(node).startswith("SparseSegment") and view.op(node).endswith("GradV2") and number == 1
-    return root(view, view.inputs(node)[1]) if grad else ""
+    pieces, axis = {"ConcatV2": (inputs[:-1], inputs[-1:]), "Concat": (inputs[1:], inputs[:1])}.get(
+        view.op(node), ([], [])
+    )
+    place, shape = view.constant(axis[0]) if axis else None, view.shape(tensor)
+    if place is None or int(place) not in ((0,) if shape is None else (0, -len(shape))):
+        return []
+    return pieces
 
 
 def piece_kinds(walk: Walk) -> Kinds:
     """The kinds that a finished walk found: they need the states of the ids."""
-    return {s.values: tuple(_pieces(walk, s.indices)) for s in walk.sources if s.indices is not None}
+    if not any(s.indices for s in walk.sources):
+        return {}
+    look = _Look(walk)
+    return {s.values: tuple(_pieces(look, s)) for s in walk.sources if s.indices is not None}
 
 
-def _pieces(walk: Walk, indices: str) -> list[Piece]:
-    waiting, found = [indices], []
+class _Look:
+    """What pieces are judged by."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+        self.axes = BatchAxes(walk.view, walk.states)
+        self.unique = UniqueIds(walk.view, lambda tensor: walk.states[tensor].kind in ("same", "fed"))
+        self.forward = forward_nodes(walk.view, [inner for _, inner in walk.captured.records])
+
+
+def _pieces(look: _Look, source: GradientSource) -> list[Piece]:
+    walk, waiting, found = look.walk, [source.indices or ""], []
     while waiting:
         tensor = root(walk.view, waiting.pop(0))
         parts = concatenated(walk.view, tensor)
         if walk.states[tensor] == SAME:
-            found.append(Piece(tensor, "shared"))
+            found.append(_of_equal_ids(look, source.part, tensor))
         elif parts:
             waiting = [*parts, *waiting]
         else:
-            found.append(Piece(tensor, "unique" if _is_unique(walk.view, tensor) else "joined"))
+            key = look.unique.key(tensor)
+            found.append(Piece(tensor, "joined") if key is None else Piece(tensor, "unique", key * (key != tensor)))
     return found
 
 
-def _is_unique(view: GraphView, tensor: str) -> bool:
-    while view.op(split_tensor(tensor)[0]) in _OF_UNIQUE:
-        tensor = view.inputs(split_tensor(tensor)[0])[0]
-    node, number = split_tensor(tensor)
-    unique = view.op(node) in ("Unique", "UniqueV2", "UniqueWithCounts") and number == 0
-    return unique or bool(merged_ids(view, tensor))
+def _of_equal_ids(look: _Look, part: str, ids: str) -> Piece:
+    view = look.walk.view
+    gathers = [edge.node for edge in lookup_edges(view, part) if root(view, view.inputs(edge.node)[edge.slot]) == ids]
+    kind = kind_of_equal_ids(look.axes, ids, gathers, look.forward)
+    return Piece(ids, kind) if kind in ("shared", "joined") else Piece(ids, "unknown", kind)
 
 
 def mark(walk: Walk) -> None:
@@ -101,6 +93,8 @@ def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
     pieces = walk.kinds.get(source.values, ())
     kinds = {piece.kind for piece in pieces}
     processed = any(walk.view.op(e.node) not in _TAKES_MERGED for e in value_edges)
+    if processed:
+        _check_pieces(walk, source, pieces)
     walk.pairs[(indices,)] = (source.values,)
     walk.part_of_token[source.values] = walk.part_of_token[indices] = source.part
     if value_edges and not any(s.tensor == source.values for s in walk.scales):
@@ -120,6 +114,20 @@ def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
         walk.shared_rows.append(SharedRows(source.values, tuple(value_edges), pieces))
     for edges, tensor, state in ((value_edges, source.values, states[0]), (index_edges, indices, states[1])):
         walk.marked.update({(tensor, e.node): state for e in edges})
+
+
+def _check_pieces(walk: Walk, source: GradientSource, pieces: tuple[Piece, ...]) -> None:
+    """What looks at single rows must find those of the one process."""
+    for piece in pieces:
+        if piece.kind == "unknown":
+            raise NoRule(
+                source.part,
+                f"its rows at {piece.ids!r} are the same in every batch, and at {piece.of!r} it cannot be seen whether "
+                "a larger batch has them once or for each example; leave the batch dimension of the placeholders open "
+                "(None)",
+            )
+        if piece.kind == "unique" and piece.of and walk.routes.get(source.part) != "raw":
+            raise NoRule(source.part, f"its row numbers {piece.ids!r} may be equal for distinct ids {piece.of!r}")
 
 
 def keeps_of(walk: Walk) -> tuple[Keep, ...]:

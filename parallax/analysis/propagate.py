@@ -12,10 +12,12 @@ from dataclasses import replace
 
 from parallax.analysis import rules
 from parallax.analysis.capture import Captured
+from parallax.analysis.functions import functions_of
 from parallax.analysis.gradients import gradient_updates
 from parallax.analysis.marking import Kinds, keeps_of, mark, piece_kinds
 from parallax.analysis.owned import owned_nodes
 from parallax.analysis.walk import Walk
+from parallax.control_flow import branches_of
 from parallax.decisions import (
     Broadcast,
     Collect,
@@ -59,7 +61,8 @@ def propagate(
     tables = {part: _table(captured, part, placed.get(part, Placement())) for part in sorted(spread | placed.keys())}
     updates = gradient_updates(captured, sources)
     initializers = {v.initializer for v in captured.variables.values() if v.initializer}
-    order = captured.view.topological_order()
+    order, branches = captured.view.topological_order(), branches_of(captured.view)
+    functions = functions_of(captured.view, lambda op: rules.differs(op, equal_randomness))
     table_of, own = {part: part for part in tables}, set[str]()
     kinds: Kinds = {}
     dense_sources: dict[str, list[GradientSource]] = {}
@@ -81,6 +84,8 @@ def propagate(
             dense_sources=dense_sources,
             kinds=kinds,
             equal_randomness=equal_randomness,
+            branches=branches,
+            functions=functions,
         )
         mark(walk)
         for node in order:

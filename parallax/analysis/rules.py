@@ -6,16 +6,18 @@ Rules for tensors along rows are in rules_rows.py, rules for what writes state i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from parallax.analysis import rules_rows, rules_state
 from parallax.analysis.capture import Captured, variable_of_tensor
-from parallax.analysis.marking import concatenated, merged_ids, root
+from parallax.analysis.functions import is_stateful
+from parallax.analysis.marking import concatenated
 from parallax.analysis.states import BATCH, LOCAL, PLAIN, SAME, State, worst
-from parallax.analysis.update_ops import op_definition, state_op
+from parallax.analysis.unique_ids import merged_ids, root
+from parallax.analysis.update_ops import state_op
 from parallax.analysis.walk import Merge, NoRule, Walk, part_of, set_handle
+from parallax.control_flow import MERGES, SWITCHES, Branch, Branches, is_loop_merge, predicate_of
 from parallax.decisions import AllReduce, Scatter
-from parallax.graph_view import Edge, GraphView, split_tensor
+from parallax.graph_view import Edge, split_tensor
 from parallax.shard import SHARD_ID, mark_of
 from parallax.spec import GradientSource
 
@@ -24,15 +26,35 @@ _RANDOM = re.compile(
 )
 _PLACEHOLDERS = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
 _STRING = 7  # types.proto
+_RESTORES = ("RestoreV2", "Restore", "RestoreSlice")
+_TABLES = ("HashTable", "HashTableV2")
 VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _SAME_STATEFUL = frozenset(
     """
     Assert Print PrintV2 NoOp HashTable HashTableV2 InitializeTableV2 InitializeTableFromTextFileV2 LookupTableFindV2
     LookupTableSizeV2 TensorArrayV3 TensorListReserve StackV2 VarIsInitializedOp IsVariableInitialized RestoreV2 SaveV2
-    MergeV2Checkpoints ShardedFilename If While Case ReadFile MatchingFiles
+    MergeV2Checkpoints ShardedFilename ReadVariableOp ResourceGather ResourceGatherNd VariableShape
     """.split()
 )
-"""Ops that TensorFlow calls stateful and that give all workers the same for the same inputs."""
+"""Ops that TensorFlow calls stateful and that give all workers the same for the same inputs.
+
+Condition: what they read is one of their inputs (a variable, whose own state counts), is written once and alike (a
+lookup table that an op of the same list fills: a mutable one is not among them), or is a handle. Files that they name
+must be the same on all machines: those of vocabularies and checkpoints. What a TensorArray holds comes out through the
+flow that its reads take; what a stack holds does not, so StackPopV2 is not among them. Ops that call functions are as
+these are (functions.py).
+"""
+_READS_FILES = ("ReadFile", "MatchingFiles", "WholeFileReaderV2", "ReaderReadV2")
+"""Each worker reads its own file, whatever its name: data, but for initial values."""
+_READS_DATASETS = ("ReduceDataset", "DatasetToSingleElement", "DatasetToGraph", "DatasetToGraphV2")
+"""A dataset may draw or read what differs, which its handle does not show."""
+
+
+def differs(op: str, equal_randomness: bool) -> bool:
+    """Whether an op may give every worker something else for the same inputs."""
+    if is_random(op):
+        return not equal_randomness
+    return op in _READS_FILES or op in _READS_DATASETS or (is_stateful(op) and op not in _SAME_STATEFUL)
 
 
 def is_random(op: str) -> bool:
@@ -47,18 +69,21 @@ def shared_variables(captured: Captured, sources: tuple[GradientSource, ...], up
         inputs = captured.view.inputs(node)
         state = state_op(captured.view.op(node), len(inputs))
         for slot in state.state if state is not None else ():
-            shared.add(split_tensor(inputs[slot])[0])
+            shared.add(variable_of_tensor(captured.view, captured.variables, inputs[slot]))
     return shared & captured.variables.keys()
 
 
 def visit(walk: Walk, node: str) -> None:
     """Gives the outputs of a node their states and records what must be changed at its inputs."""
     op = walk.view.op(node)
-    walk.depth[node] = frame_depth(walk.view, walk.depth, node)
     if op in VARIABLES and node in walk.captured.variables:
         set_handle(walk, node, node)
     elif op in _PLACEHOLDERS:
         walk.set_all(node, _placeholder(walk, node))
+    elif op in _RESTORES:
+        walk.set_all(node, SAME)  # a checkpoint is one for all workers, whatever path leads to it
+    elif op in _TABLES:
+        walk.set_all(node, _lookup_table(walk, node))
     elif not rules_state.visit(walk, node, op) and not rules_rows.visit(walk, node, op):
         _inherit(walk, node, op)
     _all_reduce_gradient(walk, node)
@@ -100,11 +125,20 @@ def _placeholder(walk: Walk, node: str) -> State:
     if mark:
         return LOCAL if mark == SHARD_ID else SAME
     shape = walk.view.shape(f"{node}:0")
-    if shape == () and walk.view.nodes[node].attr["dtype"].type == _STRING:
-        return SAME  # the name of a file
+    if walk.view.nodes[node].attr["dtype"].type == _STRING:
+        return BATCH  # a path, or a serialized example: it leads to data
     if shape == () or (shape is None and _only_hyperparameter(walk, node)):
         return State("fed", (node,))
     return BATCH
+
+
+def _lookup_table(walk: Walk, node: str) -> State:
+    """A table of keys and values is the same where what fills it is no data of a worker."""
+    view = walk.view
+    fillers = [e.node for e in view.consumers(f"{node}:0") if view.op(e.node).startswith("InitializeTable")]
+    needed = view.ancestors(fillers) - {node, *fillers}
+    fed = any(view.op(name) in _PLACEHOLDERS or differs(view.op(name), False) for name in needed)
+    return LOCAL if fed else SAME
 
 
 def _only_hyperparameter(walk: Walk, node: str) -> bool:
@@ -124,12 +158,11 @@ def _only_hyperparameter(walk: Walk, node: str) -> bool:
 def _inherit(walk: Walk, node: str, op: str) -> None:
     """The result is as its worst input; row states that no rule took are read whole or become opaque."""
     states = [_plain(walk, node, slot) for slot in range(len(walk.view.inputs(node)))]
-    definition = op_definition(op)
-    stateful = definition is not None and definition.is_stateful and op not in _SAME_STATEFUL
-    if op in ("NextIteration", "RefNextIteration") or is_random(op) or stateful:
-        known = is_random(op) and (walk.equal_randomness or node in walk.initial)
-        states.append(SAME if known else LOCAL)
-    if op in ("Merge", "RefMerge") and _is_loop(walk.view, node):
+    if op in ("NextIteration", "RefNextIteration") or (op in MERGES and is_loop_merge(walk.view, node)):
+        states.append(LOCAL)
+    elif op in MERGES:  # constants of a branch do not show in their inputs when the branch is taken
+        states.append(walk.condition(_left(walk, node)))
+    elif _differs(walk, node, op):
         states.append(LOCAL)
     walk.set_all(node, worst(states))
     if op.endswith("CandidateSampler"):  # what is sampled, and how often to expect it, does not depend on the labels
@@ -137,8 +170,24 @@ def _inherit(walk: Walk, node: str, op: str) -> None:
             walk.states[f"{node}:{number}"] = worst(states[len(walk.view.inputs(node)) :])
 
 
-def _is_loop(view: GraphView, node: str) -> bool:
-    return any(view.op(split_tensor(t)[0]).endswith("NextIteration") for t in view.inputs(node))
+def _differs(walk: Walk, node: str, op: str) -> bool:
+    called = walk.functions.of_node(walk.view.nodes[node])
+    if called:
+        return any(walk.functions.differing_op(name) for name in called)
+    if node in walk.initial and (is_random(op) or op in _READS_FILES):
+        return False  # one seed for all; and worker 0's value counts in the end
+    return differs(op, walk.equal_randomness)
+
+
+def _left(walk: Walk, merge: str) -> Branches:
+    """The branches that a Merge puts together again."""
+    view, here, found = walk.view, len(walk.branches[merge]), list[Branch]()
+    for tensor in view.inputs(merge):
+        node = split_tensor(tensor)[0]
+        found += walk.branches[node][here:]
+        if view.op(node) in SWITCHES:
+            found.append(Branch(predicate_of(view, node), 0))
+    return tuple(dict.fromkeys(found))
 
 
 def _plain(walk: Walk, node: str, slot: int) -> State:
@@ -183,20 +232,3 @@ def _all_reduce_gradient(walk: Walk, node: str) -> None:
             else:
                 walk.scatters.append(Scatter(tensor, edges, source.part))
             walk.marked.update({(tensor, e.node): state for e in edges})
-
-
-def frame_depth(view: GraphView, depth: Mapping[str, int], node: str) -> int:
-    """How many old-style conditionals or loops a node is inside of; collectives must not run there.
-
-    Args:
-        view: the graph.
-        depth: of the nodes before it, in topological order.
-        node: which.
-    """
-    op = view.op(node)
-    deepest = max((depth.get(split_tensor(t)[0], 0) for t in view.inputs(node)), default=0)
-    if op in ("Switch", "RefSwitch", "Enter", "RefEnter"):
-        return deepest + 1
-    if op in ("Exit", "RefExit"):
-        return max(0, deepest - 2)  # the loop's Enter and its Switch
-    return max(0, deepest - 1) if op in ("Merge", "RefMerge") and not _is_loop(view, node) else deepest

@@ -1,14 +1,51 @@
-"""Rules for conditionals around initial values: `the variable if it is initialized, else its initial value`."""
+"""Rules for conditionals and loops: what goes into a branch and comes out of it.
+
+A conditional of the old style, or one that lower.py has made of an If, passes gradient rows and variables through its
+Switch and Merge. All workers must enter the branch or none, wherever something is exchanged or written there. Around
+initial values a conditional asks `the variable if it is initialized, else its initial value`.
+"""
 
 from __future__ import annotations
 
-from parallax.analysis.states import SAME, State
+from parallax.analysis.states import PLAIN, SAME, State
 from parallax.analysis.walk import NoRule, Walk, read_value, server_table
-from parallax.graph_view import Edge
+from parallax.control_flow import Branch, is_loop_merge, predicate_of
+from parallax.graph_view import Edge, split_tensor
+
+_RESOURCE = 20  # types.proto
 
 
 def switch(walk: Walk, node: str, states: list[State]) -> bool:
-    """Conditionals of initial values only: the branches keep the rows."""
+    """A branch has what the conditional has: a variable, gradient rows, local rows."""
+    if _keeps_rows_of_initial_value(walk, node, states):
+        return True
+    if states[0].kind == "handle" and _is_variable(walk, f"{node}:0"):
+        walk.set_all(node, states[0])
+        return True
+    state = read_value(walk, states[0])
+    if state.kind in PLAIN:
+        return False
+    if not walk.agrees((*walk.branches[node], Branch(predicate_of(walk.view, node), 1))):
+        return False
+    walk.set_all(node, state)
+    return True
+
+
+def passed_on(walk: Walk, node: str, states: list[State]) -> bool:
+    """Ops that give a variable on, into a loop or under another name; its value is decided elsewhere."""
+    if not states or states[0].kind != "handle" or not _is_variable(walk, f"{node}:0"):
+        return False
+    walk.set_all(node, states[0])
+    return True
+
+
+def _is_variable(walk: Walk, tensor: str) -> bool:
+    """Whether a tensor is a handle or a reference, and not a value."""
+    node = split_tensor(tensor)[0]
+    return walk.view.op(node).startswith("Ref") or walk.view.dtype(tensor) == _RESOURCE
+
+
+def _keeps_rows_of_initial_value(walk: Walk, node: str, states: list[State]) -> bool:
     state = read_value(walk, states[0])
     # TensorFlow leaves switches of references behind that no initial value uses any more.
     inside = node in walk.initial or walk.view.op(node) == "RefSwitch"
@@ -20,7 +57,11 @@ def switch(walk: Walk, node: str, states: list[State]) -> bool:
 
 
 def merge(walk: Walk, node: str, states: list[State]) -> bool:
-    """Where the branches join, a whole value is cut to local rows."""
+    """What all branches have alike; of an initial value, a whole one is cut to local rows."""
+    if is_loop_merge(walk.view, node):
+        return passed_on(walk, node, states)
+    if len(set(states)) == 1 and states[0].kind not in PLAIN:
+        return _alike(walk, node, states[0])
     rows = {s for s in states if s.kind == "rows"}
     if len(rows) != 1 or node in walk.training or not all(s == SAME or s in rows for s in states):
         return False
@@ -30,6 +71,17 @@ def merge(walk: Walk, node: str, states: list[State]) -> bool:
             walk.slice_rows(state.key[0], Edge(node, slot))
     walk.states[f"{node}:0"] = state
     walk.states[f"{node}:1"] = SAME
+    return True
+
+
+def _alike(walk: Walk, node: str, state: State) -> bool:
+    if state.kind == "handle" and not _is_variable(walk, f"{node}:0"):
+        return False
+    taken = walk.branches[split_tensor(walk.view.inputs(node)[0])[0]]
+    if state.kind != "handle" and not walk.agrees(taken):
+        return False
+    walk.states[f"{node}:0"] = state
+    walk.states[f"{node}:1"] = walk.condition(taken)
     return True
 
 

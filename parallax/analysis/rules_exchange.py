@@ -26,7 +26,7 @@ def gather(walk: Walk, node: str, states: list[State]) -> bool:
         return True
     if ids.kind not in (*PLAIN, "indices"):
         return False
-    if walk.depth[node]:
+    if walk.branches[node]:
         raise NoRule(params.key[0], f"lookup {node!r} is inside a conditional or loop, which not all workers may enter")
     walk.lookups.append(Lookup(node, params.key[0]))
     walk.set_all(node, _aligned_with(walk, ids) if ids.kind == "indices" else worst([ids]))
@@ -36,7 +36,7 @@ def gather(walk: Walk, node: str, states: list[State]) -> bool:
 def segments(walk: Walk, node: str, states: list[State]) -> bool:
     """A lookup that adds rows up by segment, as embedding_lookup_sparse makes it on reference variables."""
     params = read_value(walk, states[0])
-    if params.kind != "rows" or walk.depth[node] or any(s.kind not in PLAIN for s in states[1:]):
+    if params.kind != "rows" or walk.branches[node] or any(s.kind not in PLAIN for s in states[1:]):
         return False
     walk.lookups.append(Lookup(node, params.key[0], combines=True))
     walk.set_all(node, worst(states[1:]))

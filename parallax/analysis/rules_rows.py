@@ -8,20 +8,14 @@ from __future__ import annotations
 import math
 
 from parallax.analysis import rules_branches, rules_exchange
+from parallax.analysis.op_lists import ELEMENTWISE
 from parallax.analysis.states import ALONG_ROWS, PLAIN, SAME, State
 from parallax.analysis.update_ops import SEGMENT_LOOKUPS
 from parallax.analysis.walk import Walk, part_of, read_value, sum_of_parts
 from parallax.decisions import AlikeRows, WholeShape
 from parallax.graph_view import Edge, split_tensor
 
-_ELEMENTWISE = frozenset(
-    """
-    Neg Mul MulNoNan Add AddV2 Sub RealDiv Div DivNoNan FloorDiv Maximum Minimum Square Sqrt Rsqrt Abs Sign Exp Log
-    Log1p Pow Select SelectV2 Greater Less GreaterEqual LessEqual Equal NotEqual LogicalAnd LogicalOr LogicalNot
-    IsFinite IsNan IsInf StopGradient Cast ClipByValue Tanh Sigmoid Reciprocal Inv ZerosLike OnesLike
-    SquaredDifference AddN Snapshot CheckNumerics PreventGradient Identity Print Softsign
-    """.split()
-)
+_PASS_ON = ("Identity", "RefIdentity", "Enter", "RefEnter", "NextIteration", "RefNextIteration", "Exit", "RefExit")
 _REDUCTIONS = {"Sum": "sum", "Max": "max", "Min": "min", "Mean": "rows_mean", "All": "min", "Any": "max"}
 
 
@@ -37,7 +31,7 @@ def visit(walk: Walk, node: str, op: str) -> bool:
     rule = _RULES.get(op)
     if rule is not None and rule(walk, node, states):
         return True
-    return op in _ELEMENTWISE and _elementwise(walk, node, states)
+    return op in ELEMENTWISE and _elementwise(walk, node, states)
 
 
 def _elementwise(walk: Walk, node: str, states: list[State]) -> bool:
@@ -98,7 +92,7 @@ def _reduction(walk: Walk, node: str, states: list[State]) -> bool:
     if not any(int(axis) % max(len(shape), 1) == 0 for axis in axes.reshape(-1)):
         walk.set_all(node, state)
         return True
-    if walk.depth[node]:
+    if not walk.agrees(walk.branches[node]):
         return False
     kind = _REDUCTIONS[walk.view.op(node)]
     if kind != "sum" and set(state.key) & {s.tensor for s in walk.shared_rows}:
@@ -109,7 +103,7 @@ def _reduction(walk: Walk, node: str, states: list[State]) -> bool:
 
 def _l2_loss(walk: Walk, node: str, states: list[State]) -> bool:
     state = read_value(walk, states[0])
-    if state.kind not in ALONG_ROWS or walk.depth[node]:
+    if state.kind not in ALONG_ROWS or not walk.agrees(walk.branches[node]):
         return False
     sum_of_parts(walk, node, state, "sum")
     return True
@@ -215,7 +209,9 @@ _RULES = {
     "ConcatV2": _concat,
     "Switch": rules_branches.switch,
     "RefSwitch": rules_branches.switch,
+    **dict.fromkeys(_PASS_ON, rules_branches.passed_on),
     "Merge": rules_branches.merge,
+    "RefMerge": rules_branches.merge,
     "If": rules_branches.conditional,
     "StatelessIf": rules_branches.conditional,
 }

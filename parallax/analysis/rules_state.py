@@ -13,16 +13,20 @@ from parallax.decisions import Broadcast
 from parallax.errors import GraphError
 from parallax.graph_view import Edge, split_tensor
 
+_RESOURCE = 20  # types.proto
+
 
 def visit(walk: Walk, node: str, op: str) -> bool:
     """Checks and records what a state-writing op needs; False for every other op."""
     state = state_op(op, len(walk.view.inputs(node)))
     if state is None:
-        return False
+        return _written_in_functions(walk, node, op)
     handles = [walk.state_at(node, slot) for slot in state.state]
     if handles[0].kind != "handle":
+        _refuse_hidden_variables(walk, node, state)
         return False  # a queue, a hash table: no variable of the graph
     variables = [str(h.key[0]) for h in handles if h.kind == "handle"]
+    _check_condition(walk, node, variables)
     _hyperparameters(walk, node, state, variables)
     if state.kind == "unknown":
         _unknown(walk, node, state, variables[0])
@@ -32,6 +36,73 @@ def visit(walk: Walk, node: str, op: str) -> bool:
         _write_whole(walk, node, state, variables)
     set_handle(walk, node, variables[0])  # references come out as they went in
     return True
+
+
+def _condition(walk: Walk, node: str) -> State:
+    return walk.condition(walk.branches[node])
+
+
+def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
+    """Shared state is written by all workers or by none."""
+    branches, op = walk.branches[node], walk.view.op(node)
+    if not branches or node in walk.initial or not any(v in walk.shared or v in walk.table_of for v in variables):
+        return
+    if any(branch.is_loop for branch in branches):
+        raise GraphError(
+            f"A trained variable must be updated once in a step: {op} {node!r} writes {variables[0]!r} in a loop, "
+            "which each worker may run through another number of times. Update it after the loop."
+        )
+    _refuse_opaque(walk, walk.condition(branches))
+    for branch in branches:
+        if not walk.agrees((branch,)):
+            raise GraphError(
+                f"A trained variable must be updated by all workers or by none: {op} {node!r} writes {variables[0]!r} "
+                f"if {branch.predicate!r}, which depends on each worker's own batch. Compute the condition from "
+                "gradients, variables or counters, which are equal on all workers, or feed it as a scalar."
+            )
+    for variable in variables:
+        table = walk.tables.get(walk.table_of.get(variable, ""))
+        if table is not None and table.servers:
+            raise NoRule(table.op, f"{op} {node!r} writes it in a branch of a conditional")
+
+
+def _written_in_functions(walk: Walk, node: str, op: str) -> bool:
+    """A loop or another op whose functions write variables: right only where nothing differs between workers."""
+    slots = sorted(walk.functions.written_slots(walk.view.nodes[node]))
+    variables = [str(s.key[0]) for s in (walk.state_at(node, slot) for slot in slots) if s.kind == "handle"]
+    if not variables:
+        return False
+    inputs = [_value(walk, node, slot) for slot in range(len(walk.view.inputs(node)))]
+    drawn = [d for f in walk.functions.of_node(walk.view.nodes[node]) if (d := walk.functions.differing_op(f))]
+    for variable in variables:
+        if variable in walk.table_of:
+            raise NoRule(walk.table_of[variable], f"{op} {node!r} writes it in a function")
+    if not drawn and all(s in (SAME, State("handle", s.key)) for s in inputs) and not set(variables) & walk.own:
+        return False
+    trained = sorted(set(variables) & walk.shared)
+    if trained:
+        raise GraphError(
+            f"A trained variable must take its gradient, or what is equal on all workers: {op} {node!r} writes "
+            f"{trained[0]!r} in its body, and takes what depends on each worker's own batch. Update it outside of "
+            "loops and functions."
+        )
+    walk.new_own.update(variables)
+    return False
+
+
+def _refuse_hidden_variables(walk: Walk, node: str, state: StateOp) -> None:
+    """What writes a variable must say which: one that comes through an op without a rule would go unnoticed."""
+    view, waiting, seen = walk.view, [walk.view.inputs(node)[slot] for slot in state.state], set[str]()
+    while waiting:
+        name = split_tensor(waiting.pop())[0]
+        if name in walk.captured.variables:
+            raise GraphError(
+                f"An op must write a variable that can be told: {view.op(node)} {node!r} writes one that may be "
+                f"{name!r}, or another. Write each by an op of its own."
+            )
+        if name not in seen:
+            seen.add(name)
+            waiting += [t for t in view.inputs(name) if view.dtype(t) == _RESOURCE or view.op(name).startswith("Ref")]
 
 
 def _value(walk: Walk, node: str, slot: int) -> State:
@@ -108,7 +179,7 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
         _refuse_opaque(walk, value)
         if value.kind not in PLAIN:
             raise NoRule(part_of(walk, value), f"{walk.view.op(node)} {node!r} has no rule for its gradient rows")
-    if all(v == SAME for v in values) or node in walk.initializers:
+    if node in walk.initializers or (all(v == SAME for v in values) and _condition(walk, node) == SAME):
         return
     if state.kind == "assign" and values[0].kind == "batch" and not _reads_itself(walk, node, variables[0]):
         _take_worker_0(walk, node, Edge(node, state.value or 0), variables[0])
@@ -132,7 +203,7 @@ def _unknown(walk: Walk, node: str, state: StateOp, variable: str) -> None:
     for slot in state.others:
         value = walk.require_same(_value(walk, node, slot))
         _refuse_opaque(walk, value)
-        if value == SAME:
+        if value == SAME and _condition(walk, node) == SAME:
             continue
         if value.kind not in PLAIN:
             raise NoRule(part_of(walk, value), f"{op} {node!r} has no rule for its gradient rows")

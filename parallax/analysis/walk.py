@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from parallax.analysis.capture import Captured
-from parallax.analysis.states import LOCAL, SAME, State
+from parallax.analysis.functions import Functions
+from parallax.analysis.states import LOCAL, SAME, State, worst
+from parallax.control_flow import Branches
 from parallax.decisions import (
     AlikeRows,
     AllReduce,
@@ -63,6 +65,8 @@ class Walk:
         dense_sources: dense gradients, by tensor.
         kinds: the pieces of sparse gradients, as the walk before found them.
         equal_randomness: whether all workers draw the same random numbers.
+        branches: node -> the conditionals and loops that it is inside of.
+        functions: what functions write and draw.
     """
 
     captured: Captured
@@ -78,8 +82,9 @@ class Walk:
     dense_sources: dict[str, list[GradientSource]]
     kinds: dict[str, tuple[Piece, ...]]
     equal_randomness: bool
+    branches: dict[str, Branches]
+    functions: Functions
     states: dict[str, State] = field(default_factory=dict)
-    depth: dict[str, int] = field(default_factory=dict)
     marked: dict[tuple[str, str], State] = field(default_factory=dict)
     pairs: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
     part_of_token: dict[str, str] = field(default_factory=dict)
@@ -140,6 +145,14 @@ class Walk:
     def gather_rows(self, tensor: str, table: str, *edges: Edge) -> None:
         """The edges, and whoever fetches the tensor, get all rows of it."""
         self.gathers.setdefault(tensor, (table, []))[1].extend(edges)
+
+    def condition(self, branches: Branches) -> State:
+        """The state of whether branches are taken; how often a loop's body runs may differ between workers."""
+        return worst([LOCAL if b.is_loop else self.states.get(b.predicate, LOCAL) for b in branches])
+
+    def agrees(self, branches: Branches) -> bool:
+        """Whether all workers enter these branches or none; a fed predicate becomes worker 0's."""
+        return self.require_same(self.condition(branches)) == SAME
 
     def require_same(self, state: State) -> State:
         """What is fed becomes worker 0's value on all workers where shared state depends on it."""

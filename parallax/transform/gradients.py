@@ -144,8 +144,20 @@ def _as_one_process(editor: Editor, collect: Collect, values: Any, indices: Any)
             found.append((editor.together.add_gradients(rows), numbers))
         else:
             sent = _sent_to_all(editor, collect, rows, numbers)
-            found.append(merge_equal_rows(*sent) if piece.kind == "unique" else sent)
+            if piece.of:
+                found.append(_merged_by(all_gather(tf.reshape(editor.tensor(piece.of), [-1])), *sent))
+            else:
+                found.append(merge_equal_rows(*sent) if piece.kind == "unique" else sent)
     return tf.concat([v for v, _ in found], 0), tf.concat([tf.cast(i, indices.dtype) for _, i in found], 0)
+
+
+def _merged_by(keys: Any, values: Any, numbers: Any) -> tuple[Any, Any]:
+    """Rows of equal keys added up; (values, row numbers), one for each key."""
+    import tensorflow as tf
+
+    distinct, place = tf.unique(keys)
+    count = tf.size(distinct)
+    return tf.math.unsorted_segment_sum(values, place, count), tf.math.unsorted_segment_max(numbers, place, count)
 
 
 def _sent_to_all(editor: Editor, collect: Collect, values: Any, indices: Any) -> tuple[Any, Any]:

@@ -8,19 +8,21 @@ does not need of a fused exchange is fed with nothing (edit.Cut), so fusing neve
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from parallax.control_flow import Branches, branches_of
 from parallax.decisions import Decisions, Lookup, Push
 from parallax.graph_view import GraphView, split_tensor
 
 
 @dataclass(frozen=True, slots=True)
 class PushSite:
-    """Pushes that travel together: at one level, one of each table."""
+    """Pushes that travel together: at one level, one of each table, all in the same branches of conditionals."""
 
     level: int
     ordinal: int
+    branches: Branches = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def group(view: GraphView, decisions: Decisions) -> Groups:
     found: dict[tuple[Any, ...], list[Lookup]] = {}
     for lookup in decisions.lookups:
         table = tables[lookup.table]
-        used = tuple(sorted(used_by.get(lookup.node, ()), key=lambda s: (s.level, s.ordinal)))
+        used = tuple(sorted(used_by.get(lookup.node, ()), key=lambda s: (s.level, s.ordinal, s.branches)))
         waits = tuple(sorted(view.controls(lookup.node)))
         alone = table.op if table.servers else ""  # on servers there is nothing to share between tables
         key = (table.dtype, math.prod(table.row_shape), levels[lookup.node], waits, used, alone, table.pattern)
@@ -95,13 +97,14 @@ def _levels(view: GraphView, decisions: Decisions) -> dict[str, int]:
 
 def _sites(view: GraphView, decisions: Decisions, levels: dict[str, int]) -> tuple[PushSite, ...]:
     sites, taken = [], set()
+    branches = branches_of(view)
     for push in decisions.pushes:
         edges = (*push.values, *push.indices)
         before = [levels[split_tensor(view.inputs(e.node)[e.slot])[0]] for e in edges]
         before += [levels[node] for node in push.lookups]
-        site = PushSite(1 + max(before), 0)
+        site = PushSite(1 + max(before), 0, branches[edges[0].node])
         while (push.table, site) in taken:
-            site = PushSite(site.level, site.ordinal + 1)
+            site = replace(site, ordinal=site.ordinal + 1)
         taken.add((push.table, site))
         sites.append(site)
     return tuple(sites)

@@ -111,6 +111,68 @@ def positions(rows: int, mixed: bool) -> None:
     made.apply_gradients(zip(tf.clip_by_global_norm(gradients, 0.1)[0], variables, strict=True))
 
 
+def clipped(loss: Any, optimizer: Any = None, norm: float = 0.1) -> Any:
+    """A train op that clips by the global norm, which sees every single row."""
+    made = optimizer or v1.train.AdagradOptimizer(0.5)
+    gradients, variables = zip(*made.compute_gradients(loss), strict=True)
+    return made.apply_gradients(zip(tf.clip_by_global_norm(gradients, norm)[0], variables, strict=True))
+
+
+def tokens_in_front(rows: int, time_major: bool) -> Any:
+    """A constant token in front of every example's ids, as the input of a decoder has it; the batch is fixed."""
+    emb, x = table(), ids(rows, columns=3)
+    if time_major:
+        steps = tf.concat([tf.fill([1, rows], tf.constant(2, tf.int64)), tf.transpose(x)], 0)
+        h = tf.transpose(tf.nn.embedding_lookup(emb, steps), [1, 0, 2])
+    else:
+        h = tf.nn.embedding_lookup(emb, tf.concat([tf.fill([rows, 1], tf.constant(2, tf.int64)), x], 1))
+    return clipped(squared(dense(tf.reshape(tf.tanh(h), [rows, -1])), rows))
+
+
+def tokens_apart(rows: int) -> Any:
+    """The constant token is looked up by itself, and its row put before those of each example."""
+    emb, x = table(), ids(rows, columns=3)
+    first = tf.nn.embedding_lookup(emb, tf.fill([rows], 2))
+    h = tf.concat([tf.expand_dims(first, 1), tf.nn.embedding_lookup(emb, x)], 1)
+    return clipped(squared(dense(tf.reshape(tf.tanh(h), [rows, -1])), rows))
+
+
+def tiled_positions(rows: int, mixed: bool) -> Any:
+    """Positions tiled over the batch before they are looked up: each example has its own rows."""
+    emb, x = table(), ids(rows, columns=3)
+    place = tf.nn.embedding_lookup(emb if mixed else table("place", (5, WIDTH)), tf.tile([[0, 1, 2]], [rows, 1]))
+    return clipped(squared(dense(tf.reshape(tf.tanh(tf.nn.embedding_lookup(emb, x) + place), [rows, -1])), rows))
+
+
+def places_of_rows(rows: int) -> Any:
+    """Positions looked up once and tiled afterwards, in a batch as long as there are positions."""
+    emb, x = table(), tf.concat([ids(rows, columns=3)] * 2, 1)
+    place = tf.tile(tf.expand_dims(tf.nn.embedding_lookup(table("place", (6, WIDTH)), tf.range(6)), 0), [rows, 1, 1])
+    return clipped(squared(dense(tf.reshape(tf.tanh(tf.nn.embedding_lookup(emb, x) + place), [rows, -1])), rows))
+
+
+def merged_ids(rows: int, change: Callable[[Any], Any]) -> Any:
+    """Ids made unique and changed before the lookup, and rows given back to the examples; clipped."""
+    emb, x = table(), ids(rows)
+    seen, place = tf.unique(tf.concat([tf.constant([0], tf.int64), x], 0))  # the id of padding comes first
+    chosen = change(seen)
+    rows_of = tf.nn.embedding_lookup(emb, chosen)
+    missing = tf.zeros([tf.size(seen) - tf.size(chosen), WIDTH])
+    if chosen is not seen and chosen.shape.rank == 1:
+        rows_of = tf.concat([missing, rows_of], 0)
+    h = tf.gather(rows_of, place[1:])
+    return clipped(squared(dense(tf.reshape(h, [rows, WIDTH])), rows))
+
+
+def sorted_ids(rows: int, by_place: bool) -> Any:
+    """Ids made unique and sorted; each example finds its row by search."""
+    emb, x = table(), ids(rows)
+    seen = tf.unique(x)[0]
+    ordered = tf.gather(seen, tf.argsort(seen)) if by_place else tf.sort(seen)
+    h = tf.gather(tf.nn.embedding_lookup(emb, ordered), tf.searchsorted(ordered, x))
+    return clipped(squared(dense(tf.reshape(h, [rows, WIDTH])), rows))
+
+
 def bags_and_rows(rows: int) -> None:
     """Rows of a bag and rows of ids on one table, clipped by the global norm."""
     emb, x = table(), ids(rows, columns=3)
@@ -395,6 +457,18 @@ MODELS: dict[str, Callable[[int], Any]] = {
     "bags and rows": bags_and_rows,
     "positions": lambda rows: positions(rows, False),
     "positions, mixed": lambda rows: positions(rows, True),
+    "tokens in front": lambda rows: tokens_in_front(rows, False),
+    "tokens in front, time major": lambda rows: tokens_in_front(rows, True),
+    "tokens apart": tokens_apart,
+    "tiled positions": lambda rows: tiled_positions(rows, False),
+    "tiled positions, mixed": lambda rows: tiled_positions(rows, True),
+    "tiled rows of positions": places_of_rows,
+    "unique, buckets": lambda rows: merged_ids(rows, lambda u: u % 4),
+    "unique, shifted": lambda rows: merged_ids(rows, lambda u: u + 0),
+    "unique, cut": lambda rows: merged_ids(rows, lambda u: u[1:]),
+    "unique, masked": lambda rows: merged_ids(rows, lambda u: tf.boolean_mask(u, u > 0)),
+    "unique, sorted": lambda rows: sorted_ids(rows, False),
+    "unique, sorted by place": lambda rows: sorted_ids(rows, True),
     "sampled softmax": lambda rows: sampled(rows, v1.nn.sampled_softmax_loss),
     "nce": lambda rows: sampled(rows, v1.nn.nce_loss),
     "partitioned, mod": lambda rows: partitioned(rows, 3, "mod"),
