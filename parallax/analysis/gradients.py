@@ -8,7 +8,7 @@ op. Each source says how it was found.
 from __future__ import annotations
 
 from parallax.analysis.capture import Captured, variable_of_tensor
-from parallax.analysis.update_ops import StateOp, state_op
+from parallax.analysis.update_ops import ADDITIVE_SCATTERS, StateOp, state_op
 from parallax.graph_view import Edge, GraphView, split_tensor
 from parallax.spec import GradientSource
 
@@ -21,11 +21,19 @@ def find_gradients(captured: Captured) -> tuple[GradientSource, ...]:
     reached = _reached_by(captured.view, sources)
     recorded = {s.part for s in sources}
     autodiff = _autodiff_ops(captured.view)
+    updates = {}
     for node in captured.view.nodes:
         state = _gradient_update(captured, node)
-        if state is None or (node in reached and _trained(captured, _written(captured, node, state)) in recorded):
+        if state is not None:
+            updates[node] = (state, _trained(captured, _written(captured, node, state)))
+    accounted = {part for node, (_, part) in updates.items() if node in reached and part in recorded}
+    for node, (state, part) in updates.items():
+        if node in reached and part in recorded:
             continue
-        sources += _from_update(captured, node, state, autodiff)
+        found = _from_update(captured, node, state, autodiff)
+        # Beside an update from the recorded gradient, only an optimizer takes another one, which autodiff has made.
+        if part not in accounted or (state.kind == "apply" and found[0].found_by == NAME_SCOPE):
+            sources += found
     return tuple(dict.fromkeys(sources))
 
 
@@ -86,9 +94,15 @@ def _reads_after(view: GraphView, node: str) -> list[str]:
 
 
 def _gradient_update(captured: Captured, node: str) -> StateOp | None:
-    """The description of an optimizer's update of a trainable variable or its slot; None for all else."""
-    state = state_op(captured.view.op(node), len(captured.view.inputs(node)))
+    """The description of an optimizer's update of a trainable variable or its slot; None for all else.
+
+    Rows that are scattered are a gradient's only where they are added: an update or a product writes other values.
+    """
+    op = captured.view.op(node)
+    state = state_op(op, len(captured.view.inputs(node)))
     if state is None or state.kind not in ("apply", "scatter") or state.value is None:
+        return None
+    if state.kind == "scatter" and op not in ADDITIVE_SCATTERS:
         return None
     return state if _trained(captured, _written(captured, node, state)) else None
 
