@@ -51,23 +51,15 @@ def gradient_updates(captured: Captured, sources: tuple[GradientSource, ...]) ->
 
 def _recorded(captured: Captured) -> list[GradientSource]:
     view, sources = captured.view, []
-    for record, inner in captured.records:
-        for target, values, indices in record.pairs:
-            if split_tensor(target)[0] not in view.nodes:
-                continue
+    for record in captured.records:
+        for target, values, indices in record.gradients:
             part = variable_of_tensor(view, captured.variables, target)
             if not part:
                 continue
             takers = [edge.node for t in (values, indices) if t for edge in view.consumers(t)]
-            outside = tuple(dict.fromkeys(n for n in takers if not _within(n, inner)))
+            outside = tuple(dict.fromkeys(n for n in takers if n not in record.ops))
             sources.append(GradientSource(part, values, indices, outside, RECORDED))
     return sources
-
-
-def _within(node: str, names: frozenset[str]) -> bool:
-    """Whether a node, or the call that it was inlined from, is among the names."""
-    parts = node.split("/")
-    return any("/".join(parts[:i]) in names for i in range(len(parts), 0, -1))
 
 
 def _reached_by(view: GraphView, sources: list[GradientSource]) -> set[str]:
