@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from parallax.analysis import record
-from parallax.analysis.inline import inline_calls
+from parallax.analysis.inline import Call, inline_calls
 from parallax.analysis.lower import lower_conditionals
+from parallax.analysis.recorded import Hidden, Record, records_in
 from parallax.graph_view import GraphView, split_tensor
 from parallax.spec import Part
 
@@ -54,13 +54,15 @@ class Captured:
         view: index over the nodes, calls inlined, shapes inferred.
         fingerprint: SHA-256 over nodes and functions as the user built them.
         variables: by op name.
-        records: what autodiff delivered, with the names of the ops it made.
+        records: what autodiff delivered, in the names of the view.
+        hidden: what autodiff delivered in bodies of loops and conditionals, which are not inlined.
     """
 
     view: GraphView
     fingerprint: str
     variables: dict[str, CapturedVariable]
-    records: tuple[tuple[record.GradientRecord, frozenset[str]], ...]
+    records: tuple[Record, ...]
+    hidden: tuple[Hidden, ...] = ()
 
 
 def capture(graph: Any) -> Captured:
@@ -70,22 +72,24 @@ def capture(graph: Any) -> Captured:
         graph: a tf.Graph.
     """
     graph_def = graph.as_graph_def(add_shapes=True)
-    names = [node.name for node in graph_def.node]
-    records = tuple((r, frozenset(names[r.first_op : r.end_op])) for r in record.records_of(graph))
     digests = node_digests(graph_def)
-    inlined = _flat(graph_def)
+    inlined, calls = _flat(graph_def)
     view = GraphView(graph_def if inlined is graph_def else _with_shapes(inlined))
-    return Captured(view, _fingerprint(digests), _variables(graph, view), records)
+    records, hidden = records_in(graph, [node.name for node in graph_def.node], calls, view)
+    return Captured(view, _fingerprint(digests), _variables(graph, view), records, hidden)
 
 
-def _flat(graph_def: Any) -> Any:
-    """The graph without calls, and without conditionals that write variables, at its top level."""
+def _flat(graph_def: Any) -> tuple[Any, tuple[Call, ...]]:
+    """The graph without calls, and without conditionals that write variables, at its top level; and the calls."""
+    calls: list[Call] = []
     for _ in range(_MAX_DEPTH):
-        flat = lower_conditionals(inline_calls(graph_def))
+        inlined, more = inline_calls(graph_def)
+        calls += more
+        flat = lower_conditionals(inlined)
         if flat is graph_def:
             break
         graph_def = flat
-    return graph_def
+    return graph_def, tuple(calls)
 
 
 def node_digests(graph_def: Any) -> dict[str, str]:
@@ -113,12 +117,9 @@ def _fingerprint(digests: dict[str, str]) -> str:
 
 
 def _with_shapes(graph_def: Any) -> Any:
-    """Has TensorFlow infer the shapes anew."""
+    """Has TensorFlow infer the shapes anew; those that were known before it takes as they are."""
     import tensorflow as tf
 
-    for node in graph_def.node:
-        if _SHAPES in node.attr:
-            del node.attr[_SHAPES]
     scratch = tf.Graph()
     with scratch.as_default():
         tf.graph_util.import_graph_def(graph_def, name="")

@@ -122,16 +122,3 @@ def lookup_edges(view: GraphView, variable: str) -> list[Edge]:
     readers = [variable, *(e.node for e in view.consumers(f"{variable}:0") if view.op(e.node) in passes)]
     edges = [edge for reader in readers for edge in view.consumers(f"{reader}:0")]
     return list(dict.fromkeys(Edge(e.node, 1) for e in edges if view.op(e.node) in LOOKUPS and e.slot == 0))
-
-
-def forward_nodes(view: GraphView, autodiff: Iterable[Set[str]]) -> set[str]:
-    """All nodes but those that autodiff made, and what was inlined from calls that it made."""
-    made = frozenset().union(*autodiff)
-    if not made:
-        return set(view.nodes)
-    found = set()
-    for node in view.nodes:
-        parts = node.split("/")
-        if not any("/".join(parts[:i]) in made for i in range(len(parts), 0, -1)):
-            found.add(node)
-    return found

@@ -8,7 +8,8 @@ op. Each source says how it was found.
 from __future__ import annotations
 
 from parallax.analysis.capture import Captured, variable_of_tensor
-from parallax.analysis.update_ops import StateOp, state_op
+from parallax.analysis.update_ops import ADDITIVE_SCATTERS, StateOp, state_op
+from parallax.control_flow import SWITCHES
 from parallax.graph_view import Edge, GraphView, split_tensor
 from parallax.spec import GradientSource
 
@@ -21,11 +22,19 @@ def find_gradients(captured: Captured) -> tuple[GradientSource, ...]:
     reached = _reached_by(captured.view, sources)
     recorded = {s.part for s in sources}
     autodiff = _autodiff_ops(captured.view)
+    updates = {}
     for node in captured.view.nodes:
         state = _gradient_update(captured, node)
-        if state is None or (node in reached and _trained(captured, _written(captured, node, state)) in recorded):
+        if state is not None:
+            updates[node] = (state, _trained(captured, _written(captured, node, state)))
+    accounted = {part for node, (_, part) in updates.items() if node in reached and part in recorded}
+    for node, (state, part) in updates.items():
+        if node in reached and part in recorded:
             continue
-        sources += _from_update(captured, node, state, autodiff)
+        found = _from_update(captured, node, state, autodiff)
+        # Beside an update from the recorded gradient, only an optimizer takes another one, which autodiff has made.
+        if part not in accounted or (state.kind == "apply" and found[0].found_by == NAME_SCOPE):
+            sources += found
     return tuple(dict.fromkeys(sources))
 
 
@@ -41,25 +50,23 @@ def gradient_updates(captured: Captured, sources: tuple[GradientSource, ...]) ->
     return {n for n in reached if state_op(captured.view.op(n), len(captured.view.inputs(n))) is not None}
 
 
+def autodiff_ops(captured: Captured) -> frozenset[str]:
+    """The nodes that autodiff made: as recorded, or, without a record, by the names of their scopes."""
+    recorded = frozenset[str]().union(*(record.ops for record in captured.records))
+    return recorded or frozenset(_autodiff_ops(captured.view))
+
+
 def _recorded(captured: Captured) -> list[GradientSource]:
     view, sources = captured.view, []
-    for record, inner in captured.records:
-        for target, values, indices in record.pairs:
-            if split_tensor(target)[0] not in view.nodes:
-                continue
+    for record in captured.records:
+        for target, values, indices in record.gradients:
             part = variable_of_tensor(view, captured.variables, target)
             if not part:
                 continue
             takers = [edge.node for t in (values, indices) if t for edge in view.consumers(t)]
-            outside = tuple(dict.fromkeys(n for n in takers if not _within(n, inner)))
+            outside = tuple(dict.fromkeys(n for n in takers if n not in record.ops))
             sources.append(GradientSource(part, values, indices, outside, RECORDED))
     return sources
-
-
-def _within(node: str, names: frozenset[str]) -> bool:
-    """Whether a node, or the call that it was inlined from, is among the names."""
-    parts = node.split("/")
-    return any("/".join(parts[:i]) in names for i in range(len(parts), 0, -1))
 
 
 def _reached_by(view: GraphView, sources: list[GradientSource]) -> set[str]:
@@ -68,12 +75,17 @@ def _reached_by(view: GraphView, sources: list[GradientSource]) -> set[str]:
     found = set(waiting)
     while waiting:
         node = waiting.pop()
-        takers = [edge.node for tensor in view.outputs(node) for edge in view.consumers(tensor)]
+        takers = [e.node for t in view.outputs(node) for e in view.consumers(t) if not _decides(view, e)]
         for taker in (*takers, *_reads_after(view, node)):
             if taker not in found:
                 found.add(taker)
                 waiting.append(taker)
     return found
+
+
+def _decides(view: GraphView, edge: Edge) -> bool:
+    """Whether an input decides which branch is taken; no gradient passes through it."""
+    return (view.op(edge.node) in SWITCHES and edge.slot == 1) or view.op(edge.node) == "LoopCond"
 
 
 def _reads_after(view: GraphView, node: str) -> list[str]:
@@ -86,9 +98,15 @@ def _reads_after(view: GraphView, node: str) -> list[str]:
 
 
 def _gradient_update(captured: Captured, node: str) -> StateOp | None:
-    """The description of an optimizer's update of a trainable variable or its slot; None for all else."""
-    state = state_op(captured.view.op(node), len(captured.view.inputs(node)))
+    """The description of an optimizer's update of a trainable variable or its slot; None for all else.
+
+    Rows that are scattered are a gradient's only where they are added: an update or a product writes other values.
+    """
+    op = captured.view.op(node)
+    state = state_op(op, len(captured.view.inputs(node)))
     if state is None or state.kind not in ("apply", "scatter") or state.value is None:
+        return None
+    if state.kind == "scatter" and op not in ADDITIVE_SCATTERS:
         return None
     return state if _trained(captured, _written(captured, node, state)) else None
 

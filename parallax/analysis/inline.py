@@ -6,40 +6,65 @@ working. Bodies of loops and conditionals stay where they are.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from parallax.graph_view import split_tensor, tensor_name
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _MAX_DEPTH = 50
+_SHAPES = "_output_shapes"
 
 
-def inline_calls(graph_def: Any) -> Any:
-    """A copy of the graph without PartitionedCall and StatefulPartitionedCall nodes at its top level.
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that was inlined.
+
+    Attributes:
+        name: of the call.
+        function: that it called.
+        arguments: the tensors that it took, in order.
+        body: the names of the function's nodes, in its order; in the graph they are under the call's name.
+    """
+
+    name: str
+    function: str
+    arguments: tuple[str, ...]
+    body: tuple[str, ...]
+
+    def inner(self, node: str) -> str:
+        """The name in the graph of a node of the function."""
+        return f"{self.name}/{node}"
+
+
+def inline_calls(graph_def: Any) -> tuple[Any, tuple[Call, ...]]:
+    """A copy of the graph without PartitionedCall and StatefulPartitionedCall nodes at its top level, and the calls.
 
     The graph is returned itself when it holds none. A function that calls itself is left alone below a depth of 50.
+    Calls within a function come after the call of that function.
     """
+    calls: list[Call] = []
     for _ in range(_MAX_DEPTH):
         if not any(node.op in _CALLS for node in graph_def.node):
             break
-        graph_def = _inline_once(graph_def)
-    return graph_def
+        graph_def = _inline_once(graph_def, calls)
+    return graph_def, tuple(calls)
 
 
-def _inline_once(graph_def: Any) -> Any:
+def _inline_once(graph_def: Any, calls: list[Call]) -> Any:
     from tensorflow.core.framework import graph_pb2
 
     functions = {f.signature.name: f for f in graph_def.library.function}
     out = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
         if node.op in _CALLS and node.attr["f"].func.name in functions:
-            _expand(out, node, functions[node.attr["f"].func.name])
+            calls.append(_expand(out, node, functions[node.attr["f"].func.name]))
         else:
             out.node.append(node)
     return out
 
 
-def _expand(out: Any, call: Any, function: Any) -> None:
+def _expand(out: Any, call: Any, function: Any) -> Call:
     """Appends the nodes of a function's body for one call, and the IdentityN that takes the call's name."""
     from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
@@ -62,7 +87,7 @@ def _expand(out: Any, call: Any, function: Any) -> None:
         copy.CopyFrom(node)
         copy.name = f"{call.name}/{node.name}"
         del copy.input[:]
-        copy.input.extend(dict.fromkeys([*(outer(i) for i in node.input), *controls]))
+        copy.input.extend(_inputs([outer(i) for i in node.input], controls))
         if "_class" in copy.attr:
             del copy.attr["_class"]
         if call.device and not copy.device:
@@ -72,8 +97,16 @@ def _expand(out: Any, call: Any, function: Any) -> None:
     end = out.node.add()
     end.name = call.name
     end.op = "IdentityN" if results else "NoOp"
-    end.input.extend(
-        dict.fromkeys([*effects, *controls]) if not results else [*results, *dict.fromkeys([*effects, *controls])]
-    )
+    end.input.extend(_inputs(results, [*effects, *controls]))
     if results:
         end.attr["T"].list.type.extend(call.attr["Tout"].list.type)
+    if _SHAPES in call.attr:
+        end.attr[_SHAPES].CopyFrom(call.attr[_SHAPES])
+    return Call(call.name, function.signature.name, tuple(data), tuple(node.name for node in function.node_def))
+
+
+def _inputs(names: list[str], controls: list[str]) -> list[str]:
+    """Tensors, which may come more than once, and then what is waited for, each once."""
+    tensors = [name for name in names if not name.startswith("^")]
+    waits = [name for name in names if name.startswith("^")]
+    return [*tensors, *dict.fromkeys([*waits, *controls])]

@@ -12,7 +12,8 @@ The rows of IndexedSlices come in pieces, one for each lookup, and what the one 
 from __future__ import annotations
 
 from parallax.analysis.batch_axis import BatchAxes
-from parallax.analysis.equal_ids import forward_nodes, kind_of_equal_ids, lookup_edges
+from parallax.analysis.equal_ids import kind_of_equal_ids, lookup_edges
+from parallax.analysis.gradients import autodiff_ops
 from parallax.analysis.states import SAME, State
 from parallax.analysis.unique_ids import UniqueIds, root
 from parallax.analysis.walk import Merge, NoRule, Walk
@@ -56,7 +57,7 @@ class _Look:
         self.walk = walk
         self.axes = BatchAxes(walk.view, walk.states)
         self.unique = UniqueIds(walk.view, lambda tensor: walk.states[tensor].kind in ("same", "fed"))
-        self.forward = forward_nodes(walk.view, [inner for _, inner in walk.captured.records])
+        self.forward = walk.view.nodes.keys() - autodiff_ops(walk.captured)
 
 
 def _pieces(look: _Look, source: GradientSource) -> list[Piece]:

@@ -1,17 +1,47 @@
 """Remembers where autodiff delivered gradients, while the user's script builds its graph.
 
 `install()` wraps the two functions that every gradient of TensorFlow goes through: `tf.gradients` (and with it
-`Optimizer.compute_gradients`) and `GradientTape.gradient`. A record changes nothing in the graph: it names the targets,
-the tensors delivered and the ops made meanwhile, which is what separates autodiff from the user's post-processing.
+`Optimizer.compute_gradients`) and `GradientTape.gradient`. A record names the targets, the tensors delivered and the
+ops made meanwhile, which is what separates autodiff from the user's post-processing. Where autodiff goes back through
+a gradient that was delivered before, the record also names what arrives there. Recording adds no op to the graph.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 _ATTRIBUTE = "_parallax_gradient_records"
+_INSIDE: ContextVar[bool] = ContextVar("inside autodiff", default=False)
+
+
+class Place(NamedTuple):
+    """A tensor by its name, and the graph that it is in: a function's graph, or the graph around it."""
+
+    graph: Any
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The gradient of one target: a tensor, or values and indices."""
+
+    target: Place
+    values: Place
+    indices: Place | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cotangent:
+    """What autodiff had for a gradient delivered before: `tensor` is the derivative by `gradient`."""
+
+    gradient: Place
+    tensor: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +51,14 @@ class GradientRecord:
     Attributes:
         first_op: number of ops in the graph before the call.
         end_op: number of ops after it; ops with an index in [first_op, end_op) are autodiff's own.
-        pairs: (target tensor, values tensor, indices tensor or None) for every target with a gradient.
+        gradients: what was delivered, for every target with a gradient; none where TensorFlow called autodiff itself.
+        cotangents: of the gradients delivered before, where this call went back through them.
     """
 
     first_op: int
     end_op: int
-    pairs: tuple[tuple[str, str, str | None], ...]
+    gradients: tuple[Delivered, ...]
+    cotangents: tuple[Cotangent, ...] = ()
 
 
 def install() -> None:
@@ -35,9 +67,9 @@ def install() -> None:
     from tensorflow.python.ops import gradients_util
 
     if not hasattr(gradients_util._GradientsHelper, _ATTRIBUTE):
-        gradients_util._GradientsHelper = _recording(gradients_util._GradientsHelper, targets_at=1, name="xs")
+        gradients_util._GradientsHelper = _recording(gradients_util._GradientsHelper, "ys", "xs")
     if not hasattr(backprop.GradientTape.gradient, _ATTRIBUTE):
-        backprop.GradientTape.gradient = _recording(backprop.GradientTape.gradient, targets_at=2, name="sources")
+        backprop.GradientTape.gradient = _recording(backprop.GradientTape.gradient, "target", "sources")
 
 
 def records_of(graph: Any) -> tuple[GradientRecord, ...]:
@@ -45,19 +77,28 @@ def records_of(graph: Any) -> tuple[GradientRecord, ...]:
     return tuple(getattr(graph, _ATTRIBUTE, ()))
 
 
-def _recording(function: Any, targets_at: int, name: str) -> Any:
+def _recording(function: Any, of: str, by: str) -> Any:
+    """Wraps a function that differentiates its argument `of` by its argument `by`."""
+    signature = inspect.signature(function)
+
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
-        graph = tf.compat.v1.get_default_graph()
-        first_op = graph.version
-        result = function(*args, **kwargs)
-        targets = kwargs[name] if name in kwargs else args[targets_at]
-        pairs = [_pair(t, g) for t, g in zip(tf.nest.flatten(targets), _flatten(result), strict=False)]
-        found = tuple(pair for pair in pairs if pair is not None)
-        if found and not tf.executing_eagerly():
-            record = GradientRecord(first_op, graph.version, found)
+        if tf.executing_eagerly():
+            return function(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        graph, targets = tf.compat.v1.get_default_graph(), bound.arguments[by]
+        differentiated = bound.arguments.get("src_graph") or graph
+        before = _delivered_before(differentiated, bound.arguments[of], targets)
+        bound.arguments[by] = _with_more(targets, before, by)
+        first_op, by_user = graph.version, differentiated is graph and not _INSIDE.get()
+        with _inside():
+            result, found = _without_more(function(*bound.args, **bound.kwargs), before, by)
+        gradients = _gradients(targets, result) if by_user else ()
+        cotangents = _cotangents(before, found)
+        if gradients or cotangents:
+            record = GradientRecord(first_op, graph.version, gradients, cotangents)
             setattr(graph, _ATTRIBUTE, (*records_of(graph), record))
         return result
 
@@ -65,20 +106,127 @@ def _recording(function: Any, targets_at: int, name: str) -> Any:
     return wrapped
 
 
-def _flatten(result: Any) -> list[Any]:
-    """Gradients in the order of their targets; IndexedSlices stay whole."""
+@contextmanager
+def _inside() -> Iterator[None]:
+    """Within it, calls of autodiff are parts of another one."""
+    token = _INSIDE.set(True)
+    try:
+        yield
+    finally:
+        _INSIDE.reset(token)
+
+
+def _with_more(targets: Any, more: Sequence[Any], by: str) -> Any:
+    """The targets with more of them: a list for `tf.gradients`, a structure for a tape."""
+    if not more:
+        return targets
+    return [*_as_list(targets), *more] if by == "xs" else [targets, list(more)]
+
+
+def _without_more(result: Any, more: Sequence[Any], by: str) -> tuple[Any, list[Any]]:
+    """(the result for the user's targets, that for the others)."""
+    if not more:
+        return result, []
+    if by == "xs":
+        return result[: -len(more)], list(result[-len(more) :])
+    return result[0], list(result[1])
+
+
+def _as_list(targets: Any) -> list[Any]:
+    return list(targets) if isinstance(targets, (list, tuple)) else [targets]
+
+
+def _gradients(targets: Any, result: Any) -> tuple[Delivered, ...]:
+    """What was delivered, in the order of the targets; IndexedSlices stay whole."""
     import tensorflow as tf
 
-    return list(tf.nest.flatten(result, expand_composites=False))
+    found = []
+    for target, gradient in zip(tf.nest.flatten(targets), tf.nest.flatten(result), strict=False):
+        tensor = _tensor_of(target)
+        if gradient is None or not hasattr(tensor, "op"):
+            continue
+        if isinstance(gradient, tf.IndexedSlices):
+            found.append(Delivered(_place(tensor), _place(gradient.values), _place(gradient.indices)))
+        elif hasattr(gradient, "op"):
+            found.append(Delivered(_place(tensor), _place(gradient), None))
+    return tuple(found)
 
 
-def _pair(target: Any, gradient: Any) -> tuple[str, str, str | None] | None:
+def _cotangents(gradients: Sequence[Any], found: Sequence[Any]) -> tuple[Cotangent, ...]:
     import tensorflow as tf
 
+    pairs = zip(gradients, found, strict=True)
+    # What comes as IndexedSlices (a gather of a gradient) is named by its values.
+    tensors = [(g, c.values if isinstance(c, tf.IndexedSlices) else c) for g, c in pairs if c is not None]
+    return tuple(Cotangent(_place(g), _place(c)) for g, c in tensors)
+
+
+def _tensor_of(target: Any) -> Any:
+    """A variable's handle or reference; other targets are tensors."""
     handle = getattr(target, "handle", None)
-    tensor = handle if handle is not None else getattr(target, "_ref", lambda: target)()
-    if gradient is None or not hasattr(tensor, "op"):
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        return tensor.name, gradient.values.name, gradient.indices.name
-    return (tensor.name, gradient.name, None) if hasattr(gradient, "op") else None
+    return handle if handle is not None else getattr(target, "_ref", lambda: target)()
+
+
+def _place(tensor: Any) -> Place:
+    return Place(tensor.graph, str(tensor.name))
+
+
+def _delivered_before(graph: Any, of: Any, targets: Any) -> list[Any]:
+    """The gradients and cotangents that lie between targets and what is differentiated.
+
+    Autodiff computes what arrives at them on its way in any case: asking for it adds no op.
+    """
+    around = _graphs_around(graph)
+    names: dict[Place, None] = {}
+    for source in (graph, *around):
+        for record in records_of(source):
+            places = [g.values for g in record.gradients] + [c.tensor for c in record.cotangents]
+            names.update({place: None for place in places if place.graph in (graph, *around)})
+    if not names:
+        return []
+    behind = _ops_behind(_ops_of(of))
+    found = [t for t in (p.graph.get_tensor_by_name(p.name) for p in names) if t.op in behind and t.dtype.is_floating]
+    reached = _ops_reached(_ops_of(targets), around) if found else set()
+    wanted = {id(t) for t in map(_tensor_of, _as_list(targets))}
+    return [t for t in found if t.op in reached and id(t) not in wanted]
+
+
+def _graphs_around(graph: Any) -> list[Any]:
+    """A function's graph and the functions' graphs around it, without the outermost graph that is no function's."""
+    from tensorflow.python.ops import gradients_util
+
+    found = []
+    while gradients_util._IsFunction(graph):
+        found.append(graph)
+        graph = graph.outer_graph
+    return found
+
+
+def _ops_of(tensors: Any) -> list[Any]:
+    import tensorflow as tf
+
+    flat = map(_tensor_of, tf.nest.flatten(tensors))
+    parts = [part for t in flat for part in tf.nest.flatten(t, expand_composites=True)]
+    return [part.op for part in parts if hasattr(part, "op")]
+
+
+def _ops_behind(ops: list[Any]) -> set[Any]:
+    """The ops that others need, also around a function that captures their results."""
+    from tensorflow.python.ops import gradients_util
+
+    found, waiting = set(ops), list(ops)
+    while waiting:
+        for tensor in gradients_util._NonEagerInputs(waiting.pop(), ()):
+            if tensor.op not in found:
+                found.add(tensor.op)
+                waiting.append(tensor.op)
+    return found
+
+
+def _ops_reached(ops: list[Any], functions: list[Any]) -> set[Any]:
+    """The ops that autodiff can go back through to these ops, as TensorFlow finds them."""
+    from tensorflow.python.ops import gradients_util
+
+    found: set[Any] = set()
+    gradients_util._MarkReachedOps(ops, found, functions)
+    return found

@@ -8,6 +8,8 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis import record
+from parallax.analysis.capture import capture
+from parallax.analysis.gradients import find_gradients
 from parallax.errors import GraphError
 from parallax.runtime.planning import analyse
 from parallax.spec import GraphSpec, VariableClass
@@ -147,6 +149,18 @@ def _unknown_update(rows: int) -> None:
     v1.train.GradientDescentOptimizer(0.1).apply_gradients([(gradient, w)])
     y = v1.get_default_graph().get_tensor_by_name("y:0")
     tf.raw_ops.ResourceStridedSliceAssign(ref=w.handle, begin=[0, 0], end=[1, 1], strides=[1, 1], value=y[:1])
+
+
+def test_rows_written_back_beside_a_recorded_gradient_are_not_one() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        emb, x = models.table(), models.ids(6)
+        loss = models.squared(models.dense(tf.nn.embedding_lookup(emb, x)), 6)
+        with v1.control_dependencies([v1.train.GradientDescentOptimizer(0.1).minimize(loss)]):
+            v1.scatter_update(emb, x, tf.nn.l2_normalize(tf.gather(emb.read_value(), x), 1))
+            v1.scatter_add(emb, x, tf.ones([6, models.WIDTH]))
+    sources = find_gradients(capture(graph))
+    assert [(s.part, s.found_by) for s in sources] == [("emb", "recorded"), ("w", "recorded")]
 
 
 def _written_from_the_batch(rows: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from parallax.wire import WIRE_DTYPES
-from tests.equality import models
+from tests.equality import gradient_models, models
 
 ROUTES = ("alltoall", "allgather", "allreduce")
 SERVER_ROUTES = ("ps", "hybrid ps")
@@ -113,6 +113,9 @@ def _models(routes: Sequence[str]) -> list[Case]:
     for model, build in models.MODELS.items():
         for resource in (True, False) if model != "tape" else (True,):  # a tape does not know reference variables
             found += [Case(f"{model}, {_kind(resource)}, {route}", build, resource, route) for route in routes]
+    for model, build in gradient_models.MODELS.items():
+        by = routes if model in gradient_models.OF_ROWS else routes[:1]
+        found += [Case(f"{model}, resource, {route}", build, True, route) for route in by]
     return found
 
 
