@@ -8,7 +8,7 @@ import numpy as np
 
 from ops.exactness.draft import Draft, Program
 from ops.exactness.inputs import FEATURES, IDS, LOOKUPS, Production
-from ops.exactness.updates import EXTRAS, ON_VALUES, UPDATES, gradients, loss
+from ops.exactness.updates import EXTRAS, ON_VALUES, UNCONDITIONAL, UPDATES, gradients, loss
 
 COLUMNS = 3
 
@@ -40,7 +40,7 @@ def program(seed: int, number: int, workers: int | None = None) -> Program:
     loss(d)
     d.taped = False
     gradients(d)
-    _one_of(d, UPDATES)
+    _one_of(d, UPDATES if d.resource or not d.v2 else UNCONDITIONAL)
     for _ in range(int(rng.choice([0, 1, 2], p=[0.5, 0.35, 0.15]))):
         _one_of(d, EXTRAS)
     return Program(
@@ -67,6 +67,7 @@ def _batch(d: Draft) -> None:
     d.add(f's0 = v1.placeholder(tf.int64, [rows, {COLUMNS}], name="bags")')
     d.add('y = v1.placeholder(F, [rows], name="y")', is_kept=True)
     d.add(f"n = {'tf.shape(i0)[0]' if d.is_open else 'rows'}")
+    d.counts |= {"i": 0, "s": 0}
     d.ids.append(("i0", 11))
     d.bags.append(("s0", 11, COLUMNS))
 

@@ -23,34 +23,40 @@ def shrunk(program: Program, fault: Outcome, trial: Trial) -> tuple[Program, Out
         fault: its outcome.
         trial: what comes of a program.
     """
-    found, outcome, is_shorter = program, fault, True
-    while is_shorter:
-        is_shorter = False
-        for simplify in _steps(found):
-            simpler = simplify(found)
-            if simpler is None or simpler == found:
+    found, outcome = program, fault
+    for together in (True, False):  # once in large pieces, then again one by one
+        steps = list(_steps(found))
+        waiting = [steps] if together else [[step] for step in steps]
+        while waiting:
+            taken = waiting.pop(0)
+            simpler = found
+            for step in taken:
+                simpler = step(simpler)
+            if simpler == found:
                 continue
             tried = trial(simpler)
             if (tried.kind, tried.place) == (fault.kind, fault.place):
-                found, outcome, is_shorter = simpler, tried, True
+                found, outcome = simpler, tried
+            elif len(taken) > 1:
+                half = len(taken) // 2
+                waiting = [taken[:half], taken[half:], *waiting]
     return found, outcome
 
 
-def _steps(program: Program) -> Iterator[Callable[[Program], Program | None]]:
-    """What makes this program simpler, and those that came of it by steps before."""
-    for plain in ({"workers": 2}, {"control_flow_v2": True}, {"resource": True}, {"tape": False}, {"optimizes": True}):
-        yield lambda one, plain=plain: replace(one, **plain)
-    yield _opened
+def _steps(program: Program) -> Iterator[Callable[[Program], Program]]:
+    """What makes this program simpler; the last statement first, as leaving it out changes none before it."""
+    plain = {"workers": 2, "control_flow_v2": True, "resource": True, "tape": False, "optimizes": True}
+    yield lambda one: _opened(replace(one, **plain))
     for statement in reversed(program.statements):
-        if not statement.is_kept or statement.instead:
-            yield lambda one, at=statement: _without(one, at)
         if statement.plain:
             yield lambda one, at=statement: _made_plain(one, at)
+        elif not statement.is_kept or statement.instead:
+            yield lambda one, at=statement: _without(one, at)
 
 
-def _without(program: Program, statement: Statement) -> Program | None:
+def _without(program: Program, statement: Statement) -> Program:
     """A statement that another name has reached meanwhile is left to the next round."""
-    return program.without(program.statements.index(statement)) if statement in program.statements else None
+    return program.without(program.statements.index(statement)) if statement in program.statements else program
 
 
 def _made_plain(program: Program, statement: Statement) -> Program:

@@ -282,14 +282,14 @@ def _conditional(d: Draft) -> None:
     )
 
 
-UPDATES: tuple[tuple[float, Production], ...] = (
+UNCONDITIONAL: tuple[tuple[float, Production], ...] = (
     (10, _applied),
     (2, _by_hand),
     (0.8, _row_wise),
     (0.8, _hand_momentum),
-    (0.8, _every_k),
-    (0.8, _conditional),
 )
+"""References cannot go into functional conditionals."""
+UPDATES: tuple[tuple[float, Production], ...] = (*UNCONDITIONAL, (0.8, _every_k), (0.8, _conditional))
 
 
 def _averages(d: Draft) -> None:
