@@ -216,12 +216,14 @@ class Lookup:
         ids_slot: which input of the node carries the ids.
         combines: whether the node also adds rows up by segment (SparseSegmentSum and its like): it then stays, on the
             rows pulled.
+        row_shape: of one row: the table's, or that of the slot that is looked up.
     """
 
     node: str
     table: str
     ids_slot: int = 1
     combines: bool = False
+    row_shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,10 +288,11 @@ class GatherRows:
 
 @dataclass(frozen=True, slots=True)
 class WholeShape:
-    """The shape of a table is asked for: `node` becomes the constant whole shape."""
+    """The shape of a table, or of one of its slots, is asked for: `node` becomes the constant whole shape."""
 
     node: str
     table: str
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +303,7 @@ class Decisions:
         tables: what has owners.
         conditionals: `If` nodes of initial values whose result is local rows.
         held_by_row: tensors of the user's graph that hold local rows only and cannot be fetched.
-        initial_random_ops: random ops that give initial values: equal on all workers.
+        equal_random_ops: random ops that draw the same on all workers: of initial values, and noise on gradients.
         local_variables: variable ops that each worker keeps for itself.
         scatters: dense gradients of tables.
         owned: nodes that run on servers, in topological order.
@@ -322,7 +325,7 @@ class Decisions:
     pushes: tuple[Push, ...] = ()
     collects: tuple[Collect, ...] = ()
     held_by_row: tuple[str, ...] = ()
-    initial_random_ops: tuple[str, ...] = ()
+    equal_random_ops: tuple[str, ...] = ()
     local_variables: tuple[str, ...] = ()
     scatters: tuple[Scatter, ...] = ()
     owned: tuple[Owned, ...] = ()

@@ -104,6 +104,12 @@ class GraphView:
             types += [one] * (node.attr[argument.number_attr].i if argument.number_attr else 1)
         return types[number] % _REFERENCE
 
+    def dtype_name(self, tensor: str) -> str:
+        """TensorFlow's name of the element type of a tensor (`float32`)."""
+        from tensorflow.python.framework import dtypes
+
+        return str(dtypes.as_dtype(self.dtype(tensor)).name)
+
     def constant(self, tensor: str) -> Any | None:
         """The value of a tensor (a numpy array) when a Const gives it, seen through Identity and Cast; else None."""
         from tensorflow.python.framework import tensor_util  # TensorFlow's own reader of constant protos

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from parallax.analysis.capture import Captured, CapturedVariable
+from parallax.analysis.capture import Captured, CapturedVariable, variable_of_tensor
 from parallax.analysis.equal_ids import lookup_edges
 from parallax.analysis.gradients import RECORDED, find_gradients, followed_variable, gradient_updates, written_variable
 from parallax.analysis.propagate import propagate
@@ -133,7 +133,7 @@ def _slot_owners(captured: Captured, updates: set[str], decisions: Decisions) ->
         state = state_op(captured.view.op(node), len(inputs))
         main = written_variable(captured, node)
         for slot in state.state[1:] if state is not None else ():
-            name = split_tensor(inputs[slot])[0]
+            name = variable_of_tensor(captured.view, captured.variables, inputs[slot])
             if name in captured.variables and not captured.variables[name].trainable:
                 owner.setdefault(name, main)
     for name in captured.variables:  # written by plain assigns, like the moments of Adam on sparse rows
@@ -175,10 +175,12 @@ def _class(
     case: _Case, ops: list[str], sources: tuple[GradientSource, ...], updates: tuple[str, ...], lookups: tuple[str, ...]
 ) -> tuple[VariableClass, str, tuple[str, ...]]:
     """(class, reason when not shardable, evidence)."""
-    if not updates:
+    trainable = any(case.captured.variables[op].trainable for op in ops)
+    if not updates or not (sources or trainable):
         if set(ops) & case.local:
             return VariableClass.LOCAL, "", ("written from each worker's own batch",)
-        return VariableClass.UNTRAINED, "", ("no update from a gradient",)
+        kept = tuple(f"written from gradients by {case.captured.view.op(u)} {u}" for u in updates)
+        return VariableClass.UNTRAINED, "", kept or ("no update from a gradient",)
     evidence = tuple(f"updated by {case.captured.view.op(u)} {u}" for u in updates)
     evidence += tuple(f"rows looked up by {case.captured.view.op(n)} {n}" for n in lookups)
     if not any(s.indices for s in sources):

@@ -19,7 +19,7 @@ RECORDED, NAME_SCOPE, UPDATE_OP = "recorded", "name scope", "update op"
 def find_gradients(captured: Captured) -> tuple[GradientSource, ...]:
     """Every gradient of a variable, in the order in which autodiff delivered them."""
     sources = _recorded(captured)
-    reached = _reached_by(captured.view, sources)
+    reached = _reached_by(captured, sources)
     recorded = {s.part for s in sources}
     autodiff = _autodiff_ops(captured.view)
     updates = {}
@@ -46,7 +46,7 @@ def written_variable(captured: Captured, node: str) -> str:
 
 def gradient_updates(captured: Captured, sources: tuple[GradientSource, ...]) -> set[str]:
     """The state-writing nodes that a gradient reaches through tensors."""
-    reached = _reached_by(captured.view, list(sources))
+    reached = _reached_by(captured, list(sources))
     return {n for n in reached if state_op(captured.view.op(n), len(captured.view.inputs(n))) is not None}
 
 
@@ -69,14 +69,15 @@ def _recorded(captured: Captured) -> list[GradientSource]:
     return sources
 
 
-def _reached_by(view: GraphView, sources: list[GradientSource]) -> set[str]:
-    """The nodes that a gradient reaches through tensors."""
+def _reached_by(captured: Captured, sources: list[GradientSource]) -> set[str]:
+    """The nodes that a gradient reaches through tensors, and through variables that are not trained."""
+    view = captured.view
     waiting = [node for source in sources for node in source.outside]
     found = set(waiting)
     while waiting:
         node = waiting.pop()
         takers = [e.node for t in view.outputs(node) for e in view.consumers(t) if not _decides(view, e)]
-        for taker in (*takers, *_reads_after(view, node)):
+        for taker in (*takers, *_reads_after(captured, node)):
             if taker not in found:
                 found.add(taker)
                 waiting.append(taker)
@@ -88,13 +89,18 @@ def _decides(view: GraphView, edge: Edge) -> bool:
     return (view.op(edge.node) in SWITCHES and edge.slot == 1) or view.op(edge.node) == "LoopCond"
 
 
-def _reads_after(view: GraphView, node: str) -> list[str]:
-    """The reads that wait for a write to see it: Adam writes its moments, and updates from what it then reads."""
+def _reads_after(captured: Captured, node: str) -> list[str]:
+    """The nodes that see a write: reads that wait for it, and whatever takes an accumulator or a slot."""
+    view = captured.view
     state = state_op(view.op(node), len(view.inputs(node)))
     if state is None:
         return []
     written = view.inputs(node)[state.state[0]]
-    return [n for n in view.users(node) if view.op(n) == "ReadVariableOp" and view.inputs(n)[0] == written]
+    found = [n for n in view.users(node) if view.op(n) == "ReadVariableOp" and view.inputs(n)[0] == written]
+    variable = captured.variables.get(variable_of_tensor(view, captured.variables, written))
+    if variable is not None and not variable.trainable:
+        found += [e.node for e in view.consumers(f"{variable.part.op}:0") if e.node != variable.initializer]
+    return found
 
 
 def _gradient_update(captured: Captured, node: str) -> StateOp | None:

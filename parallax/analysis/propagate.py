@@ -72,6 +72,9 @@ def walked(
     tables = {part: _table(captured, part, placed.get(part, Placement())) for part in sorted(spread | placed.keys())}
     updates = gradient_updates(captured, sources)
     initializers = {v.initializer for v in captured.variables.values() if v.initializer}
+    training = captured.view.ancestors(updates - initializers)
+    delivered = [split_tensor(t)[0] for s in sources for t in (s.values, s.indices) if t is not None]
+    before = captured.view.ancestors(delivered)
     order, branches = captured.view.topological_order(), branches_of(captured.view)
     functions = functions_of(captured.view, lambda op: rules.differs(op, equal_randomness))
     table_of, own = {part: part for part in tables}, set[str]()
@@ -89,12 +92,13 @@ def walked(
             table_of=table_of,
             own=own,
             shared=rules.shared_variables(captured, sources, updates),
-            training=captured.view.ancestors(updates - initializers),
+            training=training,
             initial=captured.view.ancestors(initializers),
             initializers=initializers,
             dense_sources=dense_sources,
             kinds=kinds,
             equal_randomness=equal_randomness,
+            after_gradients=training - before,
             branches=branches,
             functions=functions,
         )
@@ -139,12 +143,12 @@ def _decisions(walk: Walk, terms: Terms) -> Decisions:
     for merge in walk.merges.values():
         table = walk.table_of.get(merge.part)
         values, indices = tuple(merge.values), tuple(merge.indices)
-        if table is not None:
+        if table is not None and not merge.of_batch:
             lookups, searched = rules.lookups_of_indices(walk, merge)
             pushes.append(Push(table, values, indices, lookups, searched, not merge.merges_equal_rows))
         else:
             variable = walk.captured.variables[merge.part]
-            route = walk.routes[merge.part]
+            route = "raw" if merge.of_batch else walk.routes[merge.part]
             again, pieces = not merge.merges_equal_rows, merge.pieces
             collects.append(
                 Collect(variable.logical_name, merge.part, variable.part.rows, route, values, indices, again, pieces)
@@ -175,7 +179,9 @@ def _decisions(walk: Walk, terms: Terms) -> Decisions:
         pushes=tuple(pushes),
         collects=tuple(collects),
         held_by_row=tuple(sorted(set(rows) - {g.tensor for g in gathers})),
-        initial_random_ops=tuple(sorted(n for n in walk.initial if rules.is_random(walk.view.op(n)))),
+        equal_random_ops=tuple(
+            sorted(n for n in walk.initial | walk.after_gradients if rules.is_random(walk.view.op(n)))
+        ),
         local_variables=tuple(sorted(walk.own)),
         scatters=tuple(walk.scatters),
         owned=owned_nodes(walk),

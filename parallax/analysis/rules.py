@@ -176,6 +176,8 @@ def _differs(walk: Walk, node: str, op: str) -> bool:
         return any(walk.functions.differing_op(name) for name in called)
     if node in walk.initial and (is_random(op) or op in _READS_FILES):
         return False  # one seed for all; and worker 0's value counts in the end
+    if node in walk.after_gradients and is_random(op):
+        return False  # one seed for all
     return differs(op, walk.equal_randomness)
 
 

@@ -47,9 +47,7 @@ def _is_variable(walk: Walk, tensor: str) -> bool:
 
 def _keeps_rows_of_initial_value(walk: Walk, node: str, states: list[State]) -> bool:
     state = read_value(walk, states[0])
-    # TensorFlow leaves switches of references behind that no initial value uses any more.
-    inside = node in walk.initial or walk.view.op(node) == "RefSwitch"
-    if state.kind != "rows" or node in walk.training or not inside:
+    if state.kind != "rows" or node in walk.training or node not in walk.initial:
         return False
     _refuse_on_servers(walk, node, state)
     walk.set_all(node, state)

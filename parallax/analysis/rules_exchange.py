@@ -28,9 +28,23 @@ def gather(walk: Walk, node: str, states: list[State]) -> bool:
         return False
     if walk.branches[node]:
         raise NoRule(params.key[0], f"lookup {node!r} is inside a conditional or loop, which not all workers may enter")
-    walk.lookups.append(Lookup(node, params.key[0]))
+    walk.lookups.append(Lookup(node, params.key[0], row_shape=_row_shape(walk, node, params)))
     walk.set_all(node, _aligned_with(walk, ids) if ids.kind == "indices" else worst([ids]))
     return True
+
+
+def _row_shape(walk: Walk, node: str, params: State) -> tuple[int, ...]:
+    """The shape of the rows that a lookup takes: of the table, of a slot, or of what is computed of them by row."""
+    table, source = walk.tables[params.key[0]], walk.state_at(node, 0)
+    shape = walk.view.shape(walk.view.inputs(node)[0])
+    if source.kind == "handle":
+        variable = walk.captured.variables[str(source.key[0])]
+        shape, dtype = variable.part.shape, variable.dtype
+    else:
+        dtype = walk.view.dtype_name(walk.view.inputs(node)[0])
+    if shape is None or None in shape or dtype != table.dtype:
+        raise NoRule(table.op, f"lookup {node!r} takes rows of an open shape, or of another type than the table's")
+    return tuple(int(length or 0) for length in shape[1:])
 
 
 def segments(walk: Walk, node: str, states: list[State]) -> bool:
@@ -38,7 +52,7 @@ def segments(walk: Walk, node: str, states: list[State]) -> bool:
     params = read_value(walk, states[0])
     if params.kind != "rows" or walk.branches[node] or any(s.kind not in PLAIN for s in states[1:]):
         return False
-    walk.lookups.append(Lookup(node, params.key[0], combines=True))
+    walk.lookups.append(Lookup(node, params.key[0], combines=True, row_shape=_row_shape(walk, node, params)))
     walk.set_all(node, worst(states[1:]))
     return True
 

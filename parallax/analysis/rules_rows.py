@@ -112,7 +112,13 @@ def _l2_loss(walk: Walk, node: str, states: list[State]) -> bool:
 def _shape(walk: Walk, node: str, states: list[State]) -> bool:
     state = read_value(walk, states[0])
     if state.kind == "rows":
-        walk.shapes.append(WholeShape(node, state.key[0]))
+        source = states[0]
+        shape = walk.view.shape(walk.view.inputs(node)[0])
+        if source.kind == "handle":
+            shape = walk.captured.variables[source.key[0]].part.shape
+        if shape is None or None in shape:
+            return False
+        walk.shapes.append(WholeShape(node, state.key[0], tuple(int(d or 0) for d in shape)))
         walk.set_all(node, SAME)
         return True
     if state.kind in (*ALONG_ROWS, "indices", "touched_indices"):

@@ -6,10 +6,11 @@ it is spread with. A writer of anything else makes its variable each worker's ow
 
 from __future__ import annotations
 
+from parallax.analysis.batch_axis import BatchAxes
 from parallax.analysis.states import PLAIN, SAME, State
 from parallax.analysis.update_ops import ADDITIVE_SCATTERS, StateOp, state_op, takes_state
 from parallax.analysis.walk import Merge, NoRule, Walk, part_of, set_handle
-from parallax.decisions import Broadcast
+from parallax.decisions import Broadcast, Piece
 from parallax.errors import GraphError
 from parallax.graph_view import Edge, split_tensor
 
@@ -143,7 +144,10 @@ def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> 
             return
         additive = walk.view.op(node) in ADDITIVE_SCATTERS
         if _joined(walk, value, indices) and (additive or state.kind == "apply"):
-            _merge_here(walk, node, state, variables[0], additive)
+            part = part_of(walk, value)
+            if walk.table_of.get(part) != table:
+                raise NoRule(part, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r}")
+            _merge_here(walk, node, state, part, additive)
             return
     elif value == rows:
         return
@@ -155,6 +159,8 @@ def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> 
         walk.slice_rows(table, edge)
         return
     _refuse_opaque(walk, value)
+    if state.kind == "scatter" and value.kind in PLAIN:
+        raise NoRule(table, f"{walk.view.op(node)} {node!r} writes rows to it that are no gradient")
     raise NoRule(table, f"{walk.view.op(node)} {node!r} updates it in a way that has no row-wise rule")
 
 
@@ -172,14 +178,24 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
             )
         _join(walk, table.op, variables)
         return
-    if state.indices is not None and _joined(walk, values[0], values[1]):
-        _merge_here(walk, node, state, variables[0], walk.view.op(node) in ADDITIVE_SCATTERS)
+    additive = walk.view.op(node) in ADDITIVE_SCATTERS
+    if state.indices is not None and _joined(walk, values[0], values[1]) and (additive or state.kind == "apply"):
+        part = part_of(walk, values[0])
+        spread = walk.table_of.get(part, "")
+        if spread and not _follows(walk, spread, variables[0]):
+            raise NoRule(part, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r} of another shape")
+        if spread:
+            _join(walk, spread, variables)
+        else:
+            _merge_here(walk, node, state, part, additive)
         return
     for value in values:
         _refuse_opaque(walk, value)
         if value.kind not in PLAIN:
             raise NoRule(part_of(walk, value), f"{walk.view.op(node)} {node!r} has no rule for its gradient rows")
     if node in walk.initializers or (all(v == SAME for v in values) and _condition(walk, node) == SAME):
+        return
+    if state.kind == "scatter" and variables[0] in walk.shared and _collect_batch(walk, node, state, variables[0]):
         return
     if state.kind == "assign" and values[0].kind == "batch" and not _reads_itself(walk, node, variables[0]):
         _take_worker_0(walk, node, Edge(node, state.value or 0), variables[0])
@@ -193,6 +209,21 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
             "and compute the rest from variables, constants or scalar placeholders."
         )
     walk.new_own.update(variables)
+
+
+def _collect_batch(walk: Walk, node: str, state: StateOp, variable: str) -> bool:
+    """Rows of the batch are written, as renormalised ones are: every worker writes all workers' rows, in order."""
+    if state.value is None or state.indices is None or not walk.agrees(walk.branches[node]):
+        return False
+    view, axes = walk.view, BatchAxes(walk.view, walk.states)
+    indices, values = view.inputs(node)[state.indices], view.inputs(node)[state.value]
+    one_for_all = _is_scalar(walk, Edge(node, state.value)) and walk.states[values] == SAME
+    if axes.of(indices) != 0 or not (axes.of(values) == 0 or one_for_all):
+        return False
+    taken = [] if one_for_all else [Edge(node, state.value)]
+    pieces = (Piece(indices, "joined"),)
+    walk.merges[node] = Merge(variable, (), [Edge(node, state.indices)], taken, pieces=pieces, of_batch=True)
+    return True
 
 
 def _unknown(walk: Walk, node: str, state: StateOp, variable: str) -> None:

@@ -37,7 +37,10 @@ class NoRule(ParallaxError):
 
 @dataclass
 class Merge:
-    """Where joined rows meet their update: the edges to be exchanged, and how the update treats equal rows."""
+    """Where joined rows meet their update: the edges to be exchanged, and how the update treats equal rows.
+
+    Rows `of_batch` are no gradient: they are written as they are, each of them, in the order of the workers.
+    """
 
     part: str
     indices_token: tuple[str, ...]
@@ -45,6 +48,7 @@ class Merge:
     values: list[Edge] = field(default_factory=list)
     merges_equal_rows: bool = True
     pieces: tuple[Piece, ...] = ()
+    of_batch: bool = False
 
 
 @dataclass
@@ -65,6 +69,7 @@ class Walk:
         dense_sources: dense gradients, by tensor.
         kinds: the pieces of sparse gradients, as the walk before found them.
         equal_randomness: whether all workers draw the same random numbers.
+        after_gradients: nodes of training that no gradient needs: the one process draws there once for all.
         branches: node -> the conditionals and loops that it is inside of.
         functions: what functions write and draw.
     """
@@ -82,6 +87,7 @@ class Walk:
     dense_sources: dict[str, list[GradientSource]]
     kinds: dict[str, tuple[Piece, ...]]
     equal_randomness: bool
+    after_gradients: set[str]
     branches: dict[str, Branches]
     functions: Functions
     states: dict[str, State] = field(default_factory=dict)

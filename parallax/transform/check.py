@@ -23,12 +23,13 @@ def check(graph_def: Any, decisions: Decisions, worker: Worker) -> None:
     for table in decisions.tables:
         if table.servers:
             continue
-        wanted = list(table.local_shape(worker.rank, worker.size))
+        wanted = list(table.local_shape(worker.rank, worker.size))[:1]
         for member in table.members:
             shape = [dim.size for dim in nodes[member].attr["shape"].shape.dim]
-            if shape != wanted:
+            if shape[:1] != wanted:
                 raise TransformError(
-                    f"{member!r} must have the local shape {wanted} on worker {worker.rank}, and has {shape}."
+                    f"{member!r} must have the local shape {[*wanted, *shape[1:]]} on worker {worker.rank}, and has "
+                    f"{shape}."
                 )
     for lookup in decisions.lookups:
         if nodes[lookup.node].op != "Identity" and not lookup.combines:

@@ -15,7 +15,7 @@ from parallax.transform.edit import SCOPE, Counter, Cut, Editor, Worker
 from parallax.transform.exchange import Asked, ask, found_at, id_bytes, looked_up, merge_equal_rows, merged_rows
 from parallax.transform.exchange_op import HOST, WORKERS
 from parallax.transform.gradients import add_counter
-from parallax.transform.grouping import PullGroup, group, push_nodes
+from parallax.transform.grouping import PullGroup, group, push_nodes, push_width
 from parallax.transform.together import device_of
 from parallax.transform.way import Givers, Meeting, TableRows, ToServers, ToWorkers, Trip, askers
 
@@ -101,8 +101,8 @@ def _pull(editor: Editor, view: GraphView, decisions: Decisions, number: int, to
 
     tables, table_of = [], {x.node: together.sources.index(view.inputs(x.node)[0]) for x in together.lookups}
     for place, source in enumerate(together.sources):
-        table = decisions.table(next(x.table for x in together.lookups if table_of[x.node] == place))
-        tables.append(_rows_of(editor, table, source))
+        lookup = next(x for x in together.lookups if table_of[x.node] == place)
+        tables.append(_rows_of(editor, decisions.table(lookup.table), source, lookup.row_shape))
     ids = [editor.at(Edge(x.node, x.ids_slot)) for x in together.lookups]
     waits = [editor.operation(n) for n in view.controls(together.lookups[0].node)]
     with tf.name_scope(f"{SCOPE}/pull_{number}/"), tf.control_dependencies(waits):
@@ -130,14 +130,14 @@ def _pull(editor: Editor, view: GraphView, decisions: Decisions, number: int, to
     return exchange
 
 
-def _rows_of(editor: Editor, table: Table, source: str) -> TableRows:
+def _rows_of(editor: Editor, table: Table, source: str, row_shape: tuple[int, ...]) -> TableRows:
     """What gives the rows of a table: this worker's partition as `source` reads it, or all partitions on servers."""
     import tensorflow as tf
 
     dtype = tf.dtypes.as_dtype(table.dtype)
     parts = editor.partitions[table.op] if table.servers else (editor.tensor(source),)
     devices = tuple(device_of(server) for server in table.servers)
-    return TableRows(table.op, table.variable, table.rows, parts, dtype, table.row_shape, devices)
+    return TableRows(table.op, table.variable, table.rows, parts, dtype, row_shape, devices)
 
 
 def _way(editor: Editor, table: Table, synchronous: bool) -> ToWorkers | ToServers:
@@ -162,20 +162,20 @@ def _gathered(editor: Editor, decisions: Decisions, exchange: _Exchange, members
     pushes = [decisions.pushes[i] for i in members]
     with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
         if decisions.keeps:
-            return _with_own_rows(editor, exchange, pushes)
+            return _with_own_rows(editor, decisions, exchange, pushes)
         values, places = [], []
         for one in pushes:
-            values.append(_cut_open(editor, _values(editor, exchange, one), one))
+            values.append(_cut_open(editor, _values(editor, decisions, exchange, one), one))
             places.append(_cut_open(editor, tf.concat(_places(editor, exchange, one), 0), one))
         merged = merged_rows(exchange.asked, values, places)
         return _Gathered(exchange.way.push(exchange.trip, merged), exchange.asked, exchange.trip, False)
 
 
-def _with_own_rows(editor: Editor, exchange: _Exchange, pushes: list[Push]) -> _Gathered:
+def _with_own_rows(editor: Editor, decisions: Decisions, exchange: _Exchange, pushes: list[Push]) -> _Gathered:
     """Gradient rows of several batches, of which the pull of the last one has a part only."""
     import tensorflow as tf
 
-    way, width = exchange.way, math.prod(exchange.tables[0].row_shape)
+    way, width = exchange.way, push_width(editor.view, decisions, pushes[0])
     ids = [editor.at(one.indices[0]) for one in pushes]
     tables = [exchange.table_of[one.lookups[0]] for one in pushes]
     asked = ask(exchange.tables, list(zip(tables, ids, strict=True)), way)
@@ -248,11 +248,11 @@ def _places(editor: Editor, exchange: _Exchange, one: Push) -> list[Any]:
     return found
 
 
-def _values(editor: Editor, exchange: _Exchange, one: Push) -> Any:
+def _values(editor: Editor, decisions: Decisions, exchange: _Exchange, one: Push) -> Any:
     """The gradient rows `[n, width]` of those lookups of a push that this exchange pulled."""
     import tensorflow as tf
 
-    width = math.prod(exchange.tables[0].row_shape)
+    width = push_width(editor.view, decisions, one)
     if not one.values:
         return tf.zeros([tf.add_n([tf.size(place) for place in _places(editor, exchange, one)]), width])
     rows = tf.reshape(editor.at(one.values[0]), [-1, width])
@@ -287,11 +287,22 @@ def _may_be_cut(editor: Editor, tensor: Any, needed_by: tuple[str, ...]) -> None
 
 
 def _count_push(editor: Editor, exchange: _Exchange, gathered: _Gathered) -> Any:
-    return _count(editor, exchange, "push", gathered.asked, gathered.trip, gathered.names_rows)
+    return _count(editor, exchange, "push", gathered.asked, gathered.trip, gathered.names_rows, gathered.rows)
 
 
-def _count(editor: Editor, exchange: _Exchange, kind: str, asked: Asked, trip: Trip, names_rows: bool = True) -> Any:
-    """Counts one run: distinct rows by table, those asked of owners, and of them those that leave."""
+def _count(
+    editor: Editor,
+    exchange: _Exchange,
+    kind: str,
+    asked: Asked,
+    trip: Trip,
+    names_rows: bool = True,
+    rows: Any = None,
+) -> Any:
+    """Counts one run: distinct rows by table, those asked of owners, and of them those that leave.
+
+    Where `rows` are sent, what is counted waits for them: in a branch that is not taken nothing is sent.
+    """
     import tensorflow as tf
 
     way, splits, asked_of = exchange.way, trip.last.splits, exchange.way.ownership.pattern
@@ -301,17 +312,19 @@ def _count(editor: Editor, exchange: _Exchange, kind: str, asked: Asked, trip: T
     away = [1] * way.ownership.holders if from_server else _away(editor.worker)
     asked_for, left = tf.reduce_sum(splits), tf.reduce_sum(splits * tf.constant(away, tf.int32))
     of_id = id_bytes([t.rows for t in exchange.tables], way.slots) if names_rows else 0
+    width = math.prod(exchange.tables[0].row_shape) if rows is None else int(rows.shape[1])
     counter = Counter(
         tensor="",
         kind=kind,
         variables=tuple(t.variable for t in exchange.tables),
-        row_bytes=math.prod(exchange.tables[0].row_shape) * editor.wire.rows_type(exchange.tables[0].dtype).size,
+        row_bytes=width * editor.wire.rows_type(exchange.tables[0].dtype).size,
         id_bytes=8 if from_server and kind == "push" else of_id,
         trains=bool(exchange.together.sites),
         route=PS if isinstance(way, ToServers) else ALLTOALL,
         away=sum(away[one] for one in asked_of) / len(asked_of),
     )
-    return add_counter(editor, counter, [*tf.unstack(asked.distinct, len(exchange.tables)), asked_for, left])
+    with tf.control_dependencies([rows] if rows is not None else []):
+        return add_counter(editor, counter, [*tf.unstack(asked.distinct, len(exchange.tables)), asked_for, left])
 
 
 def _away(worker: Worker) -> list[int]:

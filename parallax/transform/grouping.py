@@ -18,11 +18,12 @@ from parallax.graph_view import GraphView, split_tensor
 
 @dataclass(frozen=True, slots=True)
 class PushSite:
-    """Pushes that travel together: at one level, one of each table, all in the same branches of conditionals."""
+    """Pushes that travel together: at one level, one of each table, of one width, in the same branches."""
 
     level: int
     ordinal: int
     branches: Branches = ()
+    width: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,10 @@ def group(view: GraphView, decisions: Decisions) -> Groups:
     found: dict[tuple[Any, ...], list[Lookup]] = {}
     for lookup in decisions.lookups:
         table = tables[lookup.table]
-        used = tuple(sorted(used_by.get(lookup.node, ()), key=lambda s: (s.level, s.ordinal, s.branches)))
+        used = tuple(sorted(used_by.get(lookup.node, ()), key=lambda s: (s.level, s.ordinal, s.branches, s.width)))
         waits = tuple(sorted(view.controls(lookup.node)))
         alone = table.op if table.servers else ""  # on servers there is nothing to share between tables
-        key = (table.dtype, math.prod(table.row_shape), levels[lookup.node], waits, used, alone, table.pattern)
+        key = (table.dtype, math.prod(lookup.row_shape), levels[lookup.node], waits, used, alone, table.pattern)
         found.setdefault(key, []).append(lookup)
     pulls = []
     for key, lookups in found.items():
@@ -75,6 +76,15 @@ def group(view: GraphView, decisions: Decisions) -> Groups:
 def push_nodes(push: Push) -> tuple[str, ...]:
     """The nodes of the user's graph that take what a push delivers."""
     return tuple(dict.fromkeys(edge.node for edge in (*push.values, *push.indices)))
+
+
+def push_width(view: GraphView, decisions: Decisions, push: Push) -> int:
+    """How many elements a row has that a push sends: the table's, or those of a slot that takes it."""
+    edges = push.values
+    shape = view.shape(view.inputs(edges[0].node)[edges[0].slot]) if edges else None
+    if shape is None or None in shape[1:]:
+        return math.prod(decisions.table(push.table).row_shape)
+    return math.prod(length or 0 for length in shape[1:])
 
 
 def _levels(view: GraphView, decisions: Decisions) -> dict[str, int]:
@@ -102,7 +112,7 @@ def _sites(view: GraphView, decisions: Decisions, levels: dict[str, int]) -> tup
         edges = (*push.values, *push.indices)
         before = [levels[split_tensor(view.inputs(e.node)[e.slot])[0]] for e in edges]
         before += [levels[node] for node in push.lookups]
-        site = PushSite(1 + max(before), 0, branches[edges[0].node])
+        site = PushSite(1 + max(before), 0, branches[edges[0].node], push_width(view, decisions, push))
         while (push.table, site) in taken:
             site = replace(site, ordinal=site.ordinal + 1)
         taken.add((push.table, site))

@@ -50,7 +50,7 @@ class OwnRows:
 
     def __init__(self, editor: Editor, decisions: Decisions) -> None:
         self.editor = editor
-        self.initial_random = frozenset(decisions.initial_random_ops)
+        self.initial_random = frozenset(decisions.equal_random_ops)
         self.read_whole = frozenset(edge for gather in decisions.gathers for edge in gather.edges)
         self.made: dict[tuple[str, int, Ownership, int, str], Any] = {}
 

@@ -84,7 +84,7 @@ def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGr
         gather_rows(editor, decisions)
         run_on_servers(editor, decisions)
     changed = editor.finish()
-    set_seeds(changed, frozenset(decisions.initial_random_ops), worker)
+    set_seeds(changed, frozenset(decisions.equal_random_ops), worker)
     set_shards(changed, worker)
     check(changed, decisions, worker)
     check_exchanges(changed, decisions)

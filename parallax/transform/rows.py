@@ -23,10 +23,12 @@ def spread_tables(editor: Editor, decisions: Decisions) -> None:
     for table in decisions.tables:
         if table.servers:
             continue
-        shape = attr_value_pb2.AttrValue()
-        for length in table.local_shape(editor.worker.rank, editor.worker.size):
-            shape.shape.dim.add().size = length
+        local = table.local_shape(editor.worker.rank, editor.worker.size)
         for member in table.members:
+            shape = attr_value_pb2.AttrValue()
+            shape.CopyFrom(editor.view.nodes[member].attr["shape"])
+            if local:  # a slot may have other columns than its table
+                shape.shape.dim[0].size = local[0]
             editor.attributes[(member, "shape")] = shape
     for node in decisions.conditionals:
         unknown = attr_value_pb2.AttrValue()
@@ -38,11 +40,9 @@ def spread_tables(editor: Editor, decisions: Decisions) -> None:
 def _whole_shapes(editor: Editor, decisions: Decisions) -> None:
     import numpy as np
 
-    tables = {t.op: t for t in decisions.tables}
     for shape in decisions.shapes:
-        table = tables[shape.table]
         number = editor.tensor(f"{shape.node}:0").dtype.as_numpy_dtype
-        editor.become_constant(shape.node, np.array(table.shape, number))
+        editor.become_constant(shape.node, np.array(shape.shape, number))
 
 
 def slice_rows(editor: Editor, decisions: Decisions) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from parallax.wire import WIRE_DTYPES
-from tests.equality import gradient_models, models
+from tests.equality import gradient_models, models, update_models
 
 ROUTES = ("alltoall", "allgather", "allreduce")
 SERVER_ROUTES = ("ps", "hybrid ps")
@@ -112,6 +112,9 @@ def _models(routes: Sequence[str]) -> list[Case]:
     found = []
     for model, build in models.MODELS.items():
         for resource in (True, False) if model != "tape" else (True,):  # a tape does not know reference variables
+            found += [Case(f"{model}, {_kind(resource)}, {route}", build, resource, route) for route in routes]
+    for model, build in update_models.MODELS.items():
+        for resource in (True, False) if model not in update_models.RESOURCE_ONLY else (True,):
             found += [Case(f"{model}, {_kind(resource)}, {route}", build, resource, route) for route in routes]
     for model, build in gradient_models.MODELS.items():
         by = routes if model in gradient_models.OF_ROWS else routes[:1]
