@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from parallax.analysis.capture import Captured
 from parallax.analysis.states import LOCAL, SAME, State
@@ -22,6 +23,9 @@ from parallax.decisions import (
 from parallax.errors import ParallaxError
 from parallax.graph_view import Edge, GraphView
 from parallax.spec import GradientSource
+
+if TYPE_CHECKING:
+    from parallax.analysis.passages import Passage
 
 
 class NoRule(ParallaxError):
@@ -63,6 +67,10 @@ class Walk:
         dense_sources: dense gradients, by tensor.
         kinds: the pieces of sparse gradients, as the walk before found them.
         equal_randomness: whether all workers draw the same random numbers.
+        passages: what autodiff made that is the workers' mean besides, by tensor (passages.py).
+        alike: tensors that the walk before found equal on all workers.
+        asked: tensors that a passage asked for before the walk came to them.
+        passed: the passages of which the mean is taken.
     """
 
     captured: Captured
@@ -78,6 +86,10 @@ class Walk:
     dense_sources: dict[str, list[GradientSource]]
     kinds: dict[str, tuple[Piece, ...]]
     equal_randomness: bool
+    passages: Mapping[str, Sequence[Passage]] = field(default_factory=dict)
+    alike: frozenset[str] = frozenset()
+    asked: set[str] = field(default_factory=set)
+    passed: list[str] = field(default_factory=list)
     states: dict[str, State] = field(default_factory=dict)
     depth: dict[str, int] = field(default_factory=dict)
     marked: dict[tuple[str, str], State] = field(default_factory=dict)
