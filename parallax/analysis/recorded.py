@@ -113,7 +113,7 @@ def _place(call: Call, graph: Any) -> _Place:
 
 
 def _nodes_of_calls(calls: Sequence[Call]) -> dict[str, tuple[str, ...]]:
-    return {call.name: tuple(map(call.inner, call.body)) for call in calls}
+    return {call.name: (*map(call.inner, call.body), *call.results) for call in calls}
 
 
 def _with_calls(nodes: list[str], within: dict[str, tuple[str, ...]]) -> frozenset[str]:

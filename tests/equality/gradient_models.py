@@ -160,11 +160,19 @@ def hessian_vector(rows: int, third: bool) -> None:
 
 
 def open_shape(rows: int) -> None:
-    """A weight whose static shape is open."""
+    """A weight and its slots of which no static shape is known."""
     x, y = _features(rows)
-    start = tf.reshape(tf.linspace(-1.0, 1.0, ROWS), tf.stack([ROWS, tf.size(tf.zeros([1]))]))
-    w = v1.get_variable("w", initializer=v1.placeholder_with_default(start, None), validate_shape=False)
+    start = v1.placeholder_with_default(tf.reshape(tf.linspace(-1.0, 1.0, ROWS), [ROWS, 1]), None)
+    w = v1.get_variable("w", initializer=start, validate_shape=False)
     v1.train.AdamOptimizer(0.05).minimize(_error(tf.ensure_shape(tf.matmul(x, w), [rows, 1]), y))
+
+
+def open_shape_of_rows(rows: int) -> None:
+    """A table and a weight of which only the initial value has a static shape."""
+    emb = v1.get_variable("emb", initializer=tf.reshape(tf.linspace(-1.0, 1.0, 44), [ROWS, 4]), validate_shape=False)
+    w = v1.get_variable("w", initializer=tf.ones([WIDTH, 1]), validate_shape=False)
+    loss = squared(tf.ensure_shape(tf.nn.embedding_lookup(emb, ids(rows)) @ w, [rows, 1]), rows)
+    v1.train.AdagradOptimizer(0.5).minimize(loss)
 
 
 MODELS: dict[str, Callable[[int], Any]] = {
@@ -181,6 +189,25 @@ MODELS: dict[str, Callable[[int], Any]] = {
     "adapted by tapes": adapted_by_tape,
     "second gradients": lambda rows: hessian_vector(rows, False),
     "third gradients": lambda rows: hessian_vector(rows, True),
+    "open shape": open_shape,
+    "open shape of rows": open_shape_of_rows,
 }
-OF_ROWS = ("repeated inputs", "gradients in a function", "gradients in nested functions", "update in a function")
+OF_ROWS = (
+    "repeated inputs",
+    "gradients in a function",
+    "gradients in nested functions",
+    "update in a function",
+    "open shape of rows",
+)
 """The models that look rows up: they are trained by every route."""
+OF_GRADIENTS = (
+    "adapted once",
+    "adapted twice",
+    "adapted in a function",
+    "adapted by tapes",
+    "second gradients",
+    "third gradients",
+)
+"""The models that use gradients of variables within a loss."""
+WITH_REFERENCES = ("open shape", "open shape of rows", "adapted twice")
+"""The models that are trained with reference variables too."""
