@@ -58,6 +58,17 @@ def propagate(
         NoRule: a part's route cannot be carried out; the message names the op.
         GraphError: no route can make this graph right.
     """
+    return _decisions(walked(captured, sources, routes, equal_randomness, placed), terms or Terms())
+
+
+def walked(
+    captured: Captured,
+    sources: tuple[GradientSource, ...],
+    routes: Mapping[str, str],
+    equal_randomness: bool = False,
+    placed: Mapping[str, Placement] | None = None,
+) -> Walk:
+    """The last walk, from which the decisions follow; its `states` say of every tensor how a worker holds it."""
     placed = placed or {}
     spread = {part for part, route in routes.items() if route == "alltoall"}
     tables = {part: _table(captured, part, placed.get(part, Placement())) for part in sorted(spread | placed.keys())}
@@ -106,7 +117,7 @@ def propagate(
             and not walk.new_own - own
             and (found, asked) == (kinds, alike)
         ):
-            return _decisions(walk, terms or Terms())
+            return walk
         kinds, alike = found, asked
         table_of = {**table_of, **walk.new_members}
         own = own | walk.new_own

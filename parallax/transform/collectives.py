@@ -47,11 +47,14 @@ def all_gather(tensor: Any) -> Any:
 def all_reduce(tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
     """The elementwise sum (times `scale`), minimum or maximum over the workers; of the same shape on all.
 
-    bfloat16 travels as float32 and booleans as int32, which Horovod's MPI reductions know.
+    bfloat16 travels as float32 and booleans as int32, which Horovod's MPI reductions know. Horovod keeps its factor as
+    float32, which is too coarse for float64.
     """
     import tensorflow as tf
     from horovod.tensorflow import mpi_ops
 
+    if tensor.dtype == tf.float64 and scale != 1.0:
+        return all_reduce(tensor * scale, kind)
     op = {"sum": mpi_ops.Sum, "min": mpi_ops.Min, "max": mpi_ops.Max}[kind]
     wire = {tf.bfloat16: tf.float32, tf.bool: tf.int32}.get(tensor.dtype, tensor.dtype)
     with _announced(tensor):

@@ -1,0 +1,41 @@
+"""`python -m ops.exactness`: trains graphs of a grammar by N workers and by one process, and counts what came of it.
+
+    python -m ops.exactness --graphs 300 --seed 1
+    python -m ops.exactness --seed 1 --only 17
+    python -m ops.exactness --script exactness/17.py
+
+Exit status 1 when any graph is wrong, fails with another error than the project's, or is no program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(prog="python -m ops.exactness", description=__doc__.split("\n")[0])
+    found.add_argument("--graphs", type=int, default=300, help="how many (default %(default)s)")
+    found.add_argument("--seed", type=int, default=1, help="graphs follow from seed and number (default %(default)s)")
+    found.add_argument("--first", type=int, default=0, help="number of the first graph (default %(default)s)")
+    found.add_argument("--only", type=int, metavar="NUMBER", help="this graph alone, printed")
+    found.add_argument("--script", type=Path, metavar="FILE", help="a program of a file, in place of the grammar's")
+    found.add_argument("--workers", type=int, help="of every graph (default: two to five)")
+    found.add_argument("--routes", help="with commas between; default: the planned one and one other in turn")
+    found.add_argument("--out", type=Path, metavar="FOLDER", help="where minimal programs of faults are written")
+    found.add_argument("--minutes", type=float, help="no graph is begun later")
+    return found
+
+
+def main(argv: list[str]) -> int:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    options = parser().parse_args(argv)
+    from ops.exactness.command import run  # imports TensorFlow
+
+    return run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

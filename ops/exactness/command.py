@@ -1,0 +1,145 @@
+"""Tries one program after the other, keeps the faults, and prints the counts."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ops.exactness.draft import Program
+from ops.exactness.grammar import program
+from ops.exactness.shrink import shrunk
+from ops.exactness.trial import ROUTES, Outcome, try_program
+
+SHRUNK_ALIKE = 2
+"""Of faults that look alike, so many are made minimal; the others are counted."""
+_SHOWN = 160
+
+
+@dataclass
+class Tally:
+    """What came of the programs so far.
+
+    Attributes:
+        outcomes: how many graphs ended by each kind; a graph with several routes counts once, as its worst.
+        trials: how many graphs and routes.
+        reasons: of refusals.
+        faults: (number, route, outcome).
+        seconds: of processor time.
+    """
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    trials: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    faults: list[tuple[int, str, Outcome]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, number: int, outcomes: dict[str, Outcome]) -> list[tuple[str, Outcome]]:
+        """Counts a graph, and returns its faults, by route."""
+        kinds = [outcome.kind for outcome in outcomes.values()]
+        self.outcomes[max(kinds, key=_ORDER.index)] += 1
+        self.trials += len(kinds)
+        self.seconds += sum(outcome.seconds for outcome in outcomes.values())
+        refused = [outcome for outcome in outcomes.values() if outcome.kind == "refused"]
+        self.reasons.update(dict.fromkeys((reason_of(outcome) for outcome in refused), 1))
+        found = [(route, outcome) for route, outcome in outcomes.items() if outcome.is_fault]
+        self.faults += [(number, route, outcome) for route, outcome in found]
+        return found
+
+    def text(self) -> str:
+        """The counts, the share refused with its reasons, and the time."""
+        graphs = sum(self.outcomes.values())
+        counts = ", ".join(f"{self.outcomes[kind]} {kind}" for kind in _ORDER)
+        lines = [f"{graphs} graphs by {self.trials} routes: {counts}"]
+        lines.append(f"{self.outcomes['refused'] / max(graphs, 1):.1%} refused")
+        lines += [f"  {count:4}  {reason}" for reason, count in self.reasons.most_common()]
+        lines.append(f"{self.seconds / max(graphs, 1):.2f} s of processor a graph")
+        return "\n".join(lines)
+
+
+_ORDER = ("equal", "refused", "wrong", "foreign", "invalid")
+
+
+def reason_of(outcome: Outcome) -> str:
+    """A refusal without the names of its graph."""
+    text = outcome.message.split(": ", 1)[-1]
+    for quoted in _quoted(text):
+        text = text.replace(quoted, "'\u2026'")
+    return f"{text[:_SHOWN]} ({outcome.place})"
+
+
+def routes_of(number: int, asked: str | None) -> tuple[str, ...]:
+    """The routes by which a graph is tried: the planned one, and one of the others in turn."""
+    if asked:
+        return tuple(asked.split(","))
+    return ROUTES[0], ROUTES[1 + number % (len(ROUTES) - 1)]
+
+
+def run(options: Any) -> int:
+    """Carries out the command; returns its exit status."""
+    if options.script is not None:
+        return _script(options)
+    began, tally = time.monotonic(), Tally()
+    numbers = [options.only] if options.only is not None else range(options.first, options.first + options.graphs)
+    for number in numbers:
+        if options.minutes is not None and time.monotonic() - began > 60 * options.minutes:
+            break
+        made = program(options.seed, number, options.workers)
+        if options.only is not None:
+            print(made.source())
+        outcomes = try_program(made.source(), routes_of(number, options.routes))
+        seen = set()
+        for route, outcome in tally.add(number, outcomes):
+            print(f"{number} by {route}: {_line(outcome)}", flush=True)
+            is_new = (outcome.kind, outcome.place) not in seen
+            seen.add((outcome.kind, outcome.place))
+            if options.out is not None and is_new:
+                _keep(made, number, route, outcome, tally, options.out)
+        if options.only is not None:
+            _print(outcomes)
+    print(tally.text())
+    return 1 if tally.faults else 0
+
+
+def _script(options: Any) -> int:
+    outcomes = try_program(options.script.read_text(), routes_of(0, options.routes or ",".join(ROUTES)))
+    _print(outcomes)
+    return 1 if any(outcome.is_fault for outcome in outcomes.values()) else 0
+
+
+def _print(outcomes: dict[str, Outcome]) -> None:
+    for route, outcome in outcomes.items():
+        print(f"{route}: {outcome.kind}  {outcome.message}\n  " + "\n  ".join(outcome.routes))
+
+
+def _keep(made: Program, number: int, route: str, outcome: Outcome, tally: Tally, folder: Path) -> None:
+    """Writes the minimal program of a fault, unless enough of those that look alike are there."""
+    alike = [o for _, _, o in tally.faults if (o.kind, o.place) == (outcome.kind, outcome.place)]
+    if outcome.kind == "foreign" and len(alike) > SHRUNK_ALIKE:
+        return
+    least, outcome = shrunk(made, outcome, lambda one: _first(try_program(one.source(), [route])))
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{outcome.kind}_{number}_{route}.py"
+    how = f"Run by `python -m ops.exactness --routes {route} --script {file.name}`.\n\n{_wrapped(outcome)}"
+    file.write_text(least.source(how.replace("\\", "/").replace('"""', "'''")))
+    print(f"  {file}: {_line(outcome)}", flush=True)
+
+
+def _first(outcomes: dict[str, Outcome]) -> Outcome:
+    return next(iter(outcomes.values()))
+
+
+def _line(outcome: Outcome) -> str:
+    return f"{outcome.kind}  {outcome.place}  {' '.join(outcome.message.split())[:_SHOWN]}"
+
+
+def _wrapped(outcome: Outcome) -> str:
+    text = " ".join(f"{outcome.kind}: {outcome.message[:600]} ({outcome.place or 'values'})".split())
+    return "\n".join(text[at : at + 110] for at in range(0, len(text), 110))
+
+
+def _quoted(text: str) -> Sequence[str]:
+    return [f"'{part}'" for part in text.split("'")[1::2]]

@@ -1,0 +1,83 @@
+"""The grammar: a seed and a number give one program, which N workers must train as one process does, or refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ops.exactness.draft import Draft, Program
+from ops.exactness.inputs import FEATURES, IDS, LOOKUPS, Production
+from ops.exactness.updates import EXTRAS, ON_VALUES, UNCONDITIONAL, UPDATES, gradients, loss
+
+COLUMNS = 3
+
+
+def program(seed: int, number: int, workers: int | None = None) -> Program:
+    """The program of this number.
+
+    Args:
+        seed: of all numbers' programs.
+        number: which.
+        workers: how many; None draws two to five.
+    """
+    rng = np.random.RandomState([seed, number])
+    size = int(rng.choice([2, 3, 4, 5], p=[0.55, 0.25, 0.1, 0.1]))
+    d = Draft(rng, is_open=rng.rand() < 0.5, v2=rng.rand() < 0.7, resource=rng.rand() < 0.75)
+    dtype = "float32" if rng.rand() < 0.3 else "float64"
+    optimizes = bool(rng.rand() < 0.3)
+    d.tape = bool(d.resource and rng.rand() < 0.1)
+    _batch(d)
+    d.taped = True
+    for _ in range(rng.randint(0, 4)):
+        _one_of(d, IDS)
+    for _ in range(rng.randint(1, 4)):
+        _one_of(d, LOOKUPS)
+        for _ in range(rng.randint(0, 3)):
+            _one_of(d, FEATURES)
+    if len(d.rows) > 1:
+        d.new_row(" + ".join(_ends(d)), d.rows[-1])
+    loss(d)
+    d.taped = False
+    gradients(d)
+    _one_of(d, UPDATES if d.resource or not d.v2 else UNCONDITIONAL)
+    for _ in range(int(rng.choice([0, 1, 2], p=[0.5, 0.35, 0.15]))):
+        _one_of(d, EXTRAS)
+    return Program(
+        f"Program {number} of seed {seed}.",
+        workers or size,
+        tuple(d.feeds.items()),
+        tuple(d.statements),
+        d.result,
+        dtype,
+        is_open=d.is_open,
+        control_flow_v2=d.v2,
+        optimizes=optimizes,
+        resource=d.resource,
+        tape=d.tape,
+    )
+
+
+def _batch(d: Draft) -> None:
+    """What is fed, and names that all programs have."""
+    d.feeds |= {"ids": "rng.randint(0, 11, [rows])", "bags": f"rng.randint(0, 11, [rows, {COLUMNS}])"}
+    d.add(ON_VALUES)
+    d.add("step = v1.train.get_or_create_global_step()", is_kept=True)
+    d.add('i0 = v1.placeholder(tf.int64, [rows], name="ids")', is_kept=True)
+    d.add(f's0 = v1.placeholder(tf.int64, [rows, {COLUMNS}], name="bags")')
+    d.add('y = v1.placeholder(F, [rows], name="y")', is_kept=True)
+    d.add(f"n = {'tf.shape(i0)[0]' if d.is_open else 'rows'}")
+    d.counts |= {"i": 0, "s": 0}
+    d.ids.append(("i0", 11))
+    d.bags.append(("s0", 11, COLUMNS))
+
+
+def _ends(d: Draft) -> Sequence[str]:
+    """Features that nothing has taken, so that the loss depends on all."""
+    text = "\n".join(s.text for s in d.statements)
+    return [h for h in d.rows if text.count(h) < 2] or d.rows[-1:]
+
+
+def _one_of(d: Draft, productions: Sequence[tuple[float, Production]]) -> None:
+    shares = np.array([weight for weight, _ in productions])
+    productions[int(d.rng.choice(len(productions), p=shares / shares.sum()))][1](d)

@@ -1,0 +1,105 @@
+"""A program as loaded: what it is fed, and its graph for one worker's batch or for the joined one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.analysis import record
+
+v1 = tf.compat.v1
+record.install()
+v1.logging.set_verbosity(v1.logging.ERROR)  # autograph says that it cannot read a program's text, which needs none
+
+STEPS = 4
+_THREADS = 256
+"""A thread waits in each meeting, and all threads of all workers' sessions are one pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A program, loaded.
+
+    Attributes:
+        workers: number of workers.
+        rows: of each worker's batch.
+        is_open: whether the graph leaves the batch dimension open; else the joined batch has a graph of its own.
+        control_flow_v2: whether conditionals and loops are functional.
+        optimizes: whether TensorFlow's graph optimizers run, as they do in a user's session.
+        dtype: of the variables, which says how exact a comparison can be.
+        feeds: (random state, rows) -> name of placeholder -> value.
+        build: rows, or None -> the ops that are run in turn; builds in the default graph.
+    """
+
+    workers: int
+    rows: int
+    is_open: bool
+    control_flow_v2: bool
+    optimizes: bool
+    dtype: str
+    feeds: Callable[[Any, int], dict[str, Any]]
+    build: Callable[[int | None], Sequence[Any]]
+
+    @staticmethod
+    def load(source: str, name: str = "program") -> Script:
+        """Runs a program's text, which builds nothing yet."""
+        names: dict[str, Any] = {"__name__": name}
+        exec(compile(source, f"<{name}>", "exec"), names)
+        return Script(
+            names["WORKERS"],
+            names["ROWS"],
+            names["OPEN_BATCH"],
+            names["CONTROL_FLOW_V2"],
+            names.get("OPTIMIZES", True),
+            names["F"].name,
+            names["feeds"],
+            names["build"],
+        )
+
+    def graph(self, rows: int) -> tuple[Any, list[Any]]:
+        """The program's graph for a batch, and the ops that are run in turn."""
+        toggle = v1.enable_control_flow_v2 if self.control_flow_v2 else v1.disable_control_flow_v2
+        toggle()
+        graph = tf.Graph()
+        try:
+            with graph.as_default():
+                v1.set_random_seed(3)
+                made = self.build(None if self.is_open else rows)
+        finally:
+            v1.enable_control_flow_v2()
+        return graph, list(made) if isinstance(made, list | tuple) else [made]
+
+    def batches(self) -> list[list[dict[str, Any]]]:
+        """For each step the batch of each worker."""
+        rng = np.random.RandomState(0)
+        return [[self.feeds(rng, self.rows) for _ in range(self.workers)] for _ in range(STEPS)]
+
+    def options(self) -> Any:
+        """Of a session, whose threads can all wait at once."""
+        config = v1.ConfigProto(intra_op_parallelism_threads=1, use_per_session_threads=False)
+        config.session_inter_op_thread_pool.add(num_threads=_THREADS, global_name="exactness")
+        config.graph_options.rewrite_options.disable_meta_optimizer = not self.optimizes
+        return config
+
+
+def joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The workers' batches one after the other; scalars are those of worker 0."""
+    first = batches[0]
+    return {name: np.concatenate([b[name] for b in batches]) if np.ndim(first[name]) else first[name] for name in first}
+
+
+def fed(graph: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    """Of a batch what the graph has placeholders for, by tensor."""
+    return {f"{name}:0": value for name, value in batch.items() if _has(graph, name)}
+
+
+def _has(graph: Any, name: str) -> bool:
+    try:
+        graph.get_operation_by_name(name)
+    except KeyError:
+        return False
+    return True

@@ -1,0 +1,73 @@
+"""Makes a program that shows a fault as short as it can be while the fault stays.
+
+A program that fails otherwise shows another fault. Among wrong values there is no telling faults apart but by what is
+left of the program, so any wrong value counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from ops.exactness.draft import Program, Statement
+from ops.exactness.trial import Outcome
+
+Trial = Callable[[Program], Outcome]
+
+
+def shrunk(program: Program, fault: Outcome, trial: Trial) -> tuple[Program, Outcome]:
+    """A program with the same fault, from which no statement can be left out, and its outcome.
+
+    Args:
+        program: what shows the fault.
+        fault: its outcome.
+        trial: what comes of a program.
+    """
+    found, outcome = program, fault
+    for together in (True, False):  # once in large pieces, then again one by one
+        steps = list(_steps(found))
+        waiting = [steps] if together else [[step] for step in steps]
+        while waiting:
+            taken = waiting.pop(0)
+            simpler = found
+            for step in taken:
+                simpler = step(simpler)
+            if simpler == found:
+                continue
+            tried = trial(simpler)
+            if (tried.kind, tried.place) == (fault.kind, fault.place):
+                found, outcome = simpler, tried
+            elif len(taken) > 1:
+                half = len(taken) // 2
+                waiting = [taken[:half], taken[half:], *waiting]
+    return found, outcome
+
+
+def _steps(program: Program) -> Iterator[Callable[[Program], Program]]:
+    """What makes this program simpler; the last statement first, as leaving it out changes none before it."""
+    plain = {"workers": 2, "control_flow_v2": True, "resource": True, "tape": False, "optimizes": True}
+    yield lambda one: _opened(replace(one, **plain))
+    for statement in reversed(program.statements):
+        if statement.plain:
+            yield lambda one, at=statement: _made_plain(one, at)
+        elif not statement.is_kept or statement.instead:
+            yield lambda one, at=statement: _without(one, at)
+
+
+def _without(program: Program, statement: Statement) -> Program:
+    """A statement that another name has reached meanwhile is left to the next round."""
+    return program.without(program.statements.index(statement)) if statement in program.statements else program
+
+
+def _made_plain(program: Program, statement: Statement) -> Program:
+    made = replace(statement, text=statement.plain, plain="")
+    return replace(program, statements=tuple(made if s == statement else s for s in program.statements))
+
+
+def _opened(program: Program) -> Program:
+    if program.is_open:
+        return program
+    statements = tuple(
+        replace(s, text="n = tf.shape(i0)[0]") if s.text.strip() == "n = rows" else s for s in program.statements
+    )
+    return replace(program, is_open=True, statements=statements)

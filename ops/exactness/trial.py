@@ -1,0 +1,243 @@
+"""Tries one program: N workers, as threads of this process, against one process on the joined batch.
+
+A program is Python text (docs/exactness.md says what it defines). Its outcome is one of
+- `equal`: on every worker every variable, slots included, ends as in the one process;
+- `refused`: a ParallaxError before the first step;
+- `wrong`: some variable ends with another value;
+- `foreign`: any other exception, or a ParallaxError in a step;
+- `invalid`: the one process itself does not train the program; a fault of the program.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ops.exactness.claims import first_false, watched
+from ops.exactness.runs import SEED, Built, Ran, one_process, workers
+from parallax.analysis.planner import make_plan, part_routes, placements
+from parallax.analysis.propagate import walked
+from parallax.decisions import Decisions
+from parallax.errors import ParallaxError, PlanError
+from parallax.plan import Plan, Wishes, one_host
+from parallax.runtime.planning import Analysed, analyse, decide, feasible
+from parallax.spec import VariableClass
+from parallax.transform.edit import Worker
+from parallax.transform.exchange_op import native_ops
+from parallax.transform.pipeline import transform
+
+ROUTES = ("hybrid", "alltoall", "allgather", "allreduce")
+"""`hybrid` is what is planned when nothing is asked for."""
+
+TOLERANCE_BY_DTYPE = {"float64": 1e-8, "float32": 2e-4}
+"""Of the largest change that any variable of the same kind has seen (a trained variable, or a slot of one name).
+
+Sums over workers are taken in another order than in one process, which costs about 1e-16 or 1e-7 of the terms; where
+terms cancel, or an optimizer divides by a small number, some thousand times that. A wrong gradient is off by more.
+"""
+CLAIM_TOLERANCE_BY_DTYPE = {"float64": 1e-9, "float32": 1e-3}
+"""Of the size of a tensor: what is small because terms cancel is less exact than a variable's change."""
+_ROUNDING = {"float64": 1e-13, "float32": 1e-5}
+"""Of the variable's own size: a variable that hardly changes is still rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a program by one route.
+
+    Attributes:
+        kind: as the module says.
+        message: of the error, or which variables differ.
+        place: the innermost frame of the project, or what differs: what tells faults apart.
+        routes: variable -> class and route.
+        seconds: of this process's processor time.
+        claim: the first op of which the analysis says what is not so, where claims are tried and one is false.
+    """
+
+    kind: str
+    message: str = ""
+    place: str = ""
+    routes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    claim: str = ""
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether it must not be."""
+        return self.kind not in ("equal", "refused")
+
+
+@dataclass(slots=True)
+class _Subject:
+    """A program under trial: what all its routes share."""
+
+    built: Built
+    expected: Ran
+    analysed: Analysed
+    watched: tuple[str, ...]
+    break_on_purpose: Callable[[Decisions], Decisions] | None
+
+
+def try_program(
+    source: str,
+    routes: Sequence[str] = ROUTES,
+    break_on_purpose: Callable[[Decisions], Decisions] | None = None,
+    claims: bool = False,
+) -> dict[str, Outcome]:
+    """Tries a program by each of some routes; one whose plan is that of a route before has that one's outcome.
+
+    Args:
+        source: the program.
+        routes: of ROUTES.
+        break_on_purpose: changes the decisions, to see that a fault is noticed.
+        claims: whether what the analysis says of single tensors is tried too.
+    """
+    began = time.process_time()
+    subject = _subject(source, break_on_purpose, claims)
+    if isinstance(subject, Outcome):
+        return {routes[0]: replace(subject, seconds=time.process_time() - began)}
+    outcomes: dict[str, Outcome] = {}
+    tried: dict[Any, Outcome] = {}
+    for route in routes:
+        outcome = _outcome(subject, route, tried)
+        now = time.process_time()
+        outcomes[route] = replace(outcome, seconds=now - began)
+        began = now
+    return outcomes
+
+
+def _subject(source: str, break_on_purpose: Any, claims: bool) -> _Subject | Outcome:
+    native_ops()
+    try:
+        built = Built.of(source)
+        expected = one_process(built)
+    except Exception as error:  # whatever the program's text raises is kept as the outcome
+        return _failed("invalid", error)
+    try:
+        analysed = analyse(built.graph)
+    except Exception as error:
+        return _before_steps(error)
+    seen = watched(analysed.captured.view, [op.name for op in built.ops]) if claims else ()
+    if seen:
+        expected = one_process(built, seen)
+    return _Subject(built, expected, analysed, seen, break_on_purpose)
+
+
+def plan_of(analysed: Analysed, route: str, workers: int) -> Plan:
+    """A plan with this route for every variable that it is possible for; the others keep their own."""
+    layout = one_host(workers, 0)
+    if route == "hybrid":
+        return feasible(analysed, layout, Wishes())
+    routes: dict[str, str] = {}
+    for variable in analysed.spec.variables:
+        try:
+            make_plan(analysed.spec, layout, Wishes(routes={variable.name: route}))
+        except PlanError:
+            continue
+        routes[variable.name] = route
+    return feasible(analysed, layout, Wishes(routes=routes))
+
+
+def _outcome(subject: _Subject, route: str, tried: dict[Any, Outcome]) -> Outcome:
+    script, analysed = subject.built.script, subject.analysed
+    try:
+        plan = plan_of(analysed, route, script.workers)
+        decisions = decide(analysed, plan, equal_randomness=True)
+        if subject.break_on_purpose is not None:
+            decisions = subject.break_on_purpose(decisions)
+        if decisions in tried:
+            return replace(tried[decisions], seconds=0.0)
+        made = [
+            transform(analysed.captured.view, decisions, Worker(rank, script.workers, SEED, equal_randomness=True))
+            for rank in range(script.workers)
+        ]
+    except Exception as error:
+        return _before_steps(error)
+    try:
+        found = workers(subject.built, analysed, made, subject.watched)
+    except Exception as error:
+        outcome = _failed("foreign", error)
+    else:
+        own = {v.name for v in plan.variables if v.cls == VariableClass.LOCAL}
+        outcome = judge(subject.expected, [ran.last for ran in found], script.dtype, own, subject.built.trained())
+        outcome = replace(outcome, claim=_false_claim(subject, plan, found))
+    routes = tuple(f"{v.name}: {v.cls.value} by {v.route}" for v in plan.variables)
+    tried[decisions] = outcome = replace(outcome, routes=routes)
+    return outcome
+
+
+def _false_claim(subject: _Subject, plan: Plan, found: list[Ran]) -> str:
+    """The first claim that is false in some step; what comes after a wrong step is wrong for that reason."""
+    if not subject.watched:
+        return ""
+    analysed, spec = subject.analysed, subject.analysed.spec
+    walk = walked(analysed.captured, analysed.sources, part_routes(spec, plan), True, placements(spec, plan))
+    tolerance = CLAIM_TOLERANCE_BY_DTYPE[subject.built.script.dtype]
+    for step, expected in enumerate(subject.expected.seen):
+        claim = first_false(walk, expected, [ran.seen[step] for ran in found], tolerance)
+        if claim is not None:
+            return f"step {step}: {claim}"
+    return ""
+
+
+def judge(expected: Ran, found: list[dict[str, Any]], dtype: str, own: set[str], trained: frozenset[str]) -> Outcome:
+    """Compares every worker's variables with the one process's.
+
+    Args:
+        expected: of the one process.
+        found: by worker.
+        dtype: of the program's variables.
+        own: variables that every worker keeps for itself.
+        trained: variables that have gradients.
+    """
+    changes: dict[str, float] = {}
+    kinds = {name: _kind(name, trained) for name in expected.last}
+    for name, last in expected.last.items():
+        changes[kinds[name]] = max(changes.get(kinds[name], 0.0), _size(last - expected.initial[name]))
+    differing = []
+    for name, last in expected.last.items():
+        if name.split(":")[0] in own:
+            continue
+        change = changes[kinds[name]]
+        allowed = TOLERANCE_BY_DTYPE[dtype] * change + _ROUNDING[dtype] * _size(last)
+        gap = max(_gap(values[name], last) for values in found)
+        if not gap <= (allowed if np.issubdtype(last.dtype, np.floating) else 0):
+            differing.append(f"{name} by {gap / change if change else gap:.2g} of the change {change:.2g}")
+    if differing:
+        return Outcome("wrong", "; ".join(differing), "")
+    return Outcome("equal")
+
+
+def _kind(name: str, trained: frozenset[str]) -> str:
+    """What the slots of all variables are called; variables that are trained are one kind, all others one by one."""
+    return "trained" if name in trained else re.split("[/_]", name.split(":")[0].rstrip("_0123456789"))[-1]
+
+
+def _gap(found: Any, expected: Any) -> float:
+    return _size(found.astype(np.float64) - expected) if found.shape == expected.shape else float("inf")
+
+
+def _size(value: Any) -> float:
+    return float(np.max(np.abs(np.asarray(value, np.float64)), initial=0.0))
+
+
+def _before_steps(error: Exception) -> Outcome:
+    """An error before the first step: the project's own is what shall come there."""
+    return _failed("refused" if isinstance(error, ParallaxError) else "foreign", error)
+
+
+def _failed(kind: str, error: Exception) -> Outcome:
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in frames if "/parallax/" in f.filename]
+    at = f"{Path(ours[-1].filename).name}:{ours[-1].lineno} {ours[-1].name}" if ours else "in a step"
+    if isinstance(error, tf.errors.OpError):
+        at = "in a step"
+    return Outcome(kind, f"{type(error).__name__}: {str(error)[:1500]}", f"{type(error).__name__} {at}")

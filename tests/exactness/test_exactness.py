@@ -1,0 +1,78 @@
+"""Graphs of the grammar are equal to one process or refused; a fault is noticed, and kept as a minimal program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ops.exactness.__main__ import main
+from ops.exactness.draft import Program, Statement
+from ops.exactness.grammar import program
+from ops.exactness.shrink import shrunk
+from ops.exactness.trial import ROUTES, Outcome, try_program
+from parallax.decisions import Decisions
+
+PLAIN = Program(
+    title="A lookup and a dense layer.",
+    workers=3,
+    feeds=(("ids", "rng.randint(0, 11, [rows])"), ("y", "rng.randn(rows)")),
+    statements=(
+        Statement('ids = v1.placeholder(tf.int64, [rows], name="ids")', is_kept=True),
+        Statement('y = v1.placeholder(F, [rows], name="y")', is_kept=True),
+        Statement('emb = v1.get_variable("emb", [11, 4], F)', is_kept=True),
+        Statement('w = v1.get_variable("w", [4, 1], F)', is_kept=True),
+        Statement("h0 = tf.gather(emb, ids)", "h0", is_kept=True),
+        Statement("h1 = tf.tanh(h0)", "h1", "h0"),
+        Statement("h2 = h1 + h0", "h2", "h1"),
+        Statement("loss = tf.reduce_mean(tf.square((h2 @ w)[:, 0] - y))", is_kept=True),
+        Statement("train = v1.train.AdagradOptimizer(0.3).minimize(loss)", is_kept=True),
+    ),
+)
+
+
+def without_all_reduces(decisions: Decisions) -> Decisions:
+    return replace(decisions, all_reduces=())
+
+
+def test_a_plain_graph_is_equal_by_every_route() -> None:
+    outcomes = try_program(PLAIN.source())
+    assert {route: outcome.kind for route, outcome in outcomes.items()} == dict.fromkeys(ROUTES, "equal")
+    assert "emb: sparse by allgather" in outcomes["allgather"].routes
+
+
+def test_a_transform_broken_on_purpose_is_wrong_with_a_minimal_program_that_runs() -> None:
+    def trial(one: Program) -> Outcome:
+        return try_program(one.source(), ["allgather"], without_all_reduces)["allgather"]
+
+    fault = trial(PLAIN)
+    assert (fault.kind, "w:0 by " in fault.message) == ("wrong", True)
+    least, outcome = shrunk(PLAIN, fault, trial)
+    assert (outcome.kind, least.workers) == ("wrong", 2)
+    assert [s.text for s in least.statements if not s.is_kept] == []
+    assert "(h0 @ w)" in least.source()
+    assert try_program(least.source(), ["allgather"])["allgather"].kind == "equal"
+
+
+def test_a_refusal_and_an_error_of_the_program_are_told_apart() -> None:
+    def with_loss(text: str) -> Outcome:
+        made = replace(PLAIN, statements=(*PLAIN.statements[:-2], Statement(text), PLAIN.statements[-1]))
+        return try_program(made.source(), ["hybrid"])["hybrid"]
+
+    assert with_loss("loss = unheard_of").kind == "invalid"
+    refused = with_loss("loss = tf.reduce_mean(h2)\ntf.no_op(name='parallax/taken')")
+    assert (refused.kind, refused.message.split(":")[0]) == ("refused", "TransformError")
+
+
+def test_seed_and_number_say_which_program_it_is() -> None:
+    assert program(5, 3) == program(5, 3)
+    assert len({program(5, number).source() for number in range(20)}) == 20
+    assert "exactness" not in program(5, 3).source(how="")
+
+
+def test_the_command_tries_a_program_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(PLAIN.source())
+    assert main(["--script", str(file), "--routes", "hybrid"]) == 0
+    assert capsys.readouterr().out.startswith("hybrid: equal")
