@@ -8,6 +8,7 @@ import re
 from parallax.plan import NO_ROUTE, PS, Plan, RouteCost, VariablePlan
 from parallax.prediction import LINK, Flip
 from parallax.profiles import ModelProfile
+from parallax.spec import OPEN_SHAPE
 
 _SHOWN_PARTITIONS = 8
 _COLUMNS = ("variable", "class", "shape", "touched", "route", "rows held by", "sent/step", "reason")
@@ -123,7 +124,7 @@ def _terms(cost: RouteCost) -> list[str]:
 
 
 def _row(variable: VariablePlan, step_s: float | None) -> tuple[str, ...]:
-    shape = "x".join(str(d) for d in variable.shape) or "scalar"
+    shape = shape_text(variable)
     touched = "" if variable.touched_rows is None else f"<= {variable.touched_rows}"
     touched = touched.removeprefix("<= ") if variable.touched_is_measured else touched
     sent = "" if variable.route == NO_ROUTE else _sent(variable.cost)
@@ -179,6 +180,11 @@ def _owners(plan: Plan, variable: VariablePlan) -> list[str]:
         host = f" on host {plan.servers[owner]}" if len(plan.hosts) > 1 else ""
         lines.append(f"  server {owner}{host} holds {line}{which}")
     return lines
+
+
+def shape_text(variable: VariablePlan) -> str:
+    """The shape of a variable, as `11x4`."""
+    return "unknown" if variable.shape == OPEN_SHAPE else "x".join(str(d) for d in variable.shape) or "scalar"
 
 
 def value_bytes(variable: VariablePlan) -> int:

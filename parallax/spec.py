@@ -9,6 +9,9 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+OPEN_SHAPE = (0,)
+"""Stands for a shape that is unknown until the program runs: such a variable has no bytes in a plan."""
+
 
 class VariableClass(str, Enum):
     """What the ops of the graph make of a variable (DESIGN of the classes: docs/architecture.md)."""
@@ -84,6 +87,7 @@ class VariableSpec:
         unmerged: whether its gradient rows must travel unmerged, because the post-processing has no rule for them.
         ids_per_step: upper bound of the ids a worker looks up in a step, from static shapes; None when unknown.
         is_counter: whether it has no gradient and a constant is added to it, as to a global step.
+        is_open: whether it was built with an open shape, so that every worker holds it whole.
     """
 
     name: str
@@ -102,6 +106,7 @@ class VariableSpec:
     unmerged: bool = False
     ids_per_step: int | None = None
     is_counter: bool = False
+    is_open: bool = False
 
     @property
     def rows(self) -> int:

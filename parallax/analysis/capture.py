@@ -14,8 +14,9 @@ from parallax.analysis.inline import Call, inline_calls
 from parallax.analysis.lower import lower_conditionals
 from parallax.analysis.recorded import Hidden, Record, records_in
 from parallax.graph_view import GraphView, split_tensor
-from parallax.spec import Part
+from parallax.spec import OPEN_SHAPE, Part
 
+VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _SHAPES = "_output_shapes"
 _MAX_DEPTH = 50
 _PASSES = ("Identity", "ReadVariableOp", "Switch", "RefSwitch", "Enter", "RefEnter", "Merge", "RefMerge", "RefIdentity")
@@ -35,6 +36,7 @@ class CapturedVariable:
         dtype_bytes: bytes an element.
         trainable: whether it is in the collection of trainable variables.
         initializer: the op that assigns the initial value, if known.
+        is_open: whether it was built with an open shape; its shape is then that of its initial value, or OPEN_SHAPE.
     """
 
     logical_name: str
@@ -44,6 +46,7 @@ class CapturedVariable:
     dtype_bytes: int
     trainable: bool
     initializer: str
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +77,12 @@ def capture(graph: Any) -> Captured:
     graph_def = graph.as_graph_def(add_shapes=True)
     digests = node_digests(graph_def)
     inlined, calls = _flat(graph_def)
+    names = [node.name for node in graph_def.node]
     view = GraphView(graph_def if inlined is graph_def else _with_shapes(inlined))
-    records, hidden = records_in(graph, [node.name for node in graph_def.node], calls, view)
-    return Captured(view, _fingerprint(digests), _variables(graph, view), records, hidden)
+    is_open = {name for name, node in view.nodes.items() if node.op in VARIABLES and _shape_of(node) is None}
+    view = _with_initial_shapes(graph, view, is_open) if is_open else view
+    records, hidden = records_in(graph, names, calls, view)
+    return Captured(view, _fingerprint(digests), _variables(graph, view, is_open), records, hidden)
 
 
 def _flat(graph_def: Any) -> tuple[Any, tuple[Call, ...]]:
@@ -126,23 +132,56 @@ def _with_shapes(graph_def: Any) -> Any:
     return scratch.as_graph_def(add_shapes=True)
 
 
-def _variables(graph: Any, view: GraphView) -> dict[str, CapturedVariable]:
+def _with_initial_shapes(graph: Any, view: GraphView, is_open: set[str]) -> GraphView:
+    """The graph with the shapes of initial values for variables that were built without one, where those are known."""
+    declared = _declared(graph)
+    known = {}
+    for name in sorted(is_open):
+        initializer = _initializer(declared.get(name), name, view)
+        shape = view.shape(view.inputs(initializer)[1]) if initializer and len(view.inputs(initializer)) > 1 else None
+        if shape is not None and None not in shape:
+            known[name] = shape
+    if not known:
+        return view
+    for node in view.graph_def.node:
+        if node.name in known:
+            shape_of = node.attr["shape"].shape
+            shape_of.Clear()
+            for length in known[node.name]:
+                shape_of.dim.add(size=length)
+            node.attr.pop(_SHAPES, None)
+    return GraphView(_with_shapes(view.graph_def))
+
+
+def _shape_of(node: Any) -> tuple[int, ...] | None:
+    """The static shape of a variable; None where it is open."""
+    shape = node.attr["shape"].shape
+    if shape.unknown_rank or any(dim.size < 0 for dim in shape.dim):
+        return None
+    return tuple(int(dim.size) for dim in shape.dim)
+
+
+def _declared(graph: Any) -> dict[str, Any]:
+    """The variables of a graph's collections, by op."""
     import tensorflow as tf
 
-    keys = tf.compat.v1.GraphKeys
-    trainable = {_op_name(v) for v in graph.get_collection(keys.TRAINABLE_VARIABLES)}
-    declared = {}
+    keys, declared = tf.compat.v1.GraphKeys, {}
     for key in (keys.GLOBAL_VARIABLES, keys.LOCAL_VARIABLES, keys.TRAINABLE_VARIABLES):
         declared.update({_op_name(v): v for v in graph.get_collection(key)})
-    found = {}
+    return declared
+
+
+def _variables(graph: Any, view: GraphView, is_open: set[str]) -> dict[str, CapturedVariable]:
+    import tensorflow as tf
+
+    trainable = {_op_name(v) for v in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
+    declared, found = _declared(graph), {}
     for name, node in view.nodes.items():
-        if node.op not in ("VarHandleOp", "VariableV2", "Variable"):
-            continue
-        shape = node.attr["shape"].shape
-        if shape.unknown_rank or any(dim.size < 0 for dim in shape.dim):
+        if node.op not in VARIABLES:
             continue
         dtype = tf.dtypes.as_dtype(node.attr["dtype"].type)
-        own_shape = tuple(int(dim.size) for dim in shape.dim)
+        own_shape = _shape_of(node)
+        own_shape = OPEN_SHAPE if own_shape is None else own_shape
         logical, whole, offset = _slice_of(declared.get(name), name, own_shape)
         found[name] = CapturedVariable(
             logical_name=logical,
@@ -152,6 +191,7 @@ def _variables(graph: Any, view: GraphView) -> dict[str, CapturedVariable]:
             dtype_bytes=int(dtype.size),
             trainable=name in trainable,
             initializer=_initializer(declared.get(name), name, view),
+            is_open=name in is_open,
         )
     return found
 

@@ -17,7 +17,7 @@ from parallax.analysis.walk import NoRule
 from parallax.decisions import Decisions
 from parallax.errors import GraphError
 from parallax.graph_view import split_tensor
-from parallax.spec import GradientSource, GraphSpec, Slot, VariableClass, VariableSpec
+from parallax.spec import OPEN_SHAPE, GradientSource, GraphSpec, Slot, VariableClass, VariableSpec
 
 _LADDER = {"alltoall": "allgather", "allgather": "raw"}
 """What is tried next for a part whose route met an op without a rule."""
@@ -32,8 +32,8 @@ def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]
     sources = find_gradients(captured)
     updates = gradient_updates(captured, sources)
     _check_trains(captured, updates)
-    routes = {s.part: "alltoall" if captured.variables[s.part].part.shape else "raw" for s in sources if s.indices}
-    decisions, routes, reasons = _best_case(captured, sources, routes)
+    routes, reasons = _first_routes(captured, sources)
+    decisions, routes, reasons = _best_case(captured, sources, routes, reasons)
     owner = _slot_owners(captured, updates, decisions)
     by_name: dict[str, list[CapturedVariable]] = {}
     for op, found in captured.variables.items():
@@ -51,7 +51,7 @@ def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]
         exchanged=frozenset([p.table for p in decisions.pushes] + [c.op for c in decisions.collects]),
     )
     variables = tuple(_variable(case, by_name[name]) for name in sorted(by_name))
-    return GraphSpec(captured.fingerprint, variables, _notes(sources)), sources
+    return GraphSpec(captured.fingerprint, variables, (*_notes(sources), *_open_notes(variables))), sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +103,31 @@ def _check_trains(captured: Captured, updates: set[str]) -> None:
         )
 
 
+def _first_routes(captured: Captured, sources: tuple[GradientSource, ...]) -> tuple[dict[str, str], dict[str, str]]:
+    """The routes that are tried first for parts with gradient rows, and why some are not tried spread.
+
+    Raises:
+        GraphError: rows are looked up in a variable of which no shape is known.
+    """
+    routes, reasons = {}, {}
+    for part in dict.fromkeys(s.part for s in sources if s.indices):
+        variable = captured.variables[part]
+        if variable.part.shape == OPEN_SHAPE and variable.is_open:
+            raise GraphError(
+                f"A variable whose rows are looked up must have a static shape, and neither {part!r} nor its initial "
+                "value has one. Give the initial value one (tf.ensure_shape), or build it with validate_shape=True."
+            )
+        routes[part] = "alltoall" if variable.part.shape else "raw"
+        if variable.is_open:
+            routes[part], reasons[part] = "allgather", "it was built with an open shape, so every worker holds it whole"
+    return routes, reasons
+
+
 def _best_case(
-    captured: Captured, sources: tuple[GradientSource, ...], routes: dict[str, str]
+    captured: Captured, sources: tuple[GradientSource, ...], routes: dict[str, str], reasons: dict[str, str]
 ) -> tuple[Decisions, dict[str, str], dict[str, str]]:
     """Decisions with as many parts spread as can be, the routes that this took, and why parts could not be spread."""
-    routes, reasons = dict(routes), dict[str, str]()
+    routes, reasons = dict(routes), dict(reasons)
     while True:
         try:
             return propagate(captured, sources, routes), routes, reasons
@@ -168,6 +188,7 @@ def _variable(case: _Case, parts: list[CapturedVariable]) -> VariableSpec:
         unmerged=any(case.routes.get(op) == "raw" for op in ops),
         ids_per_step=_ids_bound(case, lookups),
         is_counter=not updates and any(_is_counted(case.captured, op) for op in ops),
+        is_open=any(v.is_open for v in parts),
     )
 
 
@@ -265,6 +286,11 @@ def _slots(case: _Case, name: str, ops: list[str]) -> tuple[Slot, ...]:
         Slot(f"{name}/{suffix}", tuple(by_part[op] for op in ops if op in by_part))
         for suffix, by_part in sorted(found.items())
     )
+
+
+def _open_notes(variables: tuple[VariableSpec, ...]) -> tuple[str, ...]:
+    names = [v.name for v in variables if v.shape == OPEN_SHAPE and v.is_open]
+    return (f"shape unknown until it runs, bytes not counted: {', '.join(names)}",) if names else ()
 
 
 def _notes(sources: tuple[GradientSource, ...]) -> tuple[str, ...]:

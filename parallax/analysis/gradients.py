@@ -8,8 +8,10 @@ op. Each source says how it was found.
 from __future__ import annotations
 
 from parallax.analysis.capture import Captured, variable_of_tensor
+from parallax.analysis.passages import inside_of
 from parallax.analysis.update_ops import ADDITIVE_SCATTERS, StateOp, state_op
 from parallax.control_flow import SWITCHES
+from parallax.errors import GraphError
 from parallax.graph_view import Edge, GraphView, split_tensor
 from parallax.spec import GradientSource
 
@@ -17,7 +19,12 @@ RECORDED, NAME_SCOPE, UPDATE_OP = "recorded", "name scope", "update op"
 
 
 def find_gradients(captured: Captured) -> tuple[GradientSource, ...]:
-    """Every gradient of a variable, in the order in which autodiff delivered them."""
+    """Every gradient of a variable, in the order in which autodiff delivered them.
+
+    Raises:
+        GraphError: one is taken within a loop or a conditional that is not inlined, and state depends on it.
+    """
+    _refuse_hidden(captured)
     sources = _recorded(captured)
     reached = _reached_by(captured, sources)
     recorded = {s.part for s in sources}
@@ -56,15 +63,41 @@ def autodiff_ops(captured: Captured) -> frozenset[str]:
     return recorded or frozenset(_autodiff_ops(captured.view))
 
 
+def _refuse_hidden(captured: Captured) -> None:
+    view = captured.view
+    for hidden in captured.hidden:
+        part = variable_of_tensor(view, captured.variables, hidden.target)
+        if part and captured.variables[part].trainable and (hidden.writes or _writes_after(view, hidden.node)):
+            raise GraphError(
+                f"A gradient must not be taken within a loop or a conditional: {view.op(hidden.node)} "
+                f"{hidden.node!r} takes one of {part!r}, where workers cannot add theirs up. Take it before the "
+                "conditional and only apply it within; unroll a loop in Python; in place of tf.hessians, take products "
+                "with vectors (tf.gradients of a sum of gradients times a vector)."
+            )
+
+
+def _writes_after(view: GraphView, node: str) -> bool:
+    """Whether anything that comes after a node writes state."""
+    found, waiting = {node}, [node]
+    while waiting:
+        for user in view.users(waiting.pop()):
+            if state_op(view.op(user), len(view.inputs(user))) is not None:
+                return True
+            if user not in found:
+                found.add(user)
+                waiting.append(user)
+    return False
+
+
 def _recorded(captured: Captured) -> list[GradientSource]:
     view, sources = captured.view, []
-    for record in captured.records:
+    for record, inside in zip(captured.records, inside_of(captured), strict=True):
         for target, values, indices in record.gradients:
             part = variable_of_tensor(view, captured.variables, target)
             if not part:
                 continue
             takers = [edge.node for t in (values, indices) if t for edge in view.consumers(t)]
-            outside = tuple(dict.fromkeys(n for n in takers if n not in record.ops))
+            outside = tuple(dict.fromkeys(n for n in takers if n not in inside))
             sources.append(GradientSource(part, values, indices, outside, RECORDED))
     return sources
 

@@ -1,12 +1,13 @@
 """Inlines function calls of a GraphDef, so that lookups and gradients inside `tf.function` are seen as ops.
 
-A call keeps its name: it becomes an IdentityN over the body's results, so that fetches by name and later readers go on
-working. Bodies of loops and conditionals stay where they are.
+Each result of a call becomes an Identity, which its readers take: one result may be a worker's and another a server's.
+The call keeps its name as an IdentityN over these, so that fetches by name go on working. Bodies of loops and
+conditionals stay where they are.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from parallax.graph_view import split_tensor, tensor_name
@@ -25,12 +26,14 @@ class Call:
         function: that it called.
         arguments: the tensors that it took, in order.
         body: the names of the function's nodes, in its order; in the graph they are under the call's name.
+        results: the nodes that give its results, in order.
     """
 
     name: str
     function: str
     arguments: tuple[str, ...]
     body: tuple[str, ...]
+    results: tuple[str, ...]
 
     def inner(self, node: str) -> str:
         """The name in the graph of a node of the function."""
@@ -48,7 +51,17 @@ def inline_calls(graph_def: Any) -> tuple[Any, tuple[Call, ...]]:
         if not any(node.op in _CALLS for node in graph_def.node):
             break
         graph_def = _inline_once(graph_def, calls)
-    return graph_def, tuple(calls)
+    return graph_def, _led_to_results(graph_def, calls)
+
+
+def _led_to_results(graph_def: Any, calls: list[Call]) -> tuple[Call, ...]:
+    """Has those who read a call take the Identity of its result, in place; gives the calls with such arguments."""
+    result_of = {f"{call.name}:{i}": f"{node}:0" for call in calls for i, node in enumerate(call.results)}
+    for node in graph_def.node if calls else ():
+        for slot, name in enumerate(node.input):
+            if not name.startswith("^") and tensor_name(name) in result_of:
+                node.input[slot] = result_of[tensor_name(name)]
+    return tuple(replace(call, arguments=tuple(result_of.get(t, t) for t in call.arguments)) for call in calls)
 
 
 def _inline_once(graph_def: Any, calls: list[Call]) -> Any:
@@ -94,15 +107,32 @@ def _expand(out: Any, call: Any, function: Any) -> Call:
             copy.device = call.device
     results = [outer(flat_names[function.ret[arg.name]]) for arg in function.signature.output_arg]
     effects = [f"^{call.name}/{function.control_ret[name]}" for name in function.signature.control_output]
+    given = _results(out, call, results, [*effects, *controls])
     end = out.node.add()
     end.name = call.name
     end.op = "IdentityN" if results else "NoOp"
-    end.input.extend(_inputs(results, [*effects, *controls]))
+    end.input.extend(_inputs(list(given), [*effects, *controls]))
     if results:
         end.attr["T"].list.type.extend(call.attr["Tout"].list.type)
-    if _SHAPES in call.attr:
+    if len(call.attr[_SHAPES].list.shape):
         end.attr[_SHAPES].CopyFrom(call.attr[_SHAPES])
-    return Call(call.name, function.signature.name, tuple(data), tuple(node.name for node in function.node_def))
+    body_names = tuple(node.name for node in function.node_def)
+    return Call(call.name, function.signature.name, tuple(data), body_names, given)
+
+
+def _results(out: Any, call: Any, results: list[str], controls: list[str]) -> tuple[str, ...]:
+    """Appends an Identity for each result, which waits for all that the call does."""
+    names = []
+    for number, result in enumerate(results):
+        node = out.node.add()
+        node.name = f"{call.name}/result_of_call_{number}"
+        node.op = "Identity"
+        node.input.extend(_inputs([result], controls))
+        node.attr["T"].type = call.attr["Tout"].list.type[number]
+        if number < len(call.attr[_SHAPES].list.shape):
+            node.attr[_SHAPES].list.shape.add().CopyFrom(call.attr[_SHAPES].list.shape[number])
+        names.append(node.name)
+    return tuple(names)
 
 
 def _inputs(names: list[str], controls: list[str]) -> list[str]:

@@ -66,6 +66,8 @@ def _servers_option(variable: VariableSpec, layout: Layout, wishes: Wishes, rows
         why = wishes.refused[variable.name]
     elif variable.cls == VariableClass.NOT_SHARDABLE:
         why = variable.reason
+    elif variable.is_open:
+        why = "it was built with an open shape"
     elif wishes.synchronous and variable.dtype not in _ROW_TYPES:
         why = f"TensorFlow has no accumulators of {variable.dtype}"
     return RouteCost(PS, cost.sent_bytes, cost.rounds, f"impossible: {why}") if why else cost

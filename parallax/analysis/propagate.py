@@ -16,6 +16,8 @@ from parallax.analysis.functions import functions_of
 from parallax.analysis.gradients import gradient_updates
 from parallax.analysis.marking import Kinds, keeps_of, mark, piece_kinds
 from parallax.analysis.owned import owned_nodes
+from parallax.analysis.passages import check_kept, find_passages
+from parallax.analysis.states import SAME
 from parallax.analysis.walk import Walk
 from parallax.control_flow import branches_of
 from parallax.decisions import (
@@ -83,6 +85,7 @@ def walked(
     for source in sources:
         if source.indices is None:
             dense_sources.setdefault(source.values, []).append(source)
+    passages, alike = find_passages(captured), frozenset[str]()
     while True:
         walk = Walk(
             captured=captured,
@@ -101,14 +104,21 @@ def walked(
             after_gradients=training - before,
             branches=branches,
             functions=functions,
+            passages=passages,
+            alike=alike,
         )
         mark(walk)
         for node in order:
             rules.visit(walk, node)
         found = piece_kinds(walk)
-        if not walk.new_members.keys() - table_of.keys() and not walk.new_own - own and found == kinds:
+        asked = frozenset(t for t in walk.asked if walk.states.get(t) == SAME)
+        if (
+            not walk.new_members.keys() - table_of.keys()
+            and not walk.new_own - own
+            and (found, asked) == (kinds, alike)
+        ):
             return walk
-        kinds = found
+        kinds, alike = found, asked
         table_of = {**table_of, **walk.new_members}
         own = own | walk.new_own
 
@@ -136,6 +146,8 @@ def _is_update_read(walk: Walk, node: str) -> bool:
 
 
 def _decisions(walk: Walk, terms: Terms) -> Decisions:
+    if terms.accumulate_steps > 1:
+        check_kept(walk)
     for placeholder in sorted(walk.fed):
         edges = tuple(walk.view.consumers(f"{placeholder}:0"))
         walk.broadcasts.append(Broadcast(f"{placeholder}:0", edges))

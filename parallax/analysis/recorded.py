@@ -13,6 +13,7 @@ from typing import Any
 
 from parallax.analysis import record
 from parallax.analysis.inline import Call
+from parallax.analysis.update_ops import state_op
 from parallax.graph_view import GraphView, split_tensor
 
 
@@ -33,10 +34,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """A gradient by `target`, taken within a function that `node` runs as the body of a loop or a conditional."""
+    """A gradient by `target`, taken within a function that `node` runs as the body of a loop or a conditional.
+
+    `writes` says whether that function, or one that it runs, writes state.
+    """
 
     node: str
     target: str
+    writes: bool
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ def records_in(
         for one in record.records_of(place.graph):
             inner = _with_calls([name for name in made[one.first_op : one.end_op] if name], within)
             found.append(_record(one, places, place, inner))
-    return tuple(r for r in found if r.gradients or r.cotangents), tuple(_hidden(functions, view, places[0]))
+    return tuple(r for r in found if r.gradients or r.cotangents), tuple(_hidden(functions, view))
 
 
 def _function_graphs(graph: Any) -> dict[str, Any]:
@@ -108,7 +113,7 @@ def _place(call: Call, graph: Any) -> _Place:
 
 
 def _nodes_of_calls(calls: Sequence[Call]) -> dict[str, tuple[str, ...]]:
-    return {call.name: tuple(map(call.inner, call.body)) for call in calls}
+    return {call.name: (*map(call.inner, call.body), *call.results) for call in calls}
 
 
 def _with_calls(nodes: list[str], within: dict[str, tuple[str, ...]]) -> frozenset[str]:
@@ -146,14 +151,28 @@ def _resolved(places: Sequence[_Place], place: _Place, tensor: record.Place) -> 
     return [name for p in (around[-1:] or own) if (name := p.tensor(tensor.name))]
 
 
-def _hidden(functions: dict[str, Any], view: GraphView, top: _Place) -> Iterator[Hidden]:
+def _hidden(functions: dict[str, Any], view: GraphView) -> Iterator[Hidden]:
     """The gradients in the bodies of loops and conditionals."""
     library = {f.signature.name: f for f in view.graph_def.library.function}
     for name, node in view.nodes.items():
-        for function in sorted(_run_by(node, library)):
-            for one in record.records_of(functions.get(function)):
-                for gradient in one.gradients:
-                    yield Hidden(name, _outermost(gradient.target))
+        run = _run_by(node, library)
+        targets = [
+            _outermost(gradient.target)
+            for function in sorted(run)
+            for one in record.records_of(functions.get(function))
+            for gradient in one.gradients
+        ]
+        writes = any(
+            state_op(n.op, _tensors(n)) is not None for f in (run if targets else ()) for n in library[f].node_def
+        )
+        for target in dict.fromkeys(targets):
+            if split_tensor(target)[0] in view.nodes:
+                yield Hidden(name, target, writes)
+
+
+def _tensors(node: Any) -> int:
+    """How many tensors a node takes."""
+    return sum(not name.startswith("^") for name in node.input)
 
 
 def _run_by(node: Any, library: dict[str, Any]) -> set[str]:
@@ -175,6 +194,6 @@ def _outermost(target: record.Place) -> str:
     while hasattr(graph, "captures"):
         outer = next((o for o, inner in graph.captures if inner is tensor), None)
         if outer is None:
-            return ""
+            return ":0"
         graph, tensor = outer.graph, outer
     return str(tensor.name)

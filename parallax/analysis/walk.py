@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from parallax.analysis.capture import Captured
 from parallax.analysis.functions import Functions
@@ -24,6 +25,9 @@ from parallax.decisions import (
 from parallax.errors import ParallaxError
 from parallax.graph_view import Edge, GraphView
 from parallax.spec import GradientSource
+
+if TYPE_CHECKING:
+    from parallax.analysis.passages import Passage
 
 
 class NoRule(ParallaxError):
@@ -72,6 +76,10 @@ class Walk:
         after_gradients: nodes of training that no gradient needs: the one process draws there once for all.
         branches: node -> the conditionals and loops that it is inside of.
         functions: what functions write and draw.
+        passages: what autodiff made that is the workers' mean besides, by tensor (passages.py).
+        alike: tensors that the walk before found equal on all workers.
+        asked: tensors that a passage asked for before the walk came to them.
+        passed: the passages of which the mean is taken.
     """
 
     captured: Captured
@@ -90,6 +98,10 @@ class Walk:
     after_gradients: set[str]
     branches: dict[str, Branches]
     functions: Functions
+    passages: Mapping[str, Sequence[Passage]] = field(default_factory=dict)
+    alike: frozenset[str] = frozenset()
+    asked: set[str] = field(default_factory=set)
+    passed: list[str] = field(default_factory=list)
     states: dict[str, State] = field(default_factory=dict)
     marked: dict[tuple[str, str], State] = field(default_factory=dict)
     pairs: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from parallax.graph_view import GraphView
 from parallax.ownership import Ownership
 from parallax.transform.accumulators import scatter_gradients
 from parallax.transform.check import check, check_exchanges, check_servers
-from parallax.transform.edit import SCOPE, Counter, Cut, CutWhole, Keeping, Worker, open_editor
+from parallax.transform.edit import SCOPE, Counter, Cut, CutWhole, Editor, Keeping, Worker, open_editor
 from parallax.transform.exchanges import exchange_rows
 from parallax.transform.gradients import collect_rows, reduce_gradients
 from parallax.transform.keep import keep_gradients
@@ -63,6 +63,14 @@ class WorkerGraph:
     keepings: tuple[Keeping, ...] = ()
 
 
+def _keep_fetchable(editor: Editor) -> None:
+    """What an inlined call gave is fetched where it comes from, if a part of it is on servers."""
+    for node in editor.no_ops:
+        if editor.view.op(node) == "IdentityN":
+            for number, tensor in enumerate(editor.view.inputs(node)):
+                editor.whole.setdefault(f"{node}:{number}", editor.whole.get(tensor, tensor))
+
+
 def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGraph:
     """Makes the graph of one worker. Pure: the view is not changed, and no cluster or Horovod job is needed.
 
@@ -83,6 +91,7 @@ def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGr
         collect_rows(editor, decisions)
         gather_rows(editor, decisions)
         run_on_servers(editor, decisions)
+    _keep_fetchable(editor)
     changed = editor.finish()
     set_seeds(changed, frozenset(decisions.equal_random_ops), worker)
     set_shards(changed, worker)

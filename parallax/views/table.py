@@ -7,7 +7,7 @@ from html import escape
 
 from parallax.plan import NO_ROUTE, Plan, RouteCost, VariablePlan
 from parallax.prediction import CostTerm
-from parallax.report import bytes_text, counted, flip_texts, held_by, ms_text, value_bytes
+from parallax.report import bytes_text, counted, flip_texts, held_by, ms_text, shape_text, value_bytes
 from parallax.views.svg import COLOUR_BY_ROUTE
 
 COLUMNS = (
@@ -56,7 +56,7 @@ def _row(plan: Plan, variable: VariablePlan) -> str:
 
 def _cells(plan: Plan, variable: VariablePlan) -> list[tuple[str | float, str]]:
     """(what is sorted by, what is shown) for each column; nothing to sort by comes last."""
-    shape = "x".join(str(d) for d in variable.shape) or "scalar"
+    shape = shape_text(variable)
     trained = variable.route != NO_ROUTE
     sent, seconds, second = variable.cost.sent_bytes, variable.cost.seconds, variable.runner_up
     step_s = plan.prediction.step_s

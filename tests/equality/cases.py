@@ -20,8 +20,9 @@ WIRE_MODELS = ("Adagrad, clipped, resource", "sampled softmax, resource")
 MOST_KEPT = 3
 """Of at most so many batches gradients are kept before an update."""
 KEPT_ROUTES = ("alltoall over 3", "allgather over 2", "allreduce over 3", "unequal by host over 2")
-NEVER_KEPT = ("chained", "sampled softmax", "nce")
-"""A gradient of the first is computed after another's update; the others draw a sample for every batch."""
+NEVER_KEPT = ("chained", "sampled softmax", "nce", *gradient_models.OF_GRADIENTS)
+"""A gradient of the first is computed after another's update; the next two draw a sample for every batch; the others
+need a gradient of all batches within each."""
 IN_SHORT = (
     "Adam, clipped, resource, ps by fronts",
     "Adam, clipped, resource, ps by fronts as bfloat16",
@@ -118,7 +119,8 @@ def _models(routes: Sequence[str]) -> list[Case]:
             found += [Case(f"{model}, {_kind(resource)}, {route}", build, resource, route) for route in routes]
     for model, build in gradient_models.MODELS.items():
         by = routes if model in gradient_models.OF_ROWS else routes[:1]
-        found += [Case(f"{model}, resource, {route}", build, True, route) for route in by]
+        for resource in (True, False) if model in gradient_models.WITH_REFERENCES else (True,):
+            found += [Case(f"{model}, {_kind(resource)}, {route}", build, resource, route) for route in by]
     return found
 
 

@@ -118,6 +118,63 @@ def adversaries(rows: int) -> Any:
     ]
 
 
+def adapted(rows: int, steps: int, in_function: bool = False) -> None:
+    """The loss is that after some steps of gradient descent, and is differentiated through them (MAML)."""
+    x, y = _features(rows)
+    variables = _weights()
+
+    def after(x: Any, y: Any) -> Any:
+        weights = [tf.identity(v) for v in variables]
+        for step in range(steps):
+            gradients = tf.gradients(_error(_output(x, *weights), y), weights if step else list(variables))
+            weights = [w - 2.0 * g for w, g in zip(weights, gradients, strict=True)]
+        return _error(_output(tf.reverse(x, [1]), *weights), 2.0 * y)
+
+    made = tf.function(after) if in_function else after
+    v1.train.GradientDescentOptimizer(0.5).minimize(made(x, y))
+
+
+def adapted_by_tape(rows: int) -> None:
+    """As `adapted`, by tapes, with one step."""
+    x, y = _features(rows)
+    w1, w2 = _weights()
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as inner:
+            loss = _error(_output(x, w1, w2), y)
+        slope1, slope2 = inner.gradient(loss, [w1, w2])
+        after = _error(_output(tf.reverse(x, [1]), w1 - 2.0 * slope1, w2 + slope2), y)
+    gradients = outer.gradient(after, [w1, w2])
+    v1.train.GradientDescentOptimizer(0.5).apply_gradients(zip(gradients, [w1, w2], strict=True))
+
+
+def hessian_vector(rows: int, third: bool) -> None:
+    """A product of the Hessian and the gradient, or of the derivative after that, is added to the gradient."""
+    x, y = _features(rows)
+    weights = list(_weights())
+    loss = _error(_output(x, *weights), y)
+    first = tf.gradients(loss, weights)
+    second = tf.gradients(tf.add_n([tf.nn.l2_loss(g) for g in first]), weights)
+    used = tf.gradients(tf.add_n([tf.reduce_sum(tf.sin(g)) for g in second]), weights) if third else second
+    pairs = [(g + h, w) for g, h, w in zip(first, used, weights, strict=True)]
+    v1.train.GradientDescentOptimizer(0.3).apply_gradients(pairs)
+
+
+def open_shape(rows: int) -> None:
+    """A weight and its slots of which no static shape is known."""
+    x, y = _features(rows)
+    start = v1.placeholder_with_default(tf.reshape(tf.linspace(-1.0, 1.0, ROWS), [ROWS, 1]), None)
+    w = v1.get_variable("w", initializer=start, validate_shape=False)
+    v1.train.AdamOptimizer(0.05).minimize(_error(tf.ensure_shape(tf.matmul(x, w), [rows, 1]), y))
+
+
+def open_shape_of_rows(rows: int) -> None:
+    """A table and a weight of which only the initial value has a static shape."""
+    emb = v1.get_variable("emb", initializer=tf.reshape(tf.linspace(-1.0, 1.0, 44), [ROWS, 4]), validate_shape=False)
+    w = v1.get_variable("w", initializer=tf.ones([WIDTH, 1]), validate_shape=False)
+    loss = squared(tf.ensure_shape(tf.nn.embedding_lookup(emb, ids(rows)) @ w, [rows, 1]), rows)
+    v1.train.AdagradOptimizer(0.5).minimize(loss)
+
+
 MODELS: dict[str, Callable[[int], Any]] = {
     "repeated inputs": repeated_inputs,
     "gradients in a function": lambda rows: _gradients_in_a_function(rows, False),
@@ -126,6 +183,31 @@ MODELS: dict[str, Callable[[int], Any]] = {
     "gradient penalty": lambda rows: gradient_penalty(rows, False),
     "gradient penalty in a function": lambda rows: gradient_penalty(rows, True),
     "adversaries": adversaries,
+    "adapted once": lambda rows: adapted(rows, 1),
+    "adapted twice": lambda rows: adapted(rows, 2),
+    "adapted in a function": lambda rows: adapted(rows, 2, in_function=True),
+    "adapted by tapes": adapted_by_tape,
+    "second gradients": lambda rows: hessian_vector(rows, False),
+    "third gradients": lambda rows: hessian_vector(rows, True),
+    "open shape": open_shape,
+    "open shape of rows": open_shape_of_rows,
 }
-OF_ROWS = ("repeated inputs", "gradients in a function", "gradients in nested functions", "update in a function")
+OF_ROWS = (
+    "repeated inputs",
+    "gradients in a function",
+    "gradients in nested functions",
+    "update in a function",
+    "open shape of rows",
+)
 """The models that look rows up: they are trained by every route."""
+OF_GRADIENTS = (
+    "adapted once",
+    "adapted twice",
+    "adapted in a function",
+    "adapted by tapes",
+    "second gradients",
+    "third gradients",
+)
+"""The models that use gradients of variables within a loss."""
+WITH_REFERENCES = ("open shape", "open shape of rows", "adapted twice")
+"""The models that are trained with reference variables too."""

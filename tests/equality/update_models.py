@@ -77,6 +77,26 @@ def if_small_loss(rows: int) -> Any:
     return _op(tf.cond(loss < 1.2, lambda: made.apply_gradients(pairs), tf.no_op))
 
 
+def gradient_in_a_branch(rows: int) -> Any:
+    """Every second step trains once more, by a gradient that is computed in the branch."""
+    emb, x = table(), ids(rows)
+    y = v1.placeholder(tf.float32, [rows, 1], name="y")
+    w = v1.get_variable("w", [WIDTH, 1])
+    step = v1.train.get_or_create_global_step()
+
+    def loss() -> Any:
+        return tf.reduce_mean(tf.square(tf.nn.embedding_lookup(emb, x) @ w - y))
+
+    train = v1.train.GradientDescentOptimizer(0.1).minimize(loss(), global_step=step)
+    with v1.control_dependencies([train]):
+        again = tf.equal(step.read_value() % 2, 0)
+
+    def update() -> Any:
+        return tf.group(v1.assign_sub(w, 0.1 * tf.gradients(loss(), [w])[0]))
+
+    return _op(tf.cond(again, update, tf.no_op))
+
+
 def _op(tensor: Any) -> Any:
     return tensor if isinstance(tensor, tf.Operation) else tensor.op
 
@@ -146,6 +166,7 @@ MODELS: dict[str, Callable[[int], Any]] = {
     "if all finite, old": _old_control_flow(if_all_finite),
     "every second step": every_second_step,
     "every second step, old": _old_control_flow(every_second_step),
+    "gradient in a branch": gradient_in_a_branch,
     "accumulator": accumulator,
     "row-wise adagrad": row_wise_adagrad,
     "momentum by hand": momentum_by_hand,
@@ -153,5 +174,5 @@ MODELS: dict[str, Callable[[int], Any]] = {
     "noise on gradients": noise_on_gradients,
     "sums of tables": sums_and_differences,
 }
-RESOURCE_ONLY = ("if all finite", "every second step")
+RESOURCE_ONLY = ("if all finite", "every second step", "gradient in a branch")
 """TensorFlow makes no updates of reference variables in conditionals of the new kind."""
