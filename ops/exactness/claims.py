@@ -5,6 +5,7 @@ Every state (parallax/analysis/states.py) is a claim about what the workers hold
 - a part of a sum, mean, minimum or maximum: all parts put together are the one process's value;
 - `values`, `touched`: the rows of all workers, or owners, add up to the one process's, and so do their squares. The
   order of rows is no claim: the one process has the rows of a first lookup of all workers, then those of a second.
+  Nor is it one where ids are the same on all workers: only worker 0 has values there, and the others have zeros;
 - a gradient that leaves autodiff as joined rows: the mean over the workers of all rows' sum is the one process's sum;
 - `rows`: every owner has its rows of the one process's value.
 
@@ -115,6 +116,8 @@ def _gap(walk: Walk, tensor: str, value: Any, parts: list[Any], found: Sequence[
         return "", 0.0
     if state.kind == "same":
         return "the same on all workers", max(_relative(part, value) for part in parts)
+    if state.kind == "values" and walk.shared_rows:
+        return "", 0.0
     if state.kind in ("values", "touched") and value.ndim and np.issubdtype(value.dtype, np.floating):
         of_sums = _relative(sum(part.sum(0) for part in parts), value.sum(0), np.abs(value).sum(0))
         of_squares = _relative(sum((part**2).sum(0) for part in parts), (value**2).sum(0))

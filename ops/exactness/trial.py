@@ -4,6 +4,7 @@ A program is Python text (docs/exactness.md says what it defines). Its outcome i
 - `equal`: on every worker every variable, slots included, ends as in the one process;
 - `refused`: a ParallaxError before the first step;
 - `wrong`: some variable ends with another value;
+- `unproven`: the values are equal, and yet the analysis says of some tensor what is not so (claims.py);
 - `foreign`: any other exception, or a ParallaxError in a step;
 - `invalid`: the one process itself does not train the program; a fault of the program.
 """
@@ -169,10 +170,16 @@ def _outcome(subject: _Subject, route: str, tried: dict[Any, Outcome]) -> Outcom
     else:
         own = {v.name for v in plan.variables if v.cls == VariableClass.LOCAL}
         outcome = judge(subject.expected, [ran.last for ran in found], script.dtype, own, subject.built.trained())
-        outcome = replace(outcome, claim=_false_claim(subject, plan, found))
+        outcome = _with_claim(outcome, _false_claim(subject, plan, found))
     routes = tuple(f"{v.name}: {v.cls.value} by {v.route}" for v in plan.variables)
     tried[decisions] = outcome = replace(outcome, routes=routes)
     return outcome
+
+
+def _with_claim(outcome: Outcome, claim: str) -> Outcome:
+    if claim and outcome.kind == "equal":
+        return Outcome("unproven", claim, claim=claim)
+    return replace(outcome, claim=claim)
 
 
 def _false_claim(subject: _Subject, plan: Plan, found: list[Ran]) -> str:
