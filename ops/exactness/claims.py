@@ -51,8 +51,8 @@ class Claim:
         return f"{self.op} {self.tensor!r} is said to be {self.said}, and {self.seen}"
 
 
-def watched(view: GraphView, ops: Sequence[str]) -> tuple[str, ...]:
-    """The tensors between batch and update that can be fetched, in topological order.
+def watched(view: GraphView, op: str) -> tuple[str, ...]:
+    """The tensors between batch and an update that can be fetched with it, in topological order.
 
     References to variables change while a run goes on: a graph that has any is not looked at.
     """
@@ -61,7 +61,7 @@ def watched(view: GraphView, ops: Sequence[str]) -> tuple[str, ...]:
     if any(view.op(node) in _REFERENCES for node in view.nodes):
         return ()
     found: list[str] = []
-    needed, branches = view.ancestors(ops), branches_of(view)
+    needed, branches = view.ancestors([op]), branches_of(view)
     for node in view.topological_order():
         if node not in needed or branches[node] or view.op(node) == "Switch":
             continue

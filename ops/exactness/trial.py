@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops.exactness.claims import first_false, watched
-from ops.exactness.runs import SEED, Built, Ran, one_process, workers
+from ops.exactness.runs import SEED, Built, Ran, Watched, one_process, workers
 from parallax.analysis.planner import make_plan, part_routes, placements
 from parallax.analysis.propagate import walked
 from parallax.decisions import Decisions
@@ -83,7 +83,7 @@ class _Subject:
     built: Built
     expected: Ran
     analysed: Analysed
-    watched: tuple[str, ...]
+    watched: Watched
     break_on_purpose: Callable[[Decisions], Decisions] | None
 
 
@@ -127,8 +127,9 @@ def _subject(source: str, break_on_purpose: Any, claims: bool) -> _Subject | Out
         analysed = analyse(built.graph)
     except Exception as error:
         return _before_steps(error)
-    seen = watched(analysed.captured.view, [op.name for op in built.ops]) if claims and built.script.is_open else ()
-    if seen:
+    tries = claims and built.script.is_open
+    seen = tuple(watched(analysed.captured.view, op.name) for op in built.ops) if tries else ()
+    if any(seen):
         expected = one_process(built, seen)
     return _Subject(built, expected, analysed, seen, break_on_purpose)
 
@@ -184,7 +185,7 @@ def _with_claim(outcome: Outcome, claim: str) -> Outcome:
 
 def _false_claim(subject: _Subject, plan: Plan, found: list[Ran]) -> str:
     """The first claim that is false in some step; what comes after a wrong step is wrong for that reason."""
-    if not subject.watched:
+    if not any(subject.watched):
         return ""
     analysed, spec = subject.analysed, subject.analysed.spec
     walk = walked(analysed.captured, analysed.sources, part_routes(spec, plan), True, placements(spec, plan))
