@@ -1,6 +1,6 @@
 """Tries one program: N workers, as threads of this process, against one process on the joined batch.
 
-A program is Python text (docs/exactness.md says what it defines). Its outcome is one of
+A program is Python text (script.py says what it defines). Its outcome is one of
 - `equal`: on every worker every variable, slots included, ends as in the one process;
 - `refused`: a ParallaxError before the first step;
 - `wrong`: some variable ends with another value;
