@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from parallax.analysis.rules_branches import frame_depth
 from parallax.analysis.walk import Walk
+from parallax.control_flow import branches_of
 from parallax.graph_view import GraphView, split_tensor
 
 Values = Mapping[str, Any]
@@ -59,10 +59,9 @@ def watched(view: GraphView, ops: Sequence[str]) -> tuple[str, ...]:
     if any(view.op(node) in _REFERENCES for node in view.nodes):
         return ()
     found: list[str] = []
-    needed, depth = view.ancestors(ops), dict[str, int]()
+    needed, branches = view.ancestors(ops), branches_of(view)
     for node in view.topological_order():
-        depth[node] = frame_depth(view, depth, node)
-        if node not in needed or depth[node] or view.op(node) in ("Enter", "Switch", "Merge", "Exit"):
+        if node not in needed or branches[node] or view.op(node) in ("Enter", "Switch", "Merge", "Exit"):
             continue
         for tensor in view.outputs(node):
             dtype = tf.as_dtype(view.dtype(tensor))
