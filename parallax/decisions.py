@@ -146,11 +146,13 @@ class Piece:
         kind: `joined`, `unique`, `shared` or `unknown` (analysis/marking.py).
         of: for `unique` the tensor of distinct ids that says which rows are the same, where the row numbers do not;
             for `unknown` the op at which it cannot be told.
+        merged: for `unique` the op that merged the ids.
     """
 
     ids: str
     kind: str
     of: str = ""
+    merged: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,14 +213,20 @@ def _same_rows(shape: tuple[int | None, ...] | None, wanted: tuple[int | None, .
 
 
 def _autodiff_ops(view: GraphView) -> set[str]:
-    """Ops under the scopes of tf.gradients (`SCOPE/FORWARD_grad/...` with FORWARD an op) and of tapes in a graph."""
-    scopes = {"gradient_tape"}
+    """Ops under the scopes of tf.gradients (`SCOPE/FORWARD_grad/...` with FORWARD an op) and of tapes in a graph.
+
+    Within a call that was inlined, both scope and forward op are under the call's name.
+    """
+    scopes = set()
     for name in view.nodes:
         parts = name.split("/")
         for end, part in enumerate(parts):
+            if part == "gradient_tape":
+                scopes.add("/".join(parts[: end + 1]))
             if not part.endswith("_grad"):
                 continue
             for start in range(1, end + 1):
-                if "/".join(parts[start : end + 1]).removesuffix("_grad") in view.nodes:
+                forward = "/".join(parts[start : end + 1]).removesuffix("_grad")
+                if any("/".join([*parts[:call], forward]) in view.nodes for call in range(start)):
                     scopes.add("/".join(parts[:start]))
     return {n for n in view.nodes if any("/".join(n.split("/")[:i]) in scopes for i in range(1, n.count("/") + 1))}

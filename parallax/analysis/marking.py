@@ -6,7 +6,7 @@ The rows of IndexedSlices come in pieces, one for each lookup, and what the one 
   every row once, so rows of several workers are merged before anything else sees them.
 - `shared`: the same ids on all workers whatever the batch (positions, equal samples); the one process has these rows
   once, each worker a part of their sum (equal_ids.py).
-- `unknown`: ids that are the same on all workers, and it cannot be seen how many of them a larger batch has.
+- `unknown`: it cannot be seen how many rows a larger batch has: ids equal on all workers, or some of merged ids.
 """
 
 from __future__ import annotations
@@ -70,9 +70,20 @@ def _pieces(look: _Look, source: GradientSource) -> list[Piece]:
         elif parts:
             waiting = [*parts, *waiting]
         else:
-            key = look.unique.key(tensor)
-            found.append(Piece(tensor, "joined") if key is None else Piece(tensor, "unique", key * (key != tensor)))
-    return found
+            found.append(_of_own_ids(look, tensor))
+    merged = [piece.merged for piece in found if piece.merged]
+    if len(merged) == len(set(merged)):
+        return found
+    return [Piece(p.ids, "unknown", p.merged) if merged.count(p.merged) > 1 else p for p in found]
+
+
+def _of_own_ids(look: _Look, ids: str) -> Piece:
+    """Row numbers that differ between workers."""
+    distinct = look.unique.of(ids)
+    if distinct is not None:
+        return Piece(ids, "unique", distinct.key, distinct.merged)
+    before = look.unique.any_before(ids)
+    return Piece(ids, "unknown", before) if before else Piece(ids, "joined")
 
 
 def _of_equal_ids(look: _Look, part: str, ids: str) -> Piece:
@@ -96,7 +107,7 @@ def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
     processed = any(walk.view.op(e.node) not in _TAKES_MERGED for e in value_edges)
     if processed:
         _check_pieces(walk, source, pieces)
-    walk.pairs[(indices,)] = (source.values,)
+    walk.pairs.setdefault(indices, []).append(source.values)
     walk.part_of_token[source.values] = walk.part_of_token[indices] = source.part
     if value_edges and not any(s.tensor == source.values for s in walk.scales):
         walk.scales.append(Scale(source.values, tuple(value_edges)))
@@ -123,9 +134,9 @@ def _check_pieces(walk: Walk, source: GradientSource, pieces: tuple[Piece, ...])
         if piece.kind == "unknown":
             raise NoRule(
                 source.part,
-                f"its rows at {piece.ids!r} are the same in every batch, and at {piece.of!r} it cannot be seen whether "
-                "a larger batch has them once or for each example; leave the batch dimension of the placeholders open "
-                "(None)",
+                f"what is done to its rows at {piece.ids!r} depends on how many of them a larger batch has, and that "
+                f"cannot be seen at {piece.of!r}; leave the batch dimension of the placeholders open (None), and look "
+                "rows up by the ids of the batch, or by all that were merged",
             )
         if piece.kind == "unique" and piece.of and walk.routes.get(source.part) != "raw":
             raise NoRule(source.part, f"its row numbers {piece.ids!r} may be equal for distinct ids {piece.of!r}")

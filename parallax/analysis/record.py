@@ -176,30 +176,30 @@ def _delivered_before(graph: Any, of: Any, targets: Any) -> list[Any]:
 
     Autodiff computes what arrives at them on its way in any case: asking for it adds no op.
     """
-    around = _graphs_around(graph)
+    functions, outermost = _graphs_around(graph)
     names: dict[Place, None] = {}
-    for source in (graph, *around):
+    for source in (*functions, outermost):
         for record in records_of(source):
             places = [g.values for g in record.gradients] + [c.tensor for c in record.cotangents]
-            names.update({place: None for place in places if place.graph in (graph, *around)})
+            names.update({place: None for place in places if place.graph is source})
     if not names:
         return []
     behind = _ops_behind(_ops_of(of))
     found = [t for t in (p.graph.get_tensor_by_name(p.name) for p in names) if t.op in behind and t.dtype.is_floating]
-    reached = _ops_reached(_ops_of(targets), around) if found else set()
+    reached = _ops_reached(_ops_of(targets), functions) if found else set()
     wanted = {id(t) for t in map(_tensor_of, _as_list(targets))}
     return [t for t in found if t.op in reached and id(t) not in wanted]
 
 
-def _graphs_around(graph: Any) -> list[Any]:
-    """A function's graph and the functions' graphs around it, without the outermost graph that is no function's."""
+def _graphs_around(graph: Any) -> tuple[list[Any], Any]:
+    """(a function's graph and the functions' graphs around it, the outermost graph that is no function's)."""
     from tensorflow.python.ops import gradients_util
 
     found = []
     while gradients_util._IsFunction(graph):
         found.append(graph)
         graph = graph.outer_graph
-    return found
+    return found, graph
 
 
 def _ops_of(tensors: Any) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parallax.analysis.states import PLAIN, SAME, State, worst
-from parallax.analysis.walk import Merge, NoRule, Walk, part_of, read_value, sum_of_parts
+from parallax.analysis.walk import Merge, NoRule, Walk, are_paired, part_of, read_value, sum_of_parts
 from parallax.decisions import Lookup
 from parallax.graph_view import Edge
 
@@ -61,7 +61,7 @@ def _aligned_with(walk: Walk, indices: State) -> State:
     """The state of rows that lie beside joined or merged indices."""
     if indices.kind == "touched_indices":
         return State("touched", indices.key)
-    return State("values", tuple(walk.pairs.get((k,), (k,))[0] for k in indices.key))
+    return State("values", tuple(walk.pairs.get(k, [k])[-1] for k in indices.key))
 
 
 def unique(walk: Walk, node: str, states: list[State]) -> bool:
@@ -88,19 +88,17 @@ def segment_sum(walk: Walk, node: str, states: list[State]) -> bool:
         return True
     if values.kind != "values":
         return False
-    if segments.kind == "map" and _paired(walk, values, walk.merges[segments.key[1]].indices_token):
+    if segments.kind == "map" and are_paired(
+        walk, values, State("indices", walk.merges[segments.key[1]].indices_token)
+    ):
         walk.merges[segments.key[1]].values.append(Edge(node, 0))
         part = part_of(walk, values)
         walk.set_all(node, State("touched", segments.key) if part in walk.table_of else SAME)
         return True
-    if segments.kind == "indices" and _paired(walk, values, segments.key):
+    if segments.kind == "indices" and are_paired(walk, values, segments):
         sum_of_parts(walk, node, values, "sum")
         return True
     return False
-
-
-def _paired(walk: Walk, values: State, indices: tuple[str, ...]) -> bool:
-    return values.key == tuple(walk.pairs.get((k,), (k,))[0] for k in indices)
 
 
 def _attribute(walk: Walk, node: str, name: str) -> int:

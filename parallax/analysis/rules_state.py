@@ -9,7 +9,7 @@ from __future__ import annotations
 from parallax.analysis.batch_axis import BatchAxes
 from parallax.analysis.states import PLAIN, SAME, State
 from parallax.analysis.update_ops import ADDITIVE_SCATTERS, StateOp, state_op, takes_state
-from parallax.analysis.walk import Merge, NoRule, Walk, part_of, set_handle
+from parallax.analysis.walk import Merge, NoRule, Walk, are_paired, part_of, set_handle
 from parallax.decisions import Broadcast, Piece
 from parallax.errors import GraphError
 from parallax.graph_view import Edge, split_tensor
@@ -144,7 +144,7 @@ def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> 
             return
         additive = walk.view.op(node) in ADDITIVE_SCATTERS
         if _joined(walk, value, indices) and (additive or state.kind == "apply"):
-            part = part_of(walk, value)
+            part = _gradient_of(walk, value, variables[0])
             if walk.table_of.get(part) != table:
                 raise NoRule(part, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r}")
             _merge_here(walk, node, state, part, additive)
@@ -180,7 +180,7 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
         return
     additive = walk.view.op(node) in ADDITIVE_SCATTERS
     if state.indices is not None and _joined(walk, values[0], values[1]) and (additive or state.kind == "apply"):
-        part = part_of(walk, values[0])
+        part = _gradient_of(walk, values[0], variables[0])
         spread = walk.table_of.get(part, "")
         if spread and not _follows(walk, spread, variables[0]):
             raise NoRule(part, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r} of another shape")
@@ -209,6 +209,14 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
             "and compute the rest from variables, constants or scalar placeholders."
         )
     walk.new_own.update(variables)
+
+
+def _gradient_of(walk: Walk, values: State, variable: str) -> str:
+    """The variable whose gradient rows are written: this one, unless it has none and keeps those of another.
+
+    Autodiff may give two variables one gradient, as for rows of a sum.
+    """
+    return variable if variable in walk.routes else part_of(walk, values)
 
 
 def _collect_batch(walk: Walk, node: str, state: StateOp, variable: str) -> bool:
@@ -263,9 +271,7 @@ def _follows(walk: Walk, table: str, variable: str) -> bool:
 
 
 def _joined(walk: Walk, values: State, indices: State) -> bool:
-    if values.kind != "values" or indices.kind != "indices":
-        return False
-    return values.key == tuple(walk.pairs.get((k,), (k,))[0] for k in indices.key)
+    return values.kind == "values" and indices.kind == "indices" and are_paired(walk, values, indices)
 
 
 def _merge_here(walk: Walk, node: str, state: StateOp, part: str, additive: bool) -> None:

@@ -8,11 +8,24 @@ some of them by their value. An op that may give equal numbers for distinct ids 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from parallax.analysis.op_lists import ELEMENTWISE, KEEPS_IDS, ONE_TO_ONE
 from parallax.graph_view import GraphView, split_tensor
 
 _UNIQUE = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
+
+
+class Distinct(NamedTuple):
+    """What makes row numbers say which rows are the same.
+
+    Attributes:
+        key: the tensor whose elements say it, as long and in the same order; empty where the numbers themselves do.
+        merged: the op that made ids distinct.
+    """
+
+    key: str
+    merged: str
 
 
 class UniqueIds:
@@ -27,77 +40,69 @@ class UniqueIds:
         self._view = view
         self._is_equal = is_equal
 
-    def key(self, tensor: str) -> str | None:
-        """The tensor whose distinct elements say which rows are the same.
+    def of(self, tensor: str) -> Distinct | None:
+        """What says which rows are the same; None where nothing is proven."""
+        merged = self._distinct(tensor)
+        if merged:
+            return Distinct("", merged)
+        before = self._source(tensor)
+        merged = self._distinct(before) if before != root(self._view, tensor) else ""
+        return Distinct(before, merged) if merged else None
 
-        It is `tensor` itself where its numbers are distinct, and one before it, of equal length and order, where
-        they need not be. None where nothing is proven.
-        """
-        root = self._before_reshape(tensor)
-        node = split_tensor(root)[0]
-        if self._distinct(root):
-            return tensor
-        if self._view.op(node) not in ELEMENTWISE:
-            return None
-        moving = [t for t in self._view.inputs(node) if not self._is_equal(t)]
-        if len(moving) != 1 or not all(self._is_scalar(t) for t in self._view.inputs(node) if t != moving[0]):
-            return None
-        return self.key(moving[0])
+    def any_before(self, tensor: str) -> str:
+        """An op that merges ids of the batch and that a tensor is computed from; empty where there is none."""
+        needed = self._view.ancestors([split_tensor(tensor)[0]])
+        found = (n for n in needed if self._view.op(n) in _UNIQUE and not self._is_equal(f"{n}:0"))
+        return min(found, default="")
 
-    def _distinct(self, tensor: str) -> bool:
-        """Whether the elements are distinct: ids that were merged, chosen from, sorted or renumbered one to one."""
+    def _distinct(self, tensor: str) -> str:
+        """The op that merged ids whose elements are these, chosen from, sorted or renumbered one to one; or empty."""
         tensor = self._before_reshape(tensor)
         node, number = split_tensor(tensor)
         op, inputs = self._view.op(node), self._view.inputs(node)
         if op in _UNIQUE or merged_ids(self._view, tensor):
-            return number == (1 if merged_ids(self._view, tensor) else 0)
+            return node if number == (1 if merged_ids(self._view, tensor) else 0) else ""
         if op in ONE_TO_ONE or op == "Mul":
             moving = [t for t in inputs if not self._is_equal(t)]
             fixed = [t for t in inputs if self._is_equal(t)]
             if len(moving) != 1 or not all(self._is_scalar(t) for t in fixed):
-                return False
-            return self._distinct(moving[0]) and (op != "Mul" or all(self._is_nonzero(t) for t in fixed))
+                return ""
+            return self._distinct(moving[0]) if op != "Mul" or all(self._is_nonzero(t) for t in fixed) else ""
         if op in ("StridedSlice", "Slice"):  # a place is taken at most once
-            return all(self._is_equal(t) for t in inputs[1:]) and self._distinct(inputs[0])
+            return self._distinct(inputs[0]) if all(self._is_equal(t) for t in inputs[1:]) else ""
         if op == "TopKV2":  # all of them, sorted; the first k of a worker are not those of the joined batch
-            return number == 0 and self._is_size_of(inputs[1], inputs[0]) and self._distinct(inputs[0])
+            return self._distinct(inputs[0]) if number == 0 and self._is_size_of(inputs[1], inputs[0]) else ""
         if op in ("GatherV2", "Gather"):
-            return self._distinct(inputs[0]) and self._chooses(inputs[1], self._source(inputs[0]))
-        if op == "DynamicPartition":
-            return self._parts_are_distinct(inputs[0], inputs[1])
-        return False
+            return self._distinct(inputs[0]) if self._chooses(inputs[1], self._source(inputs[0])) else ""
+        return self._distinct_parts(inputs[0], inputs[1]) if op == "DynamicPartition" else ""
 
-    def _parts_are_distinct(self, values: str, parts: str) -> bool:
-        """Whether within each part the values are distinct: they are anyway, or x // n within the parts of x % n.
+    def _distinct_parts(self, values: str, parts: str) -> str:
+        """As `_distinct`, within each part: the values are distinct anyway, or x // n within the parts of x % n.
 
         Also with parts of a table by ranges, as embedding_lookup numbers them: with q rows in a part and one more in
         the first e, x % (q + 1) in the parts below e and (x - e) % q in the others.
         """
         if self._distinct(values):
-            return True
+            return self._distinct(values)
         values, parts = self._before_reshape(values), self._before_reshape(parts)
         view, value, part = self._view, split_tensor(values)[0], split_tensor(parts)[0]
         if view.op(value) == "FloorDiv" and view.op(part) == "FloorMod":
-            return self._same(view.inputs(value), view.inputs(part)) and self._distinct(view.inputs(value)[0])
+            return self._distinct(view.inputs(value)[0]) if self._same(view.inputs(value), view.inputs(part)) else ""
         if view.op(value) not in ("Select", "SelectV2") or view.op(part) != "Maximum":
-            return False
+            return ""
         condition, below, above = view.inputs(value)
         first, second = view.inputs(part)
         less = split_tensor(condition)[0]
         if view.op(less) != "Less" or not self._same((view.inputs(less)[0],), (parts,)):
-            return False
+            return ""
         pairs = ((below, first), (above, second))
         if not all(self._divides(rest, quotient) for rest, quotient in pairs):
-            return False
+            return ""
         x, more = view.inputs(split_tensor(below)[0])
         shifted, rows = view.inputs(split_tensor(above)[0])
         less_e = split_tensor(shifted)[0]
-        return (
-            view.op(less_e) == "Sub"
-            and self._same((x, view.inputs(less)[1]), view.inputs(less_e))
-            and self._is_one_more(more, rows)
-            and self._distinct(x)
-        )
+        shifts = view.op(less_e) == "Sub" and self._same((x, view.inputs(less)[1]), view.inputs(less_e))
+        return self._distinct(x) if shifts and self._is_one_more(more, rows) else ""
 
     def _divides(self, rest: str, quotient: str) -> bool:
         """Whether two tensors are rest and quotient of one division."""
@@ -146,10 +151,10 @@ class UniqueIds:
         while True:
             tensor = self._before_reshape(tensor)
             node = split_tensor(tensor)[0]
-            if self._view.op(node) not in ELEMENTWISE:
-                return tensor
-            moving = {self._source(t) for t in self._view.inputs(node) if not self._is_equal(t)}
-            if len(moving) != 1:
+            inputs = self._view.inputs(node)
+            moving = {self._source(t) for t in inputs if not self._is_equal(t)}
+            scalars = all(self._is_scalar(t) for t in inputs if self._is_equal(t))
+            if self._view.op(node) not in ELEMENTWISE or len(moving) != 1 or not scalars:
                 return tensor
             (tensor,) = moving
 

@@ -104,7 +104,7 @@ class Walk:
     passed: list[str] = field(default_factory=list)
     states: dict[str, State] = field(default_factory=dict)
     marked: dict[tuple[str, str], State] = field(default_factory=dict)
-    pairs: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+    pairs: dict[str, list[str]] = field(default_factory=dict)
     part_of_token: dict[str, str] = field(default_factory=dict)
     new_members: dict[str, str] = field(default_factory=dict)
     new_own: set[str] = field(default_factory=set)
@@ -178,6 +178,12 @@ class Walk:
             self.fed.update(state.key)
             return SAME
         return state
+
+
+def are_paired(walk: Walk, values: State, indices: State) -> bool:
+    """Whether rows and row numbers belong together, piece by piece."""
+    pieces = [walk.pairs.get(key, [key]) for key in indices.key]
+    return len(values.key) == len(pieces) and all(k in piece for k, piece in zip(values.key, pieces, strict=True))
 
 
 def part_of(walk: Walk, state: State) -> str:

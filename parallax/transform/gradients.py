@@ -91,9 +91,12 @@ def collect_rows(editor: Editor, decisions: Decisions) -> None:
     """Sparse gradients of variables that every worker holds: all workers get all touched rows."""
     import tensorflow as tf
 
+    collected = []
     for collect in decisions.collects:
         with tf.name_scope(f"{SCOPE}/collect/{collect.op}/"):
-            values, indices = _collected(editor, collect)
+            collected.append(_collected(editor, collect))
+    # Afterwards: two gradients may have one tensor of row numbers.
+    for collect, (values, indices) in zip(decisions.collects, collected, strict=True):
         editor.lead(collect.values, values)
         editor.lead(collect.indices, indices)
 

@@ -50,6 +50,19 @@ def test_a_gradient_in_a_function_leaves_autodiff_within_it() -> None:
     assert all(found.view.nodes[node].name.startswith("StatefulPartitionedCall/") for node in of_w.outside)
 
 
+def test_gradients_in_functions_of_a_graph_from_a_file_are_found_by_their_scopes() -> None:
+    graph, again = tf.Graph(), tf.Graph()
+    with graph.as_default(), v1.variable_scope("", use_resource=True):
+        gradient_models.MODELS["gradients in a function"](6)
+        meta = v1.train.export_meta_graph()
+    with again.as_default():
+        v1.train.import_meta_graph(meta)
+    recorded, found = (find_gradients(capture(g)) for g in (graph, again))
+    assert {s.found_by for s in found} == {"name scope"}
+    assert {(s.part, s.values, s.outside) for s in found} <= {(s.part, s.values, s.outside) for s in recorded}
+    assert {s.part for s in found} == {"emb", "w"}
+
+
 def test_shapes_set_on_a_loop_are_known_beside_a_function() -> None:
     def build() -> None:
         x = v1.placeholder(tf.int32, [6, 3])

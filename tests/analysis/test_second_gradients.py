@@ -55,6 +55,16 @@ def test_a_gradient_of_weights_after_a_step_is_averaged_like_a_variable_s() -> N
     assert len(averaged(lambda: gradient_models.adapted(6, 2))) == 10
 
 
+def test_a_gradient_taken_outside_of_the_function_that_goes_back_through_it_is_averaged() -> None:
+    def build() -> None:
+        w, x = v1.get_variable("w", [3, 1]), v1.placeholder(tf.float32, [6, 3])
+        (slope,) = tf.gradients(loss_of(w, x), [w])
+        after = tf.function(lambda x: tf.gradients(loss_of(w - slope, x), [w])[0])
+        v1.assign_sub(w, after(x))
+
+    assert len(averaged(build)) == 3
+
+
 def test_gradients_of_no_batch_are_not_averaged() -> None:
     def build() -> None:
         w = v1.get_variable("w", [3, 1])
@@ -114,3 +124,14 @@ def test_a_gradient_of_a_gradient_without_a_rule_is_refused_with_a_remedy(build:
 def test_gradients_used_within_a_loss_are_not_kept_over_batches() -> None:
     with pytest.raises(GraphError, match="several batches, .*accumulate_steps at 1"):
         averaged(lambda: gradient_models.adapted(6, 1), accumulate_steps=2)
+
+
+def test_a_gradient_that_a_conditional_gives_is_refused() -> None:
+    def build() -> None:
+        w, step = v1.get_variable("w", [3, 1]), v1.train.get_or_create_global_step()
+        x = v1.placeholder(tf.float32, [6, 3])
+        train(loss_of(w, x))
+        v1.assign_sub(w, tf.cond(step > 3, lambda: tf.gradients(loss_of(w, x), [w])[0], lambda: tf.zeros([3, 1])))
+
+    with pytest.raises(GraphError, match="within a loop or a conditional: If 'cond' takes one of 'w'.* Take it before"):
+        averaged(build)
