@@ -249,4 +249,6 @@ def _failed(kind: str, error: Exception) -> Outcome:
     at = f"{Path(ours[-1].filename).name}:{ours[-1].lineno} {ours[-1].name}" if ours else "in a step"
     if isinstance(error, tf.errors.OpError):
         at = "in a step"
+    if isinstance(error, RecursionError):  # the innermost frame is any of those that call each other
+        at = ""
     return Outcome(kind, f"{type(error).__name__}: {str(error)[:1500]}", f"{type(error).__name__} {at}")
