@@ -60,7 +60,7 @@ class Tally:
         return "\n".join(lines)
 
 
-_ORDER = ("equal", "refused", "wrong", "foreign", "invalid")
+_ORDER = ("equal", "refused", "unproven", "wrong", "foreign", "invalid")
 
 
 def reason_of(outcome: Outcome) -> str:
@@ -90,14 +90,14 @@ def run(options: Any) -> int:
         made = program(options.seed, number, options.workers)
         if options.only is not None:
             print(made.source())
-        outcomes = try_program(made.source(), routes_of(number, options.routes))
+        outcomes = try_program(made.source(), routes_of(number, options.routes), claims=options.claims)
         seen = set()
         for route, outcome in tally.add(number, outcomes):
             print(f"{number} by {route}: {_line(outcome)}", flush=True)
             is_new = (outcome.kind, outcome.place) not in seen
             seen.add((outcome.kind, outcome.place))
             if options.out is not None and is_new:
-                _keep(made, number, route, outcome, tally, options.out)
+                _keep(made, number, route, outcome, tally, options)
         if options.only is not None:
             _print(outcomes)
     print(tally.text())
@@ -105,7 +105,9 @@ def run(options: Any) -> int:
 
 
 def _script(options: Any) -> int:
-    outcomes = try_program(options.script.read_text(), routes_of(0, options.routes or ",".join(ROUTES)))
+    outcomes = try_program(
+        options.script.read_text(), routes_of(0, options.routes or ",".join(ROUTES)), claims=options.claims
+    )
     _print(outcomes)
     return 1 if any(outcome.is_fault for outcome in outcomes.values()) else 0
 
@@ -113,14 +115,19 @@ def _script(options: Any) -> int:
 def _print(outcomes: dict[str, Outcome]) -> None:
     for route, outcome in outcomes.items():
         print(f"{route}: {outcome.kind}  {outcome.message}\n  " + "\n  ".join(outcome.routes))
+        if outcome.claim:
+            print(f"  first false claim: {outcome.claim}")
 
 
-def _keep(made: Program, number: int, route: str, outcome: Outcome, tally: Tally, folder: Path) -> None:
+def _keep(made: Program, number: int, route: str, outcome: Outcome, tally: Tally, options: Any) -> None:
     """Writes the minimal program of a fault, unless enough of those that look alike are there."""
     alike = [o for _, _, o in tally.faults if (o.kind, o.place) == (outcome.kind, outcome.place)]
     if outcome.kind == "foreign" and len(alike) > SHRUNK_ALIKE:
         return
-    least, outcome = shrunk(made, outcome, lambda one: _first(try_program(one.source(), [route])))
+    least, outcome = shrunk(
+        made, outcome, lambda one: _first(try_program(one.source(), [route], claims=options.claims))
+    )
+    folder: Path = options.out
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{outcome.kind}_{number}_{route}.py"
     how = f"Run by `python -m ops.exactness --routes {route} --script {file.name}`.\n\n{_wrapped(outcome)}"
@@ -133,7 +140,8 @@ def _first(outcomes: dict[str, Outcome]) -> Outcome:
 
 
 def _line(outcome: Outcome) -> str:
-    return f"{outcome.kind}  {outcome.place}  {' '.join(outcome.message.split())[:_SHOWN]}"
+    claim = f"  first false claim: {outcome.claim}" if outcome.claim else ""
+    return f"{outcome.kind}  {outcome.place}  {' '.join(outcome.message.split())[:_SHOWN]}{claim}"
 
 
 def _wrapped(outcome: Outcome) -> str:

@@ -21,6 +21,8 @@ from parallax.transform.seeds import set_seeds
 
 v1 = tf.compat.v1
 SEED = 7
+Watched = Sequence[Sequence[str]]
+"""For each of the ops that are run in turn, tensors that it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Built:
         return frozenset(v.name for v in self.graph.get_collection("trainable_variables"))
 
 
-def one_process(built: Built, watched: Sequence[str] = ()) -> Ran:
+def one_process(built: Built, watched: Watched = ()) -> Ran:
     """Trains the joined batches; tensors that are watched are those of the graph with its calls inlined.
 
     Raises:
@@ -69,23 +71,23 @@ def one_process(built: Built, watched: Sequence[str] = ()) -> Ran:
     set_seeds(seeded, frozenset(), Worker(0, 1, SEED, equal_randomness=True))
     imported = _imported(seeded)
     reads = _reads(graph)
-    tensors = _there(imported, watched)
+    tensors = [_there(imported, of_op) for of_op in watched] or [[] for _ in built.ops]
     seen = []
     with v1.Session(graph=imported, config=built.script.options()) as session:
         for phase in _phases(graph):
             session.run(phase)
         initial = session.run(reads)
         for step, batches in enumerate(built.batches):
-            op = built.whole_ops[step % len(built.whole_ops)].name
-            values = session.run([op, *tensors], fed(graph, joined(batches)))
-            seen.append(dict(zip(tensors, values[1:], strict=True)))
+            turn = step % len(built.ops)
+            values = session.run([built.whole_ops[turn].name, *tensors[turn]], fed(graph, joined(batches)))
+            seen.append(dict(zip(tensors[turn], values[1:], strict=True)))
         last = session.run(reads)
     if any(np.issubdtype(v.dtype, np.floating) and not np.all(np.isfinite(v)) for v in last.values()):
         raise ValueError("The one process ends with values that are not finite.")
     return Ran(initial, last, tuple(seen))
 
 
-def workers(built: Built, analysed: Analysed, made: list[WorkerGraph], watched: Sequence[str] = ()) -> list[Ran]:
+def workers(built: Built, analysed: Analysed, made: list[WorkerGraph], watched: Watched = ()) -> list[Ran]:
     """Trains every worker's batches on its graph, each on a thread; the initial values are left out.
 
     Raises:
@@ -113,7 +115,7 @@ def workers(built: Built, analysed: Analysed, made: list[WorkerGraph], watched: 
 
 
 def _one_worker(
-    built: Built, analysed: Analysed, made: WorkerGraph, rank: int, meetings: Meetings, watched: Sequence[str]
+    built: Built, analysed: Analysed, made: WorkerGraph, rank: int, meetings: Meetings, watched: Watched
 ) -> Ran:
     names = Names(analysed.captured.view, made)
     graph_def = type(made.graph_def)()
@@ -121,7 +123,7 @@ def _one_worker(
     functions = in_memory(graph_def, rank, meetings)
     imported = _imported(graph_def)
     reads = _reads(built.graph)
-    tensors = _there(imported, watched)
+    tensors = [_there(imported, of_op) for of_op in watched] or [[] for _ in built.ops]
     seen = []
     with v1.Session(graph=imported, config=built.script.options()) as session:
 
@@ -136,9 +138,9 @@ def _one_worker(
             session.run(phase)
             meetings.has_run(rank)
         for step, batches in enumerate(built.batches):
-            op = built.ops[step % len(built.ops)].name
-            _, values = run([op], fed(built.graph, batches[rank]), tensors)
-            seen.append(dict(zip(tensors, values, strict=True)))
+            turn = step % len(built.ops)
+            _, values = run([built.ops[turn].name], fed(built.graph, batches[rank]), tensors[turn])
+            seen.append(dict(zip(tensors[turn], values, strict=True)))
         last, _ = run(list(reads.values()), {})
     del functions
     return Ran({}, dict(zip(reads, last, strict=True)), tuple(seen))

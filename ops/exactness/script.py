@@ -1,4 +1,9 @@
-"""A program as loaded: what it is fed, and its graph for one worker's batch or for the joined one."""
+"""A program as loaded: what it is fed, and its graph for one worker's batch or for the joined one.
+
+A program's text defines WORKERS, ROWS (of a worker's batch), OPEN_BATCH, CONTROL_FLOW_V2, F (type of its variables),
+`feeds(rng, rows)`, which gives a value for each placeholder by name, and `build(rows)`, which builds in the default
+graph and returns the ops that are run in turn; OPTIMIZES = False leaves TensorFlow's graph optimizers out.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Tries one program: N workers, as threads of this process, against one process on the joined batch.
 
-A program is Python text (docs/exactness.md says what it defines). Its outcome is one of
+A program is Python text (script.py says what it defines). Its outcome is one of
 - `equal`: on every worker every variable, slots included, ends as in the one process;
 - `refused`: a ParallaxError before the first step;
 - `wrong`: some variable ends with another value;
+- `unproven`: the values are equal, and yet the analysis says of some tensor what is not so (claims.py);
 - `foreign`: any other exception, or a ParallaxError in a step;
 - `invalid`: the one process itself does not train the program; a fault of the program.
 """
@@ -22,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops.exactness.claims import first_false, watched
-from ops.exactness.runs import SEED, Built, Ran, one_process, workers
+from ops.exactness.runs import SEED, Built, Ran, Watched, one_process, workers
 from parallax.analysis.planner import make_plan, part_routes, placements
 from parallax.analysis.propagate import walked
 from parallax.decisions import Decisions
@@ -82,7 +83,7 @@ class _Subject:
     built: Built
     expected: Ran
     analysed: Analysed
-    watched: tuple[str, ...]
+    watched: Watched
     break_on_purpose: Callable[[Decisions], Decisions] | None
 
 
@@ -98,7 +99,8 @@ def try_program(
         source: the program.
         routes: of ROUTES.
         break_on_purpose: changes the decisions, to see that a fault is noticed.
-        claims: whether what the analysis says of single tensors is tried too.
+        claims: whether what the analysis says of single tensors is tried too. Of programs with a fixed batch it is not:
+            the graph of the joined batch has other constants.
     """
     began = time.process_time()
     subject = _subject(source, break_on_purpose, claims)
@@ -125,8 +127,9 @@ def _subject(source: str, break_on_purpose: Any, claims: bool) -> _Subject | Out
         analysed = analyse(built.graph)
     except Exception as error:
         return _before_steps(error)
-    seen = watched(analysed.captured.view, [op.name for op in built.ops]) if claims else ()
-    if seen:
+    tries = claims and built.script.is_open
+    seen = tuple(watched(analysed.captured.view, op.name) for op in built.ops) if tries else ()
+    if any(seen):
         expected = one_process(built, seen)
     return _Subject(built, expected, analysed, seen, break_on_purpose)
 
@@ -168,15 +171,21 @@ def _outcome(subject: _Subject, route: str, tried: dict[Any, Outcome]) -> Outcom
     else:
         own = {v.name for v in plan.variables if v.cls == VariableClass.LOCAL}
         outcome = judge(subject.expected, [ran.last for ran in found], script.dtype, own, subject.built.trained())
-        outcome = replace(outcome, claim=_false_claim(subject, plan, found))
+        outcome = _with_claim(outcome, _false_claim(subject, plan, found))
     routes = tuple(f"{v.name}: {v.cls.value} by {v.route}" for v in plan.variables)
     tried[decisions] = outcome = replace(outcome, routes=routes)
     return outcome
 
 
+def _with_claim(outcome: Outcome, claim: str) -> Outcome:
+    if claim and outcome.kind == "equal":
+        return Outcome("unproven", claim, claim=claim)
+    return replace(outcome, claim=claim)
+
+
 def _false_claim(subject: _Subject, plan: Plan, found: list[Ran]) -> str:
     """The first claim that is false in some step; what comes after a wrong step is wrong for that reason."""
-    if not subject.watched:
+    if not any(subject.watched):
         return ""
     analysed, spec = subject.analysed, subject.analysed.spec
     walk = walked(analysed.captured, analysed.sources, part_routes(spec, plan), True, placements(spec, plan))

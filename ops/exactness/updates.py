@@ -316,11 +316,12 @@ def _renormalised(d: Draft) -> None:
 
 
 def _count(d: Draft) -> None:
+    seen = d.name("seen")
     d.add(
-        """
-        seen = v1.get_variable("seen", [], F, initializer=v1.zeros_initializer(), trainable=False)
+        f"""
+        {seen} = v1.get_variable("{seen}", [], F, initializer=v1.zeros_initializer(), trainable=False)
         with v1.control_dependencies([train]):
-            train = tf.group(v1.assign_add(seen, 1.0))
+            train = tf.group(v1.assign_add({seen}, 1.0))
         """
     )
 
@@ -336,25 +337,26 @@ def _max_norm(d: Draft) -> None:
 
 
 def _average_loss(d: Draft) -> None:
+    shown = d.name("shown")
     d.add(
-        """
-        shown = v1.get_variable("shown", [], F, initializer=v1.zeros_initializer(), trainable=False)
-        train = tf.group(train, v1.assign(shown, 0.9 * shown + 0.1 * loss))
+        f"""
+        {shown} = v1.get_variable("{shown}", [], F, initializer=v1.zeros_initializer(), trainable=False)
+        train = tf.group(train, v1.assign({shown}, 0.9 * {shown} + 0.1 * loss))
         """
     )
 
 
 def _second(d: Draft) -> None:
     table, ids = d.looked_up()
-    w = d.weight(4, 1)
+    w, second = d.weight(4, 1), d.name("second")
     d.add(
         f"""
         other = tf.reduce_mean(tf.square(tf.gather({table}, {ids}) @ {w} - 1.0))
-        second = v1.train.{d.pick(OPTIMIZERS).replace("RATE", "0.2")}.minimize(other, var_list=[{w}, {table}])
+        {second} = v1.train.{d.pick(OPTIMIZERS).replace("RATE", "0.2")}.minimize(other, var_list=[{w}, {table}])
         """,
         is_kept=True,
     )
-    d.result = "[train, second]"
+    d.result = d.result.replace("]", f", {second}]")
 
 
 EXTRAS: tuple[tuple[float, Production], ...] = (

@@ -32,14 +32,14 @@ PLAIN = Program(
 )
 
 
+SEED, GRAPHS, GROUP = 1, 60, 20
+"""So many take a minute of processor; `python -m ops.exactness` tries more."""
+OPEN: dict[int, str] = {}
+"""Graphs of the seed whose faults are known and not mended yet; a mended one must be taken out."""
+
+
 def without_all_reduces(decisions: Decisions) -> Decisions:
     return replace(decisions, all_reduces=())
-
-
-def test_a_plain_graph_is_equal_by_every_route() -> None:
-    outcomes = try_program(PLAIN.source())
-    assert {route: outcome.kind for route, outcome in outcomes.items()} == dict.fromkeys(ROUTES, "equal")
-    assert "emb: sparse by allgather" in outcomes["allgather"].routes
 
 
 def test_a_transform_broken_on_purpose_is_wrong_with_a_minimal_program_that_runs() -> None:
@@ -53,6 +53,24 @@ def test_a_transform_broken_on_purpose_is_wrong_with_a_minimal_program_that_runs
     assert [s.text for s in least.statements if not s.is_kept] == []
     assert "(h0 @ w)" in least.source()
     assert try_program(least.source(), ["allgather"])["allgather"].kind == "equal"
+
+
+@pytest.mark.parametrize("first", range(0, GRAPHS, GROUP))
+def test_graphs_of_the_grammar_are_equal_or_refused(first: int) -> None:
+    faults = {}
+    for number in range(first, first + GROUP):
+        route = ROUTES[number % len(ROUTES)]
+        outcome = try_program(program(SEED, number).source(), [route])[route]
+        if outcome.is_fault:
+            faults[number] = f"{route}: {outcome.kind} {outcome.message[:300]}"
+    assert {n: fault for n, fault in faults.items() if n not in OPEN} == {}
+    assert [n for n in OPEN if first <= n < first + GROUP and n not in faults] == []
+
+
+def test_a_plain_graph_is_equal_by_every_route_and_what_is_said_of_its_tensors_holds() -> None:
+    outcomes = try_program(PLAIN.source(), claims=True)
+    assert {r: (o.kind, o.claim) for r, o in outcomes.items()} == dict.fromkeys(ROUTES, ("equal", ""))
+    assert "emb: sparse by allgather" in outcomes["allgather"].routes
 
 
 def test_a_refusal_and_an_error_of_the_program_are_told_apart() -> None:
