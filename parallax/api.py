@@ -88,9 +88,9 @@ def parallel_run(
     config.compute_dtype = wanted.compute_dtype or config.compute_dtype
     wanted = replace(wanted, compute_dtype=config.compute_dtype)
     if wanted.role == Role.VERIFY_SINGLE:
-        from parallax.runtime import verify
+        from parallax.runtime.verify.sides import run_single
 
-        verify.run_single(single_gpu_graph, wanted)
+        run_single(single_gpu_graph, wanted)
         raise JobEnded(0)
     if wanted.role in (Role.WORKER, Role.VERIFY_WORKER):
         return _worker(single_gpu_graph, config, wanted)
@@ -140,7 +140,7 @@ def _check_checkpoints(graph: Any, config: Config) -> None:
 
 
 def _worker(graph: Any, config: Config, wanted: Settings) -> tuple[Any, int, int, int]:
-    from parallax.runtime import verify
+    from parallax.runtime.verify.sides import run_worker
     from parallax.runtime.worker_session import open_session
 
     verifying = wanted.role == Role.VERIFY_WORKER
@@ -155,7 +155,7 @@ def _worker(graph: Any, config: Config, wanted: Settings) -> tuple[Any, int, int
         replan_wish(config, wanted),
     )
     if verifying:
-        verify.run_worker(graph, session, size, rank, wanted)
+        run_worker(graph, session, size, rank, wanted)
         raise JobEnded(0)
     return session, size, rank, REPLICAS
 
@@ -220,12 +220,12 @@ def _simulate(
 
 def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, wanted: Settings) -> int:
     """Starts the workers, waits for the job's end and returns its exit status."""
-    from parallax.runtime import verify
+    from parallax.runtime.verify.command import check_feeds, compare_runs
 
     verifying = wanted.role == Role.VERIFY
     find_mpirun()
     if verifying:
-        verify.check_feeds(graph, cluster.num_workers, wanted)
+        check_feeds(graph, cluster.num_workers, wanted)
     seed = config.seed if config.seed is not None else 1 + secrets.randbelow(2**31 - 2)
     sys.stdout.write(plan_table(plan) + (f"Seed {seed}\n" if config.seed is None else ""))
     sys.stdout.flush()
@@ -247,7 +247,7 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
     try:
         mine = replace(mine, role=Role.VERIFY_WORKER, job_folder=str(folder))
         job = _job(graph, plan, cluster, config, mine, seed)
-        return verify.compare_runs(job, plan, folder, replace(wanted, seed=seed))
+        return compare_runs(job, plan, folder, replace(wanted, seed=seed))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

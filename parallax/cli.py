@@ -29,8 +29,9 @@ _DESCRIPTIONS = {
     "run": "Runs a script that calls parallax.parallel_run on all workers. Prints the plan, relays what the workers "
     "print, each line with its rank, and ends with the exit status of the job.",
     "plan": "Prints the plan of a script's graph. Starts nothing.",
-    "verify": "Compares N workers with one process on the joined batch. Both take some steps; the relative difference "
-    "of every variable and slot is printed. Random ops whose shape depends on the batch (dropout) must be off.",
+    "verify": "Compares N workers with one process on the joined batch. Both take some steps; for every variable and "
+    "slot it is printed whether each worker has what the one process has. Random ops whose shape depends on the batch "
+    "(dropout) must be off.",
     "calibrate": "Measures the cluster and writes its profile. It runs a job that times all-reduce, all-to-all, "
     "allgather and a server between the hosts and within one, and each host's link. Nothing else should run there.",
     "profile": "Measures which rows the steps of a script touch and writes a model profile. Looks at batches, trains "
@@ -105,7 +106,7 @@ def command_parser() -> argparse.ArgumentParser:
     verify.add_argument("--steps", type=_positive, default=5, metavar="K", help="steps on both sides (default 5)")
     for command in (profile, verify):
         command.add_argument("--feeds", metavar="FILE", help="FILE.npz, or FILE.py:FUNCTION(step, worker, num_workers)")
-        command.add_argument("--fetch", metavar="NAME", help="the op to run (default: the optimizer's training op)")
+        command.add_argument("--fetch", metavar="NAME", help="the op to run (default: the optimizer's training op; a wrong name lists those that train)")
     profile.add_argument("--steps", type=_positive, metavar="K", help="batches of each worker (default 20)")
     profile.add_argument("--init", metavar="NAME", action="append", help="the op that begins a dataset's iterator")
     profile.add_argument("--compute", action="store_true", help="also train some steps in one process, to time them")
@@ -114,7 +115,7 @@ def command_parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--tolerance",
         type=float,
-        help="largest relative difference (default 1e-5; bfloat16, float16: steps x rounding)",
+        help="largest error, relative to a variable's change (default 1e-5; bfloat16, float16: steps x rounding)",
     )
     verify.add_argument("--joined-args", metavar="ARGS", help="the script's arguments for the one process")
     calibrate.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile that is written, JSON")
