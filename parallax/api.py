@@ -16,7 +16,7 @@ from parallax.analysis.simulate import HostKind
 from parallax.cluster import Cluster, local_cluster
 from parallax.config import Config, moot_settings
 from parallax.environment import Role, Settings, as_variables, python_path_with, settings, visible_gpus, with_defaults
-from parallax.errors import ConfigError, LaunchError
+from parallax.errors import ConfigError, LaunchError, ParallaxError
 from parallax.log import log
 from parallax.measured import Measured, read_measured
 from parallax.plan import Plan
@@ -25,6 +25,8 @@ from parallax.report import explanation, plan_table
 from parallax.resource_file import parse_resource_file
 from parallax.runtime import graph_files
 from parallax.runtime.change.wish import check_possible, replan_wish
+from parallax.runtime.check.builds import write_build
+from parallax.runtime.check.command import FirstBuild
 from parallax.runtime.dry_run import dry_run_text
 from parallax.runtime.fetches import REPLICAS
 from parallax.runtime.job import Job, layout_of, servers_by_host, worker_defaults
@@ -53,6 +55,14 @@ class JobEnded(SystemExit):
     def status(self) -> int:
         """The exit status of the job."""
         return int(self.code or 0)
+
+
+class GraphChecked(JobEnded):
+    """Ends the script that `parallax check` looks at; `found` is what it looks at."""
+
+    def __init__(self, found: FirstBuild) -> None:
+        super().__init__(0)
+        self.found = found
 
 
 def parallel_run(
@@ -92,8 +102,13 @@ def parallel_run(
 
         run_single(single_gpu_graph, wanted)
         raise JobEnded(0)
+    if wanted.role == Role.CHECK_BUILD:
+        write_build(single_gpu_graph, wanted)
+        raise JobEnded(0)
     if wanted.role in (Role.WORKER, Role.VERIFY_WORKER):
         return _worker(single_gpu_graph, config, wanted)
+    if wanted.role == Role.CHECK:
+        raise GraphChecked(_look(single_gpu_graph, resource_info, sync, config, wanted))
     trace = trace_wish(wanted.trace, wanted.trace_steps)
     measure = measure_wish(wanted) if wanted.role == Role.LAUNCH else None
     for line in moot_settings(config):
@@ -107,12 +122,7 @@ def parallel_run(
     if wanted.role == Role.SIMULATE:
         _simulate(analysed, resource_info, config, sync, wanted)
         raise JobEnded(0)
-    _check_checkpoints(single_gpu_graph, config)
-    check_possible(replan_wish(config, wanted), config, sync)
-    cluster = _cluster(resource_info, config, wanted)
-    options = (*cluster.mpirun_options, *config.communication_config.mpi_config.words)
-    cluster = replace(cluster, mpirun_options=options)
-    _check_profile(config, cluster.num_workers)
+    cluster = _checked_cluster(single_gpu_graph, resource_info, sync, config, wanted)
     if wanted.role == Role.PROFILE:
         from parallax.runtime.measure.samples import write_profile
 
@@ -130,6 +140,31 @@ def parallel_run(
             graph_files.write_planned(view, decide(analysed, plan), plan, config.seed or 1, folder)
         raise JobEnded(0)
     raise JobEnded(_launch(single_gpu_graph, analysed, plan, cluster, config, wanted))
+
+
+def _look(graph: Any, resource_info: str | Path | None, sync: bool, config: Config, wanted: Settings) -> FirstBuild:
+    """What `parallax check` looks at: the graph, its plan, or why there is none."""
+    analysed = plan = None
+    refusal = ""
+    try:
+        analysed = analyse(graph)
+        cluster = _checked_cluster(graph, resource_info, sync, config, wanted)
+        plan = plan_for(analysed, layout_of(cluster), config, sync, [host.address for host in cluster.hosts])
+    except ParallaxError as error:
+        refusal = str(error)
+    return FirstBuild(graph, analysed, plan, refusal)
+
+
+def _checked_cluster(
+    graph: Any, resource_info: str | Path | None, sync: bool, config: Config, wanted: Settings
+) -> Cluster:
+    """The machines of a job, when nothing speaks against it but the plan."""
+    _check_checkpoints(graph, config)
+    check_possible(replan_wish(config, wanted), config, sync)
+    cluster = _cluster(resource_info, config, wanted)
+    options = (*cluster.mpirun_options, *config.communication_config.mpi_config.words)
+    _check_profile(config, cluster.num_workers)
+    return replace(cluster, mpirun_options=options)
 
 
 def _check_checkpoints(graph: Any, config: Config) -> None:

@@ -16,6 +16,7 @@ from parallax.plan import read_plan
 from parallax.profiles import cluster_profile_from_json
 from parallax.report import explanation, plan_table
 from parallax.resource_file import parse_bandwidth
+from parallax.runtime.check.builds import SecondBuild, second_build
 from parallax.runtime.script import error_text, run_script
 from parallax.runtime.trace.wish import trace_wish
 from parallax.simulation import WhatIf
@@ -32,6 +33,8 @@ _DESCRIPTIONS = {
     "verify": "Compares N workers with one process on the joined batch. Both take some steps; for every variable and "
     "slot it is printed whether each worker has what the one process has. Random ops whose shape depends on the batch "
     "(dropout) must be off.",
+    "check": "Says what of a script would be refused, and what is suspicious. Builds its graph in two processes, "
+    "compares and plans it. Starts no workers. The exit status is 1 when a run would be refused, else 0.",
     "calibrate": "Measures the cluster and writes its profile. It runs a job that times all-reduce, all-to-all, "
     "allgather and a server between the hosts and within one, and each host's link. Nothing else should run there.",
     "profile": "Measures which rows the steps of a script touch and writes a model profile. Looks at batches, trains "
@@ -64,8 +67,14 @@ def command_parser() -> argparse.ArgumentParser:
         for name, text in _DESCRIPTIONS.items()
     }
     run, plan, verify, profile = made["run"], made["plan"], made["verify"], made["profile"]
-    calibrate, simulate, show, diff = made["calibrate"], made["simulate"], made["show"], made["diff"]
-    for command in (run, plan, profile, verify, calibrate):
+    check, calibrate, simulate, show, diff = (
+        made["check"],
+        made["calibrate"],
+        made["simulate"],
+        made["show"],
+        made["diff"],
+    )
+    for command in (run, plan, profile, verify, check, calibrate):
         where = command.add_mutually_exclusive_group()
         where.add_argument("--workers", type=_positive, metavar="N", help="so many workers on this machine")
         where.add_argument("-r", "--resource", metavar="FILE", help="resource file that lists the machines")
@@ -106,7 +115,11 @@ def command_parser() -> argparse.ArgumentParser:
     verify.add_argument("--steps", type=_positive, default=5, metavar="K", help="steps on both sides (default 5)")
     for command in (profile, verify):
         command.add_argument("--feeds", metavar="FILE", help="FILE.npz, or FILE.py:FUNCTION(step, worker, num_workers)")
-        command.add_argument("--fetch", metavar="NAME", help="the op to run (default: the optimizer's training op; a wrong name lists those that train)")
+        command.add_argument(
+            "--fetch",
+            metavar="NAME",
+            help="the op to run (default: the optimizer's; a wrong name lists those that train)",
+        )
     profile.add_argument("--steps", type=_positive, metavar="K", help="batches of each worker (default 20)")
     profile.add_argument("--init", metavar="NAME", action="append", help="the op that begins a dataset's iterator")
     profile.add_argument("--compute", action="store_true", help="also train some steps in one process, to time them")
@@ -131,7 +144,7 @@ def command_parser() -> argparse.ArgumentParser:
     calibrate.add_argument(
         "--share-cores", action="store_true", help="with --from: the hosts share cores as the measured ones do"
     )
-    for command in (run, plan, profile, verify, simulate):
+    for command in (run, plan, profile, verify, check, simulate):
         command.add_argument("script", help="the script, as it would be given to python")
         command.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     show.add_argument("plan", metavar="PLAN.json", help="as `parallax plan --json` wrote it")
@@ -226,8 +239,17 @@ def _run_script(arguments: argparse.Namespace) -> int:
         cluster=_fingerprint(getattr(arguments, "cluster", None)),
     )
     set_defaults({"TF_CPP_MIN_LOG_LEVEL": "1"})
+    if role == Role.CHECK:
+        with second_build([arguments.script, *arguments.args], wanted) as second:
+            return _run_here(arguments, wanted, second)
+    return _run_here(arguments, wanted)
+
+
+def _run_here(arguments: argparse.Namespace, wanted: Settings, second: SecondBuild | None = None) -> int:
+    """Runs the script; for a check, a second process builds its graph too."""
     from parallax.analysis import record
-    from parallax.api import JobEnded
+    from parallax.api import GraphChecked, JobEnded
+    from parallax.runtime.check.command import report
 
     record.install()
     before, path = sys.argv, sys.path[0]
@@ -235,6 +257,8 @@ def _run_script(arguments: argparse.Namespace) -> int:
         with applied(wanted):
             run_script([arguments.script, *arguments.args])
     except JobEnded as ended:
+        if second is not None and isinstance(ended, GraphChecked):
+            return report(ended.found, second)
         return ended.status
     except SystemExit as stop:
         status = _status(stop)

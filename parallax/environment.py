@@ -39,6 +39,8 @@ class Role(str, Enum):
     WORKER = "worker"
     VERIFY_WORKER = "verify-worker"
     VERIFY_SINGLE = "verify-single"
+    CHECK = "check"
+    CHECK_BUILD = "check-build"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Settings:
         graph: where the workers' graphs are written for TensorBoard.
         trace: where traces of training steps are written.
         trace_steps: first and last of these steps, as `A-B`.
-        job_folder: where both sides of a verification leave their variables.
+        job_folder: where both sides of a verification leave their variables, and the second build of a check its graph.
         seed: of the one process of a verification.
         steps: steps of a verification or profile.
         feeds: where a verification or profile takes its feeds from.
