@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,10 @@ def _worker(graph: Any, config: Config, wanted: Settings) -> tuple[Any, int, int
     if verifying:
         run_worker(graph, session, size, rank, wanted)
         raise JobEnded(0)
+    if wanted.verify_first is not None:
+        from parallax.runtime.verify.first import VerifiedSteps
+
+        session.verify(partial(VerifiedSteps, wanted.verify_first, members=current_members(), wanted=wanted))
     return session, size, rank, REPLICAS
 
 
@@ -256,9 +261,12 @@ def _simulate(
 def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, wanted: Settings) -> int:
     """Starts the workers, waits for the job's end and returns its exit status."""
     from parallax.runtime.verify.command import check_feeds, compare_runs
+    from parallax.runtime.verify.first import check_comparable
 
     verifying = wanted.role == Role.VERIFY
     find_mpirun()
+    if wanted.verify_first is not None:
+        check_comparable(analysed, plan)
     if verifying:
         check_feeds(graph, cluster.num_workers, wanted)
     seed = config.seed if config.seed is not None else 1 + secrets.randbelow(2**31 - 2)

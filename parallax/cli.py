@@ -106,6 +106,9 @@ def command_parser() -> argparse.ArgumentParser:
     for command in (run, verify):
         command.add_argument("--replan", choices=REPLAN_MODES, help="what to do about a better plan after some steps")
         command.add_argument("--replan-steps", type=_positive, metavar="K", help="after how many (default 20)")
+    run.add_argument(
+        "--verify-first", type=_positive, metavar="K", help="compare the first K steps with one process on all batches"
+    )
     run.add_argument("--dry-run", action="store_true", help="print the command that would start the job; start nothing")
     plan.add_argument("--json", metavar="FILE", help="write the plan to a file")
     plan.add_argument("--explain", metavar="VARIABLE", help="everything about one variable")
@@ -229,6 +232,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
         feeds=getattr(arguments, "feeds", None),
         fetch=getattr(arguments, "fetch", None),
         tolerance=getattr(arguments, "tolerance", None),
+        verify_first=getattr(arguments, "verify_first", None),
         joined_args="\n".join(shlex.split(joined)) if joined else None,
         measure=getattr(arguments, "measure", None) or getattr(arguments, "output", None),
         compute=getattr(arguments, "compute", None) or None,

@@ -69,6 +69,7 @@ class Settings:
         feeds: where a verification or profile takes its feeds from.
         fetch: what a verification or profile runs.
         tolerance: of a verification.
+        verify_first: how many of a job's first steps are held against one process.
         joined_args: the script's arguments for the one process of a verification, one a line.
         measure: where a model profile is written.
         compute: whether a profile times steps of one process alone.
@@ -101,6 +102,7 @@ class Settings:
     feeds: str | None = None
     fetch: str | None = None
     tolerance: float | None = None
+    verify_first: int | None = None
     joined_args: str | None = None
     measure: str | None = None
     compute: bool | None = None
@@ -142,6 +144,7 @@ def settings() -> Settings:
             feeds=_get("FEEDS"),
             fetch=_get("FETCH"),
             tolerance=float(_get("TOLERANCE") or 0) or None,
+            verify_first=_number("VERIFY_FIRST"),
             joined_args=_get("JOINED_ARGS"),
             measure=_get("MEASURE"),
             compute=_get("COMPUTE") == str(True) or None,

@@ -147,6 +147,17 @@ def test_a_loss_summed_over_the_batch_and_a_copy_that_one_worker_changes_are_fou
     assert "are NOT equal after 5 steps: " in done.stdout, str(done)
 
 
+def test_the_first_steps_of_a_job_are_held_against_one_process_and_a_difference_ends_it(start):
+    done = start(*CLI, "run", "--verify-first", 3, MODEL, "--drift").finish()
+    assert done.status == 1, str(done)
+    said = [line for line in done.lines(0) if line.startswith("Step ")]
+    begin = "Step 1 of 3 that are verified: 2 workers and one process are equal after 1 step: largest error "
+    assert len(said) == 1 and said[0].startswith(begin), str(done)
+    assert "and in step 2 of this job it was not." in done.stderr, str(done)
+    wrong = [line.split()[0] for line in done.stderr.splitlines() if line.endswith("NOT equal (worker 1)")]
+    assert "weights" in wrong and "[1] worker 1 of" not in done.stdout, str(done)
+
+
 def test_a_static_batch_is_verified_with_arguments_for_the_joined_one(start, tmp_path):
     draw = np.random.default_rng(1)
     np.savez(tmp_path / "feeds.npz", ids=draw.integers(0, 11, (5, 9)), labels=draw.normal(size=(5, 9, 1)))

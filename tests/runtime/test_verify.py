@@ -5,9 +5,12 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis import record
+from parallax.analysis.planner import make_plan
 from parallax.errors import ConfigError
+from parallax.plan import Wishes, one_host
 from parallax.runtime.feeds import train_op
 from parallax.runtime.planning import analyse
+from parallax.runtime.verify.first import check_comparable
 from parallax.runtime.verify.judging import MARGIN, OTHERS, VARIABLES, Verdict, judge, measure
 from parallax.runtime.verify.single import OneProcess
 from parallax.runtime.verify.table import FOLDED_FROM, status, table_text, verdict_text
@@ -141,6 +144,34 @@ def test_rounding_passes_where_a_true_gradient_is_0_and_a_wrong_gradient_does_no
         judged = found(other.run(same, batches)[1])
         assert any(one.verdict == Verdict.DIFFERENT for name, one in judged.items() if name.startswith(broken)), judged
         assert not any("key/bias" in name for name, one in judged.items() if one.error > MARGIN), judged
+
+
+def analysed_and_planned(build, **wishes):
+    graph = tf.Graph()
+    with graph.as_default():
+        loss = build(v1.get_variable("table", [8, 4]))
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    analysed = analyse(graph)
+    return analysed, make_plan(analysed.spec, one_host(2), Wishes(**wishes))
+
+
+def from_dataset(table):
+    ids = v1.data.make_one_shot_iterator(tf.data.Dataset.range(8).batch(2)).get_next()
+    return tf.reduce_mean(tf.gather(table, ids))
+
+
+@pytest.mark.parametrize(
+    ("build", "wishes", "said"),
+    [
+        (lambda table: tf.reduce_mean(tf.nn.dropout(table, rate=0.5)), {}, "dropout/.* are part of a step"),
+        (from_dataset, {}, "IteratorGetNext, OneShotIterator give batches inside the graph"),
+        (tf.reduce_mean, {"synchronous": False}, "sync=False"),
+    ],
+    ids=["random ops", "dataset", "asynchronous"],
+)
+def test_first_steps_that_one_process_cannot_repeat_are_refused_before_the_start(build, wishes, said):
+    with pytest.raises(ConfigError, match=said):
+        check_comparable(*analysed_and_planned(build, **wishes))
 
 
 def test_the_ops_that_train_are_listed_where_it_is_not_clear_which_is_meant():

@@ -55,8 +55,8 @@ def compare_runs(job: Job, plan: Plan, folder: Path, wanted: Settings) -> int:
     if failed:
         return failed
     noise, kinds = json.loads((folder / NOISE_FILE).read_text())
-    margin = HALF_MARGIN if rounding_of(plan.wire_dtype, wanted.compute_dtype) else MARGIN
-    judged = judge(_measured(folder, job.num_workers, noise, kinds), tolerance_of(plan, wanted), margin)
+    measured = _measured(folder, job.num_workers, noise, kinds)
+    judged = judge(measured, tolerance_of(plan, wanted), margin_of(plan, wanted))
     own = [name for name in noise if kinds.get(name) == OWN]
     text = table_text(judged, own)
     text += verdict_text(judged, job.num_workers, wanted.steps or STEPS, tolerance_of(plan, wanted))
@@ -90,6 +90,11 @@ def tolerance_of(plan: Plan, wanted: Settings) -> float:
         return wanted.tolerance
     rounding = sum(ROUNDING[dtype] for dtype in (plan.wire_dtype, wanted.compute_dtype) if dtype is not None)
     return (wanted.steps or STEPS) * rounding or TOLERANCE
+
+
+def margin_of(plan: Plan, wanted: Settings) -> float:
+    """What is allowed of an array's noise."""
+    return HALF_MARGIN if rounding_of(plan.wire_dtype, wanted.compute_dtype) else MARGIN
 
 
 def _start_single(job: Job, folder: Path, wanted: Settings) -> int:

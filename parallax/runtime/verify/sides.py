@@ -38,7 +38,7 @@ def run_worker(graph: Any, session: Session, size: int, rank: int, wanted: Setti
             session.run(fetch, {name: [value] for name, value in named_batch(graph, feeds(number, rank, size)).items()})
         values = {name: session.run(variable)[0] for name, variable in variables_of(graph).items()}
         rounding = session.exchange_report().rounding_text()
-    mine = {name: _digest(value) for name, value in values.items()}
+    mine = {name: digest(value) for name, value in values.items()}
     first = session.workers.bcast(mine, root=0)
     kept = {name: value for name, value in values.items() if rank == 0 or mine[name] != first[name]}
     _save(Path(wanted.job_folder or "") / WORKER_FILE.format(rank=rank), kept)
@@ -87,5 +87,6 @@ def _save(path: Path, values: Values) -> None:
     np.savez(path, **{n: v.astype(np.float32) if np.asarray(v).dtype.kind == "V" else v for n, v in values.items()})
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
+    """SHA-256 of an array's bits."""
     return hashlib.sha256(np.asarray(value).tobytes()).hexdigest()

@@ -14,14 +14,17 @@ import parallax
 
 
 class Drift(tf.train.SessionRunHook):
-    """Adds to worker 1's copy of the weights before the first step."""
+    """Adds to worker 1's copy of the weights before the second step."""
 
     def begin(self):
         self.add = tf.assign_add(tf.get_default_graph().get_collection("weights")[0], [[0.25]] * 4)
 
-    def after_create_session(self, session, coord):
-        if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-            session.run(self.add)
+        self.runs = 0
+
+    def before_run(self, context):
+        self.runs += 1
+        if self.runs == 2 and os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+            context.session.run(self.add)
 
 
 def build(batch, summed, drift=False):
