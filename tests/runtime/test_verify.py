@@ -12,7 +12,7 @@ from parallax.runtime.feeds import train_op
 from parallax.runtime.planning import analyse
 from parallax.runtime.verify.first import check_comparable
 from parallax.runtime.verify.judging import MARGIN, OTHERS, VARIABLES, Verdict, judge, measure
-from parallax.runtime.verify.single import OneProcess
+from parallax.runtime.verify.single import OneProcess, joined_batch
 from parallax.runtime.verify.table import FOLDED_FROM, status, table_text, verdict_text
 
 v1 = tf.compat.v1
@@ -172,6 +172,15 @@ def from_dataset(table):
 def test_first_steps_that_one_process_cannot_repeat_are_refused_before_the_start(build, wishes, said):
     with pytest.raises(ConfigError, match=said):
         check_comparable(*analysed_and_planned(build, **wishes))
+
+
+def test_batches_are_joined_by_rows_and_must_fit():
+    joined = joined_batch([{"x:0": np.ones([2, 3]), "rate:0": np.array(0.5)}, {"x:0": np.ones([1, 3]), "rate:0": 0.5}])
+    assert joined["x:0"].shape == (3, 3) and joined["rate:0"] == 0.5
+    with pytest.raises(ConfigError, match=r"'x:0' has the shapes \[\(2, 3\), \(2, 4\)\]\. Pad all"):
+        joined_batch([{"x:0": np.ones([2, 3])}, {"x:0": np.ones([2, 4])}])
+    with pytest.raises(ConfigError, match="some do not feed 'y:0'"):
+        joined_batch([{"x:0": np.ones(2), "y:0": np.ones(2)}, {"x:0": np.ones(2)}])
 
 
 def test_the_ops_that_train_are_listed_where_it_is_not_clear_which_is_meant():

@@ -164,11 +164,20 @@ def joined_batch(batches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The workers' batches one after the other, by tensor.
 
     Raises:
-        ConfigError: a scalar is not equal on all workers.
+        ConfigError: a scalar is not equal on all workers, workers feed other tensors, or what they feed does not fit
+            together.
     """
     joined = {}
+    for other in batches:
+        if odd := sorted(other.keys() ^ batches[0].keys()):
+            raise ConfigError(f"What is joined must be fed by all workers, and some do not feed {odd[0]!r}.")
     for name in batches[0]:
         pieces = [batch[name] for batch in batches]
+        if len({np.shape(piece)[1:] for piece in pieces}) > 1 or len({np.ndim(piece) for piece in pieces}) > 1:
+            raise ConfigError(
+                f"Workers' batches must fit one after the other, and {name!r} has the shapes "
+                f"{[np.shape(piece) for piece in pieces]}. Pad all to one length."
+            )
         if np.ndim(pieces[0]):
             joined[name] = np.concatenate(pieces)
         elif all(np.array_equal(p, pieces[0]) for p in pieces):
