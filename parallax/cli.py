@@ -16,6 +16,7 @@ from parallax.plan import read_plan
 from parallax.profiles import cluster_profile_from_json
 from parallax.report import explanation, plan_table
 from parallax.resource_file import parse_bandwidth
+from parallax.runtime.check.builds import SecondBuild, second_build
 from parallax.runtime.script import error_text, run_script
 from parallax.runtime.trace.wish import trace_wish
 from parallax.simulation import WhatIf
@@ -29,8 +30,11 @@ _DESCRIPTIONS = {
     "run": "Runs a script that calls parallax.parallel_run on all workers. Prints the plan, relays what the workers "
     "print, each line with its rank, and ends with the exit status of the job.",
     "plan": "Prints the plan of a script's graph. Starts nothing.",
-    "verify": "Compares N workers with one process on the joined batch. Both take some steps; the relative difference "
-    "of every variable and slot is printed. Random ops whose shape depends on the batch (dropout) must be off.",
+    "verify": "Compares N workers with one process on the joined batch. Both take some steps; for every variable and "
+    "slot it is printed whether each worker has what the one process has. Random ops whose shape depends on the batch "
+    "(dropout) must be off.",
+    "check": "Says what of a script would be refused, and what is suspicious. Builds its graph in two processes, "
+    "compares and plans it. Starts no workers. The exit status is 1 when a run would be refused, else 0.",
     "calibrate": "Measures the cluster and writes its profile. It runs a job that times all-reduce, all-to-all, "
     "allgather and a server between the hosts and within one, and each host's link. Nothing else should run there.",
     "profile": "Measures which rows the steps of a script touch and writes a model profile. Looks at batches, trains "
@@ -63,8 +67,14 @@ def command_parser() -> argparse.ArgumentParser:
         for name, text in _DESCRIPTIONS.items()
     }
     run, plan, verify, profile = made["run"], made["plan"], made["verify"], made["profile"]
-    calibrate, simulate, show, diff = made["calibrate"], made["simulate"], made["show"], made["diff"]
-    for command in (run, plan, profile, verify, calibrate):
+    check, calibrate, simulate, show, diff = (
+        made["check"],
+        made["calibrate"],
+        made["simulate"],
+        made["show"],
+        made["diff"],
+    )
+    for command in (run, plan, profile, verify, check, calibrate):
         where = command.add_mutually_exclusive_group()
         where.add_argument("--workers", type=_positive, metavar="N", help="so many workers on this machine")
         where.add_argument("-r", "--resource", metavar="FILE", help="resource file that lists the machines")
@@ -96,6 +106,9 @@ def command_parser() -> argparse.ArgumentParser:
     for command in (run, verify):
         command.add_argument("--replan", choices=REPLAN_MODES, help="what to do about a better plan after some steps")
         command.add_argument("--replan-steps", type=_positive, metavar="K", help="after how many (default 20)")
+    run.add_argument(
+        "--verify-first", type=_positive, metavar="K", help="compare the first K steps with one process on all batches"
+    )
     run.add_argument("--dry-run", action="store_true", help="print the command that would start the job; start nothing")
     plan.add_argument("--json", metavar="FILE", help="write the plan to a file")
     plan.add_argument("--explain", metavar="VARIABLE", help="everything about one variable")
@@ -105,7 +118,11 @@ def command_parser() -> argparse.ArgumentParser:
     verify.add_argument("--steps", type=_positive, default=5, metavar="K", help="steps on both sides (default 5)")
     for command in (profile, verify):
         command.add_argument("--feeds", metavar="FILE", help="FILE.npz, or FILE.py:FUNCTION(step, worker, num_workers)")
-        command.add_argument("--fetch", metavar="NAME", help="the op to run (default: the optimizer's training op)")
+        command.add_argument(
+            "--fetch",
+            metavar="NAME",
+            help="the op to run (default: the optimizer's; a wrong name lists those that train)",
+        )
     profile.add_argument("--steps", type=_positive, metavar="K", help="batches of each worker (default 20)")
     profile.add_argument("--init", metavar="NAME", action="append", help="the op that begins a dataset's iterator")
     profile.add_argument("--compute", action="store_true", help="also train some steps in one process, to time them")
@@ -114,7 +131,7 @@ def command_parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--tolerance",
         type=float,
-        help="largest relative difference (default 1e-5; bfloat16, float16: steps x rounding)",
+        help="largest error, relative to a variable's change (default 1e-5; bfloat16, float16: steps x rounding)",
     )
     verify.add_argument("--joined-args", metavar="ARGS", help="the script's arguments for the one process")
     calibrate.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile that is written, JSON")
@@ -130,7 +147,7 @@ def command_parser() -> argparse.ArgumentParser:
     calibrate.add_argument(
         "--share-cores", action="store_true", help="with --from: the hosts share cores as the measured ones do"
     )
-    for command in (run, plan, profile, verify, simulate):
+    for command in (run, plan, profile, verify, check, simulate):
         command.add_argument("script", help="the script, as it would be given to python")
         command.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     show.add_argument("plan", metavar="PLAN.json", help="as `parallax plan --json` wrote it")
@@ -215,6 +232,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
         feeds=getattr(arguments, "feeds", None),
         fetch=getattr(arguments, "fetch", None),
         tolerance=getattr(arguments, "tolerance", None),
+        verify_first=getattr(arguments, "verify_first", None),
         joined_args="\n".join(shlex.split(joined)) if joined else None,
         measure=getattr(arguments, "measure", None) or getattr(arguments, "output", None),
         compute=getattr(arguments, "compute", None) or None,
@@ -225,8 +243,17 @@ def _run_script(arguments: argparse.Namespace) -> int:
         cluster=_fingerprint(getattr(arguments, "cluster", None)),
     )
     set_defaults({"TF_CPP_MIN_LOG_LEVEL": "1"})
+    if role == Role.CHECK:
+        with second_build([arguments.script, *arguments.args], wanted) as second:
+            return _run_here(arguments, wanted, second)
+    return _run_here(arguments, wanted)
+
+
+def _run_here(arguments: argparse.Namespace, wanted: Settings, second: SecondBuild | None = None) -> int:
+    """Runs the script; for a check, a second process builds its graph too."""
     from parallax.analysis import record
-    from parallax.api import JobEnded
+    from parallax.api import GraphChecked, JobEnded
+    from parallax.runtime.check.command import report
 
     record.install()
     before, path = sys.argv, sys.path[0]
@@ -234,6 +261,8 @@ def _run_script(arguments: argparse.Namespace) -> int:
         with applied(wanted):
             run_script([arguments.script, *arguments.args])
     except JobEnded as ended:
+        if second is not None and isinstance(ended, GraphChecked):
+            return report(ended.found, second)
         return ended.status
     except SystemExit as stop:
         status = _status(stop)

@@ -39,6 +39,8 @@ class Role(str, Enum):
     WORKER = "worker"
     VERIFY_WORKER = "verify-worker"
     VERIFY_SINGLE = "verify-single"
+    CHECK = "check"
+    CHECK_BUILD = "check-build"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,13 @@ class Settings:
         graph: where the workers' graphs are written for TensorBoard.
         trace: where traces of training steps are written.
         trace_steps: first and last of these steps, as `A-B`.
-        job_folder: where both sides of a verification leave their variables.
+        job_folder: where both sides of a verification leave their variables, and the second build of a check its graph.
         seed: of the one process of a verification.
         steps: steps of a verification or profile.
         feeds: where a verification or profile takes its feeds from.
         fetch: what a verification or profile runs.
         tolerance: of a verification.
+        verify_first: how many of a job's first steps are held against one process.
         joined_args: the script's arguments for the one process of a verification, one a line.
         measure: where a model profile is written.
         compute: whether a profile times steps of one process alone.
@@ -99,6 +102,7 @@ class Settings:
     feeds: str | None = None
     fetch: str | None = None
     tolerance: float | None = None
+    verify_first: int | None = None
     joined_args: str | None = None
     measure: str | None = None
     compute: bool | None = None
@@ -140,6 +144,7 @@ def settings() -> Settings:
             feeds=_get("FEEDS"),
             fetch=_get("FETCH"),
             tolerance=float(_get("TOLERANCE") or 0) or None,
+            verify_first=_number("VERIFY_FIRST"),
             joined_args=_get("JOINED_ARGS"),
             measure=_get("MEASURE"),
             compute=_get("COMPUTE") == str(True) or None,

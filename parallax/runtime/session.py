@@ -7,7 +7,7 @@ run with collectives lasts, a watch tells the launcher what it waits for.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ import tensorflow as tf
 from parallax.errors import SessionError
 from parallax.log import log
 from parallax.runtime.direct import DirectRuns
+from parallax.runtime.fetches import Request
 from parallax.runtime.hooks import PlainSession, Run, Worker
 from parallax.runtime.id_errors import id_error
 from parallax.runtime.names import fetch_text
@@ -36,6 +37,20 @@ class Afterwards(Protocol):
             fetched: what the run fetched, in the user's names.
             seconds: how long it took.
         """
+
+
+class Verification(Protocol):
+    """Something that looks at the first runs that train, by all workers."""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to look at."""
+
+    def before_run(self, request: Request) -> None:
+        """Takes in what is about to run."""
+
+    def after_run(self) -> None:
+        """Looks at what it gave."""
 
 
 class Session(PlainSession):
@@ -62,6 +77,11 @@ class Session(PlainSession):
         self._size = size
         self._workers = workers
         self._defaults: list[Any] = []
+        self._verification: Verification | None = None
+
+    def verify(self, make: Callable[[Worker], Verification]) -> None:
+        """Has the first runs looked at; `make` is given this worker's graph."""
+        self._verification = make(self._worker)
 
     def run(
         self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Any = None, run_metadata: Any = None
@@ -85,6 +105,8 @@ class Session(PlainSession):
         worker = self._worker
         self._check_open()
         request = worker.read(fetches, feed_dict, per_replica=True)
+        if self._verification is not None:
+            self._verification.before_run(request)
         kept = worker.names.kept_by(request.names, request.feeds)
         gather = worker.accumulation.next_run(kept)
         resolved = worker.names.resolve(request.names, request.feeds, gather)
@@ -109,6 +131,10 @@ class Session(PlainSession):
             worker.watch.count()
             worker.accumulation.has_run(kept)
             values = worker.values(request, resolved.values(found), per_replica=True)
+        if self._verification is not None:
+            self._verification.after_run()
+            if self._verification.done:
+                self._verification = None
         if self._afterwards and not worker.accumulation.pending:
             self._afterwards[0].after_run(request.names, time.monotonic() - began_s)
             if self._afterwards[0].done:
