@@ -173,7 +173,13 @@ def _guard(
     updates = frozenset(gradient_updates(analysed.captured, analysed.sources))
     guard = Guard(worker, members.workers.Dup(), analysed.captured.view, updates, training.trains)
     worker.runs = guard.runs
-    members.at_end.append(guard.finish)
+
+    def finish() -> None:
+        guard.finish()
+        if members.rank == 0 and guard.step:
+            log.info(guard.cost_text())
+
+    members.at_end.append(finish)
     return guard
 
 

@@ -37,16 +37,15 @@ from parallax.analysis.planner import make_plan  # noqa: E402
 from parallax.environment import listening_on  # noqa: E402
 from parallax.errors import PlanError  # noqa: E402
 from parallax.plan import Wishes, one_host  # noqa: E402
+from parallax.runtime import hooks  # noqa: E402
 from parallax.runtime.accumulation import Accumulation  # noqa: E402
 from parallax.runtime.channels import open_channels  # noqa: E402
-from parallax.analysis.gradients import gradient_updates  # noqa: E402
 from parallax.runtime.guard.guard import Guard  # noqa: E402
-from parallax.runtime.hooks import Worker as Worker_  # noqa: E402
-from parallax.runtime.watch import Watch  # noqa: E402
 from parallax.runtime.members import hold_port  # noqa: E402
 from parallax.runtime.names import Names  # noqa: E402
 from parallax.runtime.planning import analyse, decide, feasible  # noqa: E402
 from parallax.runtime.verify import difference  # noqa: E402
+from parallax.runtime.watch import Watch  # noqa: E402
 from parallax.transform.edit import Worker  # noqa: E402
 from parallax.transform.pipeline import transform  # noqa: E402
 from parallax.transform.seeds import set_seeds  # noqa: E402
@@ -224,37 +223,31 @@ def workers(made_of, route, updates, rank, size, servers):
     imported = tf.Graph()
     with imported.as_default():
         tf.graph_util.import_graph_def(made.graph_def, name="")
-        guard = guard_of(graph, names, analysed, made)
+        held = hooks.Worker(graph, names, Watch())
+        guard = Guard(held, MPI.COMM_WORLD, analysed.captured.view, frozenset(), lambda _: True)
+        guard.follow(made)
     target, config = (servers.target, servers.config) if plan.servers else ("", None)
     with v1.Session(target, graph=imported, config=config) as session:
-        guard._worker.raw = session
         for phase in initialization_phases(analysed.captured):
             session.run(phase)
         session.run(made.counter_initializers)
         for step, draws in enumerate(updates):
             for mine in draws:
-                train(session, names, accumulation, ops[step % len(ops)], feeds(graph, mine[rank]), guard)
+                train(session, names, accumulation, ops[step % len(ops)], feeds(graph, mine[rank]))
         values = values_of(graph, session, made.whole)
+        held.raw = session
+        guard.finish()  # bit by bit: what is equal on all workers is so by every route
     if plan.servers:
         servers.forget(rank)
     return values, {v.name: f"{v.cls.value} by {v.route}" for v in plan.variables}
 
 
-def guard_of(graph, names, analysed, made):
-    updates = frozenset(gradient_updates(analysed.captured, analysed.sources))
-    guard = Guard(Worker_(graph, names, Watch()), MPI.COMM_WORLD, analysed.captured.view, updates, lambda _: True)
-    guard.follow(made)
-    return guard
-
-
-def train(session, names, accumulation, op, fed, guard):
+def train(session, names, accumulation, op, fed):
     """One run, as a session of parallel_run makes it."""
     kept = names.kept_by((op.name,), fed)
-    gather = accumulation.next_run(kept)
-    resolved = names.resolve((op.name,), fed, gather)
+    resolved = names.resolve((op.name,), fed, accumulation.next_run(kept))
     session.run(list(resolved.tensors), {**resolved.feeds(fed), **resolved.empty})
     accumulation.has_run(kept)
-    guard.after_run((op.name,), (), fed, gather, 0.0)
 
 
 def selected(parts, servers):

@@ -149,11 +149,10 @@ def _groups(values: Sequence[Any]) -> str:
     ranks: dict[Any, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
-    texts = [
-        f"{name_ranks(of_value, 'worker')} {'has' if len(of_value) == 1 else 'have'} {'none' if value is None else 'one value'}"
-        for value, of_value in ranks.items()
-    ]
-    texts[1:] = [text.replace("one value", "another") for text in texts[1:]]
+    texts: list[str] = []
+    for value, of_value in ranks.items():
+        what = "none" if value is None else "another" if texts else "one value"
+        texts.append(f"{name_ranks(of_value, 'worker')} {'has' if len(of_value) == 1 else 'have'} {what}")
     return ", ".join(texts)
 
 

@@ -6,6 +6,7 @@ TensorFlow copies for every reader; a large one is therefore read in pieces, one
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,13 @@ class Fingerprint:
         is_there: scalar bool, whether the variable has a value.
         digest: `[1]` int64, farmhash64 of the value's bytes.
         pieces: its value, in pieces by row.
+        has_nan: scalar bool, whether something in it is no number; None where the type has only numbers.
     """
 
     is_there: Any
     digest: Any
     pieces: tuple[Any, ...]
+    has_nan: Any = None
 
 
 def fingerprint(variable: Any, one: Watched, chunk_bytes: int = CHUNK_BYTES) -> Fingerprint:
@@ -45,14 +48,14 @@ def fingerprint(variable: Any, one: Watched, chunk_bytes: int = CHUNK_BYTES) -> 
         if handle.dtype != tf.resource:
             is_there = tf.raw_ops.IsVariableInitialized(ref=handle)
             value = tf.identity(handle)
-            return Fingerprint(is_there, _digest(value), (value,))
+            return Fingerprint(is_there, _digest(value), (value,), _has_nan([value]))
         is_there = tf.raw_ops.VarIsInitializedOp(resource=handle)
         dtype = tf.as_dtype(one.dtype)
         if one.shape and one.by_row and size_bytes(one) > chunk_bytes:
             pieces, digests = _by_row(handle, dtype, one, chunk_bytes)
-            return Fingerprint(is_there, _digest(tf.concat(digests, 0)), pieces)
+            return Fingerprint(is_there, _digest(tf.concat(digests, 0)), pieces, _has_nan(pieces))
         value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-        return Fingerprint(is_there, _digest(value), (value,))
+        return Fingerprint(is_there, _digest(value), (value,), _has_nan([value]))
 
 
 def _digest(value: Any) -> Any:
@@ -62,6 +65,14 @@ def _digest(value: Any) -> Any:
     with tf.device("/device:CPU:0"):
         made = tf.raw_ops.Fingerprint(data=tf.reshape(value, [1, -1]), method="farmhash64")
         return tf.bitcast(made, tf.int64)
+
+
+def _has_nan(pieces: Sequence[Any]) -> Any:
+    import tensorflow as tf
+
+    if not pieces[0].dtype.is_floating:
+        return None
+    return tf.reduce_any([tf.reduce_any(tf.math.is_nan(piece)) for piece in pieces])
 
 
 def _by_row(handle: Any, dtype: Any, one: Watched, chunk_bytes: int) -> tuple[tuple[Any, ...], list[Any]]:

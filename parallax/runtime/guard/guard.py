@@ -38,6 +38,7 @@ from parallax.runtime.hooks import Worker
 from parallax.transform.beside import VARIABLES
 from parallax.transform.pipeline import WorkerGraph
 
+_NAN = -1
 _CPU_INFO = Path("/proc/cpuinfo")
 _PROCESSOR = ("model name", "flags", "CPU part", "Features")
 
@@ -173,10 +174,20 @@ class Guard:
 
     def close(self) -> None:
         """Keeps what this worker has when its session ends well, to be compared with the others' ends."""
-        self._last = self._state()
+        state, nan = self._state(), [self._ops[self._here[one.op]].has_nan for one in self._watched]
+        asked = [i for i, of_one in enumerate(nan) if of_one is not None and state.digests[i] is not None]
+        found = self._run(tuple(nan[i] for i in asked)) if asked else []
+        have = {i for i, has_nan in zip(asked, found, strict=True) if has_nan}
+        # Which of many NaN a sum gives depends on the worker: their bits say nothing.
+        digests = tuple(_NAN if i in have else digest for i, digest in enumerate(state.digests))
+        self._last = state._replace(digests=digests)
 
     def finish(self) -> None:
-        """Compares the ends of all workers, every one of which must come here, and tells what it has cost."""
+        """Compares the ends of all workers, every one of which must come here; a second call changes nothing.
+
+        Raises:
+            GuardError: on all workers, when they differ.
+        """
         if self._finished:
             return
         self._finished = True
@@ -185,11 +196,9 @@ class Guard:
         meet(self._comm)
         ends: list[_State | None] = self._comm.allgather(self._last)
         known = [end for end in ends if end is not None]
-        if len(known) == len(ends) and len({end.step for end in known}) == 1 and self.step:
+        if len(known) == len(ends) and len({end.step for end in known}) == 1:
             self.checks += 1
             self._judge(known, at_end=True)
-        if self._comm.Get_rank() == 0 and self.checks:
-            log.info(self.cost_text())
 
     def cost_text(self) -> str:
         """What the comparisons have cost so far."""
