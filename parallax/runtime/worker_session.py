@@ -125,6 +125,8 @@ def open_session(
             afterwards.append(PartitionSearch(members, worker, training, alone.spec, config.partitions, over))
         if config.export_graph_path is not None:
             write_text(Path(config.export_graph_path), rank, monitored.graph)
+        if guard is not None:
+            guard.begin()
     gc.freeze()  # graphs are many objects that stay: to look through them again and again costs a step a tenth
     session = Session(worker, monitored, size, members.workers.Dup(), direct, afterwards, guard)
     return session, size, rank

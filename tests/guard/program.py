@@ -161,6 +161,7 @@ def train(case: Case, rank: int, size: int) -> tuple[int, list[int], str]:
             worker.raw.run(phase)
         worker.raw.run(made.counter_initializers)
         try:
+            guard.begin()
             for step in range(STEPS):
                 checks = guard.checks
                 for names, feeds in case.runs(rank, step):

@@ -56,7 +56,7 @@ def test_workers_that_are_equal_are_compared_after_steps_1_2_4_8_and_train_on(re
         ("a fed rate that is not broadcast", "'w' (float32 [3, 1]) .*ResourceApplyMomentum 'Momentum/update_w/"),
         ("a variable left out of the plan", "'w' .*: worker 0 has one value, worker 1 has another. The largest .* at "),
         ("a predicate of each worker", "'seen' (int32 []) .*: 1 on worker 0 and 0 on worker 1. .* by If 'cond'"),
-        ("unequal random numbers", "'w' .*differs after step 1 (nothing was compared before)"),
+        ("unequal random numbers", "'w' .*differs from the start, in its initial value: "),
         ("assigned by one worker alone", "'bias' .*Runs of 'set_bias': worker 0 made 1, worker 1 0."),
         ("exchanges in another order", "worker 1 fetched first:0, second:0 where worker 0 fetched first:0"),
     ],
@@ -70,6 +70,8 @@ def test_what_differs_is_noticed_on_all_workers_within_four_steps(results: Any, 
 
 def test_a_difference_says_since_when(results: Any) -> None:
     assert "differs after step 2 (it was equal after step 1)" in results["assigned by one worker alone"][0][2]
+    first = results["a variable left out of the plan"][0][2]
+    assert "differs after step 1 (its initial value was equal)" in first
 
 
 def _found(said: str, text: str) -> bool:

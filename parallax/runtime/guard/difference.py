@@ -85,7 +85,8 @@ def difference_text(
 
     Args:
         one: the variable.
-        since: the step after which it differs, and the last one after which all was equal (0 for the start).
+        since: the step after which it differs, and the last one after which all was equal; 0 for the initial values,
+            and -1 for never.
         values: by worker, what tells its value from another; None for none.
         largest: by worker, the largest difference from worker 0's value; empty where it is not known.
         wrote: op and name of what has written it.
@@ -93,9 +94,11 @@ def difference_text(
         others: further variables that differ.
     """
     step, equal = since
-    before = f"it was equal after step {equal}" if equal else "nothing was compared before"
+    when = f"after step {step}" if step else "from the start, in its initial value"
+    if equal >= 0:
+        when += f" ({f'it was equal after step {equal}' if equal else 'its initial value was equal'})"
     lines = [
-        f"Variable {one.op!r} ({one}) must be equal on all workers, and differs after step {step} ({before}): "
+        f"Variable {one.op!r} ({one}) must be equal on all workers, and differs {when}: "
         f"{_groups(values)}.{_size(largest)}"
     ]
     if wrote:

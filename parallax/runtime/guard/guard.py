@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from parallax.errors import GuardError
 from parallax.graph_view import GraphView
 from parallax.log import log
+from parallax.report import counted
 from parallax.runtime.accumulation import Gather
 from parallax.runtime.checkpoint.held import meet
 from parallax.runtime.guard.difference import (
@@ -110,7 +111,7 @@ class Guard:
         self.runs = Runs(view, writers, trains)
         self.step = self.checks = 0
         self._next = 1
-        self._equal = 0  # the last step after which all was equal
+        self._equal = -1  # the last step after which all was equal; 0 for the initial values
         self._clock = _Clock()
         self._watched: tuple[Watched, ...] = ()
         self._ops: dict[str, Fingerprint] = {}
@@ -139,6 +140,18 @@ class Guard:
             here = self._here[one.op]
             if here not in self._ops:
                 self._ops[here] = fingerprint(graph.get_operation_by_name(here), one)
+
+    def begin(self) -> None:
+        """Compares the initial values; every worker must call it, when they are there.
+
+        What TensorFlow does to make a run ready belongs to the start then, and not to the first step.
+
+        Raises:
+            GuardError: on all workers, when they differ.
+        """
+        with self._worker.watch.run("the guard's comparison of initial values", "guard, 0"):
+            self._compare(time.monotonic())
+        self._clock = _Clock()
 
     def after_run(
         self,
@@ -203,10 +216,8 @@ class Guard:
     def cost_text(self) -> str:
         """What the comparisons have cost so far."""
         share = self._clock.spent_s / self._clock.steps_s if self._clock.steps_s else 0.0
-        return (
-            f"Guard: {self.checks} comparisons of {len(self._watched)} variables, "
-            f"{100 * share:.2g} % of the steps' time."
-        )
+        variables = counted(len(self._watched), "variable")
+        return f"Guard: {self.checks} comparisons of {variables}, {100 * share:.2g} % of the steps' time."
 
     def _compare(self, now_s: float) -> None:
         clock = self._clock
@@ -226,7 +237,7 @@ class Guard:
         # Who comes last waits for nobody: its time is that of the meeting. All must come to the same next step.
         clock.spent_s += max(one.made_s for one in everyone) + min(one.met_s for one in everyone)
         times = Times(clock.spent_s, min(o.elapsed_s for o in everyone), min(o.step_s for o in everyone))
-        self._next = next_check(self.step, times)
+        self._next = next_check(self.step, times) if self.step else 1
         clock.compared_s, clock.compared_step = time.monotonic(), self.step
 
     def _state(self) -> _State:
