@@ -16,9 +16,8 @@ _SENT_BYTES = 64 * 2**20
 _FRACTION_BITS = {"bfloat16": 7, "float16": 10, "float32": 23, "float64": 52, "complex64": 23, "complex128": 52}
 
 _REMEDY = (
-    "What is written to it is not the same on all workers, though the plan says so. If some workers assign or restore "
-    "it in runs of their own, do so on all; else please report this with the plan, compare with `parallax verify`, "
-    "or train on regardless with Config(guard=False)."
+    "Whatever writes it must write the same on every worker. If the loop assigns or restores it on some workers, do so "
+    "on all of them; else the plan is wrong here: please report it, or train on regardless with Config(guard=False)."
 )
 
 
