@@ -216,8 +216,10 @@ class Guard:
     def cost_text(self) -> str:
         """What the comparisons have cost so far."""
         share = self._clock.spent_s / self._clock.steps_s if self._clock.steps_s else 0.0
-        variables = counted(len(self._watched), "variable")
-        return f"Guard: {self.checks} comparisons of {variables}, {100 * share:.2g} % of the steps' time."
+        return (
+            f"Guard: {self.checks} comparisons of {counted(len(self._watched), 'variable')} took "
+            f"{self._clock.spent_s:.2g} s, {100 * share:.2g} % of the steps' time."
+        )
 
     def _compare(self, now_s: float) -> None:
         clock = self._clock
