@@ -65,6 +65,11 @@ def largest_difference(comm: Any, pieces: Iterator[Any]) -> Largest | None:
     return None if found is None else Largest(found.size, found.place, found.mine, found.first, scale)
 
 
+def rounds(dtype: str) -> bool:
+    """Whether numbers of a type, by TensorFlow's name, are rounded."""
+    return dtype in _FRACTION_BITS
+
+
 def is_rounding(largest: Largest, dtype: str, steps: int) -> bool:
     """Whether a difference is what processors that round otherwise make of the same updates in so many steps."""
     bits = _FRACTION_BITS.get(dtype)

@@ -29,6 +29,7 @@ from parallax.runtime.guard.difference import (
     is_rounding,
     largest_difference,
     order_text,
+    rounds,
     unequal_runs_text,
 )
 from parallax.runtime.guard.fingerprints import Fingerprint, fingerprint
@@ -234,6 +235,7 @@ class Guard:
         clock.met_s = time.monotonic() - began_s
         if any(one.digest != everyone[0].digest for one in everyone):
             self._judge(self._comm.allgather(state))
+            clock.spent_s += max(self._comm.allgather(time.monotonic() - began_s - clock.met_s))
         self._equal = self.step
         self.runs.forget_recent()
         # Who comes last waits for nobody: its time is that of the meeting. All must come to the same next step.
@@ -294,7 +296,7 @@ class Guard:
     def _is_the_same(self, one: Watched, largest: Sequence[Largest | None], at_end: bool) -> bool:
         """Whether values whose bits differ are equal, or differ as processors do that round otherwise."""
         if not largest:
-            return at_end and not self._rounds_alike
+            return at_end and rounds(one.dtype) and not self._rounds_alike
         known = [one for one in largest if one is not None]
         if not known:
             return True
@@ -314,7 +316,8 @@ class Guard:
         import numpy as np
 
         for piece in self._ops[self._here[one.op]].pieces:
-            yield np.asarray(self._worker.raw.run(piece))
+            value = self._worker.raw.run(piece)
+            yield np.asarray(value, object if isinstance(value, bytes) else None)
 
 
 def _processor() -> str:

@@ -23,7 +23,7 @@ with graph.as_default():
 
 sess, _, rank, _ = parallax.parallel_run(graph)
 with sess:
-    for step in range(9):
+    for _ in range(9):
         sess.run(train, {x: [np.full([2, 3], 1.0 + rank, np.float32)], rate: [0.01 * (1 + rank)]})
         if rank == 0:
             sess.run(evaluate)
