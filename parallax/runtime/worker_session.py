@@ -109,7 +109,7 @@ def open_session(
             tracing.append(first)
         if config.compute_dtype is not None:
             tracing.append(EffectHook(training, members))
-        guard = _guard(config, members, worker, analysed, training, worker_graph)
+        guard = _guard(config, members, worker, analysed, worker_graph)
         monitored, direct, saved = _monitored(graph, worker_graph, config, worker, later, tracing, guard)
         over = ChangeOver(members, worker, analysed, place, worker_graph, saved, guard)
         afterwards: list[Afterwards] = []
@@ -166,14 +166,13 @@ def _guard(
     members: Members,
     worker: Worker,
     analysed: Analysed,
-    training: TrainingRuns,
     worker_graph: WorkerGraph,
 ) -> Guard | None:
     """The guard, where there are several workers that have anything equal."""
     if not config.guard or members.size == 1 or not worker_graph.synchronous:
         return None
     updates = frozenset(gradient_updates(analysed.captured, analysed.sources))
-    guard = Guard(worker, members.workers.Dup(), analysed.captured.view, updates, training.trains)
+    guard = Guard(worker, members.workers.Dup(), analysed.captured.view, updates)
     worker.runs = guard.runs
 
     def finish() -> None:

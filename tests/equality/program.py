@@ -224,7 +224,7 @@ def workers(made_of, route, updates, rank, size, servers):
     with imported.as_default():
         tf.graph_util.import_graph_def(made.graph_def, name="")
         held = hooks.Worker(graph, names, Watch())
-        guard = Guard(held, MPI.COMM_WORLD, analysed.captured.view, frozenset(), lambda _: True)
+        guard = Guard(held, MPI.COMM_WORLD, analysed.captured.view, frozenset())
         guard.follow(made)
     target, config = (servers.target, servers.config) if plan.servers else ("", None)
     with v1.Session(target, graph=imported, config=config) as session:

@@ -33,7 +33,7 @@ from parallax.errors import GuardError  # noqa: E402
 from parallax.plan import one_host  # noqa: E402
 from parallax.runtime.channels import open_channels  # noqa: E402
 from parallax.runtime.guard.guard import Guard  # noqa: E402
-from parallax.runtime.hooks import TrainingRuns, Worker  # noqa: E402
+from parallax.runtime.hooks import Worker  # noqa: E402
 from parallax.runtime.names import Names  # noqa: E402
 from parallax.runtime.planning import analyse, decide  # noqa: E402
 from parallax.runtime.watch import Watch  # noqa: E402
@@ -151,7 +151,7 @@ def train(case: Case, rank: int, size: int) -> tuple[int, list[int], str]:
     open_channels(made.graph_def, MPI.COMM_WORLD)
     worker = Worker(graph, Names(view, made), Watch())
     updates = frozenset(gradient_updates(analysed.captured, analysed.sources))
-    guard = Guard(worker, MPI.COMM_WORLD, view, updates, TrainingRuns(worker, updates).trains)
+    guard = Guard(worker, MPI.COMM_WORLD, view, updates)
     imported, compared = tf.Graph(), []
     with imported.as_default():
         tf.graph_util.import_graph_def(made.graph_def, name="")

@@ -24,6 +24,7 @@ from parallax.runtime.guard.difference import (
     largest_difference,
     order_text,
     unequal_runs_text,
+    when_text,
 )
 from parallax.runtime.guard.fingerprints import fingerprint
 from parallax.runtime.guard.schedule import SHARE, Times, next_check
@@ -222,13 +223,14 @@ def test_the_message_says_who_has_which_value_and_who_ran_what() -> None:
     one = Watched("w", "float32", (2,), True, ("set_w",), by_row=False)
     largest = [None, Largest(0.5, (1,), "1.5", "1.0", 2.0), None]
     unequal = unequal_runs_text([{"set_w": 3}, {"set_w": 2}, {"set_w": 3}])
-    text = difference_text(one, (4, 2), [7, 8, 7], largest, [("Assign", "set_w")], unequal, ["m", "v"])
+    text = difference_text(one, when_text(4, 2, False), [7, 8, 7], largest, [("Assign", "set_w")], unequal, ["m", "v"])
     assert text.startswith(
         "Variable 'w' (float32 [2]) must be equal on all workers, and differs after step 4 (it was equal after step "
         "2): workers 0, 2 have one value, worker 1 has another. The largest difference is 0.5: 1.0 on worker 0 and 1.5 "
         "on worker 1 at [1]. It is written by Assign 'set_w'. Runs of 'set_w': worker 0 made 3, worker 1 2. Other "
         "variables differ too: 'm', 'v'. "
     )
-    text = difference_text(one, (0, -1), [7, None], [], [], "", [])
+    text = difference_text(one, when_text(0, -1, False), [7, None], [], [], "", [])
     assert "differs from the start, in its initial value: worker 0 has one value, worker 1 has none." in text
     assert unequal_runs_text([{"a": 1}, {"a": 1}]) == ""
+    assert when_text(9, 8, at_end=True) == "at the end (it was equal after step 8)"

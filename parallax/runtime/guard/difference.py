@@ -78,7 +78,7 @@ def is_rounding(largest: Largest, dtype: str, steps: int) -> bool:
 
 def difference_text(
     one: Watched,
-    since: tuple[int, int],
+    when: str,
     values: Sequence[Any],
     largest: Sequence[Largest | None],
     wrote: Sequence[tuple[str, str]],
@@ -89,18 +89,13 @@ def difference_text(
 
     Args:
         one: the variable.
-        since: the step after which it differs, and the last one after which all was equal; 0 for the initial values,
-            and -1 for never.
+        when: it differs, as `when_text` says it.
         values: by worker, what tells its value from another; None for none.
         largest: by worker, the largest difference from worker 0's value; empty where it is not known.
         wrote: op and name of what has written it.
         unequal: of runs that write it and that not all workers made; empty when they made the same.
         others: further variables that differ.
     """
-    step, equal = since
-    when = f"after step {step}" if step else "from the start, in its initial value"
-    if equal >= 0:
-        when += f" ({f'it was equal after step {equal}' if equal else 'its initial value was equal'})"
     lines = [
         f"Variable {one.op!r} ({one}) must be equal on all workers, and differs {when}: "
         f"{_groups(values)}.{_size(largest)}"
@@ -115,6 +110,20 @@ def difference_text(
     if others:
         lines.append(f"Other variables differ too: {', '.join(map(repr, others[:_NAMED]))}{_more(len(others))}.")
     return " ".join([*lines, _REMEDY])
+
+
+def when_text(step: int, equal: int, at_end: bool) -> str:
+    """Since when something differs.
+
+    Args:
+        step: after which it does; 0 for the initial values.
+        equal: the last one after which it was equal; 0 for the initial values, and -1 for never.
+        at_end: whether the sessions have ended.
+    """
+    when = "at the end" if at_end else f"after step {step}" if step else "from the start, in its initial value"
+    if equal < 0:
+        return when
+    return f"{when} ({f'it was equal after step {equal}' if equal else 'its initial value was equal'})"
 
 
 def order_text(recent: Sequence[Sequence[tuple[str, str]]], step: int) -> str:

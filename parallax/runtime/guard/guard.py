@@ -2,8 +2,8 @@
 
 Every worker makes 64 bits of each of its variables (fingerprints.py) after the same steps (schedule.py), and they send
 each other one digest of all. Where digests differ they compare variable by variable, and a difference that is neither
-rounding nor what the loop has done on some workers alone ends the job. A step is a run that trains and takes part in
-exchanges: all workers make such runs together, so all come to a comparison after the same one.
+rounding nor what the loop has done on some workers alone ends the job. A step is a run that trains: all workers make
+as many, as they train together, so all come to a comparison after the same one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,12 +31,13 @@ from parallax.runtime.guard.difference import (
     order_text,
     rounds,
     unequal_runs_text,
+    when_text,
 )
 from parallax.runtime.guard.fingerprints import Fingerprint, fingerprint
 from parallax.runtime.guard.runs import Runs
 from parallax.runtime.guard.schedule import Times, next_check
-from parallax.runtime.guard.watched import Watched, watched_variables, writers_of
-from parallax.runtime.hooks import Worker
+from parallax.runtime.guard.watched import Watched, applied, watched_variables, writers_of
+from parallax.runtime.hooks import TrainingRuns, Worker
 from parallax.transform.beside import VARIABLES
 from parallax.transform.pipeline import WorkerGraph
 
@@ -91,25 +92,18 @@ class Guard:
         worker: this worker's graph and session.
         comm: communicator of the workers, the guard's own.
         view: the user's graph.
-        updates: the ops of it that write variables from gradients.
-        trains: whether a run trains that fetches these names.
+        updates: the ops of it that gradients reach and that write variables. An optimizer's count also where no
+            gradient is known to reach them: what the analysis has missed is looked for here.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        comm: Any,
-        view: GraphView,
-        updates: frozenset[str],
-        trains: Callable[[tuple[str, ...]], bool],
-    ) -> None:
+    def __init__(self, worker: Worker, comm: Any, view: GraphView, updates: frozenset[str]) -> None:
         self._worker = worker
         self._comm = comm
         self._view = view
-        self._updates = updates
+        self._updates = updates | applied(view)
         variables = [name for name, node in view.nodes.items() if node.op in VARIABLES]
         writers = frozenset(writer for name in variables for writer in writers_of(view, name))
-        self.runs = Runs(view, writers, trains)
+        self.runs = Runs(view, writers, TrainingRuns(worker, self._updates).trains)
         self.step = self.checks = 0
         self._next = 1
         self._equal = -1  # the last step after which all was equal; 0 for the initial values
@@ -290,8 +284,8 @@ class Guard:
                 continue
             wrote = [(self._view.op(n), n) for n in one.writers if any(n in of_worker for of_worker in counts)]
             others = [self._watched[j].op for j in suspects[number + 1 :]]
-            since = (self.step, self._equal)
-            raise GuardError(difference_text(one, since, values, largest, wrote, unequal, others))
+            when = when_text(self.step, self._equal, at_end)
+            raise GuardError(difference_text(one, when, values, largest, wrote, unequal, others))
 
     def _is_the_same(self, one: Watched, largest: Sequence[Largest | None], at_end: bool) -> bool:
         """Whether values whose bits differ are equal, or differ as processors do that round otherwise."""

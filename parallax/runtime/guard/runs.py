@@ -138,5 +138,5 @@ class Runs:
         resolved = names.resolve(every, fed, gather)
         nodes = {split_tensor(name)[0] if ":" in name else name for name in every if name not in fed}
         writers = frozenset() if gather is not None else self._writers & self._view.ancestors(nodes, fed)
-        is_step = gather is None and bool(resolved.collectives) and self._trains(fetched)
+        is_step = gather is None and self._trains(fetched)
         return Kind(fetch_text(fetched, for_hooks), resolved.collectives, writers, is_step)
