@@ -18,6 +18,7 @@ from parallax.errors import SessionError
 from parallax.plan import Plan
 from parallax.runtime.accumulation import Accumulation, Gather
 from parallax.runtime.fetches import Leaf, Request, put_together, read_request
+from parallax.runtime.guard.runs import Runs
 from parallax.runtime.names import Names, Resolved, fetch_text
 from parallax.runtime.watch import Watch
 from parallax.transform.edit import Counter
@@ -61,6 +62,7 @@ class Worker:
         roundings: what measures rounding on the wire.
         changes: the plans that were in force before, each with the number of steps after which it no longer was.
         accumulation: how many batches of the next update are there.
+        runs: counts what runs did, for the guard; None without one.
     """
 
     graph: Any
@@ -73,6 +75,7 @@ class Worker:
     roundings: tuple[Rounding, ...] = ()
     changes: list[tuple[int, Plan]] = field(default_factory=list)
     accumulation: Accumulation = field(default_factory=Accumulation)
+    runs: Runs | None = None
 
     def follow(self, plan: Plan, worker_graph: WorkerGraph) -> None:
         """Takes a plan as the one in force."""
@@ -115,13 +118,16 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
         worker = self._worker
         request = worker.read(fetches, feed_dict, per_replica=False)
         kept = worker.names.kept_by(request.names, request.feeds)
-        resolved = worker.names.resolve(request.names, request.feeds, worker.accumulation.next_run(kept))
+        gather = worker.accumulation.next_run(kept)
+        resolved = worker.names.resolve(request.names, request.feeds, gather)
         if worker.raw is None:
             raise SessionError("A run needs an open session, and this one is closed.")
         with worker.watch.run(fetch_text(request.names, ()), resolved.collectives):
             feeds = {**resolved.feeds(request.feeds), **resolved.empty}
             found = worker.raw.run(list(resolved.tensors), feeds, options, run_metadata)
             worker.accumulation.has_run(kept)
+            if worker.runs is not None:
+                worker.runs.add(worker.names, request.names, (), request.feeds, gather)
             return worker.values(request, resolved.values(found), per_replica=False)
 
     def partial_run_setup(self, fetches: Any, feeds: Any = None) -> None:

@@ -18,10 +18,14 @@ from parallax.errors import SessionError
 from parallax.log import log
 from parallax.runtime.direct import DirectRuns
 from parallax.runtime.fetches import Request
+from parallax.runtime.guard.guard import Guard
 from parallax.runtime.hooks import PlainSession, Run, Worker
 from parallax.runtime.id_errors import id_error
 from parallax.runtime.names import fetch_text
 from parallax.runtime.traffic import ExchangeReport, exchange_report, rounding_report
+
+_GOOD_ENDS = (tf.errors.OutOfRangeError, StopIteration)
+"""Errors that only say that the data has ended."""
 
 
 class Afterwards(Protocol):
@@ -69,11 +73,13 @@ class Session(PlainSession):
         workers: Any,
         direct: DirectRuns | None = None,
         afterwards: Sequence[Afterwards] = (),
+        guard: Guard | None = None,
     ) -> None:
         super().__init__(worker)
         self._monitored = monitored
         self._direct = direct
         self._afterwards = list(afterwards)  # one after the other
+        self._guard = guard
         self._size = size
         self._workers = workers
         self._defaults: list[Any] = []
@@ -101,6 +107,7 @@ class Session(PlainSession):
         Raises:
             SessionError: when a fetch or feed is not in the user's graph, or cannot be had, or an id is no row of its
                 table.
+            GuardError: on all workers, when what they must have equal differs.
         """
         worker = self._worker
         self._check_open()
@@ -114,6 +121,7 @@ class Session(PlainSession):
         with worker.watch.run():
             try:
                 found = None
+                asked: tuple[tuple[str, ...], Any] = ((), request.feeds)  # for hooks, and all that is fed
                 if self._direct is not None and options is None and run_metadata is None:
                     worker.watch.begin(fetch_text(request.names, ()), resolved.collectives)
                     found = self._direct.run(resolved.tensors, {**resolved.feeds(request.feeds), **resolved.empty})
@@ -123,6 +131,7 @@ class Session(PlainSession):
                     worker.run = Run(context, request.names, set(request.feeds), gather)
                     feeds = resolved.feeds(request.feeds)
                     found = self._monitored.run(list(resolved.tensors), feeds, options, run_metadata)
+                    asked = tuple(worker.run.hook_names), worker.run.fed
             except tf.errors.InvalidArgumentError as error:
                 named = id_error(error, worker.names.run_view)
                 if named is None:
@@ -131,12 +140,15 @@ class Session(PlainSession):
             worker.watch.count()
             worker.accumulation.has_run(kept)
             values = worker.values(request, resolved.values(found), per_replica=True)
+        seconds = time.monotonic() - began_s
         if self._verification is not None:
             self._verification.after_run()
             if self._verification.done:
                 self._verification = None
+        if self._guard is not None:
+            self._guard.after_run(request.names, *asked, gather, seconds)
         if self._afterwards and not worker.accumulation.pending:
-            self._afterwards[0].after_run(request.names, time.monotonic() - began_s)
+            self._afterwards[0].after_run(request.names, seconds)
             if self._afterwards[0].done:
                 del self._afterwards[0]
         return values
@@ -190,6 +202,8 @@ class Session(PlainSession):
                 f"The gradients of the last {pending} batches were not applied: an update takes those of "
                 f"{self.accumulate_steps}."
             )
+        if self._guard is not None and (error is None or isinstance(error, _GOOD_ENDS)):
+            self._guard.close()
         try:
             return bool(self._monitored.__exit__(kind, error, trace))
         finally:

@@ -117,7 +117,7 @@ class StallWatch:
         return state.since_s if isinstance(state, _Elsewhere) else float("-inf")
 
 
-def name_ranks(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int], noun: str = "rank") -> str:
     """Ascending ranks for a message: `rank 3`, `ranks 0-3, 7`."""
     spans: list[list[int]] = []
     for rank in ranks:
@@ -126,7 +126,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
         else:
             spans.append([rank, rank])
     names = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+    return f"{noun} {names}" if len(ranks) == 1 else f"{noun}s {names}"
 
 
 def _why_absent(state: _InRun | _Elsewhere, run: _InRun) -> str:

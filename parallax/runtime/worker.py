@@ -11,6 +11,7 @@ import sys
 import time
 from typing import Any
 
+from parallax.errors import GuardError
 from parallax.runtime.control import send
 from parallax.runtime.members import membership
 from parallax.runtime.script import run_script, traceback_text
@@ -62,7 +63,8 @@ def _fail(error: BaseException) -> None:
     else:
         text = traceback_text(error)
     sys.stdout.flush()
-    sys.stderr.write(text)
+    if not isinstance(error, GuardError):  # all workers raise it: the launcher shows the first that it hears
+        sys.stderr.write(text)
     sys.stderr.flush()
     send({"kind": "failed", "error": text})
     os._exit(status if 0 < status < 256 else 1)

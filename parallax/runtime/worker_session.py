@@ -27,6 +27,7 @@ from parallax.runtime.channels import open_channels
 from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook, Checkpoints, checkpoints
 from parallax.runtime.direct import DirectRuns, Finishing, can_be_direct
 from parallax.runtime.graph_files import write_events, write_text
+from parallax.runtime.guard.guard import Guard
 from parallax.runtime.hooks import LastHook, TrainingRuns, UserHook, Worker, begin_hooks
 from parallax.runtime.measure.first_steps import FirstSteps
 from parallax.runtime.measure.wish import MeasureWish
@@ -108,8 +109,9 @@ def open_session(
             tracing.append(first)
         if config.compute_dtype is not None:
             tracing.append(EffectHook(training, members))
-        monitored, direct, saved = _monitored(graph, worker_graph, config, worker, later, tracing)
-        over = ChangeOver(members, worker, analysed, place, worker_graph, saved)
+        guard = _guard(config, members, worker, analysed, worker_graph)
+        monitored, direct, saved = _monitored(graph, worker_graph, config, worker, later, tracing, guard)
+        over = ChangeOver(members, worker, analysed, place, worker_graph, saved, guard)
         afterwards: list[Afterwards] = []
         if replan is not None and first is not None:
             # The command line goes before the script's settings, and the plan has both.
@@ -123,8 +125,10 @@ def open_session(
             afterwards.append(PartitionSearch(members, worker, training, alone.spec, config.partitions, over))
         if config.export_graph_path is not None:
             write_text(Path(config.export_graph_path), rank, monitored.graph)
+        if guard is not None:
+            guard.begin()
     gc.freeze()  # graphs are many objects that stay: to look through them again and again costs a step a tenth
-    session = Session(worker, monitored, size, members.workers.Dup(), direct, afterwards)
+    session = Session(worker, monitored, size, members.workers.Dup(), direct, afterwards, guard)
     return session, size, rank
 
 
@@ -155,6 +159,29 @@ def _first_steps(
     first = FirstSteps(measure, members, worker, training, analysed)
     members.at_end.append(first.finish)
     return first
+
+
+def _guard(
+    config: Config,
+    members: Members,
+    worker: Worker,
+    analysed: Analysed,
+    worker_graph: WorkerGraph,
+) -> Guard | None:
+    """The guard, where there are several workers that have anything equal."""
+    if not config.guard or members.size == 1 or not worker_graph.synchronous:
+        return None
+    updates = frozenset(gradient_updates(analysed.captured, analysed.sources))
+    guard = Guard(worker, members.workers.Dup(), analysed.captured.view, updates)
+    worker.runs = guard.runs
+
+    def finish() -> None:
+        guard.finish()
+        if members.rank == 0 and guard.step:
+            log.info(guard.cost_text())
+
+    members.at_end.append(finish)
+    return guard
 
 
 def _place(members: Members, config: Config, equal_randomness: bool) -> edit.Worker:
@@ -231,6 +258,7 @@ def _monitored(
     worker: Worker,
     later: list[list[str]],
     more_hooks: Sequence[Any],
+    guard: Guard | None,
 ) -> tuple[Any, DirectRuns | None, Checkpoints | None]:
     """TensorFlow's monitored session on this worker's graph, the direct way to it if there may be one, and checkpoints.
 
@@ -241,6 +269,8 @@ def _monitored(
     home = f"/job:{WORKER_TASK}/task:{members.rank}" if members.target else None
     with imported.as_default(), tf.device(home):
         hooks = [*(UserHook(hook, worker) for hook in config.hooks), *more_hooks, LastHook(worker)]
+        if guard is not None:
+            guard.follow(worker_graph)
         initialize = [imported.get_operation_by_name(n) for n in worker_graph.counter_initializers]
         waiting = {name for phase in later for name in phase}
         saved = None

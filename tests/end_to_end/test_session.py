@@ -43,6 +43,7 @@ def test_gradients_are_kept_over_several_batches(start, tmp_path, option):
     check(done)
     assert done.stderr.count("The gradients of the last 1 batches were not applied") == 1
     assert "note: an update takes the gradients of 3 batches of every worker" in done.stdout
+    assert done.stderr.count("PARALLAX INFO: Guard: ") == 1
 
 
 def test_one_worker_alone_is_traced_while_a_rate_keeps_its_default(start, tmp_path):
