@@ -15,7 +15,16 @@ from parallax import checked
 from parallax.analysis.simulate import HostKind
 from parallax.cluster import Cluster, local_cluster
 from parallax.config import Config, moot_settings
-from parallax.environment import Role, Settings, as_variables, python_path_with, settings, visible_gpus, with_defaults
+from parallax.environment import (
+    Role,
+    Settings,
+    as_variables,
+    framework_level,
+    python_path_with,
+    settings,
+    visible_gpus,
+    with_defaults,
+)
 from parallax.errors import ConfigError, LaunchError
 from parallax.log import log
 from parallax.measured import Measured, read_measured
@@ -283,6 +292,7 @@ def _job(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Setting
         config.stall_timeout_s,
         parcel.to_bytes(),
         Path(config.redirect_path) if config.redirect_path is not None else None,
+        framework_level(),
     )
 
 

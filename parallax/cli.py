@@ -9,13 +9,14 @@ from pathlib import Path
 
 from parallax.config import COMPUTE_DTYPES, REPLAN_MODES
 from parallax.difference import difference_text, differences
-from parallax.environment import Role, Settings, applied, set_defaults
+from parallax.environment import MIN_LOG_LEVEL, Role, Settings, applied, framework_level, set_defaults
 from parallax.errors import ConfigError, ParallaxError
 from parallax.measured import file_text, read_measured
 from parallax.plan import read_plan
 from parallax.profiles import cluster_profile_from_json
 from parallax.report import explanation, plan_table
 from parallax.resource_file import parse_bandwidth
+from parallax.runtime.framework_log import INFO, join_deprecations, quiet_import
 from parallax.runtime.script import error_text, run_script
 from parallax.runtime.trace.wish import trace_wish
 from parallax.simulation import WhatIf
@@ -131,6 +132,9 @@ def command_parser() -> argparse.ArgumentParser:
         "--share-cores", action="store_true", help="with --from: the hosts share cores as the measured ones do"
     )
     for command in (run, plan, profile, verify, simulate):
+        command.add_argument(
+            "--framework-log", action="store_true", help="also print what TensorFlow itself writes at its start"
+        )
         command.add_argument("script", help="the script, as it would be given to python")
         command.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     show.add_argument("plan", metavar="PLAN.json", help="as `parallax plan --json` wrote it")
@@ -195,6 +199,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
     joined = getattr(arguments, "joined_args", None)
     role = Role.LAUNCH if arguments.command == "run" else Role(arguments.command)
     what_if = _what_if(arguments).to_text() if role == Role.SIMULATE else None
+    shown_from = INFO if arguments.framework_log else framework_level()
     wanted = Settings(
         role=Role.DRY_RUN if getattr(arguments, "dry_run", False) else role,
         workers=getattr(arguments, "workers", None),
@@ -223,12 +228,15 @@ def _run_script(arguments: argparse.Namespace) -> int:
         replan_steps=getattr(arguments, "replan_steps", None),
         plan_file=_absolute(getattr(arguments, "plan_file", None)),
         cluster=_fingerprint(getattr(arguments, "cluster", None)),
+        framework_log=shown_from,
     )
-    set_defaults({"TF_CPP_MIN_LOG_LEVEL": "1"})
-    from parallax.analysis import record
-    from parallax.api import JobEnded
+    set_defaults({MIN_LOG_LEVEL: str(min(shown_from, 1))})
+    with quiet_import(shown_from):
+        from parallax.analysis import record
+        from parallax.api import JobEnded
 
-    record.install()
+        record.install()
+    join_deprecations(shown_from)
     before, path = sys.argv, sys.path[0]
     try:
         with applied(wanted):

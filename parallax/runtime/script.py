@@ -10,7 +10,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from parallax.environment import framework_level
 from parallax.errors import ParallaxError
+from parallax.runtime.framework_log import join_deprecations, quiet_import
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
@@ -38,6 +40,15 @@ def error_text(error: BaseException) -> str:
     return f"{place}: parallax: {error}" if place else f"parallax: {error}"
 
 
+def what_text(error: BaseException) -> str:
+    """An error's kind and words without where it happened, by which ranks that failed alike are known."""
+    if isinstance(error, SystemExit):
+        return f"exit: {error.code}"
+    if isinstance(error, ParallaxError):
+        return str(error)
+    return f"{type(error).__name__}: {getattr(error, 'message', None) or error}"
+
+
 def traceback_text(error: BaseException) -> str:
     """The traceback from the script's first line on."""
     chain = traceback.TracebackException.from_exception(error)
@@ -61,9 +72,12 @@ def _is_around(filename: str) -> bool:
 
 def main() -> None:
     """Runs the script named in the arguments as the one process of a verification, without MPI."""
-    from parallax.analysis import record
+    shown_from = framework_level()
+    with quiet_import(shown_from):
+        from parallax.analysis import record
 
-    record.install()
+        record.install()
+    join_deprecations(shown_from)
     try:
         run_script(sys.argv[1:])
     except Exception as error:  # whatever the script raises is shown, and ends it
