@@ -200,7 +200,7 @@ def _check_profile(config: Config, num_workers: int) -> None:
 
 def _show(plan: Plan, wanted: Settings) -> None:
     """What `parallax plan` gives: the table or one variable explained, and the file."""
-    text = explanation(plan, wanted.explain) if wanted.explain else plan_table(plan)
+    text = explanation(plan, wanted.explain) if wanted.explain else plan_table(plan, bool(wanted.show_all))
     sys.stdout.write(text)
     sys.stdout.flush()
     if wanted.plan_json:

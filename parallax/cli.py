@@ -100,6 +100,8 @@ def command_parser() -> argparse.ArgumentParser:
     run.add_argument("--dry-run", action="store_true", help="print the command that would start the job; start nothing")
     plan.add_argument("--json", metavar="FILE", help="write the plan to a file")
     plan.add_argument("--explain", metavar="VARIABLE", help="everything about one variable")
+    for command in (plan, show):
+        command.add_argument("--all", action="store_true", help="a row for every variable, untrained ones too")
     _of_simulate(simulate)
     for command in (plan, simulate):
         command.add_argument("--html", metavar="FILE", help="write it as a page for a browser")
@@ -208,6 +210,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
         html=_absolute(getattr(arguments, "html", None)),
         what_if=what_if,
         explain=getattr(arguments, "explain", None),
+        show_all=getattr(arguments, "all", None) or None,
         cluster_profile=_absolute(getattr(arguments, "cluster", None)),
         model_profile=_absolute(getattr(arguments, "profile", None)),
         wire_dtype=getattr(arguments, "wire_dtype", None),
@@ -271,7 +274,8 @@ def _what_if(arguments: argparse.Namespace) -> WhatIf:
 def _show_plan(arguments: argparse.Namespace) -> int:
     """Prints a stored plan, or one variable of it, and writes its page."""
     plan = read_plan(arguments.plan)
-    sys.stdout.write(explanation(plan, arguments.explain) if arguments.explain else plan_table(plan))
+    text = explanation(plan, arguments.explain) if arguments.explain else plan_table(plan, arguments.all)
+    sys.stdout.write(text)
     if arguments.html:
         write_file(arguments.html, plan_page(plan), "--html")
     return 0

@@ -59,6 +59,7 @@ class Settings:
         html: where `parallax plan` and `parallax simulate` write their page.
         what_if: what `parallax simulate` looks at, as `WhatIf.to_text` writes it.
         explain: the variable that `parallax plan` explains.
+        show_all: whether `parallax plan` gives every variable a row.
         cluster_profile: a file; goes before the configuration's.
         model_profile: likewise.
         wire_dtype: the element type in which float32 travels; goes before the configuration's.
@@ -92,6 +93,7 @@ class Settings:
     html: str | None = None
     what_if: str | None = None
     explain: str | None = None
+    show_all: bool | None = None
     cluster_profile: str | None = None
     model_profile: str | None = None
     wire_dtype: str | None = None
@@ -134,6 +136,7 @@ def settings() -> Settings:
             html=_get("HTML"),
             what_if=_get("WHAT_IF"),
             explain=_get("EXPLAIN"),
+            show_all=_get("SHOW_ALL") == str(True) or None,
             cluster_profile=_get("CLUSTER_PROFILE"),
             model_profile=_get("MODEL_PROFILE"),
             wire_dtype=_get("WIRE_DTYPE"),
