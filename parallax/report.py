@@ -41,11 +41,12 @@ def plan_table(plan: Plan, shows_all: bool = False) -> str:
     lines += [_folded_text(alike) for alike in folded]
     on_servers = [v for v in plan.variables if v.route == PS]
     lines += [
+        *_touched_setting(trained),
         *_by_route(trained),
         _total(trained),
         *(_server_total(plan, on_servers, server) for server in range(len(plan.servers))),
     ]
-    lines += [*step_texts(plan), *_touched_setting(trained)]
+    lines += step_texts(plan)
     lines.extend(f"note: {note}" for note in plan.notes)
     return "\n".join(lines) + "\n"
 
