@@ -2,8 +2,8 @@
 
 Only information and warnings in the format of its C++ log are taken, of sources known to write them when a program
 starts, or beside an exception that says the same; and that one of its Python functions is deprecated. All others are
-the program's, errors among them. A line is shown from
-the level on that the user asks for (`parallax run --framework-log`, TF_CPP_MIN_LOG_LEVEL).
+the program's, errors among them. A line is shown from the level on that the user asks for (`parallax run
+--framework-log`, TF_CPP_MIN_LOG_LEVEL).
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ _SOURCES = frozenset(
         "mlir_graph_optimization_pass.cc",
         "op_kernel.cc",  # tells of every error that the run raises
         "port.cc",
-        "profiler_session.cc",
         "pluggable_device_factory.cc",
+        "profiler_session.cc",
         "queue_base.cc",  # tells of what the end of a job cancels
-        "service.cc",
     }
 )
 _BESIDE = (

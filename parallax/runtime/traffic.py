@@ -135,9 +135,12 @@ class ExchangeReport:
                 lines.append(f"  {route} bytes: {bytes_text(planned)} planned, {found}")
         planned_s = self.plan.prediction.step_s
         if planned_s is not None:
-            what = "step" if self.plan.prediction.has_compute else "exchanges of a step"
-            found = "" if step_s is None else f", {ms_text(step_s)} measured{_more(step_s, planned_s)}"
-            lines.append(f"  {what}: {ms_text(planned_s)} planned{found}")
+            whole = self.plan.prediction.has_compute
+            found = ""
+            if step_s is not None:
+                beside = _more(step_s, planned_s) if whole else " of the step, with its compute"
+                found = f", {ms_text(step_s)} measured{beside}"
+            lines.append(f"  {'step' if whole else 'exchanges of a step'}: {ms_text(planned_s)} planned{found}")
         return "\n".join(lines)
 
     def _changed(self) -> list[tuple[int, str]]:
