@@ -50,11 +50,19 @@ def what_text(error: BaseException) -> str:
 
 
 def traceback_text(error: BaseException) -> str:
-    """The traceback from the script's first line on."""
+    """The traceback from the script's first line on; of an error of the graph, to its last one.
+
+    TensorFlow raises an error of the graph twice, the second time with more words, below a dozen frames of its own.
+    """
     chain = traceback.TracebackException.from_exception(error)
     frames = list(chain.stack)
     first = next((i for i, frame in enumerate(frames) if not _is_around(frame.filename)), 0)
-    chain.stack = traceback.StackSummary.from_list(frames[first:])
+    end = len(frames)
+    if _is_of_graph(error):
+        end = max((i + 1 for i, frame in enumerate(frames) if not _is_below(frame.filename)), default=end)
+        if type(error.__context__) is type(error):
+            chain.__context__ = None
+    chain.stack = traceback.StackSummary.from_list(frames[first:end])
     return "".join(chain.format())
 
 
@@ -64,6 +72,16 @@ def _place_of(error: BaseException) -> str:
     inner = itertools.dropwhile(lambda frame: _is_around(frame.filename), frames)
     own = list(itertools.takewhile(lambda frame: not _is_around(frame.filename), inner))
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+def _is_of_graph(error: BaseException) -> bool:
+    """Whether an op of a graph has failed; told by name, as this process may be without TensorFlow."""
+    return any(c.__name__ == "OpError" and c.__module__.startswith("tensorflow.") for c in type(error).__mro__)
+
+
+def _is_below(filename: str) -> bool:
+    """Whether a frame is Parallax's or TensorFlow's."""
+    return _is_around(filename) or f"{os.sep}tensorflow{os.sep}python{os.sep}" in filename
 
 
 def _is_around(filename: str) -> bool:
