@@ -16,7 +16,16 @@ from parallax import checked
 from parallax.analysis.simulate import HostKind
 from parallax.cluster import Cluster, local_cluster
 from parallax.config import Config, moot_settings
-from parallax.environment import Role, Settings, as_variables, python_path_with, settings, visible_gpus, with_defaults
+from parallax.environment import (
+    Role,
+    Settings,
+    as_variables,
+    framework_level,
+    python_path_with,
+    settings,
+    visible_gpus,
+    with_defaults,
+)
 from parallax.errors import ConfigError, LaunchError, ParallaxError
 from parallax.log import log
 from parallax.measured import Measured, read_measured
@@ -231,7 +240,7 @@ def _check_profile(config: Config, num_workers: int) -> None:
 
 def _show(plan: Plan, wanted: Settings) -> None:
     """What `parallax plan` gives: the table or one variable explained, and the file."""
-    text = explanation(plan, wanted.explain) if wanted.explain else plan_table(plan)
+    text = explanation(plan, wanted.explain) if wanted.explain else plan_table(plan, bool(wanted.show_all))
     sys.stdout.write(text)
     sys.stdout.flush()
     if wanted.plan_json:
@@ -326,6 +335,7 @@ def _job(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Setting
         config.stall_timeout_s,
         parcel.to_bytes(),
         Path(config.redirect_path) if config.redirect_path is not None else None,
+        framework_level(),
     )
 
 

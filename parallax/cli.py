@@ -9,7 +9,7 @@ from pathlib import Path
 
 from parallax.config import COMPUTE_DTYPES, REPLAN_MODES
 from parallax.difference import difference_text, differences
-from parallax.environment import Role, Settings, applied, set_defaults
+from parallax.environment import MIN_LOG_LEVEL, Role, Settings, applied, framework_level, set_defaults
 from parallax.errors import ConfigError, ParallaxError
 from parallax.measured import file_text, read_measured
 from parallax.plan import read_plan
@@ -17,6 +17,7 @@ from parallax.profiles import cluster_profile_from_json
 from parallax.report import explanation, plan_table
 from parallax.resource_file import parse_bandwidth
 from parallax.runtime.check.builds import SecondBuild, second_build
+from parallax.runtime.framework_log import INFO, join_deprecations, quiet_import
 from parallax.runtime.script import error_text, run_script
 from parallax.runtime.trace.wish import trace_wish
 from parallax.simulation import WhatIf
@@ -112,6 +113,8 @@ def command_parser() -> argparse.ArgumentParser:
     run.add_argument("--dry-run", action="store_true", help="print the command that would start the job; start nothing")
     plan.add_argument("--json", metavar="FILE", help="write the plan to a file")
     plan.add_argument("--explain", metavar="VARIABLE", help="everything about one variable")
+    for command in (plan, show):
+        command.add_argument("--all", action="store_true", help="a row for every variable, untrained ones too")
     _of_simulate(simulate)
     for command in (plan, simulate):
         command.add_argument("--html", metavar="FILE", help="write it as a page for a browser")
@@ -148,6 +151,9 @@ def command_parser() -> argparse.ArgumentParser:
         "--share-cores", action="store_true", help="with --from: the hosts share cores as the measured ones do"
     )
     for command in (run, plan, profile, verify, check, simulate):
+        command.add_argument(
+            "--framework-log", action="store_true", help="also print what TensorFlow itself writes at its start"
+        )
         command.add_argument("script", help="the script, as it would be given to python")
         command.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     show.add_argument("plan", metavar="PLAN.json", help="as `parallax plan --json` wrote it")
@@ -212,6 +218,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
     joined = getattr(arguments, "joined_args", None)
     role = Role.LAUNCH if arguments.command == "run" else Role(arguments.command)
     what_if = _what_if(arguments).to_text() if role == Role.SIMULATE else None
+    shown_from = INFO if arguments.framework_log else framework_level()
     wanted = Settings(
         role=Role.DRY_RUN if getattr(arguments, "dry_run", False) else role,
         workers=getattr(arguments, "workers", None),
@@ -220,6 +227,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
         html=_absolute(getattr(arguments, "html", None)),
         what_if=what_if,
         explain=getattr(arguments, "explain", None),
+        show_all=getattr(arguments, "all", None) or None,
         cluster_profile=_absolute(getattr(arguments, "cluster", None)),
         model_profile=_absolute(getattr(arguments, "profile", None)),
         wire_dtype=getattr(arguments, "wire_dtype", None),
@@ -241,21 +249,26 @@ def _run_script(arguments: argparse.Namespace) -> int:
         replan_steps=getattr(arguments, "replan_steps", None),
         plan_file=_absolute(getattr(arguments, "plan_file", None)),
         cluster=_fingerprint(getattr(arguments, "cluster", None)),
+        framework_log=shown_from,
     )
-    set_defaults({"TF_CPP_MIN_LOG_LEVEL": "1"})
+    set_defaults({MIN_LOG_LEVEL: str(min(shown_from, 1))})
     if role == Role.CHECK:
         with second_build([arguments.script, *arguments.args], wanted) as second:
-            return _run_here(arguments, wanted, second)
-    return _run_here(arguments, wanted)
+            return _run_here(arguments, wanted, shown_from, second)
+    return _run_here(arguments, wanted, shown_from)
 
 
-def _run_here(arguments: argparse.Namespace, wanted: Settings, second: SecondBuild | None = None) -> int:
+def _run_here(
+    arguments: argparse.Namespace, wanted: Settings, shown_from: int, second: SecondBuild | None = None
+) -> int:
     """Runs the script; for a check, a second process builds its graph too."""
-    from parallax.analysis import record
-    from parallax.api import GraphChecked, JobEnded
-    from parallax.runtime.check.command import report
+    with quiet_import(shown_from):
+        from parallax.analysis import record
+        from parallax.api import GraphChecked, JobEnded
+        from parallax.runtime.check.command import report
 
-    record.install()
+        record.install()
+    join_deprecations(shown_from)
     before, path = sys.argv, sys.path[0]
     try:
         with applied(wanted):
@@ -292,7 +305,8 @@ def _what_if(arguments: argparse.Namespace) -> WhatIf:
 def _show_plan(arguments: argparse.Namespace) -> int:
     """Prints a stored plan, or one variable of it, and writes its page."""
     plan = read_plan(arguments.plan)
-    sys.stdout.write(explanation(plan, arguments.explain) if arguments.explain else plan_table(plan))
+    text = explanation(plan, arguments.explain) if arguments.explain else plan_table(plan, arguments.all)
+    sys.stdout.write(text)
     if arguments.html:
         write_file(arguments.html, plan_page(plan), "--html")
     return 0

@@ -7,6 +7,7 @@ TensorFlow session would give it, not in lists per replica.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from parallax.runtime.accumulation import Accumulation, Gather
 from parallax.runtime.fetches import Leaf, Request, put_together, read_request
 from parallax.runtime.guard.runs import Runs
 from parallax.runtime.names import Names, Resolved, fetch_text
+from parallax.runtime.run_log import RunLog
 from parallax.runtime.watch import Watch
 from parallax.transform.edit import Counter
 from parallax.transform.pipeline import WorkerGraph
@@ -63,6 +65,7 @@ class Worker:
         changes: the plans that were in force before, each with the number of steps after which it no longer was.
         accumulation: how many batches of the next update are there.
         runs: counts what runs did, for the guard; None without one.
+        log: follows the user's runs.
     """
 
     graph: Any
@@ -76,6 +79,12 @@ class Worker:
     changes: list[tuple[int, Plan]] = field(default_factory=list)
     accumulation: Accumulation = field(default_factory=Accumulation)
     runs: Runs | None = None
+    log: RunLog | None = None
+
+    def ran(self, names: tuple[str, ...], began_s: float) -> None:
+        """Tells of a run of the user's that has ended well: what it fetched, and when it began."""
+        if self.log is not None:
+            self.log.ran(names, began_s, time.monotonic(), self.accumulation.pending, self.plan)
 
     def follow(self, plan: Plan, worker_graph: WorkerGraph) -> None:
         """Takes a plan as the one in force."""
@@ -124,10 +133,12 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
             raise SessionError("A run needs an open session, and this one is closed.")
         with worker.watch.run(fetch_text(request.names, ()), resolved.collectives):
             feeds = {**resolved.feeds(request.feeds), **resolved.empty}
+            began_s = time.monotonic()
             found = worker.raw.run(list(resolved.tensors), feeds, options, run_metadata)
             worker.accumulation.has_run(kept)
             if worker.runs is not None:
                 worker.runs.add(worker.names, request.names, (), request.feeds, gather)
+            worker.ran(request.names, began_s)
             return worker.values(request, resolved.values(found), per_replica=False)
 
     def partial_run_setup(self, fetches: Any, feeds: Any = None) -> None:

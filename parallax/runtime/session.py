@@ -22,7 +22,7 @@ from parallax.runtime.guard.guard import Guard
 from parallax.runtime.hooks import PlainSession, Run, Worker
 from parallax.runtime.id_errors import id_error
 from parallax.runtime.names import fetch_text
-from parallax.runtime.traffic import ExchangeReport, exchange_report, rounding_report
+from parallax.runtime.traffic import ExchangeReport, exchange_report, measured_step, rounding_report
 
 _GOOD_ENDS = (tf.errors.OutOfRangeError, StopIteration)
 """Errors that only say that the data has ended."""
@@ -117,7 +117,7 @@ class Session(PlainSession):
         kept = worker.names.kept_by(request.names, request.feeds)
         gather = worker.accumulation.next_run(kept)
         resolved = worker.names.resolve(request.names, request.feeds, gather)
-        began_s = time.monotonic()
+        began_s, hooked = time.monotonic(), []
         with worker.watch.run():
             try:
                 found = None
@@ -129,6 +129,7 @@ class Session(PlainSession):
                     arguments = tf.compat.v1.train.SessionRunArgs(fetches, feed_dict)
                     context = tf.compat.v1.train.SessionRunContext(arguments, PlainSession(worker))
                     worker.run = Run(context, request.names, set(request.feeds), gather)
+                    hooked = worker.run.hook_names  # filled while it runs
                     feeds = resolved.feeds(request.feeds)
                     found = self._monitored.run(list(resolved.tensors), feeds, options, run_metadata)
                     asked = tuple(worker.run.hook_names), worker.run.fed
@@ -139,6 +140,7 @@ class Session(PlainSession):
                 raise named from None  # TensorFlow's own says less, in forty lines
             worker.watch.count()
             worker.accumulation.has_run(kept)
+            worker.ran((*request.names, *hooked), began_s)
             values = worker.values(request, resolved.values(found), per_replica=True)
         seconds = time.monotonic() - began_s
         if self._verification is not None:
@@ -205,10 +207,13 @@ class Session(PlainSession):
         if self._guard is not None and (error is None or isinstance(error, _GOOD_ENDS)):
             self._guard.close()
         try:
-            return bool(self._monitored.__exit__(kind, error, trace))
+            is_end = bool(self._monitored.__exit__(kind, error, trace))
         finally:
             self._worker.raw = None
             self._worker.watch.finish()
+        if self._worker.log is not None and (error is None or is_end):
+            self._worker.log.finish()
+        return is_end
 
     def exchange_report(self) -> ExchangeReport:
         """Bytes of the training exchanges so far, predicted and counted, summed over the workers.
@@ -223,7 +228,8 @@ class Session(PlainSession):
             measured = self._worker.raw.run([r.tensor for r in roundings])
             changes = tuple(self._worker.changes)
             report = exchange_report(counters, counted, self._size, self._worker.plan, changes)
-            return replace(report, rounded=rounding_report(roundings, measured))
+            step_s = measured_step(None if self._worker.log is None else self._worker.log.times())
+            return replace(report, rounded=rounding_report(roundings, measured), step_s=step_s)
 
     def _check_open(self) -> None:
         if self._worker.raw is None:

@@ -11,10 +11,10 @@ import sys
 import time
 from typing import Any
 
-from parallax.errors import GuardError
 from parallax.runtime.control import send
+from parallax.runtime.framework_log import join_deprecations
 from parallax.runtime.members import membership
-from parallax.runtime.script import run_script, traceback_text
+from parallax.runtime.script import error_text, run_script, what_text
 from parallax.runtime.watch import watching
 
 _POLL_S = 0.02
@@ -47,6 +47,7 @@ def _run(words: list[str]) -> None:
     from parallax.analysis import record  # imports TensorFlow, which must come after MPI
 
     record.install()
+    join_deprecations()
     try:
         run_script(words)
     except SystemExit as stop:
@@ -55,18 +56,21 @@ def _run(words: list[str]) -> None:
 
 
 def _fail(error: BaseException) -> None:
-    """Shows what happened and ends this process now: others may wait for it in a collective."""
+    """Tells what happened and ends this process now: others may wait for it in a collective.
+
+    The launcher shows one rank's words for all. What is sent to nobody goes to stderr.
+    """
     status = 1
     if isinstance(error, SystemExit):
         text = "" if isinstance(error.code, int) else f"{error.code}\n"
         status = error.code if isinstance(error.code, int) else 1
     else:
-        text = traceback_text(error)
+        text = f"{error_text(error)}\n"
     sys.stdout.flush()
-    if not isinstance(error, GuardError):  # all workers raise it: the launcher shows the first that it hears
-        sys.stderr.write(text)
     sys.stderr.flush()
-    send({"kind": "failed", "error": text})
+    if not send({"kind": "failed", "error": text, "what": what_text(error)}):
+        sys.stderr.write(text)
+        sys.stderr.flush()
     os._exit(status if 0 < status < 256 else 1)
 
 

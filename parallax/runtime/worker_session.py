@@ -36,6 +36,7 @@ from parallax.runtime.names import Names
 from parallax.runtime.parcel import Parcel
 from parallax.runtime.planning import Analysed, analyse, decide, wishes_of
 from parallax.runtime.profile import ProfileHook
+from parallax.runtime.run_log import RunLog
 from parallax.runtime.session import Afterwards, Session
 from parallax.runtime.trace.hook import TraceHook
 from parallax.runtime.trace.wish import TraceWish, make_ready
@@ -102,7 +103,11 @@ def open_session(
             write_events(graph_folder, rank, worker_graph)
         if equal_randomness:  # a comparison from the initial values
             config = replace(config, ckpt_config=CheckPointConfig())
-        training = TrainingRuns(worker, gradient_updates(analysed.captured, analysed.sources))
+        updates = gradient_updates(analysed.captured, analysed.sources)
+        training = TrainingRuns(worker, updates)
+        if not equal_randomness:  # whoever compares fetches what was asked for
+            worker.log = RunLog(analysed.captured.view, updates, tells=rank == 0)
+            members.at_end.append(worker.log.finish)
         tracing = [*_profile(config, rank, worker, training), *_trace(trace, worker, training, worker_graph)]
         first = _first_steps(measure, replan, members, worker, training, analysed)
         if first is not None:
