@@ -254,7 +254,7 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
 
 def _job(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Settings, seed: int) -> Job:
     """The job of a plan; `mine` is what its workers are to do."""
-    from parallax.analysis.capture import node_digests
+    from parallax.analysis.launcher_graph import packed
 
     looks = replan_wish(config, mine) is not None
     addresses = [host.address for host in cluster.hosts]
@@ -262,7 +262,7 @@ def _job(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Setting
     cluster_profile.check_names(addresses)
     parcel = Parcel(
         plan=plan.to_json(),
-        digests=node_digests(graph.as_graph_def()),
+        graph=packed(graph),
         seed=seed,
         hosts=plan.layout.host_by_rank,
         servers=plan.servers,

@@ -5,18 +5,17 @@ The capture holds names, numbers and protos only; the user's graph is neither ch
 
 from __future__ import annotations
 
-import hashlib
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from parallax.analysis import record
+from parallax.analysis.digests import fingerprint
 from parallax.analysis.inline import inline_calls
+from parallax.analysis.launcher_graph import meant
 from parallax.graph_view import GraphView, split_tensor
 from parallax.spec import Part
 
 _SHAPES = "_output_shapes"
-_UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Captured:
 
     Attributes:
         view: index over the nodes, calls inlined, shapes inferred.
-        fingerprint: SHA-256 over nodes and functions as the user built them.
+        fingerprint: SHA-256 over the structure of nodes and functions as the user built them.
         variables: by op name.
         records: what autodiff delivered, with the names of the ops it made.
     """
@@ -65,37 +64,13 @@ def capture(graph: Any) -> Captured:
     Args:
         graph: a tf.Graph.
     """
-    graph_def = graph.as_graph_def(add_shapes=True)
-    names = [node.name for node in graph_def.node]
+    graph_def = meant(graph)
+    names = [op.name for op in graph.get_operations()]
     records = tuple((r, frozenset(names[r.first_op : r.end_op])) for r in record.records_of(graph))
-    digests = node_digests(graph_def)
+    digest = fingerprint(graph_def)
     inlined = inline_calls(graph_def)
     view = GraphView(graph_def if inlined is graph_def else _with_shapes(inlined))
-    return Captured(view, _fingerprint(digests), _variables(graph, view), records)
-
-
-def node_digests(graph_def: Any) -> dict[str, str]:
-    """A short digest of every node and function, by name; what differs between two graphs can be named with it."""
-    digests = {}
-    for node in graph_def.node:
-        unique = "shared_name" in node.attr and _UUID.search(node.attr["shared_name"].s)
-        if _SHAPES in node.attr or unique:
-            copy = type(node)()
-            copy.CopyFrom(node)
-            copy.attr.pop(_SHAPES, None)
-            if unique:  # a lookup table's name is drawn anew in every process, and nobody else uses it
-                copy.attr["shared_name"].s = _UUID.sub(b"", node.attr["shared_name"].s)
-            node = copy
-        digests[node.name] = hashlib.sha256(node.SerializeToString(deterministic=True)).hexdigest()[:16]
-    for function in graph_def.library.function:
-        digest = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()[:16]
-        digests[f"function {function.signature.name}"] = digest
-    return digests
-
-
-def _fingerprint(digests: dict[str, str]) -> str:
-    lines = "\n".join(f"{name} {digest}" for name, digest in sorted(digests.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()
+    return Captured(view, digest, _variables(graph, view), records)
 
 
 def _with_shapes(graph_def: Any) -> Any:
