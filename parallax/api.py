@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from parallax.runtime.members import current_members
 from parallax.runtime.mpirun import find_mpirun, this_launcher
 from parallax.runtime.parcel import Parcel
 from parallax.runtime.planning import Analysed, analyse, decide, plan_for, simulation_of
+from parallax.runtime.random_state import drawn_seed
 from parallax.runtime.trace.wish import make_ready, trace_wish
 from parallax.simulation import what_if_from
 from parallax.views.files import write_file
@@ -226,7 +226,7 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
     find_mpirun()
     if verifying:
         verify.check_feeds(graph, cluster.num_workers, wanted)
-    seed = config.seed if config.seed is not None else 1 + secrets.randbelow(2**31 - 2)
+    seed = config.seed if config.seed is not None else drawn_seed()
     sys.stdout.write(plan_table(plan) + (f"Seed {seed}\n" if config.seed is None else ""))
     sys.stdout.flush()
     mine = replace(

@@ -16,6 +16,7 @@ from parallax.plan import read_plan
 from parallax.profiles import cluster_profile_from_json
 from parallax.report import explanation, plan_table
 from parallax.resource_file import parse_bandwidth
+from parallax.runtime.random_state import AlikeUntilBuilt, drawn_seed
 from parallax.runtime.script import error_text, run_script
 from parallax.runtime.trace.wish import trace_wish
 from parallax.simulation import WhatIf
@@ -195,6 +196,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
     joined = getattr(arguments, "joined_args", None)
     role = Role.LAUNCH if arguments.command == "run" else Role(arguments.command)
     what_if = _what_if(arguments).to_text() if role == Role.SIMULATE else None
+    seed = drawn_seed()
     wanted = Settings(
         role=Role.DRY_RUN if getattr(arguments, "dry_run", False) else role,
         workers=getattr(arguments, "workers", None),
@@ -207,6 +209,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
         model_profile=_absolute(getattr(arguments, "profile", None)),
         wire_dtype=getattr(arguments, "wire_dtype", None),
         accumulate_steps=getattr(arguments, "accumulate_steps", None),
+        script_seed=seed,
         compute_dtype=getattr(arguments, "compute_dtype", None),
         graph=getattr(arguments, "graph", None),
         trace=getattr(arguments, "trace", None),
@@ -229,6 +232,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
     from parallax.api import JobEnded
 
     record.install()
+    alike = AlikeUntilBuilt(seed)
     before, path = sys.argv, sys.path[0]
     try:
         with applied(wanted):
@@ -244,6 +248,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
         return 1
     finally:
         sys.argv, sys.path[0] = before, path
+        alike.part(0)
     _say(f"parallax: {arguments.script} ended without calling parallax.parallel_run: nothing was started.")
     return 1
 

@@ -61,7 +61,7 @@ def first_difference(launcher: Any, own: Any) -> Difference | None:
     of_launcher, of_own = [node.name for node in launcher.node], [node.name for node in own.node]
     at = next((i for i, name in enumerate(of_launcher) if found.get(name) != wanted[name]), len(of_launcher))
     more = next((i for i, name in enumerate(of_own) if name not in wanted), len(of_own))
-    if more < at:
+    if more < at or at == len(of_launcher):
         name = of_own[more]
         return Difference(name, f"built op {name!r} ({nodes[name].op}), which the launcher's graph has not")
     node = launcher.node[at]

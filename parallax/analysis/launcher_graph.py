@@ -17,7 +17,7 @@ from parallax.analysis.digests import has_value, value_digest
 _ATTRIBUTE = "_parallax_launcher_graph"
 _DIGEST = "_parallax_value"
 LARGE_BYTES = 4096
-"""From this size on a constant is left out of the packed graph. What rules look at (axes, shapes, factors) is smaller."""
+"""Constants of this size and more are left out of the packed graph. What rules look at (axes, shapes) is smaller."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from parallax.environment import settings
 from parallax.errors import ParallaxError
+from parallax.runtime.random_state import AlikeUntilBuilt
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
@@ -64,6 +66,8 @@ def main() -> None:
     from parallax.analysis import record
 
     record.install()
+    if (seed := settings().script_seed) is not None:
+        AlikeUntilBuilt(seed)
     try:
         run_script(sys.argv[1:])
     except Exception as error:  # whatever the script raises is shown, and ends it

@@ -125,6 +125,8 @@ def open_session(
         if config.export_graph_path is not None:
             write_text(Path(config.export_graph_path), rank, monitored.graph)
     gc.freeze()  # graphs are many objects that stay: to look through them again and again costs a step a tenth
+    for act in members.when_built:
+        act(rank)
     session = Session(worker, monitored, size, members.workers.Dup(), direct, afterwards)
     return session, size, rank
 

@@ -45,7 +45,7 @@ def test_a_parcel_that_is_cut_off_is_refused():
 
 
 def test_input_that_is_no_parcel_is_refused():
-    with pytest.raises(LaunchError, match="was b'hello, here is'"):
+    with pytest.raises(LaunchError, match="was b'hello, here is some '"):
         read_parcel(io.BytesIO(b"hello, here is some text"))
 
 
