@@ -168,7 +168,7 @@ def _how(launcher: Any, own: Any, their_bodies: _Bodies, own_bodies: _Bodies) ->
     names = sorted(wanted.attr.keys() | found.attr.keys(), key=lambda name: (name == _SHAPES, name))
     name = next((n for n in names if _attribute(wanted, n) != _attribute(found, n)), "")
     inside = _inside(launcher.attr[name], own.attr[name], their_bodies, own_bodies) if name else ""
-    what = "the static shape of its output" if name == _SHAPES else f"its attribute {name}"
+    what = {_SHAPES: "the static shape of its output", "value": "its type and shape"}.get(name, f"its attribute {name}")
     values = [_shown(_attribute(node, name)) for node in (found, wanted)]
     return inside or f"{what} is {values[0]}, and the launcher's {values[1]}"
 

@@ -56,7 +56,7 @@ def test_values_seeds_and_names_of_functions_are_no_structure(change):
         (
             {"width": 2},
             "shaped/shape",
-            r"differently.*attribute value is int32 \(2,\), and the launcher's int32 \(1,\)",
+            r"differently.*its type and shape is int32 \(2,\), and the launcher's int32 \(1,\)",
         ),
         ({"more": True}, "more", r"built op 'more' \(Identity\), which the launcher's graph has not"),
     ],
