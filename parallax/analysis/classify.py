@@ -16,7 +16,7 @@ from parallax.analysis.walk import NoRule
 from parallax.decisions import Decisions
 from parallax.errors import GraphError
 from parallax.graph_view import split_tensor
-from parallax.spec import GradientSource, GraphSpec, Slot, VariableClass, VariableSpec
+from parallax.spec import GradientSource, GraphSpec, Slot, VariableClass, VariableSpec, model_key
 
 _LADDER = {"alltoall": "allgather", "allgather": "raw"}
 """What is tried next for a part whose route met an op without a rule."""
@@ -50,7 +50,7 @@ def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]
         exchanged=frozenset([p.table for p in decisions.pushes] + [c.op for c in decisions.collects]),
     )
     variables = tuple(_variable(case, by_name[name]) for name in sorted(by_name))
-    return GraphSpec(captured.fingerprint, variables, _notes(sources)), sources
+    return GraphSpec(captured.fingerprint, variables, _notes(sources), model_key(variables)), sources
 
 
 @dataclass(frozen=True, slots=True)
