@@ -21,6 +21,11 @@ from parallax.spec import GradientSource, GraphSpec, Slot, VariableClass, Variab
 _LADDER = {"alltoall": "allgather", "allgather": "raw"}
 """What is tried next for a part whose route met an op without a rule."""
 
+_LATE = (
+    "Import parallax before the graph is built, or start the script with `parallax run`: gradients are then recorded "
+    "where autodiff delivers them. Those of {} were not and are guessed, and so this may have another cause:"
+)
+
 
 def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]:
     """The spec of a graph, and where its gradients come from.
@@ -32,7 +37,13 @@ def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]
     updates = gradient_updates(captured, sources)
     _check_trains(captured, updates)
     routes = {s.part: "alltoall" if captured.variables[s.part].part.shape else "raw" for s in sources if s.indices}
-    decisions, routes, reasons = _best_case(captured, sources, routes)
+    try:
+        decisions, routes, reasons = _best_case(captured, sources, routes)
+    except GraphError as error:
+        late = sorted({s.part for s in sources if s.found_by != RECORDED})
+        if not late:
+            raise
+        raise GraphError(f"{_LATE.format(', '.join(late[:5]))} {error}") from error
     owner = _slot_owners(captured, updates, decisions)
     by_name: dict[str, list[CapturedVariable]] = {}
     for op, found in captured.variables.items():

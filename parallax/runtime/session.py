@@ -7,12 +7,14 @@ run with collectives lasts, a watch tells the launcher what it waits for.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol
 
 import tensorflow as tf
+from tensorflow.python.framework.stack import default_session  # what tf.Session enters
 
 from parallax.errors import SessionError
 from parallax.log import log
@@ -38,6 +40,25 @@ class Afterwards(Protocol):
         """
 
 
+class DefaultSession(PlainSession):
+    """The default session inside `with sess:`, for `tensor.eval()` and `op.run()`: feeds and values come as they are.
+
+    Args:
+        worker: whose session it is.
+        run: of the session, with hooks; also takes whether feeds and values come in lists per replica.
+    """
+
+    def __init__(self, worker: Worker, run: Callable[..., Any]) -> None:
+        super().__init__(worker)
+        self._run_all = run
+
+    def run(
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        """As `Session.run`, without lists per replica."""
+        return self._run_all(fetches, feed_dict, options, run_metadata, per_replica=False)
+
+
 class Session(PlainSession):
     """Runs the user's fetches on all workers' graphs.
 
@@ -61,7 +82,7 @@ class Session(PlainSession):
         self._afterwards = list(afterwards)  # one after the other
         self._size = size
         self._workers = workers
-        self._defaults: list[Any] = []
+        self._defaults: list[ExitStack] = []
 
     def run(
         self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Any = None, run_metadata: Any = None
@@ -82,9 +103,14 @@ class Session(PlainSession):
             SessionError: when a fetch or feed is not in the user's graph, or cannot be had, or an id is no row of its
                 table.
         """
+        return self._run(fetches, feed_dict, options, run_metadata, per_replica=True)
+
+    def _run(
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None, options: Any, run_metadata: Any, per_replica: bool
+    ) -> Any:
         worker = self._worker
         self._check_open()
-        request = worker.read(fetches, feed_dict, per_replica=True)
+        request = worker.read(fetches, feed_dict, per_replica)
         kept = worker.names.kept_by(request.names, request.feeds)
         gather = worker.accumulation.next_run(kept)
         resolved = worker.names.resolve(request.names, request.feeds, gather)
@@ -108,7 +134,7 @@ class Session(PlainSession):
                 raise named from None  # TensorFlow's own says less, in forty lines
             worker.watch.count()
             worker.accumulation.has_run(kept)
-            values = worker.values(request, resolved.values(found), per_replica=True)
+            values = worker.values(request, resolved.values(found), per_replica)
         if self._afterwards and not worker.accumulation.pending:
             self._afterwards[0].after_run(request.names, time.monotonic() - began_s)
             if self._afterwards[0].done:
@@ -141,9 +167,10 @@ class Session(PlainSession):
         self._end(None, None, None)
 
     def __enter__(self) -> Session:
-        default = self.graph.as_default()  # as tf.Session does it; Saver relies on it
-        default.__enter__()
-        self._defaults.append(default)
+        with ExitStack() as defaults:  # graph and session, as tf.Session does it; Saver and `eval` rely on them
+            defaults.enter_context(self.graph.as_default())
+            defaults.enter_context(default_session(DefaultSession(self._worker, self._run)))
+            self._defaults.append(defaults.pop_all())
         return self
 
     def __exit__(
@@ -152,7 +179,7 @@ class Session(PlainSession):
         try:
             return self._end(kind, error, trace)
         finally:
-            self._defaults.pop().__exit__(None, None, None)
+            self._defaults.pop().close()
 
     def _end(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         """Ends the session if it is open; whether the error only says that the data has ended."""

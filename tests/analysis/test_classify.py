@@ -183,3 +183,14 @@ def _written_from_the_batch(rows: int) -> None:
 def test_a_graph_that_cannot_be_right_is_refused_and_the_op_named(build: Any, message: str) -> None:
     with pytest.raises(GraphError, match=message):
         spec_of(build)
+
+
+def test_a_graph_that_was_built_too_early_is_told_so_before_all_else() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        _rate_of_the_batch(6)
+    del graph._parallax_gradient_records
+    with pytest.raises(
+        GraphError, match="^Import parallax before the graph .* Those of emb, w were not .*must"
+    ):
+        analyse(graph)
