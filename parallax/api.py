@@ -247,6 +247,7 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
     try:
         mine = replace(mine, role=Role.VERIFY_WORKER, job_folder=str(folder))
         job = _job(graph, plan, cluster, config, mine, seed)
+        verify.keep_graph(graph, folder)
         return verify.compare_runs(job, plan, folder, replace(wanted, seed=seed))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

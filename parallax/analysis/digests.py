@@ -17,7 +17,7 @@ SEEDS = ("seed", "seed2")
 _OWN_NAMES = ("_gradient_op_type",)
 """Attributes by which one process finds a Python object of its own."""
 _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_SHAPES = "_output_shapes"
+SHAPES = "_output_shapes"
 _TEXT = 80  # characters of a value in a message
 
 
@@ -165,10 +165,10 @@ def _how(launcher: Any, own: Any, their_bodies: _Bodies, own_bodies: _Bodies) ->
     if wanted.device != found.device:
         return f"its device is {own.device!r}, and the launcher's {launcher.device!r}"
     # What causes a difference goes before the shapes that follow from it.
-    names = sorted(wanted.attr.keys() | found.attr.keys(), key=lambda name: (name == _SHAPES, name))
+    names = sorted(wanted.attr.keys() | found.attr.keys(), key=lambda name: (name == SHAPES, name))
     name = next((n for n in names if _attribute(wanted, n) != _attribute(found, n)), "")
     inside = _inside(launcher.attr[name], own.attr[name], their_bodies, own_bodies) if name else ""
-    what = {_SHAPES: "the static shape of its output", "value": "its type and shape"}.get(name, f"its attribute {name}")
+    what = {SHAPES: "the static shape of its output", "value": "its type and shape"}.get(name, f"its attribute {name}")
     values = [_shown(_attribute(node, name)) for node in (found, wanted)]
     return inside or f"{what} is {values[0]}, and the launcher's {values[1]}"
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from parallax.analysis.digests import has_value, value_digest
+from parallax.analysis.digests import SHAPES, first_difference, has_value, value_digest
 
 _ATTRIBUTE = "_parallax_launcher_graph"
 _DIGEST = "_parallax_value"
@@ -35,8 +35,13 @@ class LauncherGraph:
     others: Mapping[str, Any] = field(default_factory=dict)
 
 
-def packed(graph: Any, large_bytes: int = LARGE_BYTES) -> bytes:
-    """The graph as it travels: compressed, with digests for the values of constants of `large_bytes` and more."""
+def packed(graph: Any, large_bytes: float = LARGE_BYTES) -> bytes:
+    """The graph as it travels: compressed, with digests for the values of constants of `large_bytes` and more.
+
+    Args:
+        graph: a tf.Graph.
+        large_bytes: infinite for the graph with all its values.
+    """
     graph_def = graph.as_graph_def(add_shapes=True)
     for node in graph_def.node:
         if has_value(node) and node.attr["value"].tensor.ByteSize() >= large_bytes:
@@ -64,18 +69,26 @@ def unpacked(data: bytes) -> LauncherGraph:
     return LauncherGraph(graph_def, digests)
 
 
+def hold_like(graph: Any, data: bytes) -> None:
+    """As `hold`, of a graph that `packed` has packed whole; does nothing where the structure is another."""
+    launcher = unpacked(data)
+    if first_difference(launcher.graph_def, graph.as_graph_def(add_shapes=True)) is None:
+        hold(graph, launcher)
+
+
 def hold(graph: Any, launcher: LauncherGraph) -> None:
     """From now on `meant` gives the launcher's graph for this one, which must have the same structure."""
     setattr(graph, _ATTRIBUTE, launcher)
 
 
-def meant(graph: Any) -> Any:
-    """GraphDef with shapes of a graph as it shall be trained; a new one each time.
+def meant(graph: Any, add_shapes: bool = True) -> Any:
+    """GraphDef of a graph as it shall be trained; a new one each time.
 
     Args:
         graph: a tf.Graph.
+        add_shapes: whether nodes have their static shapes.
     """
-    own = graph.as_graph_def(add_shapes=True)
+    own = graph.as_graph_def(add_shapes=add_shapes)
     launcher: LauncherGraph | None = getattr(graph, _ATTRIBUTE, None)
     if launcher is None:
         return own
@@ -84,6 +97,8 @@ def meant(graph: Any) -> Any:
     by_name = {node.name: node for node in own.node}
     for node in found.node:
         mine = by_name.pop(node.name)
+        if not add_shapes:
+            node.attr.pop(SHAPES, None)
         if node.name in launcher.digests:
             node.attr["value"].tensor.CopyFrom(launcher.others.get(node.name, mine.attr["value"].tensor))
     found.node.extend(by_name.values())  # in the order in which they were made

@@ -7,6 +7,7 @@ that sampled candidates agree; random numbers with a batch dimension (dropout) c
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.analysis.capture import initialization_phases
+from parallax.analysis.launcher_graph import hold_like, meant, packed
 from parallax.environment import Role, Settings, environment_with
 from parallax.errors import ConfigError, GraphError
 from parallax.graph_view import GraphView
@@ -36,7 +38,7 @@ v1 = tf.compat.v1
 STEPS, TOLERANCE = 5, 1e-5
 """Five float32 steps; sums taken in another order differ by some 1e-7 a step, and by 1e-5 where they feed back."""
 
-WORKERS_FILE, SINGLE_FILE = "workers.npz", "single.npz"
+WORKERS_FILE, SINGLE_FILE, GRAPH_FILE = "workers.npz", "single.npz", "graph"
 
 
 def check_feeds(graph: Any, num_workers: int, wanted: Settings) -> None:
@@ -47,6 +49,11 @@ def check_feeds(graph: Any, num_workers: int, wanted: Settings) -> None:
     """
     feeds = _feeds(graph, train_op(graph, wanted.fetch), wanted)
     _joined([named_batch(graph, feeds(0, rank, num_workers)) for rank in range(num_workers)])
+
+
+def keep_graph(graph: Any, folder: Path) -> None:
+    """Leaves the launcher's graph for the one process, which runs the script again and may draw other numbers."""
+    (folder / GRAPH_FILE).write_bytes(packed(graph, math.inf))
 
 
 def compare_runs(job: Job, plan: Plan, folder: Path, wanted: Settings) -> int:
@@ -120,6 +127,8 @@ def run_worker(graph: Any, session: Session, size: int, rank: int, wanted: Setti
 def run_single(graph: Any, wanted: Settings) -> None:
     """The one process: the script's own graph, the joined batch."""
     folder, size = Path(wanted.job_folder or ""), wanted.workers or 1
+    if wanted.joined_args is None:  # with other arguments the script's own constants may be of the joined batch
+        hold_like(graph, (folder / GRAPH_FILE).read_bytes())
     fetch = train_op(graph, wanted.fetch)
     feeds = _feeds(graph, fetch, wanted)
     kept, steps = wanted.accumulate_steps or 1, wanted.steps or STEPS
@@ -127,7 +136,7 @@ def run_single(graph: Any, wanted: Settings) -> None:
     joined = [_joined(sum(drawn[first : first + kept], [])) for first in range(0, len(drawn), kept)]
     initialize = initialization_phases(analyse(graph).captured)
     initialize.append([op.name for op in graph.get_collection(v1.GraphKeys.TABLE_INITIALIZERS)])
-    graph_def = graph.as_graph_def()
+    graph_def = meant(graph, add_shapes=False)
     _open_batch(graph_def, joined[0])
     set_seeds(graph_def, frozenset(), Worker(0, 1, wanted.seed or 1, equal_randomness=True))
     one = tf.Graph()

@@ -190,7 +190,5 @@ def test_a_graph_that_was_built_too_early_is_told_so_before_all_else() -> None:
     with graph.as_default():
         _rate_of_the_batch(6)
     del graph._parallax_gradient_records
-    with pytest.raises(
-        GraphError, match="^Import parallax before the graph .* Those of emb, w were not .*must"
-    ):
+    with pytest.raises(GraphError, match="^Import parallax before the graph .* Those of emb, w were not .*must"):
         analyse(graph)

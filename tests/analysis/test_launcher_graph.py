@@ -1,5 +1,6 @@
 """What two processes that run one script must build alike, and whose values count where they do not."""
 
+import math
 import random
 import re
 
@@ -8,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.digests import fingerprint, first_difference
-from parallax.analysis.launcher_graph import LauncherGraph, hold, meant, packed, unpacked
+from parallax.analysis.launcher_graph import LauncherGraph, hold, hold_like, meant, packed, unpacked
 from parallax.runtime.one_graph import place_of, take_launchers_graph
 
 v1 = tf.compat.v1
@@ -134,6 +135,15 @@ def test_worker_0_gives_a_large_constant_that_nobody_has_from_the_launcher():
     data = unpacked(packed(built(large=3.0)))
     hold(own, LauncherGraph(data.graph_def, data.digests, {"large": value}))
     np.testing.assert_array_equal(constant(meant(own), "large"), np.full([64, 64], 2.0))
+
+
+def test_a_graph_of_another_structure_is_not_held():
+    data = packed(built(value=2.0), math.inf)
+    alike, other = built(), built(more=True)
+    for graph in (alike, other):
+        hold_like(graph, data)
+    assert constant(meant(alike, add_shapes=False), "factor")[0, 0] == 2.0
+    assert constant(meant(other), "factor")[0, 0] == 1.0
 
 
 class Alone:

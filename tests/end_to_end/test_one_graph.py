@@ -32,3 +32,10 @@ def test_another_structure_is_refused_by_one_worker_with_op_and_line(start):
     )
     assert text in done.stderr and "worker 1 built" not in done.stderr, done
     assert "[1] Traceback" not in done.stderr, done
+
+
+@pytest.mark.slow
+def test_workers_and_one_process_start_from_the_launchers_values(start):
+    options = ("--workers", 2, "--steps", 1, "--feeds", f"{SCRIPTS / 'unseeded.py'}:feeds", "--fetch", "train")
+    done = start("-m", "parallax.cli", "verify", *options, SCRIPTS / "unseeded.py").finish()
+    assert done.status == 0 and "2 workers and one process are equal after 1 steps" in done.stdout, done

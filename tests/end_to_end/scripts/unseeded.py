@@ -16,15 +16,20 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 import parallax  # noqa: E402
 
 tf.disable_v2_behavior()
-BATCH, STEPS, WIDTH = 4, 3, 6
+STEPS, WIDTH = 3, 6
+
+
+def feeds(step, worker, num_workers):
+    return {"ids": np.full([4, STEPS], 2 * step + worker)}
+
 
 graph = tf.Graph()
 with graph.as_default():
-    ids = tf.placeholder(tf.int32, [BATCH, STEPS], name="ids")
+    ids = tf.placeholder(tf.int32, [None, STEPS], name="ids")
     table = tf.get_variable("table", [11, WIDTH])
     rows = tf.nn.embedding_lookup(table, ids)
     states, _ = tf.nn.dynamic_rnn(tf.nn.rnn_cell.BasicLSTMCell(5), rows, dtype=tf.float32)
-    hidden = tf.layers.dropout(tf.layers.dense(states[:, -1], 7, activation=tf.nn.relu), training=True)
+    hidden = tf.layers.dense(states[:, -1], 7, activation=tf.nn.relu)
     hidden = keras.layers.Dense(4, activation="tanh")(hidden)
     drawn = tf.constant(random.random(), name="drawn")
     large = tf.constant(np.random.normal(size=[64, 16]), tf.float32, name="large")
@@ -43,7 +48,7 @@ with graph.as_default():
 sess, num_workers, worker_id, _ = parallax.parallel_run(graph, parallax_config=parallax.Config(seed=3, workers=2))
 with sess:
     for step in range(2):
-        sess.run("train", {ids: [np.full([BATCH, STEPS], 2 * step + worker_id)]})
+        sess.run("train", {"ids:0": [feeds(step, worker_id, 2)["ids"]]})
     variables = sess.run({v.op.name: v for v in graph.get_collection("variables")})
     constants = sess.run([drawn, large])
 values = [value[0] for _, value in sorted(variables.items())] + [value[0] for value in constants]
