@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -119,7 +120,9 @@ class Session(PlainSession):
             try:
                 found = None
                 if self._direct is not None and options is None and run_metadata is None:
-                    worker.watch.begin(fetch_text(request.names, ()), resolved.collectives)
+                    fetch = fetch_text(request.names, ())
+                    for_all = partial(worker.names.for_all, request.names, request.feeds)
+                    worker.watch.begin(fetch, resolved.collectives, for_all=for_all)
                     found = self._direct.run(resolved.tensors, {**resolved.feeds(request.feeds), **resolved.empty})
                 if found is None:  # the last hook says what the run waits for
                     arguments = tf.compat.v1.train.SessionRunArgs(fetches, feed_dict)

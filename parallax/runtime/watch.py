@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -26,6 +26,7 @@ class _Running(NamedTuple):
     collectives: str
     patient: bool
     began_s: float
+    for_all: Callable[[], Mapping[str, Sequence[str]]]
 
 
 class Watch:
@@ -69,12 +70,25 @@ class Watch:
         finally:
             self._set(before)
 
-    def begin(self, fetch: str, collectives: str, patient: bool = False) -> None:
-        """From now on this is what is waited for."""
+    def begin(
+        self,
+        fetch: str,
+        collectives: str,
+        patient: bool = False,
+        for_all: Callable[[], Mapping[str, Sequence[str]]] = dict,
+    ) -> None:
+        """From now on this is what is waited for.
+
+        Args:
+            fetch: as for `run`.
+            collectives: as for `run`.
+            patient: as for `run`.
+            for_all: where workers meet for each fetch (`Names.for_all`); asked for when it lasts, from another thread.
+        """
         if collectives and self._thread is None:
             self._thread = threading.Thread(target=self._report, name="parallax-watch", daemon=True)
             self._thread.start()
-        self._set(_Running(fetch, collectives, patient, time.monotonic()) if collectives else None)
+        self._set(_Running(fetch, collectives, patient, time.monotonic(), for_all) if collectives else None)
 
     def count(self) -> None:
         """A run of the user's loop has ended."""
@@ -116,6 +130,7 @@ class Watch:
                         "fetch": running.fetch,
                         "collectives": running.collectives,
                         "patient": running.patient,
+                        "for_all": running.for_all(),
                         "seconds": time.monotonic() - running.began_s,
                     }
                 )
