@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 _CAUSES = 3  # ops behind a fetch that a message lists
 
@@ -86,12 +87,8 @@ class StallWatch:
             # Long runs are told again and again: the start is reckoned from the worker's own clock.
             began_s = now_s - float(str(message["seconds"]))
             patient = bool(message.get("patient"))
-            told = message.get("for_all")
-            places = (
-                {str(fetch): frozenset(map(str, found)) for fetch, found in told.items()}
-                if isinstance(told, dict)
-                else {}
-            )
+            told: Any = message.get("for_all") or {}
+            places = {str(fetch): frozenset(map(str, found)) for fetch, found in told.items()}
             self._state_by_rank[rank] = _InRun(
                 str(message["fetch"]), str(message["collectives"]), patient, began_s, places
             )
@@ -156,7 +153,7 @@ def _why_absent(state: _InRun | _Elsewhere, run: _InRun) -> str:
 
 
 def _alone(run: _InRun, others: Sequence[_InRun]) -> tuple[str, ...]:
-    """What of a run every rank must fetch and the others do not, each with the ops whose values are exchanged for it."""
+    """What of a run every rank must fetch and the others do not, each with the ops whose values are exchanged."""
     elsewhere = {place for other in others for places in other.for_all.values() for place in places}
     left = {fetch: places - elsewhere for fetch, places in run.for_all.items()}
     told, seen = [], set[str]()

@@ -18,6 +18,9 @@ from parallax.runtime.control import send
 _FIRST_REPORT_S = 2.0  # well above a step, well below any stall timeout
 _EVERY_S = 2.0
 
+Places = Callable[[], Mapping[str, Sequence[str]]]
+"""Gives for each fetch where workers meet for it (`Names.for_all`)."""
+
 
 class _Running(NamedTuple):
     """The run in progress; compared by identity."""
@@ -26,7 +29,7 @@ class _Running(NamedTuple):
     collectives: str
     patient: bool
     began_s: float
-    for_all: Callable[[], Mapping[str, Sequence[str]]]
+    for_all: Places
 
 
 class Watch:
@@ -70,13 +73,7 @@ class Watch:
         finally:
             self._set(before)
 
-    def begin(
-        self,
-        fetch: str,
-        collectives: str,
-        patient: bool = False,
-        for_all: Callable[[], Mapping[str, Sequence[str]]] = dict,
-    ) -> None:
+    def begin(self, fetch: str, collectives: str, patient: bool = False, for_all: Places = dict) -> None:
         """From now on this is what is waited for.
 
         Args:
