@@ -110,6 +110,7 @@ class Watch:
 
     def _report(self) -> None:
         told: _Running | None = None
+        places: Mapping[str, Sequence[str]] = {}
         while True:
             with self._changed:
                 if not self._finished:
@@ -121,13 +122,15 @@ class Watch:
                 send({"kind": "run_done"})
                 told = None
             if running is not None and time.monotonic() - running.began_s >= _FIRST_REPORT_S:
+                if running is not told:
+                    places = running.for_all()
                 send(
                     {
                         "kind": "in_run",
                         "fetch": running.fetch,
                         "collectives": running.collectives,
                         "patient": running.patient,
-                        "for_all": running.for_all(),
+                        "for_all": places,
                         "seconds": time.monotonic() - running.began_s,
                     }
                 )
