@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -263,7 +264,8 @@ def _job(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Setting
     cluster_profile.check_names(addresses)
     parcel = Parcel(
         plan=plan.to_json(),
-        graph=packed(graph),
+        # The one process of a verification has every value of the launcher's: so must the workers.
+        graph=packed(graph, math.inf) if mine.role == Role.VERIFY_WORKER else packed(graph),
         seed=seed,
         hosts=plan.layout.host_by_rank,
         servers=plan.servers,
