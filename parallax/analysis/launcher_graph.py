@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from parallax.analysis.digests import SHAPES, first_difference, has_value, value_digest
+from parallax.analysis.digests import SHAPES, first_difference, function_names, has_value, value_digest
 
 _ATTRIBUTE = "_parallax_launcher_graph"
 _DIGEST = "_parallax_value"
@@ -79,6 +79,14 @@ def hold_like(graph: Any, data: bytes) -> None:
 def hold(graph: Any, launcher: LauncherGraph) -> None:
     """From now on `meant` gives the launcher's graph for this one, which must have the same structure."""
     setattr(graph, _ATTRIBUTE, launcher)
+
+
+def functions_meant(graph: Any) -> dict[str, str]:
+    """Name of a function of a graph -> its name in what `meant` gives, for those that the launcher's graph has."""
+    launcher: LauncherGraph | None = getattr(graph, _ATTRIBUTE, None)
+    if launcher is None:
+        return {}
+    return function_names(launcher.graph_def, graph.as_graph_def())
 
 
 def meant(graph: Any, add_shapes: bool = True) -> Any:

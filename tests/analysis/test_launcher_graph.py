@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.digests import fingerprint, first_difference
-from parallax.analysis.launcher_graph import LauncherGraph, hold, hold_like, meant, packed, unpacked
+from parallax.analysis.launcher_graph import LauncherGraph, functions_meant, hold, hold_like, meant, packed, unpacked
 from parallax.runtime.one_graph import place_of, take_launchers_graph
 
 v1 = tf.compat.v1
@@ -128,6 +128,14 @@ def test_a_held_graph_has_the_launchers_values_and_what_was_added_since():
     call = next(node for node in found.node if node.op.endswith("PartitionedCall"))
     (body,) = (f for f in found.library.function if f.signature.name == call.attr["f"].func.name)
     assert [tf.make_ndarray(n.attr["value"].tensor) for n in body.node_def if n.op == "Const"] == [3.0]
+
+
+def test_functions_of_a_held_graph_are_known_by_the_launchers_names():
+    launcher, own = built(), built(shift=3)
+    (theirs,), (mine,) = ([f.signature.name for f in definition(g).library.function] for g in (launcher, own))
+    assert theirs != mine and functions_meant(own) == {}
+    hold(own, unpacked(packed(launcher)))
+    assert functions_meant(own) == {mine: theirs}
 
 
 def test_worker_0_gives_a_large_constant_that_nobody_has_from_the_launcher():
