@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -46,6 +46,7 @@ from parallax.runtime.members import current_members
 from parallax.runtime.mpirun import find_mpirun, this_launcher
 from parallax.runtime.parcel import Parcel
 from parallax.runtime.planning import Analysed, analyse, decide, plan_for, simulation_of
+from parallax.runtime.random_state import drawn_seed
 from parallax.runtime.trace.wish import make_ready, trace_wish
 from parallax.simulation import what_if_from
 from parallax.views.files import write_file
@@ -271,6 +272,7 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
     """Starts the workers, waits for the job's end and returns its exit status."""
     from parallax.runtime.verify.command import check_feeds, compare_runs
     from parallax.runtime.verify.first import check_comparable
+    from parallax.runtime.verify.sides import keep_graph
 
     verifying = wanted.role == Role.VERIFY
     find_mpirun()
@@ -278,7 +280,7 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
         check_comparable(analysed, plan)
     if verifying:
         check_feeds(graph, cluster.num_workers, wanted)
-    seed = config.seed if config.seed is not None else 1 + secrets.randbelow(2**31 - 2)
+    seed = config.seed if config.seed is not None else drawn_seed()
     sys.stdout.write(plan_table(plan) + (f"Seed {seed}\n" if config.seed is None else ""))
     sys.stdout.flush()
     mine = replace(
@@ -299,6 +301,7 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
     try:
         mine = replace(mine, role=Role.VERIFY_WORKER, job_folder=str(folder))
         job = _job(graph, plan, cluster, config, mine, seed)
+        keep_graph(graph, folder)
         return compare_runs(job, plan, folder, replace(wanted, seed=seed))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -306,7 +309,7 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
 
 def _job(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Settings, seed: int) -> Job:
     """The job of a plan; `mine` is what its workers are to do."""
-    from parallax.analysis.capture import node_digests
+    from parallax.analysis.launcher_graph import packed
 
     looks = replan_wish(config, mine) is not None
     addresses = [host.address for host in cluster.hosts]
@@ -314,7 +317,8 @@ def _job(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Setting
     cluster_profile.check_names(addresses)
     parcel = Parcel(
         plan=plan.to_json(),
-        digests=node_digests(graph.as_graph_def()),
+        # The one process of a verification has every value of the launcher's: so must the workers.
+        graph=packed(graph, math.inf) if mine.role == Role.VERIFY_WORKER else packed(graph),
         seed=seed,
         hosts=plan.layout.host_by_rank,
         servers=plan.servers,

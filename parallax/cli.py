@@ -18,6 +18,7 @@ from parallax.report import explanation, plan_table
 from parallax.resource_file import parse_bandwidth
 from parallax.runtime.check.builds import SecondBuild, second_build
 from parallax.runtime.framework_log import INFO, join_deprecations, quiet_import
+from parallax.runtime.random_state import AlikeUntilBuilt, drawn_seed
 from parallax.runtime.script import error_text, run_script
 from parallax.runtime.trace.wish import trace_wish
 from parallax.simulation import WhatIf
@@ -219,6 +220,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
     role = Role.LAUNCH if arguments.command == "run" else Role(arguments.command)
     what_if = _what_if(arguments).to_text() if role == Role.SIMULATE else None
     shown_from = INFO if arguments.framework_log else framework_level()
+    seed = drawn_seed()
     wanted = Settings(
         role=Role.DRY_RUN if getattr(arguments, "dry_run", False) else role,
         workers=getattr(arguments, "workers", None),
@@ -232,6 +234,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
         model_profile=_absolute(getattr(arguments, "profile", None)),
         wire_dtype=getattr(arguments, "wire_dtype", None),
         accumulate_steps=getattr(arguments, "accumulate_steps", None),
+        script_seed=seed,
         compute_dtype=getattr(arguments, "compute_dtype", None),
         graph=getattr(arguments, "graph", None),
         trace=getattr(arguments, "trace", None),
@@ -269,6 +272,7 @@ def _run_here(
 
         record.install()
     join_deprecations(shown_from)
+    alike = AlikeUntilBuilt(wanted.script_seed or drawn_seed())
     before, path = sys.argv, sys.path[0]
     try:
         with applied(wanted):
@@ -286,6 +290,7 @@ def _run_here(
         return 1
     finally:
         sys.argv, sys.path[0] = before, path
+        alike.part(0)
     _say(f"parallax: {arguments.script} ended without calling parallax.parallel_run: nothing was started.")
     return 1
 

@@ -162,7 +162,7 @@ class ProfileConfig:
                 continue
             if not isinstance(value, Sequence) or not all(checked.is_int(step) and step >= 0 for step in value):
                 raise ConfigError(f"{name} must be a list of whole numbers from 0, or None, and {value!r} was given.")
-            object.__setattr__(self, name, tuple(value))
+            object.__setattr__(self, name, tuple(value) or None)  # drivers give [] for none
         if self.profile_range is not None and (
             len(self.profile_range) != 2 or self.profile_range[0] >= self.profile_range[1]
         ):

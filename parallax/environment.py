@@ -72,6 +72,7 @@ class Settings:
         trace_steps: first and last of these steps, as `A-B`.
         job_folder: where both sides of a verification leave their variables, and the second build of a check its graph.
         seed: of the one process of a verification.
+        script_seed: of what Python and NumPy draw while the script builds its graph.
         steps: steps of a verification or profile.
         feeds: where a verification or profile takes its feeds from.
         fetch: what a verification or profile runs.
@@ -107,6 +108,7 @@ class Settings:
     trace_steps: str | None = None
     job_folder: str | None = None
     seed: int | None = None
+    script_seed: int | None = None
     steps: int | None = None
     feeds: str | None = None
     fetch: str | None = None
@@ -151,6 +153,7 @@ def settings() -> Settings:
             trace_steps=_get("TRACE_STEPS"),
             job_folder=_get("JOB_FOLDER"),
             seed=_number("SEED"),
+            script_seed=_number("SCRIPT_SEED"),
             steps=_number("STEPS"),
             feeds=_get("FEEDS"),
             fetch=_get("FETCH"),

@@ -76,6 +76,23 @@ def first_difference(launcher: Any, own: Any) -> Difference | None:
     return Difference(before, f"{missing} after {before!r}" if before else missing)
 
 
+def function_names(launcher: Any, own: Any) -> dict[str, str]:
+    """Name of a function in a graph -> its name in the launcher's, which has the same structure."""
+    theirs, mine = _Bodies(launcher).functions, _Bodies(own).functions
+    by_name = {node.name: node for node in own.node}
+    waiting = [(node, by_name[node.name]) for node in launcher.node]
+    found: dict[str, str] = {}
+    while waiting:
+        first, second = waiting.pop()
+        for name in first.attr:
+            for one, other in zip(_called(first.attr[name]), _called(second.attr[name]), strict=True):
+                if other.name in mine and other.name not in found:
+                    found[other.name] = one.name
+                    bodies = {node.name: node for node in mine[other.name].node_def}
+                    waiting += [(node, bodies[node.name]) for node in theirs[one.name].node_def]
+    return found
+
+
 def has_value(node: Any) -> bool:
     """Whether a node is a constant; its value is no part of the structure."""
     return bool(node.op == "Const")

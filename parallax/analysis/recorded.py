@@ -13,6 +13,7 @@ from typing import Any
 
 from parallax.analysis import record
 from parallax.analysis.inline import Call
+from parallax.analysis.launcher_graph import functions_meant
 from parallax.analysis.update_ops import state_op
 from parallax.graph_view import GraphView, split_tensor
 
@@ -99,11 +100,11 @@ def records_in(
 
 def _function_graphs(graph: Any) -> dict[str, Any]:
     """The graphs of the functions that a graph knows, by their names; of functions read from files there are none."""
-    found = {}
+    found, renamed = {}, functions_meant(graph)
     for name, function in graph._functions.items():
         traced = getattr(function, "_cached_graph", None)
         if traced is not None:
-            found[name] = traced
+            found[renamed.get(name, name)] = traced
     return found
 
 

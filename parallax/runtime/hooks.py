@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -131,7 +132,9 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
         resolved = worker.names.resolve(request.names, request.feeds, gather)
         if worker.raw is None:
             raise SessionError("A run needs an open session, and this one is closed.")
-        with worker.watch.run(fetch_text(request.names, ()), resolved.collectives):
+        with worker.watch.run():
+            for_all = partial(worker.names.for_all, request.names, request.feeds)
+            worker.watch.begin(fetch_text(request.names, ()), resolved.collectives, for_all=for_all)
             feeds = {**resolved.feeds(request.feeds), **resolved.empty}
             began_s = time.monotonic()
             found = worker.raw.run(list(resolved.tensors), feeds, options, run_metadata)
@@ -261,7 +264,9 @@ class LastHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if run is None:
             return None
         resolved = self._worker.names.resolve((*run.names, *run.hook_names), run.fed, run.gather)
-        self._worker.watch.begin(fetch_text(run.names, run.hook_names), resolved.collectives)
+        for_all = partial(self._worker.names.for_all, (*run.names, *run.hook_names), frozenset(run.fed))
+        fetch = fetch_text(run.names, run.hook_names)
+        self._worker.watch.begin(fetch, resolved.collectives, for_all=for_all)
         return v1.train.SessionRunArgs(None, resolved.empty)
 
 

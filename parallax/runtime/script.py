@@ -10,9 +10,10 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from parallax.environment import framework_level
+from parallax.environment import framework_level, settings
 from parallax.errors import ParallaxError
 from parallax.runtime.framework_log import join_deprecations, quiet_import
+from parallax.runtime.random_state import AlikeUntilBuilt
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
@@ -96,6 +97,8 @@ def main() -> None:
 
         record.install()
     join_deprecations(shown_from)
+    if (seed := settings().script_seed) is not None:
+        AlikeUntilBuilt(seed)
     try:
         run_script(sys.argv[1:])
     except Exception as error:  # whatever the script raises is shown, and ends it

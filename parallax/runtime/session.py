@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
 import tensorflow as tf
+from tensorflow.python.framework.stack import default_session  # what tf.Session enters
 
 from parallax.errors import SessionError
 from parallax.log import log
@@ -57,6 +60,25 @@ class Verification(Protocol):
         """Looks at what it gave."""
 
 
+class DefaultSession(PlainSession):
+    """The default session inside `with sess:`, for `tensor.eval()` and `op.run()`: feeds and values come as they are.
+
+    Args:
+        worker: whose session it is.
+        run: of the session, with hooks; also takes whether feeds and values come in lists per replica.
+    """
+
+    def __init__(self, worker: Worker, run: Callable[..., Any]) -> None:
+        super().__init__(worker)
+        self._run_all = run
+
+    def run(
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        """As `Session.run`, without lists per replica."""
+        return self._run_all(fetches, feed_dict, options, run_metadata, per_replica=False)
+
+
 class Session(PlainSession):
     """Runs the user's fetches on all workers' graphs.
 
@@ -82,7 +104,7 @@ class Session(PlainSession):
         self._guard = guard
         self._size = size
         self._workers = workers
-        self._defaults: list[Any] = []
+        self._defaults: list[ExitStack] = []
         self._verification: Verification | None = None
 
     def verify(self, make: Callable[[Worker], Verification]) -> None:
@@ -109,9 +131,14 @@ class Session(PlainSession):
                 table.
             GuardError: on all workers, when what they must have equal differs.
         """
+        return self._run(fetches, feed_dict, options, run_metadata, per_replica=True)
+
+    def _run(
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None, options: Any, run_metadata: Any, per_replica: bool
+    ) -> Any:
         worker = self._worker
         self._check_open()
-        request = worker.read(fetches, feed_dict, per_replica=True)
+        request = worker.read(fetches, feed_dict, per_replica)
         if self._verification is not None:
             self._verification.before_run(request)
         kept = worker.names.kept_by(request.names, request.feeds)
@@ -123,7 +150,9 @@ class Session(PlainSession):
                 found = None
                 asked: tuple[tuple[str, ...], Any] = ((), request.feeds)  # for hooks, and all that is fed
                 if self._direct is not None and options is None and run_metadata is None:
-                    worker.watch.begin(fetch_text(request.names, ()), resolved.collectives)
+                    fetch = fetch_text(request.names, ())
+                    for_all = partial(worker.names.for_all, request.names, request.feeds)
+                    worker.watch.begin(fetch, resolved.collectives, for_all=for_all)
                     found = self._direct.run(resolved.tensors, {**resolved.feeds(request.feeds), **resolved.empty})
                 if found is None:  # the last hook says what the run waits for
                     arguments = tf.compat.v1.train.SessionRunArgs(fetches, feed_dict)
@@ -141,7 +170,7 @@ class Session(PlainSession):
             worker.watch.count()
             worker.accumulation.has_run(kept)
             worker.ran((*request.names, *hooked), began_s)
-            values = worker.values(request, resolved.values(found), per_replica=True)
+            values = worker.values(request, resolved.values(found), per_replica)
         seconds = time.monotonic() - began_s
         if self._verification is not None:
             self._verification.after_run()
@@ -181,9 +210,10 @@ class Session(PlainSession):
         self._end(None, None, None)
 
     def __enter__(self) -> Session:
-        default = self.graph.as_default()  # as tf.Session does it; Saver relies on it
-        default.__enter__()
-        self._defaults.append(default)
+        with ExitStack() as defaults:  # graph and session, as tf.Session does it; Saver and `eval` rely on them
+            defaults.enter_context(self.graph.as_default())
+            defaults.enter_context(default_session(DefaultSession(self._worker, self._run)))
+            self._defaults.append(defaults.pop_all())
         return self
 
     def __exit__(
@@ -192,7 +222,7 @@ class Session(PlainSession):
         try:
             return self._end(kind, error, trace)
         finally:
-            self._defaults.pop().__exit__(None, None, None)
+            self._defaults.pop().close()
 
     def _end(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         """Ends the session if it is open; whether the error only says that the data has ended."""

@@ -11,9 +11,11 @@ import sys
 import time
 from typing import Any
 
+from parallax.environment import settings
 from parallax.runtime.control import send
 from parallax.runtime.framework_log import join_deprecations
-from parallax.runtime.members import membership
+from parallax.runtime.members import Members, membership
+from parallax.runtime.random_state import AlikeUntilBuilt
 from parallax.runtime.script import error_text, run_script, what_text
 from parallax.runtime.watch import watching
 
@@ -25,7 +27,7 @@ def main() -> None:
     with watching() as watch:
         try:
             with membership() as members:
-                _run(sys.argv[1:])
+                _run(sys.argv[1:], members)
                 watch.finish()
                 for last in members.at_end:
                     last()
@@ -43,11 +45,12 @@ def wait_for_all(world: Any) -> None:
         time.sleep(_POLL_S)
 
 
-def _run(words: list[str]) -> None:
+def _run(words: list[str], members: Members) -> None:
     from parallax.analysis import record  # imports TensorFlow, which must come after MPI
 
     record.install()
     join_deprecations()
+    members.when_built.append(AlikeUntilBuilt(settings().script_seed or members.parcel.seed).part)
     try:
         run_script(words)
     except SystemExit as stop:

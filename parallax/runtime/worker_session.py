@@ -11,10 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.analysis.capture import initialization_phases, node_digests
+from parallax.analysis.capture import initialization_phases
 from parallax.analysis.gradients import gradient_updates
 from parallax.config import CheckPointConfig, Config
-from parallax.errors import GraphError, PlanError
+from parallax.errors import PlanError
 from parallax.log import log
 from parallax.plan import plan_from_json
 from parallax.report import bytes_text
@@ -33,6 +33,7 @@ from parallax.runtime.measure.first_steps import FirstSteps
 from parallax.runtime.measure.wish import MeasureWish
 from parallax.runtime.members import SERVER_TASK, WORKER_TASK, Members, current_members
 from parallax.runtime.names import Names
+from parallax.runtime.one_graph import take_launchers_graph
 from parallax.runtime.parcel import Parcel
 from parallax.runtime.planning import Analysed, analyse, decide, wishes_of
 from parallax.runtime.profile import ProfileHook
@@ -73,7 +74,7 @@ def open_session(
         replan: whether a better plan is looked for, and what is done about it.
 
     Raises:
-        GraphError: when the workers built different graphs; the message names a node.
+        GraphError: when a worker built a graph of another structure than the launcher; the message names an op.
         PlanError: when the plan is not this graph's.
         SessionError: when this process has opened a session before.
     """
@@ -83,7 +84,7 @@ def open_session(
     with watch.run("parallel_run", "parallel_run"):
         members.start()
         size, rank = members.size, members.rank
-        _agree_on_graph(graph, parcel)
+        take_launchers_graph(graph, parcel.graph, members.workers)
         analysed = analyse(graph)
         plan = plan_from_json(parcel.plan)
         plan.check_belongs_to(analysed.spec, plan.layout)
@@ -133,6 +134,8 @@ def open_session(
         if guard is not None:
             guard.begin()
     gc.freeze()  # graphs are many objects that stay: to look through them again and again costs a step a tenth
+    for act in members.when_built:
+        act(rank)
     session = Session(worker, monitored, size, members.workers.Dup(), direct, afterwards, guard)
     return session, size, rank
 
@@ -208,21 +211,6 @@ def _with_hooks(analysed: Analysed, graph: Any, config: Config) -> Analysed:
     before = graph.version
     begin_hooks(config.hooks, graph)
     return analysed if graph.version == before else analyse(graph)
-
-
-def _agree_on_graph(graph: Any, parcel: Parcel) -> None:
-    """All workers and the launcher must have built the same graph, node by node."""
-    mine = node_digests(graph.as_graph_def())
-    launcher = parcel.digests
-    differing = sorted(n for n in mine.keys() | launcher.keys() if mine.get(n) != launcher.get(n))
-    everyone = current_members().workers.allgather(differing[:3])
-    for rank, nodes in enumerate(everyone):
-        if nodes:
-            raise GraphError(
-                f"All processes of a job must build the same graph, and worker {rank} built node {nodes[0]!r} "
-                "differently from the launcher. Seed what the script draws (numpy too), and build nothing from the "
-                "rank, the time or the process before parallel_run."
-            )
 
 
 def _agree(what: str, text: str) -> None:

@@ -77,6 +77,7 @@ def test_a_fetch_that_one_rank_runs_alone_is_named(start):
     # The one that has waited longer comes first, and they began within a few milliseconds.
     assert "scores:0" in stall and "Adam" in stall, str(done)
     assert re.search("waiting: rank [01]\n.*not coming: rank [01]: waits in another fetch", stall), str(done)
+    assert "every rank must fetch" in stall and "scores:0 (by " in stall, str(done)
 
 
 def test_a_rank_that_ends_its_loop_early_is_named(start):

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from parallax.analysis.launcher_graph import hold_like, packed
 from parallax.environment import Settings
 from parallax.graph_view import GraphView
 from parallax.runtime.feeds import Feeds, missing_feeds, named_batch, placeholders_in, read_feeds, train_op
@@ -27,6 +29,12 @@ STEPS = 5
 
 WORKER_FILE = "worker-{rank}.npz"
 BEFORE_FILE, AFTER_FILE, NOISE_FILE = "before.npz", "after.npz", "noise.json"
+GRAPH_FILE = "graph"
+
+
+def keep_graph(graph: Any, folder: Path) -> None:
+    """Leaves the launcher's graph for the one process, which runs the script again and may draw other numbers."""
+    (folder / GRAPH_FILE).write_bytes(packed(graph, math.inf))
 
 
 def run_worker(graph: Any, session: Session, size: int, rank: int, wanted: Settings) -> None:
@@ -49,6 +57,8 @@ def run_worker(graph: Any, session: Session, size: int, rank: int, wanted: Setti
 def run_single(graph: Any, wanted: Settings) -> None:
     """The one process: the script's own graph, the joined batch."""
     folder, size = Path(wanted.job_folder or ""), wanted.workers or 1
+    if wanted.joined_args is None:  # with other arguments the script's own constants may be of the joined batch
+        hold_like(graph, (folder / GRAPH_FILE).read_bytes())
     fetch = train_op(graph, wanted.fetch)
     feeds = feeds_of(graph, fetch, wanted)
     kept, steps = wanted.accumulate_steps or 1, wanted.steps or STEPS

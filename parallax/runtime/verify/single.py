@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.analysis.capture import initialization_phases
+from parallax.analysis.launcher_graph import meant
 from parallax.errors import ConfigError, GraphError
 from parallax.runtime.bfloat16 import options_with
 from parallax.runtime.planning import Analysed
@@ -49,7 +50,7 @@ class OneProcess:
         self._initial = {v.part.op: v.initializer for v in analysed.captured.variables.values() if v.initializer}
         self._options = options_with(v1.ConfigProto(), compute_dtype)
         self.kinds = kinds_of(analysed)
-        graph_def = graph.as_graph_def()
+        graph_def = meant(graph, add_shapes=False)
         _open_batch(graph_def, batch)
         set_seeds(graph_def, frozenset(), Worker(0, 1, seed, equal_randomness=True))
         self._graph = tf.Graph()

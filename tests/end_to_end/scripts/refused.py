@@ -133,7 +133,7 @@ def profiles_must_belong_to_the_job():
     cluster.write_text('{"version": 1}', encoding="utf-8")
     refused(parallax.PlanError, "must be as `parallax calibrate` writes it", run(cluster_profile=cluster))
     profile.write_text(ModelProfile(1, "0" * 64, "", 9, "sample batches", ()).to_json(), encoding="utf-8")
-    refused(parallax.PlanError, "profile.json is of graph 000000000000", run(model_profile=profile))
+    refused(parallax.PlanError, "profile.json is of model 000000000000", run(model_profile=profile))
 
 
 def a_resource_file_must_parse():
