@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
-import secrets
 import shutil
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,17 @@ from parallax import checked
 from parallax.analysis.simulate import HostKind
 from parallax.cluster import Cluster, local_cluster
 from parallax.config import Config, moot_settings
-from parallax.environment import Role, Settings, as_variables, python_path_with, settings, visible_gpus, with_defaults
-from parallax.errors import ConfigError, LaunchError
+from parallax.environment import (
+    Role,
+    Settings,
+    as_variables,
+    framework_level,
+    python_path_with,
+    settings,
+    visible_gpus,
+    with_defaults,
+)
+from parallax.errors import ConfigError, LaunchError, ParallaxError
 from parallax.log import log
 from parallax.measured import Measured, read_measured
 from parallax.plan import Plan
@@ -25,6 +35,8 @@ from parallax.report import explanation, plan_table
 from parallax.resource_file import parse_resource_file
 from parallax.runtime import graph_files
 from parallax.runtime.change.wish import check_possible, replan_wish
+from parallax.runtime.check.builds import write_build
+from parallax.runtime.check.command import FirstBuild
 from parallax.runtime.dry_run import dry_run_text
 from parallax.runtime.fetches import REPLICAS
 from parallax.runtime.job import Job, layout_of, servers_by_host, worker_defaults
@@ -34,6 +46,7 @@ from parallax.runtime.members import current_members
 from parallax.runtime.mpirun import find_mpirun, this_launcher
 from parallax.runtime.parcel import Parcel
 from parallax.runtime.planning import Analysed, analyse, decide, plan_for, simulation_of
+from parallax.runtime.random_state import drawn_seed
 from parallax.runtime.trace.wish import make_ready, trace_wish
 from parallax.simulation import what_if_from
 from parallax.views.files import write_file
@@ -53,6 +66,14 @@ class JobEnded(SystemExit):
     def status(self) -> int:
         """The exit status of the job."""
         return int(self.code or 0)
+
+
+class GraphChecked(JobEnded):
+    """Ends the script that `parallax check` looks at; `found` is what it looks at."""
+
+    def __init__(self, found: FirstBuild) -> None:
+        super().__init__(0)
+        self.found = found
 
 
 def parallel_run(
@@ -88,12 +109,17 @@ def parallel_run(
     config.compute_dtype = wanted.compute_dtype or config.compute_dtype
     wanted = replace(wanted, compute_dtype=config.compute_dtype)
     if wanted.role == Role.VERIFY_SINGLE:
-        from parallax.runtime import verify
+        from parallax.runtime.verify.sides import run_single
 
-        verify.run_single(single_gpu_graph, wanted)
+        run_single(single_gpu_graph, wanted)
+        raise JobEnded(0)
+    if wanted.role == Role.CHECK_BUILD:
+        write_build(single_gpu_graph, wanted)
         raise JobEnded(0)
     if wanted.role in (Role.WORKER, Role.VERIFY_WORKER):
         return _worker(single_gpu_graph, config, wanted)
+    if wanted.role == Role.CHECK:
+        raise GraphChecked(_look(single_gpu_graph, resource_info, sync, config, wanted))
     trace = trace_wish(wanted.trace, wanted.trace_steps)
     measure = measure_wish(wanted) if wanted.role == Role.LAUNCH else None
     for line in moot_settings(config):
@@ -107,12 +133,7 @@ def parallel_run(
     if wanted.role == Role.SIMULATE:
         _simulate(analysed, resource_info, config, sync, wanted)
         raise JobEnded(0)
-    _check_checkpoints(single_gpu_graph, config)
-    check_possible(replan_wish(config, wanted), config, sync)
-    cluster = _cluster(resource_info, config, wanted)
-    options = (*cluster.mpirun_options, *config.communication_config.mpi_config.words)
-    cluster = replace(cluster, mpirun_options=options)
-    _check_profile(config, cluster.num_workers)
+    cluster = _checked_cluster(single_gpu_graph, resource_info, sync, config, wanted)
     if wanted.role == Role.PROFILE:
         from parallax.runtime.measure.samples import write_profile
 
@@ -132,6 +153,31 @@ def parallel_run(
     raise JobEnded(_launch(single_gpu_graph, analysed, plan, cluster, config, wanted))
 
 
+def _look(graph: Any, resource_info: str | Path | None, sync: bool, config: Config, wanted: Settings) -> FirstBuild:
+    """What `parallax check` looks at: the graph, its plan, or why there is none."""
+    analysed = plan = None
+    refusal = ""
+    try:
+        analysed = analyse(graph)
+        cluster = _checked_cluster(graph, resource_info, sync, config, wanted)
+        plan = plan_for(analysed, layout_of(cluster), config, sync, [host.address for host in cluster.hosts])
+    except ParallaxError as error:
+        refusal = str(error)
+    return FirstBuild(graph, analysed, plan, refusal)
+
+
+def _checked_cluster(
+    graph: Any, resource_info: str | Path | None, sync: bool, config: Config, wanted: Settings
+) -> Cluster:
+    """The machines of a job, when nothing speaks against it but the plan."""
+    _check_checkpoints(graph, config)
+    check_possible(replan_wish(config, wanted), config, sync)
+    cluster = _cluster(resource_info, config, wanted)
+    options = (*cluster.mpirun_options, *config.communication_config.mpi_config.words)
+    _check_profile(config, cluster.num_workers)
+    return replace(cluster, mpirun_options=options)
+
+
 def _check_checkpoints(graph: Any, config: Config) -> None:
     """Refuses before the start what every worker would refuse."""
     from parallax.runtime.checkpoint.hook import check_global_step
@@ -140,7 +186,7 @@ def _check_checkpoints(graph: Any, config: Config) -> None:
 
 
 def _worker(graph: Any, config: Config, wanted: Settings) -> tuple[Any, int, int, int]:
-    from parallax.runtime import verify
+    from parallax.runtime.verify.sides import run_worker
     from parallax.runtime.worker_session import open_session
 
     verifying = wanted.role == Role.VERIFY_WORKER
@@ -155,8 +201,12 @@ def _worker(graph: Any, config: Config, wanted: Settings) -> tuple[Any, int, int
         replan_wish(config, wanted),
     )
     if verifying:
-        verify.run_worker(graph, session, size, rank, wanted)
+        run_worker(graph, session, size, rank, wanted)
         raise JobEnded(0)
+    if wanted.verify_first is not None:
+        from parallax.runtime.verify.first import VerifiedSteps
+
+        session.verify(partial(VerifiedSteps, wanted.verify_first, members=current_members(), wanted=wanted))
     return session, size, rank, REPLICAS
 
 
@@ -191,7 +241,7 @@ def _check_profile(config: Config, num_workers: int) -> None:
 
 def _show(plan: Plan, wanted: Settings) -> None:
     """What `parallax plan` gives: the table or one variable explained, and the file."""
-    text = explanation(plan, wanted.explain) if wanted.explain else plan_table(plan)
+    text = explanation(plan, wanted.explain) if wanted.explain else plan_table(plan, bool(wanted.show_all))
     sys.stdout.write(text)
     sys.stdout.flush()
     if wanted.plan_json:
@@ -220,13 +270,17 @@ def _simulate(
 
 def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, wanted: Settings) -> int:
     """Starts the workers, waits for the job's end and returns its exit status."""
-    from parallax.runtime import verify
+    from parallax.runtime.verify.command import check_feeds, compare_runs
+    from parallax.runtime.verify.first import check_comparable
+    from parallax.runtime.verify.sides import keep_graph
 
     verifying = wanted.role == Role.VERIFY
     find_mpirun()
+    if wanted.verify_first is not None:
+        check_comparable(analysed, plan)
     if verifying:
-        verify.check_feeds(graph, cluster.num_workers, wanted)
-    seed = config.seed if config.seed is not None else 1 + secrets.randbelow(2**31 - 2)
+        check_feeds(graph, cluster.num_workers, wanted)
+    seed = config.seed if config.seed is not None else drawn_seed()
     sys.stdout.write(plan_table(plan) + (f"Seed {seed}\n" if config.seed is None else ""))
     sys.stdout.flush()
     mine = replace(
@@ -247,14 +301,15 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
     try:
         mine = replace(mine, role=Role.VERIFY_WORKER, job_folder=str(folder))
         job = _job(graph, plan, cluster, config, mine, seed)
-        return verify.compare_runs(job, plan, folder, replace(wanted, seed=seed))
+        keep_graph(graph, folder)
+        return compare_runs(job, plan, folder, replace(wanted, seed=seed))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _job(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Settings, seed: int) -> Job:
     """The job of a plan; `mine` is what its workers are to do."""
-    from parallax.analysis.capture import node_digests
+    from parallax.analysis.launcher_graph import packed
 
     looks = replan_wish(config, mine) is not None
     addresses = [host.address for host in cluster.hosts]
@@ -262,7 +317,8 @@ def _job(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Setting
     cluster_profile.check_names(addresses)
     parcel = Parcel(
         plan=plan.to_json(),
-        digests=node_digests(graph.as_graph_def()),
+        # The one process of a verification has every value of the launcher's: so must the workers.
+        graph=packed(graph, math.inf) if mine.role == Role.VERIFY_WORKER else packed(graph),
         seed=seed,
         hosts=plan.layout.host_by_rank,
         servers=plan.servers,
@@ -283,6 +339,7 @@ def _job(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Setting
         config.stall_timeout_s,
         parcel.to_bytes(),
         Path(config.redirect_path) if config.redirect_path is not None else None,
+        framework_level(),
     )
 
 

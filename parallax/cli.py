@@ -9,13 +9,16 @@ from pathlib import Path
 
 from parallax.config import COMPUTE_DTYPES, REPLAN_MODES
 from parallax.difference import difference_text, differences
-from parallax.environment import Role, Settings, applied, set_defaults
+from parallax.environment import MIN_LOG_LEVEL, Role, Settings, applied, framework_level, set_defaults
 from parallax.errors import ConfigError, ParallaxError
 from parallax.measured import file_text, read_measured
 from parallax.plan import read_plan
 from parallax.profiles import cluster_profile_from_json
 from parallax.report import explanation, plan_table
 from parallax.resource_file import parse_bandwidth
+from parallax.runtime.check.builds import SecondBuild, second_build
+from parallax.runtime.framework_log import INFO, join_deprecations, quiet_import
+from parallax.runtime.random_state import AlikeUntilBuilt, drawn_seed
 from parallax.runtime.script import error_text, run_script
 from parallax.runtime.trace.wish import trace_wish
 from parallax.simulation import WhatIf
@@ -29,8 +32,11 @@ _DESCRIPTIONS = {
     "run": "Runs a script that calls parallax.parallel_run on all workers. Prints the plan, relays what the workers "
     "print, each line with its rank, and ends with the exit status of the job.",
     "plan": "Prints the plan of a script's graph. Starts nothing.",
-    "verify": "Compares N workers with one process on the joined batch. Both take some steps; the relative difference "
-    "of every variable and slot is printed. Random ops whose shape depends on the batch (dropout) must be off.",
+    "verify": "Compares N workers with one process on the joined batch. Both take some steps; for every variable and "
+    "slot it is printed whether each worker has what the one process has. Random ops whose shape depends on the batch "
+    "(dropout) must be off.",
+    "check": "Says what of a script would be refused, and what is suspicious. Builds its graph in two processes, "
+    "compares and plans it. Starts no workers. The exit status is 1 when a run would be refused, else 0.",
     "calibrate": "Measures the cluster and writes its profile. It runs a job that times all-reduce, all-to-all, "
     "allgather and a server between the hosts and within one, and each host's link. Nothing else should run there.",
     "profile": "Measures which rows the steps of a script touch and writes a model profile. Looks at batches, trains "
@@ -63,8 +69,14 @@ def command_parser() -> argparse.ArgumentParser:
         for name, text in _DESCRIPTIONS.items()
     }
     run, plan, verify, profile = made["run"], made["plan"], made["verify"], made["profile"]
-    calibrate, simulate, show, diff = made["calibrate"], made["simulate"], made["show"], made["diff"]
-    for command in (run, plan, profile, verify, calibrate):
+    check, calibrate, simulate, show, diff = (
+        made["check"],
+        made["calibrate"],
+        made["simulate"],
+        made["show"],
+        made["diff"],
+    )
+    for command in (run, plan, profile, verify, check, calibrate):
         where = command.add_mutually_exclusive_group()
         where.add_argument("--workers", type=_positive, metavar="N", help="so many workers on this machine")
         where.add_argument("-r", "--resource", metavar="FILE", help="resource file that lists the machines")
@@ -96,16 +108,25 @@ def command_parser() -> argparse.ArgumentParser:
     for command in (run, verify):
         command.add_argument("--replan", choices=REPLAN_MODES, help="what to do about a better plan after some steps")
         command.add_argument("--replan-steps", type=_positive, metavar="K", help="after how many (default 20)")
+    run.add_argument(
+        "--verify-first", type=_positive, metavar="K", help="compare the first K steps with one process on all batches"
+    )
     run.add_argument("--dry-run", action="store_true", help="print the command that would start the job; start nothing")
     plan.add_argument("--json", metavar="FILE", help="write the plan to a file")
     plan.add_argument("--explain", metavar="VARIABLE", help="everything about one variable")
+    for command in (plan, show):
+        command.add_argument("--all", action="store_true", help="a row for every variable, untrained ones too")
     _of_simulate(simulate)
     for command in (plan, simulate):
         command.add_argument("--html", metavar="FILE", help="write it as a page for a browser")
     verify.add_argument("--steps", type=_positive, default=5, metavar="K", help="steps on both sides (default 5)")
     for command in (profile, verify):
         command.add_argument("--feeds", metavar="FILE", help="FILE.npz, or FILE.py:FUNCTION(step, worker, num_workers)")
-        command.add_argument("--fetch", metavar="NAME", help="the op to run (default: the optimizer's training op)")
+        command.add_argument(
+            "--fetch",
+            metavar="NAME",
+            help="the op to run (default: the optimizer's; a wrong name lists those that train)",
+        )
     profile.add_argument("--steps", type=_positive, metavar="K", help="batches of each worker (default 20)")
     profile.add_argument("--init", metavar="NAME", action="append", help="the op that begins a dataset's iterator")
     profile.add_argument("--compute", action="store_true", help="also train some steps in one process, to time them")
@@ -114,7 +135,7 @@ def command_parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--tolerance",
         type=float,
-        help="largest relative difference (default 1e-5; bfloat16, float16: steps x rounding)",
+        help="largest error, relative to a variable's change (default 1e-5; bfloat16, float16: steps x rounding)",
     )
     verify.add_argument("--joined-args", metavar="ARGS", help="the script's arguments for the one process")
     calibrate.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile that is written, JSON")
@@ -130,7 +151,10 @@ def command_parser() -> argparse.ArgumentParser:
     calibrate.add_argument(
         "--share-cores", action="store_true", help="with --from: the hosts share cores as the measured ones do"
     )
-    for command in (run, plan, profile, verify, simulate):
+    for command in (run, plan, profile, verify, check, simulate):
+        command.add_argument(
+            "--framework-log", action="store_true", help="also print what TensorFlow itself writes at its start"
+        )
         command.add_argument("script", help="the script, as it would be given to python")
         command.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     show.add_argument("plan", metavar="PLAN.json", help="as `parallax plan --json` wrote it")
@@ -195,6 +219,8 @@ def _run_script(arguments: argparse.Namespace) -> int:
     joined = getattr(arguments, "joined_args", None)
     role = Role.LAUNCH if arguments.command == "run" else Role(arguments.command)
     what_if = _what_if(arguments).to_text() if role == Role.SIMULATE else None
+    shown_from = INFO if arguments.framework_log else framework_level()
+    seed = drawn_seed()
     wanted = Settings(
         role=Role.DRY_RUN if getattr(arguments, "dry_run", False) else role,
         workers=getattr(arguments, "workers", None),
@@ -203,10 +229,12 @@ def _run_script(arguments: argparse.Namespace) -> int:
         html=_absolute(getattr(arguments, "html", None)),
         what_if=what_if,
         explain=getattr(arguments, "explain", None),
+        show_all=getattr(arguments, "all", None) or None,
         cluster_profile=_absolute(getattr(arguments, "cluster", None)),
         model_profile=_absolute(getattr(arguments, "profile", None)),
         wire_dtype=getattr(arguments, "wire_dtype", None),
         accumulate_steps=getattr(arguments, "accumulate_steps", None),
+        script_seed=seed,
         compute_dtype=getattr(arguments, "compute_dtype", None),
         graph=getattr(arguments, "graph", None),
         trace=getattr(arguments, "trace", None),
@@ -215,6 +243,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
         feeds=getattr(arguments, "feeds", None),
         fetch=getattr(arguments, "fetch", None),
         tolerance=getattr(arguments, "tolerance", None),
+        verify_first=getattr(arguments, "verify_first", None),
         joined_args="\n".join(shlex.split(joined)) if joined else None,
         measure=getattr(arguments, "measure", None) or getattr(arguments, "output", None),
         compute=getattr(arguments, "compute", None) or None,
@@ -223,17 +252,34 @@ def _run_script(arguments: argparse.Namespace) -> int:
         replan_steps=getattr(arguments, "replan_steps", None),
         plan_file=_absolute(getattr(arguments, "plan_file", None)),
         cluster=_fingerprint(getattr(arguments, "cluster", None)),
+        framework_log=shown_from,
     )
-    set_defaults({"TF_CPP_MIN_LOG_LEVEL": "1"})
-    from parallax.analysis import record
-    from parallax.api import JobEnded
+    set_defaults({MIN_LOG_LEVEL: str(min(shown_from, 1))})
+    if role == Role.CHECK:
+        with second_build([arguments.script, *arguments.args], wanted) as second:
+            return _run_here(arguments, wanted, shown_from, second)
+    return _run_here(arguments, wanted, shown_from)
 
-    record.install()
+
+def _run_here(
+    arguments: argparse.Namespace, wanted: Settings, shown_from: int, second: SecondBuild | None = None
+) -> int:
+    """Runs the script; for a check, a second process builds its graph too."""
+    with quiet_import(shown_from):
+        from parallax.analysis import record
+        from parallax.api import GraphChecked, JobEnded
+        from parallax.runtime.check.command import report
+
+        record.install()
+    join_deprecations(shown_from)
+    alike = AlikeUntilBuilt(wanted.script_seed or drawn_seed())
     before, path = sys.argv, sys.path[0]
     try:
         with applied(wanted):
             run_script([arguments.script, *arguments.args])
     except JobEnded as ended:
+        if second is not None and isinstance(ended, GraphChecked):
+            return report(ended.found, second)
         return ended.status
     except SystemExit as stop:
         status = _status(stop)
@@ -244,6 +290,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
         return 1
     finally:
         sys.argv, sys.path[0] = before, path
+        alike.part(0)
     _say(f"parallax: {arguments.script} ended without calling parallax.parallel_run: nothing was started.")
     return 1
 
@@ -263,7 +310,8 @@ def _what_if(arguments: argparse.Namespace) -> WhatIf:
 def _show_plan(arguments: argparse.Namespace) -> int:
     """Prints a stored plan, or one variable of it, and writes its page."""
     plan = read_plan(arguments.plan)
-    sys.stdout.write(explanation(plan, arguments.explain) if arguments.explain else plan_table(plan))
+    text = explanation(plan, arguments.explain) if arguments.explain else plan_table(plan, arguments.all)
+    sys.stdout.write(text)
     if arguments.html:
         write_file(arguments.html, plan_page(plan), "--html")
     return 0

@@ -162,7 +162,7 @@ class ProfileConfig:
                 continue
             if not isinstance(value, Sequence) or not all(checked.is_int(step) and step >= 0 for step in value):
                 raise ConfigError(f"{name} must be a list of whole numbers from 0, or None, and {value!r} was given.")
-            object.__setattr__(self, name, tuple(value))
+            object.__setattr__(self, name, tuple(value) or None)  # drivers give [] for none
         if self.profile_range is not None and (
             len(self.profile_range) != 2 or self.profile_range[0] >= self.profile_range[1]
         ):
@@ -248,6 +248,9 @@ class Config:
             train_op is one batch, and the last of so many updates. 1, the default: every batch updates.
         compute_dtype: `bfloat16`: matrix products and convolutions are computed in it where TensorFlow offers that, on
             CPUs with oneDNN; None, the default: as they are.
+        guard: whether workers are compared while they train, after steps 1, 2, 4, 8 and then now and again, at less
+            than a hundredth of the time; a difference in what they must have equal ends the job. With sync=False, where
+            nothing is equal, no effect.
         seed: of all random numbers that the script does not seed itself; drawn and printed when None.
         stall_timeout_s: seconds that a worker may wait in one `run` for others that do not come; infinite for ever.
         hooks: SessionRunHooks for the workers' sessions; they may name tensors of the user's graph.
@@ -277,6 +280,7 @@ class Config:
     wire_dtype: str | None = None
     accumulate_steps: int = 1
     compute_dtype: str | None = None
+    guard: bool = True
     seed: int | None = None
     stall_timeout_s: float = STALL_TIMEOUT_S
     hooks: Sequence[Any] = ()
@@ -364,6 +368,7 @@ _RULES: dict[str, Callable[[str, Any], Any]] = {
     "wire_dtype": _wire_dtype,
     "accumulate_steps": checked.number,
     "compute_dtype": _compute_dtype,
+    "guard": checked.truth,
     "seed": partial(checked.number_or_none, most=2**31 - 1),
     "stall_timeout_s": checked.seconds,
     "hooks": _hooks,

@@ -23,6 +23,12 @@ HOST_ADDRESS = "PARALLAX_HOST_ADDRESS"
 LISTEN_ADDRESS = "PARALLAX_LISTEN_ADDRESS"
 """Read by the library that narrows a server's address (ops/install/native/preload/listen_address.c)."""
 
+MIN_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+"""Read by TensorFlow: the level from which on its C++ code logs."""
+
+FRAMEWORK_QUIET = 2
+"""At this level neither information nor warnings of TensorFlow's start are shown."""
+
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 _NO_PROXY = "no_grpc_proxy"
 
@@ -39,6 +45,8 @@ class Role(str, Enum):
     WORKER = "worker"
     VERIFY_WORKER = "verify-worker"
     VERIFY_SINGLE = "verify-single"
+    CHECK = "check"
+    CHECK_BUILD = "check-build"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,7 @@ class Settings:
         html: where `parallax plan` and `parallax simulate` write their page.
         what_if: what `parallax simulate` looks at, as `WhatIf.to_text` writes it.
         explain: the variable that `parallax plan` explains.
+        show_all: whether `parallax plan` gives every variable a row.
         cluster_profile: a file; goes before the configuration's.
         model_profile: likewise.
         wire_dtype: the element type in which float32 travels; goes before the configuration's.
@@ -61,12 +70,14 @@ class Settings:
         graph: where the workers' graphs are written for TensorBoard.
         trace: where traces of training steps are written.
         trace_steps: first and last of these steps, as `A-B`.
-        job_folder: where both sides of a verification leave their variables.
+        job_folder: where both sides of a verification leave their variables, and the second build of a check its graph.
         seed: of the one process of a verification.
+        script_seed: of what Python and NumPy draw while the script builds its graph.
         steps: steps of a verification or profile.
         feeds: where a verification or profile takes its feeds from.
         fetch: what a verification or profile runs.
         tolerance: of a verification.
+        verify_first: how many of a job's first steps are held against one process.
         joined_args: the script's arguments for the one process of a verification, one a line.
         measure: where a model profile is written.
         compute: whether a profile times steps of one process alone.
@@ -76,6 +87,7 @@ class Settings:
         plan_file: a plan to be used as it is; goes before the configuration's.
         cluster: fingerprint of the cluster profile that a model profile belongs to.
         log_level: what the log shows, a number or a name.
+        framework_log: from which level on lines that TensorFlow writes at its start are shown.
     """
 
     role: Role = Role.LAUNCH
@@ -85,6 +97,7 @@ class Settings:
     html: str | None = None
     what_if: str | None = None
     explain: str | None = None
+    show_all: bool | None = None
     cluster_profile: str | None = None
     model_profile: str | None = None
     wire_dtype: str | None = None
@@ -95,10 +108,12 @@ class Settings:
     trace_steps: str | None = None
     job_folder: str | None = None
     seed: int | None = None
+    script_seed: int | None = None
     steps: int | None = None
     feeds: str | None = None
     fetch: str | None = None
     tolerance: float | None = None
+    verify_first: int | None = None
     joined_args: str | None = None
     measure: str | None = None
     compute: bool | None = None
@@ -108,6 +123,7 @@ class Settings:
     plan_file: str | None = None
     cluster: str | None = None
     log_level: str | None = None
+    framework_log: int | None = None
 
 
 def settings() -> Settings:
@@ -126,6 +142,7 @@ def settings() -> Settings:
             html=_get("HTML"),
             what_if=_get("WHAT_IF"),
             explain=_get("EXPLAIN"),
+            show_all=_get("SHOW_ALL") == str(True) or None,
             cluster_profile=_get("CLUSTER_PROFILE"),
             model_profile=_get("MODEL_PROFILE"),
             wire_dtype=_get("WIRE_DTYPE"),
@@ -136,10 +153,12 @@ def settings() -> Settings:
             trace_steps=_get("TRACE_STEPS"),
             job_folder=_get("JOB_FOLDER"),
             seed=_number("SEED"),
+            script_seed=_number("SCRIPT_SEED"),
             steps=_number("STEPS"),
             feeds=_get("FEEDS"),
             fetch=_get("FETCH"),
             tolerance=float(_get("TOLERANCE") or 0) or None,
+            verify_first=_number("VERIFY_FIRST"),
             joined_args=_get("JOINED_ARGS"),
             measure=_get("MEASURE"),
             compute=_get("COMPUTE") == str(True) or None,
@@ -149,6 +168,7 @@ def settings() -> Settings:
             plan_file=_get("PLAN_FILE"),
             cluster=_get("CLUSTER"),
             log_level=_get("LOG_LEVEL"),
+            framework_log=_number("FRAMEWORK_LOG"),
         )
     except ValueError as error:
         raise ConfigError(f"A variable {_PREFIX}... of the environment does not hold what it must: {error}.") from error
@@ -194,6 +214,15 @@ def log_level() -> int:
             f"{_PREFIX}LOG_LEVEL must be a number or one of DEBUG, INFO, WARNING, ERROR, CRITICAL, and is {text!r}."
         )
     return level
+
+
+def framework_level() -> int:
+    """From which level on what TensorFlow writes at its start is shown: 0 INFO, 1 WARNING, 2 neither.
+
+    The launcher's wish goes before TF_CPP_MIN_LOG_LEVEL, as the user has set it.
+    """
+    text = _get("FRAMEWORK_LOG") or os.environ.get(MIN_LOG_LEVEL, "")
+    return int(text) if text.isdecimal() else FRAMEWORK_QUIET
 
 
 def host_address() -> str:

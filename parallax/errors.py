@@ -37,3 +37,7 @@ class LaunchError(ParallaxError):
 
 class CheckpointError(ParallaxError):
     """A checkpoint cannot be written or read, or does not fit the graph."""
+
+
+class GuardError(ParallaxError):
+    """What must be equal on all workers differs; the message names it, the workers, and since when."""

@@ -51,7 +51,7 @@ class Measured:
         """Refuses profiles of another graph or of another number of hosts.
 
         Args:
-            graph: fingerprint of the graph.
+            graph: the graph's `model_key`.
             hosts: of the layout.
 
         Raises:
@@ -64,8 +64,9 @@ class Measured:
             )
         if self.model is not None and self.model.graph != graph:
             raise PlanError(
-                f"A model profile belongs to one graph: {self.model_name or 'this one'} is of graph "
-                f"{self.model.graph[:12]}, and the script built graph {graph[:12]}. Measure the model anew."
+                f"A model profile belongs to trained variables, lookups and numbers of ids: "
+                f"{self.model_name or 'this one'} is of model {self.model.graph[:12]}, and the script built model "
+                f"{graph[:12]}. Measure the model anew."
             )
 
     def check_names(self, hosts: Sequence[str]) -> None:

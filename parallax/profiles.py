@@ -134,7 +134,7 @@ class ModelProfile:
 
     Attributes:
         version: of this format.
-        graph: fingerprint of the graph.
+        graph: the `model_key` of the graph (spec.py).
         cluster: fingerprint of the cluster profile that was at hand; empty without one.
         steps: how many batches of each worker were looked at.
         source: `sample batches` or `first steps`.

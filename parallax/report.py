@@ -11,18 +11,27 @@ from parallax.profiles import ModelProfile
 from parallax.spec import OPEN_SHAPE
 
 _SHOWN_PARTITIONS = 8
+_SHOWN_NAMES = 3
+_IDS_WORDS = "IDS: how many ids of the table one worker looks up in a batch, at most"
 _COLUMNS = ("variable", "class", "shape", "touched", "route", "rows held by", "sent/step", "reason")
 _TIMED_COLUMNS = (*_COLUMNS[:-1], "ms/step", "next best", "another route", "reason")
 
 
-def plan_table(plan: Plan) -> str:
-    """The table that `parallax plan` prints; its bytes are what one worker sends per step, and it receives as many."""
+def plan_table(plan: Plan, shows_all: bool = False) -> str:
+    """The table that `parallax plan` prints; its bytes are what one worker sends per step, and it receives as many.
+
+    Args:
+        plan: what is printed.
+        shows_all: whether variables without a route have a row each; else a line stands for those that are alike.
+    """
     trained = [v for v in plan.variables if v.route != NO_ROUTE]
     rest = [v for v in plan.variables if v.route == NO_ROUTE]
+    folded = [] if shows_all else _folded(rest)
+    alone = [v for v in rest if not any(v in alike for alike in folded)]
     step_s = plan.prediction.step_s
     rows = [
         _COLUMNS if step_s is None else _TIMED_COLUMNS,
-        *(_row(v, step_s) for v in (*trained, *rest)),
+        *(_row(v, step_s) for v in (*trained, *alone)),
     ]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [f"Plan for {', '.join(members_texts(plan))}, graph {plan.fingerprint[:12]}"]
@@ -30,11 +39,55 @@ def plan_table(plan: Plan) -> str:
         lines.append("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
         if number == 0:
             lines.append("  ".join("-" * width for width in widths))
+    lines += [_folded_text(alike) for alike in folded]
     on_servers = [v for v in plan.variables if v.route == PS]
-    lines += [_total(trained), *(_server_total(plan, on_servers, server) for server in range(len(plan.servers)))]
+    lines += [
+        *_touched_setting(trained),
+        *_by_route(trained),
+        _total(trained),
+        *(_server_total(plan, on_servers, server) for server in range(len(plan.servers))),
+    ]
     lines += step_texts(plan)
     lines.extend(f"note: {note}" for note in plan.notes)
     return "\n".join(lines) + "\n"
+
+
+def _folded(rest: list[VariablePlan]) -> list[list[VariablePlan]]:
+    """The variables without a route that are alike, two or more each."""
+    by_kind: dict[tuple[str, str], list[VariablePlan]] = {}
+    for variable in rest:
+        by_kind.setdefault((variable.cls.value, variable.reason), []).append(variable)
+    return [alike for alike in by_kind.values() if len(alike) > 1]
+
+
+def _folded_text(alike: list[VariablePlan]) -> str:
+    names = ", ".join(variable.name for variable in alike[:_SHOWN_NAMES])
+    more = f" and {len(alike) - _SHOWN_NAMES} more, which --all shows" if len(alike) > _SHOWN_NAMES else ""
+    return f"{len(alike)} {alike[0].cls.value} variables ({alike[0].reason}): {names}{more}."
+
+
+def _by_route(trained: list[VariablePlan]) -> list[str]:
+    """How many variables take each route, and their bytes; nothing where that is each row's own, or the total."""
+    by_route: dict[str, list[VariablePlan]] = {}
+    for variable in trained:
+        by_route.setdefault(variable.route, []).append(variable)
+    if not 1 < len(by_route) < len(trained):
+        return []
+    found = []
+    for route, alike in sorted(by_route.items()):
+        sizes = [v.cost.sent_bytes for v in alike if v.cost.sent_bytes is not None]
+        size = f", {bytes_text(sum(sizes))}{_unknown(alike)}" if sizes else " of unknown size"
+        found.append(f"{route} {counted(len(alike), 'variable')}{size}")
+    return [f"By route: {'; '.join(found)}."]
+
+
+def _touched_setting(trained: list[VariablePlan]) -> list[str]:
+    """The setting that says what a plan does not know of tables; it stays to fill in how many ids a batch has."""
+    unknown = [v.name for v in trained if v.cost.sent_bytes is None]
+    if not unknown:
+        return []
+    entries = ", ".join(f'"{name}": IDS' for name in unknown)
+    return [f"To set what is unknown: parallax.Config(touched_rows={{{entries}}})  # {_IDS_WORDS}"]
 
 
 def explanation(plan: Plan, name: str) -> str:

@@ -81,7 +81,8 @@ class Size:
         step_s: predicted step; None when it is unknown.
         throughput: batches a second of all workers, a batch being what one worker had in a step when it was measured;
             None when compute was not measured.
-        efficiency: throughput of a worker here, divided by that of a worker at the smallest size; None likewise.
+        efficiency: throughput of a worker here, divided by that of a worker at the smallest size; None likewise, and
+            beyond the smallest size where no links were measured.
         memory_bytes: of the processes of the fullest host.
         sent_bytes: that a worker sends in a step.
         routes: (route, how many variables), of those with one.

@@ -5,7 +5,9 @@ Plain frozen values: a GraphSpec can be printed, compared and stored, and a plan
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -139,14 +141,16 @@ class GraphSpec:
     """All variables of a graph, sorted by name, and what identifies the graph.
 
     Attributes:
-        fingerprint: SHA-256 over all nodes and functions.
+        fingerprint: SHA-256 over the structure of all nodes and functions.
         variables: every logical variable; slots are listed under the variable that they follow.
         notes: what the user should know (for example gradients found by a fallback).
+        model_key: what a model profile belongs to, by `model_key`; empty when there is none.
     """
 
     fingerprint: str
     variables: tuple[VariableSpec, ...]
     notes: tuple[str, ...] = ()
+    model_key: str = ""
 
     def variable(self, name: str) -> VariableSpec:
         """The variable of that name; KeyError when there is none."""
@@ -154,3 +158,16 @@ class GraphSpec:
             if variable.name == name:
                 return variable
         raise KeyError(name)
+
+
+def model_key(variables: Sequence[VariableSpec]) -> str:
+    """SHA-256 over what the steps of a model are measured by: trained variables, lookups and how many ids they take.
+
+    Two graphs with one key touch rows alike, whatever else is in them: a schedule, a summary, another constant.
+    """
+    seen = [
+        (v.name, v.shape, v.dtype, v.cls.value, v.lookups, v.ids_per_step)
+        for v in sorted(variables, key=lambda v: v.name)
+        if v.updates
+    ]
+    return hashlib.sha256("\n".join(map(repr, seen)).encode()).hexdigest()

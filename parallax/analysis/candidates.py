@@ -74,6 +74,8 @@ def candidate_of(variable: VariableSpec, layout: Layout, wishes: Wishes, measure
         allowed, reason = (wanted_option(variable, costs, wanted).route,), "asked for in the configuration"
     elif servers is not None and (by_rule := why_on_servers(variable, layout, wishes)):
         allowed, reason = (PS,), by_rule
+    elif not has_route and not wishes.synchronous and variable.cls == VariableClass.UNTRAINED:
+        allowed, reason = (NO_ROUTE,), "no gradient: each worker's own, as none waits for the others"
     if allowed != (PS,) and not wishes.synchronous and has_route:
         note = next(o.note for o in costs if o.route == PS)
         why = f"ps is {note} ({variable.name})" if note else f"{variable.name} was given {allowed[0]!r}"

@@ -5,12 +5,12 @@ The capture holds names, numbers and protos only; the user's graph is neither ch
 
 from __future__ import annotations
 
-import hashlib
-import re
 from dataclasses import dataclass
 from typing import Any
 
+from parallax.analysis.digests import fingerprint
 from parallax.analysis.inline import Call, inline_calls
+from parallax.analysis.launcher_graph import meant
 from parallax.analysis.lower import lower_conditionals
 from parallax.analysis.recorded import Hidden, Record, records_in
 from parallax.graph_view import GraphView, split_tensor
@@ -21,7 +21,6 @@ _SHAPES = "_output_shapes"
 _MAX_DEPTH = 50
 _PASSES = ("Identity", "ReadVariableOp", "Switch", "RefSwitch", "Enter", "RefEnter", "Merge", "RefMerge", "RefIdentity")
 """What gives a variable, or its value, on; of a Merge the first input is looked at."""
-_UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Captured:
 
     Attributes:
         view: index over the nodes, calls inlined, shapes inferred.
-        fingerprint: SHA-256 over nodes and functions as the user built them.
+        fingerprint: SHA-256 over the structure of nodes and functions as the user built them.
         variables: by op name.
         records: what autodiff delivered, in the names of the view.
         hidden: what autodiff delivered in bodies of loops and conditionals, which are not inlined.
@@ -74,15 +73,15 @@ def capture(graph: Any) -> Captured:
     Args:
         graph: a tf.Graph.
     """
-    graph_def = graph.as_graph_def(add_shapes=True)
-    digests = node_digests(graph_def)
+    graph_def = meant(graph)
+    digest = fingerprint(graph_def)
     inlined, calls = _flat(graph_def)
-    names = [node.name for node in graph_def.node]
+    names = [op.name for op in graph.get_operations()]
     view = GraphView(graph_def if inlined is graph_def else _with_shapes(inlined))
     is_open = {name for name, node in view.nodes.items() if node.op in VARIABLES and _shape_of(node) is None}
     view = _with_initial_shapes(graph, view, is_open) if is_open else view
     records, hidden = records_in(graph, names, calls, view)
-    return Captured(view, _fingerprint(digests), _variables(graph, view, is_open), records, hidden)
+    return Captured(view, digest, _variables(graph, view, is_open), records, hidden)
 
 
 def _flat(graph_def: Any) -> tuple[Any, tuple[Call, ...]]:
@@ -96,30 +95,6 @@ def _flat(graph_def: Any) -> tuple[Any, tuple[Call, ...]]:
             break
         graph_def = flat
     return graph_def, tuple(calls)
-
-
-def node_digests(graph_def: Any) -> dict[str, str]:
-    """A short digest of every node and function, by name; what differs between two graphs can be named with it."""
-    digests = {}
-    for node in graph_def.node:
-        unique = "shared_name" in node.attr and _UUID.search(node.attr["shared_name"].s)
-        if _SHAPES in node.attr or unique:
-            copy = type(node)()
-            copy.CopyFrom(node)
-            copy.attr.pop(_SHAPES, None)
-            if unique:  # a lookup table's name is drawn anew in every process, and nobody else uses it
-                copy.attr["shared_name"].s = _UUID.sub(b"", node.attr["shared_name"].s)
-            node = copy
-        digests[node.name] = hashlib.sha256(node.SerializeToString(deterministic=True)).hexdigest()[:16]
-    for function in graph_def.library.function:
-        digest = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()[:16]
-        digests[f"function {function.signature.name}"] = digest
-    return digests
-
-
-def _fingerprint(digests: dict[str, str]) -> str:
-    lines = "\n".join(f"{name} {digest}" for name, digest in sorted(digests.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _with_shapes(graph_def: Any) -> Any:

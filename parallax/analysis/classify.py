@@ -17,10 +17,15 @@ from parallax.analysis.walk import NoRule
 from parallax.decisions import Decisions
 from parallax.errors import GraphError
 from parallax.graph_view import split_tensor
-from parallax.spec import OPEN_SHAPE, GradientSource, GraphSpec, Slot, VariableClass, VariableSpec
+from parallax.spec import OPEN_SHAPE, GradientSource, GraphSpec, Slot, VariableClass, VariableSpec, model_key
 
 _LADDER = {"alltoall": "allgather", "allgather": "raw"}
 """What is tried next for a part whose route met an op without a rule."""
+
+_LATE = (
+    "Import parallax before the graph is built, or start the script with `parallax run`: gradients are then recorded "
+    "where autodiff delivers them. Those of {} were not and are guessed, and so this may have another cause:"
+)
 
 
 def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]:
@@ -33,7 +38,13 @@ def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]
     updates = gradient_updates(captured, sources)
     _check_trains(captured, updates)
     routes, reasons = _first_routes(captured, sources)
-    decisions, routes, reasons = _best_case(captured, sources, routes, reasons)
+    try:
+        decisions, routes, reasons = _best_case(captured, sources, routes, reasons)
+    except GraphError as error:
+        late = sorted({s.part for s in sources if s.found_by != RECORDED})
+        if not late:
+            raise
+        raise GraphError(f"{_LATE.format(', '.join(late[:5]))} {error}") from error
     owner = _slot_owners(captured, updates, decisions)
     by_name: dict[str, list[CapturedVariable]] = {}
     for op, found in captured.variables.items():
@@ -51,7 +62,8 @@ def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]
         exchanged=frozenset([p.table for p in decisions.pushes] + [c.op for c in decisions.collects]),
     )
     variables = tuple(_variable(case, by_name[name]) for name in sorted(by_name))
-    return GraphSpec(captured.fingerprint, variables, (*_notes(sources), *_open_notes(variables))), sources
+    notes = (*_notes(sources), *_open_notes(variables))
+    return GraphSpec(captured.fingerprint, variables, notes, model_key(variables)), sources
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Set
 from parallax.analysis.batch_axis import MIXED, BatchAxes
 from parallax.analysis.op_lists import FORWARD_ELEMENTWISE
 from parallax.analysis.update_ops import LOOKUPS
-from parallax.graph_view import Edge, GraphView
+from parallax.graph_view import Edge, GraphView, split_tensor
 
 SHARED, JOINED = "shared", "joined"
 _PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
@@ -29,9 +29,11 @@ def kind_of_equal_ids(axes: BatchAxes, ids: str, lookups: Iterable[str], forward
         lookups: the gathers that take its rows.
         forward: the nodes of the forward pass.
     """
-    batches = fixed_batches(axes)
+    batches, lookups = fixed_batches(axes), list(lookups)
     if not batches:
         return SHARED
+    if not lookups:
+        return split_tensor(ids)[0]
     meetings = _meetings(axes, lookups, forward)
     misfit = [edge for edge in meetings if not _fits_any_batch(axes, *edge)]
     if not misfit:

@@ -16,6 +16,7 @@ from parallax.analysis.equal_ids import kind_of_equal_ids, lookup_edges
 from parallax.analysis.gradients import autodiff_ops
 from parallax.analysis.states import SAME, State
 from parallax.analysis.unique_ids import UniqueIds, root
+from parallax.analysis.update_ops import LOOKUPS
 from parallax.analysis.walk import Merge, NoRule, Walk
 from parallax.decisions import Keep, Piece, Scale, SharedRows
 from parallax.errors import GraphError
@@ -57,6 +58,7 @@ class _Look:
         self.walk = walk
         self.axes = BatchAxes(walk.view, walk.states)
         self.unique = UniqueIds(walk.view, lambda tensor: walk.states[tensor].kind in ("same", "fed"))
+        self.gathers = [Edge(node, 1) for node in walk.view.nodes if walk.view.op(node) in LOOKUPS]
         self.forward = walk.view.nodes.keys() - autodiff_ops(walk.captured)
 
 
@@ -88,7 +90,8 @@ def _of_own_ids(look: _Look, ids: str) -> Piece:
 
 def _of_equal_ids(look: _Look, part: str, ids: str) -> Piece:
     view = look.walk.view
-    gathers = [edge.node for edge in lookup_edges(view, part) if root(view, view.inputs(edge.node)[edge.slot]) == ids]
+    edges = {*lookup_edges(view, part), *(e for e in look.gathers if e.node in look.forward)}
+    gathers = sorted(e.node for e in edges if root(view, view.inputs(e.node)[e.slot]) == ids)
     kind = kind_of_equal_ids(look.axes, ids, gathers, look.forward)
     return Piece(ids, kind) if kind in ("shared", "joined") else Piece(ids, "unknown", kind)
 

@@ -43,7 +43,7 @@ def make_plan(spec: GraphSpec, layout: Layout, wishes: Wishes | None = None, mea
     """
     wishes, measured = wishes or Wishes(), measured or Measured()
     _check_wishes(spec, layout, wishes)
-    measured.check_belongs_to(spec.fingerprint, len(layout.hosts))
+    measured.check_belongs_to(spec.model_key, len(layout.hosts))
     candidates = candidates_of(spec, layout, wishes, measured)
     unknown = _unknown_times(candidates, layout, wishes, measured)
     if unknown:

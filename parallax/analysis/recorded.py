@@ -13,6 +13,7 @@ from typing import Any
 
 from parallax.analysis import record
 from parallax.analysis.inline import Call
+from parallax.analysis.launcher_graph import functions_meant
 from parallax.analysis.update_ops import state_op
 from parallax.graph_view import GraphView, split_tensor
 
@@ -53,19 +54,22 @@ class _Place:
         call: the name of the call; empty for the graph itself.
         names: op -> node.
         arguments: placeholder of the function -> the tensor that the call gives it.
+        results: result of a call -> the tensor that gives it in the captured graph.
     """
 
     graph: Any
     call: str
     names: dict[str, str]
     arguments: dict[str, str]
+    results: dict[str, str]
 
     def tensor(self, name: str) -> str:
         """The tensor of the captured graph; empty where it has none."""
         op, number = split_tensor(name)
         if op in self.arguments:
             return self.arguments[op]
-        return f"{self.names[op]}:{number}" if op in self.names else ""
+        found = f"{self.names[op]}:{number}" if op in self.names else ""
+        return self.results.get(found, found)
 
 
 def records_in(
@@ -80,8 +84,9 @@ def records_in(
         view: the captured graph.
     """
     functions = _function_graphs(graph)
-    places = [_Place(graph, "", {name: name for name in nodes}, {})]
-    places += [_place(call, functions[call.function]) for call in calls if call.function in functions]
+    results = {f"{call.name}:{i}": f"{node}:0" for call in calls for i, node in enumerate(call.results)}
+    places = [_Place(graph, "", {name: name for name in nodes}, {}, results)]
+    places += [_place(call, functions[call.function], results) for call in calls if call.function in functions]
     found = []
     within = _nodes_of_calls(calls)
     for place in places:
@@ -95,21 +100,21 @@ def records_in(
 
 def _function_graphs(graph: Any) -> dict[str, Any]:
     """The graphs of the functions that a graph knows, by their names; of functions read from files there are none."""
-    found = {}
+    found, renamed = {}, functions_meant(graph)
     for name, function in graph._functions.items():
         traced = getattr(function, "_cached_graph", None)
         if traced is not None:
-            found[name] = traced
+            found[renamed.get(name, name)] = traced
     return found
 
 
-def _place(call: Call, graph: Any) -> _Place:
+def _place(call: Call, graph: Any, results: dict[str, str]) -> _Place:
     """The ops of a function's graph as a call has them: in the function's order, some under another name."""
     inputs = [tensor.op.name for tensor in graph.inputs]
     ops = [op.name for op in graph.get_operations() if op.name not in set(inputs)]
     # Ops that were added to the graph after the function was made of it are in no call.
     names = {op: call.inner(node) for op, node in zip(ops, call.body, strict=False)}
-    return _Place(graph, call.name, names, dict(zip(inputs, call.arguments, strict=False)))
+    return _Place(graph, call.name, names, dict(zip(inputs, call.arguments, strict=False)), results)
 
 
 def _nodes_of_calls(calls: Sequence[Call]) -> dict[str, tuple[str, ...]]:

@@ -26,7 +26,7 @@ from parallax.profiles import (
     ModelProfile,
     TableProfile,
 )
-from parallax.report import held_by
+from parallax.report import counted, held_by
 from parallax.simulation import Simulation, Size, WhatIf
 from parallax.spec import GraphSpec, Part, VariableSpec
 
@@ -65,7 +65,8 @@ def simulate(
         plan: makes a plan for a layout.
 
     Raises:
-        PlanError: when nothing is known of the links, when no step can be predicted, or when no plan fits.
+        PlanError: when nothing is known of the links, when no step can be predicted, when one host was measured and
+            several are asked for, or when no plan fits.
     """
     of_cluster = _cluster(kinds, measured, what_if)
     changed = changed_spec(spec, what_if)
@@ -81,7 +82,7 @@ def simulate(
         )
         there = replace(measured, cluster=copied(of_cluster, hosts), model=model)
         planned = plan(changed, layout, wanted, there)
-        sizes.append(_size(planned, before, sizes, what_if))
+        sizes.append(_size(planned, before, sizes, what_if, rounds_take_time=measured.cluster is not None))
         before = planned
     if all(size.step_s is None for size in sizes):
         raise PlanError(f"A simulation needs times; {sizes[0].unknown}.")
@@ -191,6 +192,13 @@ def _cluster(kinds: Sequence[HostKind], measured: Measured, what_if: WhatIf) -> 
     """The hosts to copy, with the rates that were asked for."""
     if measured.cluster is not None:
         hosts, lines = measured.cluster.hosts, measured.cluster
+        if not lines.across and max(what_if.hosts) > 1:
+            raise PlanError(
+                f"What passes between hosts must be known, and {measured.cluster_name or 'the cluster profile'} was "
+                "measured within one. Measure several with `parallax calibrate -r FILE`; or derive theirs from a "
+                "profile of others, with --from; or leave --cluster out and give --link-rate 10gbit, for what steps "
+                "take at least."
+            )
         if len(kinds) not in (1, len(hosts)):
             raise PlanError(
                 f"The hosts to copy must be those of the cluster profile: {measured.cluster_name or 'this one'} has "
@@ -218,7 +226,7 @@ def _cluster(kinds: Sequence[HostKind], measured: Measured, what_if: WhatIf) -> 
     return replace(lines, hosts=tuple(changed))
 
 
-def _size(plan: Plan, before: Plan | None, sizes: Sequence[Size], what_if: WhatIf) -> Size:
+def _size(plan: Plan, before: Plan | None, sizes: Sequence[Size], what_if: WhatIf, rounds_take_time: bool) -> Size:
     known = plan.prediction
     memory = [0] * len(plan.hosts)
     for process in known.memory:
@@ -227,8 +235,9 @@ def _size(plan: Plan, before: Plan | None, sizes: Sequence[Size], what_if: WhatI
     if known.step_s and known.has_compute:
         throughput = plan.num_workers * what_if.batch / known.step_s
         first = next((size for size in sizes if size.throughput is not None), None)
-        efficiency = 1.0
-        if first is not None and first.throughput is not None:
+        if first is None or first.throughput is None:
+            efficiency = 1.0
+        elif rounds_take_time:  # what rounds take is what makes large sizes inefficient
             efficiency = throughput / plan.num_workers / (first.throughput / first.workers)
     counts = Counter(v.route for v in plan.variables if v.route != NO_ROUTE)
     return Size(
@@ -269,15 +278,22 @@ def _assumptions(
     if measured.cluster is None:
         found.append(
             "Nothing was measured of the links but their rate is given: a round and a copy take no time here, memory "
-            "has no limit, and steps take at least what is said."
+            "has no limit, steps take at least what is said, and efficiency is unknown. To know it, measure some hosts "
+            "with `parallax calibrate -r FILE -o cluster.json` and give --cluster cluster.json."
         )
     else:
         number = len(measured.cluster.hosts)
         what = "the measured host" if number == 1 else f"the {number} measured hosts, in turn"
         found.append(
             f"Hosts are copies of {what}, each with cores of its own. What a round takes was fitted to at most "
-            f"{number} hosts, and follows that line (per_peer_s for each further member) as far as the largest size."
+            f"{counted(number, 'host')}, and follows that line (per_peer_s for each further member) as far as the "
+            "largest size."
         )
+        if number == 2:
+            found.append(
+                "With two measured hosts a round takes as long with any number of them, as what a further one adds is "
+                "not known: efficiency is too high. Measure three or more with `parallax calibrate`."
+            )
     if what_if.link_bytes_per_s is not None and measured.cluster is not None:
         found.append("Links have the given rate; copies and checks take what was measured.")
     if what_if.links != 1:

@@ -16,18 +16,21 @@ CONTROL_FD = "PARALLAX_CONTROL_FD"
 _one_at_a_time = threading.Lock()
 
 
-def send(message: Mapping[str, object]) -> None:
+def send(message: Mapping[str, object]) -> bool:
     """Sends `message` to the launcher, or does nothing outside a job.
 
     Args:
         message: what is told; `kind` says which: `in_run`, `run_done`, `finished` or `failed`.
+
+    Returns:
+        Whether it was sent.
 
     Raises:
         ValueError: `message` has no JSON form.
     """
     number = os.environ.get(CONTROL_FD)
     if not number:
-        return
+        return False
     line = memoryview(json.dumps(message).encode("ascii") + b"\n")
     with _one_at_a_time:
         try:
@@ -35,4 +38,5 @@ def send(message: Mapping[str, object]) -> None:
                 line = line[os.write(int(number), line) :]
         except BrokenPipeError:
             # The supervisor is dead: the kernel is ending this process too, and nobody is left to be told.
-            return
+            return False
+    return True

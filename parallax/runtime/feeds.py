@@ -11,28 +11,57 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from parallax.analysis.train_ops import last_of, train_ops
 from parallax.errors import ConfigError
 from parallax.graph_view import GraphView
+
+_SHOWN = 8
+"""Ops that a message names."""
 
 Feeds = Callable[[int, int, int], dict[str, Any]]
 """(step, worker, number of workers) -> batch by the names of tensors."""
 
 
 def train_op(graph: Any, name: str | None) -> Any:
-    """What a step runs: what is named, else the last training op that an optimizer made.
+    """What a step runs: what is named, else the training op that an optimizer made and no other one depends on.
 
     Raises:
-        ConfigError: when there is none.
+        ConfigError: when there is none, or several; the message lists the ops that train.
     """
     if name:
         try:
             return graph.as_graph_element(name)
         except (KeyError, ValueError) as error:
-            raise ConfigError(f"--fetch must name an op or tensor of the graph, not {name!r}.") from error
-    made = graph.get_collection("train_op")
+            raise ConfigError(
+                f"--fetch must name an op or tensor of the graph, not {name!r}. {_candidates(graph)}"
+            ) from error
+    made = {op.name: op for op in graph.get_collection("train_op")}
     if not made:
-        raise ConfigError("The graph's training op must be known: no optimizer made one, so name it with --fetch NAME.")
-    return made[-1]
+        raise ConfigError(
+            f"The graph's training op must be known, and no optimizer made one: name it with --fetch NAME. "
+            f"{_candidates(graph)}"
+        )
+    last = list(made) if len(made) == 1 else last_of(GraphView(graph.as_graph_def()), list(made))
+    if len(last) > 1:
+        raise ConfigError(
+            f"What a step runs must be one op, and optimizers made {len(last)}: {', '.join(last[:_SHOWN])}. Name one "
+            f"with --fetch NAME, or an op that groups them. {_candidates(graph)}"
+        )
+    return made[last[0]]
+
+
+def _candidates(graph: Any) -> str:
+    """The ops that a step may run, in words."""
+    from parallax.runtime.planning import analyse
+
+    analysed = analyse(graph)
+    found = train_ops(analysed.captured, analysed.sources)
+    if not found:
+        return "No op of the graph updates a trained variable from its gradient."
+    trained = len({source.part for source in analysed.sources})
+    shown = [f"{op.name} ({len(op.variables)} of {trained} trained variables)" for op in found[:_SHOWN]]
+    more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"Ops that train, and on which no other update depends: {', '.join(shown)}{more}."
 
 
 def placeholders_in(view: GraphView, nodes: Iterable[str]) -> list[str]:

@@ -7,8 +7,10 @@ TensorFlow session would give it, not in lists per replica.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +20,9 @@ from parallax.errors import SessionError
 from parallax.plan import Plan
 from parallax.runtime.accumulation import Accumulation, Gather
 from parallax.runtime.fetches import Leaf, Request, put_together, read_request
+from parallax.runtime.guard.runs import Runs
 from parallax.runtime.names import Names, Resolved, fetch_text
+from parallax.runtime.run_log import RunLog
 from parallax.runtime.watch import Watch
 from parallax.transform.edit import Counter
 from parallax.transform.pipeline import WorkerGraph
@@ -61,6 +65,8 @@ class Worker:
         roundings: what measures rounding on the wire.
         changes: the plans that were in force before, each with the number of steps after which it no longer was.
         accumulation: how many batches of the next update are there.
+        runs: counts what runs did, for the guard; None without one.
+        log: follows the user's runs.
     """
 
     graph: Any
@@ -73,6 +79,13 @@ class Worker:
     roundings: tuple[Rounding, ...] = ()
     changes: list[tuple[int, Plan]] = field(default_factory=list)
     accumulation: Accumulation = field(default_factory=Accumulation)
+    runs: Runs | None = None
+    log: RunLog | None = None
+
+    def ran(self, names: tuple[str, ...], began_s: float) -> None:
+        """Tells of a run of the user's that has ended well: what it fetched, and when it began."""
+        if self.log is not None:
+            self.log.ran(names, began_s, time.monotonic(), self.accumulation.pending, self.plan)
 
     def follow(self, plan: Plan, worker_graph: WorkerGraph) -> None:
         """Takes a plan as the one in force."""
@@ -115,13 +128,20 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
         worker = self._worker
         request = worker.read(fetches, feed_dict, per_replica=False)
         kept = worker.names.kept_by(request.names, request.feeds)
-        resolved = worker.names.resolve(request.names, request.feeds, worker.accumulation.next_run(kept))
+        gather = worker.accumulation.next_run(kept)
+        resolved = worker.names.resolve(request.names, request.feeds, gather)
         if worker.raw is None:
             raise SessionError("A run needs an open session, and this one is closed.")
-        with worker.watch.run(fetch_text(request.names, ()), resolved.collectives):
+        with worker.watch.run():
+            for_all = partial(worker.names.for_all, request.names, request.feeds)
+            worker.watch.begin(fetch_text(request.names, ()), resolved.collectives, for_all=for_all)
             feeds = {**resolved.feeds(request.feeds), **resolved.empty}
+            began_s = time.monotonic()
             found = worker.raw.run(list(resolved.tensors), feeds, options, run_metadata)
             worker.accumulation.has_run(kept)
+            if worker.runs is not None:
+                worker.runs.add(worker.names, request.names, (), request.feeds, gather)
+            worker.ran(request.names, began_s)
             return worker.values(request, resolved.values(found), per_replica=False)
 
     def partial_run_setup(self, fetches: Any, feeds: Any = None) -> None:
@@ -244,7 +264,9 @@ class LastHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if run is None:
             return None
         resolved = self._worker.names.resolve((*run.names, *run.hook_names), run.fed, run.gather)
-        self._worker.watch.begin(fetch_text(run.names, run.hook_names), resolved.collectives)
+        for_all = partial(self._worker.names.for_all, (*run.names, *run.hook_names), frozenset(run.fed))
+        fetch = fetch_text(run.names, run.hook_names)
+        self._worker.watch.begin(fetch, resolved.collectives, for_all=for_all)
         return v1.train.SessionRunArgs(None, resolved.empty)
 
 

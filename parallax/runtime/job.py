@@ -9,7 +9,7 @@ from pathlib import Path
 
 from parallax.cluster import Cluster
 from parallax.config import STALL_TIMEOUT_S
-from parallax.environment import HOST_ADDRESS
+from parallax.environment import FRAMEWORK_QUIET, HOST_ADDRESS, MIN_LOG_LEVEL
 from parallax.errors import ConfigError
 from parallax.plan import Layout
 from parallax.runtime.control import CONTROL_FD
@@ -40,6 +40,7 @@ class Job:
         stall_timeout_s: how long a rank may wait in one run for ranks that do not come; infinite for ever.
         input: what rank 0 reads on its standard input; the others read nothing.
         output_folder: where files with each rank's output go, if anywhere.
+        framework_log: from which level on what TensorFlow writes at its start is printed too; the files have all of it.
     """
 
     program: tuple[str, ...]
@@ -49,6 +50,7 @@ class Job:
     stall_timeout_s: float = STALL_TIMEOUT_S
     input: bytes = field(default=b"", repr=False)
     output_folder: Path | None = None
+    framework_log: int = FRAMEWORK_QUIET
 
     def __post_init__(self) -> None:
         if not self.program or not all(self.program[:1]):
@@ -117,7 +119,7 @@ def worker_defaults(cluster: Cluster, servers: tuple[int, ...]) -> dict[str, str
         # also has Horovod's thread sleep until there is something to do.
         "PARALLAX_IDLE_US": "20000" if cluster.workers_are_alone else "50",
         # Every worker would repeat TensorFlow's greeting, and with servers a warning at the end of runs.
-        "TF_CPP_MIN_LOG_LEVEL": "2" if servers else "1",
+        MIN_LOG_LEVEL: "2" if servers else "1",
         # While there is something to do, Horovod's thread asks all workers this often (in ms) what is ready.
         "HOROVOD_CYCLE_TIME": "1",
         # glibc gives memory back to the kernel and takes it again, each step, which then clears every page of it.

@@ -66,7 +66,7 @@ def launch(job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = N
     job_id = uuid.uuid4().hex
     sys.stdout.flush()
     files = OutputFiles(job.output_folder, job.rank_names) if job.output_folder is not None else None
-    relay = Relay(stdout or sys.stdout.buffer, stderr or sys.stderr.buffer, job.label_of, files)
+    relay = Relay(stdout or sys.stdout.buffer, stderr or sys.stderr.buffer, job.label_of, files, job.framework_log)
     watch = _Watch(job, relay)
     with _caught_signals() as caught:
         process = _start(mpirun_argv(job, launcher), mpirun_environment(job, job_id, launcher), job.input)
@@ -122,7 +122,9 @@ class _Watch:
         """Why the job shall be ended now, or None."""
         now_s = time.monotonic()
         if caught:
-            return Ending(128 + caught[0], f"the launcher got {signal_name(caught[0])}. The job was ended.")
+            words = self.judge.words(self.relay.tail)
+            what = f"the launcher got {signal_name(caught[0])}. The job was ended."
+            return Ending(128 + caught[0], "\n".join(filter(None, [what, words])))
         if self._is_unread:
             return Ending(128 + signal.SIGPIPE)
         stall = self.stalls.verdict(now_s)
@@ -141,6 +143,8 @@ class _Watch:
             self.relay.write(frame.rank, frame.stream, frame.text, now_s)
         elif isinstance(frame, Control):
             self.stalls.observe(frame.rank, frame.message, now_s)
+            if frame.message.get("kind") == "failed":  # printed once for all, in the end
+                self.relay.keep(frame.rank, str(frame.message.get("error", "")))
         elif isinstance(frame, Exit):
             self.stalls.observe_exit(frame.rank, frame.status, now_s)
         elif isinstance(frame, Start) and frame.host == socket.gethostname():

@@ -39,6 +39,7 @@ class Members:
             `start`.
         host_workers: communicator of the workers of this host, where a host has several workers and there are several
             hosts; else None. Set by `start`.
+        when_built: what a worker does, with its rank, once the session is there.
         at_end: what a worker does when its script has ended well, with the others, who all come there.
     """
 
@@ -53,6 +54,7 @@ class Members:
         self.server_addresses = tuple(addresses[self.size :])
         self.target = ""
         self.host_workers: Any = None
+        self.when_built: list[Callable[[int], None]] = []
         self.at_end: list[Callable[[], None]] = []
         self._held = held
         self._server: Any = None  # lives as long as the process

@@ -157,6 +157,37 @@ class Names:
         led = {a: b for a, b in feeds.items() if a != b}
         return Resolved(tuple(tensors), empty, self._digest(runs), led, tuple(had))
 
+    def for_all(self, names: Iterable[str], fed: Iterable[str]) -> dict[str, list[str]]:
+        """For each fetch where workers meet for it; of fetches that meet alike one, of those that do not none.
+
+        A place to meet is told as `MEETING OP`, the same on all workers; OP is the user's whose value is exchanged.
+
+        Args:
+            names: of the user's graph, that can be fetched.
+            fed: of the user's graph.
+        """
+        users = {self.here(own): own for own in self._view.nodes}
+        cut_off = frozenset(self.here(name) for name in fed)
+        told: dict[frozenset[str], str] = {}
+        for name in names:
+            tensor = self._worker_name(name)
+            runs = self._worker_view.ancestors(() if tensor in cut_off else (_node(tensor),), cut_off)
+            places = {meeting: node for node in sorted(runs) if (meeting := self._meeting(node))}
+            digests = {hashlib.sha256(m.encode()).hexdigest()[:8]: node for m, node in places.items()}
+            told.setdefault(frozenset(f"{d} {self._behind(node, users)}" for d, node in digests.items()), name)
+        return {name: sorted(places) for places, name in told.items() if places}
+
+    def _behind(self, node: str, users: Mapping[str, str]) -> str:
+        """The nearest op of the user's graph among what a node takes; empty when there is none."""
+        waiting, seen = [node], {node}
+        for one in waiting:
+            if one in users and one != node:
+                return users[one]
+            needed = dict.fromkeys(split_tensor(t)[0] for t in self._worker_view.inputs(one))
+            waiting += [n for n in needed if n not in seen]
+            seen.update(needed)
+        return ""
+
     def _keeping(self) -> KeptGradients:
         if self._kept is None:
             self._kept = KeptGradients(self._view, self._worker_view, self._worker_graph, self.here)

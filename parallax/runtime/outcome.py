@@ -1,5 +1,6 @@
 """Decides how a job ended: which rank failed first, how, and what its last words were.
 
+Its words are shown once: ranks that ended with the same error are named beside it, others get a line.
 When one rank fails the others fail after it, so the first to tell is the cause. Two things come before that. SIGKILL is
 never a consequence, though others may tell of their broken connections before the killed rank's supervisor tells of its
 death. A rank whose supervisor was killed cannot tell at all, but mpirun names it.
@@ -20,6 +21,8 @@ EXIT_UNKNOWN = 1  # the rank failed without a status of its own
 
 _TRACEBACK = "Traceback (most recent call last):"
 _SAID_LINES = 20
+_OTHERS_LINES = 3  # errors that came after the first, and differ from it
+_OTHERS_WIDTH = 200
 # A worker that has told of its exception gets this long to end by itself, which gives its exit status.
 _EXIT_WAIT_S = 5.0
 _SETTLE_S = 0.3  # for a cause that is told after its consequence
@@ -50,6 +53,14 @@ class _Failure:
     since_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a rank that fails has told: `error` for the user, `what` without its place."""
+
+    error: str
+    what: str
+
+
 class Judge:
     """Follows a job's frames and mpirun's words."""
 
@@ -58,6 +69,7 @@ class Judge:
         self._num_ranks = num_ranks
         self._name_of = name_of
         self._failure: _Failure | None = None
+        self._told_by_rank: dict[int, _Told] = {}
         self._noticed: tuple[int, int] | None = None  # (rank, signal) of a supervisor's death
         self._lost_host: str | None = None
         self._block: list[str] | None = None  # lines since mpirun's last rule of dashes
@@ -65,8 +77,11 @@ class Judge:
 
     def observe(self, frame: Frame, now_s: float) -> None:
         """Takes in one frame."""
-        if isinstance(frame, Control) and frame.message.get("kind") == "failed" and self._failure is None:
-            self._failure = _Failure(frame.rank, str(frame.message.get("error", "")), None, now_s)
+        if isinstance(frame, Control) and frame.message.get("kind") == "failed":
+            error = str(frame.message.get("error", ""))
+            self._told_by_rank[frame.rank] = _Told(error, str(frame.message.get("what", error)))
+            if self._failure is None:
+                self._failure = _Failure(frame.rank, error, None, now_s)
         elif isinstance(frame, Exit):
             self._status_by_rank[frame.rank] = frame.status
             if not frame.told:
@@ -118,12 +133,9 @@ class Judge:
             rank, number = self._noticed
             name = self._name_of(rank)
             what = f"{name} is lost: its supervisor {_how(-number)}. The job was ended."
-            return Ending(128 + number, _with_words(what, name, "", tail(rank)))
+            return Ending(128 + number, self._with_others(_with_words(what, name, "", tail(rank)), rank))
         if self._failure is not None:
-            rank, error = self._failure.rank, self._failure.error
-            name = self._name_of(rank)
-            what = f"{name} {_how(self._failure.status)}. The job was ended."
-            return Ending(_exit_status(self._failure.status), _with_words(what, name, error, tail(rank)))
+            return Ending(_exit_status(self._failure.status), self.words(tail))
         silent = [rank for rank in range(self._num_ranks) if rank not in self._status_by_rank]
         if mpirun_status == 0 and not silent:
             return Ending(0)
@@ -138,8 +150,35 @@ class Judge:
         status = EXIT_UNKNOWN if mpirun_status > _LAST_STATUS else _exit_status(mpirun_status)
         return Ending(status, "\n".join([what, *self._held_back[-_SAID_LINES:]]))
 
+    def words(self, tail: Callable[[int], Sequence[str]]) -> str:
+        """What the user is told of the failure; empty when there is none."""
+        if self._failure is None:
+            return ""
+        rank, error = self._failure.rank, self._failure.error
+        name = self._name_of(rank)
+        what = f"{name} {_how(self._failure.status)}. The job was ended."
+        return self._with_others(_with_words(what, self._names([rank, *self._alike(rank)]), error, tail(rank)), rank)
+
+    def _alike(self, rank: int) -> list[int]:
+        """The other ranks that told of the same error as a rank, ascending."""
+        own = self._told_by_rank.get(rank)
+        alike = (other for other, told in self._told_by_rank.items() if own is not None and told.what == own.what)
+        return sorted(other for other in alike if other != rank)
+
+    def _with_others(self, text: str, rank: int) -> str:
+        """A message with a line for each other error that ranks told of."""
+        told = {rank, *self._alike(rank)}
+        by_what: dict[str, list[int]] = {}
+        for other in sorted(self._told_by_rank.keys() - told):
+            by_what.setdefault(_first_line(self._told_by_rank[other].what), []).append(other)
+        lines = [f"{self._names(ranks)} failed too: {what}" for what, ranks in by_what.items()]
+        if len(lines) > _OTHERS_LINES:
+            left = [other for ranks in list(by_what.values())[_OTHERS_LINES:] for other in ranks]
+            lines[_OTHERS_LINES:] = [f"{self._names(sorted(left))} failed too, each in its own way."]
+        return "\n".join([text, *lines])
+
     def _names(self, ranks: Sequence[int]) -> str:
-        return self._name_of(ranks[0]) if len(ranks) == 1 else name_ranks(ranks)
+        return self._name_of(ranks[0]) if len(ranks) == 1 else name_ranks(sorted(ranks))
 
     def _cause(self, ended: Exit, now_s: float) -> _Failure | None:
         """What counts as the first failure now that a rank has ended by itself."""
@@ -175,9 +214,18 @@ def _how(status: int | None) -> str:
     return f"was killed by {signal_name(-status)}{reason}"
 
 
+def _first_line(what: str) -> str:
+    """The first line that says something; TensorFlow's errors begin with a heading."""
+    lines = [line.strip() for line in what.splitlines() if line.strip()]
+    telling = [line for line in lines if not line.endswith("Graph execution error:")]
+    line = (telling or lines or ["without a word"])[0]
+    return line if len(line) <= _OTHERS_WIDTH else f"{line[: _OTHERS_WIDTH - 3]}..."
+
+
 def _with_words(what: str, name: str, error: str, tail: Sequence[str]) -> str:
     if error:
-        return f"{what}\nTraceback of {name}:\n{error.rstrip()}"
+        kind = "Traceback" if error.startswith(_TRACEBACK) else "Error"
+        return f"{what}\n{kind} of {name}:\n{error.rstrip()}"
     lines = list(tail)
     if _TRACEBACK in lines:
         lines = lines[lines.index(_TRACEBACK) :]

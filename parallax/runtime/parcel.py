@@ -1,4 +1,4 @@
-"""What the launcher sends to every rank: the plan, the graph's digests, the seed, and who is where.
+"""What the launcher sends to every rank: the plan, the graph, the seed, and who is where.
 
 It travels on standard input: the launcher writes it to mpirun, which passes its input to rank 0, and rank 0 sends it to
 the others with MPI. So no folder must be seen by all hosts.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import BinaryIO
 
 from parallax.errors import LaunchError
 
 _MAGIC = b"PRLX1\n"
-_LENGTH = struct.Struct(">Q")
+_LENGTHS = struct.Struct(">QQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Parcel:
 
     Attributes:
         plan: JSON of the plan.
-        digests: node name -> digest, of the graph as the launcher built it.
+        graph: the graph as the launcher built it, packed (analysis/launcher_graph.py).
         seed: of all random numbers that the script does not seed.
         hosts: the number of the host that each worker is on, by rank.
         servers: the number of the host that each server is on.
@@ -35,7 +35,7 @@ class Parcel:
     """
 
     plan: str
-    digests: dict[str, str]
+    graph: bytes = field(repr=False)
     seed: int
     hosts: tuple[int, ...]
     servers: tuple[int, ...] = ()
@@ -45,9 +45,11 @@ class Parcel:
     cluster_name: str = ""
 
     def to_bytes(self) -> bytes:
-        """The parcel on the wire: a mark, the length of what follows, and compressed JSON."""
-        body = zlib.compress(json.dumps(asdict(self)).encode("utf-8"))
-        return _MAGIC + _LENGTH.pack(len(body)) + body
+        """The parcel on the wire: a mark, two lengths, and what they are of: compressed JSON, then the graph."""
+        values = asdict(self)
+        graph: bytes = values.pop("graph")
+        body = zlib.compress(json.dumps(values).encode("utf-8"))
+        return _MAGIC + _LENGTHS.pack(len(body), len(graph)) + body + graph
 
 
 def read_parcel(stream: BinaryIO) -> Parcel:
@@ -56,21 +58,23 @@ def read_parcel(stream: BinaryIO) -> Parcel:
     Raises:
         LaunchError: the stream ends too early, or carries something else.
     """
-    head = _read(stream, len(_MAGIC) + _LENGTH.size)
+    head = _read(stream, len(_MAGIC) + _LENGTHS.size)
     if not head.startswith(_MAGIC):
         raise LaunchError(
             f"A worker is started by Parallax's launcher, which sends it the plan on its standard input; there was "
             f"{head[:20]!r}. Start the script itself, or `parallax run`."
         )
-    return parcel_from_bytes(head + _read(stream, _LENGTH.unpack(head[len(_MAGIC) :])[0]))
+    return parcel_from_bytes(head + _read(stream, sum(_LENGTHS.unpack(head[len(_MAGIC) :]))))
 
 
 def parcel_from_bytes(data: bytes) -> Parcel:
     """The parcel whose `to_bytes` are `data`."""
-    raw = json.loads(zlib.decompress(data[len(_MAGIC) + _LENGTH.size :]))
+    begin = len(_MAGIC) + _LENGTHS.size
+    end = begin + _LENGTHS.unpack(data[len(_MAGIC) : begin])[0]
+    raw = json.loads(zlib.decompress(data[begin:end]))
     ports = raw["ports"]
     lists = {name: tuple(raw[name]) for name in ("hosts", "servers", "addresses")}
-    return Parcel(**{**raw, **lists, "ports": None if ports is None else (ports[0], ports[1])})
+    return Parcel(**{**raw, **lists, "graph": data[end:], "ports": None if ports is None else (ports[0], ports[1])})
 
 
 def _read(stream: BinaryIO, size: int) -> bytes:

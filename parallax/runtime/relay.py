@@ -1,5 +1,6 @@
 """Prints what all ranks write, each line with its rank before it, and keeps each rank's last lines on stderr.
 
+Lines that TensorFlow writes at its start go to the files alone (`framework_log`).
 Text that has no newline yet is not lost: on a terminal one such text is shown in place (a progress bar, a prompt).
 Elsewhere a bar is printed at most every few seconds, as a line, and other text when its line ends.
 """
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from parallax.environment import FRAMEWORK_QUIET
+from parallax.runtime.framework_log import is_hidden
 from parallax.runtime.output_files import OutputFiles
 
 BAR_EVERY_S = 5.0
@@ -32,6 +35,8 @@ class _Line:
         is_bar: it has begun anew at least once.
         shown: the text that was last printed of it, if any.
         shown_s: when that was, or when its first text came.
+        is_hidden: it has ended, and is TensorFlow's own (framework_log.py).
+        after_hidden: the line before it was.
     """
 
     text: str = ""
@@ -39,10 +44,12 @@ class _Line:
     is_bar: bool = False
     shown: str | None = None
     shown_s: float = 0.0
+    is_hidden: bool = False
+    after_hidden: bool = False
 
 
 class Relay:
-    """Prints to the two given streams; whether each is a terminal is asked of it. `files` get the same by rank."""
+    """Prints to the two given streams; whether each is a terminal is asked of it. `files` get everything, by rank."""
 
     def __init__(
         self,
@@ -50,9 +57,11 @@ class Relay:
         stderr: BinaryIO,
         label_of: Callable[[int], str] = str,
         files: OutputFiles | None = None,
+        framework_log: int = FRAMEWORK_QUIET,
     ) -> None:
         self._label_of = label_of
         self._files = files
+        self._framework_log = framework_log
         self._sinks = {"stdout": stdout, "stderr": stderr}
         self._terminals = {name: sink.isatty() for name, sink in self._sinks.items()}
         self._lines: dict[tuple[int, str], _Line] = {}
@@ -67,7 +76,7 @@ class Relay:
         for piece in _ENDS.split(text):
             if piece == "\n":
                 self._finish(rank, stream, line)
-                line = self._lines[rank, stream] = _Line(shown_s=now_s)
+                line = self._lines[rank, stream] = _Line(shown_s=now_s, after_hidden=line.is_hidden)
             elif piece == "\r":
                 line.returned = line.is_bar = True
             elif piece:
@@ -77,6 +86,11 @@ class Relay:
         if line.text and self._terminals[stream] and (self._status is None or (rank, stream) <= self._status):
             self._show_status(rank, stream)
         self.tick(now_s)
+
+    def keep(self, rank: int, text: str) -> None:
+        """Adds what is told of a rank elsewhere to the file of its stderr."""
+        if self._files is not None and (trouble := self._files.write(rank, "stderr", text)):
+            self.say(trouble)
 
     def say(self, text: str) -> None:
         """Prints lines that are no rank's on stderr."""
@@ -110,6 +124,11 @@ class Relay:
         return list(self._tails.get(rank, ()))
 
     def _finish(self, rank: int, stream: str, line: _Line) -> None:
+        line.is_hidden = stream == "stderr" and is_hidden(line.text, self._framework_log, line.after_hidden)
+        if line.is_hidden:
+            if self._status == (rank, stream):
+                self._hide_status()
+            return
         if stream == "stderr":
             self._tails.setdefault(rank, deque(maxlen=TAIL_LINES)).append(line.text.rstrip())
         if self._status == (rank, stream):

@@ -10,7 +10,10 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from parallax.environment import framework_level, settings
 from parallax.errors import ParallaxError
+from parallax.runtime.framework_log import join_deprecations, quiet_import
+from parallax.runtime.random_state import AlikeUntilBuilt
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
@@ -38,12 +41,29 @@ def error_text(error: BaseException) -> str:
     return f"{place}: parallax: {error}" if place else f"parallax: {error}"
 
 
+def what_text(error: BaseException) -> str:
+    """An error's kind and words without where it happened, by which ranks that failed alike are known."""
+    if isinstance(error, SystemExit):
+        return f"exit: {error.code}"
+    if isinstance(error, ParallaxError):
+        return str(error)
+    return f"{type(error).__name__}: {getattr(error, 'message', None) or error}"
+
+
 def traceback_text(error: BaseException) -> str:
-    """The traceback from the script's first line on."""
+    """The traceback from the script's first line on; of an error of the graph, to its last one.
+
+    TensorFlow raises an error of the graph twice, the second time with more words, below a dozen frames of its own.
+    """
     chain = traceback.TracebackException.from_exception(error)
     frames = list(chain.stack)
     first = next((i for i, frame in enumerate(frames) if not _is_around(frame.filename)), 0)
-    chain.stack = traceback.StackSummary.from_list(frames[first:])
+    end = len(frames)
+    if _is_of_graph(error):
+        end = max((i + 1 for i, frame in enumerate(frames) if not _is_below(frame.filename)), default=end)
+        if type(error.__context__) is type(error):
+            chain.__context__ = None
+    chain.stack = traceback.StackSummary.from_list(frames[first:end])
     return "".join(chain.format())
 
 
@@ -55,15 +75,30 @@ def _place_of(error: BaseException) -> str:
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
+def _is_of_graph(error: BaseException) -> bool:
+    """Whether an op of a graph has failed; told by name, as this process may be without TensorFlow."""
+    return any(c.__name__ == "OpError" and c.__module__.startswith("tensorflow.") for c in type(error).__mro__)
+
+
+def _is_below(filename: str) -> bool:
+    """Whether a frame is Parallax's or TensorFlow's."""
+    return _is_around(filename) or f"{os.sep}tensorflow{os.sep}python{os.sep}" in filename
+
+
 def _is_around(filename: str) -> bool:
     return filename in (runpy.__file__, "<frozen runpy>") or filename.startswith(_PACKAGE + os.sep)
 
 
 def main() -> None:
     """Runs the script named in the arguments as the one process of a verification, without MPI."""
-    from parallax.analysis import record
+    shown_from = framework_level()
+    with quiet_import(shown_from):
+        from parallax.analysis import record
 
-    record.install()
+        record.install()
+    join_deprecations(shown_from)
+    if (seed := settings().script_seed) is not None:
+        AlikeUntilBuilt(seed)
     try:
         run_script(sys.argv[1:])
     except Exception as error:  # whatever the script raises is shown, and ends it

@@ -7,20 +7,28 @@ run with collectives lasts, a watch tells the launcher what it waits for.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
 import tensorflow as tf
+from tensorflow.python.framework.stack import default_session  # what tf.Session enters
 
 from parallax.errors import SessionError
 from parallax.log import log
 from parallax.runtime.direct import DirectRuns
+from parallax.runtime.fetches import Request
+from parallax.runtime.guard.guard import Guard
 from parallax.runtime.hooks import PlainSession, Run, Worker
 from parallax.runtime.id_errors import id_error
 from parallax.runtime.names import fetch_text
-from parallax.runtime.traffic import ExchangeReport, exchange_report, rounding_report
+from parallax.runtime.traffic import ExchangeReport, exchange_report, measured_step, rounding_report
+
+_GOOD_ENDS = (tf.errors.OutOfRangeError, StopIteration)
+"""Errors that only say that the data has ended."""
 
 
 class Afterwards(Protocol):
@@ -36,6 +44,39 @@ class Afterwards(Protocol):
             fetched: what the run fetched, in the user's names.
             seconds: how long it took.
         """
+
+
+class Verification(Protocol):
+    """Something that looks at the first runs that train, by all workers."""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to look at."""
+
+    def before_run(self, request: Request) -> None:
+        """Takes in what is about to run."""
+
+    def after_run(self) -> None:
+        """Looks at what it gave."""
+
+
+class DefaultSession(PlainSession):
+    """The default session inside `with sess:`, for `tensor.eval()` and `op.run()`: feeds and values come as they are.
+
+    Args:
+        worker: whose session it is.
+        run: of the session, with hooks; also takes whether feeds and values come in lists per replica.
+    """
+
+    def __init__(self, worker: Worker, run: Callable[..., Any]) -> None:
+        super().__init__(worker)
+        self._run_all = run
+
+    def run(
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        """As `Session.run`, without lists per replica."""
+        return self._run_all(fetches, feed_dict, options, run_metadata, per_replica=False)
 
 
 class Session(PlainSession):
@@ -54,14 +95,21 @@ class Session(PlainSession):
         workers: Any,
         direct: DirectRuns | None = None,
         afterwards: Sequence[Afterwards] = (),
+        guard: Guard | None = None,
     ) -> None:
         super().__init__(worker)
         self._monitored = monitored
         self._direct = direct
         self._afterwards = list(afterwards)  # one after the other
+        self._guard = guard
         self._size = size
         self._workers = workers
-        self._defaults: list[Any] = []
+        self._defaults: list[ExitStack] = []
+        self._verification: Verification | None = None
+
+    def verify(self, make: Callable[[Worker], Verification]) -> None:
+        """Has the first runs looked at; `make` is given this worker's graph."""
+        self._verification = make(self._worker)
 
     def run(
         self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Any = None, run_metadata: Any = None
@@ -81,26 +129,39 @@ class Session(PlainSession):
         Raises:
             SessionError: when a fetch or feed is not in the user's graph, or cannot be had, or an id is no row of its
                 table.
+            GuardError: on all workers, when what they must have equal differs.
         """
+        return self._run(fetches, feed_dict, options, run_metadata, per_replica=True)
+
+    def _run(
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None, options: Any, run_metadata: Any, per_replica: bool
+    ) -> Any:
         worker = self._worker
         self._check_open()
-        request = worker.read(fetches, feed_dict, per_replica=True)
+        request = worker.read(fetches, feed_dict, per_replica)
+        if self._verification is not None:
+            self._verification.before_run(request)
         kept = worker.names.kept_by(request.names, request.feeds)
         gather = worker.accumulation.next_run(kept)
         resolved = worker.names.resolve(request.names, request.feeds, gather)
-        began_s = time.monotonic()
+        began_s, hooked = time.monotonic(), []
         with worker.watch.run():
             try:
                 found = None
+                asked: tuple[tuple[str, ...], Any] = ((), request.feeds)  # for hooks, and all that is fed
                 if self._direct is not None and options is None and run_metadata is None:
-                    worker.watch.begin(fetch_text(request.names, ()), resolved.collectives)
+                    fetch = fetch_text(request.names, ())
+                    for_all = partial(worker.names.for_all, request.names, request.feeds)
+                    worker.watch.begin(fetch, resolved.collectives, for_all=for_all)
                     found = self._direct.run(resolved.tensors, {**resolved.feeds(request.feeds), **resolved.empty})
                 if found is None:  # the last hook says what the run waits for
                     arguments = tf.compat.v1.train.SessionRunArgs(fetches, feed_dict)
                     context = tf.compat.v1.train.SessionRunContext(arguments, PlainSession(worker))
                     worker.run = Run(context, request.names, set(request.feeds), gather)
+                    hooked = worker.run.hook_names  # filled while it runs
                     feeds = resolved.feeds(request.feeds)
                     found = self._monitored.run(list(resolved.tensors), feeds, options, run_metadata)
+                    asked = tuple(worker.run.hook_names), worker.run.fed
             except tf.errors.InvalidArgumentError as error:
                 named = id_error(error, worker.names.run_view)
                 if named is None:
@@ -108,9 +169,17 @@ class Session(PlainSession):
                 raise named from None  # TensorFlow's own says less, in forty lines
             worker.watch.count()
             worker.accumulation.has_run(kept)
-            values = worker.values(request, resolved.values(found), per_replica=True)
+            worker.ran((*request.names, *hooked), began_s)
+            values = worker.values(request, resolved.values(found), per_replica)
+        seconds = time.monotonic() - began_s
+        if self._verification is not None:
+            self._verification.after_run()
+            if self._verification.done:
+                self._verification = None
+        if self._guard is not None:
+            self._guard.after_run(request.names, *asked, gather, seconds)
         if self._afterwards and not worker.accumulation.pending:
-            self._afterwards[0].after_run(request.names, time.monotonic() - began_s)
+            self._afterwards[0].after_run(request.names, seconds)
             if self._afterwards[0].done:
                 del self._afterwards[0]
         return values
@@ -141,9 +210,10 @@ class Session(PlainSession):
         self._end(None, None, None)
 
     def __enter__(self) -> Session:
-        default = self.graph.as_default()  # as tf.Session does it; Saver relies on it
-        default.__enter__()
-        self._defaults.append(default)
+        with ExitStack() as defaults:  # graph and session, as tf.Session does it; Saver and `eval` rely on them
+            defaults.enter_context(self.graph.as_default())
+            defaults.enter_context(default_session(DefaultSession(self._worker, self._run)))
+            self._defaults.append(defaults.pop_all())
         return self
 
     def __exit__(
@@ -152,7 +222,7 @@ class Session(PlainSession):
         try:
             return self._end(kind, error, trace)
         finally:
-            self._defaults.pop().__exit__(None, None, None)
+            self._defaults.pop().close()
 
     def _end(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         """Ends the session if it is open; whether the error only says that the data has ended."""
@@ -164,11 +234,16 @@ class Session(PlainSession):
                 f"The gradients of the last {pending} batches were not applied: an update takes those of "
                 f"{self.accumulate_steps}."
             )
+        if self._guard is not None and (error is None or isinstance(error, _GOOD_ENDS)):
+            self._guard.close()
         try:
-            return bool(self._monitored.__exit__(kind, error, trace))
+            is_end = bool(self._monitored.__exit__(kind, error, trace))
         finally:
             self._worker.raw = None
             self._worker.watch.finish()
+        if self._worker.log is not None and (error is None or is_end):
+            self._worker.log.finish()
+        return is_end
 
     def exchange_report(self) -> ExchangeReport:
         """Bytes of the training exchanges so far, predicted and counted, summed over the workers.
@@ -183,7 +258,8 @@ class Session(PlainSession):
             measured = self._worker.raw.run([r.tensor for r in roundings])
             changes = tuple(self._worker.changes)
             report = exchange_report(counters, counted, self._size, self._worker.plan, changes)
-            return replace(report, rounded=rounding_report(roundings, measured))
+            step_s = measured_step(None if self._worker.log is None else self._worker.log.times())
+            return replace(report, rounded=rounding_report(roundings, measured), step_s=step_s)
 
     def _check_open(self) -> None:
         if self._worker.raw is None:

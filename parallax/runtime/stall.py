@@ -9,7 +9,10 @@ vain only for those that ended their loop the stall timeout ago.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+_CAUSES = 3  # ops behind a fetch that a message lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,7 @@ class Stall:
 
     Attributes:
         fetch: what the longest-waiting rank fetches.
+        for_all: what of it every rank must fetch, and those do not that wait in another fetch.
         waiting: the ranks in the same run, ascending.
         waited_s: how long the longest has waited.
         absent: the ranks that do not come, ascending, each with the reason: (rank, reason).
@@ -29,12 +33,15 @@ class Stall:
     waited_s: float
     absent: tuple[tuple[int, str], ...]
     timeout_s: float
+    for_all: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         reasons = dict.fromkeys(reason for _, reason in self.absent)
+        for_all = ", ".join(self.for_all)
         lines = [
             f"a run that every rank must take part in has waited {self.waited_s:.0f} s for ranks that do not come.",
             f"  fetch: {self.fetch}",
+            *([f"  of it every rank must fetch: {for_all}"] if for_all not in ("", self.fetch) else []),
             f"  waiting: {name_ranks(self.waiting)}",
             *(
                 f"  not coming: {name_ranks([rank for rank, own in self.absent if own == reason])}: {reason}"
@@ -52,6 +59,7 @@ class _InRun:
     collectives: str
     patient: bool
     began_s: float
+    for_all: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,11 @@ class StallWatch:
             # Long runs are told again and again: the start is reckoned from the worker's own clock.
             began_s = now_s - float(str(message["seconds"]))
             patient = bool(message.get("patient"))
-            self._state_by_rank[rank] = _InRun(str(message["fetch"]), str(message["collectives"]), patient, began_s)
+            told: Any = message.get("for_all") or {}
+            places = {str(fetch): frozenset(map(str, found)) for fetch, found in told.items()}
+            self._state_by_rank[rank] = _InRun(
+                str(message["fetch"]), str(message["collectives"]), patient, began_s, places
+            )
         elif kind == "run_done":
             self._state_by_rank[rank] = _NOT_IN_RUN
         elif kind == "finished":
@@ -109,7 +121,8 @@ class StallWatch:
             if vain_s >= self._timeout_s:
                 away = [rank for rank, _ in absent]
                 waiting = tuple(rank for rank in range(len(self._state_by_rank)) if rank not in away)
-                return Stall(run.fetch, waiting, now_s - began_s, absent, self._timeout_s)
+                others = [state for rank in away if isinstance(state := self._state_by_rank[rank], _InRun)]
+                return Stall(run.fetch, waiting, now_s - began_s, absent, self._timeout_s, _alone(run, others))
         return None
 
     def _ended_s(self, rank: int) -> float:
@@ -117,7 +130,7 @@ class StallWatch:
         return state.since_s if isinstance(state, _Elsewhere) else float("-inf")
 
 
-def name_ranks(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int], noun: str = "rank") -> str:
     """Ascending ranks for a message: `rank 3`, `ranks 0-3, 7`."""
     spans: list[list[int]] = []
     for rank in ranks:
@@ -126,11 +139,27 @@ def name_ranks(ranks: Sequence[int]) -> str:
         else:
             spans.append([rank, rank])
     names = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+    return f"{noun} {names}" if len(ranks) == 1 else f"{noun}s {names}"
 
 
 def _why_absent(state: _InRun | _Elsewhere, run: _InRun) -> str:
     """Why a rank will not come into a run; empty if it is in it, or may still come as far as a patient run knows."""
     if isinstance(state, _Elsewhere):
         return "" if run.patient and state is _NOT_IN_RUN else state.reason
-    return "" if run.patient or state.collectives == run.collectives else f"waits in another fetch: {state.fetch}"
+    if run.patient or state.collectives == run.collectives:
+        return ""
+    alone = _alone(state, [run])
+    return f"waits in another fetch: {state.fetch}" + (f"; every rank must fetch {', '.join(alone)}" if alone else "")
+
+
+def _alone(run: _InRun, others: Sequence[_InRun]) -> tuple[str, ...]:
+    """What of a run every rank must fetch and the others do not, each with the ops whose values are exchanged."""
+    elsewhere = {place for other in others for places in other.for_all.values() for place in places}
+    left = {fetch: places - elsewhere for fetch, places in run.for_all.items()}
+    told, seen = [], set[str]()
+    for fetch in sorted(left, key=lambda fetch: (-len(left[fetch]), fetch)):
+        if not left[fetch] <= seen:
+            ops = sorted({place.partition(" ")[2] for place in left[fetch]} - {""})
+            told.append(f"{fetch} (by {', '.join(ops)})" if 0 < len(ops) <= _CAUSES else fetch)
+            seen |= left[fetch]
+    return tuple(told)

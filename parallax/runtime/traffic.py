@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from parallax.difference import places_text
 from parallax.plan import ALLGATHER, ALLTOALL, PS, Plan
 from parallax.report import bytes_text, ms_text
 from parallax.runtime.members import current_members
+from parallax.runtime.run_log import StepTimes
 from parallax.transform.edit import Counter
 from parallax.transform.wire import GRADIENTS, ROWS, Rounding
 
@@ -60,6 +62,7 @@ class ExchangeReport:
         plan: in force; all figures are of the steps under it.
         changes: the plans that were in force before, each with the number of steps after which it no longer was.
         rounded: what rounding on the wire has cost; empty without.
+        step_s: seconds of a step in `session.run`, medians over steps and workers; None when there were too few.
     """
 
     steps: int
@@ -71,6 +74,7 @@ class ExchangeReport:
     plan: Plan | None = None
     changes: tuple[tuple[int, Plan], ...] = ()
     rounded: tuple[Rounded, ...] = ()
+    step_s: float | None = None
 
     def __str__(self) -> str:
         lines = [f"plan changed after step {steps}:\n{text}" for steps, text in self._changed()]
@@ -104,8 +108,9 @@ class ExchangeReport:
         were counted; where several hosts have several workers, fewer leave a host than its workers would send.
 
         Args:
-            step_s: seconds of a step, as the script measured them; None when it did not.
+            step_s: seconds of a step, as the script measured them; None for those that the session did.
         """
+        step_s = self.step_s if step_s is None else step_s
         if self.plan is None or not self.steps:
             return "nothing to compare with the plan: no step was counted"
         measured = dict(self.touched_rows)
@@ -130,9 +135,12 @@ class ExchangeReport:
                 lines.append(f"  {route} bytes: {bytes_text(planned)} planned, {found}")
         planned_s = self.plan.prediction.step_s
         if planned_s is not None:
-            what = "step" if self.plan.prediction.has_compute else "exchanges of a step"
-            found = "" if step_s is None else f", {ms_text(step_s)} measured{_more(step_s, planned_s)}"
-            lines.append(f"  {what}: {ms_text(planned_s)} planned{found}")
+            whole = self.plan.prediction.has_compute
+            found = ""
+            if step_s is not None:
+                beside = _more(step_s, planned_s) if whole else " of the step, with its compute"
+                found = f", {ms_text(step_s)} measured{beside}"
+            lines.append(f"  {'step' if whole else 'exchanges of a step'}: {ms_text(planned_s)} planned{found}")
         return "\n".join(lines)
 
     def _changed(self) -> list[tuple[int, str]]:
@@ -197,6 +205,12 @@ def exchange_report(
     return ExchangeReport(
         steps, tuple(sorted(touched.items())), round(predicted), moved, gathered, served, plan, before
     )
+
+
+def measured_step(own: StepTimes | None) -> float | None:
+    """The seconds of a step, the median over the workers, every one of which must call it; None when nobody knows."""
+    everybody = [times.step_s for times in current_members().workers.allgather(own) if times is not None]
+    return statistics.median(everybody) if everybody else None
 
 
 def rounding_report(roundings: Sequence[Rounding], measured: Sequence[Any]) -> tuple[Rounded, ...]:

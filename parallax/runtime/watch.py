@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -18,6 +18,9 @@ from parallax.runtime.control import send
 _FIRST_REPORT_S = 2.0  # well above a step, well below any stall timeout
 _EVERY_S = 2.0
 
+Places = Callable[[], Mapping[str, Sequence[str]]]
+"""Gives for each fetch where workers meet for it (`Names.for_all`)."""
+
 
 class _Running(NamedTuple):
     """The run in progress; compared by identity."""
@@ -26,6 +29,7 @@ class _Running(NamedTuple):
     collectives: str
     patient: bool
     began_s: float
+    for_all: Places
 
 
 class Watch:
@@ -69,12 +73,19 @@ class Watch:
         finally:
             self._set(before)
 
-    def begin(self, fetch: str, collectives: str, patient: bool = False) -> None:
-        """From now on this is what is waited for."""
+    def begin(self, fetch: str, collectives: str, patient: bool = False, for_all: Places = dict) -> None:
+        """From now on this is what is waited for.
+
+        Args:
+            fetch: as for `run`.
+            collectives: as for `run`.
+            patient: as for `run`.
+            for_all: where workers meet for each fetch (`Names.for_all`); asked for when it lasts, from another thread.
+        """
         if collectives and self._thread is None:
             self._thread = threading.Thread(target=self._report, name="parallax-watch", daemon=True)
             self._thread.start()
-        self._set(_Running(fetch, collectives, patient, time.monotonic()) if collectives else None)
+        self._set(_Running(fetch, collectives, patient, time.monotonic(), for_all) if collectives else None)
 
     def count(self) -> None:
         """A run of the user's loop has ended."""
@@ -99,6 +110,7 @@ class Watch:
 
     def _report(self) -> None:
         told: _Running | None = None
+        places: Mapping[str, Sequence[str]] = {}
         while True:
             with self._changed:
                 if not self._finished:
@@ -110,12 +122,15 @@ class Watch:
                 send({"kind": "run_done"})
                 told = None
             if running is not None and time.monotonic() - running.began_s >= _FIRST_REPORT_S:
+                if running is not told:
+                    places = running.for_all()
                 send(
                     {
                         "kind": "in_run",
                         "fetch": running.fetch,
                         "collectives": running.collectives,
                         "patient": running.patient,
+                        "for_all": places,
                         "seconds": time.monotonic() - running.began_s,
                     }
                 )

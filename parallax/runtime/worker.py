@@ -11,9 +11,12 @@ import sys
 import time
 from typing import Any
 
+from parallax.environment import settings
 from parallax.runtime.control import send
-from parallax.runtime.members import membership
-from parallax.runtime.script import run_script, traceback_text
+from parallax.runtime.framework_log import join_deprecations
+from parallax.runtime.members import Members, membership
+from parallax.runtime.random_state import AlikeUntilBuilt
+from parallax.runtime.script import error_text, run_script, what_text
 from parallax.runtime.watch import watching
 
 _POLL_S = 0.02
@@ -24,7 +27,7 @@ def main() -> None:
     with watching() as watch:
         try:
             with membership() as members:
-                _run(sys.argv[1:])
+                _run(sys.argv[1:], members)
                 watch.finish()
                 for last in members.at_end:
                     last()
@@ -42,10 +45,12 @@ def wait_for_all(world: Any) -> None:
         time.sleep(_POLL_S)
 
 
-def _run(words: list[str]) -> None:
+def _run(words: list[str], members: Members) -> None:
     from parallax.analysis import record  # imports TensorFlow, which must come after MPI
 
     record.install()
+    join_deprecations()
+    members.when_built.append(AlikeUntilBuilt(settings().script_seed or members.parcel.seed).part)
     try:
         run_script(words)
     except SystemExit as stop:
@@ -54,17 +59,21 @@ def _run(words: list[str]) -> None:
 
 
 def _fail(error: BaseException) -> None:
-    """Shows what happened and ends this process now: others may wait for it in a collective."""
+    """Tells what happened and ends this process now: others may wait for it in a collective.
+
+    The launcher shows one rank's words for all. What is sent to nobody goes to stderr.
+    """
     status = 1
     if isinstance(error, SystemExit):
         text = "" if isinstance(error.code, int) else f"{error.code}\n"
         status = error.code if isinstance(error.code, int) else 1
     else:
-        text = traceback_text(error)
+        text = f"{error_text(error)}\n"
     sys.stdout.flush()
-    sys.stderr.write(text)
     sys.stderr.flush()
-    send({"kind": "failed", "error": text})
+    if not send({"kind": "failed", "error": text, "what": what_text(error)}):
+        sys.stderr.write(text)
+        sys.stderr.flush()
     os._exit(status if 0 < status < 256 else 1)
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.analysis.capture import initialization_phases, node_digests
+from parallax.analysis.capture import initialization_phases
 from parallax.analysis.gradients import gradient_updates
 from parallax.config import CheckPointConfig, Config
-from parallax.errors import GraphError, PlanError
+from parallax.errors import PlanError
 from parallax.log import log
 from parallax.plan import plan_from_json
 from parallax.report import bytes_text
@@ -27,14 +27,17 @@ from parallax.runtime.channels import open_channels
 from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook, Checkpoints, checkpoints
 from parallax.runtime.direct import DirectRuns, Finishing, can_be_direct
 from parallax.runtime.graph_files import write_events, write_text
+from parallax.runtime.guard.guard import Guard
 from parallax.runtime.hooks import LastHook, TrainingRuns, UserHook, Worker, begin_hooks
 from parallax.runtime.measure.first_steps import FirstSteps
 from parallax.runtime.measure.wish import MeasureWish
 from parallax.runtime.members import SERVER_TASK, WORKER_TASK, Members, current_members
 from parallax.runtime.names import Names
+from parallax.runtime.one_graph import take_launchers_graph
 from parallax.runtime.parcel import Parcel
 from parallax.runtime.planning import Analysed, analyse, decide, wishes_of
 from parallax.runtime.profile import ProfileHook
+from parallax.runtime.run_log import RunLog
 from parallax.runtime.session import Afterwards, Session
 from parallax.runtime.trace.hook import TraceHook
 from parallax.runtime.trace.wish import TraceWish, make_ready
@@ -71,7 +74,7 @@ def open_session(
         replan: whether a better plan is looked for, and what is done about it.
 
     Raises:
-        GraphError: when the workers built different graphs; the message names a node.
+        GraphError: when a worker built a graph of another structure than the launcher; the message names an op.
         PlanError: when the plan is not this graph's.
         SessionError: when this process has opened a session before.
     """
@@ -81,7 +84,7 @@ def open_session(
     with watch.run("parallel_run", "parallel_run"):
         members.start()
         size, rank = members.size, members.rank
-        _agree_on_graph(graph, parcel)
+        take_launchers_graph(graph, parcel.graph, members.workers)
         analysed = analyse(graph)
         plan = plan_from_json(parcel.plan)
         plan.check_belongs_to(analysed.spec, plan.layout)
@@ -101,15 +104,20 @@ def open_session(
             write_events(graph_folder, rank, worker_graph)
         if equal_randomness:  # a comparison from the initial values
             config = replace(config, ckpt_config=CheckPointConfig())
-        training = TrainingRuns(worker, gradient_updates(analysed.captured, analysed.sources))
+        updates = gradient_updates(analysed.captured, analysed.sources)
+        training = TrainingRuns(worker, updates)
+        if not equal_randomness:  # whoever compares fetches what was asked for
+            worker.log = RunLog(analysed.captured.view, updates, tells=rank == 0)
+            members.at_end.append(worker.log.finish)
         tracing = [*_profile(config, rank, worker, training), *_trace(trace, worker, training, worker_graph)]
         first = _first_steps(measure, replan, members, worker, training, analysed)
         if first is not None:
             tracing.append(first)
         if config.compute_dtype is not None:
             tracing.append(EffectHook(training, members))
-        monitored, direct, saved = _monitored(graph, worker_graph, config, worker, later, tracing)
-        over = ChangeOver(members, worker, analysed, place, worker_graph, saved)
+        guard = _guard(config, members, worker, analysed, worker_graph)
+        monitored, direct, saved = _monitored(graph, worker_graph, config, worker, later, tracing, guard)
+        over = ChangeOver(members, worker, analysed, place, worker_graph, saved, guard)
         afterwards: list[Afterwards] = []
         if replan is not None and first is not None:
             # The command line goes before the script's settings, and the plan has both.
@@ -123,8 +131,12 @@ def open_session(
             afterwards.append(PartitionSearch(members, worker, training, alone.spec, config.partitions, over))
         if config.export_graph_path is not None:
             write_text(Path(config.export_graph_path), rank, monitored.graph)
+        if guard is not None:
+            guard.begin()
     gc.freeze()  # graphs are many objects that stay: to look through them again and again costs a step a tenth
-    session = Session(worker, monitored, size, members.workers.Dup(), direct, afterwards)
+    for act in members.when_built:
+        act(rank)
+    session = Session(worker, monitored, size, members.workers.Dup(), direct, afterwards, guard)
     return session, size, rank
 
 
@@ -157,6 +169,29 @@ def _first_steps(
     return first
 
 
+def _guard(
+    config: Config,
+    members: Members,
+    worker: Worker,
+    analysed: Analysed,
+    worker_graph: WorkerGraph,
+) -> Guard | None:
+    """The guard, where there are several workers that have anything equal."""
+    if not config.guard or members.size == 1 or not worker_graph.synchronous:
+        return None
+    updates = frozenset(gradient_updates(analysed.captured, analysed.sources))
+    guard = Guard(worker, members.workers.Dup(), analysed.captured.view, updates)
+    worker.runs = guard.runs
+
+    def finish() -> None:
+        guard.finish()
+        if members.rank == 0 and guard.step:
+            log.info(guard.cost_text())
+
+    members.at_end.append(finish)
+    return guard
+
+
 def _place(members: Members, config: Config, equal_randomness: bool) -> edit.Worker:
     """Which of the workers this is, for the transform."""
     aggregates = config.communication_config.ps_config.local_aggregation
@@ -176,21 +211,6 @@ def _with_hooks(analysed: Analysed, graph: Any, config: Config) -> Analysed:
     before = graph.version
     begin_hooks(config.hooks, graph)
     return analysed if graph.version == before else analyse(graph)
-
-
-def _agree_on_graph(graph: Any, parcel: Parcel) -> None:
-    """All workers and the launcher must have built the same graph, node by node."""
-    mine = node_digests(graph.as_graph_def())
-    launcher = parcel.digests
-    differing = sorted(n for n in mine.keys() | launcher.keys() if mine.get(n) != launcher.get(n))
-    everyone = current_members().workers.allgather(differing[:3])
-    for rank, nodes in enumerate(everyone):
-        if nodes:
-            raise GraphError(
-                f"All processes of a job must build the same graph, and worker {rank} built node {nodes[0]!r} "
-                "differently from the launcher. Seed what the script draws (numpy too), and build nothing from the "
-                "rank, the time or the process before parallel_run."
-            )
 
 
 def _agree(what: str, text: str) -> None:
@@ -231,6 +251,7 @@ def _monitored(
     worker: Worker,
     later: list[list[str]],
     more_hooks: Sequence[Any],
+    guard: Guard | None,
 ) -> tuple[Any, DirectRuns | None, Checkpoints | None]:
     """TensorFlow's monitored session on this worker's graph, the direct way to it if there may be one, and checkpoints.
 
@@ -241,6 +262,8 @@ def _monitored(
     home = f"/job:{WORKER_TASK}/task:{members.rank}" if members.target else None
     with imported.as_default(), tf.device(home):
         hooks = [*(UserHook(hook, worker) for hook in config.hooks), *more_hooks, LastHook(worker)]
+        if guard is not None:
+            guard.follow(worker_graph)
         initialize = [imported.get_operation_by_name(n) for n in worker_graph.counter_initializers]
         waiting = {name for phase in later for name in phase}
         saved = None

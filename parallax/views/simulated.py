@@ -23,6 +23,8 @@ _EXCHANGES = ("#8c8c8c", "#8fc1e3", "#4d94cf", "#1f5fa8", "#a6c48a", "#d98324", 
 def simulation_text(simulation: Simulation) -> str:
     """What `parallax simulate` prints."""
     lines = [f"Simulation of graph {simulation.graph[:12]}: the best plan for each number of hosts"]
+    if not any(used.kind == "cluster" for used in simulation.profiles):
+        lines.append("No links were measured: steps take at least this, and efficiency is unknown; see the first note.")
     lines += _aligned(_COLUMNS, [_cells(size) for size in simulation.sizes])
     for before, size in zip(simulation.sizes, simulation.sizes[1:], strict=False):
         lines.append(f"From {before.hosts} to {counted(size.hosts, 'host')}: {'; '.join(size.changes) or _SAME}.")

@@ -41,7 +41,7 @@ def table(name: str, touched: float, joined: float | None = None, busiest: float
 
 
 def model(*tables: TableProfile, of: GraphSpec | None = None, **more: float) -> ModelProfile:
-    graph = (of or spec()).fingerprint
+    graph = (of or spec()).model_key
     return ModelProfile(1, graph, "", 20, "sample batches", tables, **more)
 
 

@@ -28,4 +28,4 @@ def sparse(name: str = "emb", shape: tuple[int, ...] = (1000, 8), ids: int | Non
 
 
 def spec(*variables: VariableSpec) -> GraphSpec:
-    return GraphSpec("f" * 64, tuple(variables))
+    return GraphSpec("f" * 64, tuple(variables), model_key="f" * 64)

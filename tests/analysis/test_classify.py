@@ -130,6 +130,21 @@ def test_the_same_graph_has_the_same_fingerprint_and_another_one_another() -> No
     assert first.fingerprint != spec_of(models.tied, rows=7).fingerprint
 
 
+def test_a_schedule_changes_neither_fingerprint_nor_the_key_of_a_profile_and_a_batch_both() -> None:
+    def build(rows: int, steps: int = 100, more: bool = False) -> None:
+        loss = models.squared(tf.nn.embedding_lookup(models.table(), models.ids(rows)), rows)
+        step = v1.train.get_or_create_global_step()
+        rate = v1.train.exponential_decay(0.5, step, steps, 0.9)
+        v1.train.AdagradOptimizer(rate).minimize(loss, step)
+        if more:
+            v1.summary.scalar("rate", rate)
+
+    first, longer = spec_of(build), spec_of(lambda rows: build(rows, steps=200))
+    summed, larger = spec_of(lambda rows: build(rows, more=True)), spec_of(build, rows=8)
+    assert first.fingerprint == longer.fingerprint != summed.fingerprint
+    assert first.model_key == longer.model_key == summed.model_key != larger.model_key
+
+
 def _no_trainable(rows: int) -> None:
     v1.get_variable("w", [3], trainable=False)
 
@@ -182,3 +197,12 @@ def _written_from_the_batch(rows: int) -> None:
 def test_a_graph_that_cannot_be_right_is_refused_and_the_op_named(build: Any, message: str) -> None:
     with pytest.raises(GraphError, match=message):
         spec_of(build)
+
+
+def test_a_graph_that_was_built_too_early_is_told_so_before_all_else() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        _rate_of_the_batch(6)
+    del graph._parallax_gradient_records
+    with pytest.raises(GraphError, match="^Import parallax before the graph .* Those of emb, w were not .*must"):
+        analyse(graph)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import parallax
 from parallax.analysis.planner import make_plan as plan_of_layout
 from parallax.analysis.planner import terms_of
 from parallax.errors import PlanError
@@ -200,6 +201,35 @@ def test_a_plan_of_another_graph_or_number_of_workers_is_refused() -> None:
         plan.check_belongs_to(replace(spec(dense()), fingerprint="e" * 64), one_host(4))
     with pytest.raises(PlanError, match="is for 4, and the job has 2"):
         plan.check_belongs_to(spec(dense()), one_host(2))
+
+
+def test_variables_without_a_route_that_are_alike_share_a_line_unless_all_are_asked_for() -> None:
+    def without(name: str, cls: VariableClass = VariableClass.UNTRAINED) -> VariableSpec:
+        return VariableSpec(name, (), "int64", 8, (Part(name, ()),), False, cls)
+
+    plan = make_plan(spec(dense(), *map(without, "abcde"), without("mine", VariableClass.LOCAL)), 4)
+    short, long = plan_table(plan), plan_table(plan, shows_all=True)
+    line = "5 untrained variables (no gradient: equal on all workers): a, b, c and 2 more, which --all shows."
+    assert line in short.splitlines() and line not in long
+    rows = {text: [row.split()[0] for row in text.splitlines()[3:] if " none " in row] for text in (short, long)}
+    assert rows == {short: ["mine"], long: ["a", "b", "c", "d", "e", "mine"]}
+
+
+def test_routes_are_summed_up_where_variables_share_one() -> None:
+    plan = make_plan(spec(dense("w"), dense("x"), sparse(), sparse("odd", ids=None)), 4)
+    assert "By route: allreduce 2 variables, 480 B; alltoall 2 variables, 2.55 kB, and 1 variable of unknown size." in (
+        plan_table(plan).splitlines()
+    )
+    assert "By route" not in plan_table(make_plan(spec(dense(), sparse()), 4))
+
+
+def test_the_setting_for_unknown_rows_can_be_copied() -> None:
+    plan = make_plan(spec(dense(), sparse(), *(sparse(name, ids=None) for name in ("a", "b/c"))), 4)
+    words = next(line for line in plan_table(plan).splitlines() if line.startswith("To set"))
+    setting = words.partition(": ")[2]
+    assert eval(setting, {"parallax": parallax, "IDS": 640}).touched_rows == {"a": 640, "b/c": 640}
+    known = make_plan(spec(sparse("a", ids=None)), 4, touched_rows={"a": 640})
+    assert "touched_rows=" not in plan_table(known)
 
 
 def test_the_table_and_the_explanation_show_every_figure(golden) -> None:

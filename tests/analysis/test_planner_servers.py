@@ -76,6 +76,7 @@ def test_asynchronous_training_puts_counters_on_servers_too(run_option: str) -> 
 def test_asynchronous_training_says_so_in_the_plan() -> None:
     plan = make_plan(every_kind(), TWO_HOSTS, Wishes(synchronous=False))
     assert plan.variable("w").reason == "asynchronous training"
+    assert plan.variable("frozen").reason == "no gradient: each worker's own, as none waits for the others"
     assert plan.notes == ("asynchronous: every worker updates what the servers hold by itself",)
     assert terms_of(plan).synchronous is False
 

@@ -39,6 +39,28 @@ def test_the_measured_size_is_what_the_plan_predicts() -> None:
     assert size.sent_bytes == sum(v.cost.sent_bytes for v in plan.variables)
 
 
+def test_no_efficiency_is_told_where_rounds_take_no_time() -> None:
+    found = simulated(WhatIf((4, 64), link_bytes_per_s=1250 * MB), replace(measured(), cluster=None))
+    assert [size.efficiency for size in found.sizes] == [1.0, None] and all(size.throughput for size in found.sizes)
+    text = simulation_text(found)
+    assert "No links were measured: steps take at least this" in text.splitlines()[1]
+    assert "parallax calibrate -r FILE" in text
+
+
+def test_a_profile_of_one_host_says_what_to_measure() -> None:
+    cluster = equal_hosts(1)
+    local = replace(measured(), cluster=replace(cluster, across={}), cluster_name="local.json")
+    with pytest.raises(PlanError, match="local.json was measured within one. Measure several with `parallax calibrate"):
+        simulated(WhatIf((1, 4)), local)
+    assert simulated(WhatIf((1,), workers_per_host=4), local).sizes[0].efficiency == 1
+
+
+def test_two_measured_hosts_do_not_tell_how_rounds_grow() -> None:
+    two = replace(measured(), cluster=equal_hosts(2))
+    assert any("with any number of them" in words for words in simulated(WhatIf((4,)), two).assumptions)
+    assert not any("with any number of them" in words for words in simulated().assumptions)
+
+
 def test_thousands_of_hosts_are_planned_as_any_other_number() -> None:
     sizes = simulated(WhatIf((512, 4096))).sizes
     assert [size.workers for size in sizes] == [512, 4096]

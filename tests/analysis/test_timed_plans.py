@@ -278,7 +278,7 @@ def test_unknown_touched_rows_are_left_out_of_the_times_and_said() -> None:
 def test_profiles_must_belong(tmp_path) -> None:
     with pytest.raises(PlanError, match="has 3, and the job has 4"):
         make_plan(mixed(), FOUR, None, Measured(equal_hosts(3)))
-    with pytest.raises(PlanError, match="of graph 000000000000, and the script built graph ffffffffffff"):
+    with pytest.raises(PlanError, match="of model 000000000000, and the script built model ffffffffffff"):
         make_plan(mixed(), FOUR, None, Measured(None, replace(model(), graph="0" * 64)))
     file = tmp_path / "cluster.json"
     with pytest.raises(PlanError, match="cluster.json: a profile must be a readable text file: No such file"):

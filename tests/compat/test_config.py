@@ -128,6 +128,7 @@ def test_steps_and_workers_of_a_profile():
     span = parallax.ProfileConfig("folder", profile_range=(2, 4))
     assert [s for s in range(6) if span.traces(s, 0)] == [2, 3]
     assert not parallax.ProfileConfig().traces(0, 0)
+    assert parallax.ProfileConfig(profile_dir=None, profile_steps=[]) == parallax.ProfileConfig()
 
 
 def test_a_mapping_that_was_changed_in_place_is_checked_by_the_call():

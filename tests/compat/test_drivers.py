@@ -59,8 +59,15 @@ def test_a_driver_of_2019_trains_as_one_process_would(start, expected, tmp_path,
 
 
 def test_a_driver_is_started_by_python_itself_and_workers_draw_their_own_samples(start, tmp_path):
-    flags = ("--max_steps=3", f"--ckpt_dir={tmp_path / 'ckpt'}", "--save_ckpt_steps=2")
-    done = start(HERE / "drivers" / "language_model.py", *flags).finish()
+    flags = ("--library_cells", "--max_steps=3", f"--ckpt_dir={tmp_path / 'ckpt'}", "--save_ckpt_steps=2")
+    done = start(HERE / "drivers" / "language_model.py", *flags, TF_USE_LEGACY_KERAS="1").finish(LIMIT_S)
     losses = [[line for line in done.lines(rank) if line.startswith("loss ")] for rank in range(2)]
     assert done.status == 0 and len(losses[0]) == len(losses[1]) == 3, done
     assert losses[0] != losses[1]
+
+
+def test_layers_that_nobody_seeds_train_alike_on_all_workers(start):
+    done = start(HERE / "drivers" / "image_benchmark.py", TF_USE_LEGACY_KERAS="1").finish(LIMIT_S)
+    assert done.status == 0, done
+    first, second = ([line for line in done.lines(rank) if line.startswith("trained ")] for rank in range(2))
+    assert len(first) == 1 and first == second, done

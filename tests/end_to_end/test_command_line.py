@@ -103,6 +103,7 @@ def test_workers_and_one_process_are_verified_to_be_equal(start):
     assert done.status == 0, str(done)
     lines = done.stdout.partition("and receives as much.\n")[2].splitlines()
     assert [line.split()[0] for line in lines[:-1]] == [
+        "variable",
         "beta1_power",
         "beta2_power",
         "emb",
@@ -135,10 +136,26 @@ def test_updates_of_several_batches_are_verified_against_all_of_them_joined(star
     assert done.stdout.splitlines()[-1].startswith("2 workers and one process are equal after 2 steps: "), str(done)
 
 
-def test_a_loss_summed_over_the_batch_is_found_not_to_be_equal(start):
-    done = start(*CLI, "verify", "--feeds", f"{MODEL}:feeds", MODEL, "--summed").finish()
+def test_a_loss_summed_over_the_batch_and_a_copy_that_one_worker_changes_are_found(start):
+    done = start(*CLI, "verify", "--feeds", f"{MODEL}:feeds", MODEL, "--summed", "--drift").finish()
     assert done.status == 1, str(done)
-    assert "5.00e-01  beyond the tolerance" in done.stdout and "NOT equal after 5 steps" in done.stdout, str(done)
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in done.stdout.splitlines() if line.strip()}
+    assert re.fullmatch(r"slot Adam 4\.\d\de-01 1\.\d\de-05 NOT equal \(worker \d\)", rows["emb/Adam"]), str(done)
+    assert rows["weights"].endswith("NOT equal (worker 1)"), str(done)
+    assert rows["count"] == "own not compared: every worker keeps its own", str(done)
+    assert rows["global_step"].startswith("other 0.00e+00 0.00e+00 equal"), str(done)
+    assert "are NOT equal after 5 steps: " in done.stdout, str(done)
+
+
+def test_the_first_steps_of_a_job_are_held_against_one_process_and_a_difference_ends_it(start):
+    done = start(*CLI, "run", "--verify-first", 3, MODEL, "--drift").finish()
+    assert done.status == 1, str(done)
+    said = [line for line in done.lines(0) if line.startswith("Step ")]
+    begin = "Step 1 of 3 that are verified: 2 workers and one process are equal after 1 step: largest error "
+    assert len(said) == 1 and said[0].startswith(begin), str(done)
+    assert "and in step 2 of this job it was not." in done.stderr, str(done)
+    wrong = [line.split()[0] for line in done.stderr.splitlines() if line.endswith("NOT equal (worker 1)")]
+    assert "weights" in wrong and "[1] worker 1 of" not in done.stdout, str(done)
 
 
 def test_a_static_batch_is_verified_with_arguments_for_the_joined_one(start, tmp_path):

@@ -22,7 +22,9 @@ def test_an_exception_ends_the_job_and_is_shown_with_its_rank(start):
     done = start(*RUN, "raises").finish()
     assert done.status == 1, str(done)
     assert "rank 1 failed with exit status 1" in done.stderr, str(done)
-    assert done.stderr.count("Traceback (most recent call last)") >= 1
+    assert done.stderr.count("Traceback (most recent call last)") == 1, str(done)
+    of_tensorflow = re.compile(r"absl::InitializeLog|port\.cc:|is deprecated")
+    assert not of_tensorflow.search(done.stderr), str(done)
     assert "DataEnded: no line 4711 in the corpus" in done.stderr
     assert 'failing.py", line' in done.stderr and "runpy" not in done.stderr, str(done)
 
@@ -50,6 +52,14 @@ def test_ctrl_c_ends_all(start):
     assert "SIGINT" in done.stderr, str(done)
 
 
+def test_workers_that_drift_apart_end_the_job_with_one_message(start):
+    done = start("-m", "parallax.cli", "run", "--workers", "2", SCRIPT.with_name("guarded.py"), "broken").finish()
+    assert done.status == 1, str(done)
+    said = "GuardError: Variable 'w' (float32 [3, 1]) must be equal on all workers, and differs after step 1"
+    assert done.stderr.count(said) == 1 and "all good" not in done.stdout, str(done)
+    assert "guarded.py" in done.stderr.partition("The job was ended.")[2], str(done)
+
+
 @pytest.mark.parametrize("route", ["alltoall", "allgather"])
 def test_an_id_outside_its_table_is_named_with_the_table(start, route):
     done = start(*RUN, "asks for row 11", route).finish()
@@ -67,6 +77,7 @@ def test_a_fetch_that_one_rank_runs_alone_is_named(start):
     # The one that has waited longer comes first, and they began within a few milliseconds.
     assert "scores:0" in stall and "Adam" in stall, str(done)
     assert re.search("waiting: rank [01]\n.*not coming: rank [01]: waits in another fetch", stall), str(done)
+    assert "every rank must fetch" in stall and "scores:0 (by " in stall, str(done)
 
 
 def test_a_rank_that_ends_its_loop_early_is_named(start):

@@ -1,5 +1,6 @@
 """Scripts on two workers that check themselves: each rank says at its end that all was good."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ def check(done):
     assert done.status == 0, str(done)
     for rank in (0, 1):
         assert "all good" in done.lines(rank), str(done)
+    of_tensorflow = re.compile(r"^\[\d\] .*(absl::InitializeLog|port\.cc:|is deprecated)", re.MULTILINE)
+    assert not of_tensorflow.search(done.stderr), str(done)
 
 
 def test_a_session_takes_and_gives_what_its_conventions_say(start, tmp_path):
@@ -43,6 +46,7 @@ def test_gradients_are_kept_over_several_batches(start, tmp_path, option):
     check(done)
     assert done.stderr.count("The gradients of the last 1 batches were not applied") == 1
     assert "note: an update takes the gradients of 3 batches of every worker" in done.stdout
+    assert done.stderr.count("PARALLAX INFO: Guard: ") == 1
 
 
 def test_one_worker_alone_is_traced_while_a_rate_keeps_its_default(start, tmp_path):

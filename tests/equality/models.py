@@ -213,6 +213,17 @@ def inside_a_function(rows: int) -> None:
     v1.train.AdagradOptimizer(0.5).minimize(squared(dense(look_up(ids(rows))), rows))
 
 
+def function_clipped(rows: int) -> Any:
+    """The lookup is in a tf.function; all that autodiff gives outside of it is clipped by the global norm."""
+    emb = table()
+
+    @tf.function
+    def look_up(x: Any) -> Any:
+        return tf.nn.embedding_lookup(emb, x) * 2.0
+
+    return clipped(squared(dense(look_up(ids(rows))), rows))
+
+
 def inside_a_conditional(rows: int) -> None:
     """The lookup is in one branch of a conditional that all workers take alike."""
     emb, x = table(), ids(rows)
@@ -474,6 +485,7 @@ MODELS: dict[str, Callable[[int], Any]] = {
     "partitioned, mod": lambda rows: partitioned(rows, 3, "mod"),
     "partitioned, div": lambda rows: partitioned(rows, 2, "div"),
     "function": inside_a_function,
+    "function, clipped": function_clipped,
     "conditional": inside_a_conditional,
     "old conditional": old_control_flow,
     "loop": inside_a_loop,

@@ -37,12 +37,15 @@ from parallax.analysis.planner import make_plan  # noqa: E402
 from parallax.environment import listening_on  # noqa: E402
 from parallax.errors import PlanError  # noqa: E402
 from parallax.plan import Wishes, one_host  # noqa: E402
+from parallax.runtime import hooks  # noqa: E402
 from parallax.runtime.accumulation import Accumulation  # noqa: E402
 from parallax.runtime.channels import open_channels  # noqa: E402
+from parallax.runtime.guard.guard import Guard  # noqa: E402
 from parallax.runtime.members import hold_port  # noqa: E402
 from parallax.runtime.names import Names  # noqa: E402
 from parallax.runtime.planning import analyse, decide, feasible  # noqa: E402
 from parallax.runtime.verify import difference  # noqa: E402
+from parallax.runtime.watch import Watch  # noqa: E402
 from parallax.transform.edit import Worker  # noqa: E402
 from parallax.transform.pipeline import transform  # noqa: E402
 from parallax.transform.seeds import set_seeds  # noqa: E402
@@ -220,6 +223,9 @@ def workers(made_of, route, updates, rank, size, servers):
     imported = tf.Graph()
     with imported.as_default():
         tf.graph_util.import_graph_def(made.graph_def, name="")
+        held = hooks.Worker(graph, names, Watch())
+        guard = Guard(held, MPI.COMM_WORLD, analysed.captured.view, frozenset())
+        guard.follow(made)
     target, config = (servers.target, servers.config) if plan.servers else ("", None)
     with v1.Session(target, graph=imported, config=config) as session:
         for phase in initialization_phases(analysed.captured):
@@ -229,6 +235,8 @@ def workers(made_of, route, updates, rank, size, servers):
             for mine in draws:
                 train(session, names, accumulation, ops[step % len(ops)], feeds(graph, mine[rank]))
         values = values_of(graph, session, made.whole)
+        held.raw = session
+        guard.finish()  # bit by bit: what is equal on all workers is so by every route
     if plan.servers:
         servers.forget(rank)
     return values, {v.name: f"{v.cls.value} by {v.route}" for v in plan.variables}

@@ -178,6 +178,16 @@ def test_the_table_shows_links_fits_and_the_error_of_what_was_held_out(golden):
     golden("calibrate_table.txt", profile_table(profile_of(["a", "b", "c"], values), held_out))
 
 
+@pytest.mark.parametrize(("times", "warned"), [(1.2, False), (1.5, True), (0.5, True)])
+def test_large_errors_of_what_was_held_out_are_warned_of(times, warned):
+    values = measured()
+    held_out = [sample for sample in values.samples if sample.point.is_held_out]
+    slower = [Sample(sample.point, times * sample.seconds) for sample in held_out]
+    text = profile_table(profile_of(["a", "b", "c"], values), slower)
+    words = "WARNING: predictions are off by more than 25% for alltoall across hosts"
+    assert (words in text) == warned and ("Measure again while nothing else runs" in text) == warned
+
+
 # --- the command ---
 
 

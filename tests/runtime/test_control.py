@@ -21,7 +21,7 @@ def pipe(monkeypatch):
 
 def test_outside_a_job_nothing_is_sent(monkeypatch):
     monkeypatch.delenv(CONTROL_FD, raising=False)
-    send({"kind": "finished", "runs": 1})
+    assert not send({"kind": "finished", "runs": 1})
 
 
 def test_a_message_is_one_line_of_json(pipe):

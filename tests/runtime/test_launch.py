@@ -199,7 +199,7 @@ sys.exit("lost rank 1")
     status, _, stderr = start(body).finish()
     assert status == 5
     assert "rank 1 failed with exit status 5" in stderr
-    assert stderr.endswith("Traceback of rank 1:\nTraceback of the cause\n")
+    assert stderr.endswith("Error of rank 1:\nTraceback of the cause\n")
 
 
 WAITING = """

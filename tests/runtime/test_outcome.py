@@ -43,8 +43,37 @@ def test_who_told_of_a_failure_first_is_the_cause_whoever_ends_first():
     judge.observe(Exit(1, 1), 2)
     assert judge.has_failed(2)
     assert ending(judge) == Ending(
-        1, "rank 1 failed with exit status 1. The job was ended.\nTraceback of rank 1:\nTrace\nOops"
+        1, "rank 1 failed with exit status 1. The job was ended.\nError of rank 1:\nTrace\nOops"
     )
+
+
+def failed(rank, what, place="train.py"):
+    trace = f"Traceback (most recent call last):\n  File {place}\n{what}\n"
+    return Control(rank, {"kind": "failed", "error": trace, "what": what})
+
+
+def test_an_error_that_all_ranks_have_is_shown_once():
+    shown = ending(judge_of(*(failed(rank, "KeyError: 3") for rank in (1, 0, 2)), Exit(1, 1), num_workers=3)).message
+    assert shown.splitlines() == [
+        "rank 1 failed with exit status 1. The job was ended.",
+        "Traceback of ranks 0-2:",
+        "Traceback (most recent call last):",
+        "  File train.py",
+        "KeyError: 3",
+    ]
+
+
+def test_other_errors_that_came_after_it_get_a_line_each():
+    after = ["UnknownError: Graph execution error:\n\nHorovod was shut down"] * 2 + ["A: 1", "B: 2", "C: 3", "D" * 300]
+    told = [failed(0, "KeyError: 3"), *(failed(rank, what) for rank, what in enumerate(after, 1))]
+    shown = ending(judge_of(*told, Exit(0, 1), num_workers=7)).message.splitlines()
+    assert shown[5:] == [
+        "ranks 1-2 failed too: Horovod was shut down",
+        "rank 3 failed too: A: 1",
+        "rank 4 failed too: B: 2",
+        "ranks 5-6 failed too, each in its own way.",
+    ]
+    assert len(shown) == 9
 
 
 def test_a_killed_rank_is_the_cause_though_others_told_before():

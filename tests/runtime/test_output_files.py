@@ -32,6 +32,15 @@ def test_files_hold_the_text_as_it_came_and_the_console_too(tmp_path):
     assert b"[0] half a line\n" in out.getvalue() and b"[1] \xff odd\n" in err.getvalue()
 
 
+def test_what_a_rank_told_the_launcher_is_in_its_file_and_not_on_the_console(tmp_path):
+    out, err = io.BytesIO(), io.BytesIO()
+    relay = Relay(out, err, files=OutputFiles(tmp_path, ("worker-0",)))
+    relay.keep(0, "Traceback\nKeyError\n")
+    relay.close()
+    assert (tmp_path / "worker-0" / "stderr").read_text() == "Traceback\nKeyError\n"
+    assert out.getvalue() + err.getvalue() == b""
+
+
 def test_files_of_an_earlier_job_are_made_anew(tmp_path):
     for text in ("first\n", "2\n"):
         files = OutputFiles(tmp_path, ("worker-0",))

@@ -63,5 +63,5 @@ def test_a_wish_that_cannot_be_met_is_refused_before_the_start():
 
 
 def test_the_cluster_profile_reaches_the_workers_in_the_parcel():
-    parcel = Parcel("{}", {}, 1, (0, 0), cluster="{}\n", cluster_name=str(Path("c.json")))
+    parcel = Parcel("{}", b"", 1, (0, 0), cluster="{}\n", cluster_name=str(Path("c.json")))
     assert parcel_from_bytes(parcel.to_bytes()) == parcel

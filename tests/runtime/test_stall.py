@@ -117,3 +117,27 @@ def test_a_server_never_stalls_and_nobody_waits_for_one():
     watch = watch_of((0, in_run(), 2.0), (1, in_run(), 2.0), (2, in_run(), 0.0))
     watch.observe_exit(2, 1, 9.0)
     assert watch.verdict(1e6) is None
+
+
+def test_what_one_rank_alone_fetches_and_all_must_is_named_on_either_side():
+    trained = {"train_op": ["a1 ids", "b2 grad"]}
+    alone = {
+        **in_run("train_op, sum:0", "d2"),
+        "for_all": {**trained, "sum:0": ["a1 ids", "b2 grad", "c3 norm/L2Loss"]},
+    }
+    others = {**in_run("train_op", "d1"), "for_all": trained}
+    first = watch_of((0, alone, 2.0), (1, others, 3.0)).verdict(61.0)
+    assert first.for_all == ("sum:0 (by norm/L2Loss)",)
+    assert "  fetch: train_op, sum:0\n  of it every rank must fetch: sum:0 (by norm/L2Loss)\n" in str(first)
+    assert first.absent == ((1, "waits in another fetch: train_op"),)
+    second = watch_of((0, alone, 3.0), (1, others, 2.0)).verdict(61.0)
+    text = "waits in another fetch: train_op, sum:0; every rank must fetch sum:0 (by norm/L2Loss)"
+    assert (second.for_all, second.absent) == ((), ((0, text),))
+
+
+def test_of_many_fetches_those_are_named_for_which_all_must_come():
+    alone = {**in_run("a, b, train_op"), "for_all": {"a": ["a1 ids"], "train_op": ["a1 ids", "b2 grad"]}}
+    stall = watch_of((0, alone, 2.0)).verdict(61.0)
+    assert stall.for_all == ("train_op (by grad, ids)",)
+    only = watch_of((0, {**in_run("train_op"), "for_all": {"train_op": [f"a{n} op{n}" for n in range(9)]}}, 2.0))
+    assert "every rank must fetch" not in str(only.verdict(61.0))

@@ -20,7 +20,7 @@ from parallax.runtime.trace.offsets import (
 )
 from parallax.runtime.trace.ops import KINDS, Step, kind_of, read_step
 from parallax.runtime.trace.rows import corrected, lanes, rank_trace, union
-from parallax.runtime.trace.summary import slowest, summary
+from parallax.runtime.trace.summary import outside, slowest, summary
 from parallax.runtime.trace.waits import arrivals, last_arrivals, waits
 from parallax.runtime.trace.wish import make_ready, trace_wish
 
@@ -229,9 +229,20 @@ def test_a_summary_names_the_rank_that_the_others_waited_for():
     assert (most.rank, most.waited_us) == (1, 2000)
     lines = summary(traces, (4, 5)).splitlines()
     assert lines[0] == "Trace of steps 4 to 5: ms in a step, the mean of 2"
-    assert lines[1].split() == ["rank", "host", "step", *KINDS, "clock"]
-    assert lines[2].split() == "0 h0 2.45 0.40 0.05 0.00 0.00 2.00 +0.00 +- 0.00".split()
+    assert lines[1].split() == ["rank", "host", "step", "outside", *KINDS, "clock"]
+    assert lines[2].split() == "0 h0 2.45 7.55 0.40 0.05 0.00 0.00 2.00 +0.00 +- 0.00".split()
     assert lines[-1] == "The slowest is rank 1 on host h1: the others waited 2.00 ms in a step for it."
+
+
+def test_time_outside_the_steps_is_told_and_of_steps_that_follow_each_other_only():
+    def traced(*numbers):
+        return traces_of([pulled(n, n * 1000, n * 1000 + 350) for n in numbers])[0]
+
+    assert outside(traced(4, 5, 6, 9)) == 600  # a step of 400 every 1000, and 7 and 8 were not traced
+    assert outside(traced(4, 6)) is None and outside(traced(4)) is None
+    words = "More time passes outside the steps than in them: 0.60 ms on rank 0."
+    assert words in summary([traced(4, 5)], (4, 5)) and words not in summary([traced(4)], (4, 4))
+    assert summary([traced(4)], (4, 4)).splitlines()[2].split()[3] == "-"
 
 
 def two_legs(within_us, between_us, end_us):

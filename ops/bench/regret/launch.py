@@ -22,7 +22,7 @@ def main() -> None:
     cluster = parse_resource_file(resource, local_cluster(None, "").hosts[0])
     numbers = tuple(range(len(cluster.hosts)))
     variables = (*with_defaults(worker_defaults(cluster, numbers)), ("PYTHONPATH", python_path_with(Path(ROOT))))
-    parcel = Parcel("", {}, 0, numbers, numbers, tuple(host.address for host in cluster.hosts), cluster.ports)
+    parcel = Parcel("", b"", 0, numbers, numbers, tuple(host.address for host in cluster.hosts), cluster.ports)
     program = ("-m", "parallax.runtime.worker", "-m", _RANKS, *words)
     sys.exit(launch(Job(program, cluster, numbers, variables, input=parcel.to_bytes())))
 

@@ -97,7 +97,7 @@ def _job(cluster: Cluster, quick: bool) -> Job:
         *with_defaults(worker_defaults(cluster, servers)),
         ("PYTHONPATH", python_path_with(Path(__file__).resolve().parents[3])),
     )
-    parcel = Parcel("", {}, 0, hosts, servers, addresses, cluster.ports)
+    parcel = Parcel("", b"", 0, hosts, servers, addresses, cluster.ports)
     program = ("-m", "parallax.runtime.worker", "-m", _RANKS, *([QUICK] if quick else []))
     return Job(program, cluster, servers, variables, input=parcel.to_bytes())
 

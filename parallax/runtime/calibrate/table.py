@@ -9,6 +9,9 @@ from parallax.profiles import ClusterProfile
 from parallax.runtime.calibrate.fit import Sample, errors_of
 from parallax.runtime.calibrate.points import ACROSS, WITHIN
 
+LARGE_ERROR = 0.25
+"""A held-out error above it is warned of: routes between which a plan chooses often differ by less."""
+
 _WHERE = {ACROSS: "across hosts", WITHIN: "within a host"}
 
 
@@ -17,7 +20,7 @@ def profile_table(profile: ClusterProfile, held_out: Sequence[Sample] = ()) -> s
 
     Args:
         profile: what was fitted.
-        held_out: measurements that were not fitted, whose errors are shown.
+        held_out: measurements that were not fitted, whose errors are shown, and warned of where they are large.
     """
     lines = [*_hosts(profile), ""]
     errors = errors_of(profile, held_out)
@@ -37,18 +40,31 @@ def profile_table(profile: ClusterProfile, held_out: Sequence[Sample] = ()) -> s
                     f"{1e-6 / line.byte_s:,.1f}" if line.byte_s else "unlimited",
                     f"{line.overlap:.2f}",
                     f"{line.residual:.1%}",
-                    f"{statistics.median(map(abs, own)):.1%}" if own else "",
+                    f"{_typical(own):.1%}" if own else "",
                 )
             )
     lines += [
         "",
         "Bandwidth is besides the link: copies and waits. Held out: the error for sizes that were not fitted.",
     ]
+    if poor := [key for key, own in errors.items() if _typical(own) > LARGE_ERROR]:
+        names = ", ".join(
+            f"{operation} {_WHERE[where]} ({_typical(errors[where, operation]):.0%})" for where, operation in poor
+        )
+        lines.append(
+            f"WARNING: predictions are off by more than {LARGE_ERROR:.0%} for {names}. Do not rely on seconds and "
+            "routes of plans with this profile. Measure again while nothing else runs there, and without --quick."
+        )
     if len(profile.hosts) == 2:
         lines.append("With two hosts the latency per peer is in the base: the fit holds for two.")
     if profile.shared_cores is not None:
         lines.append(f"Hosts share processor cores: {profile.shared_cores:.2f} compute at once as fast as one alone.")
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _typical(errors: Sequence[float]) -> float:
+    """The size of most errors: their median."""
+    return statistics.median(map(abs, errors))
 
 
 def _hosts(profile: ClusterProfile) -> list[str]:

@@ -22,6 +22,7 @@ from parallax.runtime.channels import open_channels
 from parallax.runtime.checkpoint.held import Places
 from parallax.runtime.checkpoint.hook import Checkpoints
 from parallax.runtime.checkpoint.stored import Stored
+from parallax.runtime.guard.guard import Guard
 from parallax.runtime.hooks import Worker
 from parallax.runtime.members import WORKER_TASK, Members
 from parallax.runtime.names import Names
@@ -60,6 +61,7 @@ class ChangeOver:
         place: which of the workers this is.
         worker_graph: of the plan in force.
         saved: the job's checkpoints, if there are any.
+        guard: compares the workers, if anything does.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class ChangeOver:
         place: edit.Worker,
         worker_graph: WorkerGraph,
         saved: Checkpoints | None,
+        guard: Guard | None = None,
     ) -> None:
         self._members = members
         self._worker = worker
@@ -79,6 +82,7 @@ class ChangeOver:
         self._places = places_of(worker_graph)
         self._names: Mapping[str, str] = {}
         self._saved = saved
+        self._guard = guard
         self._number = 1
 
     def to(self, plan: Plan, steps: int) -> Changed:
@@ -142,6 +146,8 @@ class ChangeOver:
                 movements = moves(stored, self._places, places, comm)
                 if self._saved is not None:
                     self._saved.hold(self._worker.graph, places)
+                if self._guard is not None:
+                    self._guard.follow(added.worker_graph, added.names)
         graph.finalize()
         for name in added.worker_graph.counter_initializers:
             session.run(name)

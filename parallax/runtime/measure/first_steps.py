@@ -74,7 +74,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._worker = worker
         self._training = training
         self._synchronous = plan.synchronous
-        self._graph = plan.fingerprint
+        self._graph = analysed.spec.model_key
         tables = tables_of(analysed.captured, analysed.spec)
         self._tables, self._reasons = fetchable(analysed.captured, tables)
         self._held = variable_bytes(worker.names.run_view.nodes.values())

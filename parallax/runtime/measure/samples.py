@@ -116,7 +116,7 @@ def profile_samples(
     found = _computed(asking) if wanted.compute else Computed(None, None, None)
     profile = ModelProfile(
         version=MODEL_PROFILE_VERSION,
-        graph=analysed.spec.fingerprint,
+        graph=analysed.spec.model_key,
         cluster=wanted.cluster or "",
         steps=counted,
         source=SAMPLE_BATCHES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,25 +52,50 @@ def summary(traces: Sequence[RankTrace], asked: tuple[int, int]) -> str:
     which = f"steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"step {numbers[0]}"
     lines = [f"Trace of {which}: ms in a step, the mean of {len(numbers)}", *_table(traces)]
     lines.append("Kinds of work run beside each other, so that they do not add up to the step. Clocks are rank 0's;")
-    lines.append("`clock` is what was added, and how wrong it may be.")
+    lines.append("`outside` passes from a step's last op to the next one's first: the script's own Python, feeds and")
+    lines.append("fetches, and what tracing takes. `clock` is what was added, and how wrong it may be.")
     lines += [_server_clock(number, offset) for number, offset in enumerate(traces[0].servers)]
-    lines.append(_verdict(traces))
+    lines += [*_idle(traces), _verdict(traces)]
     return "\n".join(lines) + "\n"
 
 
 def _table(traces: Sequence[RankTrace]) -> list[str]:
     with_servers = any(step.server_us for trace in traces for step in trace.steps)
-    header = ("rank", "host", "step", *KINDS, *(["on servers"] if with_servers else []), "clock")
+    header = ("rank", "host", "step", "outside", *KINDS, *(["on servers"] if with_servers else []), "clock")
     rows = [header]
     for trace in traces:
         count = len(trace.steps) or 1
-        columns = [[step.end_us - step.start_us for step in trace.steps]]
-        columns += [[step.us_by_kind[kind] for step in trace.steps] for kind in KINDS]
+        columns = [[step.us_by_kind[kind] for step in trace.steps] for kind in KINDS]
         columns += [[step.server_us for step in trace.steps]] if with_servers else []
-        means = (_ms(sum(column) / count) for column in columns)
+        outside_us = outside(trace)
+        means = [_ms(_step_us(trace)), "-" if outside_us is None else _ms(outside_us)]
+        means += [_ms(sum(column) / count) for column in columns]
         rows.append((str(trace.rank), trace.host, *means, _clock(trace.offset)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def outside(trace: RankTrace) -> float | None:
+    """The mean of what passes between a step and the next, in microseconds; None when no two came one after another."""
+    pairs = itertools.pairwise(step for step in trace.steps if step.end_us > step.start_us)
+    gaps_us = [after.start_us - before.end_us for before, after in pairs if after.number == before.number + 1]
+    return sum(gaps_us) / len(gaps_us) if gaps_us else None
+
+
+def _step_us(trace: RankTrace) -> float:
+    return sum(step.end_us - step.start_us for step in trace.steps) / (len(trace.steps) or 1)
+
+
+def _idle(traces: Sequence[RankTrace]) -> list[str]:
+    """Says that a rank's script takes more time than its steps, of the rank where that is most."""
+    most = max(traces, key=lambda trace: outside(trace) or 0.0)
+    outside_us = outside(most)
+    if outside_us is None or outside_us <= _step_us(most):
+        return []
+    return [
+        f"More time passes outside the steps than in them: {_ms(outside_us)} ms on rank {most.rank}. Look at what the "
+        "script does between two runs (batches made in Python, other fetches)."
+    ]
 
 
 def _server_clock(number: int, offset: Offset | None) -> str:

@@ -1,6 +1,7 @@
 """A language model with sampled softmax, as the examples of Parallax 2019 are written: lists of feeds, one per replica.
 
-TensorFlow's own cells are gone from it, so the LSTM cell is written out here.
+TensorFlow's own cells are in tf_keras now: --library_cells takes them, with the seeds that they draw, and needs
+TF_USE_LEGACY_KERAS=1. Without it an LSTM cell is written out here.
 """
 
 import numpy as np
@@ -26,6 +27,7 @@ flags.DEFINE_string("redirect_path", None, "Directory for the output of the work
 flags.DEFINE_string("export_graph_path", None, "Directory for the graphs of the workers")
 flags.DEFINE_boolean("v1_behavior", True, "Whether to disable TensorFlow 2's behavior")
 flags.DEFINE_boolean("fixed_samples", False, "Take the same samples in every step, so that results can be compared")
+flags.DEFINE_boolean("library_cells", False, "Take TensorFlow's cells, and set no seed")
 flags.DEFINE_string("result", None, "File that worker 0 writes the variables to")
 FLAGS = flags.FLAGS
 
@@ -55,7 +57,8 @@ class LSTMCell:
 def build_model(batch_size, fixed_samples):
     single_gpu_graph = tf.Graph()
     with single_gpu_graph.as_default():
-        tf.set_random_seed(1)
+        if not FLAGS.library_cells:
+            tf.set_random_seed(1)
         global_step = tf.train.get_or_create_global_step()
         x = tf.placeholder(tf.int32, [batch_size, STEPS], name="x")
         y = tf.placeholder(tf.int32, [batch_size, STEPS], name="y")
@@ -66,7 +69,9 @@ def build_model(batch_size, fixed_samples):
             softmax_w = tf.get_variable("softmax_w", [VOCABULARY, UNITS], partitioner=partitioner)
             softmax_b = tf.get_variable("softmax_b", [VOCABULARY], partitioner=partitioner)
             with tf.variable_scope("lstm"):
-                cell = LSTMCell(WIDTH, UNITS)
+                cell = tf.nn.rnn_cell.LSTMCell(UNITS) if FLAGS.library_cells else LSTMCell(WIDTH, UNITS)
+        if FLAGS.library_cells:
+            cell = tf.nn.rnn_cell.DropoutWrapper(cell, input_keep_prob=0.9)
         inputs = tf.nn.embedding_lookup(emb, x)
         outputs, _ = tf.nn.dynamic_rnn(cell, inputs, initial_state=cell.zero_state(batch_size, tf.float32))
         targets = tf.reshape(y, [-1, 1])
@@ -86,8 +91,8 @@ def build_model(batch_size, fixed_samples):
         )
         loss = tf.reduce_mean(losses * tf.reshape(w, [-1]))
         all_vars = tf.trainable_variables()
-        lstm_vars = [v for v in all_vars if "/lstm/" in v.name]
-        table_vars = [v for v in all_vars if "/lstm/" not in v.name]
+        lstm_vars = [v for v in all_vars if "lstm" in v.name]
+        table_vars = [v for v in all_vars if "lstm" not in v.name]
         grads = tf.gradients(loss, table_vars + lstm_vars)
         table_grads, lstm_grads = grads[: len(table_vars)], grads[len(table_vars) :]
         table_grads = [tf.IndexedSlices(2.0 * g.values, g.indices, g.dense_shape) for g in table_grads]
@@ -115,7 +120,7 @@ def build_config():
     parallax_config.average_sparse = True
     parallax_config.communication_config = parallax.CommunicationConfig(ps_config, mpi_config)
     parallax_config.ckpt_config = ckpt_config
-    profile_steps = [int(step) for step in FLAGS.profile_steps] if FLAGS.profile_steps else None
+    profile_steps = [int(step) for step in FLAGS.profile_steps] if FLAGS.profile_steps else []
     parallax_config.profile_config = parallax.ProfileConfig(
         profile_dir=FLAGS.profile_dir, profile_steps=profile_steps, profile_worker=FLAGS.profile_worker
     )

@@ -110,6 +110,12 @@ def fetches_come_back_as_they_were_asked_for():
     assert sess.run(noise.op.name) == [None] and len(sess.run(noise)) == 1
 
 
+def inside_with_eval_and_run_give_and_take_plain_values():
+    assert factor.eval({factor: 3.0}) == 3.0 and tf.get_default_session().run(step) == sess.run(step)[0]
+    assert rows.eval({ids: [1, 2]}).shape == (2, 4) and emb.eval().shape == (11, 4)
+    assert weights.op.run() is None
+
+
 def feeds_may_be_lists_values_names_and_defaults():
     value = [1, 5, 1]
     want = sess.run(emb)[0][value]
@@ -232,6 +238,7 @@ with sess:
             initial_values_are_those_of_one_process,
             a_variable_is_fetched_whole_whatever_it_is_called,
             fetches_come_back_as_they_were_asked_for,
+            inside_with_eval_and_run_give_and_take_plain_values,
             feeds_may_be_lists_values_names_and_defaults,
             ids_of_any_shape_and_none_at_all_are_looked_up,
             a_lookup_does_not_ask_for_the_feeds_of_another_that_shares_its_exchange,

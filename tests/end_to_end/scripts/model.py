@@ -1,9 +1,11 @@
 """A small model with an embedding, a dense layer and Adam, as a user's script has it.
 
 `--batch N` makes the batch static; `--summed` makes the loss a sum over the batch, which the mean over workers is not.
+With `--drift` worker 1 changes its own copy of a variable; the graph then has a count of its own samples besides.
 """
 
 import argparse
+import os
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -11,7 +13,21 @@ import tensorflow.compat.v1 as tf
 import parallax
 
 
-def build(batch, summed):
+class Drift(tf.train.SessionRunHook):
+    """Adds to worker 1's copy of the weights before the second step."""
+
+    def begin(self):
+        self.add = tf.assign_add(tf.get_default_graph().get_collection("weights")[0], [[0.25]] * 4)
+
+        self.runs = 0
+
+    def before_run(self, context):
+        self.runs += 1
+        if self.runs == 2 and os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+            context.session.run(self.add)
+
+
+def build(batch, summed, drift=False):
     graph = tf.Graph()
     with graph.as_default():
         tf.set_random_seed(7)
@@ -22,7 +38,14 @@ def build(batch, summed):
         weights = tf.get_variable("weights", [4, 1])
         errors = tf.square(tf.nn.embedding_lookup(emb, ids) @ weights - labels)
         loss = tf.reduce_sum(errors) if summed else tf.reduce_mean(errors)
-        train = tf.train.AdamOptimizer(rate).minimize(loss)
+        tf.add_to_collection("weights", weights)
+        step = tf.train.create_global_step() if drift else None
+        train = tf.train.AdamOptimizer(rate).minimize(loss, step)
+        if drift:
+            count = tf.get_variable("count", [], tf.int64, tf.zeros_initializer(), trainable=False)
+            with tf.control_dependencies([tf.assign_add(count, tf.reduce_sum(tf.cast(ids, tf.int64)))]):
+                train = tf.group(train, name="counted")
+            tf.add_to_collection("train_op", train)
         tf.train.Saver()
     return graph, train, loss
 
@@ -37,11 +60,12 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--batch", type=int)
     parser.add_argument("--summed", action="store_true")
+    parser.add_argument("--drift", action="store_true")
     parser.add_argument("--plan")
     flags = parser.parse_args()
     tf.disable_v2_behavior()
-    graph, train, loss = build(flags.batch, flags.summed)
-    config = parallax.Config(seed=3, plan_file=flags.plan)
+    graph, train, loss = build(flags.batch, flags.summed, flags.drift)
+    config = parallax.Config(seed=3, plan_file=flags.plan, hooks=[Drift()] if flags.drift else [])
     sess, num_workers, worker_id, _ = parallax.parallel_run(graph, None, True, config)
     with sess:
         for step in range(3):

@@ -14,7 +14,7 @@ from parallax import api
 from parallax.environment import Settings
 from parallax.plan import one_host
 from parallax.profiles import ClusterProfile, HostProfile, Line, ModelProfile
-from parallax.runtime import verify
+from parallax.runtime.verify.command import check_feeds
 
 tf.disable_v2_behavior()
 folder = Path(sys.argv[1])
@@ -133,7 +133,7 @@ def profiles_must_belong_to_the_job():
     cluster.write_text('{"version": 1}', encoding="utf-8")
     refused(parallax.PlanError, "must be as `parallax calibrate` writes it", run(cluster_profile=cluster))
     profile.write_text(ModelProfile(1, "0" * 64, "", 9, "sample batches", ()).to_json(), encoding="utf-8")
-    refused(parallax.PlanError, "profile.json is of graph 000000000000", run(model_profile=profile))
+    refused(parallax.PlanError, "profile.json is of model 000000000000", run(model_profile=profile))
 
 
 def a_resource_file_must_parse():
@@ -152,7 +152,7 @@ def a_resource_file_must_parse():
 
 def a_verification_must_have_feeds_of_the_graph():
     def check(workers=2, **wanted):
-        return lambda: verify.check_feeds(model(sgd()), workers, Settings(**wanted))
+        return lambda: check_feeds(model(sgd()), workers, Settings(**wanted))
 
     code = folder / "feeds.py"
     code.write_text(

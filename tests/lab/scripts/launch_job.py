@@ -14,6 +14,6 @@ servers = layout_of(cluster).servers if with_servers == "yes" else ()
 hosts = tuple(number for number, host in enumerate(cluster.hosts) for _ in range(host.num_workers))
 addresses = tuple(host.address for host in cluster.hosts)
 plan = secrets.token_hex(2_000_000)  # 2 MB when compressed
-parcel = Parcel(plan, {"node": "digest"}, 7, hosts, servers, addresses, cluster.ports)
+parcel = Parcel(plan, b"graph", 7, hosts, servers, addresses, cluster.ports)
 variables = (("TF_CPP_MIN_LOG_LEVEL", "2"),)
 sys.exit(launch(Job(("-m", "parallax.runtime.worker", *program), cluster, servers, variables, 60.0, parcel.to_bytes())))

@@ -1,0 +1,236 @@
+"""What two graphs must have in common: names and structure. Values may differ.
+
+Structure is each node's name, op, inputs, control inputs, device, static shapes and attributes, and the bodies of the
+functions that it calls. Values are those of constants and the seeds of random ops. Names of functions count calls of
+`tf.function` in the process, and names with a UUID are drawn anew in every one: both are neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SEEDS = ("seed", "seed2")
+_OWN_NAMES = ("_gradient_op_type",)
+"""Attributes by which one process finds a Python object of its own."""
+_UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+SHAPES = "_output_shapes"
+_TEXT = 80  # characters of a value in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first op, in graph order, that two graphs do not have alike.
+
+    Attributes:
+        op: its name in the second graph; where only the first graph has it, the last op before it that both have, or
+            empty.
+        text: a sentence's end after `worker 1`: what the op is like in the second graph and in the launcher's.
+    """
+
+    op: str
+    text: str
+
+
+def fingerprint(graph_def: Any) -> str:
+    """SHA-256 over the structure of a graph, in no order of nodes."""
+    lines = "\n".join(f"{name} {digest}" for name, digest in sorted(node_digests(graph_def).items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def node_digests(graph_def: Any) -> dict[str, str]:
+    """A short digest of every node's structure, by name."""
+    bodies = _Bodies(graph_def)
+    return {node.name: _digest(_skeleton(node, bodies)) for node in graph_def.node}
+
+
+def first_difference(launcher: Any, own: Any) -> Difference | None:
+    """In what the structure of a graph differs from the launcher's; None when in nothing.
+
+    Args:
+        launcher: GraphDef, with shapes.
+        own: another one.
+    """
+    wanted, found = node_digests(launcher), node_digests(own)
+    if wanted == found:
+        return None
+    nodes = {node.name: node for node in own.node}
+    of_launcher, of_own = [node.name for node in launcher.node], [node.name for node in own.node]
+    at = next((i for i, name in enumerate(of_launcher) if found.get(name) != wanted[name]), len(of_launcher))
+    more = next((i for i, name in enumerate(of_own) if name not in wanted), len(of_own))
+    if more < at or at == len(of_launcher):
+        name = of_own[more]
+        return Difference(name, f"built op {name!r} ({nodes[name].op}), which the launcher's graph has not")
+    node = launcher.node[at]
+    if node.name in nodes:
+        how = _how(node, nodes[node.name], _Bodies(launcher), _Bodies(own))
+        return Difference(node.name, f"built op {node.name!r} differently from the launcher: {how}")
+    missing = f"has no op {node.name!r} ({node.op}), which the launcher's graph has"
+    if more < len(of_own):
+        name = of_own[more]
+        return Difference(name, f"{missing}, and built {name!r} ({nodes[name].op}) instead")
+    before = next((name for name in reversed(of_launcher[:at]) if name in nodes), "")
+    return Difference(before, f"{missing} after {before!r}" if before else missing)
+
+
+def function_names(launcher: Any, own: Any) -> dict[str, str]:
+    """Name of a function in a graph -> its name in the launcher's, which has the same structure."""
+    theirs, mine = _Bodies(launcher).functions, _Bodies(own).functions
+    by_name = {node.name: node for node in own.node}
+    waiting = [(node, by_name[node.name]) for node in launcher.node]
+    found: dict[str, str] = {}
+    while waiting:
+        first, second = waiting.pop()
+        for name in first.attr:
+            for one, other in zip(_called(first.attr[name]), _called(second.attr[name]), strict=True):
+                if other.name in mine and other.name not in found:
+                    found[other.name] = one.name
+                    bodies = {node.name: node for node in mine[other.name].node_def}
+                    waiting += [(node, bodies[node.name]) for node in theirs[one.name].node_def]
+    return found
+
+
+def has_value(node: Any) -> bool:
+    """Whether a node is a constant; its value is no part of the structure."""
+    return bool(node.op == "Const")
+
+
+def value_digest(node: Any) -> str:
+    """SHA-256 of a constant's value."""
+    return hashlib.sha256(node.attr["value"].tensor.SerializeToString(deterministic=True)).hexdigest()
+
+
+def values_differ(first: Any, second: Any) -> bool:
+    """Whether two nodes of equal structure have other values: a constant's, or the seeds of a random op."""
+    if has_value(first):
+        return bool(first.attr["value"].tensor != second.attr["value"].tensor)
+    return any(first.attr[name].i != second.attr[name].i for name in SEEDS if name in first.attr)
+
+
+class _Bodies:
+    """Digests of the functions of a graph, by their bodies."""
+
+    def __init__(self, graph_def: Any) -> None:
+        self.functions = {f.signature.name: f for f in graph_def.library.function}
+        self._digests: dict[str, str] = {}
+
+    def digest(self, name: str) -> str:
+        if name not in self._digests:
+            self._digests[name] = "itself"  # what a function that calls itself has in its body
+            function = self.functions[name]
+            lines = [*_arguments(function), *_results(function)]
+            lines += [_digest(_skeleton(node, self)) for node in function.node_def]
+            self._digests[name] = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+        return self._digests[name]
+
+
+def _arguments(function: Any) -> list[str]:
+    return [f"{arg.name} {arg.type}" for arg in (*function.signature.input_arg, *function.signature.output_arg)]
+
+
+def _results(function: Any) -> list[str]:
+    return sorted(f"{a} {b}" for results in (function.ret, function.control_ret) for a, b in results.items())
+
+
+def _skeleton(node: Any, bodies: _Bodies) -> Any:
+    """A copy of a node without its values, and with digests for names of functions."""
+    copy = type(node)(name=node.name, device=node.device, input=_ordered(node.input))
+    copy.op = bodies.digest(node.op) if node.op in bodies.functions else node.op
+    for name, value in node.attr.items():
+        if name in _OWN_NAMES or (name in SEEDS and value.HasField("i")):
+            continue
+        if name == "value" and has_value(node):
+            copy.attr[name].tensor.dtype = value.tensor.dtype
+            copy.attr[name].tensor.tensor_shape.CopyFrom(value.tensor.tensor_shape)
+            continue
+        copy.attr[name].CopyFrom(value)
+        for function in _called(copy.attr[name]):
+            if function.name in bodies.functions:
+                function.name = bodies.digest(function.name)
+    if "shared_name" in copy.attr:
+        copy.attr["shared_name"].s = _UUID.sub(b"", copy.attr["shared_name"].s)
+    return copy
+
+
+def _called(value: Any) -> Iterable[Any]:
+    """The functions that an attribute names."""
+    if value.HasField("func"):
+        return [value.func]
+    return value.list.func if value.HasField("list") else []
+
+
+def _ordered(inputs: Iterable[str]) -> list[str]:
+    """Data inputs as they are, then control inputs by name: these have no order."""
+    names = list(inputs)
+    return [n for n in names if not n.startswith("^")] + sorted(n for n in names if n.startswith("^"))
+
+
+def _digest(node: Any) -> str:
+    return hashlib.sha256(node.SerializeToString(deterministic=True)).hexdigest()[:16]
+
+
+def _how(launcher: Any, own: Any, their_bodies: _Bodies, own_bodies: _Bodies) -> str:
+    """In what two nodes of one name differ."""
+    wanted, found = _skeleton(launcher, their_bodies), _skeleton(own, own_bodies)
+    if wanted.op != found.op:
+        return f"its type is {own.op}, and the launcher's {launcher.op}"
+    if wanted.input != found.input:
+        return f"its inputs are {_cut(', '.join(found.input))}, and the launcher's {_cut(', '.join(wanted.input))}"
+    if wanted.device != found.device:
+        return f"its device is {own.device!r}, and the launcher's {launcher.device!r}"
+    # What causes a difference goes before the shapes that follow from it.
+    names = sorted(wanted.attr.keys() | found.attr.keys(), key=lambda name: (name == SHAPES, name))
+    name = next((n for n in names if _attribute(wanted, n) != _attribute(found, n)), "")
+    inside = _inside(launcher.attr[name], own.attr[name], their_bodies, own_bodies) if name else ""
+    what = {SHAPES: "the static shape of its output", "value": "its type and shape"}.get(name, f"its attribute {name}")
+    values = [_shown(_attribute(node, name)) for node in (found, wanted)]
+    return inside or f"{what} is {values[0]}, and the launcher's {values[1]}"
+
+
+def _inside(launcher: Any, own: Any, their_bodies: _Bodies, own_bodies: _Bodies) -> str:
+    """The first difference in the bodies of the functions that two attributes name; empty when they name none."""
+    for theirs, mine in zip(_called(launcher), _called(own), strict=False):
+        first, second = their_bodies.functions.get(theirs.name), own_bodies.functions.get(mine.name)
+        if first is None or second is None or their_bodies.digest(theirs.name) == own_bodies.digest(mine.name):
+            continue
+        nodes = {node.name: node for node in second.node_def}
+        for node in first.node_def:
+            if node.name not in nodes:
+                return f"in its function {mine.name} there is no op {node.name!r} ({node.op})"
+            if _skeleton(node, their_bodies) != _skeleton(nodes[node.name], own_bodies):
+                how = _how(node, nodes[node.name], their_bodies, own_bodies)
+                return f"of op {node.name!r} in its function {mine.name}, {how}"
+        known = {node.name for node in first.node_def}
+        more = next((name for name in nodes if name not in known), "")
+        return f"its function {mine.name} has an op {more!r} more" if more else f"the results of {mine.name} differ"
+    return ""
+
+
+def _attribute(node: Any, name: str) -> Any:
+    attributes: Mapping[str, Any] = node.attr
+    return attributes[name] if name in attributes else None
+
+
+def _shown(value: Any) -> str:
+    """An attribute's value in a line."""
+    import tensorflow as tf
+
+    if value is None:
+        return "not there"
+    kind = value.WhichOneof("value")
+    if kind == "type":
+        return str(tf.dtypes.as_dtype(value.type).name)
+    if kind == "shape":
+        return str(tf.TensorShape(value.shape))
+    if kind == "tensor":
+        return f"{tf.dtypes.as_dtype(value.tensor.dtype).name} {tf.TensorShape(value.tensor.tensor_shape)}"
+    if kind == "list" and value.list.shape:
+        return _cut(", ".join(str(tf.TensorShape(shape)) for shape in value.list.shape))
+    return _cut(" ".join(str(getattr(value, kind) if kind else value).split()))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _TEXT else f"{text[:_TEXT]}..."

@@ -1,0 +1,124 @@
+"""Two processes build a script's graph; in what they differ is what would keep workers from training one graph."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from parallax.environment import Role, Settings, environment_with
+from parallax.errors import GraphError
+
+_GRAPH_FILE, _SAID_FILE = "graph.pb", "stderr"
+_LIBRARIES = ("tensorflow", "keras", "tf_keras", "parallax")
+_SHOWN = 5
+_LAST_LINES = 20
+
+
+@dataclass(frozen=True)
+class SecondBuild:
+    """A second process that builds the graph.
+
+    Attributes:
+        process: it.
+        folder: where it leaves the graph, and what it says.
+    """
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    def graph_def(self) -> Any:
+        """Waits for the graph, as a GraphDef with shapes.
+
+        Raises:
+            GraphError: the process ended without one.
+        """
+        from tensorflow.core.framework import graph_pb2
+
+        status = self.process.wait()
+        path = self.folder / _GRAPH_FILE
+        if status or not path.exists():
+            said = (self.folder / _SAID_FILE).read_text(errors="replace").splitlines()[-_LAST_LINES:]
+            raise GraphError(
+                f"Every process of a job runs the script, and a second one ended with status {status} before it came "
+                "to parallel_run with a graph:\n" + "\n".join(said)
+            )
+        found = graph_pb2.GraphDef()
+        found.ParseFromString(path.read_bytes())
+        return found
+
+
+@contextmanager
+def second_build(words: Sequence[str], wanted: Settings) -> Iterator[SecondBuild]:
+    """Starts a second process that builds the graph; inside, it runs beside this one.
+
+    Args:
+        words: the script and its arguments.
+        wanted: what this process is to do.
+    """
+    with tempfile.TemporaryDirectory(prefix="parallax-check-") as name:
+        folder = Path(name)
+        mine = replace(wanted, role=Role.CHECK_BUILD, job_folder=name)
+        argv = [sys.executable, "-m", "parallax.runtime.script", *words]
+        with (folder / _SAID_FILE).open("wb") as said:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, env=environment_with(mine, {})
+            )
+        try:
+            yield SecondBuild(process, folder)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def write_build(graph: Any, wanted: Settings) -> None:
+    """What the second process does: leaves its graph."""
+    data = graph.as_graph_def(add_shapes=True).SerializeToString()
+    (Path(wanted.job_folder or "") / _GRAPH_FILE).write_bytes(data)
+
+
+def structural_difference(first: Any, second: Any) -> str:
+    """In what the structure of two builds differs, and where the script makes it; empty when in nothing.
+
+    Args:
+        first: tf.Graph of this process.
+        second: GraphDef of the other.
+    """
+    from parallax.analysis.digests import first_difference
+
+    difference = first_difference(second, first.as_graph_def(add_shapes=True))
+    if difference is None:
+        return ""
+    place = _place_of(first.get_operation_by_name(difference.op)) if difference.op else ""
+    text = difference.text.replace("the launcher's", "the other's").replace("the launcher", "the other")
+    where = f" ({place})" if place else ""
+    return (
+        f"All processes of a job must build the same graph, and of two builds one {text}{where}. Let no name, op, "
+        "input or shape depend on a random number, the time, the process or the order of a set."
+    )
+
+
+def differing_values(first: Any, second: Any) -> str:
+    """The ops whose values (of constants, or seeds) differ between two builds of one structure; empty for none."""
+    from parallax.analysis.digests import values_differ
+
+    others = {node.name: node for node in second.node}
+    found = [n.name for n in first.as_graph_def().node if n.name in others and values_differ(n, others[n.name])]
+    if not found:
+        return ""
+    shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+    return f"Values (constants, seeds) that differ between two builds: {shown}. Seed what the script draws."
+
+
+def _place_of(op: Any) -> str:
+    """`FILE:LINE` of the script's line that made an op; empty when there is none."""
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES]
+    around = (*(f"{Path(file).parent}/" for file in files if file), runpy.__file__, "<")
+    own = [frame for frame in op.traceback if not frame.filename.startswith(around)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""

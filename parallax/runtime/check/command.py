@@ -1,0 +1,75 @@
+"""`parallax check`: puts together what would be refused, what is suspicious, and what is good to know of a script."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from parallax.errors import ParallaxError
+from parallax.plan import Plan
+from parallax.runtime.check.builds import SecondBuild, differing_values, structural_difference
+from parallax.runtime.planning import Analysed
+
+_REFUSED, _SUSPICIOUS, _NOTE = "refused", "suspicious", "note"
+
+
+@dataclass(frozen=True)
+class FirstBuild:
+    """What this process found at `parallel_run`.
+
+    Attributes:
+        graph: the user's.
+        analysed: the same; None when it is refused.
+        plan: of it; None when there is none.
+        refusal: what a run would say before it starts; empty when it would start.
+    """
+
+    graph: Any
+    analysed: Analysed | None
+    plan: Plan | None
+    refusal: str
+
+
+def report(first: FirstBuild, second: SecondBuild) -> int:
+    """Prints what was found, and gives the exit status: 1 when a run would be refused, else 0."""
+    found = [(_REFUSED, first.refusal)] if first.refusal else []
+    found += _of_builds(first, second)
+    if first.analysed is not None:
+        found += _of_graph(first.graph, first.analysed)
+    order = (_REFUSED, _SUSPICIOUS, _NOTE)
+    width = max(map(len, order))
+    for kind, text in sorted(found, key=lambda pair: order.index(pair[0])):
+        sys.stdout.write(f"{kind:{width}}  {text}\n")
+    counts = [sum(kind == one for kind, _ in found) for one in order]
+    workers = f" by {first.plan.num_workers} workers" if first.plan is not None else ""
+    verdict = f"A run{workers} would be refused" if counts[0] else f"A run{workers} would not be refused"
+    sys.stdout.write(f"{verdict}; {counts[1]} suspicious, {counts[2]} to know. Nothing was started.\n")
+    sys.stdout.flush()
+    return 1 if counts[0] else 0
+
+
+def _of_builds(first: FirstBuild, second: SecondBuild) -> list[tuple[str, str]]:
+    """In what the two builds differ."""
+    try:
+        other = second.graph_def()
+    except ParallaxError as error:
+        return [(_REFUSED, str(error))]
+    if text := structural_difference(first.graph, other):
+        return [(_REFUSED, text)]
+    values = differing_values(first.graph, other)
+    return [(_NOTE, values)] if values else []
+
+
+def _of_graph(graph: Any, analysed: Analysed) -> list[tuple[str, str]]:
+    from parallax.analysis.gradients import gradient_updates
+    from parallax.analysis.suspicious import suspicions
+
+    captured = analysed.captured
+    found = suspicions(captured, analysed.spec, analysed.sources)
+    told = [(_NOTE if one.is_note else _SUSPICIOUS, one.text) for one in found]
+    updates = gradient_updates(captured, analysed.sources)
+    for op in graph.get_collection("train_op"):
+        if op.name in captured.view.nodes and not captured.view.ancestors([op.name]) & updates:
+            told.append((_SUSPICIOUS, f"The train_op {op.name} updates no trained variable from its gradient."))
+    return told

@@ -1,0 +1,129 @@
+"""Which lines on stderr are TensorFlow's own and of no news to a user; keeps them out of the terminal.
+
+Only information and warnings in the format of its C++ log are taken, of sources known to write them when a program
+starts, or beside an exception that says the same; and that one of its Python functions is deprecated. All others are
+the program's, errors among them. A line is shown from the level on that the user asks for (`parallax run
+--framework-log`, TF_CPP_MIN_LOG_LEVEL).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+INFO, WARNING = 0, 1
+"""Levels as TF_CPP_MIN_LOG_LEVEL counts them; higher ones are never kept from the user."""
+
+_LINE = re.compile(r"([IW])\d{4} \d\d:\d\d:\d+\.\d+ +\d+ ([a-z0-9_]+\.cc):\d+\] ")
+_SOURCES = frozenset(
+    {
+        "coordination_service.cc",
+        "coordination_service_agent.cc",
+        "cpu_feature_guard.cc",
+        "cuda_diagnostics.cc",
+        "cuda_executor.cc",
+        "device_factory.cc",
+        "direct_session.cc",
+        "gpu_device.cc",
+        "gpu_process_state.cc",
+        "grpc_channel.cc",
+        "grpc_server_lib.cc",
+        "local_rendezvous.cc",  # as op_kernel.cc
+        "master_session.cc",
+        "mlir_graph_optimization_pass.cc",
+        "op_kernel.cc",  # tells of every error that the run raises
+        "port.cc",
+        "pluggable_device_factory.cc",
+        "profiler_session.cc",
+        "queue_base.cc",  # tells of what the end of a job cancels
+    }
+)
+_BESIDE = (
+    "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+    # The second line of what cpu_feature_guard.cc says.
+    "To enable the following instructions:",
+)
+_FOLLOWS = re.compile(r"\t \[\[\{\{node .*\}\}\]\]$")
+"""The second line of an error, which is the program's unless the first was hidden."""
+
+_DEPRECATED = re.compile(
+    r"From \S.*:\d+: .* (?:is deprecated and will be removed|is deprecated\. Please use) ", re.DOTALL
+)
+# How TensorFlow's logger begins a line, by itself or by absl's handler.
+_LOGGER = re.compile(r"WARNING:tensorflow:|W\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \w+\.py:\d+\] ")
+
+
+def is_hidden(line: str, shown_from: int, after_hidden: bool = False) -> bool:
+    """Whether a line on stderr is TensorFlow's own, of a level below the one from which on these are shown.
+
+    Args:
+        line: without its newline.
+        shown_from: the level.
+        after_hidden: the line before it was hidden.
+    """
+    if after_hidden and _FOLLOWS.match(line):
+        return True
+    level = _level_of(line)
+    return level is not None and level < shown_from
+
+
+def _level_of(line: str) -> int | None:
+    if line.startswith(_BESIDE):
+        return INFO
+    found = _LINE.match(line)
+    if found is not None and found[2] in _SOURCES:
+        return INFO if found[1] == "I" else WARNING
+    begin = _LOGGER.match(line)
+    return INFO if begin is not None and _DEPRECATED.match(line, begin.end()) else None
+
+
+@contextmanager
+def quiet_import(shown_from: int) -> Iterator[None]:
+    """Keeps hidden lines that this process writes to stderr meanwhile; the others are written at the end.
+
+    It is for the import of TensorFlow, whose first lines no setting turns off. They are written below Python, so the
+    descriptor itself is led elsewhere, to a file in memory.
+    """
+    if shown_from <= INFO:
+        yield
+        return
+    sys.stderr.flush()
+    before = os.dup(2)
+    with os.fdopen(os.memfd_create("parallax-stderr"), "w+b") as kept:
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(before, 2)
+            os.close(before)
+            kept.seek(0)
+            lines = kept.read().decode("utf-8", "surrogateescape").splitlines(keepends=True)
+            sys.stderr.write("".join(line for line in lines if not is_hidden(line, shown_from)))
+            sys.stderr.flush()
+
+
+def join_deprecations(shown_from: int = INFO) -> None:
+    """Has TensorFlow's logger write what it calls deprecated in one line each, and nothing where these are hidden.
+
+    In a worker, which shows all, the launcher knows them by that line.
+    """
+    logging.getLogger("tensorflow").addFilter(_Deprecations(shown_from))
+
+
+class _Deprecations(logging.Filter):
+    def __init__(self, shown_from: int) -> None:
+        super().__init__()
+        self._shown_from = shown_from
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is shown."""
+        text = record.getMessage()
+        if not _DEPRECATED.match(text):
+            return True
+        record.msg, record.args = " ".join(line.strip() for line in text.splitlines() if line.strip()), ()
+        return self._shown_from <= INFO

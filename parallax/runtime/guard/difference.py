@@ -1,0 +1,233 @@
+"""Says what differs between workers: by how much, who has which value, and which op writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parallax.runtime.guard.watched import Watched
+from parallax.runtime.stall import name_ranks
+
+ROUNDINGS = 32
+"""Of so many operations of a step may two processors round each otherwise; from step to step that is a random walk."""
+_NAMED = 5  # further variables that a message lists
+_SENT_BYTES = 64 * 2**20
+_FRACTION_BITS = {"bfloat16": 7, "float16": 10, "float32": 23, "float64": 52, "complex64": 23, "complex128": 52}
+
+_REMEDY = (
+    "Whatever writes it must write the same on every worker. If the loop assigns or restores it on some workers, do so "
+    "on all of them; else the plan is wrong here: please report it, or train on regardless with Config(guard=False)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The largest difference between a worker's value and worker 0's.
+
+    Attributes:
+        size: absolute; infinite where the two cannot be subtracted.
+        place: index of the element.
+        mine: this worker's element.
+        first: worker 0's.
+        scale: the largest absolute value that worker 0 has.
+    """
+
+    size: float
+    place: tuple[int, ...]
+    mine: str
+    first: str
+    scale: float
+
+
+def largest_difference(comm: Any, pieces: Iterator[Any]) -> Largest | None:
+    """The largest difference from worker 0's value; None where it is the same. Every worker must call it.
+
+    Numbers are the same when they are equal or both are none (NaN): what comes first of two zeros or two that are none
+    is up to whoever adds them.
+
+    Args:
+        comm: communicator of the workers.
+        pieces: the value, in pieces by row.
+    """
+    found: Largest | None = None
+    scale, first_row = 0.0, 0
+    for piece in pieces:
+        theirs = _of_worker_0(comm, piece)
+        if theirs is None:
+            return Largest(float("inf"), (), f"shape {list(piece.shape)}", "another shape", 0.0)
+        one = _largest(piece, theirs)
+        scale = max(scale, _magnitude(theirs))
+        if one is not None and (found is None or one.size > found.size):
+            place = (one.place[0] + first_row, *one.place[1:]) if one.place else ()
+            found = Largest(one.size, place, one.mine, one.first, 0.0)
+        first_row += piece.shape[0] if piece.ndim else 0
+    return None if found is None else Largest(found.size, found.place, found.mine, found.first, scale)
+
+
+def rounds(dtype: str) -> bool:
+    """Whether numbers of a type, by TensorFlow's name, are rounded."""
+    return dtype in _FRACTION_BITS
+
+
+def is_rounding(largest: Largest, dtype: str, steps: int) -> bool:
+    """Whether a difference is what processors that round otherwise make of the same updates in so many steps."""
+    bits = _FRACTION_BITS.get(dtype)
+    return bits is not None and largest.size <= ROUNDINGS * 2.0**-bits * largest.scale * max(1, steps) ** 0.5
+
+
+def difference_text(
+    one: Watched,
+    when: str,
+    values: Sequence[Any],
+    largest: Sequence[Largest | None],
+    wrote: Sequence[tuple[str, str]],
+    unequal: str,
+    others: Sequence[str],
+) -> str:
+    """What is said of a variable that differs.
+
+    Args:
+        one: the variable.
+        when: it differs, as `when_text` says it.
+        values: by worker, what tells its value from another; None for none.
+        largest: by worker, the largest difference from worker 0's value; empty where it is not known.
+        wrote: op and name of what has written it.
+        unequal: of runs that write it and that not all workers made; empty when they made the same.
+        others: further variables that differ.
+    """
+    lines = [
+        f"Variable {one.op!r} ({one}) must be equal on all workers, and differs {when}: "
+        f"{_groups(values)}.{_size(largest)}"
+    ]
+    if wrote:
+        ops = ", ".join(f"{op} {node!r}" for op, node in wrote[:_NAMED])
+        lines.append(f"It is written by {ops}{_more(len(wrote))}.")
+    else:
+        lines.append("No op of the graph writes it but its initializer.")
+    if unequal:
+        lines.append(unequal)
+    if others:
+        lines.append(f"Other variables differ too: {', '.join(map(repr, others[:_NAMED]))}{_more(len(others))}.")
+    return " ".join([*lines, _REMEDY])
+
+
+def when_text(step: int, equal: int, at_end: bool) -> str:
+    """Since when something differs.
+
+    Args:
+        step: after which it does; 0 for the initial values.
+        equal: the last one after which it was equal; 0 for the initial values, and -1 for never.
+        at_end: whether the sessions have ended.
+    """
+    when = "at the end" if at_end else f"after step {step}" if step else "from the start, in its initial value"
+    if equal < 0:
+        return when
+    return f"{when} ({f'it was equal after step {equal}' if equal else 'its initial value was equal'})"
+
+
+def order_text(recent: Sequence[Sequence[tuple[str, str]]], step: int) -> str:
+    """What is said when workers took part in other collectives, or in another order.
+
+    Args:
+        recent: by worker (fetches, collectives) of its runs since the last comparison.
+        step: after which they are compared.
+    """
+    for number in range(max(map(len, recent))):
+        runs = [of_worker[number] if number < len(of_worker) else ("nothing", "") for of_worker in recent]
+        other = next((rank for rank, run in enumerate(runs) if run[1] != runs[0][1]), None)
+        if other is not None:
+            difference = f"worker {other} fetched {runs[other][0]} where worker 0 fetched {runs[0][0]}"
+            break
+    else:
+        difference = "they have come here by other runs"
+    return (
+        f"All workers must take part in the same exchanges in the same order, and up to step {step} {difference}. "
+        "What meets in an exchange is then of other steps. Run the same fetches equally often on every worker."
+    )
+
+
+def unequal_runs_text(counts: Sequence[dict[str, int]]) -> str:
+    """Which op that writes a variable was not run equally often by all workers; empty when all were.
+
+    Args:
+        counts: by worker, op -> runs.
+    """
+    for node in sorted({node for of_worker in counts for node in of_worker}):
+        by_rank = [of_worker.get(node, 0) for of_worker in counts]
+        other = next((rank for rank, count in enumerate(by_rank) if count != by_rank[0]), None)
+        if other is not None:
+            return f"Runs of {node!r}: worker 0 made {by_rank[0]}, worker {other} {by_rank[other]}."
+    return ""
+
+
+def _groups(values: Sequence[Any]) -> str:
+    ranks: dict[Any, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    texts: list[str] = []
+    for value, of_value in ranks.items():
+        what = "none" if value is None else "another" if texts else "one value"
+        texts.append(f"{name_ranks(of_value, 'worker')} {'has' if len(of_value) == 1 else 'have'} {what}")
+    return ", ".join(texts)
+
+
+def _size(largest: Sequence[Largest | None]) -> str:
+    known = [(one.size, -rank) for rank, one in enumerate(largest) if one is not None]
+    if not known:
+        return ""
+    rank = -max(known)[1]
+    one = largest[rank]
+    if one is None:
+        return ""
+    place = f" at {list(one.place)}" if one.place else ""
+    by = "" if one.size == float("inf") else f"The largest difference is {one.size:.3g}: "
+    return f" {by}{one.first} on worker 0 and {one.mine} on worker {rank}{place}."
+
+
+def _more(count: int) -> str:
+    return f" and {count - _NAMED} more" if count > _NAMED else ""
+
+
+def _of_worker_0(comm: Any, value: Any) -> Any | None:
+    """Worker 0's array; None, on all workers, when shapes differ."""
+    import numpy as np
+
+    if len(set(comm.allgather((value.shape, str(value.dtype))))) > 1:
+        return None
+    if value.dtype == object:  # strings
+        return comm.bcast(value)
+    found = np.ascontiguousarray(value).copy() if comm.Get_rank() == 0 else np.empty(value.shape, value.dtype)
+    flat = found.reshape(-1).view(np.uint8)
+    for start in range(0, flat.size, _SENT_BYTES):
+        comm.Bcast(flat[start : start + _SENT_BYTES])
+    return found
+
+
+def _largest(mine: Any, first: Any) -> Largest | None:
+    import numpy as np
+
+    if mine.dtype == object or mine.dtype == bool:
+        unlike = np.asarray(mine != first)
+        size = np.where(unlike, np.inf, 0.0)
+    else:
+        wide = np.complex128 if np.iscomplexobj(mine) else np.float64
+        a, b = mine.astype(wide), first.astype(wide)
+        with np.errstate(invalid="ignore", over="ignore"):
+            size = np.abs(a - b)
+        unlike = np.asarray((mine != first) & ~(np.isnan(a) & np.isnan(b)))
+        size = np.where(unlike, np.where(np.isnan(size), np.inf, size), 0.0)
+    if not unlike.any():
+        return None
+    masked = np.where(unlike, size, -1.0)
+    place = np.unravel_index(int(np.argmax(masked)), masked.shape) if masked.ndim else ()
+    return Largest(float(masked[place]), tuple(int(i) for i in place), f"{mine[place]}", f"{first[place]}", 0.0)
+
+
+def _magnitude(value: Any) -> float:
+    import numpy as np
+
+    if value.dtype == object or value.dtype == bool or not value.size:
+        return 0.0
+    wide = np.abs(value.astype(np.complex128 if np.iscomplexobj(value) else np.float64))
+    return float(np.max(wide[np.isfinite(wide)], initial=0.0))

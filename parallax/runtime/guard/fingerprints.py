@@ -1,0 +1,90 @@
+"""The ops by which a worker makes 64 bits of each variable it holds, and reads its value where they differ.
+
+TensorFlow's Fingerprint reads a value once, at the speed of memory, and copies nothing. What is written by row
+TensorFlow copies for every reader; a large one is therefore read in pieces, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parallax.runtime.checkpoint.stored import CHUNK_BYTES, chunks
+from parallax.runtime.guard.watched import Watched, size_bytes
+
+_SCOPE = "parallax/guard/"
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Tensors of one variable in a worker's graph.
+
+    Attributes:
+        is_there: scalar bool, whether the variable has a value.
+        digest: `[1]` int64, farmhash64 of the value's bytes.
+        pieces: its value, in pieces by row.
+        has_nan: scalar bool, whether something in it is no number; None where the type has only numbers.
+    """
+
+    is_there: Any
+    digest: Any
+    pieces: tuple[Any, ...]
+    has_nan: Any = None
+
+
+def fingerprint(variable: Any, one: Watched, chunk_bytes: int = CHUNK_BYTES) -> Fingerprint:
+    """Adds what fingerprints a variable to the default graph.
+
+    Args:
+        variable: the op that holds it.
+        one: what is known of it.
+        chunk_bytes: of what is written by row, so much is read at once.
+    """
+    import tensorflow as tf
+
+    with tf.name_scope(_SCOPE):
+        handle = variable.outputs[0]
+        if handle.dtype != tf.resource:
+            is_there = tf.raw_ops.IsVariableInitialized(ref=handle)
+            value = tf.identity(handle)
+            return Fingerprint(is_there, _digest(value), (value,), _has_nan([value]))
+        is_there = tf.raw_ops.VarIsInitializedOp(resource=handle)
+        dtype = tf.as_dtype(one.dtype)
+        if one.shape and one.by_row and size_bytes(one) > chunk_bytes:
+            pieces, digests = _by_row(handle, dtype, one, chunk_bytes)
+            return Fingerprint(is_there, _digest(tf.concat(digests, 0)), pieces, _has_nan(pieces))
+        value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+        return Fingerprint(is_there, _digest(value), (value,), _has_nan([value]))
+
+
+def _digest(value: Any) -> Any:
+    """`[1]` int64 of any value; the op is there for CPUs only."""
+    import tensorflow as tf
+
+    with tf.device("/device:CPU:0"):
+        made = tf.raw_ops.Fingerprint(data=tf.reshape(value, [1, -1]), method="farmhash64")
+        return tf.bitcast(made, tf.int64)
+
+
+def _has_nan(pieces: Sequence[Any]) -> Any:
+    import tensorflow as tf
+
+    if not pieces[0].dtype.is_floating:
+        return None
+    return tf.reduce_any([tf.reduce_any(tf.math.is_nan(piece)) for piece in pieces])
+
+
+def _by_row(handle: Any, dtype: Any, one: Watched, chunk_bytes: int) -> tuple[tuple[Any, ...], list[Any]]:
+    """Pieces of rows, and the digest of each; a piece is read when the one before is done with."""
+    import tensorflow as tf
+
+    rows = (one.shape or (1,))[0]
+    pieces: list[Any] = []
+    digests: list[Any] = []
+    for first, count in chunks(rows, size_bytes(one) // max(1, rows), chunk_bytes):
+        with tf.control_dependencies(digests[-1:]):
+            places = tf.range(tf.constant(first), first + count)
+            pieces.append(tf.raw_ops.ResourceGather(resource=handle, indices=places, dtype=dtype))
+            digests.append(_digest(pieces[-1]))
+    return tuple(pieces), digests

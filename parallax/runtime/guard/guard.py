@@ -1,0 +1,326 @@
+"""Compares the workers while they train: variables that must be equal, and the order of exchanges.
+
+Every worker makes 64 bits of each of its variables (fingerprints.py) after the same steps (schedule.py), and they send
+each other one digest of all. Where digests differ they compare variable by variable, and a difference that is neither
+rounding nor what the loop has done on some workers alone ends the job. A step is a run that trains: all workers make
+as many, as they train together, so all come to a comparison after the same one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from parallax.errors import GuardError
+from parallax.graph_view import GraphView
+from parallax.log import log
+from parallax.report import counted
+from parallax.runtime.accumulation import Gather
+from parallax.runtime.checkpoint.held import meet
+from parallax.runtime.guard.difference import (
+    Largest,
+    difference_text,
+    is_rounding,
+    largest_difference,
+    order_text,
+    rounds,
+    unequal_runs_text,
+    when_text,
+)
+from parallax.runtime.guard.fingerprints import Fingerprint, fingerprint
+from parallax.runtime.guard.runs import Runs
+from parallax.runtime.guard.schedule import Times, next_check
+from parallax.runtime.guard.watched import Watched, applied, watched_variables, writers_of
+from parallax.runtime.hooks import TrainingRuns, Worker
+from parallax.transform.beside import VARIABLES
+from parallax.transform.pipeline import WorkerGraph
+
+_NAN = -1
+_CPU_INFO = Path("/proc/cpuinfo")
+_PROCESSOR = ("model name", "flags", "CPU part", "Features")
+
+
+class _State(NamedTuple):
+    """What a worker has after a step: for each variable its 64 bits, None where it has no value."""
+
+    step: int
+    digests: tuple[int | None, ...]
+    order: bytes
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(repr(self).encode()).digest()
+
+
+class _Said(NamedTuple):
+    """What a worker tells at every comparison: the digest of its state, and seconds."""
+
+    digest: bytes
+    made_s: float
+    met_s: float
+    elapsed_s: float
+    step_s: float
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Seconds of one worker; `spent_s` is what all comparisons have cost, and equal on all."""
+
+    began_s: float | None = None
+    compared_s: float = 0.0
+    compared_step: int = 0
+    steps_s: float = 0.0
+    met_s: float = 0.0
+    spent_s: float = 0.0
+
+
+class Guard:
+    """The guard of one worker; all workers have one.
+
+    Attributes:
+        runs: what this worker's runs did.
+        step: how many steps were made.
+        checks: how many comparisons.
+
+    Args:
+        worker: this worker's graph and session.
+        comm: communicator of the workers, the guard's own.
+        view: the user's graph.
+        updates: the ops of it that gradients reach and that write variables. An optimizer's count also where no
+            gradient is known to reach them: what the analysis has missed is looked for here.
+    """
+
+    def __init__(self, worker: Worker, comm: Any, view: GraphView, updates: frozenset[str]) -> None:
+        self._worker = worker
+        self._comm = comm
+        self._view = view
+        self._updates = updates | applied(view)
+        variables = [name for name, node in view.nodes.items() if node.op in VARIABLES]
+        writers = frozenset(writer for name in variables for writer in writers_of(view, name))
+        self.runs = Runs(view, writers, TrainingRuns(worker, self._updates).trains)
+        self.step = self.checks = 0
+        self._next = 1
+        self._equal = -1  # the last step after which all was equal; 0 for the initial values
+        self._clock = _Clock()
+        self._watched: tuple[Watched, ...] = ()
+        self._ops: dict[str, Fingerprint] = {}
+        self._here: dict[str, str] = {}
+        self._calls: dict[tuple[str, ...], Any] = {}
+        self._there: set[str] = set()  # of the variables in the session, those known to have a value
+        self._rounded: set[str] = set()
+        self._last: _State | None = None
+        self._finished = False
+        self._rounds_alike = len(set(comm.allgather(_processor()))) == 1
+
+    def follow(self, worker_graph: WorkerGraph, names: Mapping[str, str] | None = None) -> None:
+        """Takes a plan as the one in force; adds what it needs to the default graph, a worker's.
+
+        Args:
+            worker_graph: made by the plan.
+            names: node of the user's graph -> node in the session, where that is another.
+        """
+        import tensorflow as tf
+
+        graph = tf.compat.v1.get_default_graph()
+        self._watched = watched_variables(self._view, self._updates, worker_graph)
+        self._here = {one.op: (names or {}).get(one.op, one.op) for one in self._watched}
+        self._calls = {}
+        for one in self._watched:
+            here = self._here[one.op]
+            if here not in self._ops:
+                self._ops[here] = fingerprint(graph.get_operation_by_name(here), one)
+
+    def begin(self) -> None:
+        """Compares the initial values; every worker must call it, when they are there.
+
+        What TensorFlow does to make a run ready belongs to the start then, and not to the first step.
+
+        Raises:
+            GuardError: on all workers, when they differ.
+        """
+        with self._worker.watch.run("the guard's comparison of initial values", "guard, 0"):
+            self._compare(time.monotonic())
+        self._clock = _Clock()
+
+    def after_run(
+        self,
+        fetched: tuple[str, ...],
+        for_hooks: tuple[str, ...],
+        fed: Mapping[str, Any] | set[str],
+        gather: Gather | None,
+        seconds: float,
+    ) -> None:
+        """Counts a run of the user's loop, and compares the workers when it is time.
+
+        Args:
+            fetched: by the user, in the user's names.
+            for_hooks: fetched by hooks.
+            fed: by both.
+            gather: for a run that keeps gradients for a later update.
+            seconds: how long it took.
+
+        Raises:
+            GuardError: on all workers, when they differ.
+        """
+        kind = self.runs.add(self._worker.names, fetched, for_hooks, fed, gather)
+        if not kind.is_step:
+            return
+        now_s = time.monotonic()
+        if self._clock.began_s is None:
+            self._clock.began_s = self._clock.compared_s = now_s - seconds
+        self._clock.steps_s += seconds
+        self.step += 1
+        if self.step >= self._next:
+            with self._worker.watch.run(f"the guard's comparison after step {self.step}", f"guard, {self.step}"):
+                self._compare(now_s)
+
+    def close(self) -> None:
+        """Keeps what this worker has when its session ends well, to be compared with the others' ends."""
+        state, nan = self._state(), [self._ops[self._here[one.op]].has_nan for one in self._watched]
+        asked = [i for i, of_one in enumerate(nan) if of_one is not None and state.digests[i] is not None]
+        found = self._run(tuple(nan[i] for i in asked)) if asked else []
+        have = {i for i, has_nan in zip(asked, found, strict=True) if has_nan}
+        # Which of many NaN a sum gives depends on the worker: their bits say nothing.
+        digests = tuple(_NAN if i in have else digest for i, digest in enumerate(state.digests))
+        self._last = state._replace(digests=digests)
+
+    def finish(self) -> None:
+        """Compares the ends of all workers, every one of which must come here; a second call changes nothing.
+
+        Raises:
+            GuardError: on all workers, when they differ.
+        """
+        if self._finished:
+            return
+        self._finished = True
+        if self._last is None and self._worker.raw is not None:
+            self.close()
+        meet(self._comm)
+        ends: list[_State | None] = self._comm.allgather(self._last)
+        known = [end for end in ends if end is not None]
+        if len(known) == len(ends) and len({end.step for end in known}) == 1:
+            self.checks += 1
+            self._judge(known, at_end=True)
+
+    def cost_text(self) -> str:
+        """What the comparisons have cost so far."""
+        share = self._clock.spent_s / self._clock.steps_s if self._clock.steps_s else 0.0
+        return (
+            f"Guard: {self.checks} comparisons of {counted(len(self._watched), 'variable')} took "
+            f"{self._clock.spent_s:.2g} s, {100 * share:.2g} % of the steps' time."
+        )
+
+    def _compare(self, now_s: float) -> None:
+        clock = self._clock
+        self.checks += 1
+        state = self._state()
+        made_s = time.monotonic() - now_s
+        steps = max(1, self.step - clock.compared_step)
+        step_s = (now_s - clock.compared_s) / steps
+        said = _Said(state.digest, made_s, clock.met_s, now_s - (clock.began_s or now_s), step_s)
+        began_s = time.monotonic()
+        everyone: list[_Said] = self._comm.allgather(said)
+        clock.met_s = time.monotonic() - began_s
+        if any(one.digest != everyone[0].digest for one in everyone):
+            self._judge(self._comm.allgather(state))
+            clock.spent_s += max(self._comm.allgather(time.monotonic() - began_s - clock.met_s))
+        self._equal = self.step
+        self.runs.forget_recent()
+        # Who comes last waits for nobody: its time is that of the meeting. All must come to the same next step.
+        clock.spent_s += max(one.made_s for one in everyone) + min(one.met_s for one in everyone)
+        times = Times(clock.spent_s, min(o.elapsed_s for o in everyone), min(o.step_s for o in everyone))
+        self._next = next_check(self.step, times) if self.step else 1
+        clock.compared_s, clock.compared_step = time.monotonic(), self.step
+
+    def _state(self) -> _State:
+        """Of this worker, now."""
+        names = [self._here[one.op] for one in self._watched]
+        unknown = tuple(name for name in names if name not in self._there)
+        if unknown:
+            found = self._run(tuple(self._ops[name].is_there for name in unknown))
+            self._there.update(name for name, is_there in zip(unknown, found, strict=True) if is_there)
+        there = tuple(name for name in names if name in self._there)
+        digests = {}
+        if there:
+            made = self._run(tuple(self._ops[name].digest for name in there))
+            digests = {name: int(one[0]) for name, one in zip(there, made, strict=True)}
+        return _State(self.step, tuple(digests.get(name) for name in names), self.runs.met().digest)
+
+    def _run(self, tensors: tuple[Any, ...]) -> Any:
+        """The values of some tensors; the same ones are asked for again and again."""
+        key = tuple(tensor.name for tensor in tensors)
+        if key not in self._calls:
+            self._calls[key] = self._worker.raw.make_callable(list(tensors))
+        return self._calls[key]()
+
+    def _judge(self, states: Sequence[_State], at_end: bool = False) -> None:
+        """Raises GuardError, on all workers, where states differ that must not.
+
+        Args:
+            states: by worker.
+            at_end: whether the sessions have ended: what workers did since their last step counts for nothing.
+        """
+        if len({(state.step, state.order) for state in states}) > 1 and not at_end:
+            raise GuardError(order_text(self._comm.allgather(self.runs.met().recent), self.step))
+        suspects = [i for i in range(len(self._watched)) if len({state.digests[i] for state in states}) > 1]
+        ran = [dict(self.runs.written_by(self._watched[i].writers)) for i in suspects]
+        by_worker = self._comm.allgather(ran)
+        for number, i in enumerate(suspects):
+            one, counts = self._watched[i], [of_worker[number] for of_worker in by_worker]
+            unequal = unequal_runs_text(counts)
+            if unequal and (at_end or not one.trains):
+                continue  # the loop has done it, and no step takes it
+            values = [state.digests[i] for state in states]
+            largest: list[Largest | None] = []
+            if not at_end and None not in values:
+                largest = self._comm.allgather(largest_difference(self._comm, self._pieces(one)))
+            if self._is_the_same(one, largest, at_end):
+                continue
+            wrote = [(self._view.op(n), n) for n in one.writers if any(n in of_worker for of_worker in counts)]
+            others = [self._watched[j].op for j in suspects[number + 1 :]]
+            when = when_text(self.step, self._equal, at_end)
+            raise GuardError(difference_text(one, when, values, largest, wrote, unequal, others))
+
+    def _is_the_same(self, one: Watched, largest: Sequence[Largest | None], at_end: bool) -> bool:
+        """Whether values whose bits differ are equal, or differ as processors do that round otherwise."""
+        if not largest:
+            return at_end and rounds(one.dtype) and not self._rounds_alike
+        known = [one for one in largest if one is not None]
+        if not known:
+            return True
+        if self._rounds_alike or not all(is_rounding(found, one.dtype, self.step) for found in known):
+            return False
+        if one.op not in self._rounded and self._comm.Get_rank() == 0:
+            most = max(known, key=lambda found: found.size)
+            log.info(
+                f"Workers have other processors or numbers of cores, which round otherwise: after step {self.step} "
+                f"their copies of {one.op!r} differ by {most.size:.2g} at most, of values up to {most.scale:.2g}."
+            )
+        self._rounded.add(one.op)
+        return True
+
+    def _pieces(self, one: Watched) -> Iterator[Any]:
+        """The value of a variable, in pieces by row."""
+        import numpy as np
+
+        for piece in self._ops[self._here[one.op]].pieces:
+            value = self._worker.raw.run(piece)
+            yield np.asarray(value, object if isinstance(value, bytes) else None)
+
+
+def _processor() -> str:
+    """What this worker's arithmetic depends on: alike everywhere, equal steps give equal bits."""
+    import tensorflow as tf
+
+    lines = _CPU_INFO.read_text(encoding="utf-8").splitlines() if _CPU_INFO.is_file() else [platform.processor()]
+    of_cpu = sorted({line for line in lines if line.startswith(_PROCESSOR)} or {platform.machine()})
+    # TensorFlow cuts a sum into as many parts as it may use cores, and adds in no order on a GPU.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpus = [platform.node() for _ in tf.config.list_physical_devices("GPU")]
+    return repr((of_cpu, cores, gpus, tf.__version__))

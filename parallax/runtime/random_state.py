@@ -1,0 +1,73 @@
+"""The random numbers of Python and NumPy: alike in all processes until the graph is built, each worker's own after it.
+
+Layers draw their seeds, and scripts their constants and shuffles, from these while the graph is built. Batches that a
+loop draws must differ between workers. A generator that the script has seeded, or whose state it has set, is the
+script's and is left alone.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+_LARGEST = 2**32  # NumPy's seeds are below
+
+
+def drawn_seed() -> int:
+    """A seed for a job: from 1 to 2**31 - 2."""
+    return 1 + secrets.randbelow(2**31 - 2)
+
+
+class AlikeUntilBuilt:
+    """Gives both generators a state that all processes of a job have, and after the graph is built one of their own.
+
+    Args:
+        seed: the same in all processes.
+    """
+
+    def __init__(self, seed: int) -> None:
+        from numpy import random as numpy_random
+
+        self._seed = seed
+        self._generators = [_Seeded(random, "seed", "setstate"), _Seeded(numpy_random, "seed", "set_state")]
+        for generator in self._generators:
+            generator.give(seed % _LARGEST)
+
+    def part(self, rank: int) -> None:
+        """From now on each worker draws its own numbers, where the script has not seeded; a second call does nothing.
+
+        Args:
+            rank: of this worker.
+        """
+        drawn = random.Random(f"{self._seed}/{rank}").randrange(_LARGEST)
+        while self._generators:
+            self._generators.pop().leave(drawn)
+
+
+class _Seeded:
+    """One generator of a module: knows whether somebody else has seeded it."""
+
+    def __init__(self, module: Any, *names: str) -> None:
+        self._module = module
+        self._own: dict[str, Callable[..., Any]] = {name: getattr(module, name) for name in names}
+        self._taken = False
+
+    def give(self, seed: int) -> None:
+        self._own["seed"](seed)
+        for name, function in self._own.items():
+            setattr(self._module, name, self._noticing(function))
+
+    def leave(self, seed: int) -> None:
+        for name, function in self._own.items():
+            setattr(self._module, name, function)
+        if not self._taken:
+            self._own["seed"](seed)
+
+    def _noticing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def noticed(*args: Any, **kwargs: Any) -> Any:
+            self._taken = True
+            return function(*args, **kwargs)
+
+        return noticed

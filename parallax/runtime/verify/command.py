@@ -1,0 +1,110 @@
+"""`parallax verify`: starts both sides, k steps on N workers and on one process, and compares all variables."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parallax.environment import Role, Settings, environment_with
+from parallax.plan import Plan
+from parallax.runtime.feeds import named_batch, train_op
+from parallax.runtime.job import Job
+from parallax.runtime.launch import launch
+from parallax.runtime.verify.judging import HALF_MARGIN, MARGIN, OTHERS, OWN, Measured, judge, measure
+from parallax.runtime.verify.sides import AFTER_FILE, BEFORE_FILE, NOISE_FILE, STEPS, WORKER_FILE, feeds_of, rounding_of
+from parallax.runtime.verify.single import joined_batch
+from parallax.runtime.verify.table import status, table_text, verdict_text
+from parallax.wire import ROUNDING
+
+TOLERANCE = 1e-5
+"""Of a change: sums of float32 taken in another order differ by some 1e-7 a step, and by 1e-5 where they feed back."""
+
+
+def check_feeds(graph: Any, num_workers: int, wanted: Settings) -> None:
+    """Refuses, before anything is started, feeds and a fetch that the graph has not, or that cannot be joined.
+
+    Raises:
+        ConfigError: says which.
+    """
+    feeds = feeds_of(graph, train_op(graph, wanted.fetch), wanted)
+    joined_batch([named_batch(graph, feeds(0, rank, num_workers)) for rank in range(num_workers)])
+
+
+def compare_runs(job: Job, plan: Plan, folder: Path, wanted: Settings) -> int:
+    """Runs both sides and prints the verdict of every variable and slot (judging.py says how it is found).
+
+    Args:
+        job: the workers' side.
+        plan: of its graph.
+        folder: where both sides leave their variables.
+        wanted: steps, feeds, tolerance and seed.
+
+    Returns:
+        0 when all are equal or noise, 1 when one is not, else the status of the side that failed.
+    """
+    terms = {"accumulate_steps": plan.accumulate_steps, "wire_dtype": plan.wire_dtype}
+    failed = launch(job) or _start_single(job, folder, replace(wanted, **terms))  # type: ignore[arg-type]
+    if failed:
+        return failed
+    noise, kinds = json.loads((folder / NOISE_FILE).read_text())
+    measured = _measured(folder, job.num_workers, noise, kinds)
+    judged = judge(measured, tolerance_of(plan, wanted), margin_of(plan, wanted))
+    own = [name for name in noise if kinds.get(name) == OWN]
+    text = table_text(judged, own)
+    text += verdict_text(judged, job.num_workers, wanted.steps or STEPS, tolerance_of(plan, wanted))
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    return status(judged)
+
+
+def _measured(folder: Path, size: int, noise: dict[str, float], kinds: dict[str, str]) -> Iterator[Measured]:
+    """All arrays but the workers' own, one after the other."""
+    with contextlib.ExitStack() as stack:
+        files = [BEFORE_FILE, AFTER_FILE, *(WORKER_FILE.format(rank=rank) for rank in range(size))]
+        before, after, *workers = (stack.enter_context(np.load(folder / file)) for file in files)
+        for name in sorted(after.files):
+            kind = kinds.get(name, OTHERS)
+            if kind == OWN:
+                continue
+            first = workers[0][name]  # whoever has left no copy has the same bits
+            found = [first, *(worker[name] if name in worker.files else first for worker in workers[1:])]
+            yield measure(name, kind, before[name], after[name], noise[name], found)
+
+
+def tolerance_of(plan: Plan, wanted: Settings) -> float:
+    """What was asked for; else TOLERANCE, and with half precision its rounding once for each step.
+
+    An update is as wrong as the gradients and rows that it was made of. A slot of squares is twice as wrong, but has
+    only some of the steps in it at full weight. Where products are computed in bfloat16 the one process does so too: it
+    rounds a gradient of the joined batch, and each worker its own.
+    """
+    if wanted.tolerance is not None:
+        return wanted.tolerance
+    rounding = sum(ROUNDING[dtype] for dtype in (plan.wire_dtype, wanted.compute_dtype) if dtype is not None)
+    return (wanted.steps or STEPS) * rounding or TOLERANCE
+
+
+def margin_of(plan: Plan, wanted: Settings) -> float:
+    """What is allowed of an array's noise."""
+    return HALF_MARGIN if rounding_of(plan.wire_dtype, wanted.compute_dtype) else MARGIN
+
+
+def _start_single(job: Job, folder: Path, wanted: Settings) -> int:
+    """Runs the one process and returns its exit status."""
+    script = job.program[2:]  # -m parallax.runtime.worker
+    arguments = script if wanted.joined_args is None else (*_program(script), *wanted.joined_args.split("\n"))
+    mine = replace(wanted, role=Role.VERIFY_SINGLE, job_folder=str(folder), workers=job.num_workers, resource=None)
+    argv: list[str] = [sys.executable, "-m", "parallax.runtime.script", *arguments]
+    return subprocess.run(argv, env=environment_with(mine, dict(job.environment)), check=False).returncode
+
+
+def _program(script: tuple[str, ...]) -> tuple[str, ...]:
+    return script[:2] if script[0] == "-m" else script[:1]

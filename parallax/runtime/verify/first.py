@@ -1,0 +1,160 @@
+"""Holds the first steps of a running job against one process, beside it: `parallax run --verify-first K`.
+
+Before each of these steps all variables are read, and after it again. Worker 0 has the one process take the same step
+in a session of its own: the user's graph as it is, from the values read before, on the batches of all workers one after
+the other. The job itself is not touched: it trains as it would have without. So each step is judged by itself, and what
+a script does between steps (a learning rate that it assigns, an evaluation) is no part of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from parallax.analysis.gradients import gradient_updates
+from parallax.analysis.suspicious import data_ops, random_ops
+from parallax.environment import Settings
+from parallax.errors import ConfigError, GraphError
+from parallax.plan import Plan
+from parallax.runtime.checkpoint.held import meet
+from parallax.runtime.fetches import Request
+from parallax.runtime.hooks import PlainSession, TrainingRuns, Worker
+from parallax.runtime.members import Members
+from parallax.runtime.planning import Analysed, analyse
+from parallax.runtime.verify.command import margin_of, tolerance_of
+from parallax.runtime.verify.judging import OTHERS, OWN, Judged, judge, measure
+from parallax.runtime.verify.sides import digest, rounding_of
+from parallax.runtime.verify.single import OneProcess, Values, joined_batch, variables_of
+from parallax.runtime.verify.table import is_wrong, table_text, verdict_text
+
+_SHOWN = 3
+_TOLD = "the first steps, in one process"
+
+
+def check_comparable(analysed: Analysed, plan: Plan) -> None:
+    """Refuses, before anything is started, a job whose steps one process cannot repeat from their feeds.
+
+    Raises:
+        ConfigError: says why, and what to use.
+    """
+    view = analysed.captured.view
+    step = view.ancestors(gradient_updates(analysed.captured, analysed.sources))
+    instead = "`parallax verify` draws equal numbers and batches on both sides; or leave --verify-first out."
+    if not plan.synchronous:
+        raise ConfigError("--verify-first needs a job in which workers update together, and this one has sync=False.")
+    if drawn := random_ops(view, step):
+        raise ConfigError(
+            f"--verify-first repeats steps in one process, and in a real run each worker draws its own random numbers: "
+            f"{', '.join(drawn[:_SHOWN])} are part of a step. {instead}"
+        )
+    if batches := data_ops(view, step):
+        raise ConfigError(
+            f"--verify-first joins what workers feed, and {', '.join(batches[:_SHOWN])} give batches inside the graph. "
+            f"{instead}"
+        )
+
+
+class VerifiedSteps:
+    """Compares the first steps of a session; every worker has one.
+
+    Args:
+        count: how many steps.
+        worker: this worker's graph.
+        members: of the job.
+        wanted: tolerance and element type of products.
+    """
+
+    def __init__(self, count: int, worker: Worker, members: Members, wanted: Settings) -> None:
+        self._left = self._count = count
+        self._worker = worker
+        self._members = members
+        self._wanted = replace(wanted, steps=1)
+        self._analysed = analyse(worker.graph)
+        updates = gradient_updates(self._analysed.captured, self._analysed.sources)
+        self._training = TrainingRuns(worker, updates)
+        self._variables = variables_of(worker.graph)
+        self._before: Values = {}
+        self._batches: list[dict[str, Any]] = []  # on worker 0, of all workers, as many as the update takes
+        self._fetches: list[str] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps have been compared."""
+        return not self._left
+
+    def before_run(self, request: Request) -> None:
+        """Takes in a run that is about to begin; all workers come here with the same runs that train."""
+        self._fetches = [name for name in request.names if self._training.trains((name,))]
+        if not self._fetches:
+            return
+        with self._worker.watch.run(_TOLD, "verify first, before"):
+            kept = self._worker.accumulation
+            if kept.pending == kept.steps - 1:  # the run that updates, with what the script has assigned by then
+                self._before = self._values()
+            feeds = {name: np.asarray(value) for name, value in request.feeds.items()}
+            self._batches += self._members.workers.gather(feeds, root=0) or []
+
+    def after_run(self) -> None:
+        """Compares, when the run was an update.
+
+        Raises:
+            GraphError: on worker 0, when the workers have not what one process has.
+        """
+        if not self._fetches or self._worker.accumulation.pending:
+            return
+        with self._worker.watch.run(_TOLD, "verify first, after"):
+            after = self._values()
+            copies = self._copies(after)
+            if self._members.rank == 0:
+                self._compare(copies)
+            meet(self._members.workers)  # the one process takes its time; if it finds an error, the job ends here
+        self._left -= 1
+        self._batches = []
+
+    def _values(self) -> Values:
+        found: Values = PlainSession(self._worker).run(dict(self._variables))
+        return found
+
+    def _copies(self, values: Values) -> list[Values]:
+        """Every worker's values, on worker 0; a copy that has the bits of worker 0's is worker 0's."""
+        comm = self._members.workers
+        mine = {name: digest(value) for name, value in values.items()}
+        first = comm.bcast(mine, root=0)
+        others = comm.gather({n: v for n, v in values.items() if mine[n] != first[n]}, root=0)
+        return [{**values, **other} for other in others or []]
+
+    def _compare(self, copies: list[Values]) -> None:
+        """Has the one process take the step, and compares."""
+        plan, step = self._worker.plan, self._count - self._left + 1
+        if plan is None:
+            return
+        batch = joined_batch(self._batches)
+        seed, dtype = self._members.parcel.seed, self._wanted.compute_dtype
+        one = OneProcess(self._worker.graph, self._analysed, batch, seed, dtype)
+        runs = one.run(self._fetches, [batch], self._before)
+        noise = one.noise(self._fetches, [batch], runs, rounding_of(plan.wire_dtype, dtype), self._before)
+        judged = self._judged(one, runs, noise, copies, plan)
+        own = [name for name in runs[0] if one.kinds.get(name) == OWN]
+        verdict = verdict_text(judged, len(copies), 1, tolerance_of(plan, self._wanted))
+        if any(is_wrong(one) for one in judged):
+            raise GraphError(
+                "What workers train must be what one process trains on all their batches together, and in step "
+                f"{step} of this job it was not. A loss must be a mean over the batch, and workers' batches equally "
+                f"large; `parallax check` tells what is suspicious.\n{table_text(judged, own)}{verdict.rstrip()}"
+            )
+        sys.stdout.write(f"Step {step} of {self._count} that are verified: {verdict}")
+        sys.stdout.flush()
+
+    def _judged(
+        self, one: OneProcess, runs: tuple[Values, Values], noise: dict[str, float], copies: list[Values], plan: Plan
+    ) -> list[Judged]:
+        measured = []
+        for name in sorted(runs[0]):
+            kind = one.kinds.get(name, OTHERS)
+            if kind != OWN:
+                found = [copy[name] for copy in copies]
+                measured.append(measure(name, kind, runs[0][name], runs[1][name], noise[name], found))
+        return judge(measured, tolerance_of(plan, self._wanted), margin_of(plan, self._wanted))

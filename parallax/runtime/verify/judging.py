@@ -1,0 +1,177 @@
+"""Decides whether workers hold what one process has, so that rounding passes and a lost or wrongly scaled update fails.
+
+Of every array (a variable, or a slot of the optimizer) three norms are compared:
+
+- *error*: a worker's value less the one process's, the largest of all workers;
+- *change*: by how much the steps changed the one process's value. A variable that is left out has an error as large as
+  its change, however small that is beside its value; one whose gradient is wrong by a factor 1/W has (1 - 1/W) of it;
+- *noise*: by how much the change itself changes when the one process starts from initial values that differ by one
+  rounding each, the largest of some such starts. Exact arithmetic would hardly tell them apart; floating point does as
+  soon as a gradient is nothing but rounding (the true gradient of a bias before a softmax is 0), and Adam, which
+  divides a gradient by its own size, then moves the variable by full steps in either direction.
+
+An error is allowed up to the largest of the tolerance times the change, MARGIN times the noise, and two roundings of
+each element that differs. Where so much is allowed that the part of one worker could be missing unseen, more than half
+of 1/W of the change, nothing can be said of the array and its verdict is *noise*: its error must still be no larger
+than allowed, and all workers must have the same. An array that the one process does not change at all is held against
+the rounding of the largest change of its kind: the trained variables, or the slots of one name. No other array is: in
+attention models the gradients of query and key kernels begin at 1e-7 of the largest, and are exact all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+MARGIN = 32.0
+"""Both are sums of roundings, drawn once and a few times: the error was at most 2 times the noise where many elements
+change, and 16 times where a few elements change by a rounding of theirs."""
+
+HALF_MARGIN = 4.0
+"""Where the job itself rounds to half precision: all elements are then moved by the most that it rounds by."""
+
+
+VARIABLES, OTHERS, OWN = "variable", "other", "own"
+"""Kinds of arrays: trained variables, what follows none of them, what every worker has for itself. `slot NAME` else."""
+
+
+class Verdict(str, Enum):
+    """What is found of an array."""
+
+    EQUAL = "equal"
+    NOISE = "noise"
+    DIFFERENT = "NOT equal"
+    APART = "NOT equal: workers differ"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """An array on both sides.
+
+    Attributes:
+        name: of the variable.
+        kind: with which others it is comparable in size.
+        errors: by worker, the norm of what its value differs by from the one process's.
+        spread: the largest norm of what a worker's value differs by from worker 0's.
+        change: the norm of what the steps changed the one process's value by.
+        largest: the largest element of that change.
+        moved: how many elements changed, or differ.
+        stored: the norm of one rounding of every element that differs.
+        noise: the norm of what this change changes by, from initial values that differ by a rounding.
+        rounding: unit of the element type at 1; 0 for integers, which must be equal.
+    """
+
+    name: str
+    kind: str
+    errors: tuple[float, ...]
+    spread: float
+    change: float
+    largest: float
+    moved: int
+    stored: float
+    noise: float
+    rounding: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The verdict of an array; errors are relative to the change.
+
+    Attributes:
+        name: of the variable.
+        kind: as measured.
+        error: the largest of all workers.
+        worker: which worker has it.
+        allowed: how large it may be.
+        verdict: what follows.
+    """
+
+    name: str
+    kind: str
+    error: float
+    worker: int
+    allowed: float
+    verdict: Verdict
+
+
+def difference(found: Any, expected: Any) -> float:
+    """The norm of the difference relative to the variable's norm; infinite when either is not finite."""
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    norm = _norm(expected)
+    value = _norm(found - expected) / norm if norm else _norm(found)
+    return value if np.isfinite(value) else float("inf")
+
+
+def measure(name: str, kind: str, before: Any, after: Any, noise: float, found: Sequence[Any]) -> Measured:
+    """Measures an array.
+
+    Args:
+        name: of the variable.
+        kind: with which others it is comparable in size.
+        before: the one process's initial value.
+        after: its value after the steps, of the same shape.
+        noise: as `Measured.noise`.
+        found: every worker's value after the steps.
+    """
+    is_float = not np.issubdtype(after.dtype, np.integer) and after.dtype != bool
+    rounding = float(np.spacing(np.ones((), after.dtype))) if is_float else 0.0
+    before, after, *found = (np.asarray(value, np.float64) for value in (before, after, *found))
+    change = after - before
+    errors = [value - after for value in found]
+    moved = np.count_nonzero(change) + max(np.count_nonzero((error != 0) & (change == 0)) for error in errors)
+    return Measured(
+        name=name,
+        kind=kind,
+        errors=tuple(_finite(_norm(error)) for error in errors),
+        spread=max(_finite(_norm(value - found[0])) for value in found),
+        change=_norm(change),
+        largest=float(np.max(np.abs(change), initial=0.0)),
+        moved=int(moved),
+        stored=max(rounding * _norm(after[error != 0]) for error in errors),
+        noise=noise,
+        rounding=rounding,
+    )
+
+
+def judge(measured: Iterable[Measured], tolerance: float, margin: float = MARGIN) -> list[Judged]:
+    """The verdicts of arrays.
+
+    Args:
+        measured: all arrays of a comparison.
+        tolerance: the error that is allowed of an array's change.
+        margin: the error that is allowed of its noise.
+    """
+    arrays = list(measured)
+    largest: dict[str, float] = {}
+    for one in arrays:
+        largest[one.kind] = max(largest.get(one.kind, 0.0), one.largest)
+    return [_judged(one, tolerance, margin, one.largest if one.kind == OTHERS else largest[one.kind]) for one in arrays]
+
+
+def _judged(one: Measured, tolerance: float, margin: float, largest: float) -> Judged:
+    error = max(one.errors)
+    stored = 2 * one.stored if one.change else one.rounding * largest * one.moved**0.5
+    exact = tolerance * one.change if one.rounding else 0.0
+    noise = max(margin * one.noise, stored)
+    allowed = max(exact, noise)
+    part = one.change / (2 * len(one.errors))
+    if not error <= allowed:
+        verdict = Verdict.DIFFERENT
+    elif one.spread > max(exact, stored):
+        verdict = Verdict.APART
+    else:
+        verdict = Verdict.NOISE if error > exact and noise > part else Verdict.EQUAL
+    unit = one.change or 1.0
+    return Judged(one.name, one.kind, error / unit, int(np.argmax(one.errors)), allowed / unit, verdict)
+
+
+def _norm(value: Any) -> float:
+    return float(np.linalg.norm(value))
+
+
+def _finite(value: float) -> float:
+    return value if np.isfinite(value) else float("inf")

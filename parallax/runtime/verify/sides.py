@@ -1,0 +1,102 @@
+"""Both sides of a verification: a worker's, and the one process's. Each leaves what it found in the job's folder.
+
+The one process runs the script's graph as it is, fed the workers' batches one after the other, and all those of an
+update at once where updates take several. All workers draw the same random numbers, and so does the one process, so
+that sampled candidates agree; random numbers with a batch dimension (dropout) cannot agree and must be off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parallax.analysis.launcher_graph import hold_like, packed
+from parallax.environment import Settings
+from parallax.graph_view import GraphView
+from parallax.runtime.feeds import Feeds, missing_feeds, named_batch, placeholders_in, read_feeds, train_op
+from parallax.runtime.planning import analyse
+from parallax.runtime.session import Session
+from parallax.runtime.verify.single import OneProcess, Values, joined_batch, variables_of
+from parallax.wire import ROUNDING
+
+STEPS = 5
+
+WORKER_FILE = "worker-{rank}.npz"
+BEFORE_FILE, AFTER_FILE, NOISE_FILE = "before.npz", "after.npz", "noise.json"
+GRAPH_FILE = "graph"
+
+
+def keep_graph(graph: Any, folder: Path) -> None:
+    """Leaves the launcher's graph for the one process, which runs the script again and may draw other numbers."""
+    (folder / GRAPH_FILE).write_bytes(packed(graph, math.inf))
+
+
+def run_worker(graph: Any, session: Session, size: int, rank: int, wanted: Settings) -> None:
+    """One worker's side: runs the steps and keeps all variables, but no copy that has the very bits of worker 0's."""
+    fetch = train_op(graph, wanted.fetch)
+    feeds = feeds_of(graph, fetch, wanted)
+    with session:
+        for number in range((wanted.steps or STEPS) * session.accumulate_steps):
+            session.run(fetch, {name: [value] for name, value in named_batch(graph, feeds(number, rank, size)).items()})
+        values = {name: session.run(variable)[0] for name, variable in variables_of(graph).items()}
+        rounding = session.exchange_report().rounding_text()
+    mine = {name: digest(value) for name, value in values.items()}
+    first = session.workers.bcast(mine, root=0)
+    kept = {name: value for name, value in values.items() if rank == 0 or mine[name] != first[name]}
+    _save(Path(wanted.job_folder or "") / WORKER_FILE.format(rank=rank), kept)
+    if rank == 0:
+        sys.stdout.write(f"{rounding}\n" if rounding else "")
+
+
+def run_single(graph: Any, wanted: Settings) -> None:
+    """The one process: the script's own graph, the joined batch."""
+    folder, size = Path(wanted.job_folder or ""), wanted.workers or 1
+    if wanted.joined_args is None:  # with other arguments the script's own constants may be of the joined batch
+        hold_like(graph, (folder / GRAPH_FILE).read_bytes())
+    fetch = train_op(graph, wanted.fetch)
+    feeds = feeds_of(graph, fetch, wanted)
+    kept, steps = wanted.accumulate_steps or 1, wanted.steps or STEPS
+    drawn = [[named_batch(graph, feeds(n, rank, size)) for rank in range(size)] for n in range(kept * steps)]
+    joined = [joined_batch(sum(drawn[first : first + kept], [])) for first in range(0, len(drawn), kept)]
+    one = OneProcess(graph, analyse(graph), joined[0], wanted.seed or 1, wanted.compute_dtype)
+    runs = one.run([fetch.name], joined)
+    noise = one.noise([fetch.name], joined, runs, rounding_of(wanted.wire_dtype, wanted.compute_dtype))
+    for file, values in zip((BEFORE_FILE, AFTER_FILE), runs, strict=True):
+        _save(folder / file, values)
+    (folder / NOISE_FILE).write_text(json.dumps([noise, one.kinds]))
+
+
+def rounding_of(wire_dtype: str | None, compute_dtype: str | None) -> float:
+    """How far the job itself rounds the values that it works with; 0 where only each element type's own rounding is."""
+    return max((ROUNDING[dtype] for dtype in (wire_dtype, compute_dtype) if dtype is not None), default=0.0)
+
+
+def feeds_of(graph: Any, fetch: Any, wanted: Settings) -> Feeds:
+    """The feeds of a step and worker, from the user's function or file.
+
+    Raises:
+        ConfigError: there are none, and the step has placeholders.
+    """
+    if wanted.feeds is not None:
+        return read_feeds(wanted.feeds)
+    view = GraphView(graph.as_graph_def())
+    needed = placeholders_in(view, view.ancestors([fetch.name.split(":")[0]]))
+    if needed:
+        raise missing_feeds("A verification", needed)
+    return lambda step, worker, size: {}
+
+
+def _save(path: Path, values: Values) -> None:
+    """Writes arrays; what NumPy has no type for (bfloat16) as float32, which holds all of its values."""
+    np.savez(path, **{n: v.astype(np.float32) if np.asarray(v).dtype.kind == "V" else v for n, v in values.items()})
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of an array's bits."""
+    return hashlib.sha256(np.asarray(value).tobytes()).hexdigest()

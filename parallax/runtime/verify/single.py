@@ -1,0 +1,222 @@
+"""The one process of a comparison: runs the user's own graph on joined batches, from given or moved initial values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.analysis.capture import initialization_phases
+from parallax.analysis.launcher_graph import meant
+from parallax.errors import ConfigError, GraphError
+from parallax.runtime.bfloat16 import options_with
+from parallax.runtime.planning import Analysed
+from parallax.runtime.verify.judging import OTHERS, OWN, VARIABLES
+from parallax.spec import VariableClass
+from parallax.transform.edit import Worker
+from parallax.transform.seeds import set_seeds
+
+v1 = tf.compat.v1
+
+STARTS = 3
+"""From how many moved initial values noise is measured: a scalar of pure noise may come out alike by chance in one."""
+
+_ASSIGNS = ("Assign", "AssignVariableOp")
+
+Values = dict[str, Any]
+"""Variable -> its value."""
+
+
+class OneProcess:
+    """The user's graph, seeded as all workers of a verification are.
+
+    Args:
+        graph: the user's.
+        analysed: the same.
+        batch: a joined batch; placeholders that it does not fit are opened.
+        seed: of the job.
+        compute_dtype: the element type in which products are computed.
+    """
+
+    def __init__(
+        self, graph: Any, analysed: Analysed, batch: Mapping[str, Any], seed: int, compute_dtype: str | None
+    ) -> None:
+        self._initialize = initialization_phases(analysed.captured)
+        self._initialize.append([op.name for op in graph.get_collection(v1.GraphKeys.TABLE_INITIALIZERS)])
+        self._reads = {name: str(graph.as_graph_element(v).name) for name, v in variables_of(graph).items()}
+        self._initial = {v.part.op: v.initializer for v in analysed.captured.variables.values() if v.initializer}
+        self._options = options_with(v1.ConfigProto(), compute_dtype)
+        self.kinds = kinds_of(analysed)
+        graph_def = meant(graph, add_shapes=False)
+        _open_batch(graph_def, batch)
+        set_seeds(graph_def, frozenset(), Worker(0, 1, seed, equal_randomness=True))
+        self._graph = tf.Graph()
+        with self._graph.as_default(), _said_of_batch():
+            tf.graph_util.import_graph_def(graph_def, name="")
+
+    def run(
+        self,
+        fetches: Sequence[str],
+        batches: Sequence[Mapping[str, Any]],
+        start: Values | None = None,
+        rounding: tuple[float, int] | None = None,
+    ) -> tuple[Values, Values]:
+        """Runs the steps in a new session.
+
+        Args:
+            fetches: what a step runs.
+            batches: the joined batch of each step.
+            start: values of variables to begin with, in place of their initial ones.
+            rounding: how far trained variables are moved away from the start, relative to each element, and the number
+                of the draw of directions; for each element type at least its own rounding.
+
+        Returns:
+            All variables before the steps, and after.
+
+        Raises:
+            GraphError: the graph does not take the joined batch.
+        """
+        with _said_of_batch(), v1.Session(graph=self._graph, config=self._options) as session:
+            for phase in self._initialize:
+                session.run(phase)
+            self._assign(session, start or {})
+            if rounding is not None:
+                self._assign(session, self._moved(session, *rounding))
+            before = session.run(self._reads)
+            for batch in batches:
+                session.run(list(fetches), batch)
+            return before, session.run(self._reads)
+
+    def noise(
+        self,
+        fetches: Sequence[str],
+        batches: Sequence[Mapping[str, Any]],
+        runs: tuple[Values, Values],
+        rounding: float,
+        start: Values | None = None,
+    ) -> dict[str, float]:
+        """By how much the changes of `runs` change when the steps begin a rounding away; see judging.py.
+
+        Args:
+            fetches: what a step runs.
+            batches: the joined batch of each step.
+            runs: what `run` gave.
+            rounding: relative to an element, at least.
+            start: values of variables to begin with.
+        """
+        noise: dict[str, float] = {}
+        for draw in range(STARTS):
+            other = self.run(fetches, batches, start, (rounding, draw))
+            for name in self._reads:
+                found = _change(other, name) - _change(runs, name)
+                noise[name] = max(noise.get(name, 0.0), float(np.linalg.norm(found)))
+        return noise
+
+    def _moved(self, session: Any, rounding: float, draw: int) -> Values:
+        """The trained variables' values, each element a rounding up or down."""
+        generator = np.random.default_rng(draw)
+        moved = {}
+        for name, value in session.run({n: r for n, r in self._reads.items() if self._is_moved(n)}).items():
+            unit = max(rounding, float(np.spacing(np.ones((), value.dtype))))
+            signs = generator.integers(0, 2, value.shape) * 2 - 1
+            moved[name] = (value.astype(np.float64) * (1 + unit * signs)).astype(value.dtype)
+        return moved
+
+    def _is_moved(self, name: str) -> bool:
+        return self.kinds.get(name) == VARIABLES and self._assigning(name) is not None
+
+    def _assign(self, session: Any, values: Values) -> None:
+        for name, value in values.items():
+            op = self._assigning(name)
+            if op is None:
+                raise ConfigError(
+                    f"A variable that is compared must have an op that assigns its initial value, and {name} has none."
+                )
+            session.run(op.name, {op.inputs[1]: value})
+
+    def _assigning(self, name: str) -> Any:
+        """The op that assigns a variable's initial value; None when there is none."""
+        initializer = self._initial.get(name)
+        op = self._graph.get_operation_by_name(initializer) if initializer else None
+        return op if op is not None and op.type in _ASSIGNS else None
+
+
+def variables_of(graph: Any) -> dict[str, Any]:
+    """The variables that are compared, by name: all but those of strings."""
+    found = graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)
+    return {str(v.name).removesuffix(":0"): v for v in found if v.dtype.base_dtype != tf.string}
+
+
+def kinds_of(analysed: Analysed) -> dict[str, str]:
+    """The kind of every variable op: trained, slot of a name, other, or a worker's own."""
+    kinds = {}
+    for variable in analysed.spec.variables:
+        of_all = {VariableClass.LOCAL: OWN}.get(variable.cls, VARIABLES if variable.gradients else OTHERS)
+        kinds.update({part.op: of_all for part in variable.parts})
+        for slot in variable.slots:
+            kinds.update({op: f"slot {slot.name.removeprefix(variable.name).strip('/')}" for op in slot.ops})
+    return kinds
+
+
+def joined_batch(batches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The workers' batches one after the other, by tensor.
+
+    Raises:
+        ConfigError: a scalar is not equal on all workers, workers feed other tensors, or what they feed does not fit
+            together.
+    """
+    joined = {}
+    for other in batches:
+        if odd := sorted(other.keys() ^ batches[0].keys()):
+            raise ConfigError(f"What is joined must be fed by all workers, and some do not feed {odd[0]!r}.")
+    for name in batches[0]:
+        pieces = [batch[name] for batch in batches]
+        if len({np.shape(piece)[1:] for piece in pieces}) > 1 or len({np.ndim(piece) for piece in pieces}) > 1:
+            raise ConfigError(
+                f"Workers' batches must fit one after the other, and {name!r} has the shapes "
+                f"{[np.shape(piece) for piece in pieces]}. Pad all to one length."
+            )
+        if np.ndim(pieces[0]):
+            joined[name] = np.concatenate(pieces)
+        elif all(np.array_equal(p, pieces[0]) for p in pieces):
+            joined[name] = pieces[0]
+        else:
+            values = [np.asarray(p).item() for p in pieces]
+            raise ConfigError(f"A scalar feed must be equal on all workers: {name!r} is {values}.")
+    return joined
+
+
+def _change(run: tuple[Values, Values], name: str) -> Any:
+    return np.asarray(run[1][name], np.float64) - np.asarray(run[0][name], np.float64)
+
+
+@contextmanager
+def _said_of_batch() -> Iterator[None]:
+    """Turns what TensorFlow says of a batch that a graph does not take into an error of the project."""
+    try:
+        yield
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        raise GraphError(_fixed_batch(str(error))) from error
+
+
+def _fixed_batch(message: str) -> str:
+    around = ("Graph execution error", "Detected at node", "Node:", "Original stack trace", "\t")
+    said = " ".join(line for line in message.splitlines() if line and not line.startswith(around))
+    return (
+        f"The one process of a verification takes the joined batch, and the script's graph does not: {said[:300]}. "
+        "Leave the batch dimension of the placeholders open (None), or give the arguments with which the script "
+        "builds the joined batch: --joined-args '--batch 64'."
+    )
+
+
+def _open_batch(graph_def: Any, batch: Mapping[str, Any]) -> None:
+    """Opens the first dimension of fed placeholders that the joined batch does not fit."""
+    nodes = {node.name: node for node in graph_def.node}
+    for name, value in batch.items():
+        node = nodes.get(name.removesuffix(":0"))
+        dims: Any = node.attr["shape"].shape.dim if node is not None and "shape" in node.attr else ()
+        if len(dims) > 0 and np.ndim(value) > 0 and dims[0].size not in (-1, len(value)):
+            dims[0].size = -1

@@ -1,0 +1,79 @@
+"""The table of a comparison: by name what differs and what is noise, and what is equal too or, if much, by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parallax.report import counted
+from parallax.runtime.verify.judging import Judged, Verdict
+
+FOLDED_FROM = 40
+"""From so many arrays on, those that are equal are summed up by kind."""
+
+_HEADER = ("variable", "kind", "error/change", "allowed", "verdict")
+
+
+def table_text(judged: Sequence[Judged], own: Sequence[str]) -> str:
+    """The arrays, one a line.
+
+    Args:
+        judged: their verdicts.
+        own: the variables that every worker keeps for itself.
+    """
+    folds = len(judged) >= FOLDED_FROM
+    shown = [one for one in judged if not folds or one.verdict != Verdict.EQUAL]
+    rows: list[tuple[str, ...]] = [_HEADER]
+    rows += [(one.name, one.kind, _number(one.error), _number(one.allowed), _verdict(one)) for one in shown]
+    if folds:
+        rows += _by_kind([one for one in judged if one.verdict == Verdict.EQUAL])
+    rows += [(name, "own", "", "", "not compared: every worker keeps its own") for name in sorted(own)]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def verdict_text(judged: Sequence[Judged], num_workers: int, steps: int, tolerance: float) -> str:
+    """The last line: whether all are equal, and what could not be told."""
+    wrong = [one for one in judged if is_wrong(one)]
+    noise = [one for one in judged if one.verdict == Verdict.NOISE]
+    equal = [one for one in judged if one.verdict == Verdict.EQUAL]
+    worst = max((one.error for one in wrong or equal), default=0.0)
+    verdict = "NOT equal" if wrong else "equal" if equal else "NOT comparable"
+    text = f"{num_workers} workers and one process are {verdict} after {counted(steps, 'step')}: "
+    if wrong:
+        text += f"{len(wrong)} of {len(judged)} variables differ, "
+    if noise:
+        text += (
+            f"{len(noise)} of {len(judged)} {'is' if len(noise) == 1 else 'are'} rounding noise in one process too, "
+        )
+    return f"{text}largest error {worst:.2e} of a change, tolerance {tolerance:.0e}\n"
+
+
+def is_wrong(one: Judged) -> bool:
+    """Whether an array is not what one process has."""
+    return one.verdict in (Verdict.DIFFERENT, Verdict.APART)
+
+
+def status(judged: Sequence[Judged]) -> int:
+    """The exit status: 0 when nothing is wrong and something could be compared."""
+    wrong = any(is_wrong(one) for one in judged)
+    return 1 if wrong or all(one.verdict == Verdict.NOISE for one in judged) else 0
+
+
+def _by_kind(equal: Sequence[Judged]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for kind in dict.fromkeys(one.kind for one in equal):
+        of_kind = [one for one in equal if one.kind == kind]
+        worst = max(of_kind, key=lambda one: one.error)
+        what = f"{len(of_kind)} others"
+        rows.append((what, kind, _number(worst.error), _number(worst.allowed), f"equal; largest: {worst.name}"))
+    return rows
+
+
+def _verdict(one: Judged) -> str:
+    worker = f" (worker {one.worker})" if is_wrong(one) else ""
+    return f"{one.verdict.value}{worker}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.2e}"
