@@ -37,11 +37,11 @@ SEED, GRAPHS, GROUP = 1, 48, 16
 _MASKED = "a mean over a mask is taken for one over the batch"
 OPEN = {
     4: _MASKED,
-    5: "a lookup whose rows are exchanged ends in another error than the project's",
-    6: "positions tiled over a fixed batch, divided by their largest gradient",
-    13: "a lookup whose rows are exchanged ends in another error than the project's",
+    5: "a lookup in a loop of the old style is followed around the loop without end",
+    13: "a lookup in a loop of the old style is followed around the loop without end",
     19: _MASKED,
     30: _MASKED,
+    41: _MASKED,
     44: _MASKED,
 }
 """Graphs of the seed whose faults are known and not mended yet; a mended one must be taken out."""
