@@ -104,6 +104,29 @@ class AllReduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Divided:
+    """`tensor` is the sum over all workers of what losses are divided by: the `edges` take a W-th of it."""
+
+    tensor: str
+    edges: tuple[Edge, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """`node` is a mean over elements that a mask has chosen: it counts for as many as each worker has.
+
+    Attributes:
+        node: gives the mean; who takes it sees it times W times this worker's share of all chosen elements.
+        values: the chosen elements.
+        counted: edges of autodiff that divide by their number; they take a W-th of the number on all workers.
+    """
+
+    node: str
+    values: str
+    counted: tuple[Edge, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Scatter:
     """A dense gradient leaves autodiff here: the `edges` shall see the mean, by row at the table's owners."""
 
@@ -312,6 +335,9 @@ class Decisions:
         terms: on what terms the workers train together.
         keeps: gradients that are kept, where updates take several batches.
         alike_rows: constants that meet kept rows.
+        divided: denominators of losses.
+        selected: means over chosen elements.
+        notes: what a plan says of how losses are taken, a sentence each.
     """
 
     tables: tuple[Table, ...] = ()
@@ -334,6 +360,9 @@ class Decisions:
     terms: Terms = Terms()
     keeps: tuple[Keep, ...] = ()
     alike_rows: tuple[AlikeRows, ...] = ()
+    divided: tuple[Divided, ...] = ()
+    selected: tuple[Selected, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def table(self, op: str) -> Table:
         """The table of a variable op."""

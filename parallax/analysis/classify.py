@@ -62,7 +62,7 @@ def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]
         exchanged=frozenset([p.table for p in decisions.pushes] + [c.op for c in decisions.collects]),
     )
     variables = tuple(_variable(case, by_name[name]) for name in sorted(by_name))
-    notes = (*_notes(sources), *_open_notes(variables))
+    notes = (*_notes(sources), *_open_notes(variables), *decisions.notes)
     return GraphSpec(captured.fingerprint, variables, notes, model_key(variables)), sources
 
 

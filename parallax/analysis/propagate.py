@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from parallax.analysis import rules
 from parallax.analysis.capture import Captured
+from parallax.analysis.denominators import Denominators, find_denominators, notes_of
 from parallax.analysis.functions import functions_of
 from parallax.analysis.gradients import gradient_updates
 from parallax.analysis.marking import Kinds, keeps_of, mark, piece_kinds
@@ -86,6 +87,7 @@ def walked(
         if source.indices is None:
             dense_sources.setdefault(source.values, []).append(source)
     passages, alike = find_passages(captured), frozenset[str]()
+    denominators = Denominators()
     while True:
         walk = Walk(
             captured=captured,
@@ -104,6 +106,7 @@ def walked(
             after_gradients=training - before,
             branches=branches,
             functions=functions,
+            denominators=denominators,
             passages=passages,
             alike=alike,
         )
@@ -117,7 +120,10 @@ def walked(
             and not walk.new_own - own
             and (found, asked) == (kinds, alike)
         ):
-            return walk
+            divisions = find_denominators(walk, denominators)
+            if divisions == denominators:
+                return walk
+            denominators = divisions
         kinds, alike = found, asked
         table_of = {**table_of, **walk.new_members}
         own = own | walk.new_own
@@ -198,6 +204,9 @@ def _decisions(walk: Walk, terms: Terms) -> Decisions:
         scatters=tuple(walk.scatters),
         owned=owned_nodes(walk),
         terms=terms,
+        divided=walk.denominators.divided,
+        selected=walk.denominators.selected,
+        notes=notes_of(walk.denominators),
         keeps=keeps_of(walk) if terms.accumulate_steps > 1 else (),
         alike_rows=tuple(walk.alike_rows) if terms.accumulate_steps > 1 else (),
     )

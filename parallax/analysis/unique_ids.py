@@ -152,9 +152,11 @@ class UniqueIds:
             tensor = self._before_reshape(tensor)
             node = split_tensor(tensor)[0]
             inputs = self._view.inputs(node)
-            moving = {self._source(t) for t in inputs if not self._is_equal(t)}
             scalars = all(self._is_scalar(t) for t in inputs if self._is_equal(t))
-            if self._view.op(node) not in ELEMENTWISE or len(moving) != 1 or not scalars:
+            if self._view.op(node) not in ELEMENTWISE or not scalars:
+                return tensor
+            moving = {self._source(t) for t in inputs if not self._is_equal(t)}
+            if len(moving) != 1:
                 return tensor
             (tensor,) = moving
 

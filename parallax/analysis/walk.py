@@ -27,6 +27,7 @@ from parallax.graph_view import Edge, GraphView
 from parallax.spec import GradientSource
 
 if TYPE_CHECKING:
+    from parallax.analysis.denominators import Denominators
     from parallax.analysis.passages import Passage
 
 
@@ -76,6 +77,7 @@ class Walk:
         after_gradients: nodes of training that no gradient needs: the one process draws there once for all.
         branches: node -> the conditionals and loops that it is inside of.
         functions: what functions write and draw.
+        denominators: what losses are divided by (denominators.py), as the walk before found them.
         passages: what autodiff made that is the workers' mean besides, by tensor (passages.py).
         alike: tensors that the walk before found equal on all workers.
         asked: tensors that a passage asked for before the walk came to them.
@@ -98,6 +100,7 @@ class Walk:
     after_gradients: set[str]
     branches: dict[str, Branches]
     functions: Functions
+    denominators: Denominators
     passages: Mapping[str, Sequence[Passage]] = field(default_factory=dict)
     alike: frozenset[str] = frozenset()
     asked: set[str] = field(default_factory=set)

@@ -48,6 +48,28 @@ def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
             editor.whole[reduction.tensor] = str(reduced.name)
 
 
+def weigh_losses(editor: Editor, decisions: Decisions) -> None:
+    """Losses that are divided by what the batch has of something are divided by what all workers have of it."""
+    import tensorflow as tf
+
+    if not decisions.terms.synchronous:
+        return  # a worker by itself has the one process's loss
+    size = editor.worker.size
+    for divided in decisions.divided:
+        if divided.edges:
+            with tf.name_scope(f"{SCOPE}/denominator/"):
+                whole = editor.at(divided.edges[0])
+                editor.lead(divided.edges, whole / tf.constant(size, whole.dtype))
+    for one in decisions.selected:
+        with tf.name_scope(f"{SCOPE}/denominator/"):
+            mean = editor.tensor(f"{one.node}:0")
+            own = tf.cast(tf.raw_ops.Size(input=editor.tensor(one.values)), mean.dtype)
+            share = editor.together.all_reduce(own) / tf.constant(size, mean.dtype)
+            weighed = tf.where(own > 0, mean * own / share, tf.zeros_like(mean))  # a mean of nothing is no number
+            editor.lead(editor.view.consumers(f"{one.node}:0"), weighed)
+            editor.lead(one.counted, share)
+
+
 def _held_by_worker_0(editor: Editor, values: Any, shared: SharedRows) -> Any:
     """Joined rows in which those of shared pieces are the sum over the workers on worker 0, and zero elsewhere."""
     import tensorflow as tf

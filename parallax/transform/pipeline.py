@@ -12,7 +12,7 @@ from parallax.transform.accumulators import scatter_gradients
 from parallax.transform.check import check, check_exchanges, check_servers
 from parallax.transform.edit import SCOPE, Counter, Cut, CutWhole, Editor, Keeping, Worker, open_editor
 from parallax.transform.exchanges import exchange_rows
-from parallax.transform.gradients import collect_rows, reduce_gradients
+from parallax.transform.gradients import collect_rows, reduce_gradients, weigh_losses
 from parallax.transform.keep import keep_gradients
 from parallax.transform.partitions import place_tables
 from parallax.transform.rows import gather_rows, slice_rows, spread_tables
@@ -85,6 +85,7 @@ def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGr
         place_tables(editor, decisions)
         keep_gradients(editor, decisions)
         reduce_gradients(editor, decisions)
+        weigh_losses(editor, decisions)
         scatter_gradients(editor, decisions)
         slice_rows(editor, decisions)  # after the broadcasts: a whole value that is fed is worker 0's, then cut
         exchange_rows(editor, view, decisions)

@@ -173,6 +173,23 @@ def sorted_ids(rows: int, by_place: bool) -> Any:
     return clipped(squared(dense(tf.reshape(h, [rows, WIDTH])), rows))
 
 
+def masked(rows: int, kind: str) -> Any:
+    """A mean over what is not masked; the workers have unequal parts of it."""
+    emb, x = table(), ids(rows)
+    losses = tf.square(dense(tf.nn.embedding_lookup(emb, x)) - v1.placeholder(tf.float32, [rows, 1], name="y"))[:, 0]
+    kept = x > 3
+    mask = tf.cast(kept, tf.float32)
+    loss = {
+        "divided": lambda: tf.reduce_sum(losses * mask) / tf.maximum(tf.reduce_sum(mask), 1.0),
+        "chosen": lambda: tf.reduce_mean(tf.boolean_mask(losses, kept)),
+        "weighed": lambda: v1.losses.compute_weighted_loss(losses, mask),
+        "with another": lambda: (
+            tf.math.divide_no_nan(tf.reduce_sum(losses * mask), tf.reduce_sum(mask)) + 0.3 * tf.reduce_mean(losses)
+        ),
+    }[kind]()
+    return clipped(loss)
+
+
 def bags_and_rows(rows: int) -> None:
     """Rows of a bag and rows of ids on one table, clipped by the global norm."""
     emb, x = table(), ids(rows, columns=3)
@@ -480,6 +497,7 @@ MODELS: dict[str, Callable[[int], Any]] = {
     "unique, masked": lambda rows: merged_ids(rows, lambda u: tf.boolean_mask(u, u > 0)),
     "unique, sorted": lambda rows: sorted_ids(rows, False),
     "unique, sorted by place": lambda rows: sorted_ids(rows, True),
+    **{f"masked, {k}": lambda rows, k=k: masked(rows, k) for k in ("divided", "chosen", "weighed", "with another")},
     "sampled softmax": lambda rows: sampled(rows, v1.nn.sampled_softmax_loss),
     "nce": lambda rows: sampled(rows, v1.nn.nce_loss),
     "partitioned, mod": lambda rows: partitioned(rows, 3, "mod"),

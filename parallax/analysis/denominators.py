@@ -1,0 +1,192 @@
+"""Finds losses that are divided by a sum over the batch, as means over a mask are, and has that sum be of all workers.
+
+Each worker's loss is then its own sum divided by a W-th of the whole denominator. The mean of those over the workers
+is the one process's loss, and so is the mean of their gradients, whatever part of the mask each worker has. A mean over
+elements that a mask has chosen is such a division too; its denominator is the number of elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parallax.analysis.batch_axis import BatchAxes
+from parallax.analysis.gradients import autodiff_ops
+from parallax.analysis.op_lists import FORWARD_ELEMENTWISE
+from parallax.analysis.states import SAME
+from parallax.analysis.walk import Walk
+from parallax.decisions import AllReduce, Divided, Selected
+from parallax.graph_view import Edge, split_tensor
+
+_DIVISIONS = ("RealDiv", "Div", "DivNoNan")
+_OF_SHAPES = "Shape Size Const Cast FloorDiv FloorMod Prod GatherV2 AddV2 Maximum Reshape Range Fill".split()
+"""What autodiff counts the elements of a mean with."""
+_PASSES = ("Identity", "StopGradient", "Reshape", "Cast", "Squeeze", "ExpandDims")
+
+
+@dataclass(frozen=True, slots=True)
+class Denominators:
+    """What losses are divided by.
+
+    Attributes:
+        sums: scalars that are sums over a worker's batch; the one process has the sum of all.
+        divided: where what is computed of them divides.
+        selected: means over chosen elements.
+        unproven: (division, denominator) where a loss is divided by what else depends on the batch.
+    """
+
+    sums: frozenset[str] = frozenset()
+    divided: tuple[Divided, ...] = ()
+    selected: tuple[Selected, ...] = ()
+    unproven: tuple[tuple[str, str], ...] = ()
+
+
+def find_denominators(walk: Walk, before: Denominators) -> Denominators:
+    """What a finished walk shows of losses' denominators; what was found `before` stays."""
+    look = _Look(walk)
+    sums, divided, selected = set(before.sums), list(before.divided), list(before.selected)
+    unproven = []
+    for node in walk.view.topological_order():
+        if node not in look.forward:
+            continue
+        if walk.view.op(node) in _DIVISIONS:
+            numerator, tensor = walk.view.inputs(node)
+            known = any(tensor == one.tensor for one in divided) or walk.states[tensor].kind in ("same", "fed")
+            if known or walk.view.shape(tensor) != () or not look.is_differentiated(tensor):
+                continue
+            found = look.sums_behind(tensor)
+            if found and look.is_sum_over_batch(numerator):
+                sums |= found
+                divided.append(Divided(tensor, look.divided_by(tensor)))
+            else:
+                unproven.append((node, tensor))
+        elif walk.view.op(node) == "Mean" and not any(node == one.node for one in selected):
+            mean = look.selected(node)
+            if mean is not None:
+                selected.append(mean)
+    return Denominators(frozenset(sums), tuple(divided), tuple(selected), tuple(unproven))
+
+
+def visit(walk: Walk, node: str) -> None:
+    """Has the sum of all workers taken of a denominator."""
+    for tensor in walk.view.outputs(node):
+        if tensor in walk.denominators.sums and walk.states[tensor] != SAME:
+            walk.all_reduces.append(AllReduce(tensor, tuple(walk.view.consumers(tensor)), "sum"))
+            walk.states[tensor] = SAME
+
+
+def notes_of(found: Denominators) -> tuple[str, ...]:
+    """What the plan says of losses' denominators, a sentence each."""
+    notes = [
+        f"a loss is divided by {one.tensor}, which is added up over the workers: each worker's loss is its part times W"
+        for one in found.divided
+    ]
+    notes += [
+        f"{one.node} is a mean over chosen elements, and counts for as many as each worker has"
+        for one in found.selected
+    ]
+    notes += [
+        f"{node} divides a loss by {tensor}, which depends on each worker's batch: workers are taken to have it equal"
+        for node, tensor in found.unproven
+    ]
+    return tuple(notes)
+
+
+class _Look:
+    """What divisions are judged by."""
+
+    def __init__(self, walk: Walk) -> None:
+        view = walk.view
+        self._walk = walk
+        self._axes = BatchAxes(view, walk.states)
+        self._made = autodiff_ops(walk.captured)
+        self.forward = view.nodes.keys() - self._made - walk.initial
+
+    def sums_behind(self, tensor: str) -> frozenset[str]:
+        """The sums over the batch, free of trained variables, of which a scalar is computed; empty where others are."""
+        view, found = self._walk.view, set[str]()
+        waiting = [tensor]
+        while waiting:
+            one = waiting.pop()
+            node = split_tensor(one)[0]
+            if self._walk.states[one].kind in ("same", "fed"):
+                continue
+            if self._is_sum(node) and not self._needs_variables(node):
+                found.add(one)
+            elif view.shape(one) == () and (view.op(node) in FORWARD_ELEMENTWISE or view.op(node) in _PASSES):
+                waiting += view.inputs(node)
+            else:
+                return frozenset()
+        return frozenset(found)
+
+    def is_sum_over_batch(self, tensor: str) -> bool:
+        """Whether a scalar is a sum over the batch, times or plus what all workers have."""
+        view = self._walk.view
+        node = split_tensor(tensor)[0]
+        while self._passes(node):
+            node = split_tensor(self._own(node)[0])[0]
+        if view.op(node) in ("AddN", "Add", "AddV2"):
+            return all(self.is_sum_over_batch(t) for t in view.inputs(node))
+        return self._is_sum(node)
+
+    def _passes(self, node: str) -> bool:
+        """Whether a scalar stays the sum that it was, times what all workers have."""
+        view, op = self._walk.view, self._walk.view.op(node)
+        if op == "Sum" and view.shape(view.inputs(node)[0]) == ():
+            return True
+        return op in _PASSES or (op == "Mul" and len(self._own(node)) == 1)
+
+    def is_differentiated(self, tensor: str) -> bool:
+        """Whether autodiff went back through a division by a tensor: it divides by it too."""
+        return any(edge.node in self._made for edge in self.divided_by(tensor))
+
+    def divided_by(self, tensor: str) -> tuple[Edge, ...]:
+        """The divisions by a tensor, those of autodiff too."""
+        edges = self._walk.view.consumers(tensor)
+        return tuple(e for e in edges if self._walk.view.op(e.node) in _DIVISIONS and e.slot == 1)
+
+    def selected(self, node: str) -> Selected | None:
+        """A mean over all elements that a mask of the batch has chosen, and where autodiff divides by their number."""
+        view = self._walk.view
+        values = view.inputs(node)[0]
+        chosen = values
+        while view.op(split_tensor(chosen)[0]) in FORWARD_ELEMENTWISE and len(self._own(split_tensor(chosen)[0])) == 1:
+            chosen = self._own(split_tensor(chosen)[0])[0]
+        gather = split_tensor(chosen)[0]
+        if view.op(gather) not in ("GatherV2", "Gather") or view.shape(f"{node}:0") != ():
+            return None
+        place = split_tensor(view.inputs(gather)[1])[0]
+        while view.op(place) in _PASSES:
+            place = split_tensor(view.inputs(place)[0])[0]
+        if view.op(place) != "Where" or self._axes.of(view.inputs(place)[0]) is None or self._needs_variables(place):
+            return None
+        counted = self._counted_by(values)
+        return Selected(node, values, counted) if counted else None
+
+    def _counted_by(self, values: str) -> tuple[Edge, ...]:
+        """Where autodiff divides by the number of elements of a tensor."""
+        view, found = self._walk.view, []
+        for node in sorted(self._made):
+            if node not in view.nodes or view.op(node) != "RealDiv":
+                continue
+            needed = view.ancestors([split_tensor(view.inputs(node)[1])[0]]) & self._made
+            shapes = {view.inputs(n)[0] for n in needed if view.op(n) == "Shape"}
+            if shapes == {values} and all(view.op(n) in _OF_SHAPES for n in needed):
+                found.append(Edge(node, 1))
+        return tuple(found)
+
+    def _own(self, node: str) -> list[str]:
+        """The inputs that differ between workers."""
+        inputs = self._walk.view.inputs(node)
+        return [t for t in inputs if self._walk.states[t].kind not in ("same", "fed")]
+
+    def _is_sum(self, node: str) -> bool:
+        """Whether a node adds up all of a tensor that lies along the batch, or of its products with one that does."""
+        view = self._walk.view
+        if view.op(node) != "Sum" or view.shape(f"{node}:0") != ():
+            return False
+        summed = view.inputs(node)[0]
+        factors = view.inputs(split_tensor(summed)[0]) if view.op(split_tensor(summed)[0]) == "Mul" else ()
+        return any(self._axes.of(t) is not None for t in (summed, *factors))
+
+    def _needs_variables(self, node: str) -> bool:
+        return bool(self._walk.view.ancestors([node]) & self._walk.shared)
