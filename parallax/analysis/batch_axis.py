@@ -68,7 +68,7 @@ class BatchAxes:
             self._axes.update({t: 0 for t in self.sources_of(node) if t in outputs})
             return
         inputs = self.view.inputs(node)
-        if not any(t in self._axes for t in inputs):
+        if not any(t in self._axes for t in inputs) and op not in ("ParallelDynamicStitch", "DynamicStitch"):
             self._draw(node, op, inputs, outputs)
             return
         rule = _RULES.get(op, _elementwise if op in FORWARD_ELEMENTWISE else None)
@@ -228,23 +228,31 @@ def _split(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
 
 
 def _strided_slice(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
-    """Cut along other axes; the joined one is taken whole."""
-    axis, begin = axes.known(inputs[0]), axes.constant(inputs[1])
+    """Cut along other axes, and new ones put in; the joined one is taken whole."""
+    axis, begin, shape = axes.known(inputs[0]), axes.constant(inputs[1]), axes.shape(inputs[0])
     strides, attr = axes.constant(inputs[3]), axes.view.nodes[node].attr
-    if axis is None or axis == MIXED or begin is None or strides is None:
+    if axis is None or axis == MIXED or begin is None or strides is None or shape is None:
         return None
-    if attr["ellipsis_mask"].i or attr["new_axis_mask"].i or not axes.others_are_equal(inputs, 0):
+    if not axes.others_are_equal(inputs, 0):
         return None
-    gone = 0
+    masks = {name: attr[f"{name}_mask"].i for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+    taken = [place for place in range(begin.size) if not (masks["new_axis"] | masks["ellipsis"]) & (1 << place)]
+    read, out = 0, 0  # axes of the input and of the result, so far
     for place in range(begin.size):
         bit = 1 << place
-        if place == axis:
-            whole = attr["begin_mask"].i & bit and attr["end_mask"].i & bit and int(strides.reshape(-1)[place]) == 1
-            if not whole or attr["shrink_axis_mask"].i & bit:
-                return None
-        elif place < axis:
-            gone += bool(attr["shrink_axis_mask"].i & bit)
-    return axis - gone
+        if masks["ellipsis"] & bit:
+            whole = len(shape) - len(taken)
+            if read <= axis < read + whole:
+                return out + axis - read
+            read, out = read + whole, out + whole
+        elif masks["new_axis"] & bit:
+            out += 1
+        elif read == axis:
+            is_whole = masks["begin"] & bit and masks["end"] & bit and int(strides.reshape(-1)[place]) == 1
+            return out if is_whole and not masks["shrink_axis"] & bit else None
+        else:
+            read, out = read + 1, out + (not masks["shrink_axis"] & bit)
+    return out + axis - read
 
 
 def _slice(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
@@ -304,6 +312,29 @@ def _cross_entropy(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int |
     return 0 if joined and axes.known(inputs[0]) == 0 else None
 
 
+def _stitch(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
+    """Rows looked up part by part and put back where their ids were, as embedding_lookup does with several parts."""
+    view, count = axes.view, len(inputs) // 2
+    places = {split_tensor(t)[0] for t in inputs[:count]}
+    parts = {split_tensor(view.inputs(split_tensor(t)[0])[1])[0] for t in inputs[count:] if _is_gather(view, t)}
+    if len(places) != 1 or len(parts) != 1 or not all(_is_gather(view, t) for t in inputs[count:]):
+        return None
+    (places_by,), (ids_by,) = places, parts
+    if view.op(places_by) != "DynamicPartition" or view.op(ids_by) != "DynamicPartition":
+        return None
+    ids, numbers = view.inputs(ids_by)[0], split_tensor(view.inputs(places_by)[0])[0]
+    same_parts = view.inputs(ids_by)[1] == view.inputs(places_by)[1]
+    if not same_parts or view.op(numbers) != "Range" or axes.constant(view.inputs(numbers)[0]) != 0:
+        return None
+    size = split_tensor(view.inputs(numbers)[1])[0]
+    whole = view.inputs(size)[0] if view.op(size) == "Size" else ids
+    return axes.known(whole) if axes.known(whole) in (0, MIXED) and len(axes.shape(whole) or ()) == 1 else None
+
+
+def _is_gather(view: GraphView, tensor: str) -> bool:
+    return view.op(split_tensor(tensor)[0]) in ("GatherV2", "Gather", "ResourceGather")
+
+
 def _by_numbers(name: str, whole: int) -> _Rule:
     """Ops that do something along some axes, by a constant: `whole` there leaves an axis alone."""
 
@@ -339,6 +370,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_REDUCTIONS, _reduction),
     **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2", "L2Normalize"), _over_last),
     **dict.fromkeys(("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"), _cross_entropy),
+    **dict.fromkeys(("ParallelDynamicStitch", "DynamicStitch"), _stitch),
     "Tile": _by_numbers("multiples", 1),
     "Pad": _by_numbers("paddings", 0),
     "PadV2": _by_numbers("paddings", 0),

@@ -67,10 +67,10 @@ def _pieces(look: _Look, source: GradientSource) -> list[Piece]:
     while waiting:
         tensor = root(walk.view, waiting.pop(0))
         parts = concatenated(walk.view, tensor)
-        if walk.states[tensor] == SAME:
-            found.append(_of_equal_ids(look, source.part, tensor))
-        elif parts:
+        if parts and (walk.states[tensor] != SAME or not _gathers_by(look, source.part, tensor)):
             waiting = [*parts, *waiting]
+        elif walk.states[tensor] == SAME:
+            found.append(_of_equal_ids(look, source.part, tensor))
         else:
             found.append(_of_own_ids(look, tensor))
     merged = [piece.merged for piece in found if piece.merged]
@@ -88,10 +88,15 @@ def _of_own_ids(look: _Look, ids: str) -> Piece:
     return Piece(ids, "unknown", before) if before else Piece(ids, "joined")
 
 
-def _of_equal_ids(look: _Look, part: str, ids: str) -> Piece:
+def _gathers_by(look: _Look, part: str, ids: str) -> list[str]:
+    """The gathers of the forward pass by some ids, of the variable or of what is computed of it."""
     view = look.walk.view
     edges = {*lookup_edges(view, part), *(e for e in look.gathers if e.node in look.forward)}
-    gathers = sorted(e.node for e in edges if root(view, view.inputs(e.node)[e.slot]) == ids)
+    return sorted(e.node for e in edges if root(view, view.inputs(e.node)[e.slot]) == ids)
+
+
+def _of_equal_ids(look: _Look, part: str, ids: str) -> Piece:
+    gathers = _gathers_by(look, part, ids)
     kind = kind_of_equal_ids(look.axes, ids, gathers, look.forward)
     return Piece(ids, kind) if kind in ("shared", "joined") else Piece(ids, "unknown", kind)
 

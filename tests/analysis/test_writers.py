@@ -1,0 +1,127 @@
+"""Every writer of a variable is found, in branches, loops and functions; what may differ is not called equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from parallax.config import Config
+from parallax.errors import GraphError
+from parallax.plan import one_host
+from parallax.runtime.planning import Analysed, analyse, decide, plan_for
+from parallax.spec import VariableClass
+
+v1 = tf.compat.v1
+KINDS = [(True, True), (False, True), (False, False)]
+"""(Conditionals of the new kind, resource variables): TensorFlow makes no updates of references in the new kind."""
+
+
+def analysed(build: Callable[[], Any], new: bool = True, resource: bool = True) -> Analysed:
+    graph = tf.Graph()
+    try:
+        (v1.enable_control_flow_v2 if new else v1.disable_control_flow_v2)()
+        with graph.as_default(), v1.variable_scope("", use_resource=resource):
+            build()
+    finally:
+        v1.enable_control_flow_v2()
+    return analyse(graph)
+
+
+def class_of(found: Analysed, name: str) -> VariableClass:
+    return found.spec.variable(name).cls
+
+
+def model() -> tuple[Any, Any]:
+    """A dense weight and the loss of a batch."""
+    x = v1.placeholder(tf.float32, [None, 3], name="x")
+    w = v1.get_variable("w", [3, 1])
+    return w, tf.reduce_mean(tf.square(x @ w - 1.0))
+
+
+@pytest.mark.parametrize(("new", "resource"), KINDS)
+def test_an_update_that_each_worker_decides_on_by_itself_is_refused(new: bool, resource: bool) -> None:
+    def build() -> None:
+        w, loss = model()
+        made = v1.train.GradientDescentOptimizer(0.1)
+        pairs = made.compute_gradients(loss)
+        tf.cond(loss < 50.0, lambda: made.apply_gradients(pairs), tf.no_op)
+
+    with pytest.raises(GraphError, match="by all workers or by none: .*'w' if 'Less:0', which depends on each worker"):
+        analysed(build, new, resource)
+
+
+@pytest.mark.parametrize(("new", "resource"), KINDS)
+def test_a_variable_that_each_worker_decides_to_write_is_its_own(new: bool, resource: bool) -> None:
+    def build() -> None:
+        _, loss = model()
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        seen = v1.get_variable("seen", [], initializer=v1.zeros_initializer(), trainable=False)
+        tf.cond(loss < 50.0, lambda: tf.group(v1.assign(seen, 1.0)), tf.no_op)
+
+    assert class_of(analysed(build, new, resource), "seen") == VariableClass.LOCAL
+
+
+def test_a_write_in_a_loop_that_takes_the_batch_is_each_workers_own() -> None:
+    def build() -> None:
+        _, loss = model()
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        total = v1.get_variable("total", [], initializer=v1.zeros_initializer(), trainable=False)
+
+        def body(i: Any) -> Any:
+            with v1.control_dependencies([total.assign_add(loss)]):
+                return [i + 1]
+
+        tf.while_loop(lambda i: i < 3, body, [tf.constant(0)])
+
+    assert class_of(analysed(build), "total") == VariableClass.LOCAL
+
+
+def test_a_trained_variable_written_in_a_loop_that_takes_the_batch_is_refused() -> None:
+    def build() -> None:
+        w, loss = model()
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+        def body(i: Any) -> Any:
+            with v1.control_dependencies([w.assign_add(tf.ones([3, 1]) * loss)]):
+                return [i + 1]
+
+        tf.while_loop(lambda i: i < 3, body, [tf.constant(0)])
+
+    with pytest.raises(GraphError, match="While 'while' writes 'w' in its body"):
+        analysed(build)
+
+
+def test_random_numbers_in_the_body_of_a_loop_are_each_workers_own() -> None:
+    def build() -> None:
+        _, loss = model()
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        drawn = tf.while_loop(lambda i, _: i < 3, lambda i, t: (i + 1, t + tf.random.uniform([])), [0, 0.0])[1]
+        v1.assign(v1.get_variable("drawn", [], initializer=v1.zeros_initializer(), trainable=False), drawn)
+
+    assert class_of(analysed(build), "drawn") == VariableClass.LOCAL
+
+
+def test_a_constant_of_a_branch_is_as_its_predicate() -> None:
+    def build() -> None:
+        _, loss = model()
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        chosen = tf.cond(loss < 1.0, lambda: tf.constant(1.0), lambda: tf.constant(2.0))
+        v1.assign_add(v1.get_variable("total", [], initializer=v1.zeros_initializer(), trainable=False), chosen)
+
+    for new in (True, False):
+        assert class_of(analysed(build, new), "total") == VariableClass.LOCAL
+
+
+def test_what_is_read_from_a_path_that_is_fed_is_each_workers_own_data() -> None:
+    def build() -> None:
+        path = v1.placeholder(tf.string, [], name="path")
+        x = tf.reshape(tf.io.decode_raw(tf.io.read_file(path), tf.float32), [-1, 6])
+        w = v1.get_variable("w", [6, 1])
+        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(x @ w - 1.0)))
+
+    found = analysed(build)
+    reduced = decide(found, plan_for(found, one_host(2), Config())).all_reduces
+    assert [one.kind for one in reduced] == ["mean"]
