@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import NamedTuple
 
 from parallax.analysis.capture import Captured
@@ -35,16 +36,18 @@ def train_ops(captured: Captured, sources: tuple[GradientSource, ...]) -> tuple[
     """
     view = captured.view
     updates = gradient_updates(captured, sources)
-    after = _after(view, updates)
-    acting = [n for n in view.nodes if n in after and _acts(view, n)]
-    last = set(last_of(view, acting))
     trained = {source.part for source in sources}
     found = []
-    for node in acting:
-        if node in last:
-            written = {written_variable(captured, n) for n in view.ancestors([node]) & updates} & trained
-            found.append(TrainOp(node, tuple(sorted(written))))
+    for node in ops_after(view, updates):
+        written = {written_variable(captured, n) for n in view.ancestors([node]) & updates} & trained
+        found.append(TrainOp(node, tuple(sorted(written))))
     return tuple(sorted((op for op in found if op.variables), key=lambda op: (-len(op.variables), op.name)))
+
+
+def ops_after(view: GraphView, updates: Set[str]) -> list[str]:
+    """The ops that bring updates about and that no other such op waits for, in the order of the graph."""
+    after = _after(view, updates)
+    return last_of(view, [n for n in view.nodes if n in after and _acts(view, n)])
 
 
 def last_of(view: GraphView, ops: list[str]) -> list[str]:
@@ -61,7 +64,7 @@ def _needs(view: GraphView, node: str) -> set[str]:
     return {split_tensor(t)[0] for t in view.inputs(node)} | set(view.controls(node))
 
 
-def _after(view: GraphView, nodes: set[str]) -> set[str]:
+def _after(view: GraphView, nodes: Set[str]) -> set[str]:
     """Some nodes and everything that takes something of them or waits for them."""
     found, waiting = set(nodes), sorted(nodes)
     while waiting:

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Set
 from dataclasses import dataclass
 
-from parallax.analysis.update_ops import state_op
-from parallax.graph_view import GraphView, split_tensor
+from parallax.analysis.train_ops import ops_after
+from parallax.graph_view import GraphView
 from parallax.log import log
 from parallax.plan import Plan
 from parallax.report import counted, ms_text
@@ -131,7 +131,7 @@ class RunLog:
         if not self._tells or self._warned:
             return
         self._warned = True
-        found = train_ops(self._view, self._updates)
+        found = sorted(ops_after(self._view, self._updates))
         more = f" and {len(found) - _SHOWN_OPS} more" if len(found) > _SHOWN_OPS else ""
         remedy = (
             f"Fetch an op that trains; the graph has {', '.join(found[:_SHOWN_OPS])}{more}."
@@ -152,17 +152,3 @@ def times_text(times: StepTimes, plan: Plan | None) -> str:
         f"A step took {ms_text(times.step_s)} (median of {counted(times.steps, 'step')}{predicted}), and the script "
         f"{ms_text(times.between_s)} between two."
     )
-
-
-def train_ops(view: GraphView, updates: Set[str]) -> list[str]:
-    """The ops that bring updates about and that no other such op waits for, sorted by name."""
-    found, waiting = set(updates), sorted(updates)
-    while waiting:
-        for user in view.users(waiting.pop()):
-            if user not in found:
-                found.add(user)
-                waiting.append(user)
-    acting = {node for node in found if view.op(node) == "NoOp" or state_op(view.op(node), len(view.inputs(node)))}
-    direct = {split_tensor(t)[0] for node in acting for t in view.inputs(node)}
-    direct |= {needed for node in acting for needed in view.controls(node)}
-    return sorted(acting - view.ancestors(direct))

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 import tensorflow.compat.v1 as tf
 
+from parallax.analysis.train_ops import ops_after
 from parallax.graph_view import GraphView
 from parallax.log import log
-from parallax.runtime.run_log import FIRST_STEPS, IDLE_RUNS, RunLog, StepTimes, times_text, train_ops
+from parallax.runtime.run_log import FIRST_STEPS, IDLE_RUNS, RunLog, StepTimes, times_text
 from tests.views.plans import timed, untimed
 
 UPDATES = {"sgd/update/ApplyGradientDescent"}
@@ -133,4 +134,4 @@ def test_a_session_that_trains_or_runs_nothing_warns_of_nothing(view, said):
 
 
 def test_ops_that_train_are_those_that_no_other_waits_for(view):
-    assert train_ops(view, UPDATES) == ["train_op"]
+    assert ops_after(view, UPDATES) == ["train_op"]
