@@ -103,9 +103,7 @@ def test_workers_have_variables_functions_queues_and_loop_frames_of_their_own() 
     def build(rank: int) -> list[Any]:
         v1.disable_control_flow_v2()
         try:
-            looped = tf.while_loop(
-                lambda i: i < 3 + rank, lambda i: i + 1, [open_end(tf.constant(0))], return_same_structure=True
-            )
+            looped = tf.while_loop(lambda i: i < 3 + rank, lambda i: i + 1, [open_end(tf.constant(0))])
         finally:
             v1.enable_control_flow_v2()
 
