@@ -1,8 +1,7 @@
-"""Runs a program: as one process on the joined batch, and as workers that are threads."""
+"""Runs a program: as one process on the joined batch, and as workers whose graphs are one."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops.exactness.script import Script, fed, joined
-from ops.exactness.transport import Meetings, in_memory
+from ops.exactness.transport import check_meetings, of_worker, ran, together
 from parallax.analysis.capture import capture, initialization_phases
 from parallax.runtime.names import Names
 from parallax.runtime.planning import Analysed
@@ -88,62 +87,72 @@ def one_process(built: Built, watched: Watched = ()) -> Ran:
 
 
 def workers(built: Built, analysed: Analysed, made: list[WorkerGraph], watched: Watched = ()) -> list[Ran]:
-    """Trains every worker's batches on its graph, each on a thread; the initial values are left out.
+    """Trains every worker's batches on its graph, all in one session; the initial values are left out.
 
     Raises:
-        Exception: the first that a worker raised.
+        Exception: what a worker's run raised, or the transport.
     """
-    meetings = Meetings(built.script.workers)
-    found: dict[int, Ran] = {}
-    errors: list[Exception] = []
-
-    def work(rank: int) -> None:
-        try:
-            found[rank] = _one_worker(built, analysed, made[rank], rank, meetings, watched)
-        except Exception as error:  # raised again below, on the thread that waits
-            errors.append(error)
-            meetings.fail(f"worker {rank} failed: {error}")
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(made))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return [found[rank] for rank in range(len(made))]
-
-
-def _one_worker(
-    built: Built, analysed: Analysed, made: WorkerGraph, rank: int, meetings: Meetings, watched: Watched
-) -> Ran:
-    names = Names(analysed.captured.view, made)
-    graph_def = type(made.graph_def)()
-    graph_def.CopyFrom(made.graph_def)
-    functions = in_memory(graph_def, rank, meetings)
-    imported = _imported(graph_def)
+    ranks, ops = range(len(made)), [op.name for op in built.ops]
+    imported = _imported(together([one.graph_def for one in made], ops))
     reads = _reads(built.graph)
-    tensors = [_there(imported, of_op) for of_op in watched] or [[] for _ in built.ops]
-    seen = []
+    tensors = [[_there(imported, of_op, rank) for rank in ranks] for of_op in watched] or [[()] * len(made)] * len(ops)
+    seen: list[list[dict[str, Any]]] = [[] for _ in ranks]
     with v1.Session(graph=imported, config=built.script.options()) as session:
-
-        def run(fetches: Sequence[str], given: dict[str, Any], more: Sequence[str] = ()) -> tuple[list[Any], list[Any]]:
-            resolved = names.resolve(tuple(fetches), given)
-            count = len(resolved.tensors)
-            values = session.run([*resolved.tensors, *more], {**resolved.feeds(given), **resolved.empty})
-            meetings.has_run(rank)
-            return list(resolved.values(values[:count])), values[count:]
-
-        for phase in [*initialization_phases(analysed.captured), list(made.counter_initializers)]:
-            session.run(phase)
-            meetings.has_run(rank)
+        job = _Job(session, analysed, made)
+        for phase in initialization_phases(analysed.captured):
+            job.run_ops([phase] * len(made))
+        job.run_ops([list(one.counter_initializers) for one in made])
         for step, batches in enumerate(built.batches):
-            turn = step % len(built.ops)
-            _, values = run([built.ops[turn].name], fed(built.graph, batches[rank]), tensors[turn])
-            seen.append(dict(zip(tensors[turn], values, strict=True)))
-        last, _ = run(list(reads.values()), {})
-    del functions
-    return Ran({}, dict(zip(reads, last, strict=True)), tuple(seen))
+            turn = step % len(ops)
+            given = [fed(built.graph, batch) for batch in batches]
+            for rank, values in zip(ranks, job.run([ops[turn]], given, tensors[turn]), strict=True):
+                seen[rank].append(dict(zip(tensors[turn][rank], values[1:], strict=True)))
+        last = job.run(list(reads.values()), [{}] * len(made))
+    return [Ran({}, dict(zip(reads, last[rank], strict=True)), tuple(seen[rank])) for rank in ranks]
+
+
+class _Job:
+    """All workers' graphs in one session.
+
+    Args:
+        session: of the graph of all.
+        analysed: the program.
+        made: by worker its graph.
+    """
+
+    def __init__(self, session: Any, analysed: Analysed, made: Sequence[WorkerGraph]) -> None:
+        self._session = session
+        self._names = [Names(analysed.captured.view, one) for one in made]
+
+    def run_ops(self, ops: Sequence[Sequence[str]]) -> None:
+        """Runs ops of every worker's graph."""
+        check_meetings([names.run_view for names in self._names], ops, [()] * len(ops))
+        self._session.run([of_worker(rank, op) for rank, own in enumerate(ops) for op in own])
+
+    def run(
+        self, fetches: Sequence[str], given: Sequence[dict[str, Any]], more: Sequence[Sequence[str]] = ()
+    ) -> list[list[Any]]:
+        """Runs every worker once.
+
+        Args:
+            fetches: of the user's graph.
+            given: by worker what is fed, by tensor of the user's graph.
+            more: by worker tensors of its graph.
+
+        Returns:
+            By worker the values of its fetches, and those of `more`; True for an op that has run.
+        """
+        asked, all_feeds, shown, feeds = [], [], [], {}
+        for rank, names in enumerate(self._names):
+            resolved = names.resolve(tuple(fetches), given[rank])
+            own = {**resolved.feeds(given[rank]), **resolved.empty}
+            asked.append([*resolved.tensors, *(more[rank] if more else ())])
+            all_feeds.append(own)
+            shown.append([of_worker(rank, name) if ":" in name else ran(rank, name) for name in asked[-1]])
+            feeds |= {of_worker(rank, tensor): value for tensor, value in own.items()}
+        check_meetings([names.run_view for names in self._names], asked, all_feeds)
+        found: list[list[Any]] = self._session.run(shown, feeds)
+        return found
 
 
 def _imported(graph_def: Any) -> Any:
@@ -153,12 +162,12 @@ def _imported(graph_def: Any) -> Any:
     return imported
 
 
-def _there(graph: Any, tensors: Sequence[str]) -> list[str]:
-    """Those tensors that a graph has; a transform may have left a node without some."""
+def _there(graph: Any, tensors: Sequence[str], rank: int | None = None) -> list[str]:
+    """Those tensors that a graph, or a worker's part of it, has; a transform may have left a node without some."""
     found = []
     for tensor in tensors:
         try:
-            graph.get_tensor_by_name(tensor)
+            graph.get_tensor_by_name(tensor if rank is None else of_worker(rank, tensor))
         except (KeyError, ValueError):
             continue
         found.append(tensor)

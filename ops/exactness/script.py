@@ -21,8 +21,6 @@ record.install()
 v1.logging.set_verbosity(v1.logging.ERROR)  # autograph says that it cannot read a program's text, which needs none
 
 STEPS = 4
-_THREADS = 256
-"""A thread waits in each meeting, and all threads of all workers' sessions are one pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +82,8 @@ class Script:
         return [[self.feeds(rng, self.rows) for _ in range(self.workers)] for _ in range(STEPS)]
 
     def options(self) -> Any:
-        """Of a session, whose threads can all wait at once."""
-        config = v1.ConfigProto(intra_op_parallelism_threads=1, use_per_session_threads=False)
-        config.session_inter_op_thread_pool.add(num_threads=_THREADS, global_name="exactness")
+        """Of a session; on one thread, so that a fault shows in every trial or in none."""
+        config = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=-1)
         config.graph_options.rewrite_options.disable_meta_optimizer = not self.optimizes
         return config
 

@@ -1,205 +1,298 @@
-"""The transport in memory: workers are threads of one process, and a collective is a meeting of these threads.
+"""The transport in memory: the graphs of all workers are one graph, in which a collective is ordinary ops.
 
-`in_memory` puts Python functions in place of the collectives of a worker's graph. Each calls `Meetings.meet`, which
-returns when all workers have brought their part. A worker that ends its run, or fails, while others wait for it ends
-the wait with an error that names the node.
+`together` puts each worker's nodes under a prefix of its own, with functions, loops and state of their own. In place of
+each collective it puts ops over what all workers bring to it, so that one run of one session is a run of all workers.
+`check_meetings` tells before a run who waits in a collective that others do not come to. One inside of a conditional
+that not all workers take gives nothing to any: what `ran` names then has no value, which TensorFlow refuses to fetch.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-TIMEOUT_S = 60.0
-"""A worker that has neither come to a meeting nor ended its run: two that wait for each other at different nodes."""
+from parallax.graph_view import GraphView, split_tensor, tensor_name
 
-AVERAGE, SUM, MIN, MAX = 0, 1, 3, 4
+_REDUCTIONS = {1: "Sum", 3: "Min", 4: "Max"}
 """Horovod's numbers of reductions."""
+_FRAMES = ("Enter", "RefEnter")
 
 
 class MeetingError(RuntimeError):
-    """A collective that not all workers take part in, or to which they bring what does not fit together."""
+    """A collective that not all workers take part in."""
 
 
-@dataclass
-class _Meeting:
-    parts: dict[int, Any] = field(default_factory=dict)
-    is_over: threading.Event = field(default_factory=threading.Event)
+def of_worker(rank: int, name: str) -> str:
+    """The name that a worker's node or tensor has in the graph of all."""
+    return f"worker_{rank}/{name}"
 
 
-class Meetings:
-    """Where the workers of one job meet.
+def ran(rank: int, op: str) -> str:
+    """A tensor that has a value in a run in which a worker's op has run."""
+    return f"ran/{of_worker(rank, op)}:0"
+
+
+def is_collective(op: str) -> bool:
+    """Whether workers meet in nodes of this type."""
+    return op.startswith("Horovod") or op in _COLLECTIVES
+
+
+def together(graph_defs: Sequence[Any], ops: Iterable[str] = ()) -> Any:
+    """One GraphDef of all workers'.
 
     Args:
-        size: number of workers.
-        timeout_s: how long one waits for the others.
-    """
-
-    def __init__(self, size: int, timeout_s: float = TIMEOUT_S) -> None:
-        self.size = size
-        self._timeout_s = timeout_s
-        self._lock = threading.Lock()
-        self._open: dict[tuple[str, int], _Meeting] = {}
-        self._times: dict[tuple[str, int], int] = {}
-        self._runs = [0] * size
-        self._failure = ""
-
-    def meet(self, node: str, rank: int, part: Any) -> list[Any]:
-        """The parts of all workers, by rank.
-
-        Args:
-            node: name of the collective; each time that a worker runs it is a meeting of its own.
-            rank: of the worker that calls.
-            part: what this worker brings.
-
-        Raises:
-            MeetingError: one of the workers does not come.
-        """
-        with self._lock:
-            time = self._times.get((node, rank), 0)
-            self._times[node, rank] = time + 1
-            meeting = self._open.setdefault((node, time), _Meeting())
-            meeting.parts[rank] = part
-            if len(meeting.parts) == self.size:
-                del self._open[node, time]
-                meeting.is_over.set()
-            self._end_the_vain()
-        if not meeting.is_over.wait(self._timeout_s):
-            missing = sorted(set(range(self.size)) - meeting.parts.keys())
-            self.fail(f"{node}: worker {rank} waits, and workers {missing} wait elsewhere")
-        if len(meeting.parts) < self.size:
-            raise MeetingError(self._failure)
-        return [meeting.parts[number] for number in range(self.size)]
-
-    def has_run(self, rank: int) -> None:
-        """A worker has ended a run: whoever still waits for it in that run waits in vain."""
-        with self._lock:
-            self._runs[rank] += 1
-            self._end_the_vain()
-
-    def fail(self, why: str) -> None:
-        """Ends every wait with an error; the first reason is kept."""
-        with self._lock:
-            self._failure = self._failure or why
-            for meeting in self._open.values():
-                meeting.is_over.set()
-            self._open.clear()
-
-    def _end_the_vain(self) -> None:
-        for (node, time), meeting in list(self._open.items()):
-            waiting = min(self._runs[rank] for rank in meeting.parts)
-            gone = [r for r in range(self.size) if r not in meeting.parts and self._runs[r] > waiting]
-            if gone or self._failure:
-                self._failure = self._failure or (
-                    f"{node}: workers {sorted(meeting.parts)} wait, and workers {gone} have ended the run without it"
-                )
-                del self._open[node, time]
-                meeting.is_over.set()
-
-
-def in_memory(graph_def: Any, rank: int, meetings: Meetings) -> list[Any]:
-    """Puts meetings in place of the collectives of a worker's graph, in place.
-
-    Returns:
-        The functions, which must be kept as long as the graph runs.
+        graph_defs: by worker; not changed.
+        ops: of every worker, of which it shall be known that they have run.
 
     Raises:
+        MeetingError: not all workers have a collective.
         NotImplementedError: a collective has no meaning here.
     """
-    functions = []
-    for node in graph_def.node:
-        if node.op in _COLLECTIVES:
-            functions.append(_replace(node, _COLLECTIVES[node.op](node, rank, meetings)))
-        elif node.op.startswith("Horovod"):
-            raise NotImplementedError(f"{node.op} {node.name!r} has no transport in memory.")
-    return functions
+    joined = type(graph_defs[0])()
+    joined.versions.CopyFrom(graph_defs[0].versions)
+    collectives: list[dict[str, Any]] = []
+    for rank, graph_def in enumerate(graph_defs):
+        own = _Own(rank, graph_def.library)
+        nodes = joined.node
+        collectives.append({node.name: node for node in graph_def.node if is_collective(node.op)})
+        for node in graph_def.node:
+            if node.name not in collectives[-1]:
+                own.put(node, nodes.add())
+        own.put_library(graph_def.library, joined.library)
+        for op in ops:
+            _Writer(joined).const(ran(rank, op).removesuffix(":0"), np.bool_(True), [f"^{of_worker(rank, op)}"])
+    _check_alike("the graph", collectives)
+    for name, node in collectives[0].items():
+        _meet(joined, node, [of[name] for of in collectives])
+    return joined
 
 
-def reduced(parts: Sequence[Any], kind: int, before: float = 1.0, after: float = 1.0) -> Any:
-    """The elementwise sum (times both factors), mean, minimum or maximum of arrays of one shape."""
-    shapes = {(part.shape, part.dtype) for part in parts}
-    if len(shapes) > 1:
-        raise MeetingError(f"All workers must bring one shape, and they bring {sorted(map(str, shapes))}")
-    scaled = [_times(part, before) for part in parts]
-    stacked = np.stack(scaled)
-    made = {SUM: np.sum, AVERAGE: np.mean, MIN: np.min, MAX: np.max}[kind](stacked, axis=0)
-    return _times(made, after).astype(parts[0].dtype)
-
-
-def received(parts: Sequence[tuple[Any, Any]], rank: int) -> tuple[Any, Any]:
-    """What a worker gets of an all-to-all: the rows of all, by worker, and how many came from each.
+def check_meetings(views: Sequence[GraphView], fetches: Sequence[Iterable[str]], fed: Sequence[Iterable[str]]) -> None:
+    """Compares the collectives that a run of each worker needs.
 
     Args:
-        parts: by worker its rows `[n, ...]`, ordered by where they go, and `[W]` how many go to each.
-        rank: the worker that receives.
+        views: of the workers' graphs.
+        fetches: by worker tensors or ops.
+        fed: by worker tensors.
+
+    Raises:
+        MeetingError: one needs a collective that another does not.
     """
-    pieces, counts = [], []
-    for rows, splits in parts:
-        begin = int(splits[:rank].sum())
-        pieces.append(rows[begin : begin + int(splits[rank])])
-        counts.append(len(pieces[-1]))
-    return np.concatenate(pieces), np.array(counts, np.int32)
+    needed = []
+    for view, names, given in zip(views, fetches, fed, strict=True):
+        cut_off = frozenset(given)
+        nodes = {split_tensor(name)[0] if ":" in name else name for name in names if name not in cut_off}
+        needed.append({node for node in view.ancestors(nodes, cut_off) if is_collective(view.op(node))})
+    _check_alike("the run", needed)
 
 
-def _times(part: Any, factor: float) -> Any:
-    return part if factor == 1.0 else part * np.asarray(factor, part.dtype)
+def _check_alike(where: str, collectives: Sequence[Iterable[str]]) -> None:
+    found = [set(names) for names in collectives]
+    for name in sorted(set.union(*found) - set.intersection(*found)):
+        waiting = [rank for rank, names in enumerate(found) if name in names]
+        gone = [rank for rank, names in enumerate(found) if name not in names]
+        raise MeetingError(f"{name}: workers {waiting} wait, and workers {gone} have ended {where} without it")
 
 
-def _all_reduce(node: Any, rank: int, meetings: Meetings) -> Callable[..., Any]:
-    kind, name = node.attr["reduce_op"].i, node.name
-    before, after = node.attr["prescale_factor"].f, node.attr["postscale_factor"].f
-    return lambda tensor: reduced(meetings.meet(name, rank, tensor.copy()), kind, before, after)
+class _Own:
+    """Makes the nodes and functions of a worker its own.
+
+    Args:
+        rank: of the worker.
+        library: of its graph.
+    """
+
+    def __init__(self, rank: int, library: Any) -> None:
+        self._rank = rank
+        self._functions = {f.signature.name: f"worker_{rank}_{f.signature.name}" for f in library.function}
+
+    def put(self, node: Any, to: Any) -> None:
+        """Copies a node of the graph."""
+        to.CopyFrom(node)
+        to.name = of_worker(self._rank, node.name)
+        to.input[:] = [_input(self._rank, name) for name in node.input]
+        if "_class" in to.attr:
+            names = to.attr["_class"].list.s
+            names[:] = [_colocated(self._rank, name.decode()).encode() for name in names]
+        if node.op == "ParallaxAnnounce":  # wakes a thread of Horovod's
+            to.op = "NoOp"
+        self._settle(to)
+
+    def put_library(self, library: Any, to: Any) -> None:
+        """Copies all functions.
+
+        Raises:
+            NotImplementedError: a collective is in one.
+        """
+        for function in library.function:
+            copied = to.function.add()
+            copied.CopyFrom(function)
+            copied.signature.name = self._functions[function.signature.name]
+            for node in copied.node_def:
+                if is_collective(node.op):
+                    raise NotImplementedError(f"{node.op} {node.name!r} of a function has no transport in memory.")
+                self._settle(node)
+        for gradient in library.gradient:
+            copied = to.gradient.add()
+            copied.function_name = self._function(gradient.function_name)
+            copied.gradient_func = self._function(gradient.gradient_func)
+
+    def _settle(self, node: Any) -> None:
+        """Gives a node this worker's functions, state and loop frames."""
+        node.op = self._function(node.op)
+        for value in node.attr.values():
+            self._rename(value)
+        if "container" in node.attr:
+            node.attr["container"].s = f"worker{self._rank}/".encode() + node.attr["container"].s
+        if node.op in _FRAMES:
+            node.attr["frame_name"].s = of_worker(self._rank, node.attr["frame_name"].s.decode()).encode()
+
+    def _rename(self, value: Any) -> None:
+        for called in [value.func] if value.HasField("func") else value.list.func if value.HasField("list") else ():
+            called.name = self._function(called.name)
+            for inner in called.attr.values():
+                self._rename(inner)
+
+    def _function(self, name: str) -> str:
+        return self._functions.get(name, name)
 
 
-def _all_gather(node: Any, rank: int, meetings: Meetings) -> Callable[..., Any]:
-    name = node.name
-    return lambda tensor: np.concatenate(meetings.meet(name, rank, tensor.copy()))
+def _input(rank: int, name: str) -> str:
+    return f"^{of_worker(rank, name[1:])}" if name.startswith("^") else of_worker(rank, name)
 
 
-def _broadcast(node: Any, rank: int, meetings: Meetings) -> Callable[..., Any]:
-    name, root = node.name, node.attr["root_rank"].i
-    return lambda tensor: meetings.meet(name, rank, tensor.copy())[root]
+def _colocated(rank: int, name: str) -> str:
+    return f"loc:@{of_worker(rank, name.removeprefix('loc:@'))}"
 
 
-def _all_to_all(node: Any, rank: int, meetings: Meetings) -> Callable[..., Any]:
-    name = node.name
+class _Writer:
+    """Writes nodes into a GraphDef."""
+
+    def __init__(self, graph_def: Any) -> None:
+        self._graph_def = graph_def
+
+    def node(self, op: str, name: str, inputs: Sequence[str], **attrs: int | list[int]) -> str:
+        """Adds a node and returns its name; attributes with names T or Tlen, and lists, are numbers of types."""
+        node = self._graph_def.node.add(op=op, name=name, input=inputs)
+        for key, value in attrs.items():
+            if isinstance(value, list):
+                node.attr[key].list.type.extend(value)
+            elif key.startswith("T"):
+                node.attr[key].type = value
+            else:
+                node.attr[key].i = value
+        return name
+
+    def const(self, name: str, value: Any, controls: Sequence[str] = ()) -> str:
+        """Adds a constant, a NumPy scalar, and returns its name."""
+        import tensorflow as tf
+
+        node = self._graph_def.node.add(op="Const", name=name, input=controls)
+        node.attr["dtype"].type = tf.as_dtype(value.dtype).as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))
+        return name
+
+
+Given = Sequence[Sequence[str]]
+"""By worker, what it brings to a collective."""
+
+
+def _meet(joined: Any, node: Any, of_workers: Sequence[Any]) -> None:
+    """Puts ops in place of a collective; none gives anything before all workers have come.
+
+    Args:
+        joined: the graph of all.
+        node: of worker 0.
+        of_workers: by rank, the node of each.
+    """
+    if node.op not in _COLLECTIVES:
+        raise NotImplementedError(f"{node.op} {node.name!r} has no transport in memory.")
+    writer = _Writer(joined)
+    inputs = [[_input(rank, name) for name in one.input] for rank, one in enumerate(of_workers)]
+    given = [[name for name in names if not name.startswith("^")] for names in inputs]
+    comes = [
+        name if name.startswith("^") else f"^{split_tensor(tensor_name(name))[0]}" for names in inputs for name in names
+    ]
+    controls = dict.fromkeys(comes)
+    results, types = _COLLECTIVES[node.op](writer, node, f"together/{node.name}", given)
+    for rank, made in enumerate(results):
+        writer.node("IdentityN", of_worker(rank, node.name), [*made, *controls], T=types)
+
+
+def _all_reduce(writer: _Writer, node: Any, name: str, given: Given) -> tuple[Given, list[int]]:
+    kind, of = node.attr["reduce_op"].i, node.attr["T"].type
+    if kind not in _REDUCTIONS:
+        raise NotImplementedError(f"{node.name!r} reduces by Horovod's number {kind}, which no graph here has.")
+    parts = writer.node("Pack", f"{name}/parts", [part for (part,) in given], T=of, N=len(given))
+    scaled = _times(writer, f"{name}/before", parts, of, node.attr["prescale_factor"].f)
+    axis = writer.const(f"{name}/axis", np.int32(0))
+    reduced = writer.node(_REDUCTIONS[kind], f"{name}/reduced", [scaled, axis], T=of)
+    made = _times(writer, f"{name}/after", reduced, of, node.attr["postscale_factor"].f)
+    return [[made]] * len(given), [of]
+
+
+def _times(writer: _Writer, name: str, tensor: str, of: int, factor: float) -> str:
+    import tensorflow as tf
+
+    if factor == 1.0:
+        return tensor
+    number = writer.const(f"{name}/factor", np.asarray(factor, tf.as_dtype(of).as_numpy_dtype))
+    return writer.node("Mul", name, [tensor, number], T=of)
+
+
+def _all_gather(writer: _Writer, node: Any, name: str, given: Given) -> tuple[Given, list[int]]:
+    of = node.attr["T"].type
+    return [[_concatenated(writer, name, [part for (part,) in given], of)]] * len(given), [of]
+
+
+def _concatenated(writer: _Writer, name: str, parts: Sequence[str], of: int) -> str:
+    axis = writer.const(f"{name}/axis", np.int32(0))
+    return writer.node("ConcatV2", f"{name}/rows", [*parts, axis], T=of, N=len(parts))
+
+
+def _broadcast(writer: _Writer, node: Any, name: str, given: Given) -> tuple[Given, list[int]]:
+    return [given[node.attr["root_rank"].i]] * len(given), [node.attr["T"].type]
+
+
+def _all_to_all(writer: _Writer, node: Any, name: str, given: Given) -> tuple[Given, list[int]]:
+    import tensorflow as tf
+
     if node.attr["among"].s != b"workers":
-        raise NotImplementedError(f"{name!r} is among the workers of a host, of which there is one in memory.")
+        raise NotImplementedError(f"{node.name!r} is among the workers of a host, of which there is one in memory.")
+    of, size, int32 = node.attr["T"].type, len(given), tf.int32.as_datatype_enum
+    axis = writer.const(f"{name}/axis", np.int32(0))
+    for sender, (rows, splits, *_) in enumerate(given):
+        writer.node("SplitV", f"{name}/sent_{sender}", [rows, splits, axis], T=of, Tlen=int32, num_split=size)
+        writer.node("Unpack", f"{name}/counts_{sender}", [splits], T=int32, num=size)
+    results = []
+    for rank, (_, _, *arriving) in enumerate(given):
+        pieces = [f"{name}/sent_{sender}:{rank}" for sender in range(size)]
+        received = _concatenated(writer, f"{name}/received_{rank}", pieces, of)
+        numbers = [f"{name}/counts_{sender}:{rank}" for sender in range(size)]
+        counts = writer.node("Pack", f"{name}/arrived_{rank}", numbers, T=int32, N=size)
+        if arriving:
+            counts = _checked(writer, f"{name}/known_{rank}", arriving[0], counts)
+        results.append([received, counts])
+    return results, [of, int32]
 
-    def exchange(rows: Any, splits: Any, *arriving: Any) -> tuple[Any, Any]:
-        found = received(meetings.meet(name, rank, (rows.copy(), splits.copy())), rank)
-        if arriving and not np.array_equal(arriving[0], found[1]):
-            raise MeetingError(f"{name}: {arriving[0]} rows were to arrive, and {found[1]} did")
-        return found
 
-    return exchange
+def _checked(writer: _Writer, name: str, told: str, counts: str) -> str:
+    """The counts of rows that have arrived, which must be those that were told."""
+    import tensorflow as tf
+
+    int32 = tf.int32.as_datatype_enum
+    equal = writer.node("Equal", f"{name}/equal", [told, counts], T=int32)
+    axis = writer.const(f"{name}/axis", np.int32(0))
+    are_all = writer.node("All", f"{name}/all", [equal, axis])
+    shown = writer.node("Assert", f"{name}/rows_told_and_arrived", [are_all, told, counts], T=[int32, int32])
+    return writer.node("Identity", name, [counts, f"^{shown}"], T=int32)
 
 
-_COLLECTIVES: dict[str, Callable[[Any, int, Meetings], Callable[..., Any]]] = {
+_COLLECTIVES: Mapping[str, Callable[[_Writer, Any, str, Given], tuple[Given, list[int]]]] = {
     "HorovodAllreduce": _all_reduce,
     "HorovodAllgather": _all_gather,
     "HorovodBroadcast": _broadcast,
     "ParallaxAllToAll": _all_to_all,
 }
-
-
-def _replace(node: Any, function: Callable[..., Any]) -> Any:
-    """Makes a node call a Python function; Horovod's ops are stateless for TensorFlow, so that it may fold them."""
-    from tensorflow.core.framework import types_pb2
-    from tensorflow.python.ops import script_ops
-
-    is_exchange = node.op == "ParallaxAllToAll"
-    known = node.attr["known"].i if is_exchange else 0
-    of = node.attr["T"].type
-    taken = [of, *[types_pb2.DT_INT32] * (1 + known)] if is_exchange else [of]
-    given = [of, types_pb2.DT_INT32] if is_exchange else [of]
-    node.op = "PyFunc" if is_exchange else "PyFuncStateless"
-    node.attr.clear()
-    node.attr["token"].s = script_ops._py_funcs.insert(function).encode()
-    node.attr["Tin"].list.type.extend(taken)
-    node.attr["Tout"].list.type.extend(given)
-    return function

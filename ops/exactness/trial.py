@@ -1,4 +1,4 @@
-"""Tries one program: N workers, as threads of this process, against one process on the joined batch.
+"""Tries one program: N workers, whose graphs run as one, against one process on the joined batch.
 
 A program is Python text (script.py says what it defines). Its outcome is one of
 - `equal`: on every worker every variable, slots included, ends as in the one process;

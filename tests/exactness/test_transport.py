@@ -2,74 +2,40 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from ops.exactness.transport import AVERAGE, MAX, MIN, SUM, MeetingError, Meetings, in_memory, received, reduced
-from parallax.transform.collectives import all_gather, all_reduce, broadcast
+from ops.exactness.transport import MeetingError, check_meetings, of_worker, ran, together
+from parallax.graph_view import GraphView
+from parallax.transform.collectives import all_gather, all_reduce, broadcast, open_end
 from parallax.transform.exchange_op import all_to_all
 
 v1 = tf.compat.v1
 
 
-def run_by_workers(size: int, build: Any, runs: int = 1) -> list[Any]:
-    """What `build(rank)` gives in the last of some runs on each of some workers; an error is given in its place."""
-    meetings = Meetings(size)
-    found: list[Any] = [None] * size
-
-    def work(rank: int) -> None:
-        graph = tf.Graph()
-        with graph.as_default():
-            made = tf.nest.map_structure(lambda tensor: tensor.name, build(rank))
-        graph_def = graph.as_graph_def()
-        kept = in_memory(graph_def, rank, meetings)
-        imported = tf.Graph()
-        with imported.as_default():
-            tf.graph_util.import_graph_def(graph_def, name="")
-        config = v1.ConfigProto()
-        config.session_inter_op_thread_pool.add(num_threads=32, global_name="transport")
-        try:
-            with v1.Session(graph=imported, config=config) as session:
-                for _ in range(runs):
-                    found[rank] = session.run(made)
-                    meetings.has_run(rank)
-        except tf.errors.OpError as error:
-            found[rank] = error
-        assert kept is not None
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+def built(build: Callable[[int], Any], rank: int) -> tuple[Any, Any]:
+    """The graph of a worker, and what `build(rank)` gives, by names."""
+    graph = tf.Graph()
+    with graph.as_default():
+        made = tf.nest.map_structure(lambda one: one.name, build(rank))
+    return graph.as_graph_def(add_shapes=True), made
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"), [(SUM, [6.0, 3.0]), (AVERAGE, [2.0, 1.0]), (MIN, [1.0, -1.0]), (MAX, [3.0, 2.0])]
-)
-def test_parts_are_reduced_by_element(kind: int, expected: list[float]) -> None:
-    parts = [np.array(part, np.float32) for part in ([1, 2], [2, 2], [3, -1])]
-    assert reduced(parts, kind).tolist() == expected
-
-
-def test_parts_are_scaled_before_and_after() -> None:
-    assert reduced([np.float64(3), np.float64(6)], SUM, 1 / 3, 2.0).item() == pytest.approx(6)
-
-
-def test_parts_of_other_shapes_are_refused() -> None:
-    with pytest.raises(MeetingError, match="one shape"):
-        reduced([np.zeros(2), np.zeros(3)], SUM)
-
-
-def test_rows_go_where_the_splits_say() -> None:
-    parts = [(np.array([10, 11, 12]), np.array([1, 2])), (np.array([20, 21]), np.array([2, 0]))]
-    assert [received(parts, rank)[0].tolist() for rank in (0, 1)] == [[10, 20, 21], [11, 12]]
-    assert [received(parts, rank)[1].tolist() for rank in (0, 1)] == [[1, 2], [2, 0]]
+def run_by_workers(size: int, build: Callable[[int], Any], runs: int = 1, ops: tuple[str, ...] = ()) -> list[Any]:
+    """What `build(rank)` gives in the last of some runs on each of some workers; `ops` must have run."""
+    graph_defs, made = zip(*(built(build, rank) for rank in range(size)), strict=True)
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(together(graph_defs, ops), name="")
+    fetches = [tf.nest.map_structure(lambda one, rank=rank: of_worker(rank, one), made[rank]) for rank in range(size)]
+    with v1.Session(graph=graph) as session:
+        for _ in range(runs):
+            found = session.run([fetches, [ran(rank, op) for rank in range(size) for op in ops]])[0]
+    return list(found)
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
@@ -79,18 +45,37 @@ def test_the_mean_of_three_workers_is_as_exact_as_its_type(dtype: Any) -> None:
         assert values == pytest.approx([2.0, 0.1], rel=4 * float(np.finfo(dtype.as_numpy_dtype).eps))
 
 
+def test_a_sum_is_scaled_before_and_after() -> None:
+    from horovod.tensorflow import mpi_ops
+
+    def build(rank: int) -> Any:
+        part = tf.constant([4.0 * (rank + 1)])
+        return mpi_ops._allreduce(part, op=mpi_ops.Sum, prescale_factor=0.25, postscale_factor=10.0, name="sum")
+
+    assert [values.tolist() for values in run_by_workers(2, build)] == [[30.0], [30.0]]
+
+
+def test_parts_of_other_shapes_are_refused() -> None:
+    def build(rank: int) -> Any:
+        return all_reduce(open_end(tf.zeros([2 + rank])))
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Shapes of all inputs must match"):
+        run_by_workers(2, build)
+
+
 def test_collectives_of_a_graph_meet_in_every_run() -> None:
     def build(rank: int) -> dict[str, Any]:
-        counts = v1.placeholder_with_default(tf.constant([1, 1], tf.int32), [2])
-        rows = v1.placeholder_with_default(tf.constant([[10.0 * rank], [10.0 * rank + 1]]), [2, 1])
+        counts = open_end(tf.constant([1, 1 + rank]), [2])
+        rows = open_end(tf.range(2.0 + rank)[:, None] + 10.0 * rank)
         exchanged, arrived = all_to_all(rows, counts)
-        back, _ = all_to_all(exchanged, counts, arriving=arrived)
+        back, _ = all_to_all(exchanged, arrived, arriving=counts)
         return {
             "least": all_reduce(tf.constant(rank), "min"),
             "any": all_reduce(tf.constant(rank == 1), "max"),
             "gathered": all_gather(tf.range(rank + 1)),
             "of worker 0": broadcast(tf.constant(5 + rank)),
             "exchanged": exchanged,
+            "arrived": arrived,
             "back": back,
         }
 
@@ -98,24 +83,67 @@ def test_collectives_of_a_graph_meet_in_every_run() -> None:
     for found in (first, second):
         assert (found["least"], bool(found["any"]), found["of worker 0"]) == (0, True, 5)
         assert found["gathered"].tolist() == [0, 0, 1]
-    assert first["exchanged"].tolist() == [[0.0], [10.0]]
-    assert second["exchanged"].tolist() == [[1.0], [11.0]]
-    assert (first["back"].tolist(), second["back"].tolist()) == ([[0.0], [1.0]], [[10.0], [11.0]])
+    assert (first["exchanged"].tolist(), second["exchanged"].tolist()) == ([[0.0], [10.0]], [[1.0], [11.0], [12.0]])
+    assert (first["arrived"].tolist(), second["arrived"].tolist()) == ([1, 1], [1, 2])
+    assert (first["back"].tolist(), second["back"].tolist()) == ([[0.0], [1.0]], [[10.0], [11.0], [12.0]])
 
 
-def test_a_worker_that_ends_its_run_without_a_collective_is_named() -> None:
+def test_rows_that_were_not_to_arrive_end_the_run() -> None:
     def build(rank: int) -> Any:
-        return tf.constant(1) if rank == 1 else all_reduce(tf.constant(1), "max")
+        counts = tf.constant([1, 1])
+        return all_to_all(tf.range(2.0), counts, arriving=counts + rank)[1]
 
-    first, second = run_by_workers(2, build)
-    assert second == 1
-    assert "all_reduce: workers [0] wait, and workers [1] have ended the run without it" in str(first)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="known_1/rows_told_and_arrived"):
+        run_by_workers(2, build)
 
 
-def test_workers_that_wait_for_each_other_at_two_places_are_named() -> None:
-    meetings = Meetings(2, timeout_s=0.2)
-    other = threading.Thread(target=lambda: pytest.raises(MeetingError, meetings.meet, "b", 1, None))
-    other.start()
-    with pytest.raises(MeetingError, match="wait elsewhere"):
-        meetings.meet("a", 0, None)
-    other.join()
+def test_workers_have_variables_functions_queues_and_loop_frames_of_their_own() -> None:
+    from tensorflow.python.framework import function
+
+    def build(rank: int) -> list[Any]:
+        v1.disable_control_flow_v2()
+        try:
+            looped = tf.while_loop(lambda i: i < 3 + rank, lambda i: i + 1, [open_end(tf.constant(0))])
+        finally:
+            v1.enable_control_flow_v2()
+
+        added = function.Defun(tf.float32, func_name="added")(lambda x: x + (rank + 1))
+        variable = v1.get_variable("v", [], initializer=v1.zeros_initializer(), use_resource=True)
+        with tf.control_dependencies([variable.initializer]):
+            counted = variable.assign_add(added(1.0 * rank))
+        queue = v1.FIFOQueue(2, [tf.int32], shared_name="queue")
+        with tf.control_dependencies([queue.enqueue(rank)]):
+            taken = queue.dequeue()
+        return [looped[0], tf.identity(counted, name="counted"), taken]
+
+    assert run_by_workers(2, build, runs=2) == [[3, 1.0, 0], [4, 3.0, 1]]
+
+
+def test_a_collective_that_a_run_of_one_worker_leaves_out_is_named() -> None:
+    graph_def, made = built(lambda _: [all_reduce(tf.constant(1), "max"), tf.constant(1, name="other")], 0)
+    views = [GraphView(graph_def)] * 2
+    check_meetings(views, [made, made], [(), ()])
+    with pytest.raises(MeetingError, match=r"all_reduce: workers \[0\] wait, and workers \[1\] have ended the run"):
+        check_meetings(views, [made, made[1:]], [(), ()])
+    with pytest.raises(MeetingError, match=r"workers \[1\] wait"):
+        check_meetings(views, [made, made], [made, ()])
+
+
+def test_a_collective_that_one_worker_does_not_have_is_named() -> None:
+    with pytest.raises(MeetingError, match=r"all_reduce: workers \[1\] wait, and workers \[0\] have ended the graph"):
+        run_by_workers(2, lambda rank: all_reduce(tf.constant(1)) if rank else tf.constant(1))
+
+
+def test_an_op_behind_a_collective_of_a_branch_that_one_worker_takes_has_not_run() -> None:
+    def build(rank: int) -> list[Any]:
+        v1.disable_control_flow_v2()
+        try:
+            part = tf.cond(open_end(tf.constant(rank == 0)), lambda: all_reduce(tf.constant(1.0)), lambda: 0.0)
+        finally:
+            v1.enable_control_flow_v2()
+        with tf.control_dependencies([part]):
+            tf.no_op("train")
+        return []
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="does not have value"):
+        run_by_workers(2, build, ops=("train",))
