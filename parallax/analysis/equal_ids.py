@@ -13,6 +13,7 @@ from collections.abc import Iterable, Set
 
 from parallax.analysis.batch_axis import MIXED, BatchAxes
 from parallax.analysis.op_lists import FORWARD_ELEMENTWISE
+from parallax.analysis.unique_ids import root
 from parallax.analysis.update_ops import LOOKUPS
 from parallax.graph_view import Edge, GraphView, split_tensor
 
@@ -38,8 +39,10 @@ def kind_of_equal_ids(axes: BatchAxes, ids: str, lookups: Iterable[str], forward
     misfit = [edge for edge in meetings if not _fits_any_batch(axes, *edge)]
     if not misfit:
         return SHARED
-    apart = True
-    for axis, length in enumerate(axes.shape(ids) or ()):
+    ids = _before_parts(axes.view, ids)
+    shape = axes.shape(ids)
+    apart = shape is not None and None not in shape
+    for axis, length in enumerate(shape or ()):
         if not length or not any(length % batch == 0 for batch in batches):
             continue  # no batch can make it longer
         tried = BatchAxes(axes.view, axes.states, {ids: axis})
@@ -47,6 +50,20 @@ def kind_of_equal_ids(axes: BatchAxes, ids: str, lookups: Iterable[str], forward
             return JOINED
         apart = apart and all(_is_apart(axes, tried, *edge) for edge in misfit)
     return SHARED if apart else misfit[0][0]
+
+
+def _before_parts(view: GraphView, ids: str) -> str:
+    """The ids before they were dealt out to the parts of a table and numbered within each."""
+    tensor = root(view, ids)
+    if view.op(split_tensor(tensor)[0]) != "DynamicPartition":
+        return ids
+    tensor = root(view, view.inputs(split_tensor(tensor)[0])[0])
+    while view.op(split_tensor(tensor)[0]) in FORWARD_ELEMENTWISE:
+        wide = [t for t in view.inputs(split_tensor(tensor)[0]) if view.shape(t) != ()]
+        if not wide:
+            break
+        tensor = root(view, wide[-1])
+    return tensor
 
 
 def fixed_batches(axes: BatchAxes) -> set[int]:

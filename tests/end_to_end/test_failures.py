@@ -55,9 +55,9 @@ def test_ctrl_c_ends_all(start):
 def test_workers_that_drift_apart_end_the_job_with_one_message(start):
     done = start("-m", "parallax.cli", "run", "--workers", "2", SCRIPT.with_name("guarded.py"), "broken").finish()
     assert done.status == 1, str(done)
-    said = "GuardError: Variable 'w' (float32 [3, 1]) must be equal on all workers, and differs after step 1"
+    said = "parallax: Variable 'w' (float32 [3, 1]) must be equal on all workers, and differs after step 1"
     assert done.stderr.count(said) == 1 and "all good" not in done.stdout, str(done)
-    assert "guarded.py" in done.stderr.partition("The job was ended.")[2], str(done)
+    assert "guarded.py:" in done.stderr.partition("The job was ended.")[2], str(done)
 
 
 @pytest.mark.parametrize("route", ["alltoall", "allgather"])

@@ -118,7 +118,7 @@ def _models(routes: Sequence[str]) -> list[Case]:
         for resource in (True, False) if model not in update_models.RESOURCE_ONLY else (True,):
             found += [Case(f"{model}, {_kind(resource)}, {route}", build, resource, route) for route in routes]
     for model, build in gradient_models.MODELS.items():
-        if model in gradient_models.OF_GRADIENTS[1:] and "ps" in routes[0]:
+        if model in gradient_models.OF_GRADIENTS[1:] and routes and "ps" in routes[0]:
             continue  # servers refuse their variables, as one of them shows
         by = routes if model in gradient_models.OF_ROWS else routes[:1]
         for resource in (True, False) if model in gradient_models.WITH_REFERENCES else (True,):

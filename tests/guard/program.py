@@ -134,7 +134,7 @@ CASES = {
     "a fed rate that is not broadcast": Case(without_broadcasts, feeding(rate=0.2)),
     "a variable left out of the plan": Case(without_variable),
     "a predicate of each worker": Case(without_broadcasts, feeding(goes=False)),
-    "unequal random numbers": Case(lambda d: replace(d, initial_random_ops=()), equal_randomness=False),
+    "unequal random numbers": Case(lambda d: replace(d, equal_random_ops=()), equal_randomness=False),
     "assigned by one worker alone": Case(runs=assigning),
     "exchanges in another order": Case(runs=fetching),
 }

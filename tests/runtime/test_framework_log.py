@@ -89,8 +89,9 @@ def test_a_deprecation_is_one_line_that_is_hidden(shown_from):
     stream, logger = io.StringIO(), logging.getLogger("tensorflow")
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
-    before = list(logger.filters)
+    before, level = list(logger.filters), logger.level
     logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
     try:
         join_deprecations(shown_from)
         logger.warning(
@@ -104,6 +105,7 @@ def test_a_deprecation_is_one_line_that_is_hidden(shown_from):
         logger.warning("step %d", 7)
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(level)
         for added in set(logger.filters) - set(before):
             logger.removeFilter(added)
     *deprecated, last = stream.getvalue().splitlines()
