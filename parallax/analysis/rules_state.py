@@ -39,10 +39,6 @@ def visit(walk: Walk, node: str, op: str) -> bool:
     return True
 
 
-def _condition(walk: Walk, node: str) -> State:
-    return walk.condition(walk.branches[node])
-
-
 def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
     """Shared state is written by all workers or by none."""
     branches, op = walk.branches[node], walk.view.op(node)
@@ -193,7 +189,7 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
         _refuse_opaque(walk, value)
         if value.kind not in PLAIN:
             raise NoRule(part_of(walk, value), f"{walk.view.op(node)} {node!r} has no rule for its gradient rows")
-    if node in walk.initializers or (all(v == SAME for v in values) and _condition(walk, node) == SAME):
+    if node in walk.initializers or (all(v == SAME for v in values) and walk.agrees(walk.branches[node])):
         return
     if state.kind == "scatter" and variables[0] in walk.shared and _collect_batch(walk, node, state, variables[0]):
         return
@@ -242,7 +238,7 @@ def _unknown(walk: Walk, node: str, state: StateOp, variable: str) -> None:
     for slot in state.others:
         value = walk.require_same(_value(walk, node, slot))
         _refuse_opaque(walk, value)
-        if value == SAME and _condition(walk, node) == SAME:
+        if value == SAME and walk.agrees(walk.branches[node]):
             continue
         if value.kind not in PLAIN:
             raise NoRule(part_of(walk, value), f"{op} {node!r} has no rule for its gradient rows")

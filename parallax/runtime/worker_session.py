@@ -103,7 +103,7 @@ def open_session(
         if graph_folder is not None:
             write_events(graph_folder, rank, worker_graph)
         if equal_randomness:  # a comparison from the initial values
-            config = replace(config, ckpt_config=CheckPointConfig())
+            config = replace(config, ckpt_config=CheckPointConfig(), guard=False)
         updates = gradient_updates(analysed.captured, analysed.sources)
         training = TrainingRuns(worker, updates)
         if not equal_randomness:  # whoever compares fetches what was asked for

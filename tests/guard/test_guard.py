@@ -63,7 +63,7 @@ def test_workers_that_are_equal_are_compared_after_steps_1_2_4_8_and_train_on(re
     [
         ("a fed rate that is not broadcast", "'w' (float32 [3, 1]) .*ResourceApplyMomentum 'Momentum/update_w/"),
         ("a variable left out of the plan", "'w' .*: worker 0 has one value, worker 1 has another. The largest .* at "),
-        ("a predicate of each worker", "'seen' (int32 []) .*: 1 on worker 0 and 0 on worker 1. .* by If 'cond'"),
+        ("a predicate of each worker", "'seen' (int32 []) .*: 1 on worker 0 and 0 on worker 1. .* by AssignAdd"),
         ("unequal random numbers", "'w' .*differs from the start, in its initial value: "),
         ("assigned by one worker alone", "'bias' .*Runs of 'set_bias': worker 0 made 1, worker 1 0."),
         ("exchanges in another order", "worker 1 fetched first:0, second:0 where worker 0 fetched first:0"),
