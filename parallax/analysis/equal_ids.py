@@ -9,7 +9,7 @@ as they would not fit a larger batch; rows that are broadcast over it fit any.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Set
 
 from parallax.analysis.batch_axis import MIXED, BatchAxes
 from parallax.analysis.op_lists import FORWARD_ELEMENTWISE
@@ -21,25 +21,22 @@ SHARED, JOINED = "shared", "joined"
 _PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 
 
-def kind_of_equal_ids(axes: BatchAxes, ids: str, lookups: Iterable[str], forward: Set[str]) -> str:
+def kind_of_equal_ids(axes: BatchAxes, ids: str, forward: Set[str]) -> str:
     """`shared`, `joined`, or the name of the op at which it cannot be told.
 
     Args:
         axes: along which axes tensors are joined.
         ids: the tensor, equal on all workers.
-        lookups: the gathers that take its rows.
         forward: the nodes of the forward pass.
     """
-    batches, lookups = fixed_batches(axes), list(lookups)
+    batches = fixed_batches(axes)
     if not batches:
         return SHARED
-    if not lookups:
-        return split_tensor(ids)[0]
-    meetings = _meetings(axes, lookups, forward)
+    ids = _before_parts(axes.view, ids)
+    meetings = _meetings(axes, ids, forward)
     misfit = [edge for edge in meetings if not _fits_any_batch(axes, *edge)]
     if not misfit:
         return SHARED
-    ids = _before_parts(axes.view, ids)
     shape = axes.shape(ids)
     apart = shape is not None and None not in shape
     for axis, length in enumerate(shape or ()):
@@ -77,10 +74,9 @@ def fixed_batches(axes: BatchAxes) -> set[int]:
     return found
 
 
-def _meetings(axes: BatchAxes, lookups: Iterable[str], forward: Set[str]) -> list[tuple[str, str]]:
-    """(op, tensor) wherever what is computed of the rows alone meets what differs between workers."""
-    view, found = axes.view, []
-    waiting = [f"{node}:0" for node in lookups]
+def _meetings(axes: BatchAxes, ids: str, forward: Set[str]) -> list[tuple[str, str]]:
+    """(op, tensor) wherever the ids, or what is computed of their rows alone, meet what differs between workers."""
+    view, found, waiting = axes.view, [], [ids]
     seen = set(waiting)
     while waiting:
         tensor = waiting.pop(0)

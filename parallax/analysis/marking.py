@@ -12,11 +12,10 @@ The rows of IndexedSlices come in pieces, one for each lookup, and what the one 
 from __future__ import annotations
 
 from parallax.analysis.batch_axis import BatchAxes
-from parallax.analysis.equal_ids import kind_of_equal_ids, lookup_edges
+from parallax.analysis.equal_ids import kind_of_equal_ids
 from parallax.analysis.gradients import autodiff_ops
 from parallax.analysis.states import SAME, State
 from parallax.analysis.unique_ids import UniqueIds, root
-from parallax.analysis.update_ops import LOOKUPS
 from parallax.analysis.walk import Merge, NoRule, Walk
 from parallax.decisions import Keep, Piece, Scale, SharedRows
 from parallax.errors import GraphError
@@ -58,7 +57,6 @@ class _Look:
         self.walk = walk
         self.axes = BatchAxes(walk.view, walk.states)
         self.unique = UniqueIds(walk.view, lambda tensor: walk.states[tensor].kind in ("same", "fed"))
-        self.gathers = [Edge(node, 1) for node in walk.view.nodes if walk.view.op(node) in LOOKUPS]
         self.forward = walk.view.nodes.keys() - autodiff_ops(walk.captured)
 
 
@@ -67,10 +65,10 @@ def _pieces(look: _Look, source: GradientSource) -> list[Piece]:
     while waiting:
         tensor = root(walk.view, waiting.pop(0))
         parts = concatenated(walk.view, tensor)
-        if parts and (walk.states[tensor] != SAME or not _gathers_by(look, source.part, tensor)):
+        if parts and (walk.states[tensor] != SAME or split_tensor(tensor)[0] not in look.forward):
             waiting = [*parts, *waiting]
         elif walk.states[tensor] == SAME:
-            found.append(_of_equal_ids(look, source.part, tensor))
+            found.append(_of_equal_ids(look, tensor))
         else:
             found.append(_of_own_ids(look, tensor))
     merged = [piece.merged for piece in found if piece.merged]
@@ -88,16 +86,8 @@ def _of_own_ids(look: _Look, ids: str) -> Piece:
     return Piece(ids, "unknown", before) if before else Piece(ids, "joined")
 
 
-def _gathers_by(look: _Look, part: str, ids: str) -> list[str]:
-    """The gathers of the forward pass by some ids, of the variable or of what is computed of it."""
-    view = look.walk.view
-    edges = {*lookup_edges(view, part), *(e for e in look.gathers if e.node in look.forward)}
-    return sorted(e.node for e in edges if root(view, view.inputs(e.node)[e.slot]) == ids)
-
-
-def _of_equal_ids(look: _Look, part: str, ids: str) -> Piece:
-    gathers = _gathers_by(look, part, ids)
-    kind = kind_of_equal_ids(look.axes, ids, gathers, look.forward)
+def _of_equal_ids(look: _Look, ids: str) -> Piece:
+    kind = kind_of_equal_ids(look.axes, ids, look.forward)
     return Piece(ids, kind) if kind in ("shared", "joined") else Piece(ids, "unknown", kind)
 
 
