@@ -7,6 +7,7 @@ left are loops, conditionals that compute only, and functions that datasets and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from parallax.analysis.update_ops import op_definition, state_op
@@ -29,6 +30,8 @@ class Functions:
 
     def of_node(self, node: Any) -> list[str]:
         """The names of the functions that a node calls."""
+        if not takes_functions(node.op):
+            return []
         found = []
         for name in sorted(node.attr):
             value = node.attr[name]
@@ -77,6 +80,13 @@ class Functions:
         """Which inputs of a node are variables that the functions which it calls write."""
         first = 1 if node.op in ("If", "StatelessIf", "Case", "StatelessCase") else 0
         return frozenset(first + number for name in self.of_node(node) for number in self.written(name))
+
+
+@cache
+def takes_functions(op: str) -> bool:
+    """Whether ops of this type have functions among their attributes; of an op that is not registered it may be so."""
+    definition = op_definition(op)
+    return definition is None or any(attr.type in ("func", "list(func)") for attr in definition.attr)
 
 
 def _is_variable_op(node: Any) -> bool:
