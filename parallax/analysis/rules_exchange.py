@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from parallax.analysis.capture import variable_of_tensor
 from parallax.analysis.states import PLAIN, SAME, State, worst
 from parallax.analysis.walk import Merge, NoRule, Walk, are_paired, part_of, read_value, sum_of_parts
 from parallax.decisions import Lookup
@@ -28,9 +29,18 @@ def gather(walk: Walk, node: str, states: list[State]) -> bool:
         return False
     if walk.branches[node]:
         raise NoRule(params.key[0], f"lookup {node!r} is inside a conditional or loop, which not all workers may enter")
+    _check_on_servers(walk, node, params)
     walk.lookups.append(Lookup(node, params.key[0], row_shape=_row_shape(walk, node, params)))
     walk.set_all(node, _aligned_with(walk, ids) if ids.kind == "indices" else worst([ids]))
     return True
+
+
+def _check_on_servers(walk: Walk, node: str, params: State) -> None:
+    """Servers are asked for rows of the table itself: what is computed of them, or a slot, is not there."""
+    table = walk.tables[params.key[0]]
+    source = variable_of_tensor(walk.view, walk.captured.variables, walk.view.inputs(node)[0])
+    if table.servers and source != table.op:
+        raise NoRule(table.op, f"lookup {node!r} takes rows of its slot {source!r}, or of what is computed of it")
 
 
 def _row_shape(walk: Walk, node: str, params: State) -> tuple[int, ...]:
