@@ -105,10 +105,14 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """`tensor` is the sum over all workers of what losses are divided by: the `edges` take a W-th of it."""
+    """`tensor` is the sum over all workers of what losses are divided by: the `edges` take a W-th of it.
+
+    Where it `is_mean`, each worker's is a mean over its batch, and a W-th of their sum is that of the joined batch.
+    """
 
     tensor: str
     edges: tuple[Edge, ...]
+    is_mean: bool = False
 
 
 @dataclass(frozen=True, slots=True)

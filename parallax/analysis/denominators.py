@@ -18,6 +18,7 @@ from parallax.decisions import AllReduce, Divided, Selected
 from parallax.graph_view import Edge, split_tensor
 
 _DIVISIONS = ("RealDiv", "Div", "DivNoNan")
+_OVER_BATCH = ("Sum", "Mean")
 _OF_SHAPES = "Shape Size Const Cast FloorDiv FloorMod Prod GatherV2 AddV2 Maximum Reshape Range Fill".split()
 """What autodiff counts the elements of a mean with."""
 _PASSES = ("Identity", "StopGradient", "Reshape", "Cast", "Squeeze", "ExpandDims")
@@ -53,12 +54,16 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
             known = any(tensor == one.tensor for one in divided) or walk.states[tensor].kind in ("same", "fed")
             if known or walk.view.shape(tensor) != () or not look.is_differentiated(tensor):
                 continue
-            found = look.sums_behind(tensor)
-            if found and look.is_sum_over_batch(numerator):
-                sums |= found
+            by = [op for op in _OVER_BATCH if look.sums_behind(tensor, op) and look.is_over_batch(numerator, op)]
+            if not by:
+                unproven.append((node, tensor))
+                continue
+            found = look.sums_behind(tensor, by[0])
+            sums |= found
+            if by[0] == "Sum":
                 divided.append(Divided(tensor, look.divided_by(tensor)))
             else:
-                unproven.append((node, tensor))
+                divided += [Divided(one, tuple(walk.view.consumers(one)), is_mean=True) for one in sorted(found)]
         elif walk.view.op(node) == "Mean" and not any(node == one.node for one in selected):
             mean = look.selected(node)
             if mean is not None:
@@ -101,8 +106,8 @@ class _Look:
         self._made = autodiff_ops(walk.captured)
         self.forward = view.nodes.keys() - self._made - walk.initial
 
-    def sums_behind(self, tensor: str) -> frozenset[str]:
-        """The sums over the batch, free of trained variables, of which a scalar is computed; empty where others are."""
+    def sums_behind(self, tensor: str, op: str) -> frozenset[str]:
+        """The sums (or means) over the batch, free of trained variables, that make a scalar; empty where others do."""
         view, found = self._walk.view, set[str]()
         waiting = [tensor]
         while waiting:
@@ -110,7 +115,7 @@ class _Look:
             node = split_tensor(one)[0]
             if self._walk.states[one].kind in ("same", "fed"):
                 continue
-            if self._is_sum(node) and not self._needs_variables(node):
+            if self._is_over(node, op) and not self._needs_variables(node):
                 found.add(one)
             elif view.shape(one) == () and (view.op(node) in FORWARD_ELEMENTWISE or view.op(node) in _PASSES):
                 waiting += view.inputs(node)
@@ -118,15 +123,15 @@ class _Look:
                 return frozenset()
         return frozenset(found)
 
-    def is_sum_over_batch(self, tensor: str) -> bool:
-        """Whether a scalar is a sum over the batch, times or plus what all workers have."""
+    def is_over_batch(self, tensor: str, op: str) -> bool:
+        """Whether a scalar is a sum (or mean) over the batch, times what all workers have, or several added up."""
         view = self._walk.view
         node = split_tensor(tensor)[0]
         while self._passes(node):
             node = split_tensor(self._own(node)[0])[0]
         if view.op(node) in ("AddN", "Add", "AddV2"):
-            return all(self.is_sum_over_batch(t) for t in view.inputs(node))
-        return self._is_sum(node)
+            return all(self.is_over_batch(t, op) for t in view.inputs(node))
+        return self._is_over(node, op)
 
     def _passes(self, node: str) -> bool:
         """Whether a scalar stays the sum that it was, times what all workers have."""
@@ -179,10 +184,10 @@ class _Look:
         inputs = self._walk.view.inputs(node)
         return [t for t in inputs if self._walk.states[t].kind not in ("same", "fed")]
 
-    def _is_sum(self, node: str) -> bool:
-        """Whether a node adds up all of a tensor that lies along the batch, or of its products with one that does."""
+    def _is_over(self, node: str, op: str) -> bool:
+        """Whether a node takes the sum (or mean) of what lies along the batch, or of its products with what does."""
         view = self._walk.view
-        if view.op(node) != "Sum" or view.shape(f"{node}:0") != ():
+        if view.op(node) != op or view.shape(f"{node}:0") != ():
             return False
         summed = view.inputs(node)[0]
         factors = view.inputs(split_tensor(summed)[0]) if view.op(split_tensor(summed)[0]) == "Mul" else ()

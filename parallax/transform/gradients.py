@@ -59,7 +59,10 @@ def weigh_losses(editor: Editor, decisions: Decisions) -> None:
         if divided.edges:
             with tf.name_scope(f"{SCOPE}/denominator/"):
                 whole = editor.at(divided.edges[0])
-                editor.lead(divided.edges, whole / tf.constant(size, whole.dtype))
+                part = whole / tf.constant(size, whole.dtype)
+            editor.lead(divided.edges, part)
+            if divided.is_mean:
+                editor.whole[divided.tensor] = str(part.name)
     for one in decisions.selected:
         with tf.name_scope(f"{SCOPE}/denominator/"):
             mean = editor.tensor(f"{one.node}:0")

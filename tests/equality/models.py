@@ -183,6 +183,7 @@ def masked(rows: int, kind: str) -> Any:
         "divided": lambda: tf.reduce_sum(losses * mask) / tf.maximum(tf.reduce_sum(mask), 1.0),
         "chosen": lambda: tf.reduce_mean(tf.boolean_mask(losses, kept)),
         "weighed": lambda: v1.losses.compute_weighted_loss(losses, mask),
+        "mean by mean": lambda: tf.reduce_mean(losses * mask) / (tf.reduce_mean(mask) + 0.01),
         "with another": lambda: (
             tf.math.divide_no_nan(tf.reduce_sum(losses * mask), tf.reduce_sum(mask)) + 0.3 * tf.reduce_mean(losses)
         ),
@@ -497,7 +498,10 @@ MODELS: dict[str, Callable[[int], Any]] = {
     "unique, masked": lambda rows: merged_ids(rows, lambda u: tf.boolean_mask(u, u > 0)),
     "unique, sorted": lambda rows: sorted_ids(rows, False),
     "unique, sorted by place": lambda rows: sorted_ids(rows, True),
-    **{f"masked, {k}": lambda rows, k=k: masked(rows, k) for k in ("divided", "chosen", "weighed", "with another")},
+    **{
+        f"masked, {k}": lambda rows, k=k: masked(rows, k)
+        for k in ("divided", "chosen", "weighed", "mean by mean", "with another")
+    },
     "sampled softmax": lambda rows: sampled(rows, v1.nn.sampled_softmax_loss),
     "nce": lambda rows: sampled(rows, v1.nn.nce_loss),
     "partitioned, mod": lambda rows: partitioned(rows, 3, "mod"),
