@@ -199,6 +199,7 @@ def _worker(graph: Any, config: Config, wanted: Settings) -> tuple[Any, int, int
         None if verifying else trace_wish(wanted.trace, wanted.trace_steps),
         None if verifying else measure_wish(wanted),
         replan_wish(config, wanted),
+        Path(wanted.job_folder or "") if wanted.claims else None,
     )
     if verifying:
         run_worker(graph, session, size, rank, wanted)
@@ -270,7 +271,8 @@ def _simulate(
 
 def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, wanted: Settings) -> int:
     """Starts the workers, waits for the job's end and returns its exit status."""
-    from parallax.runtime.verify.command import check_feeds, compare_runs
+    from parallax.runtime.verify.claimed import check_claims
+    from parallax.runtime.verify.command import check_feeds, compare_runs, prepare_claims
     from parallax.runtime.verify.first import check_comparable
     from parallax.runtime.verify.sides import keep_graph
 
@@ -280,6 +282,8 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
         check_comparable(analysed, plan)
     if verifying:
         check_feeds(graph, cluster.num_workers, wanted)
+        if wanted.claims:
+            check_claims(plan, wanted.joined_args, wanted.replan)
     seed = config.seed if config.seed is not None else drawn_seed()
     sys.stdout.write(plan_table(plan) + (f"Seed {seed}\n" if config.seed is None else ""))
     sys.stdout.flush()
@@ -302,7 +306,10 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
         mine = replace(mine, role=Role.VERIFY_WORKER, job_folder=str(folder))
         job = _job(graph, plan, cluster, config, mine, seed)
         keep_graph(graph, folder)
-        return compare_runs(job, plan, folder, replace(wanted, seed=seed))
+        wanted = replace(wanted, seed=seed)
+        if wanted.claims:
+            prepare_claims(graph, analysed, plan, folder, cluster.num_workers, wanted)
+        return compare_runs(job, plan, folder, wanted)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

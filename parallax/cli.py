@@ -137,6 +137,9 @@ def command_parser() -> argparse.ArgumentParser:
         type=float,
         help="largest error, relative to a variable's change (default 1e-5; bfloat16, float16: steps x rounding)",
     )
+    verify.add_argument(
+        "--claims", action="store_true", help="also try what the analysis says of every tensor between batch and update"
+    )
     verify.add_argument("--joined-args", metavar="ARGS", help="the script's arguments for the one process")
     calibrate.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile that is written, JSON")
     calibrate.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
@@ -244,6 +247,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
         fetch=getattr(arguments, "fetch", None),
         tolerance=getattr(arguments, "tolerance", None),
         verify_first=getattr(arguments, "verify_first", None),
+        claims=getattr(arguments, "claims", None) or None,
         joined_args="\n".join(shlex.split(joined)) if joined else None,
         measure=getattr(arguments, "measure", None) or getattr(arguments, "output", None),
         compute=getattr(arguments, "compute", None) or None,

@@ -78,6 +78,7 @@ class Settings:
         fetch: what a verification or profile runs.
         tolerance: of a verification.
         verify_first: how many of a job's first steps are held against one process.
+        claims: whether a verification tries what the analysis says of single tensors too.
         joined_args: the script's arguments for the one process of a verification, one a line.
         measure: where a model profile is written.
         compute: whether a profile times steps of one process alone.
@@ -114,6 +115,7 @@ class Settings:
     fetch: str | None = None
     tolerance: float | None = None
     verify_first: int | None = None
+    claims: bool | None = None
     joined_args: str | None = None
     measure: str | None = None
     compute: bool | None = None
@@ -159,6 +161,7 @@ def settings() -> Settings:
             fetch=_get("FETCH"),
             tolerance=float(_get("TOLERANCE") or 0) or None,
             verify_first=_number("VERIFY_FIRST"),
+            claims=_get("CLAIMS") == str(True) or None,
             joined_args=_get("JOINED_ARGS"),
             measure=_get("MEASURE"),
             compute=_get("COMPUTE") == str(True) or None,

@@ -104,6 +104,13 @@ class GraphView:
             types += [one] * (node.attr[argument.number_attr].i if argument.number_attr else 1)
         return types[number] % _REFERENCE
 
+    def gives_reference(self, node: str) -> bool:
+        """Whether an op gives a reference to a variable, as `VariableV2` and what assigns one do."""
+        from tensorflow.python.framework import op_def_registry
+
+        definition = op_def_registry.get(self.nodes[node].op)
+        return definition is not None and any(argument.is_ref for argument in definition.output_arg)
+
     def dtype_name(self, tensor: str) -> str:
         """TensorFlow's name of the element type of a tensor (`float32`)."""
         from tensorflow.python.framework import dtypes

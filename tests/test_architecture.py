@@ -41,6 +41,7 @@ MAY_IMPORT_HEAVY: tuple[str, ...] = (
     "parallax.runtime.profile",
     "parallax.runtime.session",
     "parallax.runtime.trace.hook",
+    "parallax.runtime.verify.claimed",
     "parallax.runtime.verify.single",
     "parallax.runtime.worker_session",
 )

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ops.exactness.claims import first_false
+from parallax.analysis.denominators import Denominators
 from parallax.analysis.states import SAME, State
 from parallax.decisions import AllReduce, Scale, Table
 from parallax.graph_view import GraphView
+from parallax.runtime.verify.claims import first_false
 
 
 @dataclass
@@ -25,6 +26,8 @@ class Said:
     shared_rows: list[Any] = field(default_factory=list)
     merges: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, Table] = field(default_factory=dict)
+    table_of: dict[str, str] = field(default_factory=dict)
+    denominators: Denominators = Denominators()
 
 
 @pytest.fixture(scope="module")

@@ -18,14 +18,22 @@ from parallax.plan import Plan
 from parallax.runtime.feeds import named_batch, train_op
 from parallax.runtime.job import Job
 from parallax.runtime.launch import launch
-from parallax.runtime.verify.judging import HALF_MARGIN, MARGIN, OTHERS, OWN, Measured, judge, measure
-from parallax.runtime.verify.sides import AFTER_FILE, BEFORE_FILE, NOISE_FILE, STEPS, WORKER_FILE, feeds_of, rounding_of
-from parallax.runtime.verify.single import joined_batch
+from parallax.runtime.planning import Analysed
+from parallax.runtime.verify.claimed import keep_claims
+from parallax.runtime.verify.judging import OTHERS, OWN, Measured, judge, measure
+from parallax.runtime.verify.sides import (
+    AFTER_FILE,
+    BEFORE_FILE,
+    NOISE_FILE,
+    STEPS,
+    WORKER_FILE,
+    feeds_of,
+    margin_of,
+    tolerance_of,
+)
+from parallax.runtime.verify.single import OneProcess, joined_batch
 from parallax.runtime.verify.table import status, table_text, verdict_text
-from parallax.wire import ROUNDING
-
-TOLERANCE = 1e-5
-"""Of a change: sums of float32 taken in another order differ by some 1e-7 a step, and by 1e-5 where they feed back."""
+from parallax.runtime.verify.trials import Trials
 
 
 def check_feeds(graph: Any, num_workers: int, wanted: Settings) -> None:
@@ -38,6 +46,26 @@ def check_feeds(graph: Any, num_workers: int, wanted: Settings) -> None:
     joined_batch([named_batch(graph, feeds(0, rank, num_workers)) for rank in range(num_workers)])
 
 
+def prepare_claims(
+    graph: Any, analysed: Analysed, plan: Plan, folder: Path, num_workers: int, wanted: Settings
+) -> None:
+    """Leaves for both sides which tensors are tried in which step, and the plan.
+
+    Args:
+        graph: the user's.
+        analysed: the same.
+        plan: of the job.
+        folder: of the job.
+        num_workers: of the job.
+        wanted: feeds, fetch and seed.
+    """
+    fetch = train_op(graph, wanted.fetch)
+    feeds = feeds_of(graph, fetch, wanted)
+    batch = joined_batch([named_batch(graph, feeds(0, rank, num_workers)) for rank in range(num_workers)])
+    one = OneProcess(graph, analysed, batch, wanted.seed or 1, wanted.compute_dtype, inlined=True)
+    keep_claims(analysed, plan, folder, fetch.name.split(":")[0], lambda tensors: one.sizes(tensors, batch))
+
+
 def compare_runs(job: Job, plan: Plan, folder: Path, wanted: Settings) -> int:
     """Runs both sides and prints the verdict of every variable and slot (judging.py says how it is found).
 
@@ -48,7 +76,7 @@ def compare_runs(job: Job, plan: Plan, folder: Path, wanted: Settings) -> int:
         wanted: steps, feeds, tolerance and seed.
 
     Returns:
-        0 when all are equal or noise, 1 when one is not, else the status of the side that failed.
+        0 when all are equal or noise and no claim is false, else 1; or the status of the side that failed.
     """
     terms = {"accumulate_steps": plan.accumulate_steps, "wire_dtype": plan.wire_dtype}
     failed = launch(job) or _start_single(job, folder, replace(wanted, **terms))  # type: ignore[arg-type]
@@ -60,9 +88,10 @@ def compare_runs(job: Job, plan: Plan, folder: Path, wanted: Settings) -> int:
     own = [name for name in noise if kinds.get(name) == OWN]
     text = table_text(judged, own)
     text += verdict_text(judged, job.num_workers, wanted.steps or STEPS, tolerance_of(plan, wanted))
-    sys.stdout.write(text)
+    trials = Trials.read(folder) if wanted.claims else None
+    sys.stdout.write(text if trials is None else f"{text}{trials.text()}")
     sys.stdout.flush()
-    return status(judged)
+    return 1 if trials is not None and trials.false else status(judged)
 
 
 def _measured(folder: Path, size: int, noise: dict[str, float], kinds: dict[str, str]) -> Iterator[Measured]:
@@ -77,24 +106,6 @@ def _measured(folder: Path, size: int, noise: dict[str, float], kinds: dict[str,
             first = workers[0][name]  # whoever has left no copy has the same bits
             found = [first, *(worker[name] if name in worker.files else first for worker in workers[1:])]
             yield measure(name, kind, before[name], after[name], noise[name], found)
-
-
-def tolerance_of(plan: Plan, wanted: Settings) -> float:
-    """What was asked for; else TOLERANCE, and with half precision its rounding once for each step.
-
-    An update is as wrong as the gradients and rows that it was made of. A slot of squares is twice as wrong, but has
-    only some of the steps in it at full weight. Where products are computed in bfloat16 the one process does so too: it
-    rounds a gradient of the joined batch, and each worker its own.
-    """
-    if wanted.tolerance is not None:
-        return wanted.tolerance
-    rounding = sum(ROUNDING[dtype] for dtype in (plan.wire_dtype, wanted.compute_dtype) if dtype is not None)
-    return (wanted.steps or STEPS) * rounding or TOLERANCE
-
-
-def margin_of(plan: Plan, wanted: Settings) -> float:
-    """What is allowed of an array's noise."""
-    return HALF_MARGIN if rounding_of(plan.wire_dtype, wanted.compute_dtype) else MARGIN
 
 
 def _start_single(job: Job, folder: Path, wanted: Settings) -> int:

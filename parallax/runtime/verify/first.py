@@ -24,9 +24,8 @@ from parallax.runtime.fetches import Request
 from parallax.runtime.hooks import PlainSession, TrainingRuns, Worker
 from parallax.runtime.members import Members
 from parallax.runtime.planning import Analysed, analyse
-from parallax.runtime.verify.command import margin_of, tolerance_of
 from parallax.runtime.verify.judging import OTHERS, OWN, Judged, judge, measure
-from parallax.runtime.verify.sides import digest, rounding_of
+from parallax.runtime.verify.sides import digest, margin_of, rounding_of, tolerance_of
 from parallax.runtime.verify.single import OneProcess, Values, joined_batch, variables_of
 from parallax.runtime.verify.table import is_wrong, table_text, verdict_text
 

@@ -19,13 +19,19 @@ import numpy as np
 from parallax.analysis.launcher_graph import hold_like, packed
 from parallax.environment import Settings
 from parallax.graph_view import GraphView
+from parallax.plan import Plan, plan_from_json
 from parallax.runtime.feeds import Feeds, missing_feeds, named_batch, placeholders_in, read_feeds, train_op
 from parallax.runtime.planning import analyse
 from parallax.runtime.session import Session
-from parallax.runtime.verify.single import OneProcess, Values, joined_batch, variables_of
+from parallax.runtime.verify.claimed import PLAN_FILE, START_FILE, claims_of, save
+from parallax.runtime.verify.judging import HALF_MARGIN, MARGIN
+from parallax.runtime.verify.single import OneProcess, joined_batch, variables_of
+from parallax.runtime.verify.trials import CLAIM_TOLERANCE, Margins, try_claims
 from parallax.wire import ROUNDING
 
 STEPS = 5
+TOLERANCE = 1e-5
+"""Of a change: sums of float32 taken in another order differ by some 1e-7 a step, and by 1e-5 where they feed back."""
 
 WORKER_FILE = "worker-{rank}.npz"
 BEFORE_FILE, AFTER_FILE, NOISE_FILE = "before.npz", "after.npz", "noise.json"
@@ -41,15 +47,20 @@ def run_worker(graph: Any, session: Session, size: int, rank: int, wanted: Setti
     """One worker's side: runs the steps and keeps all variables, but no copy that has the very bits of worker 0's."""
     fetch = train_op(graph, wanted.fetch)
     feeds = feeds_of(graph, fetch, wanted)
+    folder = Path(wanted.job_folder or "")
     with session:
         for number in range((wanted.steps or STEPS) * session.accumulate_steps):
+            if wanted.claims:
+                start = {name: session.run(variable)[0] for name, variable in variables_of(graph).items()}
+                if rank == 0:
+                    save(folder / START_FILE.format(step=number), start)
             session.run(fetch, {name: [value] for name, value in named_batch(graph, feeds(number, rank, size)).items()})
         values = {name: session.run(variable)[0] for name, variable in variables_of(graph).items()}
         rounding = session.exchange_report().rounding_text()
     mine = {name: digest(value) for name, value in values.items()}
     first = session.workers.bcast(mine, root=0)
     kept = {name: value for name, value in values.items() if rank == 0 or mine[name] != first[name]}
-    _save(Path(wanted.job_folder or "") / WORKER_FILE.format(rank=rank), kept)
+    save(folder / WORKER_FILE.format(rank=rank), kept)
     if rank == 0:
         sys.stdout.write(f"{rounding}\n" if rounding else "")
 
@@ -64,17 +75,41 @@ def run_single(graph: Any, wanted: Settings) -> None:
     kept, steps = wanted.accumulate_steps or 1, wanted.steps or STEPS
     drawn = [[named_batch(graph, feeds(n, rank, size)) for rank in range(size)] for n in range(kept * steps)]
     joined = [joined_batch(sum(drawn[first : first + kept], [])) for first in range(0, len(drawn), kept)]
-    one = OneProcess(graph, analyse(graph), joined[0], wanted.seed or 1, wanted.compute_dtype)
+    analysed, rounding = analyse(graph), rounding_of(wanted.wire_dtype, wanted.compute_dtype)
+    one = OneProcess(graph, analysed, joined[0], wanted.seed or 1, wanted.compute_dtype)
     runs = one.run([fetch.name], joined)
-    noise = one.noise([fetch.name], joined, runs, rounding_of(wanted.wire_dtype, wanted.compute_dtype))
+    noise = one.noise([fetch.name], joined, runs, rounding)
     for file, values in zip((BEFORE_FILE, AFTER_FILE), runs, strict=True):
-        _save(folder / file, values)
+        save(folder / file, values)
     (folder / NOISE_FILE).write_text(json.dumps([noise, one.kinds]))
+    if wanted.claims:
+        plan = plan_from_json((folder / PLAN_FILE).read_text())
+        one = OneProcess(graph, analysed, joined[0], wanted.seed or 1, wanted.compute_dtype, inlined=True)
+        margins = Margins(max(tolerance_of(plan, wanted), CLAIM_TOLERANCE), margin_of(plan, wanted), rounding)
+        try_claims(one, claims_of(analysed, plan), fetch.name, joined, folder, size, margins, graph)
 
 
 def rounding_of(wire_dtype: str | None, compute_dtype: str | None) -> float:
     """How far the job itself rounds the values that it works with; 0 where only each element type's own rounding is."""
     return max((ROUNDING[dtype] for dtype in (wire_dtype, compute_dtype) if dtype is not None), default=0.0)
+
+
+def tolerance_of(plan: Plan, wanted: Settings) -> float:
+    """What was asked for; else TOLERANCE, and with half precision its rounding once for each step.
+
+    An update is as wrong as the gradients and rows that it was made of. A slot of squares is twice as wrong, but has
+    only some of the steps in it at full weight. Where products are computed in bfloat16 the one process does so too: it
+    rounds a gradient of the joined batch, and each worker its own.
+    """
+    if wanted.tolerance is not None:
+        return wanted.tolerance
+    rounding = sum(ROUNDING[dtype] for dtype in (plan.wire_dtype, wanted.compute_dtype) if dtype is not None)
+    return (wanted.steps or STEPS) * rounding or TOLERANCE
+
+
+def margin_of(plan: Plan, wanted: Settings) -> float:
+    """What is allowed of an array's noise."""
+    return HALF_MARGIN if rounding_of(plan.wire_dtype, wanted.compute_dtype) else MARGIN
 
 
 def feeds_of(graph: Any, fetch: Any, wanted: Settings) -> Feeds:
@@ -90,11 +125,6 @@ def feeds_of(graph: Any, fetch: Any, wanted: Settings) -> Feeds:
     if needed:
         raise missing_feeds("A verification", needed)
     return lambda step, worker, size: {}
-
-
-def _save(path: Path, values: Values) -> None:
-    """Writes arrays; what NumPy has no type for (bfloat16) as float32, which holds all of its values."""
-    np.savez(path, **{n: v.astype(np.float32) if np.asarray(v).dtype.kind == "V" else v for n, v in values.items()})
 
 
 def digest(value: Any) -> str:

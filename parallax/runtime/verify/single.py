@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,10 +39,18 @@ class OneProcess:
         batch: a joined batch; placeholders that it does not fit are opened.
         seed: of the job.
         compute_dtype: the element type in which products are computed.
+        inlined: whether calls of functions are put in place, as in the workers' graphs, so that what is in them can be
+            looked at.
     """
 
     def __init__(
-        self, graph: Any, analysed: Analysed, batch: Mapping[str, Any], seed: int, compute_dtype: str | None
+        self,
+        graph: Any,
+        analysed: Analysed,
+        batch: Mapping[str, Any],
+        seed: int,
+        compute_dtype: str | None,
+        inlined: bool = False,
     ) -> None:
         self._initialize = initialization_phases(analysed.captured)
         self._initialize.append([op.name for op in graph.get_collection(v1.GraphKeys.TABLE_INITIALIZERS)])
@@ -51,6 +59,8 @@ class OneProcess:
         self._options = options_with(v1.ConfigProto(), compute_dtype)
         self.kinds = kinds_of(analysed)
         graph_def = meant(graph, add_shapes=False)
+        if inlined:
+            graph_def.CopyFrom(analysed.captured.view.graph_def)
         _open_batch(graph_def, batch)
         set_seeds(graph_def, frozenset(), Worker(0, 1, seed, equal_randomness=True))
         self._graph = tf.Graph()
@@ -79,9 +89,7 @@ class OneProcess:
         Raises:
             GraphError: the graph does not take the joined batch.
         """
-        with _said_of_batch(), v1.Session(graph=self._graph, config=self._options) as session:
-            for phase in self._initialize:
-                session.run(phase)
+        with self._begun() as session:
             self._assign(session, start or {})
             if rounding is not None:
                 self._assign(session, self._moved(session, *rounding))
@@ -89,6 +97,50 @@ class OneProcess:
             for batch in batches:
                 session.run(list(fetches), batch)
             return before, session.run(self._reads)
+
+    def each_step(
+        self,
+        fetches: Sequence[Sequence[str]],
+        batches: Sequence[Mapping[str, Any]],
+        starts: Iterable[Mapping[str, Any]],
+        rounding: tuple[float, int] | None = None,
+    ) -> Iterator[list[Any]]:
+        """Runs steps one by one, each from given values of the variables.
+
+        Args:
+            fetches: what each step runs.
+            batches: the joined batch of each.
+            starts: the values of variables before each.
+            rounding: as for `run`, before each.
+
+        Yields:
+            What was fetched.
+
+        Raises:
+            GraphError: the graph does not take the joined batch.
+        """
+        with self._begun() as session:
+            for names, batch, start in zip(fetches, batches, starts, strict=True):
+                self._assign(session, start)
+                if rounding is not None:
+                    self._assign(session, self._moved(session, *rounding))
+                yield session.run(list(names), batch)
+
+    def sizes(self, tensors: Sequence[str], batch: Mapping[str, Any]) -> dict[str, int]:
+        """How many bytes each tensor has in the first step, without a step being taken."""
+        with self._graph.as_default():
+            counts = {name: tf.size(self._graph.get_tensor_by_name(name), out_type=tf.int64) for name in tensors}
+        with self._begun() as session:
+            found = session.run(counts, batch)
+        return {name: int(found[name]) * self._graph.get_tensor_by_name(name).dtype.size for name in tensors}
+
+    @contextmanager
+    def _begun(self) -> Iterator[Any]:
+        """A session in which the variables have their initial values."""
+        with _said_of_batch(), v1.Session(graph=self._graph, config=self._options) as session:
+            for phase in self._initialize:
+                session.run(phase)
+            yield session
 
     def noise(
         self,
@@ -128,7 +180,7 @@ class OneProcess:
     def _is_moved(self, name: str) -> bool:
         return self.kinds.get(name) == VARIABLES and self._assigning(name) is not None
 
-    def _assign(self, session: Any, values: Values) -> None:
+    def _assign(self, session: Any, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             op = self._assigning(name)
             if op is None:

@@ -1,0 +1,190 @@
+"""The claims of a verification: which tensors are tried in which step, and what each worker leaves of them.
+
+A step holds so much in memory: where the tensors of which something is said are more than LIMIT_BYTES, they are tried
+in groups, another one in each step. Before each step all variables are kept, and the one process begins there, so that
+each step is tried by itself. What is left out, and why, is part of the result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.analysis.planner import part_routes, placements
+from parallax.analysis.propagate import walked
+from parallax.errors import ConfigError
+from parallax.plan import Plan
+from parallax.runtime.hooks import TrainingRuns
+from parallax.runtime.planning import Analysed
+from parallax.runtime.verify.claims import Claims, watched
+
+v1 = tf.compat.v1
+
+LIMIT_BYTES = 256 << 20
+"""Of the values of one step that a process holds at once."""
+
+GROUPS_FILE, PLAN_FILE, RESULT_FILE = "groups.json", "plan.json", "claims.json"
+START_FILE, CLAIMED_FILE = "start-{step}.npz", "claimed-{rank}-{step}.npz"
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Which tensors are tried in which step.
+
+    Attributes:
+        groups: step k tries number k, and then the first one again; each in topological order.
+        too_large: tensors that alone are more than the limit.
+        unclaimed: how many tensors nothing is said of: what each worker has of its own batch, mostly.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    too_large: tuple[str, ...]
+    unclaimed: int
+
+    def of(self, step: int) -> tuple[str, ...]:
+        """The tensors of a step."""
+        return self.groups[step % len(self.groups)] if self.groups else ()
+
+    def write(self, folder: Path) -> None:
+        """Leaves them for both sides."""
+        (folder / GROUPS_FILE).write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(folder: Path) -> Groups:
+        """Those that were left."""
+        found = json.loads((folder / GROUPS_FILE).read_text())
+        groups = tuple(map(tuple, found["groups"]))
+        return Groups(groups, tuple(found["too_large"]), found["unclaimed"])
+
+
+def check_claims(plan: Plan, joined_args: str | None, replan: str | None) -> None:
+    """Refuses, before anything is started, claims that cannot be tried.
+
+    Raises:
+        ConfigError: says why, and what to do.
+    """
+    reason = ""
+    if plan.servers:
+        reason = "this plan has rows on servers. Leave --claims out, or have them elsewhere: run_option='HYBRID'."
+    elif plan.accumulate_steps > 1:
+        reason = f"an update takes {plan.accumulate_steps} batches here. Leave --claims or accumulate_steps out."
+    elif joined_args is not None:
+        reason = (
+            "with --joined-args the one process builds another graph. Leave the batch dimension of the placeholders "
+            "open (None), or leave --claims out."
+        )
+    elif replan is not None:
+        reason = "--replan changes what they have on the way. Leave one of both out."
+    if reason:
+        raise ConfigError(f"--claims tries what workers hold in each step of one plan, and {reason}")
+
+
+def claims_of(analysed: Analysed, plan: Plan) -> Claims:
+    """What the analysis says of the tensors of a verification, in which all workers draw the same random numbers."""
+    spec = analysed.spec
+    walk = walked(analysed.captured, analysed.sources, part_routes(spec, plan), True, placements(spec, plan))
+    return Claims(walk)
+
+
+def groups_of(
+    claims: Claims, tensors: Sequence[str], sizes: Mapping[str, int], limit_bytes: int = LIMIT_BYTES
+) -> Groups:
+    """Deals tensors out to steps.
+
+    Args:
+        claims: what is said of them.
+        tensors: all that can be looked at, in topological order.
+        sizes: of each of which something is said, in bytes, on the joined batch.
+        limit_bytes: of one step.
+    """
+    claimed = [tensor for tensor in tensors if claims.said(tensor)]
+    groups: list[list[str]] = []
+    room, too_large = 0, []
+    for tensor in claimed:
+        needed = sum(sizes[name] for name in claims.needs(tensor))
+        if needed > limit_bytes:
+            too_large.append(tensor)
+            continue
+        if not groups or needed > room:
+            groups.append([])
+            room = limit_bytes
+        groups[-1] += [name for name in reversed(claims.needs(tensor)) if name not in groups[-1]]
+        room -= needed
+    return Groups(tuple(map(tuple, groups)), tuple(too_large), len(tensors) - len(claimed))
+
+
+def claimed_tensors(analysed: Analysed, claims: Claims, fetch: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The tensors between batch and update that can be looked at, and those of them that claims need."""
+    tensors = watched(analysed.captured.view, fetch)
+    needed = dict.fromkeys(name for tensor in tensors if claims.said(tensor) for name in claims.needs(tensor))
+    return tensors, tuple(needed)
+
+
+def keep_claims(
+    analysed: Analysed, plan: Plan, folder: Path, fetch: str, sizes: Callable[[Sequence[str]], Mapping[str, int]]
+) -> None:
+    """Leaves for both sides the plan, and which tensors are tried in which step.
+
+    Args:
+        analysed: the graph.
+        plan: of the job.
+        folder: of the job.
+        fetch: the op that a step runs.
+        sizes: gives the bytes of tensors, on the joined batch.
+    """
+    claims = claims_of(analysed, plan)
+    tensors, needed = claimed_tensors(analysed, claims, fetch)
+    groups_of(claims, tensors, sizes(needed)).write(folder)
+    (folder / PLAN_FILE).write_text(plan.to_json())
+
+
+class ClaimedTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Fetches the tensors of a step with it, and leaves their values; every worker has one.
+
+    Args:
+        folder: of the job, with the groups.
+        rank: of this worker.
+        training: tells which runs are steps.
+    """
+
+    def __init__(self, folder: Path, rank: int, training: TrainingRuns) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._training = training
+        self._groups = Groups.read(folder)
+        self._step: int | None = None
+        self._asked: list[str] = []
+
+    def before_run(self, run_context: Any) -> Any:
+        """Asks for those that this worker's graph has; a transform may have left a node without some."""
+        self._step = self._training.step
+        if self._step is None:
+            return None
+        graph = run_context.session.graph
+        self._asked = [tensor for tensor in self._groups.of(self._step) if _is_in(graph, tensor)]
+        return v1.train.SessionRunArgs(self._asked)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Leaves what was found."""
+        if self._step is not None:
+            file = CLAIMED_FILE.format(rank=self._rank, step=self._step)
+            save(self._folder / file, dict(zip(self._asked, run_values.results, strict=True)))
+
+
+def _is_in(graph: Any, tensor: str) -> bool:
+    try:
+        graph.get_tensor_by_name(tensor)
+    except (KeyError, ValueError):
+        return False
+    return True
+
+
+def save(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes arrays; what NumPy has no type for (bfloat16) as float32, which holds all of its values."""
+    np.savez(path, **{n: v.astype(np.float32) if np.asarray(v).dtype.kind == "V" else v for n, v in values.items()})

@@ -1,0 +1,230 @@
+"""What the analysis says of single tensors, and how it is tried: on what the workers have of them, and one process.
+
+Every state (parallax/analysis/states.py) is a claim about what the workers hold of a tensor, against the one process:
+- `same`: every worker has the one process's value;
+- a part of a sum, mean, minimum or maximum: all parts put together are the one process's value;
+- `values`, `touched`: the rows of all workers, or owners, add up to the one process's, and so do their squares. The
+  order of rows is no claim: the one process has the rows of a first lookup of all workers, then those of a second.
+  Nor is it one where ids are the same on all workers: only worker 0 has values there, and the others have zeros;
+- a gradient that leaves autodiff as joined rows: the mean over the workers of all rows' sum is the one process's sum;
+- `rows`: every owner has its rows of the one process's value.
+
+Other states claim nothing. Not looked at are tensors inside of conditionals and loops; references to variables, which
+change while a run goes on; what is behind the exchange of gradient rows whose variable all workers hold, as these rows
+come in another order than in one process; and from the division by a mask's sum to where gradients leave autodiff what
+is the same on all workers, as it is W times the one process's there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parallax.analysis.walk import Walk
+from parallax.control_flow import branches_of
+from parallax.graph_view import GraphView, split_tensor
+
+Values = Mapping[str, Any]
+"""Tensor -> its value in one run."""
+
+SAME = "the same on all workers"
+OWNED = "an owner's rows"
+GRADIENT = "a gradient of rows"
+PART = "a part of a {kind}"
+ROWS = "rows ({kind})"
+
+_SHARES = frozenset(
+    "Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient CheckNumerics Bitcast Cast EnsureShape "
+    "Slice StridedSlice Split SplitV Unpack Pack Concat ConcatV2 AddN Transpose BroadcastTo Snapshot Merge Switch Sum "
+    "Mean Max Min Prod".split()
+)
+"""Ops that may give the memory of what they take, where there is nothing to compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim that is false.
+
+    Attributes:
+        tensor: of which something is said.
+        op: its type.
+        said: what is said.
+        seen: how far the workers are from it.
+    """
+
+    tensor: str
+    op: str
+    said: str
+    seen: str
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.tensor!r} is said to be {self.said}, and {self.seen}"
+
+
+class Tried(NamedTuple):
+    """A claim that was tried: what is said, and how far the workers are from it, relative to the tensor's size."""
+
+    said: str
+    gap: float
+
+
+def watched(view: GraphView, op: str) -> tuple[str, ...]:
+    """The tensors between batch and an update that can be fetched with it, in topological order."""
+    import tensorflow as tf
+
+    found: list[str] = []
+    needed, branches, fleeting = view.ancestors([op]), branches_of(view), set[str]()
+    for node in view.topological_order():
+        shares = view.op(node) in _SHARES and any(split_tensor(t)[0] in fleeting for t in view.inputs(node))
+        if shares or view.gives_reference(node):
+            fleeting.add(node)
+        if node not in needed or node in fleeting or branches[node] or view.op(node) == "Switch":
+            continue
+        for tensor in view.outputs(node):
+            dtype = tf.as_dtype(view.dtype(tensor))
+            if dtype.is_floating or dtype.is_integer or dtype.is_bool:
+                found.append(tensor)
+    return tuple(found)
+
+
+class Claims:
+    """What a walk says of the tensors of its graph."""
+
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+        self._reductions = {one.tensor: one for one in walk.all_reduces}
+        self._scaled = {scale.tensor for scale in walk.scales}
+        merges = walk.merges.values()
+        edges = [e for m in merges for e in m.indices]
+        edges += [e for m in merges if m.part not in walk.table_of for e in m.values]
+        self._unordered = _behind(walk.view, {edge.node for edge in edges})
+        losses = walk.denominators
+        weighed = [e for d in losses.divided for e in d.edges] + [e for d in losses.selected for e in d.counted]
+        weighed += [
+            e for d in losses.selected for tensor in walk.view.outputs(d.node) for e in walk.view.consumers(tensor)
+        ]
+        self._weighed = _behind(walk.view, {e.node for e in weighed}, self._reductions.keys() | self._scaled)
+
+    def op(self, tensor: str) -> str:
+        """The type of the op that gives a tensor."""
+        return self._walk.view.op(split_tensor(tensor)[0])
+
+    def said(self, tensor: str) -> str:
+        """What is said of a tensor; empty where nothing is."""
+        node, state = split_tensor(tensor)[0], self._walk.states.get(tensor)
+        if node in self._unordered:
+            return ""
+        if tensor in self._reductions:
+            return PART.format(kind=self._reductions[tensor].kind)
+        if tensor in self._scaled:
+            return GRADIENT
+        if state is None or (state.kind == "same" and node in self._weighed):
+            return ""
+        if state.kind == "values" and self._walk.shared_rows:
+            return ""
+        along_rows = {kind: ROWS.format(kind=kind) for kind in ("values", "touched")}
+        return {"same": SAME, "rows": OWNED, **along_rows}.get(state.kind, "")
+
+    def needs(self, tensor: str) -> tuple[str, ...]:
+        """The tensors by which what is said of one is tried: itself, and what weighs its parts."""
+        one = self._reductions.get(tensor)
+        return (tensor, one.weight) if one is not None and one.weight else (tensor,)
+
+    def tried(self, tensor: str, value: Any, found: Sequence[Values]) -> Tried | None:
+        """Tries what is said of a tensor; None where nothing is, or some worker has not got it.
+
+        Args:
+            tensor: of the graph.
+            value: what the one process has.
+            found: what each worker has; of one worker, what is said of a whole.
+        """
+        said = self.said(tensor)
+        if not said or not all(name in values for values in found for name in self.needs(tensor)):
+            return None
+        gap = self._gap(tensor, said, np.asarray(value), [np.asarray(values[tensor]) for values in found], found)
+        return None if gap is None else Tried(said, gap)
+
+    def _gap(self, tensor: str, said: str, value: Any, parts: list[Any], found: Sequence[Values]) -> float | None:
+        """How far parts are from what is said of them; None where rows are not such of numbers."""
+        if tensor in self._reductions:
+            one = self._reductions[tensor]
+            weights = [len(values[one.weight]) for values in found] if one.kind == "rows_mean" else None
+            whole = _PUT_TOGETHER[one.kind](parts, weights) if _are_alike([value, *parts]) else None
+            return _relative(whole, value)
+        if said == GRADIENT:
+            sums = [part.sum(0) / len(parts) for part in parts]
+            return _relative(sum(sums), value.sum(0), np.abs(value).sum(0))
+        if said == SAME or (said == OWNED and len(parts) == 1):
+            return max(_relative(part, value) for part in parts)
+        if not value.ndim or (said != OWNED and not np.issubdtype(value.dtype, np.floating)):
+            return None
+        if said == OWNED:
+            return self._gap_of_owners(tensor, value, parts)
+        of_sums = _relative(sum(part.sum(0) for part in parts), value.sum(0), np.abs(value).sum(0))
+        of_squares = _relative(sum((part**2).sum(0) for part in parts), (value**2).sum(0))
+        return max(of_sums, of_squares)
+
+    def _gap_of_owners(self, tensor: str, value: Any, parts: list[Any]) -> float:
+        ownership = self._walk.tables[self._walk.states[tensor].key[0]].ownership(len(parts))
+        rows = [[ownership.row(rank, local) for local in range(len(part))] for rank, part in enumerate(parts)]
+        if sum(map(len, rows)) != len(value):
+            return float("inf")
+        return max(_relative(part, value[of]) for part, of in zip(parts, rows, strict=True))
+
+
+def first_false(walk: Walk, expected: Values, found: Sequence[Values], tolerance: float) -> Claim | None:
+    """The first claim that does not hold in a run.
+
+    Args:
+        walk: that has the claims.
+        expected: what the one process has, in topological order.
+        found: what each worker has.
+        tolerance: of the size of a value, or of the terms of a sum.
+    """
+    claims = Claims(walk)
+    for tensor, value in expected.items():
+        tried = claims.tried(tensor, value, found)
+        if tried is not None and not tried.gap <= tolerance:
+            return false_claim(claims, tensor, tried)
+    return None
+
+
+def false_claim(claims: Claims, tensor: str, tried: Tried) -> Claim:
+    """What is told of a claim that was tried and is false."""
+    return Claim(tensor, claims.op(tensor), tried.said, f"is off by {tried.gap:.2g} of its size")
+
+
+def _behind(view: GraphView, nodes: set[str], until: Set[str] = frozenset()) -> set[str]:
+    """Some nodes, and all that take anything of them, but for what takes it by way of the tensors `until`."""
+    found = set(nodes)
+    for node in view.topological_order():
+        if any(split_tensor(tensor)[0] in found and tensor not in until for tensor in view.inputs(node)):
+            found.add(node)
+    return found
+
+
+def _are_alike(values: Sequence[Any]) -> bool:
+    return len({value.shape for value in values}) == 1
+
+
+def _relative(found: Any, expected: Any, size: Any = None) -> float:
+    if found is None or np.shape(found) != np.shape(expected):
+        return float("inf")
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    if np.array_equal(found, expected, equal_nan=True):
+        return 0.0
+    scale = float(np.max(np.abs(expected if size is None else size), initial=0.0))
+    gap = float(np.max(np.abs(found - expected)))
+    return gap / scale if scale else gap
+
+
+_PUT_TOGETHER: dict[str, Callable[[list[Any], list[int] | None], Any]] = {
+    "sum": lambda parts, _: np.sum(parts, 0),
+    "mean": lambda parts, _: np.mean(parts, 0),
+    "min": lambda parts, _: np.min(parts, 0),
+    "max": lambda parts, _: np.max(parts, 0),
+    "rows_mean": lambda parts, weights: np.average(parts, 0, weights),
+}

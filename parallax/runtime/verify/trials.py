@@ -1,0 +1,254 @@
+"""Tries the claims of a verification: the one process takes each step from the workers' values, and both are compared.
+
+A difference is allowed up to the largest of CLAIM_TOLERANCE and `judging.MARGIN` times the noise: how far the one
+process is from what is said, taken for the only worker, when it begins with trained variables moved by a rounding.
+Where that is so much that one worker's part could be missing unseen (half of 1/W), nothing is told of the claim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parallax.report import counted
+from parallax.runtime.one_graph import place_of
+from parallax.runtime.verify.claimed import CLAIMED_FILE, RESULT_FILE, START_FILE, Groups, save
+from parallax.runtime.verify.claims import Claims, false_claim
+from parallax.runtime.verify.single import STARTS, OneProcess
+
+CLAIM_TOLERANCE = 1e-3
+"""Of a tensor's size, or of the size of a sum's terms: what is small because terms cancel is less exact than a
+variable's change. A part that is missing, counted twice or another worker's is off by more than a tenth."""
+
+HOLDS, UNTOLD, FALSE = range(3)
+_EXPECTED_FILE = "expected-{step}.npz"
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """What is allowed: of a tensor's size, and of its noise; and by how much variables are moved to see that."""
+
+    tolerance: float
+    margin: float
+    rounding: float
+
+
+@dataclass(slots=True)
+class Row:
+    """What came of one kind of claim.
+
+    Attributes:
+        said: the claim.
+        counts: how many tensors hold, are not told, and are false.
+        largest: the largest difference of those told.
+        tensor: that has it.
+    """
+
+    said: str
+    counts: list[int]
+    largest: float = 0.0
+    tensor: str = ""
+
+
+@dataclass(slots=True)
+class Trials:
+    """What came of all claims.
+
+    Attributes:
+        rows: by kind.
+        steps: how many steps were taken.
+        false: the first claim that is false, with its step and place; empty when all hold.
+        unclaimed: how many tensors nothing is said of.
+        too_large: tensors that were left out for their size.
+        waiting: how many tensors no step was left for.
+        steps_needed: how many steps would do.
+    """
+
+    rows: list[Row]
+    steps: int
+    false: str
+    unclaimed: int
+    too_large: list[str]
+    waiting: int
+    steps_needed: int
+
+    def write(self, folder: Path) -> None:
+        """Leaves them for the launcher."""
+        (folder / RESULT_FILE).write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(folder: Path) -> Trials:
+        """Those that were left."""
+        found = json.loads((folder / RESULT_FILE).read_text())
+        return Trials(**{**found, "rows": [Row(**row) for row in found["rows"]]})
+
+    def text(self) -> str:
+        """The table, what was left out, and the verdict, for the user."""
+        heads = ("claim of a tensor", "hold", "not told", "false", "largest error", "of")
+        lines: list[tuple[str, ...]] = [heads]
+        for row in self.rows:
+            lines.append((row.said, *map(str, row.counts), f"{row.largest:.1e}", row.tensor))
+        widths = [max(len(line[column]) for line in lines) for column in range(len(heads) - 1)]
+        text = [
+            "  ".join([*(c.ljust(w) for c, w in zip(line, widths, strict=False)), line[-1]]).rstrip() for line in lines
+        ]
+        if self.too_large:
+            shown = ", ".join(self.too_large[:_SHOWN]) + (", ..." if len(self.too_large) > _SHOWN else "")
+            text.append(
+                f"Left out: {counted(len(self.too_large), 'tensor')} too large to keep: {shown}; feed less rows."
+            )
+        if self.waiting:
+            text.append(
+                f"Left out: {counted(self.waiting, 'tensor')} no step was left for: --steps {self.steps_needed}."
+            )
+        false, untold = (sum(row.counts[verdict] for row in self.rows) for verdict in (FALSE, UNTOLD))
+        tried = sum(sum(row.counts) for row in self.rows)
+        if self.false:
+            text.append(f"First claim that is false, of {false}: {self.false}")
+        else:
+            rest = f", but for {untold} that rounding hides" if untold else ""
+            text.append(
+                f"{counted(tried, 'claim')} hold in {counted(self.steps, 'step')}{rest}; of {self.unclaimed} other "
+                "tensors nothing is said"
+            )
+        return "\n".join(text) + "\n"
+
+
+def try_claims(
+    one: OneProcess,
+    claims: Claims,
+    fetch: str,
+    batches: Sequence[Any],
+    folder: Path,
+    size: int,
+    margins: Margins,
+    graph: Any,
+) -> None:
+    """Tries what the workers have left, and leaves the result.
+
+    Args:
+        one: the one process, with calls in place.
+        claims: what is said.
+        fetch: what a step runs.
+        batches: the joined batch of each step.
+        folder: of the job.
+        size: how many workers.
+        margins: what is allowed.
+        graph: the user's.
+    """
+    groups, steps = Groups.read(folder), range(len(batches))
+    asked = [[fetch, *groups.of(step)] for step in steps]
+    for step, values in enumerate(one.each_step(asked, batches, _starts(folder, len(steps)))):
+        save(folder / _EXPECTED_FILE.format(step=step), dict(zip(asked[step][1:], values[1:], strict=True)))
+    noise: dict[tuple[int, str], float] = {}
+    for draw in range(STARTS):
+        moved = one.each_step(asked, batches, _starts(folder, len(steps)), (margins.rounding, draw))
+        for step, values in enumerate(moved):
+            _hear(noise, claims, step, folder, dict(zip(asked[step][1:], values[1:], strict=True)))
+    verdicts, false = _judged(claims, noise, folder, len(steps), size, margins, graph)
+    tried = len(groups.groups[: len(steps)])
+    Trials(
+        rows=_rows(verdicts),
+        steps=len(steps),
+        false=false,
+        unclaimed=groups.unclaimed,
+        too_large=list(groups.too_large),
+        waiting=sum(map(len, groups.groups[tried:])),
+        steps_needed=len(groups.groups),
+    ).write(folder)
+
+
+def _starts(folder: Path, steps: int) -> Iterator[Any]:
+    for step in range(steps):
+        with np.load(folder / START_FILE.format(step=step)) as values:
+            yield values
+
+
+def _hear(noise: dict[tuple[int, str], float], claims: Claims, step: int, folder: Path, moved: dict[str, Any]) -> None:
+    """Adds how far the one process is from itself, when it begins a rounding away."""
+    with np.load(folder / _EXPECTED_FILE.format(step=step)) as expected:
+        for tensor in moved:
+            tried = claims.tried(tensor, expected[tensor], [moved])
+            if tried is not None:
+                noise[step, tensor] = max(noise.get((step, tensor), 0.0), tried.gap)
+
+
+@dataclass(slots=True)
+class _Verdict:
+    said: str
+    verdict: int = HOLDS
+    largest: float = 0.0
+
+
+def _judged(
+    claims: Claims,
+    noise: dict[tuple[int, str], float],
+    folder: Path,
+    steps: int,
+    size: int,
+    margins: Margins,
+    graph: Any,
+) -> tuple[dict[str, _Verdict], str]:
+    """By tensor the worst of all steps; and the first claim that is false, in words."""
+    verdicts: dict[str, _Verdict] = {}
+    false = ""
+    for step in range(steps):
+        with contextlib.ExitStack() as stack:
+            files = [CLAIMED_FILE.format(rank=rank, step=step) for rank in range(size)]
+            names = (_EXPECTED_FILE.format(step=step), *files)
+            expected, *found = (stack.enter_context(np.load(folder / name)) for name in names)
+            for tensor in expected:
+                tried = claims.tried(tensor, expected[tensor], found)
+                if tried is None:
+                    continue
+                of_noise = margins.margin * noise.get((step, tensor), 0.0)
+                verdict = _verdict(tried.gap, margins.tolerance, of_noise, size)
+                if verdict == FALSE and not false:
+                    place = place_in(graph, tensor)
+                    said = false_claim(claims, tensor, tried)
+                    false = f"step {step + 1}, {said}{f' ({place})' if place else ''}"
+                one = verdicts.setdefault(tensor, _Verdict(tried.said))
+                one.verdict = max(one.verdict, verdict)
+                one.largest = max(one.largest, tried.gap) if verdict != UNTOLD else one.largest
+    return verdicts, false
+
+
+def _verdict(gap: float, tolerance: float, of_noise: float, size: int) -> int:
+    if not gap <= max(tolerance, of_noise):
+        return FALSE
+    return UNTOLD if gap > tolerance and of_noise > 1 / (2 * size) else HOLDS
+
+
+def _rows(verdicts: dict[str, _Verdict]) -> list[Row]:
+    rows: dict[str, Row] = {}
+    for tensor, one in verdicts.items():
+        row = rows.setdefault(one.said, Row(one.said, [0, 0, 0]))
+        row.counts[one.verdict] += 1
+        if one.largest > row.largest:
+            row.largest, row.tensor = one.largest, tensor
+    return list(rows.values())
+
+
+def place_in(graph: Any, tensor: str) -> str:
+    """Where the script makes an op, or calls the function that has it; of an op of autodiff, what it is a gradient of.
+
+    Args:
+        graph: the user's.
+        tensor: of the graph with calls in place, where an op of a function has the call's name before its own.
+    """
+    name = tensor.rpartition(":")[0]
+    while name:
+        with contextlib.suppress(KeyError):
+            op = graph.get_operation_by_name(name)
+            of = getattr(op, "_original_op", None)
+            forward = f"; of the gradient of {of.name!r}, {place_of(of)}" if of is not None else ""
+            return f"{place_of(op)}{forward}"
+        name = name.rpartition("/")[0]
+    return ""
