@@ -101,21 +101,19 @@ class Trials:
         ]
         if self.too_large:
             shown = ", ".join(self.too_large[:_SHOWN]) + (", ..." if len(self.too_large) > _SHOWN else "")
-            text.append(
-                f"Left out: {counted(len(self.too_large), 'tensor')} too large to keep: {shown}; feed less rows."
-            )
+            count = counted(len(self.too_large), "tensor")
+            text.append(f"Left out: {count} too large to keep ({shown}). Feed fewer rows to have all tried.")
         if self.waiting:
-            text.append(
-                f"Left out: {counted(self.waiting, 'tensor')} no step was left for: --steps {self.steps_needed}."
-            )
+            count = counted(self.waiting, "tensor")
+            text.append(f"Left out: {count} that no step was left for. Take {self.steps_needed} steps: --steps.")
         false, untold = (sum(row.counts[verdict] for row in self.rows) for verdict in (FALSE, UNTOLD))
         tried = sum(sum(row.counts) for row in self.rows)
         if self.false:
             text.append(f"First claim that is false, of {false}: {self.false}")
         else:
-            rest = f", but for {untold} that rounding hides" if untold else ""
+            hidden = f", {untold} of them only as far as rounding lets see" if untold else ""
             text.append(
-                f"{counted(tried, 'claim')} hold in {counted(self.steps, 'step')}{rest}; of {self.unclaimed} other "
+                f"No claim of {tried} is false in {counted(self.steps, 'step')}{hidden}; of {self.unclaimed} other "
                 "tensors nothing is said"
             )
         return "\n".join(text) + "\n"
