@@ -26,6 +26,9 @@ LISTEN_ADDRESS = "PARALLAX_LISTEN_ADDRESS"
 MIN_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 """Read by TensorFlow: the level from which on its C++ code logs."""
 
+HASH_SEED, EQUAL_HASHES = "PYTHONHASHSEED", "0"
+"""Read by Python: from what its hashes of texts follow, and with them the order of sets; drawn where it is not set."""
+
 FRAMEWORK_QUIET = 2
 """At this level neither information nor warnings of TensorFlow's start are shown."""
 
@@ -252,6 +255,15 @@ def reach_directly(addresses: Iterable[str]) -> None:
     """Has gRPC connect to these addresses itself, also where the environment names a proxy for the web."""
     before = os.environ.get(_NO_PROXY) or os.environ.get("no_proxy")
     os.environ[_NO_PROXY] = ",".join([*filter(None, [before]), *dict.fromkeys(addresses)])
+
+
+def with_equal_hashes() -> dict[str, str] | None:
+    """This process's environment with a seed for Python's hashes, by which sets of texts have one order everywhere.
+
+    Returns:
+        None where it has one: such a seed counts from a process's start only.
+    """
+    return None if HASH_SEED in os.environ else {**os.environ, HASH_SEED: EQUAL_HASHES}
 
 
 def visible_gpus() -> str | None:

@@ -19,6 +19,10 @@ class GraphError(ParallaxError):
     """The user's graph cannot be trained in parallel as it is; the message names the op or variable."""
 
 
+class OtherGraphError(GraphError):
+    """A process of a job has built a graph of another structure than the launcher; the message names the first op."""
+
+
 class PlanError(ParallaxError):
     """A plan cannot be made, or a given one does not belong to this graph, cluster or version."""
 

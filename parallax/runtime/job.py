@@ -9,7 +9,7 @@ from pathlib import Path
 
 from parallax.cluster import Cluster
 from parallax.config import STALL_TIMEOUT_S
-from parallax.environment import FRAMEWORK_QUIET, HOST_ADDRESS, MIN_LOG_LEVEL
+from parallax.environment import EQUAL_HASHES, FRAMEWORK_QUIET, HASH_SEED, HOST_ADDRESS, MIN_LOG_LEVEL
 from parallax.errors import ConfigError
 from parallax.plan import Layout
 from parallax.runtime.control import CONTROL_FD
@@ -118,6 +118,8 @@ def worker_defaults(cluster: Cluster, servers: tuple[int, ...]) -> dict[str, str
         # How long a rank that waits sleeps at most: messages through memory, within a host, wake nobody. Any but 0
         # also has Horovod's thread sleep until there is something to do.
         "PARALLAX_IDLE_US": "20000" if cluster.workers_are_alone else "50",
+        # With hashes of their own the workers would go through sets in other orders, and build other graphs.
+        HASH_SEED: EQUAL_HASHES,
         # Every worker would repeat TensorFlow's greeting, and with servers a warning at the end of runs.
         MIN_LOG_LEVEL: "2" if servers else "1",
         # While there is something to do, Horovod's thread asks all workers this often (in ms) what is ready.

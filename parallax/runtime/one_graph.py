@@ -8,42 +8,48 @@ from __future__ import annotations
 
 import runpy
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from parallax.analysis.digests import Difference, first_difference, value_digest, values_differ
 from parallax.analysis.launcher_graph import LauncherGraph, hold, unpacked
-from parallax.errors import GraphError
+from parallax.errors import OtherGraphError
 from parallax.log import log
 
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "parallax")
 _NAMED = 3  # ops that a message lists
-_POLL_S = 0.1
 
 
-def take_launchers_graph(graph: Any, data: bytes, workers: Any) -> None:
-    """Has this worker train the launcher's graph; every worker must call it.
+def launchers_graph(graph: Any, data: bytes, rank: int) -> LauncherGraph:
+    """The launcher's graph, of which this worker's has the structure.
+
+    It is looked at as soon as the script has built its graph, before anything waits for another worker.
 
     Args:
         graph: the tf.Graph that this worker's script built.
         data: the launcher's graph, packed.
-        workers: communicator of the workers.
+        rank: of this worker.
 
     Raises:
-        GraphError: on the first worker whose graph has another structure; the others then wait to be ended.
+        OtherGraphError: this worker's graph has another structure.
     """
-    launcher, own = unpacked(data), graph.as_graph_def(add_shapes=True)
-    difference = first_difference(launcher.graph_def, own)
-    differ = workers.allgather(difference is not None)
-    if any(differ):
-        first = differ.index(True)
-        if difference is None or workers.rank != first:
-            _wait_to_be_ended()
-        else:
-            raise GraphError(_refusal(difference, first, graph))
-    mine = {node.name: node for node in own.node}
+    launcher = unpacked(data)
+    difference = first_difference(launcher.graph_def, graph.as_graph_def(add_shapes=True))
+    if difference is not None:
+        raise OtherGraphError(_refusal(difference, rank, graph))
+    return launcher
+
+
+def take_launchers_graph(graph: Any, launcher: LauncherGraph, workers: Any) -> None:
+    """Has this worker train the launcher's graph; every worker must call it.
+
+    Args:
+        graph: the tf.Graph that this worker's script built.
+        launcher: the launcher's graph, of the same structure.
+        workers: communicator of the workers.
+    """
+    mine = {node.name: node for node in graph.as_graph_def(add_shapes=True).node}
     others = _of_worker_0(launcher, mine, workers)
     launcher = replace(launcher, others=others)
     hold(graph, launcher)
@@ -82,7 +88,8 @@ def _refusal(difference: Difference, rank: int, graph: Any) -> str:
     return (
         f"All processes of a job must build the same graph, and worker {rank} {difference.text}"
         f"{f' ({place})' if place else ''}. Numbers and seeds may differ, the launcher's count; names, ops, inputs and "
-        "shapes may not: let none depend on a random number, the time, the host or the order of a set."
+        "shapes may not: let none depend on a random number, the time, the host or the order of a set (where `python` "
+        "itself starts the script, that order needs PYTHONHASHSEED=0)."
     )
 
 
@@ -95,9 +102,3 @@ def place_of(op: Any) -> str:
         if not frame.filename.startswith((*(f"{folder}/" for folder in around), "<", runpy.__file__))
     ]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
-
-
-def _wait_to_be_ended() -> NoReturn:
-    """The worker that says what is wrong ends the job; all would say the same."""
-    while True:
-        time.sleep(_POLL_S)

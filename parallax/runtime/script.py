@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from parallax.environment import framework_level, settings
-from parallax.errors import ParallaxError
+from parallax.errors import OtherGraphError, ParallaxError
 from parallax.runtime.framework_log import join_deprecations, quiet_import
 from parallax.runtime.random_state import AlikeUntilBuilt
 
@@ -45,6 +45,8 @@ def what_text(error: BaseException) -> str:
     """An error's kind and words without where it happened, by which ranks that failed alike are known."""
     if isinstance(error, SystemExit):
         return f"exit: {error.code}"
+    if isinstance(error, OtherGraphError):  # of graphs that all differ from the launcher's, one is enough
+        return OtherGraphError.__name__
     if isinstance(error, ParallaxError):
         return str(error)
     return f"{type(error).__name__}: {getattr(error, 'message', None) or error}"

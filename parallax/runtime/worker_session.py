@@ -33,7 +33,7 @@ from parallax.runtime.measure.first_steps import FirstSteps
 from parallax.runtime.measure.wish import MeasureWish
 from parallax.runtime.members import SERVER_TASK, WORKER_TASK, Members, current_members
 from parallax.runtime.names import Names
-from parallax.runtime.one_graph import take_launchers_graph
+from parallax.runtime.one_graph import launchers_graph, take_launchers_graph
 from parallax.runtime.parcel import Parcel
 from parallax.runtime.planning import Analysed, analyse, decide, wishes_of
 from parallax.runtime.profile import ProfileHook
@@ -77,7 +77,7 @@ def open_session(
         claims: the job's folder, where what the analysis says of tensors is tried.
 
     Raises:
-        GraphError: when a worker built a graph of another structure than the launcher; the message names an op.
+        OtherGraphError: when this worker built a graph of another structure than the launcher.
         PlanError: when the plan is not this graph's.
         SessionError: when this process has opened a session before.
     """
@@ -85,9 +85,10 @@ def open_session(
     watch = current_watch()
     watch.open()
     with watch.run("parallel_run", "parallel_run"):
-        members.start()
         size, rank = members.size, members.rank
-        take_launchers_graph(graph, parcel.graph, members.workers)
+        launcher = launchers_graph(graph, parcel.graph, rank)
+        members.start()
+        take_launchers_graph(graph, launcher, members.workers)
         analysed = analyse(graph)
         plan = plan_from_json(parcel.plan)
         plan.check_belongs_to(analysed.spec, plan.layout)

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from parallax.analysis.digests import fingerprint, first_difference
 from parallax.analysis.launcher_graph import LauncherGraph, functions_meant, hold, hold_like, meant, packed, unpacked
-from parallax.runtime.one_graph import place_of, take_launchers_graph
+from parallax.errors import OtherGraphError
+from parallax.runtime.one_graph import launchers_graph, place_of
 
 v1 = tf.compat.v1
 
@@ -154,22 +155,10 @@ def test_a_graph_of_another_structure_is_not_held():
     assert constant(meant(other), "factor")[0, 0] == 1.0
 
 
-class Alone:
-    """A communicator of one."""
-
-    rank = 0
-
-    def allgather(self, value):
-        return [value]
-
-    def bcast(self, value, root):
-        return value
-
-
 def test_another_structure_is_refused_with_its_place_in_the_script():
     own = built(transposed=random.random() < 2)
-    with pytest.raises(Exception, match=f"worker 0 built op 'product' differently.*{__file__}:[0-9]+"):
-        take_launchers_graph(own, packed(built()), Alone())
+    with pytest.raises(OtherGraphError, match=f"worker 3 built op 'product' differently.*{__file__}:[0-9]+"):
+        launchers_graph(own, packed(built()), rank=3)
 
 
 def test_the_place_of_an_op_is_the_scripts_line():

@@ -1,9 +1,12 @@
 """What is shown of a script's failure."""
 
+import sys
+
 import pytest
 import tensorflow.compat.v1 as tf
 
-from parallax.errors import PlanError
+from parallax import cli
+from parallax.errors import OtherGraphError, PlanError
 from parallax.runtime.script import error_text, traceback_text, what_text
 
 
@@ -42,3 +45,23 @@ def test_an_error_of_parallax_is_its_words():
     error = PlanError("A plan must be one.")
     assert error_text(error) == "parallax: A plan must be one." and what_text(error) == "A plan must be one."
     assert what_text(SystemExit("no data")) == "exit: no data"
+
+
+def test_the_command_begins_anew_with_one_seed_for_hashes_in_all_processes(monkeypatch):
+    begun = []
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    monkeypatch.setattr(cli.os, "execve", lambda path, argv, environment: begun.append((path, argv, environment)))
+    monkeypatch.setattr(sys, "argv", ["parallax", "plan", "nowhere.py"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-X", "dev", "parallax", "plan", "nowhere.py"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    ((path, argv, environment),) = begun
+    assert (path, argv[1:], environment["PYTHONHASHSEED"]) == (sys.executable, sys.orig_argv[1:], "0")
+    monkeypatch.setenv("PYTHONHASHSEED", "3")
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert len(begun) == 1
+
+
+def test_graphs_that_all_differ_from_the_launchers_are_one_error():
+    assert what_text(OtherGraphError("worker 0 built")) == what_text(OtherGraphError("worker 1 built"))

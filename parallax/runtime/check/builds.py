@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,6 @@ from parallax.environment import Role, Settings, environment_with
 from parallax.errors import GraphError
 
 _GRAPH_FILE, _SAID_FILE = "graph.pb", "stderr"
-_LIBRARIES = ("tensorflow", "keras", "tf_keras", "parallax")
 _SHOWN = 5
 _LAST_LINES = 20
 
@@ -91,11 +89,12 @@ def structural_difference(first: Any, second: Any) -> str:
         second: GraphDef of the other.
     """
     from parallax.analysis.digests import first_difference
+    from parallax.runtime.one_graph import place_of
 
     difference = first_difference(second, first.as_graph_def(add_shapes=True))
     if difference is None:
         return ""
-    place = _place_of(first.get_operation_by_name(difference.op)) if difference.op else ""
+    place = place_of(first.get_operation_by_name(difference.op)) if difference.op else ""
     text = difference.text.replace("the launcher's", "the other's").replace("the launcher", "the other")
     where = f" ({place})" if place else ""
     return (
@@ -114,11 +113,3 @@ def differing_values(first: Any, second: Any) -> str:
         return ""
     shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
     return f"Values (constants, seeds) that differ between two builds: {shown}. Seed what the script draws."
-
-
-def _place_of(op: Any) -> str:
-    """`FILE:LINE` of the script's line that made an op; empty when there is none."""
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES]
-    around = (*(f"{Path(file).parent}/" for file in files if file), runpy.__file__, "<")
-    own = [frame for frame in op.traceback if not frame.filename.startswith(around)]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""

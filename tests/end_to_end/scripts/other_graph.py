@@ -14,6 +14,8 @@ with graph.as_default():
     x = tf.placeholder(tf.float32, [2, 5], name="x")
     weights = tf.get_variable("weights", [5, 3])
     hidden = x @ weights
+    for name in {"alpha", "beta", "gamma", "delta", "epsilon", "zeta"}:  # in one order in all processes
+        hidden = hidden @ tf.get_variable(name, [3, 3])
     outer = tf.get_variable("outer", [3, WIDTH], initializer=tf.zeros_initializer())
     tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(hidden @ outer)))
 
