@@ -199,7 +199,7 @@ def _worker(graph: Any, config: Config, wanted: Settings) -> tuple[Any, int, int
         None if verifying else trace_wish(wanted.trace, wanted.trace_steps),
         None if verifying else measure_wish(wanted),
         replan_wish(config, wanted),
-        Path(wanted.job_folder or "") if wanted.claims else None,
+        Path(wanted.job_folder or "") if verifying else None,
     )
     if verifying:
         run_worker(graph, session, size, rank, wanted)
@@ -272,7 +272,7 @@ def _simulate(
 def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, wanted: Settings) -> int:
     """Starts the workers, waits for the job's end and returns its exit status."""
     from parallax.runtime.verify.claimed import check_claims
-    from parallax.runtime.verify.command import check_feeds, compare_runs, prepare_claims
+    from parallax.runtime.verify.command import check_feeds, compare_runs, prepare
     from parallax.runtime.verify.first import check_comparable
     from parallax.runtime.verify.sides import keep_graph
 
@@ -307,9 +307,8 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
         job = _job(graph, plan, cluster, config, mine, seed)
         keep_graph(graph, folder)
         wanted = replace(wanted, seed=seed)
-        if wanted.claims:
-            prepare_claims(graph, analysed, plan, folder, cluster.num_workers, wanted)
-        return compare_runs(job, plan, folder, wanted)
+        hidden = prepare(graph, analysed, plan, folder, cluster.num_workers, wanted)
+        return compare_runs(job, plan, folder, hidden, wanted)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

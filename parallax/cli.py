@@ -42,8 +42,8 @@ _DESCRIPTIONS = {
     "print, each line with its rank, and ends with the exit status of the job.",
     "plan": "Prints the plan of a script's graph. Starts nothing.",
     "verify": "Compares N workers with one process on the joined batch. Both take some steps; for every variable and "
-    "slot it is printed whether each worker has what the one process has. Random ops whose shape depends on the batch "
-    "(dropout) must be off.",
+    "slot it is printed whether each worker has what the one process has. All draw the same random numbers; what is "
+    "drawn for the rows of a batch (dropout) the one process takes from the workers.",
     "check": "Says what of a script would be refused, and what is suspicious. Builds its graph in two processes, "
     "compares and plans it. Starts no workers. The exit status is 1 when a run would be refused, else 0.",
     "calibrate": "Measures the cluster and writes its profile. It runs a job that times all-reduce, all-to-all, "

@@ -16,6 +16,7 @@ from parallax.analysis.digests import Difference, first_difference, value_digest
 from parallax.analysis.launcher_graph import LauncherGraph, hold, unpacked
 from parallax.errors import OtherGraphError
 from parallax.log import log
+from parallax.report import counted
 
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "parallax")
 _NAMED = 3  # ops that a message lists
@@ -80,7 +81,8 @@ def _tell(launcher: LauncherGraph, mine: dict[str, Any], workers: Any) -> None:
     differing = dict.fromkeys(name for found in workers.allgather(names) for name in found)
     if differing and workers.rank == 0:
         shown = ", ".join(list(differing)[:_NAMED]) + (", ..." if len(differing) > _NAMED else "")
-        log.info(f"Values of {len(differing)} ops differ between the processes; all take the launcher's: {shown}")
+        count = counted(len(differing), "op")
+        log.info(f"Values of {count} differ between the processes; all take the launcher's: {shown}")
 
 
 def _refusal(difference: Difference, rank: int, graph: Any) -> str:

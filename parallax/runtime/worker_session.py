@@ -41,7 +41,7 @@ from parallax.runtime.run_log import RunLog
 from parallax.runtime.session import Afterwards, Session
 from parallax.runtime.trace.hook import TraceHook
 from parallax.runtime.trace.wish import TraceWish, make_ready
-from parallax.runtime.verify.claimed import ClaimedTensors
+from parallax.runtime.verify.claimed import KeptTensors
 from parallax.runtime.watch import current_watch
 from parallax.transform import edit
 from parallax.transform.pipeline import WorkerGraph, transform
@@ -61,7 +61,7 @@ def open_session(
     trace: TraceWish | None = None,
     measure: MeasureWish | None = None,
     replan: ReplanWish | None = None,
-    claims: Path | None = None,
+    kept: Path | None = None,
 ) -> tuple[Session, int, int]:
     """The session of this worker, the number of workers and this one's rank; every worker must call it.
 
@@ -74,7 +74,7 @@ def open_session(
         trace: which steps are traced, if any.
         measure: which steps are profiled, if any.
         replan: whether a better plan is looked for, and what is done about it.
-        claims: the job's folder, where what the analysis says of tensors is tried.
+        kept: for verification, where tensors of each step are left.
 
     Raises:
         OtherGraphError: when this worker built a graph of another structure than the launcher.
@@ -114,8 +114,8 @@ def open_session(
             worker.log = RunLog(analysed.captured.view, updates, tells=rank == 0)
             members.at_end.append(worker.log.finish)
         tracing = [*_profile(config, rank, worker, training), *_trace(trace, worker, training, worker_graph)]
-        if claims is not None:
-            tracing.append(ClaimedTensors(claims, rank, training))
+        if kept is not None:
+            tracing.append(KeptTensors(kept, rank, training))
         first = _first_steps(measure, replan, members, worker, training, analysed)
         if first is not None:
             tracing.append(first)

@@ -99,10 +99,11 @@ def test_a_module_run_without_the_command_uses_the_plan_that_was_written(start, 
 
 
 def test_workers_and_one_process_are_verified_to_be_equal(start):
-    done = start(*CLI, "verify", "--feeds", f"{MODEL}:feeds", "--steps", 3, MODEL).finish()
+    options = ("--claims", "--feeds", f"{MODEL}:feeds", "--steps", 3)
+    done = start(*CLI, "verify", *options, MODEL, "--dropout").finish()
     assert done.status == 0, str(done)
     lines = done.stdout.partition("and receives as much.\n")[2].splitlines()
-    assert [line.split()[0] for line in lines[:-1]] == [
+    assert [line.split()[0] for line in lines[:9]] == [
         "variable",
         "beta1_power",
         "beta2_power",
@@ -113,7 +114,11 @@ def test_workers_and_one_process_are_verified_to_be_equal(start):
         "weights/Adam",
         "weights/Adam_1",
     ]
-    assert lines[-1].startswith("2 workers and one process are equal after 3 steps: "), str(done)
+    assert lines[9].startswith("2 workers and one process are equal after 3 steps: "), str(done)
+    kinds = {re.split(" {2,}", line)[0]: [int(n) for n in re.split(" {2,}", line)[1:4]] for line in lines[11:-1]}
+    assert list(kinds) == ["the same on all workers", "a part of a mean", "a gradient of rows", "an owner's rows"]
+    assert all(hold and not hidden and not false for hold, hidden, false in kinds.values()), str(done)
+    assert re.match(rf"No claim of {sum(sum(c) for c in kinds.values())} is false in 3 steps; of \d+ ", lines[-1])
 
 
 def test_half_precision_is_verified_within_its_rounding_which_is_printed(start):
@@ -137,7 +142,7 @@ def test_updates_of_several_batches_are_verified_against_all_of_them_joined(star
 
 
 def test_a_loss_summed_over_the_batch_and_a_copy_that_one_worker_changes_are_found(start):
-    done = start(*CLI, "verify", "--feeds", f"{MODEL}:feeds", MODEL, "--summed", "--drift").finish()
+    done = start(*CLI, "verify", "--claims", "--feeds", f"{MODEL}:feeds", MODEL, "--summed", "--drift").finish()
     assert done.status == 1, str(done)
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in done.stdout.splitlines() if line.strip()}
     assert re.fullmatch(r"slot Adam 4\.\d\de-01 1\.\d\de-05 NOT equal \(worker \d\)", rows["emb/Adam"]), str(done)
@@ -145,6 +150,11 @@ def test_a_loss_summed_over_the_batch_and_a_copy_that_one_worker_changes_are_fou
     assert rows["count"] == "own not compared: every worker keeps its own", str(done)
     assert rows["global_step"].startswith("other 0.00e+00 0.00e+00 equal"), str(done)
     assert "are NOT equal after 5 steps: " in done.stdout, str(done)
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("First claim that is false, of "))
+    assert (
+        "step 1, Identity 'gradients/matmul_grad/tuple/control_dependency_1:0' is said to be a part of a mean" in line
+    )
+    assert f"({MODEL}:" in line and "; of the gradient of 'matmul', " in line, line
 
 
 def test_the_first_steps_of_a_job_are_held_against_one_process_and_a_difference_ends_it(start):

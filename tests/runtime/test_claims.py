@@ -16,16 +16,17 @@ from parallax.graph_view import GraphView
 from parallax.plan import Wishes, one_host
 from parallax.runtime.planning import analyse
 from parallax.runtime.verify.claimed import (
-    CLAIMED_FILE,
-    PLAN_FILE,
+    KEPT_FILE,
     START_FILE,
     Groups,
     check_claims,
     groups_of,
     keep_claims,
     save,
+    walk_of,
 )
 from parallax.runtime.verify.claims import Claims, watched
+from parallax.runtime.verify.draws import draws_of, hidden_text, joined_draws
 from parallax.runtime.verify.trials import CLAIM_TOLERANCE, Margins, Trials, place_in, try_claims
 
 v1 = tf.compat.v1
@@ -78,7 +79,7 @@ def tried(graph, folder, said, one, *found):
     Groups((("x:0",),), (), 0).write(folder)
     save(folder / START_FILE.format(step=0), {})
     for rank, values in enumerate(found):
-        save(folder / CLAIMED_FILE.format(rank=rank, step=0), {"x:0": np.asarray(values, np.float32)})
+        save(folder / KEPT_FILE.format(rank=rank, step=0), {"x:0": np.asarray(values, np.float32)})
     margins = Margins(CLAIM_TOLERANCE, 32.0, 0.0)
     try_claims(one, claims(graph, **said), "train", [{}], folder, len(found), margins, graph)
     return Trials.read(folder)
@@ -146,13 +147,12 @@ def test_an_op_in_a_function_has_the_place_of_the_call(references):
     assert inlined and place_in(references, f"{inlined[0]}:0").startswith(f"{__file__}:")
 
 
-def test_the_plan_and_the_groups_are_left_for_both_sides(references, tmp_path):
+def test_the_groups_are_left_for_both_sides(references, tmp_path):
     analysed = analyse(references)
     plan = make_plan(analysed.spec, one_host(2, 0), Wishes())
-    keep_claims(analysed, plan, tmp_path, "GradientDescent", lambda tensors: dict.fromkeys(tensors, 4))
+    keep_claims(walk_of(analysed, plan), tmp_path, "GradientDescent", lambda tensors: dict.fromkeys(tensors, 4))
     (group,) = Groups.read(tmp_path).groups
     assert any(tensor.startswith("gradients/") for tensor in group)
-    assert (tmp_path / PLAN_FILE).read_text() == plan.to_json()
 
 
 def test_claims_that_cannot_be_tried_are_refused_before_the_start(references):
@@ -166,3 +166,31 @@ def test_claims_that_cannot_be_tried_are_refused_before_the_start(references):
         check_claims(make_plan(analysed.spec, one_host(2, 0), Wishes(accumulate_steps=2)), None, None)
     with pytest.raises(ConfigError, match="rows on servers"):
         check_claims(make_plan(analysed.spec, one_host(2, 2), Wishes(run_option="PS")), None, None)
+
+
+def test_what_is_drawn_for_rows_is_fetched_from_workers_and_what_all_draw_alike_is_not():
+    graph = tf.Graph()
+    with graph.as_default():
+        x = v1.placeholder(tf.float32, [None, 2], name="x")
+        w = v1.get_variable("w", [2, 1])
+        shared = tf.random.normal([2, 1], name="shared")
+        rows = tf.nn.dropout(x, rate=0.5, name="own")
+        hidden = tf.cond(tf.equal(tf.shape(x)[0], 1), lambda: rows, lambda: tf.nn.dropout(rows, rate=0.1, name="inner"))
+        loss = tf.reduce_mean(tf.square(hidden @ (w + 0.1 * shared)))
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    analysed = analyse(graph)
+    plan = make_plan(analysed.spec, one_host(2, 0), Wishes())
+    tensors, hidden = draws_of(walk_of(analysed, plan), "GradientDescent")
+    assert tensors == ["own/random_uniform/RandomUniform:0"] and ["inner" in name for name in hidden] == [True]
+    assert "inside of conditionals, loops or functions" in hidden_text(hidden) and hidden[0] in hidden_text(hidden)
+
+
+def test_draws_join_along_the_axis_along_which_one_process_draws_more(tmp_path):
+    files = []
+    for rank, rows in enumerate((2, 3)):
+        files.append(tmp_path / f"{rank}.npz")
+        drawn = {"own:0": np.full([4, rows, 2], rank), "odd:0": np.full([rows, 5], rank), "alike:0": np.zeros(7)}
+        save(files[-1], drawn)
+    shapes = {"own:0": (4, 5, 2), "alike:0": (7,), "odd:0": (4, 4), "gone:0": (1,)}
+    found = joined_draws(files, shapes)
+    assert list(found) == ["own:0"] and found["own:0"][0, :, 0].tolist() == [0, 0, 1, 1, 1]

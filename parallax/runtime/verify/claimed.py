@@ -18,11 +18,13 @@ import tensorflow as tf
 
 from parallax.analysis.planner import part_routes, placements
 from parallax.analysis.propagate import walked
+from parallax.analysis.walk import Walk
 from parallax.errors import ConfigError
 from parallax.plan import Plan
 from parallax.runtime.hooks import TrainingRuns
 from parallax.runtime.planning import Analysed
 from parallax.runtime.verify.claims import Claims, watched
+from parallax.runtime.verify.draws import kept_draws
 
 v1 = tf.compat.v1
 
@@ -30,7 +32,7 @@ LIMIT_BYTES = 256 << 20
 """Of the values of one step that a process holds at once."""
 
 GROUPS_FILE, PLAN_FILE, RESULT_FILE = "groups.json", "plan.json", "claims.json"
-START_FILE, CLAIMED_FILE = "start-{step}.npz", "claimed-{rank}-{step}.npz"
+START_FILE, KEPT_FILE = "start-{step}.npz", "kept-{rank}-{step}.npz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,9 @@ class Groups:
         unclaimed: how many tensors nothing is said of: what each worker has of its own batch, mostly.
     """
 
-    groups: tuple[tuple[str, ...], ...]
-    too_large: tuple[str, ...]
-    unclaimed: int
+    groups: tuple[tuple[str, ...], ...] = ()
+    too_large: tuple[str, ...] = ()
+    unclaimed: int = 0
 
     def of(self, step: int) -> tuple[str, ...]:
         """The tensors of a step."""
@@ -85,11 +87,10 @@ def check_claims(plan: Plan, joined_args: str | None, replan: str | None) -> Non
         raise ConfigError(f"--claims tries what workers hold in each step of one plan, and {reason}")
 
 
-def claims_of(analysed: Analysed, plan: Plan) -> Claims:
-    """What the analysis says of the tensors of a verification, in which all workers draw the same random numbers."""
+def walk_of(analysed: Analysed, plan: Plan) -> Walk:
+    """What the analysis says of the graph of a verification, in which all workers draw the same random numbers."""
     spec = analysed.spec
-    walk = walked(analysed.captured, analysed.sources, part_routes(spec, plan), True, placements(spec, plan))
-    return Claims(walk)
+    return walked(analysed.captured, analysed.sources, part_routes(spec, plan), True, placements(spec, plan))
 
 
 def groups_of(
@@ -119,36 +120,25 @@ def groups_of(
     return Groups(tuple(map(tuple, groups)), tuple(too_large), len(tensors) - len(claimed))
 
 
-def claimed_tensors(analysed: Analysed, claims: Claims, fetch: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The tensors between batch and update that can be looked at, and those of them that claims need."""
-    tensors = watched(analysed.captured.view, fetch)
-    needed = dict.fromkeys(name for tensor in tensors if claims.said(tensor) for name in claims.needs(tensor))
-    return tensors, tuple(needed)
-
-
-def keep_claims(
-    analysed: Analysed, plan: Plan, folder: Path, fetch: str, sizes: Callable[[Sequence[str]], Mapping[str, int]]
-) -> None:
-    """Leaves for both sides the plan, and which tensors are tried in which step.
+def keep_claims(walk: Walk, folder: Path, fetch: str, sizes: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
+    """Leaves for both sides which tensors are tried in which step.
 
     Args:
-        analysed: the graph.
-        plan: of the job.
+        walk: that has the claims.
         folder: of the job.
         fetch: the op that a step runs.
         sizes: gives the bytes of tensors, on the joined batch.
     """
-    claims = claims_of(analysed, plan)
-    tensors, needed = claimed_tensors(analysed, claims, fetch)
-    groups_of(claims, tensors, sizes(needed)).write(folder)
-    (folder / PLAN_FILE).write_text(plan.to_json())
+    claims, tensors = Claims(walk), watched(walk.view, fetch)
+    needed = dict.fromkeys(name for tensor in tensors if claims.said(tensor) for name in claims.needs(tensor))
+    groups_of(claims, tensors, sizes(list(needed))).write(folder)
 
 
-class ClaimedTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Fetches the tensors of a step with it, and leaves their values; every worker has one.
+class KeptTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Fetches tensors of a step with it, and leaves their values: claims, and what is drawn; every worker has one.
 
     Args:
-        folder: of the job, with the groups.
+        folder: of the job, with what is drawn, and with the groups where claims are tried.
         rank: of this worker.
         training: tells which runs are steps.
     """
@@ -157,7 +147,8 @@ class ClaimedTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._folder = folder
         self._rank = rank
         self._training = training
-        self._groups = Groups.read(folder)
+        self._drawn = kept_draws(folder)
+        self._groups = Groups.read(folder) if (folder / GROUPS_FILE).exists() else Groups()
         self._step: int | None = None
         self._asked: list[str] = []
 
@@ -167,13 +158,14 @@ class ClaimedTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if self._step is None:
             return None
         graph = run_context.session.graph
-        self._asked = [tensor for tensor in self._groups.of(self._step) if _is_in(graph, tensor)]
+        wanted = dict.fromkeys([*self._groups.of(self._step), *self._drawn])
+        self._asked = [tensor for tensor in wanted if _is_in(graph, tensor)]
         return v1.train.SessionRunArgs(self._asked)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Leaves what was found."""
         if self._step is not None:
-            file = CLAIMED_FILE.format(rank=self._rank, step=self._step)
+            file = KEPT_FILE.format(rank=self._rank, step=self._step)
             save(self._folder / file, dict(zip(self._asked, run_values.results, strict=True)))
 
 

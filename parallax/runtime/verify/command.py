@@ -6,7 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from parallax.runtime.feeds import named_batch, train_op
 from parallax.runtime.job import Job
 from parallax.runtime.launch import launch
 from parallax.runtime.planning import Analysed
-from parallax.runtime.verify.claimed import keep_claims
+from parallax.runtime.verify.claimed import PLAN_FILE, keep_claims, walk_of
+from parallax.runtime.verify.draws import draws_of, hidden_text, keep_draws
 from parallax.runtime.verify.judging import OTHERS, OWN, Measured, judge, measure
 from parallax.runtime.verify.sides import (
     AFTER_FILE,
@@ -46,10 +47,8 @@ def check_feeds(graph: Any, num_workers: int, wanted: Settings) -> None:
     joined_batch([named_batch(graph, feeds(0, rank, num_workers)) for rank in range(num_workers)])
 
 
-def prepare_claims(
-    graph: Any, analysed: Analysed, plan: Plan, folder: Path, num_workers: int, wanted: Settings
-) -> None:
-    """Leaves for both sides which tensors are tried in which step, and the plan.
+def prepare(graph: Any, analysed: Analysed, plan: Plan, folder: Path, num_workers: int, wanted: Settings) -> list[str]:
+    """Leaves for both sides the plan, what steps draw at random, and which claims are tried in which step.
 
     Args:
         graph: the user's.
@@ -58,21 +57,31 @@ def prepare_claims(
         folder: of the job.
         num_workers: of the job.
         wanted: feeds, fetch and seed.
+
+    Returns:
+        Random ops whose draws the one process cannot take from the workers.
     """
-    fetch = train_op(graph, wanted.fetch)
-    feeds = feeds_of(graph, fetch, wanted)
-    batch = joined_batch([named_batch(graph, feeds(0, rank, num_workers)) for rank in range(num_workers)])
-    one = OneProcess(graph, analysed, batch, wanted.seed or 1, wanted.compute_dtype, inlined=True)
-    keep_claims(analysed, plan, folder, fetch.name.split(":")[0], lambda tensors: one.sizes(tensors, batch))
+    fetch, walk = train_op(graph, wanted.fetch), walk_of(analysed, plan)
+    op = fetch.name.split(":")[0]
+    drawn, hidden = draws_of(walk, op)
+    keep_draws(folder, drawn)
+    (folder / PLAN_FILE).write_text(plan.to_json())
+    if wanted.claims:
+        feeds = feeds_of(graph, fetch, wanted)
+        batch = joined_batch([named_batch(graph, feeds(0, rank, num_workers)) for rank in range(num_workers)])
+        one = OneProcess(graph, analysed, batch, wanted.seed or 1, wanted.compute_dtype, inlined=True)
+        keep_claims(walk, folder, op, lambda tensors: one.sizes(tensors, batch))
+    return hidden
 
 
-def compare_runs(job: Job, plan: Plan, folder: Path, wanted: Settings) -> int:
+def compare_runs(job: Job, plan: Plan, folder: Path, hidden: Sequence[str], wanted: Settings) -> int:
     """Runs both sides and prints the verdict of every variable and slot (judging.py says how it is found).
 
     Args:
         job: the workers' side.
         plan: of its graph.
         folder: where both sides leave their variables.
+        hidden: random ops whose draws the one process cannot take from the workers.
         wanted: steps, feeds, tolerance and seed.
 
     Returns:
@@ -88,6 +97,7 @@ def compare_runs(job: Job, plan: Plan, folder: Path, wanted: Settings) -> int:
     own = [name for name in noise if kinds.get(name) == OWN]
     text = table_text(judged, own)
     text += verdict_text(judged, job.num_workers, wanted.steps or STEPS, tolerance_of(plan, wanted))
+    text += hidden_text(hidden) if hidden and status(judged) else ""
     trials = Trials.read(folder) if wanted.claims else None
     sys.stdout.write(text if trials is None else f"{text}{trials.text()}")
     sys.stdout.flush()

@@ -142,7 +142,8 @@ class VerifiedSteps:
             raise GraphError(
                 "What workers train must be what one process trains on all their batches together, and in step "
                 f"{step} of this job it was not. A loss must be a mean over the batch, and workers' batches equally "
-                f"large; `parallax check` tells what is suspicious.\n{table_text(judged, own)}{verdict.rstrip()}"
+                "large; `parallax check` tells what is suspicious, `parallax verify --claims` the first op.\n"
+                f"{table_text(judged, own)}{verdict.rstrip()}"
             )
         sys.stdout.write(f"Step {step} of {self._count} that are verified: {verdict}")
         sys.stdout.flush()

@@ -2,7 +2,7 @@
 
 The one process runs the script's graph as it is, fed the workers' batches one after the other, and all those of an
 update at once where updates take several. All workers draw the same random numbers, and so does the one process, so
-that sampled candidates agree; random numbers with a batch dimension (dropout) cannot agree and must be off.
+that sampled candidates agree; what is drawn for the rows of a batch (dropout) it takes from the workers (draws.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from parallax.plan import Plan, plan_from_json
 from parallax.runtime.feeds import Feeds, missing_feeds, named_batch, placeholders_in, read_feeds, train_op
 from parallax.runtime.planning import analyse
 from parallax.runtime.session import Session
-from parallax.runtime.verify.claimed import PLAN_FILE, START_FILE, claims_of, save
+from parallax.runtime.verify.claimed import KEPT_FILE, PLAN_FILE, START_FILE, save, walk_of
+from parallax.runtime.verify.claims import Claims
+from parallax.runtime.verify.draws import joined_draws, kept_draws
 from parallax.runtime.verify.judging import HALF_MARGIN, MARGIN
 from parallax.runtime.verify.single import OneProcess, joined_batch, variables_of
 from parallax.runtime.verify.trials import CLAIM_TOLERANCE, Margins, try_claims
@@ -76,7 +78,13 @@ def run_single(graph: Any, wanted: Settings) -> None:
     drawn = [[named_batch(graph, feeds(n, rank, size)) for rank in range(size)] for n in range(kept * steps)]
     joined = [joined_batch(sum(drawn[first : first + kept], [])) for first in range(0, len(drawn), kept)]
     analysed, rounding = analyse(graph), rounding_of(wanted.wire_dtype, wanted.compute_dtype)
-    one = OneProcess(graph, analysed, joined[0], wanted.seed or 1, wanted.compute_dtype)
+    drawn_ops = kept_draws(folder)
+    one = OneProcess(
+        graph, analysed, joined[0], wanted.seed or 1, wanted.compute_dtype, inlined=bool(drawn_ops or wanted.claims)
+    )
+    for number, (batch, shapes) in enumerate(zip(joined, one.shapes(drawn_ops, joined), strict=True)):
+        runs_of = [(rank, kept * number + part) for part in range(kept) for rank in range(size)]
+        batch |= joined_draws([folder / KEPT_FILE.format(rank=rank, step=step) for rank, step in runs_of], shapes)
     runs = one.run([fetch.name], joined)
     noise = one.noise([fetch.name], joined, runs, rounding)
     for file, values in zip((BEFORE_FILE, AFTER_FILE), runs, strict=True):
@@ -84,9 +92,8 @@ def run_single(graph: Any, wanted: Settings) -> None:
     (folder / NOISE_FILE).write_text(json.dumps([noise, one.kinds]))
     if wanted.claims:
         plan = plan_from_json((folder / PLAN_FILE).read_text())
-        one = OneProcess(graph, analysed, joined[0], wanted.seed or 1, wanted.compute_dtype, inlined=True)
         margins = Margins(max(tolerance_of(plan, wanted), CLAIM_TOLERANCE), margin_of(plan, wanted), rounding)
-        try_claims(one, claims_of(analysed, plan), fetch.name, joined, folder, size, margins, graph)
+        try_claims(one, Claims(walk_of(analysed, plan)), fetch.name, joined, folder, size, margins, graph)
 
 
 def rounding_of(wire_dtype: str | None, compute_dtype: str | None) -> float:

@@ -134,6 +134,19 @@ class OneProcess:
             found = session.run(counts, batch)
         return {name: int(found[name]) * self._graph.get_tensor_by_name(name).dtype.size for name in tensors}
 
+    def shapes(
+        self, tensors: Sequence[str], batches: Sequence[Mapping[str, Any]]
+    ) -> Iterator[dict[str, tuple[int, ...]]]:
+        """The shape of each tensor, for each batch, without a step being taken."""
+        if not tensors:
+            yield from ({} for _ in batches)
+            return
+        with self._graph.as_default():
+            asked = {name: tf.shape(self._graph.get_tensor_by_name(name), out_type=tf.int64) for name in tensors}
+        with self._begun() as session:
+            for batch in batches:
+                yield {name: tuple(map(int, shape)) for name, shape in session.run(asked, batch).items()}
+
     @contextmanager
     def _begun(self) -> Iterator[Any]:
         """A session in which the variables have their initial values."""

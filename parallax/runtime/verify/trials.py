@@ -18,7 +18,7 @@ import numpy as np
 
 from parallax.report import counted
 from parallax.runtime.one_graph import place_of
-from parallax.runtime.verify.claimed import CLAIMED_FILE, RESULT_FILE, START_FILE, Groups, save
+from parallax.runtime.verify.claimed import KEPT_FILE, RESULT_FILE, START_FILE, Groups, save
 from parallax.runtime.verify.claims import Claims, false_claim
 from parallax.runtime.verify.single import STARTS, OneProcess
 
@@ -199,7 +199,7 @@ def _judged(
     false = ""
     for step in range(steps):
         with contextlib.ExitStack() as stack:
-            files = [CLAIMED_FILE.format(rank=rank, step=step) for rank in range(size)]
+            files = [KEPT_FILE.format(rank=rank, step=step) for rank in range(size)]
             names = (_EXPECTED_FILE.format(step=step), *files)
             expected, *found = (stack.enter_context(np.load(folder / name)) for name in names)
             for tensor in expected:

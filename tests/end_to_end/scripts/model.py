@@ -1,7 +1,8 @@
 """A small model with an embedding, a dense layer and Adam, as a user's script has it.
 
-`--batch N` makes the batch static; `--summed` makes the loss a sum over the batch, which the mean over workers is not.
-With `--drift` worker 1 changes its own copy of a variable; the graph then has a count of its own samples besides.
+`--batch N` makes the batch static; `--summed` makes the loss a sum over the batch, which the mean over workers is not;
+`--dropout` draws random numbers for the rows of the batch. With `--drift` worker 1 changes its own copy of a variable;
+the graph then has a count of its own samples besides.
 """
 
 import argparse
@@ -27,7 +28,7 @@ class Drift(tf.train.SessionRunHook):
             context.session.run(self.add)
 
 
-def build(batch, summed, drift=False):
+def build(batch, summed, drift=False, dropout=False):
     graph = tf.Graph()
     with graph.as_default():
         tf.set_random_seed(7)
@@ -36,7 +37,8 @@ def build(batch, summed, drift=False):
         rate = tf.placeholder_with_default(0.05, [], name="rate")
         emb = tf.get_variable("emb", [11, 4])
         weights = tf.get_variable("weights", [4, 1])
-        errors = tf.square(tf.nn.embedding_lookup(emb, ids) @ weights - labels)
+        rows = tf.nn.embedding_lookup(emb, ids)
+        errors = tf.square((tf.nn.dropout(rows, rate=0.3) if dropout else rows) @ weights - labels)
         loss = tf.reduce_sum(errors) if summed else tf.reduce_mean(errors)
         tf.add_to_collection("weights", weights)
         step = tf.train.create_global_step() if drift else None
@@ -61,10 +63,11 @@ def main():
     parser.add_argument("--batch", type=int)
     parser.add_argument("--summed", action="store_true")
     parser.add_argument("--drift", action="store_true")
+    parser.add_argument("--dropout", action="store_true")
     parser.add_argument("--plan")
     flags = parser.parse_args()
     tf.disable_v2_behavior()
-    graph, train, loss = build(flags.batch, flags.summed, flags.drift)
+    graph, train, loss = build(flags.batch, flags.summed, flags.drift, flags.dropout)
     config = parallax.Config(seed=3, plan_file=flags.plan, hooks=[Drift()] if flags.drift else [])
     sess, num_workers, worker_id, _ = parallax.parallel_run(graph, None, True, config)
     with sess:

@@ -1,0 +1,105 @@
+"""Random numbers that are drawn for the rows of a batch, as dropout does: the one process takes those of the workers.
+
+All workers of a verification draw the same numbers for their own rows, and the one process would draw others for all
+rows. So each worker leaves what it has drawn in a step, and the one process is fed that, joined along the axis along
+which its own draw would be longer. What is drawn inside of conditionals and loops cannot be fetched, nor fed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parallax.analysis.functions import functions_of
+from parallax.analysis.rules import is_random
+from parallax.analysis.walk import Walk
+from parallax.control_flow import branches_of
+
+DRAWS_FILE = "draws.json"
+_STATELESS = "Stateless"
+_SHOWN = 3
+
+
+def draws_of(walk: Walk, fetch: str) -> tuple[list[str], list[str]]:
+    """What a step draws at random that workers have not alike.
+
+    Args:
+        walk: in which all workers draw the same.
+        fetch: the op that a step runs.
+
+    Returns:
+        The tensors that can be fetched; and random ops inside of conditionals and loops, whose draws cannot be.
+    """
+    view, branches, functions = walk.view, branches_of(walk.view), functions_of(walk.view, is_random)
+    tensors: list[str] = []
+    hidden: list[str] = []
+    for node in sorted(view.ancestors([fetch])):
+        op = view.op(node)
+        hidden += [op for op in map(functions.differing_op, functions.of_node(view.nodes[node])) if op]
+        if not is_random(op) and not (op.startswith(_STATELESS) and view.inputs(node)):
+            continue
+        own = [t for t in view.outputs(node) if t not in walk.states or walk.states[t].kind != "same"]
+        if own and branches[node]:
+            hidden.append(node)
+        else:
+            tensors += own
+    return tensors, hidden
+
+
+def keep_draws(folder: Path, tensors: Sequence[str]) -> None:
+    """Leaves for both sides what is drawn."""
+    (folder / DRAWS_FILE).write_text(json.dumps(tensors))
+
+
+def kept_draws(folder: Path) -> list[str]:
+    """What `keep_draws` has left."""
+    found: list[str] = json.loads((folder / DRAWS_FILE).read_text())
+    return found
+
+
+def joined_draws(files: Iterable[Path], shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    """What workers have drawn for the rows of one joined batch.
+
+    Args:
+        files: of the workers, in the order in which their rows are joined.
+        shapes: tensor -> what the one process would draw.
+
+    Returns:
+        Those that join to the shape of the one process's; any other is drawn alike on all sides, or cannot be joined.
+    """
+    found = {}
+    with ExitStack() as stack:
+        parts = [stack.enter_context(np.load(file)) for file in files]
+        for tensor, shape in shapes.items():
+            if not all(tensor in part for part in parts):
+                continue
+            drawn = [part[tensor] for part in parts]
+            axis = _axis([value.shape for value in drawn], shape)
+            if axis is not None:
+                found[tensor] = np.concatenate(drawn, axis)
+    return found
+
+
+def _axis(parts: Sequence[tuple[int, ...]], whole: tuple[int, ...]) -> int | None:
+    """The axis along which parts join to a whole; None where there is none."""
+    if any(len(part) != len(whole) for part in parts):
+        return None
+    for axis in range(len(whole)):
+        others = {(*part[:axis], *part[axis + 1 :]) for part in parts}
+        if others == {(*whole[:axis], *whole[axis + 1 :])} and sum(part[axis] for part in parts) == whole[axis]:
+            return axis
+    return None
+
+
+def hidden_text(hidden: Sequence[str]) -> str:
+    """What is told, where something differs, of random ops whose draws the one process cannot take from the workers."""
+    shown = ", ".join(hidden[:_SHOWN]) + (", ..." if len(hidden) > _SHOWN else "")
+    return (
+        f"Random ops inside of conditionals, loops or functions: {shown}. What they draw for the rows of a batch the "
+        "one process draws anew, and that alone makes it differ: turn them off to compare (a rate of dropout of 0).\n"
+    )
