@@ -6,13 +6,13 @@ import tensorflow as tf
 
 from parallax.analysis import record
 from parallax.analysis.planner import make_plan
-from parallax.errors import ConfigError
+from parallax.errors import ConfigError, GraphError
 from parallax.plan import Wishes, one_host
 from parallax.runtime.feeds import train_op
 from parallax.runtime.planning import analyse
 from parallax.runtime.verify.first import check_comparable
 from parallax.runtime.verify.judging import MARGIN, OTHERS, VARIABLES, Verdict, judge, measure
-from parallax.runtime.verify.single import OneProcess, joined_batch
+from parallax.runtime.verify.single import OneProcess, check_fits, joined_batch
 from parallax.runtime.verify.table import FOLDED_FROM, status, table_text, verdict_text
 
 v1 = tf.compat.v1
@@ -181,6 +181,17 @@ def test_batches_are_joined_by_rows_and_must_fit():
         joined_batch([{"x:0": np.ones([2, 3])}, {"x:0": np.ones([2, 4])}])
     with pytest.raises(ConfigError, match="some do not feed 'y:0'"):
         joined_batch([{"x:0": np.ones(2), "y:0": np.ones(2)}, {"x:0": np.ones(2)}])
+
+
+def test_a_graph_that_the_joined_batch_contradicts_is_refused_without_a_run():
+    graph = tf.Graph()
+    with graph.as_default():
+        x = v1.placeholder(tf.float32, [4, 2], name="x")
+        tf.reduce_mean(x)
+        check_fits(graph, {"x:0": np.zeros([8, 2])})
+        tf.reshape(x, [8])
+    with pytest.raises(GraphError, match="graph does not: .* Leave the batch dimension of the placeholders"):
+        check_fits(graph, {"x:0": np.zeros([8, 2])})
 
 
 def test_the_ops_that_train_are_listed_where_it_is_not_clear_which_is_meant():

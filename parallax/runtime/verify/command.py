@@ -32,7 +32,7 @@ from parallax.runtime.verify.sides import (
     margin_of,
     tolerance_of,
 )
-from parallax.runtime.verify.single import OneProcess, joined_batch
+from parallax.runtime.verify.single import OneProcess, check_fits, joined_batch
 from parallax.runtime.verify.table import status, table_text, verdict_text
 from parallax.runtime.verify.trials import Trials
 
@@ -42,9 +42,12 @@ def check_feeds(graph: Any, num_workers: int, wanted: Settings) -> None:
 
     Raises:
         ConfigError: says which.
+        GraphError: the graph cannot take the joined batch.
     """
     feeds = feeds_of(graph, train_op(graph, wanted.fetch), wanted)
-    joined_batch([named_batch(graph, feeds(0, rank, num_workers)) for rank in range(num_workers)])
+    batch = joined_batch([named_batch(graph, feeds(0, rank, num_workers)) for rank in range(num_workers)])
+    if wanted.joined_args is None:
+        check_fits(graph, batch)
 
 
 def prepare(graph: Any, analysed: Analysed, plan: Plan, folder: Path, num_workers: int, wanted: Settings) -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.analysis.capture import initialization_phases
+from parallax.analysis.digests import SHAPES
 from parallax.analysis.launcher_graph import meant
 from parallax.errors import ConfigError, GraphError
 from parallax.runtime.bfloat16 import options_with
@@ -61,6 +62,8 @@ class OneProcess:
         graph_def = meant(graph, add_shapes=False)
         if inlined:
             graph_def.CopyFrom(analysed.captured.view.graph_def)
+            for node in graph_def.node:  # those of placeholders that are opened would still be a worker's
+                node.attr.pop(SHAPES, None)
         _open_batch(graph_def, batch)
         set_seeds(graph_def, frozenset(), Worker(0, 1, seed, equal_randomness=True))
         self._graph = tf.Graph()
@@ -277,11 +280,23 @@ def _fixed_batch(message: str) -> str:
     )
 
 
-def _open_batch(graph_def: Any, batch: Mapping[str, Any]) -> None:
-    """Opens the first dimension of fed placeholders that the joined batch does not fit."""
+def check_fits(graph: Any, batch: Mapping[str, Any]) -> None:
+    """Refuses a graph whose static shapes the joined batch contradicts; nothing is run.
+
+    Raises:
+        GraphError: says where.
+    """
+    graph_def = meant(graph, add_shapes=False)
+    _open_batch(graph_def, batch, as_large=True)
+    with tf.Graph().as_default(), _said_of_batch():
+        tf.graph_util.import_graph_def(graph_def, name="")
+
+
+def _open_batch(graph_def: Any, batch: Mapping[str, Any], as_large: bool = False) -> None:
+    """Opens the first dimension of fed placeholders that the joined batch does not fit, or makes it as large."""
     nodes = {node.name: node for node in graph_def.node}
     for name, value in batch.items():
         node = nodes.get(name.removesuffix(":0"))
         dims: Any = node.attr["shape"].shape.dim if node is not None and "shape" in node.attr else ()
         if len(dims) > 0 and np.ndim(value) > 0 and dims[0].size not in (-1, len(value)):
-            dims[0].size = -1
+            dims[0].size = len(value) if as_large else -1
