@@ -149,12 +149,13 @@ class KeptTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._training = training
         self._drawn = kept_draws(folder)
         self._groups = Groups.read(folder) if (folder / GROUPS_FILE).exists() else Groups()
+        self.finished = not self._drawn and not self._groups.groups
         self._step: int | None = None
         self._asked: list[str] = []
 
     def before_run(self, run_context: Any) -> Any:
         """Asks for those that this worker's graph has; a transform may have left a node without some."""
-        self._step = self._training.step
+        self._step = None if self.finished else self._training.step
         if self._step is None:
             return None
         graph = run_context.session.graph

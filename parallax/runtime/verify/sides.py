@@ -83,6 +83,8 @@ def run_single(graph: Any, wanted: Settings) -> None:
         graph, analysed, joined[0], wanted.seed or 1, wanted.compute_dtype, inlined=bool(drawn_ops or wanted.claims)
     )
     for number, (batch, shapes) in enumerate(zip(joined, one.shapes(drawn_ops, joined), strict=True)):
+        if not shapes:
+            continue
         runs_of = [(rank, kept * number + part) for part in range(kept) for rank in range(size)]
         batch |= joined_draws([folder / KEPT_FILE.format(rank=rank, step=step) for rank, step in runs_of], shapes)
     runs = one.run([fetch.name], joined)
