@@ -35,19 +35,21 @@ class Denominators:
         divided: where what is computed of them divides.
         selected: means over chosen elements.
         unproven: (division, denominator) where a loss is divided by what else depends on the batch.
+        unproven_means: means of which it cannot be seen whether they are over chosen elements.
     """
 
     sums: frozenset[str] = frozenset()
     divided: tuple[Divided, ...] = ()
     selected: tuple[Selected, ...] = ()
     unproven: tuple[tuple[str, str], ...] = ()
+    unproven_means: tuple[str, ...] = ()
 
 
 def find_denominators(walk: Walk, before: Denominators) -> Denominators:
     """What a finished walk shows of losses' denominators; what was found `before` stays."""
     look = _Look(walk)
     sums, divided, selected = set(before.sums), list(before.divided), list(before.selected)
-    unproven = []
+    unproven, unproven_means = [], []
     for node in walk.view.topological_order():
         if node not in look.forward:
             continue
@@ -67,10 +69,14 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
             else:
                 divided += [Divided(one, tuple(walk.view.consumers(one)), is_mean=True) for one in sorted(found)]
         elif walk.view.op(node) == "Mean" and not any(node == one.node for one in selected):
-            mean = look.selected(node)
+            mean, may_be_chosen = look.selected(node)
             if mean is not None:
                 selected.append(mean)
-    return Denominators(frozenset(sums), tuple(divided), tuple(selected), tuple(unproven))
+            elif may_be_chosen:
+                unproven_means.append(node)
+    return Denominators(
+        frozenset(sums), tuple(divided), tuple(selected), tuple(unproven), unproven_means=tuple(unproven_means)
+    )
 
 
 def visit(walk: Walk, node: str) -> None:
@@ -94,6 +100,10 @@ def notes_of(found: Denominators) -> tuple[str, ...]:
     notes += [
         f"{node} divides a loss by {tensor}, which depends on each worker's batch: workers are taken to have it equal"
         for node, tensor in found.unproven
+    ]
+    notes += [
+        f"{node} may be a mean over what each worker's batch chooses: workers are taken to have equally many elements"
+        for node in found.unproven_means
     ]
     return tuple(notes)
 
@@ -151,18 +161,24 @@ class _Look:
         edges = self._walk.view.consumers(tensor)
         return tuple(e for e in edges if self._walk.view.op(e.node) in _DIVISIONS and e.slot == 1)
 
-    def selected(self, node: str) -> Selected | None:
-        """A mean over all that a mask of the batch has chosen, or that is made of it row by row."""
+    def selected(self, node: str) -> tuple[Selected | None, bool]:
+        """A mean over all that a mask of the batch has chosen, or that is made of it row by row; and whether it may be.
+
+        The mean comes with where autodiff divides by the number of its elements. Where it is made of chosen rows in a
+        way that is not followed, it may be over as many elements as they are.
+        """
         view = self._walk.view
         values = view.inputs(node)[0]
-        if view.shape(f"{node}:0") != () or not self._chosen or self._axes.of(values) is not None:
-            return None
+        shape = view.shape(values)
+        is_fixed = shape is not None and None not in shape
+        if view.shape(f"{node}:0") != () or is_fixed or not self._chosen or self._axes.of(values) is not None:
+            return None, False
         needed = view.ancestors([split_tensor(values)[0]])
         assumed = {tensor: 0 for tensor in self._chosen if split_tensor(tensor)[0] in needed}
-        if not assumed or BatchAxes(view, self._walk.states, assumed).of(values) is None:
-            return None
-        counted = self._counted_by(values)
-        return Selected(node, values, counted) if counted else None
+        counted = self._counted_by(values) if assumed else ()
+        if not counted or BatchAxes(view, self._walk.states, assumed).of(values) is None:
+            return None, bool(counted)
+        return Selected(node, values, counted), False
 
     @cached_property
     def _chosen(self) -> tuple[str, ...]:
