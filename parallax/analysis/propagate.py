@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from parallax.analysis import rules
+from parallax.analysis import own_state, rules
 from parallax.analysis.capture import Captured
 from parallax.analysis.denominators import Denominators, find_denominators, notes_of
 from parallax.analysis.functions import functions_of
@@ -206,7 +206,7 @@ def _decisions(walk: Walk, terms: Terms) -> Decisions:
         terms=terms,
         divided=walk.denominators.divided,
         selected=walk.denominators.selected,
-        notes=notes_of(walk.denominators),
+        notes=(*notes_of(walk.denominators), *own_state.notes_of(walk)),
         keeps=keeps_of(walk) if terms.accumulate_steps > 1 else (),
         alike_rows=tuple(walk.alike_rows) if terms.accumulate_steps > 1 else (),
     )
