@@ -18,6 +18,7 @@ from parallax.analysis.gradients import gradient_updates
 from parallax.analysis.marking import Kinds, keeps_of, mark, piece_kinds
 from parallax.analysis.owned import owned_nodes
 from parallax.analysis.passages import check_kept, find_passages
+from parallax.analysis.server_order import check_reads
 from parallax.analysis.states import SAME
 from parallax.analysis.walk import Walk
 from parallax.control_flow import branches_of
@@ -183,6 +184,9 @@ def _decisions(walk: Walk, terms: Terms) -> Decisions:
         for tensor, (table, edges) in walk.gathers.items()
         if edges or not _is_update_read(walk, split_tensor(tensor)[0])
     )
+    owned = owned_nodes(walk)
+    if terms.synchronous:
+        check_reads(walk, owned, pushes)
     return Decisions(
         tables=tuple(tables),
         scales=tuple(walk.scales),
@@ -202,7 +206,7 @@ def _decisions(walk: Walk, terms: Terms) -> Decisions:
         ),
         local_variables=tuple(sorted(walk.own)),
         scatters=tuple(walk.scatters),
-        owned=owned_nodes(walk),
+        owned=owned,
         terms=terms,
         divided=walk.denominators.divided,
         selected=walk.denominators.selected,

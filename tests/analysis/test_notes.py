@@ -3,10 +3,12 @@
 import pytest
 import tensorflow as tf
 
+from parallax.analysis import record
 from parallax.plan import Wishes, one_host
 from parallax.runtime.planning import analyse, feasible
 from tests.equality.models import ROWS, WIDTH, dense, ids, table
 
+record.install()
 v1 = tf.compat.v1
 LAYOUT = one_host(2, 0)
 

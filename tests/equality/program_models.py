@@ -213,7 +213,7 @@ def adversaries_clipped(rows: int) -> Any:
 
     def critic(of: Any) -> Any:
         with v1.variable_scope("critic", reuse=v1.AUTO_REUSE):
-            return tf.reduce_mean(_dense(tf.tanh(_dense(of, 4, "one")), 1, "two"))
+            return tf.reduce_mean(tf.math.softplus(_dense(tf.tanh(_dense(of, 4, "one")), 1, "two")))
 
     loss = critic(made) - critic(real)
     makers, critics = (v1.trainable_variables(scope) for scope in ("maker", "critic"))
