@@ -8,8 +8,9 @@ elements that a mask has chosen is such a division too; its denominator is the n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from parallax.analysis.batch_axis import BatchAxes
+from parallax.analysis.batch_axis import MIXED, BatchAxes
 from parallax.analysis.gradients import autodiff_ops
 from parallax.analysis.op_lists import FORWARD_ELEMENTWISE
 from parallax.analysis.states import SAME
@@ -21,6 +22,7 @@ _DIVISIONS = ("RealDiv", "Div", "DivNoNan")
 _OVER_BATCH = ("Sum", "Mean")
 _OF_SHAPES = "Shape Size Const Cast FloorDiv FloorMod Prod GatherV2 AddV2 Maximum Reshape Range Fill".split()
 """What autodiff counts the elements of a mean with."""
+_READS_SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
 _PASSES = ("Identity", "StopGradient", "Reshape", "Cast", "Squeeze", "ExpandDims")
 
 
@@ -33,19 +35,21 @@ class Denominators:
         divided: where what is computed of them divides.
         selected: means over chosen elements.
         unproven: (division, denominator) where a loss is divided by what else depends on the batch.
+        unproven_means: means of which it cannot be seen whether they are over chosen elements.
     """
 
     sums: frozenset[str] = frozenset()
     divided: tuple[Divided, ...] = ()
     selected: tuple[Selected, ...] = ()
     unproven: tuple[tuple[str, str], ...] = ()
+    unproven_means: tuple[str, ...] = ()
 
 
 def find_denominators(walk: Walk, before: Denominators) -> Denominators:
     """What a finished walk shows of losses' denominators; what was found `before` stays."""
     look = _Look(walk)
     sums, divided, selected = set(before.sums), list(before.divided), list(before.selected)
-    unproven = []
+    unproven, unproven_means = [], []
     for node in walk.view.topological_order():
         if node not in look.forward:
             continue
@@ -65,10 +69,14 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
             else:
                 divided += [Divided(one, tuple(walk.view.consumers(one)), is_mean=True) for one in sorted(found)]
         elif walk.view.op(node) == "Mean" and not any(node == one.node for one in selected):
-            mean = look.selected(node)
+            mean, may_be_chosen = look.selected(node)
             if mean is not None:
                 selected.append(mean)
-    return Denominators(frozenset(sums), tuple(divided), tuple(selected), tuple(unproven))
+            elif may_be_chosen:
+                unproven_means.append(node)
+    return Denominators(
+        frozenset(sums), tuple(divided), tuple(selected), tuple(unproven), unproven_means=tuple(unproven_means)
+    )
 
 
 def visit(walk: Walk, node: str) -> None:
@@ -92,6 +100,10 @@ def notes_of(found: Denominators) -> tuple[str, ...]:
     notes += [
         f"{node} divides a loss by {tensor}, which depends on each worker's batch: workers are taken to have it equal"
         for node, tensor in found.unproven
+    ]
+    notes += [
+        f"{node} may be a mean over what each worker's batch chooses: workers are taken to have equally many elements"
+        for node in found.unproven_means
     ]
     return tuple(notes)
 
@@ -149,23 +161,41 @@ class _Look:
         edges = self._walk.view.consumers(tensor)
         return tuple(e for e in edges if self._walk.view.op(e.node) in _DIVISIONS and e.slot == 1)
 
-    def selected(self, node: str) -> Selected | None:
-        """A mean over all elements that a mask of the batch has chosen, and where autodiff divides by their number."""
+    def selected(self, node: str) -> tuple[Selected | None, bool]:
+        """A mean over all that a mask of the batch has chosen, or that is made of it row by row; and whether it may be.
+
+        The mean comes with where autodiff divides by the number of its elements. Where it is made of chosen rows in a
+        way that is not followed, it may be over as many elements as they are.
+        """
         view = self._walk.view
         values = view.inputs(node)[0]
-        chosen = values
-        while view.op(split_tensor(chosen)[0]) in FORWARD_ELEMENTWISE and len(self._own(split_tensor(chosen)[0])) == 1:
-            chosen = self._own(split_tensor(chosen)[0])[0]
-        gather = split_tensor(chosen)[0]
-        if view.op(gather) not in ("GatherV2", "Gather") or view.shape(f"{node}:0") != ():
-            return None
-        place = split_tensor(view.inputs(gather)[1])[0]
-        while view.op(place) in _PASSES:
-            place = split_tensor(view.inputs(place)[0])[0]
-        if view.op(place) != "Where" or self._axes.of(view.inputs(place)[0]) is None or self._needs_variables(place):
-            return None
-        counted = self._counted_by(values)
-        return Selected(node, values, counted) if counted else None
+        shape = view.shape(values)
+        is_fixed = shape is not None and None not in shape
+        if view.shape(f"{node}:0") != () or is_fixed or not self._chosen or self._axes.of(values) is not None:
+            return None, False
+        needed = view.ancestors([split_tensor(values)[0]])
+        assumed = {tensor: 0 for tensor in self._chosen if split_tensor(tensor)[0] in needed}
+        counted = self._counted_by(values) if assumed else ()
+        if not counted or BatchAxes(view, self._walk.states, assumed).of(values) is None:
+            return None, bool(counted)
+        return Selected(node, values, counted), False
+
+    @cached_property
+    def _chosen(self) -> tuple[str, ...]:
+        """Rows of the batch that a mask along it chooses; where two choices meet, each worker has as many of both."""
+        view, found = self._walk.view, []
+        for gather in sorted(self.forward):
+            if view.op(gather) not in ("GatherV2", "Gather") or self._axes.of(view.inputs(gather)[0]) not in (0, MIXED):
+                continue
+            if view.inputs(gather)[2:] and view.constant(view.inputs(gather)[2]) != 0:
+                continue
+            place = split_tensor(view.inputs(gather)[1])[0]
+            while view.op(place) in _PASSES:
+                place = split_tensor(view.inputs(place)[0])[0]
+            is_place = view.op(place) == "Where" and self._axes.of(view.inputs(place)[0]) in (0, MIXED)
+            if is_place and not self._needs_variables(place):
+                found.append(f"{gather}:0")
+        return tuple(found)
 
     def _counted_by(self, values: str) -> tuple[Edge, ...]:
         """Where autodiff divides by the number of elements of a tensor."""
@@ -194,4 +224,14 @@ class _Look:
         return any(self._axes.of(t) is not None for t in (summed, *factors))
 
     def _needs_variables(self, node: str) -> bool:
-        return bool(self._walk.view.ancestors([node]) & self._walk.shared)
+        """Whether the values that a node gives are made of variables'; of what only its shape is read they are not."""
+        view = self._walk.view
+        waiting, seen = [node], {node}
+        while waiting:
+            one = waiting.pop()
+            if one in self._walk.shared:
+                return True
+            if view.op(one) not in _READS_SHAPES:
+                waiting += (new := {split_tensor(t)[0] for t in view.inputs(one)} - seen)
+                seen |= new
+        return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from parallax.analysis import rules
+from parallax.analysis import own_state, rules
 from parallax.analysis.capture import Captured
 from parallax.analysis.denominators import Denominators, find_denominators, notes_of
 from parallax.analysis.functions import functions_of
@@ -18,6 +18,7 @@ from parallax.analysis.gradients import gradient_updates
 from parallax.analysis.marking import Kinds, keeps_of, mark, piece_kinds
 from parallax.analysis.owned import owned_nodes
 from parallax.analysis.passages import check_kept, find_passages
+from parallax.analysis.server_order import check_reads
 from parallax.analysis.states import SAME
 from parallax.analysis.walk import Walk
 from parallax.control_flow import branches_of
@@ -183,6 +184,9 @@ def _decisions(walk: Walk, terms: Terms) -> Decisions:
         for tensor, (table, edges) in walk.gathers.items()
         if edges or not _is_update_read(walk, split_tensor(tensor)[0])
     )
+    owned = owned_nodes(walk)
+    if terms.synchronous:
+        check_reads(walk, owned, pushes)
     return Decisions(
         tables=tuple(tables),
         scales=tuple(walk.scales),
@@ -202,11 +206,11 @@ def _decisions(walk: Walk, terms: Terms) -> Decisions:
         ),
         local_variables=tuple(sorted(walk.own)),
         scatters=tuple(walk.scatters),
-        owned=owned_nodes(walk),
+        owned=owned,
         terms=terms,
         divided=walk.denominators.divided,
         selected=walk.denominators.selected,
-        notes=notes_of(walk.denominators),
+        notes=(*notes_of(walk.denominators), *own_state.notes_of(walk)),
         keeps=keeps_of(walk) if terms.accumulate_steps > 1 else (),
         alike_rows=tuple(walk.alike_rows) if terms.accumulate_steps > 1 else (),
     )

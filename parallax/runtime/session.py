@@ -106,6 +106,9 @@ class Session(PlainSession):
         self._workers = workers
         self._defaults: list[ExitStack] = []
         self._verification: Verification | None = None
+        for runner in self.graph.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS):
+            # They run in the monitored session already: tf.train.start_queue_runners starts no second one.
+            runner.create_threads(self, start=False)
 
     def verify(self, make: Callable[[Worker], Verification]) -> None:
         """Has the first runs looked at; `make` is given this worker's graph."""

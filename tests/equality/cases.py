@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from parallax.wire import WIRE_DTYPES
-from tests.equality import gradient_models, models, update_models
+from tests.equality import gradient_models, models, program_models, update_models
 
 ROUTES = ("alltoall", "allgather", "allreduce")
 SERVER_ROUTES = ("ps", "hybrid ps")
@@ -20,9 +20,9 @@ WIRE_MODELS = ("Adagrad, clipped, resource", "sampled softmax, resource")
 MOST_KEPT = 3
 """Of at most so many batches gradients are kept before an update."""
 KEPT_ROUTES = ("alltoall over 3", "allgather over 2", "allreduce over 3", "unequal by host over 2")
-NEVER_KEPT = ("chained", "sampled softmax", "nce", *gradient_models.OF_GRADIENTS)
+NEVER_KEPT = ("chained", "sampled softmax", "nce", *gradient_models.OF_GRADIENTS, *program_models.KEEP_THEIRS)
 """A gradient of the first is computed after another's update; the next two draw a sample for every batch; the others
-need a gradient of all batches within each."""
+need a gradient of all batches within each, or keep gradients themselves."""
 IN_SHORT = (
     "Adam, clipped, resource, ps by fronts",
     "Adam, clipped, resource, ps by fronts as bfloat16",
@@ -123,6 +123,8 @@ def _models(routes: Sequence[str]) -> list[Case]:
         by = routes if model in gradient_models.OF_ROWS else routes[:1]
         for resource in (True, False) if model in gradient_models.WITH_REFERENCES else (True,):
             found += [Case(f"{model}, {_kind(resource)}, {route}", build, resource, route) for route in by]
+    for model, build in program_models.MODELS.items():
+        found += [Case(f"{model}, resource, {route}", build, True, route) for route in routes[:1]]
     return found
 
 

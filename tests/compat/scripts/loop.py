@@ -56,6 +56,9 @@ def until_the_end(fetch):
         return found
 
 
+# The session runs the queue's runner already; a second one would put each element out of its order.
+coordinator = tf.train.Coordinator()
+assert tf.train.start_queue_runners(sess=sess, coord=coordinator) == []
 assert sess.run([num_shards, shard_id]) == [[num_workers], [worker_id]]
 print("numbers", until_the_end(numbers))
 for _ in range(2):
