@@ -173,7 +173,7 @@ class Piece:
         kind: `joined`, `unique`, `shared` or `unknown` (analysis/marking.py).
         of: for `unique` the tensor of distinct ids that says which rows are the same, where the row numbers do not;
             for `unknown` the op at which it cannot be told.
-        merged: for `unique` the op that merged the ids.
+        merged: for `unique` the op that merged the ids; rows of pieces that have one in common are merged together.
     """
 
     ids: str
