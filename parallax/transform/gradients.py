@@ -37,6 +37,8 @@ def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
         with tf.name_scope(f"{SCOPE}/all_reduce/"):
             if reduction.kind == "rows_mean":
                 reduced = _mean_of_rows(editor, tensor, editor.leaving(reduction.weight))
+            elif reduction.kind == "workers_mean":
+                reduced = editor.together.all_reduce(tensor, "sum", 1.0 / editor.worker.size)
             elif reduction.kind == "mean":
                 reduced = editor.together.add_gradients(tensor, 1.0 / editor.worker.size)
             elif reduction.kind == "sum" and editor.view.op(split_tensor(reduction.tensor)[0]) == "UnsortedSegmentSum":
@@ -44,7 +46,9 @@ def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
             else:
                 reduced = editor.together.all_reduce(tensor, reduction.kind)
         editor.lead(reduction.edges, reduced)
-        if reduction.kind != "mean":  # a worker's own gradient may be fetched, its part of a sum over rows is nothing
+        if (
+            reduction.kind != "mean" and not reduction.keeps_own
+        ):  # a worker's own gradient may be fetched, its part of a sum over rows is nothing
             editor.whole[reduction.tensor] = str(reduced.name)
 
 

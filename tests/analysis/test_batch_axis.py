@@ -17,7 +17,6 @@ v1 = tf.compat.v1
 ROWS = 6
 
 
-
 def _time_major_product(x: Any, w: Any) -> Any:
     return tf.reshape(tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, 4]) @ w, [3, -1, 4])
 
