@@ -47,6 +47,8 @@ def body_of(library: Any, name: str) -> Body:
     graph_def, flat_names = function_def_to_graph_def(function)
     graph_def.library.CopyFrom(library)
     inlined, _ = inline_calls(graph_def)
+    for node in inlined.node:
+        node.attr.pop("_class", None)  # the places of other graphs' nodes
     with tf.Graph().as_default() as graph:
         tf.graph_util.import_graph_def(inlined, name="")
     shaped = graph.as_graph_def(add_shapes=True)

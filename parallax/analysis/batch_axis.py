@@ -21,8 +21,10 @@ _SOURCES_OF_MANY = ("QueueDequeueMany", "QueueDequeueManyV2", "QueueDequeueUpTo"
 _EQUAL = ("same", "handle", "rows", "fed")
 """Kinds of states whose tensors are no worker's own part of a batch."""
 _RANDOM = ("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "StatelessRandomUniformV2")
+_GATHERS = ("GatherV2", "Gather", "ResourceGather")
+_SEGMENTS = ("SegmentSum", "SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
 _REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "ArgMin", "EuclideanNorm")
-_UNASKED = ("ParallelDynamicStitch", "DynamicStitch", "Fill")
+_UNASKED = ("ParallelDynamicStitch", "DynamicStitch", "Fill", *_GATHERS, *_SEGMENTS)
 """Ops whose inputs need not be joined for the result to be."""
 
 
@@ -137,10 +139,12 @@ class BatchAxes:
             parts = axis_loops.RULES_OF_MANY[op](self, node, inputs)
             for tensor, part in zip(self.view.outputs(node), parts, strict=True):
                 self._give(tensor, part)
-        elif not any(t in self._parts for t in inputs) and op not in _UNASKED:
-            self._compute_alike(node, op, inputs)
-        else:
+        elif any(t in self._parts for t in inputs):
             self._apply(node, op, inputs)
+        else:
+            self._compute_alike(node, op, inputs)
+            if op in _UNASKED:
+                self._apply(node, op, inputs)
 
     def _apply(self, node: str, op: str, inputs: tuple[str, ...]) -> None:
         rule = _RULES.get(op, _elementwise if op in FORWARD_ELEMENTWISE else None)
@@ -288,7 +292,7 @@ def _unpack(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
     return None if place == axis else axis - (place < axis)
 
 
-def _gather(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
+def _gather(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | int | None:
     """By ids of the batch from what is equal on all workers, or by equal ids along another axis than the joined one."""
     params, ids = inputs[0], inputs[1]
     place = axes.constant(inputs[2]) if len(inputs) > 2 else 0
@@ -303,7 +307,7 @@ def _gather(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
         return axis if axis == MIXED and at == 0 and len(ids_shape) == 1 else None if axis == MIXED else at + axis
     axis = axes.known(params)
     if axis is None or axis == MIXED or not axes.fits(ids) or at == axis:
-        return None
+        return axis_rows.gathered_again(axes, node, inputs)
     return axis if axis < at else axis - 1 + len(ids_shape)
 
 
@@ -370,7 +374,10 @@ _RULES: dict[str, _Rule] = {
     "SplitV": axis_blocks.split,
     "StridedSlice": axis_cuts.strided_slice,
     "Slice": axis_cuts.cut,
-    **dict.fromkeys(("GatherV2", "Gather", "ResourceGather"), _gather),
+    **dict.fromkeys(_GATHERS, _gather),
+    "GatherNd": axis_rows.gather_nd,
+    "UnsortedSegmentSum": axis_rows.segment_sum(2),
+    **dict.fromkeys(_SEGMENTS, axis_rows.segment_sum(None)),
     "OneHot": _one_hot,
     **dict.fromkeys(_REDUCTIONS, _reduction),
     **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2", "L2Normalize"), _over_last),

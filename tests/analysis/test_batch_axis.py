@@ -17,6 +17,18 @@ v1 = tf.compat.v1
 ROWS = 6
 
 
+def _of_distinct(x: Any, rows_of: Callable[[Any], Any]) -> Any:
+    u, at = tf.unique(tf.cast(x[:, 0, 0], tf.int32))
+    return tf.gather(rows_of(u), at)
+
+
+def _masked_bags(x: Any, w: Any, numbers: Any = None) -> Any:
+    numbers = tf.tile(tf.range(ROWS)[:, None], [1, 3]) if numbers is None else tf.reshape(numbers, [ROWS, 3])
+    ids, mask = tf.cast(x[:, :, 0], tf.int32), x[:, :, 1] > 0.0
+    rows = tf.gather(w, tf.boolean_mask(ids, mask))
+    return tf.math.unsorted_segment_sum(rows, tf.boolean_mask(numbers, mask), ROWS)
+
+
 def _time_major_product(x: Any, w: Any) -> Any:
     return tf.reshape(tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, 4]) @ w, [3, -1, 4])
 
@@ -90,6 +102,18 @@ JOINED: dict[str, tuple[Callable[[Any, Any], Any], int | None]] = {
     "with random numbers of a known shape": (lambda x, w: x * tf.random.uniform([ROWS, 3, 4]), 0),
     "time and batch made one axis": (lambda x, w: tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, 4]) @ w, MIXED),
     "time-major rows, multiplied and put back": (_time_major_product, 1),
+    "rows of distinct elements given back": (lambda x, w: _of_distinct(x, lambda u: tf.tanh(tf.gather(w, u))), 0),
+    "rows of distinct elements in two cuts": (
+        lambda x, w: _of_distinct(x, lambda u: tf.concat([tf.gather(w, u[:1]), tf.gather(w, u[1:])], 0)),
+        0,
+    ),
+    "rows of distinct elements in another order": (
+        lambda x, w: _of_distinct(x, lambda u: tf.concat([tf.gather(w, u[1:]), tf.gather(w, u[:1])], 0)),
+        None,
+    ),
+    "chosen by a mask": (lambda x, w: tf.boolean_mask(x, x[:, :, 0] > 0.0), 0),
+    "bags of what a mask has chosen": (_masked_bags, 0),
+    "bags by numbers of time": (lambda x, w: _masked_bags(x, w, tf.tile(tf.range(ROWS)[None], [3, 1])), None),
     "halves of two": (lambda x, w: tf.split(tf.tanh(tf.concat([x, x + 1.0], 0)), 2)[1], 0),
     "batches folded into a row": (lambda x, w: tf.reshape(x, [3, 24]), None),
     "one against all others": (lambda x, w: x[:, None, 0] - x[None, :, 0], None),
