@@ -12,8 +12,6 @@ The rows of IndexedSlices come in pieces, one for each lookup, and what the one 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from parallax.analysis.batch_axis import BatchAxes
 from parallax.analysis.equal_ids import kind_of_equal_ids
 from parallax.analysis.gradients import autodiff_ops
@@ -78,12 +76,12 @@ def _pieces(look: _Look, source: GradientSource) -> list[Piece]:
 
 
 def _beside(look: _Look, piece: Piece, alike: list[Piece]) -> Piece:
-    """A piece beside others of the same merged ids: no id may be in two of them, and one key must serve all."""
+    """A piece beside others of the same merged ids: no id may be in two of them, and all must be looked up alike."""
     if len(alike) < 2:
         return piece
-    if not look.unique.are_apart([p.of or p.ids for p in alike]):
+    if any(p.of for p in alike) or not look.unique.are_apart([p.ids for p in alike]):
         return Piece(piece.ids, "unknown", piece.merged)
-    return replace(piece, of=piece.of or root(look.walk.view, piece.ids)) if any(p.of for p in alike) else piece
+    return piece
 
 
 def _of_own_ids(look: _Look, ids: str) -> Piece:

@@ -176,25 +176,21 @@ def _as_one_process(editor: Editor, collect: Collect, values: Any, indices: Any)
         if piece.kind == "shared":
             found.append((editor.together.add_gradients(rows), numbers))
         elif len(alike) < 2:
-            found.append(_of_all_workers(editor, collect, piece.kind, [piece.of], rows, numbers))
+            found.append(_of_all_workers(editor, collect, piece, rows, numbers))
         elif alike[0] is parts[place]:  # several cuts of merged ids
             rows, numbers = (tf.concat([part[number] for part in alike], 0) for number in (1, 2))
-            keys = [part[0].of for part in alike]
-            found.append(_of_all_workers(editor, collect, piece.kind, keys, rows, numbers))
+            found.append(_of_all_workers(editor, collect, piece, rows, numbers))
     return tf.concat([v for v, _ in found], 0), tf.concat([tf.cast(i, indices.dtype) for _, i in found], 0)
 
 
-def _of_all_workers(
-    editor: Editor, collect: Collect, kind: str, keys: list[str], rows: Any, numbers: Any
-) -> tuple[Any, Any]:
+def _of_all_workers(editor: Editor, collect: Collect, piece: Piece, rows: Any, numbers: Any) -> tuple[Any, Any]:
     """The rows of all workers for one lookup; those of equal ids, or equal keys where they say it, are added up."""
     import tensorflow as tf
 
     sent = _sent_to_all(editor, collect, rows, numbers)
-    if any(keys):
-        own = tf.concat([tf.reshape(editor.tensor(key), [-1]) for key in keys], 0)
-        return _merged_by(all_gather(own), *sent)
-    return merge_equal_rows(*sent) if kind == "unique" else sent
+    if piece.of:
+        return _merged_by(all_gather(tf.reshape(editor.tensor(piece.of), [-1])), *sent)
+    return merge_equal_rows(*sent) if piece.kind == "unique" else sent
 
 
 def _merged_by(keys: Any, values: Any, numbers: Any) -> tuple[Any, Any]:
