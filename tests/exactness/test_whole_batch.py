@@ -107,3 +107,16 @@ def test_a_batch_of_fixed_size_decides_as_well(case: str) -> None:
 
 def test_a_sum_over_a_batch_of_fixed_size_is_refused() -> None:
     assert outcome(WHOLE["if the sum is positive"], False, "hybrid")[0] == "refused"
+
+
+def test_a_gradient_by_what_goes_round_in_a_loop_is_refused() -> None:
+    descent = """
+        def body(t, f):
+            inner = tf.reduce_mean(tf.square((tf.gather(emb, ids) @ f)[:, 0] - y))
+            return t + 1, f - 0.3 * tf.gradients(inner, f)[0]
+        _, fast = tf.while_loop(lambda t, _: t < 3, body, [tf.constant(0), w + 0.0])
+        loss = tf.reduce_mean(tf.square((tf.gather(emb, ids) @ fast)[:, 0] - y))
+        train = opt.minimize(loss, var_list=[w])
+    """
+    kind, message = outcome(descent, True, "hybrid", control_flow_v2=False)
+    assert (kind, "Unroll the loop in Python" in message) == ("refused", True)
