@@ -91,9 +91,10 @@ class Table:
 class AllReduce:
     """`tensor` is each worker's part of a sum: the `edges` shall see the sum of all.
 
-    `kind` is `sum`, `mean` (sum divided by the number of workers), `min`, `max`, or `rows_mean` (a mean over
-    joined rows: weighted by the rows of `weight`, the tensor that was averaged). `table` names the table whose owners
-    have the parts, where they are on servers; else the workers have them.
+    `kind` is `sum`, `mean` (of a gradient: sum divided by the number of workers), `min`, `max`, `rows_mean` (a mean
+    over joined rows: weighted by the rows of `weight`, the tensor that was averaged), or `workers_mean` (a mean of what
+    is no gradient). `table` names the table whose owners have the parts, where they are on servers; else the workers
+    have them. Where a worker `keeps_own`, who fetches the tensor gets this worker's part.
     """
 
     tensor: str
@@ -101,6 +102,7 @@ class AllReduce:
     kind: str
     weight: str = ""
     table: str = ""
+    keeps_own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ class Piece:
         kind: `joined`, `unique`, `shared` or `unknown` (analysis/marking.py).
         of: for `unique` the tensor of distinct ids that says which rows are the same, where the row numbers do not;
             for `unknown` the op at which it cannot be told.
-        merged: for `unique` the op that merged the ids.
+        merged: for `unique` the op that merged the ids; rows of pieces that have one in common are merged together.
     """
 
     ids: str

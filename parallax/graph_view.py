@@ -163,12 +163,13 @@ class GraphView:
                     stack.pop()
                     continue
                 state[node] = 1
-                for needed in self._needed(node):
+                for needed in self.needed(node):
                     if not state.get(needed):
                         stack.append(needed)
         return order
 
-    def _needed(self, node: str) -> list[str]:
+    def needed(self, node: str) -> list[str]:
+        """The nodes that a node takes tensors of or waits for; not what comes around to the Merge of a loop."""
         if node not in self._inputs:
             raise GraphError(f"The graph names node {node!r} as an input and does not hold it.")
         needed = [split_tensor(t)[0] for t in self._inputs[node]] + list(self._controls[node])

@@ -6,23 +6,26 @@ the proof. `MIXED` says that the first axis has all workers' rows, in another or
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from parallax.analysis import axis_blocks, axis_cuts, axis_loops, axis_rows
+from parallax.analysis.axis_part import ALIKE, MIXED, Part
 from parallax.analysis.op_lists import FORWARD_ELEMENTWISE, WHOLE_OR_ROWS
 from parallax.analysis.states import State
+from parallax.control_flow import SWITCHES, Branch, Branches, branches_of, is_loop_merge, predicate_of
 from parallax.graph_view import GraphView, Shape, split_tensor
-
-MIXED = -1
-"""The first axis has the rows of all workers, not one worker's after the other's."""
 
 _SOURCES = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "IteratorGetNext", "IteratorGetNextSync")
 _SOURCES_OF_MANY = ("QueueDequeueMany", "QueueDequeueManyV2", "QueueDequeueUpTo", "QueueDequeueUpToV2")
 _EQUAL = ("same", "handle", "rows", "fed")
 """Kinds of states whose tensors are no worker's own part of a batch."""
 _RANDOM = ("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "StatelessRandomUniformV2")
+_GATHERS = ("GatherV2", "Gather", "ResourceGather")
+_SEGMENTS = ("SegmentSum", "SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
 _REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "ArgMin", "EuclideanNorm")
+_UNASKED = ("ParallelDynamicStitch", "DynamicStitch", "Fill", *_GATHERS, *_SEGMENTS)
+"""Ops whose inputs need not be joined for the result to be."""
 
 
 class BatchAxes:
@@ -31,52 +34,133 @@ class BatchAxes:
     Args:
         view: the graph.
         states: how workers hold its tensors, for all of them.
-        assumed: tensors that are taken to be joined, and their axis: to try a hypothesis.
+        like: other answers about the same graph, whose index of it is used again.
     """
 
-    def __init__(self, view: GraphView, states: Mapping[str, State], assumed: Mapping[str, int] | None = None) -> None:
+    def __init__(self, view: GraphView, states: Mapping[str, State], like: BatchAxes | None = None) -> None:
         self.view = view
         self.states = states
-        self._assumed = dict(assumed or {})
-        self._order = {node: i for i, node in enumerate(view.topological_order())}
+        self._order: dict[str, int] = like._order if like else {n: i for i, n in enumerate(view.topological_order())}
+        self._bodies: dict[str, axis_loops.Body] = like._bodies if like else {}
+        self._branches: dict[str, Branches] = like._branches if like else {}
+        self._supposed: set[str] = set()
         self._seen: set[str] = set()
         self._drawn: set[str] = set()
-        self._axes: dict[str, int] = dict(self._assumed)
+        self._same: set[str] = set()
+        self._parts: dict[str, Part] = {}
+
+    def trying(self, tensor: str, axis: int) -> BatchAxes:
+        """The answers if one tensor that is alike were joined."""
+        found = BatchAxes(self.view, self.states, self)
+        found._suppose({tensor: Part(axis)})
+        return found
+
+    def supposing(self, parts: Mapping[str, Part | None]) -> BatchAxes:
+        """The answers if some tensors, of which nothing is known yet, were so."""
+        found = BatchAxes(self.view, self.states, self)
+        for name in ("_supposed", "_seen", "_drawn", "_same"):
+            getattr(found, name).update(getattr(self, name))
+        found._parts.update(self._parts)
+        found._suppose(parts)
+        return found
+
+    def _suppose(self, parts: Mapping[str, Part | None]) -> None:
+        for tensor, part in parts.items():
+            self._give(tensor, part)
+            self._supposed.add(tensor)
 
     def of(self, tensor: str) -> int | None:
         """The axis along which a tensor is joined; None where none is proven."""
-        node = split_tensor(tensor)[0]
-        if node not in self._seen:
-            waiting = self.view.ancestors([node]) - self._seen
-            for name in sorted(waiting, key=self._order.__getitem__):
-                self._visit(name)
-            self._seen |= waiting
-        return self._axes.get(tensor)
+        for node in sorted(self._unseen(split_tensor(tensor)[0]), key=self._order.__getitem__):
+            if node not in self._seen:  # a loop asks for what comes into it
+                self._seen.add(node)
+                self._visit(node)
+        return self.known(tensor)
+
+    def _unseen(self, node: str) -> set[str]:
+        """What a node needs and has not been looked at; not what comes around in a loop."""
+        found = {node} - self._seen
+        waiting = list(found)
+        while waiting:
+            for needed in self.view.needed(waiting.pop()):
+                if needed not in found and needed not in self._seen:
+                    found.add(needed)
+                    waiting.append(needed)
+        return found
+
+    def part(self, tensor: str) -> Part | None:
+        """How a tensor is joined, or that it is alike; None where nothing is proven."""
+        if self.of(tensor) is not None:
+            return self._parts[tensor]
+        return ALIKE if self.is_equal(tensor) else None
 
     def is_equal(self, tensor: str) -> bool:
         """Whether all workers have this tensor alike, and it is not assumed to be joined."""
-        return self.of(tensor) is None and self.states[tensor].kind in _EQUAL
+        return self.of(tensor) is None and self._is_same(tensor)
+
+    def is_held_alike(self, tensor: str) -> bool:
+        """Whether all workers have this tensor alike, whatever is assumed."""
+        return self.states[tensor].kind in _EQUAL
 
     def shape(self, tensor: str) -> Shape:
         """The static shape."""
         return self.view.shape(tensor)
 
+    def body(self, name: str) -> axis_loops.Body:
+        """The graph of a function."""
+        if name not in self._bodies:
+            self._bodies[name] = axis_loops.body_of(self.view.graph_def.library, name)
+        return self._bodies[name]
+
+    def within(self, body: axis_loops.Body, parts: Sequence[Part | None]) -> list[Part | None]:
+        """What a function gives of arguments that are so."""
+        inner = BatchAxes(body.view, axis_loops.states_within(body, parts))
+        inner._bodies = self._bodies
+        inner._suppose({t: part for t, part in zip(body.arguments, parts, strict=True) if part != ALIKE})
+        return [inner.part(tensor) for tensor in body.results]
+
+    def left_at(self, merge: str, tensor: str) -> Sequence[Branch]:
+        """The branches that a Merge leaves by one of its inputs."""
+        if not self._branches:
+            self._branches.update(branches_of(self.view))
+        node = split_tensor(tensor)[0]
+        left = self._branches[node][len(self._branches[merge]) :]
+        return (*left, Branch(predicate_of(self.view, node), 0)) if self.view.op(node) in SWITCHES else left
+
     def _visit(self, node: str) -> None:
-        op = self.view.op(node)
-        outputs = [t for t in self.view.outputs(node) if t not in self._assumed]
+        op, inputs = self.view.op(node), self.view.inputs(node)
         if op in _SOURCES or op in _SOURCES_OF_MANY:
-            self._axes.update({t: 0 for t in self.sources_of(node) if t in outputs})
-            return
-        inputs = self.view.inputs(node)
-        if not any(t in self._axes for t in inputs) and op not in ("ParallelDynamicStitch", "DynamicStitch"):
-            self._draw(node, op, inputs, outputs)
-            return
+            for tensor in self.sources_of(node):
+                self._give(tensor, Part(0))
+        elif op.endswith("Merge") and is_loop_merge(self.view, node):
+            if f"{node}:0" not in self._supposed:
+                self._suppose(axis_loops.old_loop(self, node))
+        elif op in axis_loops.RULES_OF_MANY:
+            parts = axis_loops.RULES_OF_MANY[op](self, node, inputs)
+            for tensor, part in zip(self.view.outputs(node), parts, strict=True):
+                self._give(tensor, part)
+        elif any(t in self._parts for t in inputs):
+            self._apply(node, op, inputs)
+        else:
+            self._compute_alike(node, op, inputs)
+            if op in _UNASKED:
+                self._apply(node, op, inputs)
+
+    def _apply(self, node: str, op: str, inputs: tuple[str, ...]) -> None:
         rule = _RULES.get(op, _elementwise if op in FORWARD_ELEMENTWISE else None)
         if rule is None or (op == "Select" and self.shape(inputs[0]) != self.shape(inputs[1])):
             return  # a condition of lower rank takes whole rows
-        axis = rule(self, node, inputs)
-        if axis is not None:
-            self._axes.update(dict.fromkeys(outputs, axis))
+        found = rule(self, node, inputs)
+        for tensor in self.view.outputs(node):
+            self._give(tensor, Part(found) if isinstance(found, int) else found)
+
+    def _give(self, tensor: str, part: Part | None) -> None:
+        if tensor in self._supposed or part is None:
+            return
+        if part == ALIKE:
+            self._same.add(tensor)
+        else:
+            self._parts[tensor] = part
 
     def sources_of(self, node: str) -> list[str]:
         """What a node feeds or reads of a batch: tensors that the workers have different ones of."""
@@ -85,83 +169,87 @@ class BatchAxes:
         tensors = [t for t in self.view.outputs(node) if t in self.states]
         return [t for t in tensors if self.states[t].kind not in _EQUAL and self.shape(t) != ()]
 
-    def _draw(self, node: str, op: str, inputs: tuple[str, ...], outputs: list[str]) -> None:
-        """Random numbers of a shape that all workers have alike fit whatever they meet, element by element."""
+    def _compute_alike(self, node: str, op: str, inputs: tuple[str, ...]) -> None:
+        """What is computed of a loop's variables is alike if these are.
+
+        Random numbers of a shape that all workers have alike fit whatever they meet, element by element.
+        """
+        if any(t in self._same for t in inputs) and all(self._is_same(t) for t in inputs):
+            if axis_loops.gives_the_same(op):
+                self._same.update(self.view.outputs(node))
         drawn = op in _RANDOM or (op in FORWARD_ELEMENTWISE and any(t in self._drawn for t in inputs))
-        if drawn and all(self._alike(t) for t in inputs):
-            self._drawn.update(outputs)
+        if drawn and all(self.fits(t) for t in inputs):
+            self._drawn.update(self.view.outputs(node))
 
     def known(self, tensor: str) -> int | None:
         """The axis as found so far, for rules."""
-        return self._axes.get(tensor)
+        part = self._parts.get(tensor)
+        return part.axis if part is not None else None
+
+    def known_part(self, tensor: str) -> Part | None:
+        """How a tensor is joined as found so far, for rules."""
+        return self._parts.get(tensor)
 
     def others_are_equal(self, inputs: tuple[str, ...], *but: int) -> bool:
         """Whether all inputs are equal on all workers, but those of these numbers."""
-        return all(self._alike(t) for i, t in enumerate(inputs) if i not in but)
+        return all(self.fits(t) for i, t in enumerate(inputs) if i not in but)
 
-    def _alike(self, tensor: str) -> bool:
-        return tensor not in self._axes and (tensor in self._drawn or self.states[tensor].kind in _EQUAL)
+    def fits(self, tensor: str) -> bool:
+        """Whether a tensor is alike, or random numbers of which one process draws as many for a larger batch."""
+        return tensor in self._drawn or self._is_same(tensor)
+
+    def _is_same(self, tensor: str) -> bool:
+        if tensor in self._parts:
+            return False
+        return tensor in self._same or (tensor not in self._supposed and self.states[tensor].kind in _EQUAL)
 
     def constant(self, tensor: str) -> Any | None:
         """The value of a tensor, if a Const gives it."""
         return self.view.constant(tensor)
 
 
-_Rule = Callable[[BatchAxes, str, tuple[str, ...]], "int | None"]
+_Rule = Callable[[BatchAxes, str, tuple[str, ...]], "Part | int | None"]
 
 
-def _elementwise(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
+def _elementwise(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | int | None:
     """Operands meet from the right; all that are joined must be so along one axis, which no other operand has."""
     out = axes.shape(f"{node}:0")
     joined = {t: a for t in inputs if (a := axes.known(t)) is not None}
     if len(set(inputs)) == 1:
-        return joined[inputs[0]]
+        return axes.known_part(inputs[0])
+    if MIXED in joined.values():
+        return axis_blocks.in_blocks(axes, node, inputs)
     if out is None:
         return None
     from_right = set()
     for tensor, axis in joined.items():
         shape = axes.shape(tensor)
-        if shape is None or axis == MIXED:
+        if shape is None:
             return None
         from_right.add(len(shape) - axis)
     if len(from_right) != 1:
         return None
     (place,) = from_right
     for tensor in inputs:
-        if tensor not in joined and not axes._alike(tensor):
+        if tensor not in joined and not axes.fits(tensor):
             return None
     return len(out) - place
 
 
-def _first_of(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
+def _first_of(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
     """Rows stay rows where all else is equal on all workers."""
-    transposed = axes.view.nodes[node].attr["transpose_a"].b
-    return 0 if axes.known(inputs[0]) == 0 and not transposed and axes.others_are_equal(inputs, 0) else None
+    attr = axes.view.nodes[node].attr
+    transposed = "transpose_a" in attr and attr["transpose_a"].b
+    part = axes.known_part(inputs[0])
+    is_first = part is not None and part.axis in (0, MIXED) and not transposed
+    return part if is_first and axes.others_are_equal(inputs, 0) else None
 
 
 def _batch_product(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
     ranks = [len(axes.shape(t) or ()) for t in inputs]
     if any(axes.known(t) not in (0, None) for t in inputs) or axes.known(inputs[0]) is None or ranks[0] < 3:
         return None
-    return 0 if axes.known(inputs[1]) == 0 and ranks[1] == ranks[0] or axes._alike(inputs[1]) else None
-
-
-def _reshape(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
-    """Row-major order: rows of whole length may be folded or unfolded; whatever is made flat has all elements."""
-    axis, out = axes.known(inputs[0]), axes.shape(f"{node}:0")
-    if axis is None or out is None or not out:
-        return None
-    if axis in (0, MIXED) and None not in out[1:]:
-        return axis if axis == 0 else _folds_rows(axes.shape(inputs[0]), out)
-    return MIXED if len(out) == 1 else None
-
-
-def _folds_rows(before: Shape, after: Shape) -> int | None:
-    """Rows in another order may be flattened, not put together anew."""
-    if before is None or after is None or None in before[1:]:
-        return None
-    whole = math.prod(d or 0 for d in before[1:]) % max(math.prod(d or 0 for d in after[1:]), 1) == 0
-    return MIXED if whole else None
+    return 0 if axes.known(inputs[1]) == 0 and ranks[1] == ranks[0] or axes.fits(inputs[1]) else None
 
 
 def _transpose(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
@@ -187,20 +275,6 @@ def _squeeze(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
     return None if axis in gone else axis - sum(d < axis for d in gone)
 
 
-def _concat(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
-    """Along another axis the rows stay; along the joined one all rows must be of the batch."""
-    pieces, axis, shape = inputs[:-1], axes.constant(inputs[-1]), axes.shape(inputs[0])
-    found = {axes.known(t) for t in pieces if axes.known(t) is not None}
-    if axis is None or shape is None or len(found) != 1:
-        return None
-    (joined,) = found
-    if joined == MIXED or not all(axes.known(t) is not None or axes._alike(t) for t in pieces):
-        return None
-    if int(axis) % len(shape) != joined:
-        return joined
-    return MIXED if joined == 0 and all(axes.known(t) == 0 for t in pieces) else None
-
-
 def _pack(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
     found, out = {axes.known(t) for t in inputs}, axes.shape(f"{node}:0")
     if len(found) != 1 or found & {None, MIXED} or out is None:
@@ -218,51 +292,7 @@ def _unpack(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
     return None if place == axis else axis - (place < axis)
 
 
-def _split(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
-    value = inputs[1] if axes.view.op(node) == "Split" else inputs[0]
-    place = axes.constant(inputs[0] if axes.view.op(node) == "Split" else inputs[2])
-    axis, shape = axes.known(value), axes.shape(value)
-    if axis is None or axis == MIXED or shape is None or place is None:
-        return None
-    return None if int(place) % len(shape) == axis else axis
-
-
-def _strided_slice(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
-    """Cut along other axes, and new ones put in; the joined one is taken whole."""
-    axis, begin, shape = axes.known(inputs[0]), axes.constant(inputs[1]), axes.shape(inputs[0])
-    strides, attr = axes.constant(inputs[3]), axes.view.nodes[node].attr
-    if axis is None or axis == MIXED or begin is None or strides is None or shape is None:
-        return None
-    if not axes.others_are_equal(inputs, 0):
-        return None
-    masks = {name: attr[f"{name}_mask"].i for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
-    taken = [place for place in range(begin.size) if not (masks["new_axis"] | masks["ellipsis"]) & (1 << place)]
-    read, out = 0, 0  # axes of the input and of the result, so far
-    for place in range(begin.size):
-        bit = 1 << place
-        if masks["ellipsis"] & bit:
-            whole = len(shape) - len(taken)
-            if read <= axis < read + whole:
-                return out + axis - read
-            read, out = read + whole, out + whole
-        elif masks["new_axis"] & bit:
-            out += 1
-        elif read == axis:
-            is_whole = masks["begin"] & bit and masks["end"] & bit and int(strides.reshape(-1)[place]) == 1
-            return out if is_whole and not masks["shrink_axis"] & bit else None
-        else:
-            read, out = read + 1, out + (not masks["shrink_axis"] & bit)
-    return out + axis - read
-
-
-def _slice(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
-    axis, begin, size = axes.known(inputs[0]), axes.constant(inputs[1]), axes.constant(inputs[2])
-    if axis is None or axis == MIXED or begin is None or size is None:
-        return None
-    return axis if int(begin.reshape(-1)[axis]) == 0 and int(size.reshape(-1)[axis]) == -1 else None
-
-
-def _gather(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
+def _gather(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | int | None:
     """By ids of the batch from what is equal on all workers, or by equal ids along another axis than the joined one."""
     params, ids = inputs[0], inputs[1]
     place = axes.constant(inputs[2]) if len(inputs) > 2 else 0
@@ -273,11 +303,11 @@ def _gather(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
         return None
     at = int(place) % len(shape) if len(inputs) > 2 and shape else 0
     axis = axes.known(ids)
-    if axis is not None and axes._alike(params):
+    if axis is not None and axes.fits(params):
         return axis if axis == MIXED and at == 0 and len(ids_shape) == 1 else None if axis == MIXED else at + axis
     axis = axes.known(params)
-    if axis is None or axis == MIXED or not axes._alike(ids) or at == axis:
-        return None
+    if axis is None or axis == MIXED or not axes.fits(ids) or at == axis:
+        return axis_rows.gathered_again(axes, node, inputs)
     return axis if axis < at else axis - 1 + len(ids_shape)
 
 
@@ -308,31 +338,8 @@ def _over_last(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | Non
 
 
 def _cross_entropy(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
-    joined = all(axes.known(t) == 0 or axes._alike(t) for t in inputs)
+    joined = all(axes.known(t) == 0 or axes.fits(t) for t in inputs)
     return 0 if joined and axes.known(inputs[0]) == 0 else None
-
-
-def _stitch(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
-    """Rows looked up part by part and put back where their ids were, as embedding_lookup does with several parts."""
-    view, count = axes.view, len(inputs) // 2
-    places = {split_tensor(t)[0] for t in inputs[:count]}
-    parts = {split_tensor(view.inputs(split_tensor(t)[0])[1])[0] for t in inputs[count:] if _is_gather(view, t)}
-    if len(places) != 1 or len(parts) != 1 or not all(_is_gather(view, t) for t in inputs[count:]):
-        return None
-    (places_by,), (ids_by,) = places, parts
-    if view.op(places_by) != "DynamicPartition" or view.op(ids_by) != "DynamicPartition":
-        return None
-    ids, numbers = view.inputs(ids_by)[0], split_tensor(view.inputs(places_by)[0])[0]
-    same_parts = view.inputs(ids_by)[1] == view.inputs(places_by)[1]
-    if not same_parts or view.op(numbers) != "Range" or axes.constant(view.inputs(numbers)[0]) != 0:
-        return None
-    size = split_tensor(view.inputs(numbers)[1])[0]
-    whole = view.inputs(size)[0] if view.op(size) == "Size" else ids
-    return axes.known(whole) if axes.known(whole) in (0, MIXED) and len(axes.shape(whole) or ()) == 1 else None
-
-
-def _is_gather(view: GraphView, tensor: str) -> bool:
-    return view.op(split_tensor(tensor)[0]) in ("GatherV2", "Gather", "ResourceGather")
 
 
 def _by_numbers(name: str, whole: int) -> _Rule:
@@ -354,23 +361,28 @@ def _by_numbers(name: str, whole: int) -> _Rule:
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(WHOLE_OR_ROWS, _first_of),
     **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _batch_product),
-    "Reshape": _reshape,
+    "Reshape": axis_blocks.reshape,
     "Transpose": _transpose,
+    "Fill": axis_blocks.fill,
+    **axis_loops.RULES,
     "ExpandDims": _expand_dims,
     "Squeeze": _squeeze,
-    "ConcatV2": _concat,
+    "ConcatV2": axis_blocks.concat,
     "Pack": _pack,
     "Unpack": _unpack,
-    "Split": _split,
-    "SplitV": _split,
-    "StridedSlice": _strided_slice,
-    "Slice": _slice,
-    **dict.fromkeys(("GatherV2", "Gather", "ResourceGather"), _gather),
+    "Split": axis_blocks.split,
+    "SplitV": axis_blocks.split,
+    "StridedSlice": axis_cuts.strided_slice,
+    "Slice": axis_cuts.cut,
+    **dict.fromkeys(_GATHERS, _gather),
+    "GatherNd": axis_rows.gather_nd,
+    "UnsortedSegmentSum": axis_rows.segment_sum(2),
+    **dict.fromkeys(_SEGMENTS, axis_rows.segment_sum(None)),
     "OneHot": _one_hot,
     **dict.fromkeys(_REDUCTIONS, _reduction),
     **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2", "L2Normalize"), _over_last),
     **dict.fromkeys(("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"), _cross_entropy),
-    **dict.fromkeys(("ParallelDynamicStitch", "DynamicStitch"), _stitch),
+    **dict.fromkeys(("ParallelDynamicStitch", "DynamicStitch"), axis_rows.stitch),
     "Tile": _by_numbers("multiples", 1),
     "Pad": _by_numbers("paddings", 0),
     "PadV2": _by_numbers("paddings", 0),

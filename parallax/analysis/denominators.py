@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from parallax.analysis.batch_axis import MIXED, BatchAxes
+from parallax.analysis.axis_part import MIXED, Part
+from parallax.analysis.batch_axis import BatchAxes
 from parallax.analysis.gradients import autodiff_ops
 from parallax.analysis.op_lists import FORWARD_ELEMENTWISE
 from parallax.analysis.states import SAME
@@ -174,9 +175,9 @@ class _Look:
         if view.shape(f"{node}:0") != () or is_fixed or not self._chosen or self._axes.of(values) is not None:
             return None, False
         needed = view.ancestors([split_tensor(values)[0]])
-        assumed = {tensor: 0 for tensor in self._chosen if split_tensor(tensor)[0] in needed}
+        assumed = {tensor: Part(0) for tensor in self._chosen if split_tensor(tensor)[0] in needed}
         counted = self._counted_by(values) if assumed else ()
-        if not counted or BatchAxes(view, self._walk.states, assumed).of(values) is None:
+        if not counted or BatchAxes(view, self._walk.states).supposing(assumed).of(values) is None:
             return None, bool(counted)
         return Selected(node, values, counted), False
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from parallax.analysis.batch_axis import MIXED, BatchAxes
+from parallax.analysis.axis_part import MIXED
+from parallax.analysis.batch_axis import BatchAxes
 from parallax.analysis.op_lists import FORWARD_ELEMENTWISE
 from parallax.analysis.unique_ids import root
 from parallax.analysis.update_ops import LOOKUPS
@@ -42,7 +43,7 @@ def kind_of_equal_ids(axes: BatchAxes, ids: str, forward: Set[str]) -> str:
     for axis, length in enumerate(shape or ()):
         if not length or not any(length % batch == 0 for batch in batches):
             continue  # no batch can make it longer
-        tried = BatchAxes(axes.view, axes.states, {ids: axis})
+        tried = axes.trying(ids, axis)
         if all(_lies_along_batch(tried, *edge) for edge in meetings):
             return JOINED
         apart = apart and all(_is_apart(axes, tried, *edge) for edge in misfit)

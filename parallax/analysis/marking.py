@@ -3,7 +3,8 @@
 The rows of IndexedSlices come in pieces, one for each lookup, and what the one process would have depends on the ids:
 - `joined`: ids of the batch; the one process has all workers' rows, one after the other.
 - `unique`: ids that the forward pass had merged, as embedding_lookup_sparse does (unique_ids.py); the one process has
-  every row once, so rows of several workers are merged before anything else sees them.
+  every row once, so rows of several workers are merged before anything else sees them. Merged ids that are looked up
+  in several cuts, none of them in two, are pieces that are merged together.
 - `shared`: the same ids on all workers whatever the batch (positions, equal samples); the one process has these rows
   once, each worker a part of their sum (equal_ids.py).
 - `unknown`: it cannot be seen how many rows a larger batch has: ids equal on all workers, or some of merged ids.
@@ -71,10 +72,16 @@ def _pieces(look: _Look, source: GradientSource) -> list[Piece]:
             found.append(_of_equal_ids(look, tensor))
         else:
             found.append(_of_own_ids(look, tensor))
-    merged = [piece.merged for piece in found if piece.merged]
-    if len(merged) == len(set(merged)):
-        return found
-    return [Piece(p.ids, "unknown", p.merged) if merged.count(p.merged) > 1 else p for p in found]
+    return [_beside(look, piece, [p for p in found if piece.merged and p.merged == piece.merged]) for piece in found]
+
+
+def _beside(look: _Look, piece: Piece, alike: list[Piece]) -> Piece:
+    """A piece beside others of the same merged ids: no id may be in two of them, and all must be looked up alike."""
+    if len(alike) < 2:
+        return piece
+    if any(p.of for p in alike) or not look.unique.are_apart([p.ids for p in alike]):
+        return Piece(piece.ids, "unknown", piece.merged)
+    return piece
 
 
 def _of_own_ids(look: _Look, ids: str) -> Piece:

@@ -13,6 +13,7 @@ from parallax.analysis.capture import Captured, variable_of_tensor
 from parallax.analysis.recorded import Record
 from parallax.analysis.states import PLAIN, SAME
 from parallax.analysis.walk import NoRule, Walk, part_of
+from parallax.control_flow import MERGES, is_loop_merge
 from parallax.decisions import AllReduce
 from parallax.errors import GraphError
 from parallax.graph_view import Edge, GraphView, split_tensor
@@ -73,6 +74,8 @@ def visit(walk: Walk, node: str) -> None:
     for tensor in walk.view.outputs(node):
         for passage in walk.passages.get(tensor, ()):
             state = walk.states[tensor]
+            if state != SAME and node in walk.training and any(_starts_alike(walk, t) for t in passage.targets):
+                raise _refusal(walk, passage)
             if state == SAME or not _is_alike(walk, passage):
                 continue
             if passage.of_rows or passage.is_mixed or not walk.agrees(walk.branches[node]):
@@ -110,6 +113,25 @@ def _is_alike(walk: Walk, passage: Passage) -> bool:
     states = {t: walk.states.get(t) for t in passage.targets}
     walk.asked.update(t for t, state in states.items() if state is None)
     return any(state == SAME or (state is None and t in walk.alike) for t, state in states.items())
+
+
+def _starts_alike(walk: Walk, target: str) -> bool:
+    """Whether a tensor is alike as a loop begins, and nothing says that it differs later but that it goes round."""
+    view, waiting, seen, in_loop = walk.view, [target], set[str](), False
+    while waiting:
+        tensor = waiting.pop()
+        if tensor in seen or walk.states.get(tensor) == SAME:
+            continue
+        seen.add(tensor)
+        node = split_tensor(tensor)[0]
+        inputs = list(view.inputs(node))
+        if view.op(node) in MERGES and is_loop_merge(view, node):
+            in_loop = True
+            inputs = [t for t in inputs if not view.op(split_tensor(t)[0]).endswith("NextIteration")]
+        elif all(walk.states.get(t) == SAME for t in inputs):
+            return False  # fed, drawn or read
+        waiting += inputs
+    return in_loop
 
 
 def _refusal(walk: Walk, passage: Passage) -> GraphError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from parallax.analysis import own_state, rules
+from parallax.analysis import own_state, rules, whole_batch
 from parallax.analysis.capture import Captured
 from parallax.analysis.denominators import Denominators, find_denominators, notes_of
 from parallax.analysis.functions import functions_of
@@ -19,8 +19,9 @@ from parallax.analysis.marking import Kinds, keeps_of, mark, piece_kinds
 from parallax.analysis.owned import owned_nodes
 from parallax.analysis.passages import check_kept, find_passages
 from parallax.analysis.server_order import check_reads
-from parallax.analysis.states import SAME
+from parallax.analysis.states import LOCAL, SAME
 from parallax.analysis.walk import Walk
+from parallax.analysis.whole_batch import Whole, find_wholes
 from parallax.control_flow import branches_of
 from parallax.decisions import (
     Broadcast,
@@ -33,6 +34,7 @@ from parallax.decisions import (
     Table,
     Terms,
 )
+from parallax.errors import GraphError, ParallaxError
 from parallax.graph_view import split_tensor
 from parallax.spec import GradientSource
 
@@ -88,7 +90,7 @@ def walked(
         if source.indices is None:
             dense_sources.setdefault(source.values, []).append(source)
     passages, alike = find_passages(captured), frozenset[str]()
-    denominators = Denominators()
+    denominators, wholes = Denominators(), dict[str, Whole]()
     while True:
         walk = Walk(
             captured=captured,
@@ -110,10 +112,20 @@ def walked(
             denominators=denominators,
             passages=passages,
             alike=alike,
+            wholes=wholes,
         )
         mark(walk)
-        for node in order:
-            rules.visit(walk, node)
+        refusal = _visit_all(walk, order)
+        if walk.decisive:
+            divisions, (parts, unproven) = find_denominators(walk, denominators), find_wholes(walk)
+            if divisions != denominators:  # what losses are divided by comes first: it says what a loss is a part of
+                denominators = divisions
+                continue
+            if parts != wholes:
+                wholes = parts
+                continue
+            if refusal is not None:
+                raise _with_place(walk, refusal, unproven)
         found = piece_kinds(walk)
         asked = frozenset(t for t in walk.asked if walk.states.get(t) == SAME)
         if (
@@ -128,6 +140,28 @@ def walked(
         kinds, alike = found, asked
         table_of = {**table_of, **walk.new_members}
         own = own | walk.new_own
+
+
+def _visit_all(walk: Walk, order: list[str]) -> ParallaxError | None:
+    """Visits every node; gives the first error, where parts of the batch that could mend it have been met before."""
+    refusal = None
+    for node in order:
+        try:
+            rules.visit(walk, node)
+        except ParallaxError as error:
+            if not walk.decisive:
+                raise
+            refusal = refusal or error
+            walk.set_all(node, LOCAL)
+    return refusal
+
+
+def _with_place(walk: Walk, refusal: ParallaxError, unproven: str) -> ParallaxError:
+    """The error, with the op that is in the way."""
+    if not unproven or not isinstance(refusal, GraphError):
+        return refusal
+    op = walk.view.op(split_tensor(unproven)[0])
+    return GraphError(f"{refusal} It cannot be seen what one process has of {op} {unproven!r}.")
 
 
 def _table(captured: Captured, part: str, placement: Placement) -> Table:
@@ -155,6 +189,7 @@ def _is_update_read(walk: Walk, node: str) -> bool:
 def _decisions(walk: Walk, terms: Terms) -> Decisions:
     if terms.accumulate_steps > 1:
         check_kept(walk)
+        whole_batch.check_kept(walk)
     for placeholder in sorted(walk.fed):
         edges = tuple(walk.view.consumers(f"{placeholder}:0"))
         walk.broadcasts.append(Broadcast(f"{placeholder}:0", edges))
@@ -210,7 +245,7 @@ def _decisions(walk: Walk, terms: Terms) -> Decisions:
         terms=terms,
         divided=walk.denominators.divided,
         selected=walk.denominators.selected,
-        notes=(*notes_of(walk.denominators), *own_state.notes_of(walk)),
+        notes=(*notes_of(walk.denominators), *own_state.notes_of(walk), *whole_batch.notes_of(walk)),
         keeps=keeps_of(walk) if terms.accumulate_steps > 1 else (),
         alike_rows=tuple(walk.alike_rows) if terms.accumulate_steps > 1 else (),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from parallax.analysis import denominators, passages, rules_rows, rules_state
+from parallax.analysis import denominators, passages, rules_rows, rules_state, whole_batch
 from parallax.analysis.capture import Captured, variable_of_tensor
 from parallax.analysis.functions import is_stateful
 from parallax.analysis.marking import concatenated
@@ -89,6 +89,7 @@ def visit(walk: Walk, node: str) -> None:
     _all_reduce_gradient(walk, node)
     passages.visit(walk, node)
     denominators.visit(walk, node)
+    whole_batch.visit(walk, node)
 
 
 def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -26,6 +26,7 @@ def switch(walk: Walk, node: str, states: list[State]) -> bool:
     if state.kind in PLAIN:
         return False
     if not walk.agrees((*walk.branches[node], Branch(predicate_of(walk.view, node), 1))):
+        walk.decisive += [Edge(node, 1)] if node in walk.training else []
         return False
     walk.set_all(node, state)
     return True

@@ -52,10 +52,12 @@ def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
     _refuse_opaque(walk, walk.condition(branches))
     for branch in branches:
         if not walk.agrees((branch,)):
+            walk.decisive.append(walk.view.consumers(branch.predicate)[0])
             raise GraphError(
                 f"A trained variable must be updated by all workers or by none: {op} {node!r} writes {variables[0]!r} "
                 f"if {branch.predicate!r}, which depends on each worker's own batch. Compute the condition from "
-                "gradients, variables or counters, which are equal on all workers, or feed it as a scalar."
+                "gradients, variables or counters, which are equal on all workers, or of means, maxima or minima over "
+                "the batch, or feed it as a scalar."
             )
     for variable in variables:
         table = walk.tables.get(walk.table_of.get(variable, ""))
@@ -116,12 +118,13 @@ def _hyperparameters(walk: Walk, node: str, state: StateOp, variables: list[str]
         other = walk.require_same(_value(walk, node, slot))
         if state.kind == "unknown" or other == SAME:
             continue
+        walk.decisive.append(Edge(node, slot))
         _refuse_opaque(walk, other)
         tensor = walk.view.inputs(node)[slot]
         raise GraphError(
             f"What sets how a shared variable is updated must be equal on all workers: {walk.view.op(node)} {node!r} "
             f"updates {variables[0]!r} with {tensor!r}, which depends on each worker's own batch. "
-            "Compute it from variables, constants or scalar placeholders."
+            "Compute it from variables, constants, scalar placeholders, or means, maxima or minima over the batch."
         )
 
 
@@ -197,6 +200,7 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
         _take_worker_0(walk, node, Edge(node, state.value or 0), variables[0])
         return
     if variables[0] in walk.shared:
+        walk.decisive += [Edge(node, slot) for slot in slots]
         op, tensor = walk.view.op(node), walk.view.inputs(node)[slots[0]]
         raise GraphError(
             "A trained variable must take its gradient, or what is equal on all workers: "

@@ -49,6 +49,31 @@ class UniqueIds:
         merged = self._distinct(before) if before != root(self._view, tensor) else ""
         return Distinct(before, merged) if merged else None
 
+    def are_apart(self, tensors: list[str]) -> bool:
+        """Whether these are cut out of one vector of distinct ids, each element into one of them at most."""
+        cuts = [self._cut(tensor) for tensor in tensors]
+        if None in cuts or len({cut[0] for cut in cuts if cut}) != 1:
+            return False
+        ranges = [cut[1:] for cut in cuts if cut]
+        pairs = [(a, b) for i, a in enumerate(ranges) for b in ranges[:i]]
+        return all(_is_before(a[1], b[0]) or _is_before(b[1], a[0]) for a, b in pairs)
+
+    def _cut(self, tensor: str) -> tuple[str, int | None, int | None] | None:
+        """(vector, begin, end) of a cut; None for what is no cut by constants."""
+        tensor = self._before_reshape(tensor)
+        node, view = split_tensor(tensor)[0], self._view
+        if view.op(node) != "StridedSlice" or len(view.shape(tensor) or ()) != 1:
+            return None
+        vector, attr = view.inputs(node)[0], view.nodes[node].attr
+        begin, end, strides = (view.constant(t) for t in view.inputs(node)[1:])
+        if begin is None or end is None or strides is None or begin.size != 1 or int(strides.reshape(-1)[0]) != 1:
+            return None
+        if any(attr[f"{mask}_mask"].i for mask in ("ellipsis", "new_axis", "shrink_axis")):
+            return None
+        first = None if attr["begin_mask"].i else int(begin.reshape(-1)[0])
+        last = None if attr["end_mask"].i else int(end.reshape(-1)[0])
+        return self._before_reshape(vector), first, last
+
     def any_before(self, tensor: str) -> str:
         """An op that merges ids of the batch and that a tensor is computed from; empty where there is none."""
         needed = self._view.ancestors([split_tensor(tensor)[0]])
@@ -179,6 +204,11 @@ class UniqueIds:
 
     def _before_reshape(self, tensor: str) -> str:
         return root(self._view, tensor)
+
+
+def _is_before(end: int | None, begin: int | None) -> bool:
+    """Whether a cut that ends here is over where another begins; both from the front, or both from the back."""
+    return end is not None and begin is not None and (end < 0) == (begin < 0) and end <= begin
 
 
 def root(view: GraphView, tensor: str) -> str:

@@ -29,6 +29,7 @@ from parallax.spec import GradientSource
 if TYPE_CHECKING:
     from parallax.analysis.denominators import Denominators
     from parallax.analysis.passages import Passage
+    from parallax.analysis.whole_batch import Whole
 
 
 class NoRule(ParallaxError):
@@ -82,6 +83,8 @@ class Walk:
         alike: tensors that the walk before found equal on all workers.
         asked: tensors that a passage asked for before the walk came to them.
         passed: the passages of which the mean is taken.
+        wholes: parts of what the one process has that are put together (whole_batch.py), by tensor.
+        decisive: inputs on which shared state depends and that differ between workers, as far as they are.
     """
 
     captured: Captured
@@ -103,6 +106,8 @@ class Walk:
     denominators: Denominators
     passages: Mapping[str, Sequence[Passage]] = field(default_factory=dict)
     alike: frozenset[str] = frozenset()
+    wholes: Mapping[str, Whole] = field(default_factory=dict)
+    decisive: list[Edge] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
     passed: list[str] = field(default_factory=list)
     states: dict[str, State] = field(default_factory=dict)

@@ -37,6 +37,8 @@ def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
         with tf.name_scope(f"{SCOPE}/all_reduce/"):
             if reduction.kind == "rows_mean":
                 reduced = _mean_of_rows(editor, tensor, editor.leaving(reduction.weight))
+            elif reduction.kind == "workers_mean":
+                reduced = editor.together.all_reduce(tensor, "sum", 1.0 / editor.worker.size)
             elif reduction.kind == "mean":
                 reduced = editor.together.add_gradients(tensor, 1.0 / editor.worker.size)
             elif reduction.kind == "sum" and editor.view.op(split_tensor(reduction.tensor)[0]) == "UnsortedSegmentSum":
@@ -44,7 +46,9 @@ def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
             else:
                 reduced = editor.together.all_reduce(tensor, reduction.kind)
         editor.lead(reduction.edges, reduced)
-        if reduction.kind != "mean":  # a worker's own gradient may be fetched, its part of a sum over rows is nothing
+        if (
+            reduction.kind != "mean" and not reduction.keeps_own
+        ):  # a worker's own gradient may be fetched, its part of a sum over rows is nothing
             editor.whole[reduction.tensor] = str(reduced.name)
 
 
@@ -164,19 +168,29 @@ def _as_one_process(editor: Editor, collect: Collect, values: Any, indices: Any)
     """Every row that the one process would have, piece by piece."""
     import tensorflow as tf
 
-    found = []
     pieces = collect.pieces
-    split = zip(pieces, _split(editor, values, pieces), _split(editor, indices, pieces), strict=True)
-    for piece, rows, numbers in split:
+    parts = list(zip(pieces, _split(editor, values, pieces), _split(editor, indices, pieces), strict=True))
+    found = []
+    for place, (piece, rows, numbers) in enumerate(parts):
+        alike = [part for part in parts if piece.merged and part[0].merged == piece.merged]
         if piece.kind == "shared":
             found.append((editor.together.add_gradients(rows), numbers))
-        else:
-            sent = _sent_to_all(editor, collect, rows, numbers)
-            if piece.of:
-                found.append(_merged_by(all_gather(tf.reshape(editor.tensor(piece.of), [-1])), *sent))
-            else:
-                found.append(merge_equal_rows(*sent) if piece.kind == "unique" else sent)
+        elif len(alike) < 2:
+            found.append(_of_all_workers(editor, collect, piece, rows, numbers))
+        elif alike[0] is parts[place]:  # several cuts of merged ids
+            rows, numbers = (tf.concat([part[number] for part in alike], 0) for number in (1, 2))
+            found.append(_of_all_workers(editor, collect, piece, rows, numbers))
     return tf.concat([v for v, _ in found], 0), tf.concat([tf.cast(i, indices.dtype) for _, i in found], 0)
+
+
+def _of_all_workers(editor: Editor, collect: Collect, piece: Piece, rows: Any, numbers: Any) -> tuple[Any, Any]:
+    """The rows of all workers for one lookup; those of equal ids, or equal keys where they say it, are added up."""
+    import tensorflow as tf
+
+    sent = _sent_to_all(editor, collect, rows, numbers)
+    if piece.of:
+        return _merged_by(all_gather(tf.reshape(editor.tensor(piece.of), [-1])), *sent)
+    return merge_equal_rows(*sent) if piece.kind == "unique" else sent
 
 
 def _merged_by(keys: Any, values: Any, numbers: Any) -> tuple[Any, Any]:

@@ -224,6 +224,7 @@ def _relative(found: Any, expected: Any, size: Any = None) -> float:
 _PUT_TOGETHER: dict[str, Callable[[list[Any], list[int] | None], Any]] = {
     "sum": lambda parts, _: np.sum(parts, 0),
     "mean": lambda parts, _: np.mean(parts, 0),
+    "workers_mean": lambda parts, _: np.mean(parts, 0),
     "min": lambda parts, _: np.min(parts, 0),
     "max": lambda parts, _: np.max(parts, 0),
     "rows_mean": lambda parts, weights: np.average(parts, 0, weights),
