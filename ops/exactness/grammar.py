@@ -22,10 +22,10 @@ def program(seed: int, number: int, workers: int | None = None) -> Program:
         workers: how many; None draws two to five.
     """
     rng = np.random.RandomState([seed, number])
-    size = int(rng.choice([2, 3, 4, 5], p=[0.55, 0.25, 0.1, 0.1]))
-    d = Draft(rng, is_open=rng.rand() < 0.5, v2=rng.rand() < 0.7, resource=rng.rand() < 0.75)
+    size = int(rng.choice([2, 3, 4, 5], p=[0.6, 0.28, 0.06, 0.06]))
+    d = Draft(rng, is_open=rng.rand() < 0.6, v2=rng.rand() < 0.7, resource=rng.rand() < 0.75)
     dtype = "float32" if rng.rand() < 0.3 else "float64"
-    optimizes = bool(rng.rand() < 0.3)
+    optimizes = bool(rng.rand() < 0.1)
     d.tape = bool(d.resource and rng.rand() < 0.1)
     _batch(d)
     d.taped = True

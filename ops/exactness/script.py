@@ -84,7 +84,9 @@ class Script:
     def options(self) -> Any:
         """Of a session; on one thread, so that a fault shows in every trial or in none."""
         config = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=-1)
-        config.graph_options.rewrite_options.disable_meta_optimizer = not self.optimizes
+        if not self.optimizes:
+            config.graph_options.rewrite_options.disable_meta_optimizer = True
+            config.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
         return config
 
 
