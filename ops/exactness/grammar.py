@@ -8,6 +8,8 @@ import numpy as np
 
 from ops.exactness.draft import Draft, Program
 from ops.exactness.inputs import FEATURES, IDS, LOOKUPS, Production
+from ops.exactness.layers import LAYERS, SEQUENCES
+from ops.exactness.surroundings import fed_before
 from ops.exactness.updates import EXTRAS, ON_VALUES, UNCONDITIONAL, UPDATES, gradients, loss
 
 COLUMNS = 3
@@ -32,15 +34,17 @@ def program(seed: int, number: int, workers: int | None = None) -> Program:
     for _ in range(rng.randint(0, 4)):
         _one_of(d, IDS)
     for _ in range(rng.randint(1, 4)):
-        _one_of(d, LOOKUPS)
+        _one_of(d, (*LOOKUPS, *SEQUENCES))
         for _ in range(rng.randint(0, 3)):
-            _one_of(d, FEATURES)
+            _one_of(d, (*FEATURES, *LAYERS))
     if len(d.rows) > 1:
         d.new_row(" + ".join(_ends(d)), d.rows[-1])
     loss(d)
     d.taped = False
     gradients(d)
     _one_of(d, UPDATES if d.resource or not d.v2 else UNCONDITIONAL)
+    if any("UPDATE_OPS" in s.text for s in d.statements):
+        d.add("train = tf.group(train, *v1.get_collection(v1.GraphKeys.UPDATE_OPS))")
     for _ in range(int(rng.choice([0, 1, 2], p=[0.5, 0.35, 0.15]))):
         _one_of(d, EXTRAS)
     return Program(
@@ -66,10 +70,12 @@ def _batch(d: Draft) -> None:
     d.add('i0 = v1.placeholder(tf.int64, [rows], name="ids")', is_kept=True)
     d.add(f's0 = v1.placeholder(tf.int64, [rows, {COLUMNS}], name="bags")')
     d.add('y = v1.placeholder(F, [rows], name="y")', is_kept=True)
+    d.bags.append(("s0", 11, COLUMNS))
+    if d.chance(0.12):
+        fed_before(d)
     d.add(f"n = {'tf.shape(i0)[0]' if d.is_open else 'rows'}")
     d.counts |= {"i": 0, "s": 0}
     d.ids.append(("i0", 11))
-    d.bags.append(("s0", 11, COLUMNS))
 
 
 def _ends(d: Draft) -> Sequence[str]:

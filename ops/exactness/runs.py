@@ -54,7 +54,7 @@ class Built:
         script = Script.load(source)
         graph, ops = script.graph(script.rows)
         whole, whole_ops = (graph, ops) if script.is_open else script.graph(script.rows * script.workers)
-        return Built(script, graph, ops, whole, whole_ops, script.batches())
+        return Built(script, graph, ops, whole, whole_ops, script.batches(len(ops)))
 
     def trained(self) -> frozenset[str]:
         """The names of variables that are trained."""
