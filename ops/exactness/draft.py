@@ -159,6 +159,7 @@ class Draft:
     is_open: bool
     v2: bool
     resource: bool
+    is_float32: bool
     tape: bool = False
     taped: bool = False
     statements: list[Statement] = field(default_factory=list)

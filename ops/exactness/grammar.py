@@ -25,8 +25,8 @@ def program(seed: int, number: int, workers: int | None = None) -> Program:
     """
     rng = np.random.RandomState([seed, number])
     size = int(rng.choice([2, 3, 4, 5], p=[0.6, 0.28, 0.06, 0.06]))
-    d = Draft(rng, is_open=rng.rand() < 0.6, v2=rng.rand() < 0.7, resource=rng.rand() < 0.75)
-    dtype = "float32" if rng.rand() < 0.3 else "float64"
+    is_open, v2, resource, is_float32 = rng.rand(4) < [0.6, 0.7, 0.75, 0.3]
+    d = Draft(rng, is_open=bool(is_open), v2=bool(v2), resource=bool(resource), is_float32=bool(is_float32))
     optimizes = bool(rng.rand() < 0.1)
     d.tape = bool(d.resource and rng.rand() < 0.1)
     _batch(d)
@@ -53,7 +53,7 @@ def program(seed: int, number: int, workers: int | None = None) -> Program:
         tuple(d.feeds.items()),
         tuple(d.statements),
         d.result,
-        dtype,
+        "float32" if d.is_float32 else "float64",
         is_open=d.is_open,
         control_flow_v2=d.v2,
         optimizes=optimizes,

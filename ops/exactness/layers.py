@@ -105,7 +105,7 @@ def _checked(d: Draft) -> None:
 
 
 def sampled_loss(d: Draft) -> None:
-    """A loss over sampled classes is added, which TensorFlow computes in float32; no sample depends on the batch."""
+    """A loss over sampled classes is added, which TensorFlow has for float32 alone; no sample depends on the batch."""
     name, h = d.name("classes"), d.rows[-1]
     loss = d.pick(("sampled_softmax_loss", "nce_loss"))
     partitioner = ", partitioner=v1.fixed_size_partitioner(2)" if d.chance(0.3) else ""
@@ -118,11 +118,11 @@ def sampled_loss(d: Draft) -> None:
         )
     d.add(
         f"""
-        {name} = v1.get_variable("{name}", [13, 4], tf.float32{partitioner})
-        bias_{name} = v1.get_variable("bias_{name}", [13], tf.float32, initializer=v1.zeros_initializer())
-        loss += 0.1 * tf.reduce_mean(tf.cast(v1.nn.{loss}(
-            list({name}) if {bool(partitioner)} else {name}, bias_{name}, i0[:, None], tf.cast({h}, tf.float32), 5, 13,
-            partition_strategy="div"{seed}{sampled}), F))
+        {name} = v1.get_variable("{name}", [13, 4], F{partitioner})
+        bias_{name} = v1.get_variable("bias_{name}", [13], F, initializer=v1.zeros_initializer())
+        loss += 0.1 * tf.reduce_mean(v1.nn.{loss}(
+            list({name}) if {bool(partitioner)} else {name}, bias_{name}, i0[:, None], {h}, 5, 13,
+            partition_strategy="div"{seed}{sampled}))
         """
     )
 

@@ -71,7 +71,7 @@ def _more_loss(d: Draft, w: str) -> None:
         d.add(f"loss += 0.01 * tf.nn.l2_loss({w})")
     if d.tables and d.chance(0.1):
         d.add(f"loss += 0.1 * tf.reduce_mean(tf.reduce_sum(tf.square({d.row()}), 1))")
-    if d.chance(0.1):
+    if d.is_float32 and d.chance(0.3):
         sampled_loss(d)
     if d.tape:
         return
@@ -193,7 +193,7 @@ def _row_wise(d: Draft) -> None:
                 changes.append(v1.assign_sub(v, 0.3 * g))
                 continue
             ones = v1.ones_initializer()
-            acc = v1.get_variable(v.op.name + "_acc", [v.shape[0], 1], v.dtype.base_dtype, initializer=ones, trainable=False)
+            acc = v1.get_variable(v.op.name + "_acc", [v.shape[0], 1], F, initializer=ones, trainable=False)
             with v1.control_dependencies(
                 [v1.scatter_add(acc, g.indices, tf.reduce_mean(tf.square(g.values), 1, keepdims=True))]
             ):
@@ -212,7 +212,7 @@ def _hand_momentum(d: Draft) -> None:
         """
         changes = []
         for g, v in pairs:
-            m = v1.get_variable(v.op.name + "_m", v.shape, v.dtype.base_dtype, initializer=v1.zeros_initializer(), trainable=False)
+            m = v1.get_variable(v.op.name + "_m", v.shape, F, initializer=v1.zeros_initializer(), trainable=False)
             m_next = v1.assign(m, 0.9 * m.read_value() + tf.convert_to_tensor(g))
             changes.append(v1.assign_sub(v, 0.3 * m_next))
         with v1.control_dependencies(changes):
@@ -231,7 +231,7 @@ def _every_k(d: Draft) -> None:
             return a.scatter_add(g) if isinstance(g, tf.IndexedSlices) else v1.assign_add(a, g)
 
         sums = [
-            v1.get_variable(v.op.name + "_sum", v.shape, v.dtype.base_dtype, initializer=v1.zeros_initializer(), trainable=False)
+            v1.get_variable(v.op.name + "_sum", v.shape, F, initializer=v1.zeros_initializer(), trainable=False)
             for _, v in pairs
         ]
         calls = v1.get_variable("calls", [], tf.int64, initializer=v1.zeros_initializer(), trainable=False)
