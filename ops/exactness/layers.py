@@ -95,7 +95,7 @@ def _checked(d: Draft) -> None:
             f"{name} = tf.ensure_shape({h}, [rows, 4])",
             f"{name} = tf.switch_case(tf.cast(step % 2, tf.int32), [lambda: {h} * 2.0, lambda: {h} + 1.0])",
             f"{name} = v1.case([(step > 1, lambda: {h} * 2.0)], default=lambda: {h} * 3.0)",
-            f"@tf.custom_gradient\ndef turned_{name}(x):\n    return tf.tanh(x), lambda dy: -0.5 * dy\n\n"
+            f"@tf.custom_gradient\ndef turned_{name}(x):\n    return tf.tanh(x), lambda dy: -0.5 * tf.convert_to_tensor(dy)\n\n"
             f"{name} = turned_{name}({h})",
             f"@tf.recompute_grad\ndef again_{name}(x):\n    return tf.tanh(x * x)\n\n{name} = again_{name}({h})",
         )
@@ -119,9 +119,8 @@ def sampled_loss(d: Draft) -> None:
     d.add(
         f"""
         {name} = v1.get_variable("{name}", [13, 4], F{partitioner})
-        bias_{name} = v1.get_variable("bias_{name}", [13], F, initializer=v1.zeros_initializer())
         loss += 0.1 * tf.reduce_mean(v1.nn.{loss}(
-            list({name}) if {bool(partitioner)} else {name}, bias_{name}, i0[:, None], {h}, 5, 13,
+            list({name}) if {bool(partitioner)} else {name}, tf.zeros([13], F), i0[:, None], {h}, 5, 13,
             partition_strategy="div"{seed}{sampled}))
         """
     )

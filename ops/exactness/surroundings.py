@@ -12,7 +12,7 @@ def fed_before(d: Draft) -> None:
     through = d.pick(
         (
             f"""
-queue = v1.{d.pick(("FIFOQueue", "PaddingFIFOQueue"))}(
+queue = v1.PaddingFIFOQueue(
     8, [tf.int64, tf.int64, F], [[rows], [rows, {d.bags[0][2]}], [rows]])
 feeding = queue.enqueue([i0, s0, y])
 i0, s0, y = queue.dequeue()
