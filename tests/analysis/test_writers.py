@@ -125,3 +125,42 @@ def test_what_is_read_from_a_path_that_is_fed_is_each_workers_own_data() -> None
     found = analysed(build)
     reduced = decide(found, plan_for(found, one_host(2), Config())).all_reduces
     assert [one.kind for one in reduced] == ["mean"]
+
+
+def _normalised(statistic: Callable[[Any], Any], reads: bool = True) -> Callable[[], None]:
+    """Features are normalised by an average over past batches, or would be where it is not read."""
+
+    def build() -> None:
+        x = v1.placeholder(tf.float32, [None, 3], name="x")
+        w = v1.get_variable("w", [3, 1])
+        past = v1.get_variable("past", [3], initializer=v1.zeros_initializer(), trainable=False)
+        before = past.read_value()
+        loss = tf.reduce_mean(tf.square((x - before if reads else x) @ w - 1.0))
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        tf.group(train, v1.assign_sub(past, 0.1 * (before - statistic(x))))
+
+    return build
+
+
+@pytest.mark.parametrize("statistic", [lambda x: tf.reduce_mean(x, 0), lambda x: tf.reduce_mean(x * x, [0]) / 2.0])
+def test_a_statistic_that_training_reads_takes_the_mean_of_all_batches(statistic: Callable[[Any], Any]) -> None:
+    found = analysed(_normalised(statistic))
+    decisions = decide(found, plan_for(found, one_host(2), Config()))
+    assert class_of(found, "past") == VariableClass.UNTRAINED
+    assert [(one.kind, [e.node for e in one.edges]) for one in decisions.all_reduces][-1][0] == "mean"
+    assert any(edge.node == "AssignSubVariableOp" for one in decisions.all_reduces for edge in one.edges)
+
+
+@pytest.mark.parametrize(
+    ("statistic", "reads"),
+    [
+        (lambda x: tf.reduce_mean(x, 0), False),
+        (lambda x: tf.reduce_max(x, 0), True),
+        (lambda x: tf.square(tf.reduce_mean(x, 0)), True),
+        (lambda x: x[0], True),
+    ],
+)
+def test_a_statistic_that_is_no_mean_or_that_training_does_not_read_stays_the_workers_own(
+    statistic: Callable[[Any], Any], reads: bool
+) -> None:
+    assert class_of(analysed(_normalised(statistic, reads)), "past") == VariableClass.LOCAL
