@@ -95,7 +95,8 @@ def _checked(d: Draft) -> None:
             f"{name} = tf.ensure_shape({h}, [rows, 4])",
             f"{name} = tf.switch_case(tf.cast(step % 2, tf.int32), [lambda: {h} * 2.0, lambda: {h} + 1.0])",
             f"{name} = v1.case([(step > 1, lambda: {h} * 2.0)], default=lambda: {h} * 3.0)",
-            f"@tf.custom_gradient\ndef turned_{name}(x):\n    return tf.tanh(x), lambda dy: -0.5 * tf.convert_to_tensor(dy)\n\n"
+            f"@tf.custom_gradient\ndef turned_{name}(x):\n"
+            f"    return tf.tanh(x), lambda dy: -0.5 * tf.convert_to_tensor(dy)\n\n"
             f"{name} = turned_{name}({h})",
             f"@tf.recompute_grad\ndef again_{name}(x):\n    return tf.tanh(x * x)\n\n{name} = again_{name}({h})",
         )

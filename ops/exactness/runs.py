@@ -112,7 +112,7 @@ def workers(built: Built, analysed: Analysed, made: list[WorkerGraph], watched: 
     ranks, ops = range(len(made)), [op.name for op in built.ops]
     reads = _reads(built.graph)
     seen: list[list[dict[str, Any]]] = [[] for _ in ranks]
-    with NamedSession(together([one.graph_def for one in made], ops), built.script.options()) as session:
+    with NamedSession(together([one.graph_def for one in made], dict.fromkeys(ops)), built.script.options()) as session:
         job = _Job(session, analysed, made)
         tensors = [[job.there(rank, of_op) for rank in ranks] for of_op in watched] or [[[]] * len(made)] * len(ops)
         for phase in initialization_phases(analysed.captured):

@@ -43,6 +43,19 @@ def is_batch_mean(walk: Walk, tensor: str) -> bool:
     return True
 
 
+def may_keep_rows(walk: Walk, variable: str) -> bool:
+    """Whether a variable can have an entry for each row of a worker's batch, as the state between two batches has.
+
+    A scalar cannot, nor can a vector that is no fixed batch's length.
+    """
+    shape, view = walk.captured.variables[variable].part.shape, walk.view
+    if shape is None or len(shape) > 1:
+        return True
+    axes = BatchAxes(view, walk.states)
+    sources = [view.shape(tensor) for node in view.nodes for tensor in axes.sources_of(node)]
+    return bool(shape) and any(source is None or shape[0] == source[0] for source in sources)
+
+
 def _is_over_batch(axes: BatchAxes, node: str) -> bool:
     values, over = axes.view.inputs(node)
     axis, shape, gone = axes.of(values), axes.shape(values), axes.constant(over)

@@ -152,15 +152,24 @@ def test_a_statistic_that_training_reads_takes_the_mean_of_all_batches(statistic
 
 
 @pytest.mark.parametrize(
-    ("statistic", "reads"),
-    [
-        (lambda x: tf.reduce_mean(x, 0), False),
-        (lambda x: tf.reduce_max(x, 0), True),
-        (lambda x: tf.square(tf.reduce_mean(x, 0)), True),
-        (lambda x: x[0], True),
-    ],
+    "statistic", [lambda x: tf.reduce_max(x, 0), lambda x: tf.square(tf.reduce_mean(x, 0)), lambda x: x[0]]
 )
-def test_a_statistic_that_is_no_mean_or_that_training_does_not_read_stays_the_workers_own(
-    statistic: Callable[[Any], Any], reads: bool
-) -> None:
-    assert class_of(analysed(_normalised(statistic, reads)), "past") == VariableClass.LOCAL
+def test_a_statistic_that_training_reads_and_that_is_no_mean_is_refused(statistic: Callable[[Any], Any]) -> None:
+    with pytest.raises(GraphError, match="'AssignSubVariableOp' writes 'past' with 'mul:0', .*not proven to be a mean"):
+        analysed(_normalised(statistic))
+
+
+def test_a_statistic_that_training_does_not_read_is_the_workers_own() -> None:
+    assert class_of(analysed(_normalised(lambda x: tf.reduce_mean(x, 0), reads=False)), "past") == VariableClass.LOCAL
+
+
+def test_what_is_kept_of_each_row_between_batches_is_the_workers_own() -> None:
+    def build() -> None:
+        x = v1.placeholder(tf.float32, [5], name="x")
+        kept = v1.get_variable("kept", [5], initializer=v1.zeros_initializer(), trainable=False)
+        w = v1.get_variable("w", [])
+        before = kept.read_value()
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(x * w + before)))
+        tf.group(train, v1.assign(kept, before * 0.5 + x))
+
+    assert class_of(analysed(build), "kept") == VariableClass.LOCAL
