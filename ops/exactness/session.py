@@ -57,12 +57,12 @@ class NamedSession:
         if not fetches:
             return []
         feeds = feeds or {}
-        tensors = tuple(dict.fromkeys(name for name in fetches if ":" in name))
-        key = (tuple(dict.fromkeys(fetches)), tuple(feeds))
+        tensors = tuple(dict.fromkeys(name for name in fetches if ":" in name and name not in feeds))
+        key = (tuple(dict.fromkeys(name for name in fetches if name not in feeds)), tuple(feeds))
         if key not in self._callables:
             self._callables[key] = self._callable(tensors, *key)
         values = [np.asarray(value, self._numpy_type(tensor)) for tensor, value in feeds.items()]
-        found = dict(zip(tensors, self._callables[key](*values), strict=True))
+        found = dict(zip(tensors, self._callables[key](*values), strict=True)) | dict(zip(feeds, values, strict=True))
         return [found.get(name) for name in fetches]
 
     def _callable(self, tensors: Sequence[str], fetches: Sequence[str], fed: Sequence[str]) -> Any:

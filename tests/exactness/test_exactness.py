@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ops.exactness.__main__ import main
+from ops.exactness.children import Trials, tried
 from ops.exactness.draft import Program, Statement
 from ops.exactness.grammar import program
+from ops.exactness.runs import Built
 from ops.exactness.shrink import shrunk
 from ops.exactness.trial import ROUTES, Outcome, try_program
+from parallax.analysis.capture import capture
 from parallax.decisions import Decisions
 
 PLAIN = Program(
@@ -34,6 +38,7 @@ PLAIN = Program(
 
 SEED, GRAPHS, GROUP = 1, 300, 30
 """So many take about 110 s of processor, a group, which is one test, 11 s; `python -m ops.exactness` tries more."""
+ONE_ROUTE = Trials(SEED, workers=None, routes="one", claims=False)
 OPEN: dict[int, str] = {}
 """Graphs of the seed whose faults are known and not mended yet; a mended one must be taken out."""
 
@@ -58,11 +63,10 @@ def test_a_transform_broken_on_purpose_is_wrong_with_a_minimal_program_that_runs
 @pytest.mark.parametrize("first", range(0, GRAPHS, GROUP))
 def test_graphs_of_the_grammar_are_equal_or_refused(first: int) -> None:
     faults = {}
-    for number in range(first, first + GROUP):
-        route = ROUTES[number % len(ROUTES)]
-        outcome = try_program(program(SEED, number).source(), [route])[route]
-        if outcome.is_fault:
-            faults[number] = f"{route}: {outcome.kind} {outcome.message[:300]}"
+    for number, outcomes in tried(ONE_ROUTE, range(first, first + GROUP), processes=1, until=math.inf):
+        for route, outcome in outcomes.items():
+            if outcome.is_fault:
+                faults[number] = f"{route}: {outcome.kind} {outcome.message[:300]}"
     assert {n: fault for n, fault in faults.items() if n not in OPEN} == {}
     assert [n for n in OPEN if first <= n < first + GROUP and n not in faults] == []
 
@@ -105,13 +109,15 @@ def test_the_bound_follows_from_the_type_computed_in() -> None:
     assert computed_in("loss = v1.losses.mean_squared_error(y, (h2 @ w)[:, 0])") == "float32"
 
 
-def test_a_process_that_ends_is_a_fault_of_the_program_that_it_was_at() -> None:
-    trials = Trials(seed=SEED, workers=2, routes="no_such_route", claims=False)
-    found = dict(tried(trials, [4, 5], processes=2, until=time.time() + 600))
-    assert {number: [o.kind for o in outcomes.values()] for number, outcomes in found.items()} == {
-        4: ["equal"],
-        5: ["equal"],
-    }
+def test_children_try_all_programs_and_say_what_came_of_them() -> None:
+    found = dict(tried(ONE_ROUTE, [4, 5], processes=2, until=math.inf))
+    assert {number: len(outcomes) for number, outcomes in found.items()} == {4: 1, 5: 1}
+
+
+def test_many_graphs_are_tried_by_one_route_each_in_turn() -> None:
+    assert [ONE_ROUTE.routes_of(number)[0] for number in range(3, 7)] == list(ROUTES)
+    assert replace(ONE_ROUTE, routes="all").routes_of(3) == ROUTES
+    assert replace(ONE_ROUTE, routes="hybrid,allgather").routes_of(3) == ("hybrid", "allgather")
 
 
 def test_the_command_tries_a_program_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
