@@ -72,6 +72,8 @@ def _hook(d: Draft) -> None:
 
 
 def _adversarial(d: Draft) -> None:
+    if "z" in d.feeds:
+        return
     h, w_fake, w_real = d.row(), d.weight(4, 4), d.weight(4, 1)
     d.feeds["z"] = "rng.randn(rows, 4)"
     penalty = d.pick(

@@ -12,6 +12,7 @@ from parallax.analysis.walk import Walk
 from parallax.graph_view import split_tensor
 
 _PASSES = ("Identity", "StopGradient", "Reshape", "Squeeze", "ExpandDims", "Neg", "Snapshot")
+_SOURCES = ("Placeholder", "IteratorGetNext", "QueueDequeue", "ReaderRead")
 _SUMS = ("Add", "AddV2", "AddN", "Sub")
 _FIRST_OVER_EQUAL = ("RealDiv", "Div", "DivNoNan")
 
@@ -51,9 +52,19 @@ def may_keep_rows(walk: Walk, variable: str) -> bool:
     shape, view = walk.captured.variables[variable].part.shape, walk.view
     if shape is None or len(shape) > 1:
         return True
-    axes = BatchAxes(view, walk.states)
-    sources = [view.shape(tensor) for node in view.nodes for tensor in axes.sources_of(node)]
-    return bool(shape) and any(source is None or shape[0] == source[0] for source in sources)
+    sources = [view.shape(t) for node in view.nodes if _is_source(walk, node) for t in view.outputs(node)]
+    return bool(shape) and any(source is not None and shape[0] in source[:1] for source in sources)
+
+
+def depends_on_batch(walk: Walk, tensor: str) -> bool:
+    """Whether a value is computed of what is fed or comes from a pipeline; else it is drawn, or counted."""
+    if walk.states[tensor] == SAME:
+        return False
+    return any(_is_source(walk, node) for node in walk.view.ancestors([split_tensor(tensor)[0]]))
+
+
+def _is_source(walk: Walk, node: str) -> bool:
+    return walk.view.op(node).startswith(_SOURCES) and walk.view.shape(f"{node}:0") != ()
 
 
 def _is_over_batch(axes: BatchAxes, node: str) -> bool:

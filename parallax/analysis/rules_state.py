@@ -7,7 +7,7 @@ it is spread with. A writer of anything else makes its variable each worker's ow
 from __future__ import annotations
 
 from parallax.analysis.batch_axis import BatchAxes
-from parallax.analysis.batch_means import is_batch_mean, may_keep_rows
+from parallax.analysis.batch_means import depends_on_batch, is_batch_mean, may_keep_rows
 from parallax.analysis.states import PLAIN, SAME, State
 from parallax.analysis.update_ops import ADDITIVE_SCATTERS, StateOp, state_op, takes_state
 from parallax.analysis.walk import Merge, NoRule, Walk, are_paired, part_of, set_handle
@@ -218,7 +218,7 @@ def _takes_mean(walk: Walk, node: str, state: StateOp, variable: str) -> bool:
     if is_batch_mean(walk, tensor):
         walk.all_reduces.append(AllReduce(tensor, (Edge(node, state.value),), "mean"))
         return True
-    if walk.states[tensor].kind == "batch" and not may_keep_rows(walk, variable):
+    if depends_on_batch(walk, tensor) and not may_keep_rows(walk, variable):
         raise GraphError(
             f"What gradients depend on must be what one process would have: {walk.view.op(node)} {node!r} writes "
             f"{variable!r} with {tensor!r}, which each worker computes of its own batch and which is not proven to be "

@@ -159,6 +159,20 @@ def test_a_statistic_that_training_reads_and_that_is_no_mean_is_refused(statisti
         analysed(_normalised(statistic))
 
 
+def test_a_statistic_of_what_a_queue_gives_is_refused_too() -> None:
+    def build() -> None:
+        queue = v1.FIFOQueue(4, [tf.float32])
+        queue.enqueue(v1.placeholder(tf.float32, [None, 3], name="x"))
+        x = tf.ensure_shape(queue.dequeue(), [None, 3])
+        past = v1.get_variable("past", [3], initializer=v1.zeros_initializer(), trainable=False)
+        before, w = past.read_value(), v1.get_variable("w", [3, 1])
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square((x - before) @ w)))
+        tf.group(train, v1.assign_sub(past, 0.1 * (before - tf.reduce_max(x, 0))))
+
+    with pytest.raises(GraphError, match="not proven to be a mean"):
+        analysed(build)
+
+
 def test_a_statistic_that_training_does_not_read_is_the_workers_own() -> None:
     assert class_of(analysed(_normalised(lambda x: tf.reduce_mean(x, 0), reads=False)), "past") == VariableClass.LOCAL
 
