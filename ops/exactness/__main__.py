@@ -1,11 +1,12 @@
 """`python -m ops.exactness`: trains graphs of a grammar by N workers and by one process, and counts what came of it.
 
     python -m ops.exactness --graphs 300 --seed 1
+    python -m ops.exactness --graphs 10000 --processes 2
     python -m ops.exactness --seed 1 --only 17
     python -m ops.exactness --script exactness/17.py
 
-Exit status 1 when any graph is wrong, fails with another error than the project's, has a claim that is false, or is no
-program.
+Exit status 1 when any graph is wrong, fails with another error than the project's, has a claim that is false, or cannot
+be built.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--only", type=int, metavar="NUMBER", help="this graph alone, printed")
     found.add_argument("--script", type=Path, metavar="FILE", help="a program of a file, in place of the grammar's")
     found.add_argument("--workers", type=int, help="of every graph (default: two to five)")
-    found.add_argument("--routes", help="with commas between; default: the planned one and one other in turn")
+    found.add_argument(
+        "--routes", help="with commas between; all; or one, in turn (default: all of few graphs, one of many)"
+    )
     found.add_argument("--claims", action="store_true", help="try what the analysis says of single tensors too")
     found.add_argument("--out", type=Path, metavar="FOLDER", help="where minimal programs of faults are written")
+    found.add_argument("--processes", type=int, default=1, help="at work at a time (default %(default)s)")
     found.add_argument("--minutes", type=float, help="no graph is begun later")
     return found
 

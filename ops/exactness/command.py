@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ops.exactness.children import Trials, tried
 from ops.exactness.draft import Program
 from ops.exactness.grammar import program
 from ops.exactness.shrink import shrunk
-from ops.exactness.trial import ROUTES, Outcome, try_program
+from ops.exactness.trial import Outcome, try_program
 
 SHRUNK_ALIKE = 2
 """Of faults that look alike, so many are made minimal; the others are counted."""
-_SHOWN = 160
+FEW = 100
+"""So many graphs are tried by every route when nothing is asked for, and more by one route each."""
+_SHOWN, _TOLD_EVERY = 160, 500
 
 
 @dataclass
@@ -49,18 +52,22 @@ class Tally:
         self.faults += [(number, route, outcome) for route, outcome in found]
         return found
 
+    def counts(self) -> str:
+        """How many graphs ended by each kind."""
+        counts = ", ".join(f"{self.outcomes[kind]} {kind}" for kind in _ORDER)
+        return f"{sum(self.outcomes.values())} graphs by {self.trials} routes: {counts}"
+
     def text(self) -> str:
         """The counts, the share refused with its reasons, and the time."""
         graphs = sum(self.outcomes.values())
-        counts = ", ".join(f"{self.outcomes[kind]} {kind}" for kind in _ORDER)
-        lines = [f"{graphs} graphs by {self.trials} routes: {counts}"]
+        lines = [self.counts()]
         lines.append(f"{self.outcomes['refused'] / max(graphs, 1):.1%} refused")
         lines += [f"  {count:4}  {reason}" for reason, count in self.reasons.most_common()]
         lines.append(f"{self.seconds / max(graphs, 1):.2f} s of processor a graph")
         return "\n".join(lines)
 
 
-_ORDER = ("equal", "refused", "unproven", "wrong", "foreign", "invalid")
+_ORDER = ("equal", "infinite", "refused", "unproven", "wrong", "foreign", "invalid")
 
 
 def reason_of(outcome: Outcome) -> str:
@@ -71,42 +78,32 @@ def reason_of(outcome: Outcome) -> str:
     return f"{text[:_SHOWN]} ({outcome.place})"
 
 
-def routes_of(number: int, asked: str | None) -> tuple[str, ...]:
-    """The routes by which a graph is tried: the planned one, and one of the others in turn."""
-    if asked:
-        return tuple(asked.split(","))
-    return ROUTES[0], ROUTES[1 + number % (len(ROUTES) - 1)]
-
-
 def run(options: Any) -> int:
     """Carries out the command; returns its exit status."""
     if options.script is not None:
         return _script(options)
-    began, tally = time.monotonic(), Tally()
+    until = time.time() + 60 * options.minutes if options.minutes is not None else math.inf
     numbers = [options.only] if options.only is not None else range(options.first, options.first + options.graphs)
-    for number in numbers:
-        if options.minutes is not None and time.monotonic() - began > 60 * options.minutes:
-            break
-        made = program(options.seed, number, options.workers)
-        if options.only is not None:
-            print(made.source())
-        outcomes = try_program(made.source(), routes_of(number, options.routes), claims=options.claims)
-        seen = set()
+    routes = options.routes or ("all" if len(numbers) <= FEW else "one")
+    trials, tally = Trials(options.seed, options.workers, routes, options.claims), Tally()
+    if options.only is not None:
+        print(program(options.seed, options.only, options.workers).source())
+    for number, outcomes in tried(trials, numbers, options.processes, until):
         for route, outcome in tally.add(number, outcomes):
             print(f"{number} by {route}: {_line(outcome)}", flush=True)
-            is_new = (outcome.kind, outcome.place) not in seen
-            seen.add((outcome.kind, outcome.place))
-            if options.out is not None and is_new:
-                _keep(made, number, route, outcome, tally, options)
         if options.only is not None:
             _print(outcomes)
+        if sum(tally.outcomes.values()) % _TOLD_EVERY == 0:
+            print(tally.counts(), flush=True)
+    if options.out is not None:
+        _keep_all(tally, trials, options.out)
     print(tally.text())
     return 1 if tally.faults else 0
 
 
 def _script(options: Any) -> int:
     outcomes = try_program(
-        options.script.read_text(), routes_of(0, options.routes or ",".join(ROUTES)), claims=options.claims
+        options.script.read_text(), Trials(0, None, options.routes or "all", False).routes_of(0), claims=options.claims
     )
     _print(outcomes)
     return 1 if any(outcome.is_fault for outcome in outcomes.values()) else 0
@@ -119,15 +116,22 @@ def _print(outcomes: dict[str, Outcome]) -> None:
             print(f"  first false claim: {outcome.claim}")
 
 
-def _keep(made: Program, number: int, route: str, outcome: Outcome, tally: Tally, options: Any) -> None:
-    """Writes the minimal program of a fault, unless enough of those that look alike are there."""
-    alike = [o for _, _, o in tally.faults if (o.kind, o.place) == (outcome.kind, outcome.place)]
-    if outcome.kind == "foreign" and len(alike) > SHRUNK_ALIKE:
-        return
-    least, outcome = shrunk(
-        made, outcome, lambda one: _first(try_program(one.source(), [route], claims=options.claims))
-    )
-    folder: Path = options.out
+def _keep_all(tally: Tally, trials: Trials, folder: Path) -> None:
+    """Writes the minimal programs of faults; of those that look alike, and of one program's, some alone."""
+    kept: Counter[tuple[str, str]] = Counter()
+    numbers: set[tuple[int, str, str]] = set()
+    for number, route, outcome in tally.faults:
+        look = (outcome.kind, outcome.place)
+        if not route or (number, *look) in numbers or (outcome.kind == "foreign" and kept[look] >= SHRUNK_ALIKE):
+            continue
+        kept[look] += 1
+        numbers.add((number, *look))
+        _keep(program(trials.seed, number, trials.workers), (number, route, outcome), trials, folder)
+
+
+def _keep(made: Program, fault: tuple[int, str, Outcome], trials: Trials, folder: Path) -> None:
+    number, route, outcome = fault
+    least, outcome = shrunk(made, outcome, lambda one: _first(try_program(one.source(), [route], claims=trials.claims)))
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{outcome.kind}_{number}_{route}.py"
     how = f"Run by `python -m ops.exactness --routes {route} --script {file.name}`.\n\n{_wrapped(outcome)}"
@@ -149,5 +153,5 @@ def _wrapped(outcome: Outcome) -> str:
     return "\n".join(text[at : at + 110] for at in range(0, len(text), 110))
 
 
-def _quoted(text: str) -> Sequence[str]:
+def _quoted(text: str) -> list[str]:
     return [f"'{part}'" for part in text.split("'")[1::2]]

@@ -37,6 +37,20 @@ def build(rows):
 {body}    return {result}
 '''
 
+OPTIMIZERS = (
+    "GradientDescentOptimizer(RATE)",
+    "GradientDescentOptimizer(RATE)",
+    "MomentumOptimizer(RATE, 0.9)",
+    "MomentumOptimizer(RATE, 0.9, use_nesterov=True)",
+    "AdagradOptimizer(RATE)",
+    "AdamOptimizer(RATE * 0.1)",
+    "RMSPropOptimizer(RATE * 0.1)",
+    "RMSPropOptimizer(RATE * 0.1, momentum=0.5, centered=True)",
+    "FtrlOptimizer(RATE, l1_regularization_strength=0.001)",
+    "AdadeltaOptimizer(RATE)",
+)
+"""Of `tf.compat.v1.train`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Statement:
@@ -137,12 +151,15 @@ class Draft:
         bags: (name, bound, columns) of ids `[n, columns]`.
         tables: (name, rows) of variables `[rows, 4]` that are looked up.
         rows: names of features `[n, 4]`.
+        turns: the ops that are run in turn.
+        feeding: the op that is run before each of these, if any.
     """
 
     rng: Any
     is_open: bool
     v2: bool
     resource: bool
+    is_float32: bool
     tape: bool = False
     taped: bool = False
     statements: list[Statement] = field(default_factory=list)
@@ -152,7 +169,17 @@ class Draft:
     tables: list[tuple[str, int]] = field(default_factory=list)
     rows: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
-    result: str = "[train]"
+    turns: list[str] = field(default_factory=lambda: ["train"])
+    feeding: str = ""
+
+    @property
+    def result(self) -> str:
+        """Of the ops that are run in turn; before each one the op that puts in its batch, if there is one."""
+        return f"[{', '.join(op for turn in self.turns for op in (self.feeding, turn) if op)}]"
+
+    def optimizer(self, rate: str) -> str:
+        """An optimizer of `tf.compat.v1.train`."""
+        return str(self.pick(OPTIMIZERS)).replace("RATE", rate)
 
     def name(self, prefix: str) -> str:
         """A new name."""

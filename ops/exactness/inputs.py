@@ -165,7 +165,7 @@ def _bag(d: Draft) -> None:
                 f"tf.reduce_sum({q} * tf.cast({ids} > 2, F)[:, :, None], 1)",
                 f"tf.reduce_sum({q} * tf.nn.softmax({q} @ {d.weight(4, 1)}, axis=1), 1)",
                 f"tf.reduce_mean({q} + tf.gather({d.table()[0]}, tf.range({columns})), 1)",
-                f"tf.concat(tf.unstack({q}, axis=1), 1)[:, 1:5]",
+                f"tf.concat(tf.unstack({q}, {columns}, 1), 1)[:, 1:5]",
                 f"tf.add_n(tf.split({q}, {columns}, 1))[:, 0]",
                 f"tf.squeeze(tf.matmul({q}, {q}, transpose_a=True)[:, :1], 1)",
             )

@@ -7,21 +7,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from ops.exactness.script import Script, fed, joined
+from ops.exactness.session import NamedSession
 from ops.exactness.transport import check_meetings, of_worker, ran, together
 from parallax.analysis.capture import capture, initialization_phases
+from parallax.graph_view import GraphView
 from parallax.runtime.names import Names
 from parallax.runtime.planning import Analysed
 from parallax.transform.edit import Worker
 from parallax.transform.pipeline import WorkerGraph
 from parallax.transform.seeds import set_seeds
 
-v1 = tf.compat.v1
 SEED = 7
 Watched = Sequence[Sequence[str]]
 """For each of the ops that are run in turn, tensors that it needs."""
+
+
+class NotFinite(ValueError):
+    """The one process ends with values that are not finite, so that nothing can be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,39 +54,52 @@ class Built:
         script = Script.load(source)
         graph, ops = script.graph(script.rows)
         whole, whole_ops = (graph, ops) if script.is_open else script.graph(script.rows * script.workers)
-        return Built(script, graph, ops, whole, whole_ops, script.batches())
+        return Built(script, graph, ops, whole, whole_ops, script.batches(len(ops)))
 
     def trained(self) -> frozenset[str]:
         """The names of variables that are trained."""
         return frozenset(v.name for v in self.graph.get_collection("trainable_variables"))
+
+    def computed_in(self, view: GraphView) -> str:
+        """The type of least precision that a value of the variables' type becomes before an update (`float32`).
+
+        Losses of `tf.compat.v1.losses` are weighed in float32, whatever the model's type.
+        """
+        import tensorflow as tf
+
+        own = tf.as_dtype(self.script.dtype)
+        in_graph = [view.nodes[name] for name in view.ancestors(op.name for op in self.ops)]
+        in_functions = [node for function in view.graph_def.library.function for node in function.node_def]
+        casts = [node.attr for node in (*in_graph, *in_functions) if node.op == "Cast"]
+        types = [tf.as_dtype(a["DstT"].type) for a in casts if a["SrcT"].type == own.as_datatype_enum]
+        return str(min([own, *(one for one in types if one.is_floating)], key=lambda one: one.size).name)
 
 
 def one_process(built: Built, watched: Watched = ()) -> Ran:
     """Trains the joined batches; tensors that are watched are those of the graph with its calls inlined.
 
     Raises:
-        ValueError: values end infinite, so that nothing can be compared.
+        NotFinite: values end infinite.
     """
     graph = built.whole
     graph_def = capture(graph).view.graph_def if watched else graph.as_graph_def()
     seeded = type(graph_def)()
     seeded.CopyFrom(graph_def)
     set_seeds(seeded, frozenset(), Worker(0, 1, SEED, equal_randomness=True))
-    imported = _imported(seeded)
     reads = _reads(graph)
-    tensors = [_there(imported, of_op) for of_op in watched] or [[] for _ in built.ops]
     seen = []
-    with v1.Session(graph=imported, config=built.script.options()) as session:
+    with NamedSession(seeded, built.script.options()) as session:
+        tensors = [[t for t in of_op if session.has(t)] for of_op in watched] or [[] for _ in built.ops]
         for phase in _phases(graph):
             session.run(phase)
-        initial = session.run(reads)
+        initial = dict(zip(reads, session.run(list(reads.values())), strict=True))
         for step, batches in enumerate(built.batches):
             turn = step % len(built.ops)
             values = session.run([built.whole_ops[turn].name, *tensors[turn]], fed(graph, joined(batches)))
             seen.append(dict(zip(tensors[turn], values[1:], strict=True)))
-        last = session.run(reads)
+        last = dict(zip(reads, session.run(list(reads.values())), strict=True))
     if any(np.issubdtype(v.dtype, np.floating) and not np.all(np.isfinite(v)) for v in last.values()):
-        raise ValueError("The one process ends with values that are not finite.")
+        raise NotFinite("The one process ends with values that are not finite.")
     return Ran(initial, last, tuple(seen))
 
 
@@ -93,12 +110,11 @@ def workers(built: Built, analysed: Analysed, made: list[WorkerGraph], watched: 
         Exception: what a worker's run raised, or the transport.
     """
     ranks, ops = range(len(made)), [op.name for op in built.ops]
-    imported = _imported(together([one.graph_def for one in made], ops))
     reads = _reads(built.graph)
-    tensors = [[_there(imported, of_op, rank) for rank in ranks] for of_op in watched] or [[()] * len(made)] * len(ops)
     seen: list[list[dict[str, Any]]] = [[] for _ in ranks]
-    with v1.Session(graph=imported, config=built.script.options()) as session:
+    with NamedSession(together([one.graph_def for one in made], dict.fromkeys(ops)), built.script.options()) as session:
         job = _Job(session, analysed, made)
+        tensors = [[job.there(rank, of_op) for rank in ranks] for of_op in watched] or [[[]] * len(made)] * len(ops)
         for phase in initialization_phases(analysed.captured):
             job.run_ops([phase] * len(made))
         job.run_ops([list(one.counter_initializers) for one in made])
@@ -120,9 +136,13 @@ class _Job:
         made: by worker its graph.
     """
 
-    def __init__(self, session: Any, analysed: Analysed, made: Sequence[WorkerGraph]) -> None:
+    def __init__(self, session: NamedSession, analysed: Analysed, made: Sequence[WorkerGraph]) -> None:
         self._session = session
         self._names = [Names(analysed.captured.view, one) for one in made]
+
+    def there(self, rank: int, tensors: Sequence[str]) -> list[str]:
+        """Those tensors that a worker's graph has; a transform may have left a node without some."""
+        return [tensor for tensor in tensors if self._session.has(of_worker(rank, tensor))]
 
     def run_ops(self, ops: Sequence[Sequence[str]]) -> None:
         """Runs ops of every worker's graph."""
@@ -148,30 +168,11 @@ class _Job:
             own = {**resolved.feeds(given[rank]), **resolved.empty}
             asked.append([*resolved.tensors, *(more[rank] if more else ())])
             all_feeds.append(own)
-            shown.append([of_worker(rank, name) if ":" in name else ran(rank, name) for name in asked[-1]])
+            shown += [of_worker(rank, name) if ":" in name else ran(rank, name) for name in asked[-1]]
             feeds |= {of_worker(rank, tensor): value for tensor, value in own.items()}
         check_meetings([names.run_view for names in self._names], asked, all_feeds)
-        found: list[list[Any]] = self._session.run(shown, feeds)
-        return found
-
-
-def _imported(graph_def: Any) -> Any:
-    imported = tf.Graph()
-    with imported.as_default():
-        tf.graph_util.import_graph_def(graph_def, name="")
-    return imported
-
-
-def _there(graph: Any, tensors: Sequence[str], rank: int | None = None) -> list[str]:
-    """Those tensors that a graph, or a worker's part of it, has; a transform may have left a node without some."""
-    found = []
-    for tensor in tensors:
-        try:
-            graph.get_tensor_by_name(tensor if rank is None else of_worker(rank, tensor))
-        except (KeyError, ValueError):
-            continue
-        found.append(tensor)
-    return found
+        values = iter(self._session.run(shown, feeds))
+        return [[next(values) for _ in names] for names in asked]
 
 
 def _phases(graph: Any) -> list[list[str]]:

@@ -21,6 +21,9 @@ record.install()
 v1.logging.set_verbosity(v1.logging.ERROR)  # autograph says that it cannot read a program's text, which needs none
 
 STEPS = 4
+"""Of a program with one op; each further one adds two."""
+_LONGEST_RUN_MS = 60_000
+"""A run that takes longer waits for what never comes, such as an element of an empty queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +79,18 @@ class Script:
             v1.enable_control_flow_v2()
         return graph, list(made) if isinstance(made, list | tuple) else [made]
 
-    def batches(self) -> list[list[dict[str, Any]]]:
-        """For each step the batch of each worker."""
-        rng = np.random.RandomState(0)
-        return [[self.feeds(rng, self.rows) for _ in range(self.workers)] for _ in range(STEPS)]
+    def batches(self, turns: int) -> list[list[dict[str, Any]]]:
+        """For each step the batch of each worker, where so many ops are run in turn."""
+        rng, steps = np.random.RandomState(0), STEPS + 2 * (turns - 1)
+        return [[self.feeds(rng, self.rows) for _ in range(self.workers)] for _ in range(steps)]
 
     def options(self) -> Any:
         """Of a session; on one thread, so that a fault shows in every trial or in none."""
         config = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=-1)
-        config.graph_options.rewrite_options.disable_meta_optimizer = not self.optimizes
+        config.operation_timeout_in_ms = _LONGEST_RUN_MS
+        if not self.optimizes:
+            config.graph_options.rewrite_options.disable_meta_optimizer = True
+            config.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
         return config
 
 

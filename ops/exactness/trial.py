@@ -6,15 +6,18 @@ A program is Python text (script.py says what it defines). Its outcome is one of
 - `wrong`: some variable ends with another value;
 - `unproven`: the values are equal, and yet the analysis says of some tensor what is not so (claims.py);
 - `foreign`: any other exception, or a ParallaxError in a step;
+- `infinite`: the one process itself ends with values that are not finite, so there is nothing to compare;
 - `invalid`: the one process itself does not train the program; a fault of the program.
 """
 
 from __future__ import annotations
 
+import gc
 import re
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops.exactness.claims import first_false, watched
-from ops.exactness.runs import SEED, Built, Ran, Watched, one_process, workers
+from ops.exactness.runs import SEED, Built, NotFinite, Ran, Watched, one_process, workers
 from parallax.analysis.planner import make_plan, part_routes, placements
 from parallax.analysis.propagate import walked
 from parallax.decisions import Decisions
@@ -37,12 +40,14 @@ from parallax.transform.pipeline import transform
 
 ROUTES = ("hybrid", "alltoall", "allgather", "allreduce")
 """`hybrid` is what is planned when nothing is asked for."""
+_NO_FAULTS = ("equal", "refused", "infinite")
 
 TOLERANCE_BY_DTYPE = {"float64": 1e-8, "float32": 2e-4}
 """Of the largest change that any variable of the same kind has seen (a trained variable, or a slot of one name).
 
 Sums over workers are taken in another order than in one process, which costs about 1e-16 or 1e-7 of the terms; where
-terms cancel, or an optimizer divides by a small number, some thousand times that. A wrong gradient is off by more.
+terms cancel, or an optimizer divides by a small number, some thousand times that. A wrong gradient is off by more. The
+type is the least that anything is rounded to on its way (Built.computed_in).
 """
 CLAIM_TOLERANCE_BY_DTYPE = {"float64": 1e-9, "float32": 1e-3}
 """Of the size of a tensor: what is small because terms cancel is less exact than a variable's change."""
@@ -73,7 +78,7 @@ class Outcome:
     @property
     def is_fault(self) -> bool:
         """Whether it must not be."""
-        return self.kind not in ("equal", "refused")
+        return self.kind not in _NO_FAULTS
 
 
 @dataclass(slots=True)
@@ -103,17 +108,30 @@ def try_program(
             the graph of the joined batch has other constants.
     """
     began = time.process_time()
-    subject = _subject(source, break_on_purpose, claims)
-    if isinstance(subject, Outcome):
-        return {routes[0]: replace(subject, seconds=time.process_time() - began)}
-    outcomes: dict[str, Outcome] = {}
-    tried: dict[Any, Outcome] = {}
-    for route in routes:
-        outcome = _outcome(subject, route, tried)
-        now = time.process_time()
-        outcomes[route] = replace(outcome, seconds=now - began)
-        began = now
+    with _no_collections():
+        subject = _subject(source, break_on_purpose, claims)
+        if isinstance(subject, Outcome):
+            return {routes[0]: replace(subject, seconds=time.process_time() - began)}
+        outcomes: dict[str, Outcome] = {}
+        tried: dict[Any, Outcome] = {}
+        for route in routes:
+            outcome = _outcome(subject, route, tried)
+            now = time.process_time()
+            outcomes[route] = replace(outcome, seconds=now - began)
+            began = now
     return outcomes
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Leaves garbage to be collected once, afterwards: graphs are cycles, looked through some fifty times meanwhile."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _subject(source: str, break_on_purpose: Any, claims: bool) -> _Subject | Outcome:
@@ -121,6 +139,8 @@ def _subject(source: str, break_on_purpose: Any, claims: bool) -> _Subject | Out
     try:
         built = Built.of(source)
         expected = one_process(built)
+    except NotFinite as error:
+        return _failed("infinite", error)
     except Exception as error:  # whatever the program's text raises is kept as the outcome
         return _failed("invalid", error)
     try:
@@ -170,7 +190,8 @@ def _outcome(subject: _Subject, route: str, tried: dict[Any, Outcome]) -> Outcom
         outcome = _failed("foreign", error)
     else:
         own = {v.name for v in plan.variables if v.cls == VariableClass.LOCAL}
-        outcome = judge(subject.expected, [ran.last for ran in found], script.dtype, own, subject.built.trained())
+        dtype = subject.built.computed_in(analysed.captured.view)
+        outcome = judge(subject.expected, [ran.last for ran in found], dtype, own, subject.built.trained())
         outcome = _with_claim(outcome, _false_claim(subject, plan, found))
     routes = tuple(f"{v.name}: {v.cls.value} by {v.route}" for v in plan.variables)
     tried[decisions] = outcome = replace(outcome, routes=routes)
@@ -189,7 +210,7 @@ def _false_claim(subject: _Subject, plan: Plan, found: list[Ran]) -> str:
         return ""
     analysed, spec = subject.analysed, subject.analysed.spec
     walk = walked(analysed.captured, analysed.sources, part_routes(spec, plan), True, placements(spec, plan))
-    tolerance = CLAIM_TOLERANCE_BY_DTYPE[subject.built.script.dtype]
+    tolerance = CLAIM_TOLERANCE_BY_DTYPE[subject.built.computed_in(analysed.captured.view)]
     for step, expected in enumerate(subject.expected.seen):
         claim = first_false(walk, expected, [ran.seen[step] for ran in found], tolerance)
         if claim is not None:
@@ -203,7 +224,7 @@ def judge(expected: Ran, found: list[dict[str, Any]], dtype: str, own: set[str],
     Args:
         expected: of the one process.
         found: by worker.
-        dtype: of the program's variables.
+        dtype: in which the program computes.
         own: variables that every worker keeps for itself.
         trained: variables that have gradients.
     """

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from ops.exactness.draft import Draft
 from ops.exactness.inputs import Production
+from ops.exactness.layers import sampled_loss
+from ops.exactness.surroundings import SURROUNDINGS
 
 PLAIN_LOSS = "loss = tf.reduce_mean(per_row)"
 PLAIN_PAIRS = "pairs = [(g, v) for g, v in opt.compute_gradients(loss) if g is not None]"
@@ -18,18 +20,6 @@ def on_values(change, gradient):
         return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
     return change(gradient)
 """
-OPTIMIZERS = (
-    "GradientDescentOptimizer(RATE)",
-    "GradientDescentOptimizer(RATE)",
-    "MomentumOptimizer(RATE, 0.9)",
-    "MomentumOptimizer(RATE, 0.9, use_nesterov=True)",
-    "AdagradOptimizer(RATE)",
-    "AdamOptimizer(RATE * 0.1)",
-    "RMSPropOptimizer(RATE * 0.1)",
-    "RMSPropOptimizer(RATE * 0.1, momentum=0.5, centered=True)",
-    "FtrlOptimizer(RATE, l1_regularization_strength=0.001)",
-    "AdadeltaOptimizer(RATE)",
-)
 
 
 def loss(d: Draft) -> None:
@@ -81,6 +71,8 @@ def _more_loss(d: Draft, w: str) -> None:
         d.add(f"loss += 0.01 * tf.nn.l2_loss({w})")
     if d.tables and d.chance(0.1):
         d.add(f"loss += 0.1 * tf.reduce_mean(tf.reduce_sum(tf.square({d.row()}), 1))")
+    if d.is_float32 and d.chance(0.3):
+        sampled_loss(d)
     if d.tape:
         return
     if d.chance(0.06):
@@ -111,7 +103,7 @@ def gradients(d: Draft) -> None:
         )
     )
     d.add(f"rate = {rate}", "rate", "0.3")
-    d.add(f"opt = v1.train.{d.pick(OPTIMIZERS).replace('RATE', 'rate')}", is_kept=True, plain=PLAIN_OPTIMIZER)
+    d.add(f"opt = v1.train.{d.optimizer('rate')}", is_kept=True, plain=PLAIN_OPTIMIZER)
     if d.tape:
         d.add(
             "variables = v1.trainable_variables()\n"
@@ -156,7 +148,7 @@ _CHANGES = (
     "pairs = [(tf.convert_to_tensor(g), v) for g, v in pairs]",
     "pairs = [(tf.convert_to_tensor(g) + 0.01 * v, v) for g, v in pairs]",
     "finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(g))) for g, _ in pairs])\n"
-    + _values("t * tf.cast(finite, F)"),
+    + _values("t * tf.cast(finite, t.dtype)"),
     "norm = tf.linalg.global_norm([g for g, _ in pairs])\n" + _values("t / (norm + 1.0)"),
     _values("t / tf.reduce_max(tf.abs(t) + 0.001)"),
     _values("tf.sign(t) * tf.minimum(tf.abs(t), 0.03)"),
@@ -352,11 +344,11 @@ def _second(d: Draft) -> None:
     d.add(
         f"""
         other = tf.reduce_mean(tf.square(tf.gather({table}, {ids}) @ {w} - 1.0))
-        {second} = v1.train.{d.pick(OPTIMIZERS).replace("RATE", "0.2")}.minimize(other, var_list=[{w}, {table}])
+        {second} = v1.train.{d.optimizer("0.2")}.minimize(other, var_list=[{w}, {table}])
         """,
         is_kept=True,
     )
-    d.result = d.result.replace("]", f", {second}]")
+    d.turns.append(second)
 
 
 EXTRAS: tuple[tuple[float, Production], ...] = (
@@ -366,4 +358,5 @@ EXTRAS: tuple[tuple[float, Production], ...] = (
     (1, _max_norm),
     (0.5, _average_loss),
     (1.5, _second),
+    *SURROUNDINGS,
 )

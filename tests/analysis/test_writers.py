@@ -126,3 +126,65 @@ def test_what_is_read_from_a_path_that_is_fed_is_each_workers_own_data() -> None
     found = analysed(build)
     reduced = decide(found, plan_for(found, one_host(2), Config())).all_reduces
     assert [one.kind for one in reduced] == ["mean"]
+
+
+def _normalised(statistic: Callable[[Any], Any], reads: bool = True) -> Callable[[], None]:
+    """Features are normalised by an average over past batches, or would be where it is not read."""
+
+    def build() -> None:
+        x = v1.placeholder(tf.float32, [None, 3], name="x")
+        w = v1.get_variable("w", [3, 1])
+        past = v1.get_variable("past", [3], initializer=v1.zeros_initializer(), trainable=False)
+        before = past.read_value()
+        loss = tf.reduce_mean(tf.square((x - before if reads else x) @ w - 1.0))
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        tf.group(train, v1.assign_sub(past, 0.1 * (before - statistic(x))))
+
+    return build
+
+
+@pytest.mark.parametrize("statistic", [lambda x: tf.reduce_mean(x, 0), lambda x: tf.reduce_mean(x * x, [0]) / 2.0])
+def test_a_statistic_that_training_reads_takes_the_mean_of_all_batches(statistic: Callable[[Any], Any]) -> None:
+    found = analysed(_normalised(statistic))
+    decisions = decide(found, plan_for(found, one_host(2), Config()))
+    assert class_of(found, "past") == VariableClass.UNTRAINED
+    assert [(one.kind, [e.node for e in one.edges]) for one in decisions.all_reduces][-1][0] == "mean"
+    assert any(edge.node == "AssignSubVariableOp" for one in decisions.all_reduces for edge in one.edges)
+
+
+@pytest.mark.parametrize(
+    "statistic", [lambda x: tf.reduce_max(x, 0), lambda x: tf.square(tf.reduce_mean(x, 0)), lambda x: x[0]]
+)
+def test_a_statistic_that_training_reads_and_that_is_no_mean_is_refused(statistic: Callable[[Any], Any]) -> None:
+    with pytest.raises(GraphError, match="'AssignSubVariableOp' writes 'past' with 'mul:0', .*not proven to be a mean"):
+        analysed(_normalised(statistic))
+
+
+def test_a_statistic_of_what_a_queue_gives_is_refused_too() -> None:
+    def build() -> None:
+        queue = v1.FIFOQueue(4, [tf.float32])
+        queue.enqueue(v1.placeholder(tf.float32, [None, 3], name="x"))
+        x = tf.ensure_shape(queue.dequeue(), [None, 3])
+        past = v1.get_variable("past", [3], initializer=v1.zeros_initializer(), trainable=False)
+        before, w = past.read_value(), v1.get_variable("w", [3, 1])
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square((x - before) @ w)))
+        tf.group(train, v1.assign_sub(past, 0.1 * (before - tf.reduce_max(x, 0))))
+
+    with pytest.raises(GraphError, match="not proven to be a mean"):
+        analysed(build)
+
+
+def test_a_statistic_that_training_does_not_read_is_the_workers_own() -> None:
+    assert class_of(analysed(_normalised(lambda x: tf.reduce_mean(x, 0), reads=False)), "past") == VariableClass.LOCAL
+
+
+def test_what_is_kept_of_each_row_between_batches_is_the_workers_own() -> None:
+    def build() -> None:
+        x = v1.placeholder(tf.float32, [5], name="x")
+        kept = v1.get_variable("kept", [5], initializer=v1.zeros_initializer(), trainable=False)
+        w = v1.get_variable("w", [])
+        before = kept.read_value()
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(x * w + before)))
+        tf.group(train, v1.assign(kept, before * 0.5 + x))
+
+    assert class_of(analysed(build), "kept") == VariableClass.LOCAL

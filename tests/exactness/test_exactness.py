@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ops.exactness.__main__ import main
+from ops.exactness.children import Trials, tried
 from ops.exactness.draft import Program, Statement
 from ops.exactness.grammar import program
+from ops.exactness.runs import Built
 from ops.exactness.shrink import shrunk
 from ops.exactness.trial import ROUTES, Outcome, try_program
+from parallax.analysis.capture import capture
 from parallax.decisions import Decisions
 
 PLAIN = Program(
@@ -32,9 +36,10 @@ PLAIN = Program(
 )
 
 
-SEED, GRAPHS, GROUP = 1, 72, 12
-"""So many take about 70 s of processor, a group, which is one test, 12 s; `python -m ops.exactness` tries more."""
-OPEN: dict[int, str] = {}
+SEED, GRAPHS, GROUP = 1, 300, 30
+"""So many take about 110 s of processor, a group, which is one test, 11 s; `python -m ops.exactness` tries more."""
+ONE_ROUTE = Trials(SEED, workers=None, routes="one", claims=False)
+OPEN: dict[int, str] = {49: "float32 sums of gradients are off by 4e-4 of the largest, twice the bound"}
 """Graphs of the seed whose faults are known and not mended yet; a mended one must be taken out."""
 
 
@@ -58,11 +63,10 @@ def test_a_transform_broken_on_purpose_is_wrong_with_a_minimal_program_that_runs
 @pytest.mark.parametrize("first", range(0, GRAPHS, GROUP))
 def test_graphs_of_the_grammar_are_equal_or_refused(first: int) -> None:
     faults = {}
-    for number in range(first, first + GROUP):
-        route = ROUTES[number % len(ROUTES)]
-        outcome = try_program(program(SEED, number).source(), [route])[route]
-        if outcome.is_fault:
-            faults[number] = f"{route}: {outcome.kind} {outcome.message[:300]}"
+    for number, outcomes in tried(ONE_ROUTE, range(first, first + GROUP), processes=1, until=math.inf):
+        for route, outcome in outcomes.items():
+            if outcome.is_fault:
+                faults[number] = f"{route}: {outcome.kind} {outcome.message[:300]}"
     assert {n: fault for n, fault in faults.items() if n not in OPEN} == {}
     assert [n for n in OPEN if first <= n < first + GROUP and n not in faults] == []
 
@@ -87,6 +91,33 @@ def test_seed_and_number_say_which_program_it_is() -> None:
     assert program(5, 3) == program(5, 3)
     assert len({program(5, number).source() for number in range(20)}) == 20
     assert "exactness" not in program(5, 3).source(how="")
+
+
+def test_values_that_are_not_finite_in_one_process_are_counted_apart_and_are_no_fault() -> None:
+    statements = (*PLAIN.statements[:-1], Statement("train = v1.train.GradientDescentOptimizer(1e300).minimize(loss)"))
+    outcome = try_program(replace(PLAIN, statements=statements).source(), ["hybrid"])["hybrid"]
+    assert (outcome.kind, outcome.is_fault) == ("infinite", False)
+
+
+def test_the_bound_follows_from_the_type_computed_in() -> None:
+    def computed_in(loss: str) -> str:
+        made = replace(PLAIN, statements=(*PLAIN.statements[:-2], Statement(loss), PLAIN.statements[-1]))
+        built = Built.of(made.source())
+        return built.computed_in(capture(built.graph).view)
+
+    assert computed_in("loss = tf.reduce_mean(tf.square((h2 @ w)[:, 0] - y))") == "float64"
+    assert computed_in("loss = v1.losses.mean_squared_error(y, (h2 @ w)[:, 0])") == "float32"
+
+
+def test_children_try_all_programs_and_say_what_came_of_them() -> None:
+    found = dict(tried(ONE_ROUTE, [4, 5], processes=2, until=math.inf))
+    assert {number: len(outcomes) for number, outcomes in found.items()} == {4: 1, 5: 1}
+
+
+def test_many_graphs_are_tried_by_one_route_each_in_turn() -> None:
+    assert [ONE_ROUTE.routes_of(number)[0] for number in range(3, 7)] == list(ROUTES)
+    assert replace(ONE_ROUTE, routes="all").routes_of(3) == ROUTES
+    assert replace(ONE_ROUTE, routes="hybrid,allgather").routes_of(3) == ("hybrid", "allgather")
 
 
 def test_the_command_tries_a_program_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,128 @@
+"""Tries programs in child processes, each renewed after some programs: TensorFlow keeps memory of every graph it ran.
+
+A child that ends by itself, or says nothing for long, is a fault of the program that it was at; the next begins behind.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from ops.exactness.grammar import program
+from ops.exactness.trial import ROUTES, Outcome, try_program
+
+GROUP = 250
+"""Programs of a child. One holds about 2 MB for good, and a child takes 5 s to begin."""
+_SILENT_S = 300.0
+"""The longest program takes some seconds; this is for one that waits for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """What is tried.
+
+    Attributes:
+        seed: of the programs.
+        workers: of every program; None draws them.
+        routes: names with commas between; `all`; or `one`, in turn.
+        claims: whether what is said of single tensors is tried too.
+    """
+
+    seed: int
+    workers: int | None
+    routes: str
+    claims: bool
+
+    def routes_of(self, number: int) -> tuple[str, ...]:
+        """The routes by which a program is tried."""
+        if self.routes == "all":
+            return ROUTES
+        if self.routes == "one":
+            return (ROUTES[(self.seed + number) % len(ROUTES)],)
+        return tuple(self.routes.split(","))
+
+    def outcomes(self, number: int) -> dict[str, Outcome]:
+        """What comes of a program, by route."""
+        source = program(self.seed, number, self.workers).source()
+        return try_program(source, self.routes_of(number), claims=self.claims)
+
+
+Found = tuple[int, dict[str, Outcome]]
+"""A program's number, and what came of it by route."""
+
+
+def tried(trials: Trials, numbers: Sequence[int], processes: int, until: float) -> Iterator[Found]:
+    """What comes of each program, as soon as it is known; in this process where one is asked for and they are few.
+
+    Args:
+        trials: what is tried.
+        numbers: of the programs.
+        processes: how many are at work at a time.
+        until: no program is begun later than this, in seconds of time.time().
+    """
+    if processes > 1 or len(numbers) > GROUP:
+        yield from _in_children(trials, numbers, processes, until)
+        return
+    for number in numbers:
+        if time.time() > until:
+            return
+        yield number, trials.outcomes(number)
+
+
+@dataclass(slots=True)
+class _Child:
+    process: Any
+    numbers: list[int]
+    heard: float
+
+
+def _in_children(trials: Trials, numbers: Sequence[int], processes: int, until: float) -> Iterator[Found]:
+    groups = [list(numbers[first : first + GROUP]) for first in range(0, len(numbers), GROUP)]
+    children: dict[Connection, _Child] = {}
+    while children or (groups and time.time() < until):
+        while groups and len(children) < processes and time.time() < until:
+            connection, child = _begun(trials, groups.pop(0), until)
+            children[connection] = child
+        for connection in wait(list(children), timeout=_SILENT_S / 10):
+            child = children[connection]  # type: ignore[index]
+            child.heard = time.time()
+            try:
+                number, outcomes = connection.recv()  # type: ignore[union-attr]
+            except EOFError:
+                child.process.join()
+                del children[connection]  # type: ignore[arg-type]
+                if child.numbers and time.time() < until:
+                    yield child.numbers[0], {"": _lost(f"its process ended with {child.process.exitcode}")}
+                    groups.insert(0, child.numbers[1:])
+                continue
+            child.numbers.remove(number)
+            yield number, outcomes
+        for child in children.values():
+            if time.time() - child.heard > _SILENT_S:
+                child.process.kill()  # its connection ends, and so it is a fault as above
+
+
+def _begun(trials: Trials, numbers: list[int], until: float) -> tuple[Connection, _Child]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_try_all, args=(trials, numbers, until, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    return ours, _Child(process, list(numbers), time.time())
+
+
+def _try_all(trials: Trials, numbers: list[int], until: float, connection: Connection) -> None:
+    """What a child does."""
+    for number in numbers:
+        if time.time() > until:
+            break
+        connection.send((number, trials.outcomes(number)))
+    connection.close()
+
+
+def _lost(message: str) -> Outcome:
+    return Outcome("foreign", message, "its process")

@@ -1,0 +1,131 @@
+"""Productions of the grammar for features as layers make them: attention, scans, statistics, noise, sampled softmax.
+
+As in inputs.py a row of the result depends on the same row of the batch only. Random numbers have shapes without the
+batch, so that one process and N workers can draw the same.
+"""
+
+from __future__ import annotations
+
+from ops.exactness.draft import Draft
+from ops.exactness.inputs import Production
+
+
+def _sequence(d: Draft) -> None:
+    table, ids, columns = d.bag()
+    x, name = d.name("x"), d.name("h")
+    made = d.pick(
+        (
+            f"tf.reduce_mean(tf.nn.softmax({x} @ tf.transpose({x}, [0, 2, 1])) @ {x}, 1)",
+            f"tf.reduce_sum(tf.einsum('bij,bjd->bid', tf.nn.softmax({x} @ tf.transpose({x}, [0, 2, 1])), {x}), 1)",
+            f"tf.scan(lambda s, t: tf.tanh(s + t), tf.transpose({x}, [1, 0, 2]))[-1]",
+            f"tf.foldl(lambda s, t: s * 0.5 + t, tf.transpose({x}, [1, 0, 2]))",
+            f"tf.reduce_sum(tf.nn.conv1d({x}, {d.weight(8, 4)}[None, :4], 1, 'SAME'), 1)",
+            f"tf.reduce_sum(tf.sequence_mask({d.ids[0][0]} % {columns} + 1, {columns}, F)[:, :, None] * {x}, 1)",
+            f"tf.gather({x}, {d.ids[0][0]} % {columns}, batch_dims=1)",
+            f"tf.reverse_sequence({x}, {d.ids[0][0]} % {columns} + 1, seq_axis=1)[:, 0]",
+            f"tf.math.cumsum({x}, 1)[:, -1]",
+            f"tf.reduce_sum(tf.map_fn(lambda row: row * tf.nn.softmax(row, axis=0), {x}), 1)",
+        )
+    )
+    d.add(f"{x} = tf.nn.embedding_lookup({table}, {ids})\n{name} = {made}", name, d.rows[0] if d.rows else "")
+    d.rows.append(name)
+
+
+def _whole_table(d: Draft) -> None:
+    table, rows = d.table()
+    ids, bag = f"{d.ids[0][0]} % {rows}", f"tf.maximum({d.bags[0][0]} % {rows}, 1)"
+    d.new_row(
+        d.pick(
+            (
+                f"tf.one_hot({ids}, {rows}, dtype=F) @ {table}",
+                f"tf.reduce_sum(tf.one_hot({bag}, {rows}, dtype=F), 1) @ {table}",
+                f"tf.nn.embedding_lookup({table} * 0.5, {ids})",
+                f"tf.transpose(tf.gather(tf.transpose({table}), {ids}, axis=1))",
+            )
+        )
+    )
+
+
+def _noise(d: Draft) -> None:
+    h = d.row()
+    d.new_row(
+        d.pick(
+            (
+                f"{h} + tf.random.stateless_uniform([4], [1, 2], dtype=F)",
+                f"{h} * tf.random.uniform([4], 0.5, 1.0, dtype=F, seed=5)",
+                f"{h} + 0.1 * tf.random.normal([4], dtype=F)",
+                f"{h} * tf.nn.dropout(tf.ones([4], F), rate=0.3)",
+            )
+        ),
+        h,
+    )
+
+
+def _statistics(d: Draft) -> None:
+    """Features are normalised by averages over past batches, as layers do that take no part of this batch's."""
+    if not d.resource:  # what is read must be what was there before the update of this step
+        return
+    h, mean, spread, name = d.row(), d.name("mean"), d.name("spread"), d.name("h")
+    d.add(
+        f"""
+        {mean} = v1.get_variable("{mean}", [4], F, initializer=v1.zeros_initializer(), trainable=False)
+        {spread} = v1.get_variable("{spread}", [4], F, initializer=v1.ones_initializer(), trainable=False)
+        past_{mean}, past_{spread} = {mean}.read_value(), {spread}.read_value()
+        {name} = ({h} - past_{mean}) * tf.math.rsqrt(past_{spread} + 0.1)
+        of_batch = tf.stop_gradient({h})
+        for moved, change in (
+            ({mean}, past_{mean} - tf.reduce_mean(of_batch, 0)),
+            ({spread}, past_{spread} - tf.reduce_mean(tf.square(of_batch - past_{mean}), 0)),
+        ):
+            v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, v1.assign_sub(moved, 0.1 * change))
+        """,
+        name,
+        h,
+    )
+    d.rows.append(name)
+
+
+def _checked(d: Draft) -> None:
+    h, name = d.row(), d.name("h")
+    check = d.pick(
+        (
+            f"{name} = tf.debugging.check_numerics({h}, 'h')",
+            f"with v1.control_dependencies([v1.assert_less({d.ids[0][0]}, tf.constant(99, tf.int64))]):\n"
+            f"    {name} = tf.identity({h})",
+            f"{name} = tf.ensure_shape({h}, [rows, 4])",
+            f"{name} = tf.switch_case(tf.cast(step % 2, tf.int32), [lambda: {h} * 2.0, lambda: {h} + 1.0])",
+            f"{name} = v1.case([(step > 1, lambda: {h} * 2.0)], default=lambda: {h} * 3.0)",
+            f"@tf.custom_gradient\ndef turned_{name}(x):\n"
+            f"    return tf.tanh(x), lambda dy: -0.5 * tf.convert_to_tensor(dy)\n\n"
+            f"{name} = turned_{name}({h})",
+            f"@tf.recompute_grad\ndef again_{name}(x):\n    return tf.tanh(x * x)\n\n{name} = again_{name}({h})",
+        )
+    )
+    d.add(check, name, h)
+    d.rows.append(name)
+
+
+def sampled_loss(d: Draft) -> None:
+    """A loss over sampled classes is added, which TensorFlow has for float32 alone; no sample depends on the batch."""
+    name, h = d.name("classes"), d.rows[-1]
+    loss = d.pick(("sampled_softmax_loss", "nce_loss"))
+    partitioner = ", partitioner=v1.fixed_size_partitioner(2)" if d.chance(0.3) else ""
+    seed = ", seed=3" if loss == "sampled_softmax_loss" else ""
+    sampled = ""
+    if d.chance(0.5):
+        sampled = (
+            ", sampled_values=tf.random.log_uniform_candidate_sampler("
+            "i0[:, None], num_true=1, num_sampled=5, unique=True, range_max=13, seed=4)"
+        )
+    d.add(
+        f"""
+        {name} = v1.get_variable("{name}", [13, 4], F{partitioner})
+        loss += 0.1 * tf.reduce_mean(v1.nn.{loss}(
+            list({name}) if {bool(partitioner)} else {name}, tf.zeros([13], F), i0[:, None], {h}, 5, 13,
+            partition_strategy="div"{seed}{sampled}))
+        """
+    )
+
+
+LAYERS: tuple[tuple[float, Production], ...] = ((2, _noise), (1, _statistics), (3, _checked))
+SEQUENCES: tuple[tuple[float, Production], ...] = ((4, _sequence), (1.5, _whole_table))

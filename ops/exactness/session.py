@@ -1,0 +1,91 @@
+"""A session on a GraphDef by names: it makes no Python objects of ops, which would cost more than a few steps do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.client import pywrap_tf_session as c_api
+from tensorflow.python.framework import c_api_util
+
+from parallax.graph_view import GraphView
+
+
+class NamedSession:
+    """Runs a graph.
+
+    Args:
+        graph_def: the graph.
+        config: of the session.
+
+    Raises:
+        ValueError: the graph is none.
+    """
+
+    def __init__(self, graph_def: Any, config: Any) -> None:
+        self._view = GraphView(graph_def)
+        self._session = tf.compat.v1.Session(graph=_imported(graph_def), config=config)
+        self._callables: dict[tuple[tuple[str, ...], tuple[str, ...]], Any] = {}
+
+    def __enter__(self) -> NamedSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._callables.clear()
+        self._session.close()
+
+    def has(self, tensor: str) -> bool:
+        """Whether the graph holds a tensor."""
+        try:
+            self._view.dtype(tensor)
+        except (KeyError, IndexError):
+            return False
+        return True
+
+    def run(self, fetches: Sequence[str], feeds: Mapping[str, Any] | None = None) -> list[Any]:
+        """Runs once.
+
+        Args:
+            fetches: tensors and ops.
+            feeds: by tensor; values become of its type.
+
+        Returns:
+            The value of each fetch; None for an op.
+        """
+        if not fetches:
+            return []
+        feeds = feeds or {}
+        tensors = tuple(dict.fromkeys(name for name in fetches if ":" in name and name not in feeds))
+        key = (tuple(dict.fromkeys(name for name in fetches if name not in feeds)), tuple(feeds))
+        if key not in self._callables:
+            self._callables[key] = self._callable(tensors, *key)
+        values = [np.asarray(value, self._numpy_type(tensor)) for tensor, value in feeds.items()]
+        found = dict(zip(tensors, self._callables[key](*values), strict=True)) | dict(zip(feeds, values, strict=True))
+        return [found.get(name) for name in fetches]
+
+    def _callable(self, tensors: Sequence[str], fetches: Sequence[str], fed: Sequence[str]) -> Any:
+        from tensorflow.core.protobuf import config_pb2
+
+        options = config_pb2.CallableOptions(feed=fed, fetch=tensors, target=[n for n in fetches if ":" not in n])
+        return self._session._make_callable_from_options(options)
+
+    def _numpy_type(self, tensor: str) -> Any:
+        return tf.as_dtype(self._view.dtype(tensor)).as_numpy_dtype
+
+
+def _imported(graph_def: Any) -> Any:
+    """A tf.Graph that holds the ops for TensorFlow's core, and none for Python."""
+    graph = tf.Graph()
+    options = c_api_util.ScopedTFImportGraphDefOptions()
+    serialized = c_api.TF_NewBufferFromString(graph_def.SerializeToString())
+    try:
+        with graph._c_graph.get() as c_graph:
+            results = c_api.TF_GraphImportGraphDefWithResults(c_graph, serialized, options.options)
+            c_api_util.ScopedTFImportGraphDefResults(results)  # frees them
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(str(error)) from error
+    finally:
+        c_api.TF_DeleteBuffer(serialized)
+    return graph
