@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from parallax.analysis import curved
 from parallax.analysis.batch_axis import BatchAxes
 from parallax.analysis.gradients import autodiff_ops
 from parallax.analysis.op_lists import FORWARD_ELEMENTWISE
@@ -33,12 +34,16 @@ class Denominators:
         divided: where what is computed of them divides.
         selected: means over chosen elements.
         unproven: (division, denominator) where a loss is divided by what else depends on the batch.
+        curved: means over the batch that a loss is a curved function of (curved.py).
+        statistics: nodes that give means over a worker's own batch, which go back into each of its examples.
     """
 
     sums: frozenset[str] = frozenset()
     divided: tuple[Divided, ...] = ()
     selected: tuple[Selected, ...] = ()
     unproven: tuple[tuple[str, str], ...] = ()
+    curved: frozenset[str] = frozenset()
+    statistics: tuple[str, ...] = ()
 
 
 def find_denominators(walk: Walk, before: Denominators) -> Denominators:
@@ -68,7 +73,9 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
             mean = look.selected(node)
             if mean is not None:
                 selected.append(mean)
-    return Denominators(frozenset(sums), tuple(divided), tuple(selected), tuple(unproven))
+    means = curved.find_curved(walk, look.made, before.curved, sums)
+    statistics = curved.find_statistics(walk, look.made)
+    return Denominators(frozenset(sums), tuple(divided), tuple(selected), tuple(unproven), means, statistics)
 
 
 def visit(walk: Walk, node: str) -> None:
@@ -77,6 +84,7 @@ def visit(walk: Walk, node: str) -> None:
         if tensor in walk.denominators.sums and walk.states[tensor] != SAME:
             walk.all_reduces.append(AllReduce(tensor, tuple(walk.view.consumers(tensor)), "sum"))
             walk.states[tensor] = SAME
+    curved.visit(walk, node)
 
 
 def notes_of(found: Denominators) -> tuple[str, ...]:
@@ -93,6 +101,15 @@ def notes_of(found: Denominators) -> tuple[str, ...]:
         f"{node} divides a loss by {tensor}, which depends on each worker's batch: workers are taken to have it equal"
         for node, tensor in found.unproven
     ]
+    notes += [
+        f"{t} is a mean over the batch that more is made of: the workers' mean is taken" for t in sorted(found.curved)
+    ]
+    if found.statistics:
+        others = f" and {len(found.statistics) - 1} more" if found.statistics[1:] else ""
+        notes.append(
+            f"{found.statistics[0]}{others} computes statistics of the batch, which are each worker's own: one process "
+            "would take those of all workers' batches"
+        )
     return tuple(notes)
 
 
@@ -103,8 +120,8 @@ class _Look:
         view = walk.view
         self._walk = walk
         self._axes = BatchAxes(view, walk.states)
-        self._made = autodiff_ops(walk.captured)
-        self.forward = view.nodes.keys() - self._made - walk.initial
+        self.made = autodiff_ops(walk.captured)
+        self.forward = view.nodes.keys() - self.made - walk.initial
 
     def sums_behind(self, tensor: str, op: str) -> frozenset[str]:
         """The sums (or means) over the batch, free of trained variables, that make a scalar; empty where others do."""
@@ -142,7 +159,7 @@ class _Look:
 
     def is_differentiated(self, tensor: str) -> bool:
         """Whether autodiff went back through a division by a tensor: it divides by it too."""
-        return any(edge.node in self._made for edge in self.divided_by(tensor))
+        return any(edge.node in self.made for edge in self.divided_by(tensor))
 
     def divided_by(self, tensor: str) -> tuple[Edge, ...]:
         """The divisions by a tensor, those of autodiff too."""
@@ -170,10 +187,10 @@ class _Look:
     def _counted_by(self, values: str) -> tuple[Edge, ...]:
         """Where autodiff divides by the number of elements of a tensor."""
         view, found = self._walk.view, []
-        for node in sorted(self._made):
+        for node in sorted(self.made):
             if node not in view.nodes or view.op(node) != "RealDiv":
                 continue
-            needed = view.ancestors([split_tensor(view.inputs(node)[1])[0]]) & self._made
+            needed = view.ancestors([split_tensor(view.inputs(node)[1])[0]]) & self.made
             shapes = {view.inputs(n)[0] for n in needed if view.op(n) == "Shape"}
             if shapes == {values} and all(view.op(n) in _OF_SHAPES for n in needed):
                 found.append(Edge(node, 1))
