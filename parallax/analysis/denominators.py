@@ -22,6 +22,7 @@ _DIVISIONS = ("RealDiv", "Div", "DivNoNan")
 _OVER_BATCH = ("Sum", "Mean")
 _OF_SHAPES = "Shape Size Const Cast FloorDiv FloorMod Prod GatherV2 AddV2 Maximum Reshape Range Fill".split()
 """What autodiff counts the elements of a mean with."""
+_TELLS_SIZE = ("Shape", "ShapeN", "Size", "Rank", "OnesLike", "ZerosLike")
 _PASSES = ("Identity", "StopGradient", "Reshape", "Cast", "Squeeze", "ExpandDims")
 
 
@@ -61,7 +62,8 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
                 continue
             by = [op for op in _OVER_BATCH if look.sums_behind(tensor, op) and look.is_over_batch(numerator, op)]
             if not by:
-                unproven.append((node, tensor))
+                if not look.is_of_size(tensor):
+                    unproven.append((node, tensor))
                 continue
             found = look.sums_behind(tensor, by[0])
             sums |= found
@@ -156,6 +158,20 @@ class _Look:
         if op == "Sum" and view.shape(view.inputs(node)[0]) == ():
             return True
         return op in _PASSES or (op == "Mul" and len(self._own(node)) == 1)
+
+    def is_of_size(self, tensor: str) -> bool:
+        """Whether a tensor tells of the batch its size alone; batches are taken to be equally large."""
+        view, waiting, seen = self._walk.view, [tensor], set[str]()
+        while waiting:
+            one = waiting.pop()
+            node = split_tensor(one)[0]
+            if node in seen or self._walk.states[one].kind in ("same", "fed") or view.op(node) in _TELLS_SIZE:
+                continue
+            seen.add(node)
+            if not view.inputs(node):
+                return False
+            waiting += view.inputs(node)
+        return True
 
     def is_differentiated(self, tensor: str) -> bool:
         """Whether autodiff went back through a division by a tensor: it divides by it too."""
