@@ -63,14 +63,17 @@ class MPIConfig:
 
     Attributes:
         mpirun_options: words for mpirun's command, or one text that is split as a shell does.
+        use_allgatherv: which collective gathers rows, which follows from the plan; True changes nothing.
 
     Raises:
         ConfigError: when it is neither, or a quote is not closed.
     """
 
     mpirun_options: str | Sequence[str] | None = ""
+    use_allgatherv: bool = False
 
     def __post_init__(self) -> None:
+        checked.truth("use_allgatherv", self.use_allgatherv)
         _ = self.words  # refuses what has none
 
     @property
@@ -308,6 +311,9 @@ def moot_settings(config: Config) -> tuple[str, ...]:
         ),
         "boundary_between_workers_and_servers=False: what runs on servers follows from the plan all the same.": (
             not ps.boundary_between_workers_and_servers
+        ),
+        "use_allgatherv=True: which collective gathers rows follows from the plan all the same.": (
+            config.communication_config.mpi_config.use_allgatherv
         ),
     }
     return tuple(line for line, is_moot in lines.items() if is_moot)

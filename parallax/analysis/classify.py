@@ -12,6 +12,7 @@ from parallax.analysis.capture import Captured, CapturedVariable, variable_of_te
 from parallax.analysis.equal_ids import lookup_edges
 from parallax.analysis.gradients import RECORDED, find_gradients, followed_variable, gradient_updates, written_variable
 from parallax.analysis.propagate import propagate
+from parallax.analysis.suspicious import sums_of_losses
 from parallax.analysis.update_ops import state_op
 from parallax.analysis.walk import NoRule
 from parallax.decisions import Decisions
@@ -62,7 +63,7 @@ def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]
         exchanged=frozenset([p.table for p in decisions.pushes] + [c.op for c in decisions.collects]),
     )
     variables = tuple(_variable(case, by_name[name]) for name in sorted(by_name))
-    notes = (*_notes(sources), *_open_notes(variables), *decisions.notes)
+    notes = (*_notes(sources), *_open_notes(variables), *decisions.notes, *sums_of_losses(captured.view))
     return GraphSpec(captured.fingerprint, variables, notes, model_key(variables)), sources
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from parallax.analysis import curved
 from parallax.analysis.axis_part import MIXED, Part
 from parallax.analysis.batch_axis import BatchAxes
 from parallax.analysis.gradients import autodiff_ops
@@ -37,6 +38,8 @@ class Denominators:
         selected: means over chosen elements.
         unproven: (division, denominator) where a loss is divided by what else depends on the batch.
         unproven_means: means of which it cannot be seen whether they are over chosen elements.
+        curved: means over the batch that a loss is a curved function of (curved.py).
+        statistics: nodes that give means over a worker's own batch, which go back into each of its examples.
     """
 
     sums: frozenset[str] = frozenset()
@@ -44,6 +47,8 @@ class Denominators:
     selected: tuple[Selected, ...] = ()
     unproven: tuple[tuple[str, str], ...] = ()
     unproven_means: tuple[str, ...] = ()
+    curved: frozenset[str] = frozenset()
+    statistics: tuple[str, ...] = ()
 
 
 def find_denominators(walk: Walk, before: Denominators) -> Denominators:
@@ -61,7 +66,8 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
                 continue
             by = [op for op in _OVER_BATCH if look.sums_behind(tensor, op) and look.is_over_batch(numerator, op)]
             if not by:
-                unproven.append((node, tensor))
+                if not look.is_of_size(tensor):
+                    unproven.append((node, tensor))
                 continue
             found = look.sums_behind(tensor, by[0])
             sums |= found
@@ -76,7 +82,13 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
             elif may_be_chosen:
                 unproven_means.append(node)
     return Denominators(
-        frozenset(sums), tuple(divided), tuple(selected), tuple(unproven), unproven_means=tuple(unproven_means)
+        frozenset(sums),
+        tuple(divided),
+        tuple(selected),
+        tuple(unproven),
+        tuple(unproven_means),
+        curved.find_curved(walk, look.made, before.curved, sums),
+        curved.find_statistics(walk, look.made),
     )
 
 
@@ -86,6 +98,7 @@ def visit(walk: Walk, node: str) -> None:
         if tensor in walk.denominators.sums and walk.states[tensor] != SAME:
             walk.all_reduces.append(AllReduce(tensor, tuple(walk.view.consumers(tensor)), "sum"))
             walk.states[tensor] = SAME
+    curved.visit(walk, node)
 
 
 def notes_of(found: Denominators) -> tuple[str, ...]:
@@ -106,6 +119,15 @@ def notes_of(found: Denominators) -> tuple[str, ...]:
         f"{node} may be a mean over what each worker's batch chooses: workers are taken to have equally many elements"
         for node in found.unproven_means
     ]
+    notes += [
+        f"{t} is a mean over the batch that more is made of: the workers' mean is taken" for t in sorted(found.curved)
+    ]
+    if found.statistics:
+        others = f" and {len(found.statistics) - 1} more" if found.statistics[1:] else ""
+        notes.append(
+            f"{found.statistics[0]}{others} computes statistics of the batch, which are each worker's own: one process "
+            "would take those of all workers' batches"
+        )
     return tuple(notes)
 
 
@@ -116,8 +138,8 @@ class _Look:
         view = walk.view
         self._walk = walk
         self._axes = BatchAxes(view, walk.states)
-        self._made = autodiff_ops(walk.captured)
-        self.forward = view.nodes.keys() - self._made - walk.initial
+        self.made = autodiff_ops(walk.captured)
+        self.forward = view.nodes.keys() - self.made - walk.initial
 
     def sums_behind(self, tensor: str, op: str) -> frozenset[str]:
         """The sums (or means) over the batch, free of trained variables, that make a scalar; empty where others do."""
@@ -153,9 +175,23 @@ class _Look:
             return True
         return op in _PASSES or (op == "Mul" and len(self._own(node)) == 1)
 
+    def is_of_size(self, tensor: str) -> bool:
+        """Whether a tensor tells of the batch its size alone; batches are taken to be equally large."""
+        view, waiting, seen = self._walk.view, [tensor], set[str]()
+        while waiting:
+            one = waiting.pop()
+            node = split_tensor(one)[0]
+            if node in seen or self._walk.states[one].kind in ("same", "fed") or view.op(node) in _READS_SHAPES:
+                continue
+            seen.add(node)
+            if not view.inputs(node):
+                return False
+            waiting += view.inputs(node)
+        return True
+
     def is_differentiated(self, tensor: str) -> bool:
         """Whether autodiff went back through a division by a tensor: it divides by it too."""
-        return any(edge.node in self._made for edge in self.divided_by(tensor))
+        return any(edge.node in self.made for edge in self.divided_by(tensor))
 
     def divided_by(self, tensor: str) -> tuple[Edge, ...]:
         """The divisions by a tensor, those of autodiff too."""
@@ -201,10 +237,10 @@ class _Look:
     def _counted_by(self, values: str) -> tuple[Edge, ...]:
         """Where autodiff divides by the number of elements of a tensor."""
         view, found = self._walk.view, []
-        for node in sorted(self._made):
+        for node in sorted(self.made):
             if node not in view.nodes or view.op(node) != "RealDiv":
                 continue
-            needed = view.ancestors([split_tensor(view.inputs(node)[1])[0]]) & self._made
+            needed = view.ancestors([split_tensor(view.inputs(node)[1])[0]]) & self.made
             shapes = {view.inputs(n)[0] for n in needed if view.op(n) == "Shape"}
             if shapes == {values} and all(view.op(n) in _OF_SHAPES for n in needed):
                 found.append(Edge(node, 1))

@@ -44,6 +44,7 @@ must be the same on all machines: those of vocabularies and checkpoints. What a 
 flow that its reads take; what a stack holds does not, so StackPopV2 is not among them. Ops that call functions are as
 these are (functions.py).
 """
+_READS_VARIABLE = ("Identity", "ReadVariableOp", "VarIsInitializedOp", "IsVariableInitialized", "VariableShape")
 _READS_FILES = ("ReadFile", "MatchingFiles", "WholeFileReaderV2", "ReaderReadV2")
 """Each worker reads its own file, whatever its name: data, but for initial values."""
 _READS_DATASETS = ("ReduceDataset", "DatasetToSingleElement", "DatasetToGraph", "DatasetToGraphV2")
@@ -63,14 +64,37 @@ def is_random(op: str) -> bool:
 
 
 def shared_variables(captured: Captured, sources: tuple[GradientSource, ...], updates: set[str]) -> set[str]:
-    """Variables that training writes: those with a gradient, those declared trainable, and their slots."""
-    shared = {s.part for s in sources} | {name for name, v in captured.variables.items() if v.trainable}
+    """Variables that training writes: those with a gradient, those declared trainable, and their slots.
+
+    One that is declared so by default, and only adds up what a batch gives, is none of them.
+    """
+    needed = captured.view.ancestors(updates)
+    trainable = {name for name, v in captured.variables.items() if v.trainable}
+    shared = {s.part for s in sources} | {v for v in trainable if v in needed or not _only_counts(captured, v)}
     for node in sorted(updates):
         inputs = captured.view.inputs(node)
         state = state_op(captured.view.op(node), len(inputs))
         for slot in state.state if state is not None else ():
             shared.add(variable_of_tensor(captured.view, captured.variables, inputs[slot]))
     return shared & captured.variables.keys()
+
+
+def _only_counts(captured: Captured, variable: str) -> bool:
+    """Whether all that writes a variable, but for its initial value, takes values that do not depend on it."""
+    view = captured.view
+    for edge in view.consumers(f"{variable}:0"):
+        op, inputs = view.op(edge.node), view.inputs(edge.node)
+        state = state_op(op, len(inputs))
+        if state is None and op not in _READS_VARIABLE:
+            return False
+        if state is None or edge.node == captured.variables[variable].initializer:
+            continue
+        if edge.slot not in state.state or len(state.state) > 1:
+            return False
+        values = [split_tensor(t)[0] for slot, t in enumerate(inputs) if slot not in state.state]
+        if variable in view.ancestors(values):
+            return False
+    return True
 
 
 def visit(walk: Walk, node: str) -> None:

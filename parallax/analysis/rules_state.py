@@ -208,6 +208,7 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
             f"{op} {node!r} writes {variables[0]!r} with {tensor!r}, which depends on each worker's own batch in "
             "another way (a learning rate computed from the batch, or a gradient computed by hand). Use tf.gradients, "
             "and compute the rest from variables, constants or scalar placeholders."
+            + ("" if _has_gradient(walk, variables[0]) else " If it is a statistic, build it with trainable=False.")
         )
     if state.indices is None and _takes_mean(walk, node, state, variables[0]):
         return
@@ -230,6 +231,10 @@ def _takes_mean(walk: Walk, node: str, state: StateOp, variable: str) -> bool:
             "workers), or compute the loss without this variable."
         )
     return False
+
+
+def _has_gradient(walk: Walk, variable: str) -> bool:
+    return any(source.part == variable for source in walk.sources) or not walk.captured.variables[variable].trainable
 
 
 def _gradient_of(walk: Walk, values: State, variable: str) -> str:

@@ -25,6 +25,8 @@ _OF_SHAPE = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
 _PASSES_ON = ("Identity", "StopGradient", "Reshape", "Squeeze", "ExpandDims", "Cast", "CheckNumerics", "Neg")
 _ADDS = ("Add", "AddV2", "AddN", "Sub")
 _DIVIDES = ("RealDiv", "Div", "DivNoNan")
+_CURVES = ("Sqrt", "Rsqrt", "Log", "Log1p", "Exp", "Square", "Pow", "Maximum", "Minimum", "Abs", "Relu", "Softplus")
+_TAKES_ALL = ("Sum", "L2Loss", "EuclideanNorm")
 
 
 class Suspicion(NamedTuple):
@@ -44,7 +46,9 @@ def suspicions(captured: Captured, spec: GraphSpec, sources: tuple[GradientSourc
     """
     updates = gradient_updates(captured, sources)
     step = captured.view.ancestors(updates)
-    found = [*_of_updates(captured, sources), *_of_variables(spec), *_of_losses(captured.view)]
+    found = [*_of_updates(captured, sources), *_of_variables(spec)]
+    losses = (sums_of_losses(captured.view, divided) for divided in (False, True))
+    found += [Suspicion(text) for of_losses in losses for text in of_losses]
     parts = sorted({s.part for s in sources if s.found_by != RECORDED})
     if parts:
         found.append(
@@ -108,26 +112,31 @@ def _of_step(view: GraphView, step: set[str]) -> list[Suspicion]:
     return found
 
 
-def _of_losses(view: GraphView) -> list[Suspicion]:
+def sums_of_losses(view: GraphView, divided: bool = False) -> list[str]:
+    """What is to be said of losses that are sums over the batch, once for each loss.
+
+    Args:
+        view: the graph.
+        divided: whether to speak of sums that are divided by what the batch determines, in place of those that are not.
+    """
     content = _after(view, [n for n in view.nodes if _gives_data(view, n)], frozenset(_OF_SHAPE))
     found = []
     for loss in _losses(view):
-        for node, divisor in sorted(_sums(view, loss, content)):
-            what = f"The loss {loss} is a sum over the batch ({node})"
-            if divisor:
-                found.append(
-                    Suspicion(
-                        f"{what}, divided by {divisor}, which the batch determines: one process would divide by that "
-                        "of all workers' batches together. Where they differ between workers, losses must be weighed."
-                    )
-                )
-            else:
-                found.append(
-                    Suspicion(
-                        f"{what} and not a mean: gradients are the mean over the workers, so one process would take "
-                        "steps as many times as large as there are workers. Use reduce_mean."
-                    )
-                )
+        sums = _sums(view, loss, content)
+        if divided:
+            found += [
+                f"The loss {loss} is a sum over the batch ({node}), divided by {divisor}, which the batch determines: "
+                "one process would divide by that of all workers' batches together. Where they differ between workers, "
+                "losses must be weighed."
+                for node, divisor in sorted(sums)
+                if divisor
+            ]
+        elif plain := sorted(node for node, divisor in sums if not divisor):
+            found.append(
+                f"The loss {loss} is a sum over the batch ({_some(plain)}) and not a mean: gradients are the mean over "
+                "the workers, so one process would take steps as many times as large as there are workers. "
+                "Use reduce_mean."
+            )
     return found
 
 
@@ -155,17 +164,22 @@ def _sums(view: GraphView, loss: str, content: set[str]) -> set[tuple[str, str]]
         seen.add(node)
         needs = [split_tensor(t)[0] for t in view.inputs(node)]
         op = view.op(node)
-        if op in _PASSES_ON:
+        if op in _PASSES_ON or (op in ("Sum", "Mean") and _is_one(view, view.inputs(node)[0])):
             waiting.append((needs[0], divisor))
-        elif op in _ADDS:
+        elif op in _ADDS or op in _CURVES:
             waiting += [(n, divisor) for n in needs]
         elif op == "Mul":
             waiting += [(n, divisor) for n, other in (needs, needs[::-1]) if other not in content]
         elif op in _DIVIDES and needs[1] in content:
             waiting.append((needs[0], needs[1]))
-        elif op == "Sum" and _is_open(view, view.inputs(node)[0]):
+        elif op in _TAKES_ALL and _is_open(view, view.inputs(node)[0]):
             found.add((node, divisor))
     return found
+
+
+def _is_one(view: GraphView, tensor: str) -> bool:
+    shape = view.shape(tensor)
+    return shape is not None and all(length == 1 for length in shape)
 
 
 def _is_open(view: GraphView, tensor: str) -> bool:

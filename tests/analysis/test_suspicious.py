@@ -52,8 +52,10 @@ def test_a_mean_over_the_batch_is_not_suspicious(loss):
             lambda rows, ids: tf.reduce_sum(rows) / tf.reduce_sum(tf.cast(ids > 3, tf.float32), name="weights"),
             "is a sum over the batch (Sum), divided by weights, which the batch determines",
         ),
+        (lambda rows, ids: tf.reduce_mean(rows) + 0.1 * tf.nn.l2_loss(rows), "is a sum over the batch (L2Loss)"),
+        (lambda rows, ids: tf.norm(rows), "is a sum over the batch (norm/Sum)"),
     ],
-    ids=["sum", "scaled sum", "mean over a mask"],
+    ids=["sum", "scaled sum", "mean over a mask", "squares of looked-up rows", "norm"],
 )
 def test_a_sum_over_the_batch_is_told(loss, said):
     (text,) = found(lambda rows, ids: train(loss(rows, ids)))

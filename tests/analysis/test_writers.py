@@ -188,3 +188,23 @@ def test_what_is_kept_of_each_row_between_batches_is_the_workers_own() -> None:
         tf.group(train, v1.assign(kept, before * 0.5 + x))
 
     assert class_of(analysed(build), "kept") == VariableClass.LOCAL
+
+
+def test_what_counts_losses_and_nothing_trained_depends_on_is_each_workers_own_although_declared_trainable() -> None:
+    def build() -> None:
+        _, loss = model()
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        v1.get_variable("total", []).assign_add(loss)
+
+    assert class_of(analysed(build), "total") == VariableClass.LOCAL
+
+
+def test_what_is_trained_by_hand_from_the_batch_is_refused_with_a_remedy_for_what_is_meant_to_count() -> None:
+    def build() -> None:
+        _, loss = model()
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        by_hand = v1.get_variable("by_hand", [])
+        by_hand.assign_sub(0.1 * (by_hand - loss))
+
+    with pytest.raises(GraphError, match="'by_hand' .* a gradient computed by hand.*trainable=False"):
+        analysed(build)

@@ -143,10 +143,11 @@ def test_a_mapping_that_was_changed_in_place_is_checked_by_the_call():
 
 def test_what_has_no_effect_is_said_in_a_line_each():
     ps = parallax.PSConfig("grpc+verbs", False, False, False, False)
-    config = parallax.Config(communication_config=parallax.CommunicationConfig(ps))
+    mpi = parallax.MPIConfig(use_allgatherv=True)
+    config = parallax.Config(communication_config=parallax.CommunicationConfig(ps, mpi))
     lines = moot_settings(config)
-    words = ("grpc+verbs", "replicate_variables", "among_servers", "between_workers")
-    assert len(lines) == 4 and all(word in line for word, line in zip(words, lines, strict=True))
+    words = ("grpc+verbs", "replicate_variables", "among_servers", "between_workers", "use_allgatherv")
+    assert len(lines) == 5 and all(word in line for word, line in zip(words, lines, strict=True))
 
 
 def test_the_worker_to_be_traced_must_be_one_of_the_job():
