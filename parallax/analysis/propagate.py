@@ -16,6 +16,7 @@ from parallax.analysis.denominators import Denominators, find_denominators, note
 from parallax.analysis.functions import functions_of
 from parallax.analysis.gradients import gradient_updates
 from parallax.analysis.marking import Kinds, keeps_of, mark, piece_kinds
+from parallax.analysis.own_state import computed_of
 from parallax.analysis.owned import owned_nodes
 from parallax.analysis.passages import check_kept, find_passages
 from parallax.analysis.server_order import check_reads
@@ -79,6 +80,7 @@ def walked(
     updates = gradient_updates(captured, sources)
     initializers = {v.initializer for v in captured.variables.values() if v.initializer}
     training = captured.view.ancestors(updates - initializers)
+    read = computed_of(captured.view, updates - initializers)
     delivered = [split_tensor(t)[0] for s in sources for t in (s.values, s.indices) if t is not None]
     before = captured.view.ancestors(delivered)
     order, branches = captured.view.topological_order(), branches_of(captured.view)
@@ -101,6 +103,7 @@ def walked(
             own=own,
             shared=rules.shared_variables(captured, sources, updates),
             training=training,
+            read=read,
             initial=captured.view.ancestors(initializers),
             initializers=initializers,
             dense_sources=dense_sources,

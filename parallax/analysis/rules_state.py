@@ -7,11 +7,11 @@ it is spread with. A writer of anything else makes its variable each worker's ow
 from __future__ import annotations
 
 from parallax.analysis.batch_axis import BatchAxes
-from parallax.analysis.batch_means import depends_on_batch, is_batch_mean, may_keep_rows
+from parallax.analysis.own_state import depends_on_batch, may_keep_rows
 from parallax.analysis.states import PLAIN, SAME, State
 from parallax.analysis.update_ops import ADDITIVE_SCATTERS, StateOp, state_op, takes_state
 from parallax.analysis.walk import Merge, NoRule, Walk, are_paired, part_of, set_handle
-from parallax.decisions import AllReduce, Broadcast, Piece
+from parallax.decisions import Broadcast, Piece
 from parallax.errors import GraphError
 from parallax.graph_view import Edge, split_tensor
 
@@ -210,27 +210,29 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
             "and compute the rest from variables, constants or scalar placeholders."
             + ("" if _has_gradient(walk, variables[0]) else " If it is a statistic, build it with trainable=False.")
         )
-    if state.indices is None and _takes_mean(walk, node, state, variables[0]):
-        return
+    _asks_for_whole(walk, node, state, variables[0])
     walk.new_own.update(variables)
 
 
-def _takes_mean(walk: Walk, node: str, state: StateOp, variable: str) -> bool:
-    """A variable that gradients depend on takes the mean over all workers' batches, where a batch's mean is written."""
-    if variable not in walk.training - walk.after_gradients or walk.branches[node] or state.value is None:
-        return False
+def _asks_for_whole(walk: Walk, node: str, state: StateOp, variable: str) -> None:
+    """What gradients depend on is written with what all workers' batches give, where that can be put together.
+
+    Raises:
+        GraphError: it cannot, and the variable cannot be one that keeps something of each worker's own examples.
+    """
+    if variable not in walk.read - walk.after_gradients or state.indices is not None or state.value is None:
+        return
     tensor = walk.view.inputs(node)[state.value]
-    if is_batch_mean(walk, tensor):
-        walk.all_reduces.append(AllReduce(tensor, (Edge(node, state.value),), "mean"))
-        return True
-    if depends_on_batch(walk, tensor) and not may_keep_rows(walk, variable):
+    if not depends_on_batch(walk, tensor):
+        return
+    walk.decisive.append(Edge(node, state.value))
+    if not may_keep_rows(walk, variable):
         raise GraphError(
             f"What gradients depend on must be what one process would have: {walk.view.op(node)} {node!r} writes "
-            f"{variable!r} with {tensor!r}, which each worker computes of its own batch and which is not proven to be "
-            "a mean over it. Write a mean (tf.reduce_mean along the batch, scaled, added to what is equal on all "
-            "workers), or compute the loss without this variable."
+            f"{variable!r} with {tensor!r}, which each worker computes of its own batch and which cannot be put "
+            "together of all of them. Write a mean, maximum or minimum (tf.reduce_mean along the batch), or "
+            "compute the loss without this variable."
         )
-    return False
 
 
 def _has_gradient(walk: Walk, variable: str) -> bool:

@@ -70,6 +70,7 @@ class Walk:
         own: variable ops that each worker keeps for itself.
         shared: variable ops that training writes: they must be equal on all workers.
         training: nodes that a gradient update needs.
+        read: those of them of which its inputs are computed; not what it only comes after.
         initial: nodes that an initial value needs.
         initializers: the ops that assign initial values.
         dense_sources: dense gradients, by tensor.
@@ -95,6 +96,7 @@ class Walk:
     own: set[str]
     shared: set[str]
     training: set[str]
+    read: set[str]
     initial: set[str]
     initializers: set[str]
     dense_sources: dict[str, list[GradientSource]]
