@@ -23,7 +23,7 @@ def test_a_session_takes_and_gives_what_its_conventions_say(start, tmp_path):
     seen = []
     # Once with the command, once as Python starts a script.
     for kind, command in (("reference", RUN), ("resource", ())):
-        done = start(*command, SCRIPTS / "conventions.py", kind, tmp_path, cold=True).finish()
+        done = start(*command, SCRIPTS / "conventions.py", kind, tmp_path).finish()
         check(done)
         assert sum("printed loss" in line for rank in (0, 1) for line in done.lines(rank)) == 2, str(done)
         seen.append([line for rank in (0, 1) for line in done.lines(rank) if line.startswith("noise")])

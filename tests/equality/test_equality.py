@@ -87,7 +87,6 @@ ONE = Job(1, 2, (PAIRS_ALONE, f"{PAIRS}:{ON_SERVERS}"))
 TWO = Job(2, 0, ("models in pairs",))
 TWO_ON_SERVERS = Job(2, 2, (f"models:{ON_SERVERS}", "kept in short", KEPT_ALONE))
 TWO_ON_ONE_SERVER = Job(2, 1, (f"{PAIRS}:{ON_SERVERS}", f"wire:{TO_SERVERS}", "wire without servers", PAIRS_ALONE))
-FOUR = Job(4, 0, (PAIRS,))
 # All that pairs leave out.
 ON_WORKERS = [slow(workers, 0, ("optimizers",)) for workers in (1, 2, 4)]
 GRAPHS = [slow(2, 0, ("models:resource",)), slow(2, 0, ("models:reference",))]
@@ -97,7 +96,7 @@ GRID = [slow(workers, servers, (f"optimizers:{ON_SERVERS}",)) for workers in (1,
 SHORT_SHARED = "several tables"
 SHORT_OWNED = ["Adam, clipped, resource, unequal owners", "partitioned, mod, resource, unequal owners"]
 FRONTS = ("fronts in short", "kept by fronts in short")
-THREE = Job(3, 2, (f"models without servers:{SHORT_SHARED}", f"owners:{'|'.join(SHORT_OWNED)}", *FRONTS))
+THREE = Job(3, 2, (f"models without servers:{SHORT_SHARED}", f"owners:{'|'.join(SHORT_OWNED)}", *FRONTS, PAIRS_ALONE))
 MORE_SHARED = ("bags, clipped", "partitioned, mod", "moving averages", "two losses")
 OWNER_JOBS = {
     # A job for each route: both kinds of exchanges have the same names, which open once.
@@ -159,7 +158,7 @@ def check_as_sent(case: str, result: dict[str, Any]) -> None:
     {
         ONE: names_of(ONE, PAIRS_ALONE),
         TWO_ON_ONE_SERVER: names_of(TWO_ON_ONE_SERVER, PAIRS_ALONE),
-        FOUR: names_of(FOUR, PAIRS),
+        THREE: names_of(THREE, PAIRS_ALONE),
         **{job: names_of(job, "optimizers") for job in ON_WORKERS},
     }
 )
