@@ -3,16 +3,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check install clean
+.PHONY: demo test check lint install clean
 
 demo: install
 	$(BIN)/parallax run --workers 2 examples/nlp/language_model.py
 
 # Two tests at a time: a job's processes wait for each other much of the time. `pytest PATH` by hand runs one at a time.
-test: check
+test: lint
 	$(BIN)/pytest -n 2
 
-check: install
+# What is known in a minute and a half: nothing of it loads TensorFlow.
+check: lint
+	$(BIN)/pytest -m 'pure and not slow'
+
+lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -1,9 +1,14 @@
-"""Golden files: `pytest --regenerate` writes them anew; the difference is then read before it is committed."""
+"""Which tier a test is of, and which tests must be one after the other; golden files.
+
+Tiers are markers, by folder and by what a file names: `pytest -m pure` loads no TensorFlow. `pytest --regenerate`
+writes the golden files anew; the difference is then read before it is committed.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +24,59 @@ WITHOUT = Path(__file__).parent / "without"
 ROOT = Path(__file__).parents[1]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(WITHOUT)])
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # and they need not compile the project's modules each time
+
+
+TIERS = {
+    "tests/lab/": "lab",
+    "tests/examples/": "graph",
+    "tests/end_to_end/": "job",
+    "tests/equality/": "job",
+    "tests/guard/": "job",
+    "tests/book/": "job",
+    "tests/compat/test_drivers.py": "job",
+    "tests/compat/test_loop.py": "job",
+    "tests/checkpoint/test_checkpoint.py": "job",
+    "tests/bench/test_race.py": "job",
+    "tests/runtime/test_launch.py": "job",
+}
+"""By how a file's path begins; of the other files those that name TensorFlow are `graph`, and the rest `pure`."""
+NAMES_TENSORFLOW = re.compile(r"\btensorflow\b|\bimport record\b|\bops\.exactness\b")
+
+
+def tier_of(file: Path) -> str:
+    """`pure` (no TensorFlow), `graph` (one process), `job` (mpirun) or `lab` (emulated hosts)."""
+    path = file.relative_to(ROOT).as_posix()
+    found = next((tier for begin, tier in TIERS.items() if path.startswith(begin)), None)
+    return found or ("graph" if NAMES_TENSORFLOW.search(file.read_text(encoding="utf-8")) else "pure")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m pure` no other file is imported, which would load TensorFlow."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if is_test and only_pure(config) and tier_of(collection_path) != "pure" else None
+
+
+def only_pure(config: pytest.Config) -> bool:
+    return str(config.option.markexpr).split()[:1] == ["pure"]
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(tier_of(item.path))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if only_pure(session.config):
+        sys.meta_path.insert(0, WithoutTensorFlow())
+
+
+class WithoutTensorFlow:
+    """Refuses its import: a test that needs it is in the wrong tier."""
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        if name == "tensorflow":
+            raise ImportError(
+                "A pure test imports TensorFlow: let its file name it, or see TIERS in tests/conftest.py."
+            )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

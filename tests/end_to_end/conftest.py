@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import pytest
 
 from parallax.runtime.processes import end_processes, processes_with
+from tests.warm import Server
 
+CLI = ["-m", "parallax.cli"]
 MARK = "PARALLAX_TEST"
 LIMIT_S = 120.0
 SHOWN_LINES = 60
@@ -49,17 +51,28 @@ def _last(text):
 
 
 class Running:
-    """A command in a session of its own, whose processes are known by a mark in their environment."""
+    """A command in a session of its own, whose processes are known by a mark in their environment.
 
-    def __init__(self, argv, folder, environment):
+    Args:
+        words: for the Python interpreter.
+        folder: where it runs.
+        environment: beside that of the tests.
+        server: where `parallax` can be forked, so that it need not import TensorFlow; None for a new interpreter.
+    """
+
+    def __init__(self, words, folder, environment, server=None):
         self.mark = {MARK: uuid.uuid4().hex}
         self._out, self._err = folder / f"{self.mark[MARK]}.out", folder / f"{self.mark[MARK]}.err"
         self._began_s = time.monotonic()
+        every = {**os.environ, **environment, **self.mark}
+        if server is not None and words[:2] == CLI and server.serves(every):
+            self.process = server.start(words[2:], folder, every, self._out, self._err)
+            return
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                argv,
+                [sys.executable, *words],
                 cwd=folder,
-                env={**os.environ, **environment, **self.mark},
+                env=every,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -104,13 +117,23 @@ class Running:
         end_processes(self.mark, grace_s=0)
 
 
+@pytest.fixture(scope="session")
+def warm_server():
+    """Where `parallax` is forked."""
+    return Server()
+
+
 @pytest.fixture
-def start(tmp_path):
-    """Starts a command (words for the Python interpreter) in the test's folder."""
+def start(tmp_path, warm_server):
+    """Starts a command (words for the Python interpreter) in the test's folder.
+
+    `parallax` is forked from a server, but for `cold` ones: of every command one is, and what is told of its start.
+    """
     started = []
 
-    def start(*words, **environment):
-        started.append(Running([sys.executable, *(str(word) for word in words)], tmp_path, environment))
+    def start(*words, cold=False, **environment):
+        server = None if cold else warm_server
+        started.append(Running([str(word) for word in words], tmp_path, environment, server))
         return started[-1]
 
     yield start

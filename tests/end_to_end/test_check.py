@@ -14,7 +14,7 @@ CLI = ("-m", "parallax.cli")
 
 
 def test_what_would_be_refused_is_told_all_at_once_with_its_place(start):
-    done = start(*CLI, "check", "--workers", 3, SCRIPT, "--name").finish()
+    done = start(*CLI, "check", "--workers", 3, SCRIPT, "--name", cold=True).finish()
     assert done.status == 1, str(done)
     *lines, verdict = done.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["refused", "refused", "suspicious"], str(done)

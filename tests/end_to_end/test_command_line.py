@@ -25,7 +25,7 @@ CLI = ("-m", "parallax.cli")
 
 def test_a_plan_is_shown_and_written_and_nothing_is_started(start, tmp_path):
     done = start(
-        *CLI, "plan", "--workers", 3, "--json", "plan.json", "--html", "plan.html", MODEL, "--batch", 6
+        *CLI, "plan", "--workers", 3, "--json", "plan.json", "--html", "plan.html", MODEL, "--batch", 6, cold=True
     ).finish()
     assert done.status == 0, str(done)
     assert "Plan for 3 workers" in done.stdout and "worker 0 of" not in done.stdout, str(done)
@@ -65,7 +65,7 @@ def test_a_plan_with_a_cluster_profile_is_in_milliseconds(start, write):
 def test_other_sizes_are_simulated_from_a_script_and_a_rate(start, write, tmp_path):
     write("machines.yaml", "hosts:\n- {address: one, workers: 2, bandwidth: 1gbit}\n")
     options = ("--hosts", "4096,2", "-r", "machines.yaml", "--batch", 2, "--html", "sizes.html")
-    done = start(*CLI, "simulate", *options, MODEL, "--batch", 6).finish()
+    done = start(*CLI, "simulate", *options, MODEL, "--batch", 6, cold=True).finish()
     assert done.status == 0, str(done)
     assert "\n2      4        " in done.stdout and "\n4096   8192     " in done.stdout, str(done)
     assert "From 2 to 4096 hosts: " in done.stdout and "Nothing was measured of the links" in done.stdout, str(done)
@@ -100,7 +100,7 @@ def test_a_module_run_without_the_command_uses_the_plan_that_was_written(start, 
 
 def test_workers_and_one_process_are_verified_to_be_equal(start):
     options = ("--claims", "--feeds", f"{MODEL}:feeds", "--steps", 3)
-    done = start(*CLI, "verify", *options, MODEL, "--dropout").finish()
+    done = start(*CLI, "verify", *options, MODEL, "--dropout", cold=True).finish()
     assert done.status == 0, str(done)
     lines = done.stdout.partition("and receives as much.\n")[2].splitlines()
     assert [line.split()[0] for line in lines[:9]] == [

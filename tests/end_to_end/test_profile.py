@@ -21,7 +21,9 @@ def printed(done, word):
 
 
 def test_the_first_steps_of_a_job_show_what_sample_batches_do(start, tmp_path):
-    sampled = start(*CLI, "profile", "--steps", 6, "--feeds", f"{PROFILED}:feeds", "-o", "sampled.json", PROFILED)
+    sampled = start(
+        *CLI, "profile", "--steps", 6, "--feeds", f"{PROFILED}:feeds", "-o", "sampled.json", PROFILED, cold=True
+    )
     samples = sampled.finish()
     assert samples.status == 0 and "Plan for" not in samples.stdout, str(samples)
     assert "\ntable" in samples.stdout and "Written to sampled.json\n" in samples.stdout, str(samples)

@@ -46,6 +46,17 @@ IN_SHORT = (
 """Of fronts, and of kept gradients each kind of piece, each way, and what no rule takes."""
 KEPT_SERVER_ROUTES = ("ps over 3", "hybrid ps over 2")
 KEPT_FRONT_ROUTES = ("ps by fronts over 2",)
+PLAIN_ROUTES = (
+    "bags, clipped, reference, alltoall",
+    "tied, resource, alltoall",
+    "whole regulariser, resource, alltoall",
+    "conditional, resource, alltoall",
+    "sampled softmax, resource, alltoall",
+    "partitioned, div, resource, alltoall",
+    "function, resource, alltoall",
+    "sorted rows, resource, alltoall",
+)
+"""Of pairs too: which routes their variables have is a test of its own."""
 OWNED_OPTIMIZERS = ("Adagrad", "Adam")
 OWNED_MODELS = (
     "several tables",
@@ -76,11 +87,21 @@ class Case(NamedTuple):
         return int(self.route.partition(" over ")[2] or 1)
 
 
-def cases(section: str, servers: int = 0) -> list[Case]:
-    """The cases of a section, with or without servers; a variable for which a route is impossible keeps its own."""
-    routes = SERVER_ROUTES if servers else ROUTES
+def cases(section: str, servers: int = 0, workers: int = 2) -> list[Case]:
+    """The cases of a section, with or without servers; a variable for which a route is impossible keeps its own.
+
+    A section may end in `without servers`, where the job has some; in `in short`, a few of it; and in `in pairs`, of
+    which any two of model, route, kind of variable, clipping and numbers of processes meet in some case.
+    """
+    if section.endswith(" without servers"):
+        return cases(section.removesuffix(" without servers"), 0, workers)
     if section.endswith(" in short"):
         return [c for c in cases(section.removesuffix(" in short"), servers) if c.name in IN_SHORT]
+    routes = SERVER_ROUTES if servers else ROUTES
+    if section == "optimizers in pairs":
+        return _optimizers_in_pairs(workers, servers)
+    if section == "models in pairs":
+        return _models_in_pairs(routes)
     if section.startswith("kept"):
         routes = KEPT_SERVER_ROUTES if servers else KEPT_ROUTES
         routes = KEPT_FRONT_ROUTES if section == "kept by fronts" else routes
@@ -97,16 +118,50 @@ def cases(section: str, servers: int = 0) -> list[Case]:
     return _optimizers(routes) if section == "optimizers" else _models(routes)
 
 
+def _optimizers_in_pairs(workers: int, servers: int) -> list[Case]:
+    """Two workers without servers train every optimizer by every route; others each optimizer once, on one of them."""
+    routes = ROUTES if not servers else SERVER_ROUTES[:1]
+    combinations = [(True, route) for route in routes] + ([] if servers else [(False, routes[0])])
+    found = []
+    for number, optimizer in enumerate(models.OPTIMIZERS):
+        one = (number + workers) % len(combinations)
+        for turn in range(len(combinations)) if workers == 2 else [one]:
+            clip = (number // 2 + turn + servers) % 2 == 1
+            found.append(_optimizer(optimizer, clip, *combinations[turn]))
+    return found
+
+
+def _models_in_pairs(routes: Sequence[str]) -> list[Case]:
+    """Every model by every route, by one of them, another for the next model, with reference variables."""
+    by_model: dict[str, list[Case]] = {}
+    for case in _models(routes):
+        by_model.setdefault(case.graph.rsplit(", ", 1)[0], []).append(case)
+    found = []
+    for number, of_model in enumerate(by_model.values()):
+        by = list(dict.fromkeys(case.route for case in of_model))
+        both = len(by) > 1 and len({case.resource for case in of_model}) == 2
+        with_references = by[number % len(by)]
+        found += [
+            case
+            for case in of_model
+            if not both or case.resource != (case.route == with_references) or case.name in PLAIN_ROUTES
+        ]
+    return found
+
+
 def _optimizers(routes: Sequence[str]) -> list[Case]:
     found = []
     for optimizer in models.OPTIMIZERS:
         for clip in (False, True):
             for resource in (True, False):
                 for route in routes if resource else routes[:1]:
-                    name = f"{optimizer}, {'clipped' if clip else 'plain'}, {_kind(resource)}, {route}"
-                    build = lambda rows, o=optimizer, c=clip: models.two_lookups(rows, o, c)  # noqa: E731
-                    found.append(Case(name, build, resource, route))
+                    found.append(_optimizer(optimizer, clip, resource, route))
     return found
+
+
+def _optimizer(optimizer: str, clip: bool, resource: bool, route: str) -> Case:
+    name = f"{optimizer}, {'clipped' if clip else 'plain'}, {_kind(resource)}, {route}"
+    return Case(name, lambda rows: models.two_lookups(rows, optimizer, clip), resource, route)
 
 
 def _models(routes: Sequence[str]) -> list[Case]:

@@ -80,33 +80,23 @@ ON_SERVERS = "resource, ps"
 """The cases with resource variables, all of them on servers that can be."""
 TO_SERVERS = " ps as "
 """Half precision on the way to servers and back."""
-# Four workers without clipping are slow: one and two train those too, and what four add up beyond is the norm.
-ON_WORKERS = [
-    *(Job(workers, 0, (f"optimizers:{kind}",)) for workers, kind in ((1, ""), (2, ""), (4, "clipped"))),
-    slow(4, 0, ("optimizers:plain",)),
-]
-GRAPHS = Job(2, 0, ("models:resource",))
-REFERENCES_AND_WIRE = Job(2, 0, ("models:reference", "wire"))
-KEPT = Job(2, 0, ("kept in short",))
-GRAPHS_ON_SERVERS = Job(2, 2, (f"models:{ON_SERVERS}", "kept in short"))
-FRONTS = Job(3, 2, ("fronts in short", "kept by fronts in short"))
-OPTIMIZERS_AND_WIRE_ON_A_SERVER = Job(2, 1, (f"optimizers:{ON_SERVERS}", f"wire:{TO_SERVERS}"))
-# All numbers of workers and servers; but for two of them they are slow.
-GRID = [
-    Job(1, 2, (f"optimizers:{ON_SERVERS}",)),
-    OPTIMIZERS_AND_WIRE_ON_A_SERVER,
-    *(
-        slow(workers, servers, (f"optimizers:{ON_SERVERS}",))
-        for workers in (1, 2, 4)
-        for servers in (1, 2, 3)
-        if (workers, servers) not in ((1, 2), (2, 1))
-    ),
-]
+PAIRS, PAIRS_ALONE = "optimizers in pairs", "optimizers in pairs without servers"
+KEPT_ALONE = "kept in short without servers"
+# Every job costs more than most of its cases: those of some workers are in as few as can be.
+ONE = Job(1, 2, (PAIRS_ALONE, f"{PAIRS}:{ON_SERVERS}"))
+TWO = Job(2, 0, ("models in pairs",))
+TWO_ON_SERVERS = Job(2, 2, (f"models:{ON_SERVERS}", "kept in short", KEPT_ALONE))
+TWO_ON_ONE_SERVER = Job(2, 1, (f"{PAIRS}:{ON_SERVERS}", f"wire:{TO_SERVERS}", "wire without servers", PAIRS_ALONE))
+# All that pairs leave out.
+ON_WORKERS = [slow(workers, 0, ("optimizers",)) for workers in (1, 2, 4)]
+GRAPHS = [slow(2, 0, ("models:resource",)), slow(2, 0, ("models:reference",))]
+GRID = [slow(workers, servers, (f"optimizers:{ON_SERVERS}",)) for workers in (1, 2, 4) for servers in (1, 2, 3)]
 
 # Three workers share rows unevenly, or some own more of them: the short cases have several tables in an exchange.
 SHORT_SHARED = "several tables"
 SHORT_OWNED = ["Adam, clipped, resource, unequal owners", "partitioned, mod, resource, unequal owners"]
-SHARED = Job(3, 0, (f"models:{SHORT_SHARED}", f"owners:{'|'.join(SHORT_OWNED)}"))
+FRONTS = ("fronts in short", "kept by fronts in short")
+THREE = Job(3, 2, (f"models without servers:{SHORT_SHARED}", f"owners:{'|'.join(SHORT_OWNED)}", *FRONTS, PAIRS_ALONE))
 MORE_SHARED = ("bags, clipped", "partitioned, mod", "moving averages", "two losses")
 OWNER_JOBS = {
     # A job for each route: both kinds of exchanges have the same names, which open once.
@@ -138,6 +128,12 @@ def names(section: str, wanted: str = "") -> list[str]:
     return [case.name for case in cases(section, 1) if wanted in case.name]
 
 
+def names_of(job: Job, section: str) -> list[str]:
+    """The cases of a part of a job."""
+    (wanted,) = (part.partition(":")[2] for part in job.parts if part.partition(":")[0] == section)
+    return [case.name for case in cases(section, job.servers, job.workers) if wanted in case.name]
+
+
 def check(result: dict[str, Any], tolerance: float = TOLERANCE) -> None:
     assert result["differences"]
     assert {n: d for n, d in result["differences"].items() if not d <= tolerance} == {}
@@ -158,47 +154,59 @@ def check_as_sent(case: str, result: dict[str, Any]) -> None:
         check(result)
 
 
-@trained_by({job: [c.name for c in cases("optimizers") if job.parts[0].split(":")[1] in c.name] for job in ON_WORKERS})
+@trained_by(
+    {
+        ONE: names_of(ONE, PAIRS_ALONE),
+        TWO_ON_ONE_SERVER: names_of(TWO_ON_ONE_SERVER, PAIRS_ALONE),
+        THREE: names_of(THREE, PAIRS_ALONE),
+        **{job: names_of(job, "optimizers") for job in ON_WORKERS},
+    }
+)
 def test_every_optimizer_equals_one_process(results: Any, case: str, job: Job) -> None:
     check(results(job)[case])
 
 
-@trained_by(
-    {
-        GRAPHS: [c.name for c in cases("models") if c.resource],
-        REFERENCES_AND_WIRE: [c.name for c in cases("models") if not c.resource],
-    }
-)
+@trained_by({TWO: names_of(TWO, "models in pairs"), **{job: names_of(job, "models") for job in GRAPHS}})
 def test_every_graph_equals_one_process(results: Any, case: str, job: Job) -> None:
     check(results(job)[case])
 
 
-@trained_whole(SHARED, *(slow(3, 0, (f"models:{model}",)) for model in MORE_SHARED))
+@trained_whole(THREE, *(slow(3, 0, (f"models:{model}",)) for model in MORE_SHARED))
 def test_three_workers_that_share_rows_unevenly_equal_one_process(results: Any, job: Job) -> None:
     wanted = job.parts[0].partition(":")[2]
-    found = [result for case, result in results(job).items() if wanted in case]
-    assert len(found) == len([case for case in cases("models") if wanted in case.name])
-    for result in found:
-        check(result)
+    found = [case.name for case in cases("models") if wanted in case.name]
+    assert found
+    for case in found:
+        check(results(job)[case])
 
 
-@trained_by(dict.fromkeys(GRID, names("optimizers", ON_SERVERS)))
+ON_GRID = {
+    ONE: names_of(ONE, PAIRS),
+    TWO_ON_ONE_SERVER: names_of(TWO_ON_ONE_SERVER, PAIRS),
+    **dict.fromkeys(GRID, names("optimizers", ON_SERVERS)),
+}
+
+
+@trained_by(ON_GRID)
 def test_every_optimizer_on_servers_equals_one_process(results: Any, case: str, job: Job) -> None:
-    check(results(job)[case])
+    found = results(job)[case]
+    check(found)
+    trained = {"emb": "sparse by ps", "bias": "sparse by ps", "w": "dense by ps"}
+    assert {name: found["routes"][name] for name in trained} == trained
 
 
-@trained_by({REFERENCES_AND_WIRE: [c.name for c in cases("wire")]})
+@trained_by({TWO_ON_ONE_SERVER: [c.name for c in cases("wire")]})
 def test_half_precision_on_the_wire_is_one_process_but_for_its_rounding(results: Any, case: str, job: Job) -> None:
     check_rounded(case, results(job)[case])
 
 
-@trained_by({OPTIMIZERS_AND_WIRE_ON_A_SERVER: names("wire", TO_SERVERS)})
+@trained_by({TWO_ON_ONE_SERVER: names("wire", TO_SERVERS)})
 def test_half_precision_to_servers_is_one_process_but_for_its_rounding(results: Any, case: str, job: Job) -> None:
     check_rounded(case, results(job)[case])
 
 
 # Three workers, of whom one has no server on its host.
-@trained_by({FRONTS: [c.name for c in (*cases("fronts in short"), *cases("kept by fronts in short"))]})
+@trained_by({THREE: [c.name for c in (*cases("fronts in short"), *cases("kept by fronts in short"))]})
 def test_servers_asked_by_two_of_three_workers_equal_one_process(results: Any, case: str, job: Job) -> None:
     check_as_sent(case, results(job)[case])
 
@@ -208,7 +216,7 @@ def test_every_graph_on_servers_asked_by_fronts_equals_one_process(results: Any,
     check_as_sent(case, results(job)[case])
 
 
-@trained_by({KEPT: [c.name for c in cases("kept in short")], GRAPHS_ON_SERVERS: names("kept in short")})
+@trained_by({TWO_ON_SERVERS: [*(c.name for c in cases("kept in short")), *names("kept in short")]})
 def test_gradients_of_several_batches_equal_one_process(results: Any, case: str, job: Job) -> None:
     check(results(job)[case])
 
@@ -225,7 +233,7 @@ def test_every_graph_with_kept_gradients_equals_one_process(results: Any, job: J
         check(result)
 
 
-@trained_by({SHARED: SHORT_OWNED})
+@trained_by({THREE: SHORT_OWNED})
 def test_three_owners_with_unequal_shares_or_none_equal_one_process(results: Any, case: str, job: Job) -> None:
     check(results(job)[case])
 
@@ -251,7 +259,7 @@ def test_both_kinds_of_variables_and_plans_with_servers_equal_one_process(result
     check(results(job)[case])
 
 
-@trained_by({GRAPHS_ON_SERVERS: names("models", ON_SERVERS)})
+@trained_by({TWO_ON_SERVERS: names("models", ON_SERVERS)})
 def test_every_graph_on_servers_equals_one_process(results: Any, case: str, job: Job) -> None:
     check(results(job)[case])
 
@@ -269,18 +277,18 @@ def test_every_graph_partly_on_servers_or_with_references_equals_one_process(res
 @pytest.mark.parametrize(
     ("job", "case", "routes"),
     [
-        _param(REFERENCES_AND_WIRE, "bags, clipped, reference, alltoall", {"emb": "sparse by alltoall"}),
-        _param(GRAPHS, "tied, resource, alltoall", {"emb": "mixed by allreduce"}),
-        _param(GRAPHS, "whole regulariser, resource, alltoall", {"emb": "mixed by allreduce"}),
-        _param(GRAPHS, "conditional, resource, alltoall", {"emb": "not shardable by allgather"}),
+        _param(TWO, "bags, clipped, reference, alltoall", {"emb": "sparse by alltoall"}),
+        _param(TWO, "tied, resource, alltoall", {"emb": "mixed by allreduce"}),
+        _param(TWO, "whole regulariser, resource, alltoall", {"emb": "mixed by allreduce"}),
+        _param(TWO, "conditional, resource, alltoall", {"emb": "not shardable by allgather"}),
         _param(
-            GRAPHS,
+            TWO,
             "sampled softmax, resource, alltoall",
             {"softmax_b": "sparse by alltoall", "softmax_w": "sparse by alltoall"},
         ),
-        _param(GRAPHS, "partitioned, div, resource, alltoall", {"emb": "sparse by alltoall"}),
-        _param(GRAPHS, "function, resource, alltoall", {"emb": "sparse by alltoall"}),
-        _param(GRAPHS, "sorted rows, resource, alltoall", {"emb": "not shardable by allgather"}),
+        _param(TWO, "partitioned, div, resource, alltoall", {"emb": "sparse by alltoall"}),
+        _param(TWO, "function, resource, alltoall", {"emb": "sparse by alltoall"}),
+        _param(TWO, "sorted rows, resource, alltoall", {"emb": "not shardable by allgather"}),
     ],
 )
 def test_the_routes_are_those_that_the_graph_allows(results: Any, case: str, routes: dict[str, str], job: Job) -> None:
@@ -290,20 +298,18 @@ def test_the_routes_are_those_that_the_graph_allows(results: Any, case: str, rou
 @pytest.mark.parametrize(
     ("job", "case", "routes"),
     [
-        _param(GRAPHS_ON_SERVERS, "tied, resource, ps", {"emb": "mixed by ps"}),
-        _param(GRAPHS_ON_SERVERS, "whole regulariser, resource, ps", {"emb": "mixed by ps", "w": "dense by ps"}),
+        _param(TWO_ON_SERVERS, "tied, resource, ps", {"emb": "mixed by ps"}),
+        _param(TWO_ON_SERVERS, "whole regulariser, resource, ps", {"emb": "mixed by ps", "w": "dense by ps"}),
+        _param(TWO_ON_SERVERS, "conditional, resource, ps", {"emb": "not shardable by allgather", "w": "dense by ps"}),
+        _param(TWO_ON_SERVERS, "loop, resource, ps", {"emb": "dense by ps", "w": "dense by ps"}),
         _param(
-            GRAPHS_ON_SERVERS, "conditional, resource, ps", {"emb": "not shardable by allgather", "w": "dense by ps"}
-        ),
-        _param(GRAPHS_ON_SERVERS, "loop, resource, ps", {"emb": "dense by ps", "w": "dense by ps"}),
-        _param(
-            GRAPHS_ON_SERVERS,
+            TWO_ON_SERVERS,
             "sampled softmax, resource, ps",
             {"softmax_b": "sparse by ps", "softmax_w": "sparse by ps"},
         ),
-        _param(GRAPHS_ON_SERVERS, "partitioned, div, resource, ps", {"emb": "sparse by ps", "w": "dense by ps"}),
+        _param(TWO_ON_SERVERS, "partitioned, div, resource, ps", {"emb": "sparse by ps", "w": "dense by ps"}),
         _param(
-            GRAPHS_ON_SERVERS,
+            TWO_ON_SERVERS,
             "several tables, resource, ps",
             {**dict.fromkeys("abcdef", "sparse by ps"), "w": "dense by ps"},
         ),
@@ -318,10 +324,3 @@ def test_the_routes_are_those_that_the_graph_allows(results: Any, case: str, rou
 )
 def test_what_can_be_on_servers_is_there(results: Any, case: str, routes: dict[str, str], job: Job) -> None:
     assert routes.items() <= results(job)[case]["routes"].items()
-
-
-@trained_by(dict.fromkeys(GRID, names("optimizers", ON_SERVERS)))
-def test_every_optimizer_was_on_servers(results: Any, case: str, job: Job) -> None:
-    found = results(job)[case]["routes"]
-    trained = {"emb": "sparse by ps", "bias": "sparse by ps", "w": "dense by ps"}
-    assert {name: found[name] for name in trained} == trained

@@ -17,12 +17,6 @@ LIMIT_S = 200.0
 GONE_S = 10.0  # the launcher sees no other host; there supervisors give their workers a grace
 
 
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.lab)
-
-
 @pytest.fixture(scope="session")
 def lab():
     """Two emulated hosts."""

@@ -1,0 +1,247 @@
+"""`python -m ops.mutants`: breaks parallax/ on purpose, one break at a time, and shows which the tests notice.
+
+    python -m ops.mutants                 # all, one after the other
+    python -m ops.mutants --only scale    # those whose name has a word
+    python -m ops.mutants --list          # only looks whether each still applies
+
+A break is a replacement of text that must stand in its file exactly once. It is made in a copy of the tree; of the
+tests those run that must notice it, and that pass without it. Exit status 1 when a break is not noticed, or does not
+apply.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 900.0
+COPIED = ("parallax", "tests", "ops", "examples", "docs", "pyproject.toml", "README.md", "Makefile")
+EXACT = ("tests/exactness/test_exactness.py", "-k", "plain_graph")
+MEETINGS = ("tests/exactness/test_transport.py",)
+GRAPHS = ("tests/equality/test_equality.py", "-k", "every_graph_equals")
+KEPT = ("tests/equality/test_equality.py", "-k", "several_batches")
+SERVED = ("tests/equality/test_equality.py", "-k", "optimizer_on_servers")
+OWNERSHIP = ("tests/test_ownership.py",)
+STALLS = ("tests/runtime/test_stall.py",)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A break.
+
+    Attributes:
+        name: what is wrong then.
+        file: below parallax/.
+        old: stands in the file exactly once.
+        new: in its place.
+        tests: what must notice it, as words for pytest.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTANTS = (
+    Mutant(
+        "the scale of joined rows is left out",
+        "transform/gradients.py",
+        "return 1.0 / editor.worker.size if terms.synchronous and terms.average_sparse else 1.0",
+        "return 1.0",
+        EXACT,
+    ),
+    Mutant(
+        "a dense gradient is a sum, not a mean",
+        "transform/gradients.py",
+        "reduced = editor.together.add_gradients(tensor, 1.0 / editor.worker.size)",
+        "reduced = editor.together.add_gradients(tensor)",
+        EXACT,
+    ),
+    Mutant(
+        "the numbers of collected rows lead nowhere",
+        "transform/gradients.py",
+        "        editor.lead(collect.indices, indices)\n",
+        "",
+        EXACT,
+    ),
+    Mutant(
+        "a row that one worker alone touched is lost",
+        "transform/gradients.py",
+        "touched = tf.where(total[:, -1] > 0)[:, 0]",
+        "touched = tf.where(total[:, -1] > 1)[:, 0]",
+        EXACT,
+    ),
+    Mutant(
+        "rows that all workers have are counted by each",
+        "transform/gradients.py",
+        "1.0 if editor.worker.rank == 0 else 0.0, rows.dtype",
+        "1.0, rows.dtype",
+        GRAPHS,
+    ),
+    Mutant(
+        "a mean of rows is divided by the workers, not the rows",
+        "transform/gradients.py",
+        "return editor.together.all_reduce(total) / editor.together.all_reduce(weight)",
+        "return editor.together.all_reduce(mean) / editor.worker.size",
+        GRAPHS,
+    ),
+    Mutant(
+        "a denominator of all workers is not shared out",
+        "transform/gradients.py",
+        "part = whole / tf.constant(size, whole.dtype)",
+        "part = whole",
+        GRAPHS,
+    ),
+    Mutant(
+        "a broadcast gives each worker its own",
+        "transform/collectives.py",
+        'return mpi_ops.broadcast(tensor, 0, name="broadcast")',
+        "return tensor",
+        MEETINGS,
+    ),
+    Mutant(
+        "the least is the largest",
+        "transform/collectives.py",
+        '"min": mpi_ops.Min',
+        '"min": mpi_ops.Max',
+        MEETINGS,
+    ),
+    Mutant(
+        "the scale of a float64 is left out",
+        "transform/collectives.py",
+        "return all_reduce(tensor * scale, kind)",
+        "return all_reduce(tensor, kind)",
+        MEETINGS,
+    ),
+    Mutant(
+        "a row is sought at another owner",
+        "ownership.py",
+        "return self.pattern[row % self.slots]",
+        "return self.pattern[(row + 1) % self.slots]",
+        OWNERSHIP,
+    ),
+    Mutant(
+        "rows are cut wrongly",
+        "ownership.py",
+        "return turn * self.shares[self.pattern[slot]] + self.places[slot]",
+        "return turn * self.shares[self.pattern[slot]]",
+        OWNERSHIP,
+    ),
+    Mutant(
+        "an owner of an uneven share is a row short",
+        "ownership.py",
+        "return turns * self.pattern.count(holder) + self.pattern[:rest].count(holder)",
+        "return turns * self.pattern.count(holder)",
+        OWNERSHIP,
+    ),
+    Mutant(
+        "a rank that ended is waited for",
+        "runtime/stall.py",
+        "if isinstance(state, _InRun) or state is _NOT_IN_RUN:",
+        "if isinstance(state, _InRun):",
+        STALLS,
+    ),
+    Mutant(
+        "a rank that never comes is no stall",
+        "runtime/stall.py",
+        "if vain_s >= self._timeout_s:",
+        "if vain_s >= 1000 * self._timeout_s:",
+        STALLS,
+    ),
+    Mutant(
+        "an update comes a batch late",
+        "runtime/accumulation.py",
+        "if count < self.steps - 1 else None",
+        "if count < self.steps else None",
+        KEPT,
+    ),
+    Mutant(
+        "a token is lost: a push does not wait for the others'",
+        "transform/servers.py",
+        "waits = [*ops, *given, *self.editor.meetings.token(ops)]",
+        "waits = [*ops, *given]",
+        SERVED,
+    ),
+    Mutant(
+        "all workers draw the same random numbers",
+        "transform/seeds.py",
+        "rank = 0 if initial or worker.equal_randomness else worker.rank",
+        "rank = 0",
+        ("tests/transform/test_random_rows.py", "tests/transform/test_transform.py"),
+    ),
+    Mutant(
+        "an all-reduce costs half its bytes",
+        "analysis/cost.py",
+        "return RouteCost(ALLREDUCE, 2 * (workers - 1) * reduced_bytes(variable, wire) // workers, 1)",
+        "return RouteCost(ALLREDUCE, (workers - 1) * reduced_bytes(variable, wire) // workers, 1)",
+        ("tests/analysis/test_planner.py",),
+    ),
+    Mutant(
+        "ranks far apart are named as one span",
+        "runtime/stall.py",
+        "if spans and rank == spans[-1][1] + 1:",
+        "if spans:",
+        STALLS,
+    ),
+)
+
+
+def problem_of(mutant: Mutant, root: Path) -> str:
+    """Why a break does not apply; empty when it does."""
+    found = (root / "parallax" / mutant.file).read_text(encoding="utf-8").count(mutant.old)
+    return "" if found == 1 else f"{mutant.file} has {found} times what is to be replaced: {mutant.old.strip()}"
+
+
+def fails(tests: tuple[str, ...], mutant: Mutant | None = None) -> bool:
+    """Whether a test fails in a copy of the tree, which has a break or none.
+
+    Raises:
+        RuntimeError: the tests cannot be run at all.
+    """
+    with tempfile.TemporaryDirectory(prefix="parallax-mutant-") as name:
+        copy = Path(name)
+        for one in COPIED:
+            made = shutil.copytree if (ROOT / one).is_dir() else shutil.copy
+            made(ROOT / one, copy / one)
+        if mutant is not None:
+            file = copy / "parallax" / mutant.file
+            file.write_text(file.read_text(encoding="utf-8").replace(mutant.old, mutant.new), encoding="utf-8")
+        argv = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *tests]
+        environment = {**os.environ, "PYTHONPATH": str(copy)}
+        done = subprocess.run(argv, cwd=copy, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"pytest {' '.join(tests)}: exit status {done.returncode}\n{done.stdout[-2000:]}")
+    return done.returncode == 1
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m ops.mutants", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", metavar="WORD", default="", help="breaks whose name has the word")
+    parser.add_argument("--list", action="store_true", help="look whether each applies; run nothing")
+    options = parser.parse_args(argv)
+    is_good, fails_anyway = True, cache(fails)
+    for mutant in (m for m in MUTANTS if options.only in m.name):
+        said = problem_of(mutant, ROOT)
+        if not said and options.list:
+            said = "applies"
+        elif not said and fails_anyway(mutant.tests):
+            said = f"the tests fail without it: {' '.join(mutant.tests)}"
+        elif not said:
+            said = "noticed" if fails(mutant.tests, mutant) else "NOT noticed"
+        is_good &= said in ("applies", "noticed")
+        print(f"{mutant.name}: {said}", flush=True)
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
