@@ -319,6 +319,8 @@ def _count(d: Draft) -> None:
 
 
 def _max_norm(d: Draft) -> None:
+    if not d.tables:
+        return
     table, _ = d.pick(d.tables)
     d.add(
         f"""

@@ -314,12 +314,12 @@ def test_the_routes_are_those_that_the_graph_allows(results: Any, case: str, rou
             {**dict.fromkeys("abcdef", "sparse by ps"), "w": "dense by ps"},
         ),
         _param(
-            GRAPHS_ON_SERVERS,
+            TWO_ON_SERVERS,
             "sharpness-aware, resource, ps",
             # Written a second time when one worker alone is known to have read what was written first.
             {"one": "dense by allreduce", "two": "dense by allreduce"},
         ),
-        _param(GRAPHS_ON_SERVERS, "adversaries, clipped, resource, ps", {"critic/two/kernel": "dense by ps"}),
+        _param(TWO_ON_SERVERS, "adversaries, clipped, resource, ps", {"critic/two/kernel": "dense by ps"}),
     ],
 )
 def test_what_can_be_on_servers_is_there(results: Any, case: str, routes: dict[str, str], job: Job) -> None:
