@@ -295,6 +295,8 @@ def _averages(d: Draft) -> None:
 
 
 def _renormalised(d: Draft) -> None:
+    if not d.tables:
+        return
     table, rows = d.pick(d.tables)
     ids, bound = d.pick(d.ids)
     d.add(
