@@ -5,18 +5,9 @@ sess, num_workers, worker_id, num_replicas_per_worker = parallax.parallel_run(gr
 
 import sys
 
-from parallax import shard
 from parallax.api import parallel_run
-from parallax.config import (
-    CheckPointConfig,
-    CommunicationConfig,
-    Config,
-    MPIConfig,
-    ParallaxConfig,
-    ProfileConfig,
-    PSConfig,
-    ReplanConfig,
-)
+from parallax.compat import shard
+from parallax.compat.partitioner import get_partitioner
 from parallax.errors import (
     CheckpointError,
     ConfigError,
@@ -28,8 +19,17 @@ from parallax.errors import (
     SessionError,
     TransformError,
 )
-from parallax.log import log
-from parallax.partitioner import get_partitioner
+from parallax.logger import log
+from parallax.settings.config import (
+    CheckPointConfig,
+    CommunicationConfig,
+    Config,
+    MPIConfig,
+    ParallaxConfig,
+    ProfileConfig,
+    PSConfig,
+    ReplanConfig,
+)
 
 __all__ = [
     "CheckPointConfig",
@@ -56,6 +56,6 @@ __all__ = [
 ]
 
 if "tensorflow" in sys.modules:  # the script has TensorFlow already: what it builds from here on is recorded
-    from parallax.analysis import record
+    from parallax.analysis.reading import record
 
     record.install()

@@ -12,11 +12,37 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from parallax import checked
-from parallax.analysis.simulate import HostKind
-from parallax.cluster import Cluster, local_cluster
-from parallax.config import Config, moot_settings
-from parallax.environment import (
+from parallax.analysis.stages import Analysed, analyse, decide, plan_for, simulation_of
+from parallax.analysis.whatif.simulate import HostKind
+from parallax.cluster.machines import Cluster, local_cluster
+from parallax.cluster.resource_file import parse_resource_file
+from parallax.errors import ConfigError, LaunchError, ParallaxError
+from parallax.logger import log
+from parallax.plans.plan import Plan
+from parallax.plans.what_if import what_if_from
+from parallax.profiles.files import check_writable
+from parallax.profiles.plan_inputs import Measured, read_measured
+from parallax.report.html.files import write_file
+from parallax.report.html.page import plan_page
+from parallax.report.html.simulated import simulation_page, simulation_text
+from parallax.report.text import explanation, plan_table
+from parallax.runtime.check.builds import write_build
+from parallax.runtime.check.command import FirstBuild
+from parallax.runtime.launcher.dry_run import dry_run_text
+from parallax.runtime.launcher.job import Job, layout_of, servers_by_host, worker_defaults
+from parallax.runtime.launcher.launch import launch
+from parallax.runtime.launcher.mpirun import find_mpirun, this_launcher
+from parallax.runtime.measure.options import measure_wish
+from parallax.runtime.replan.options import check_possible, replan_wish
+from parallax.runtime.trace.options import make_ready, trace_wish
+from parallax.runtime.worker import graph_files
+from parallax.runtime.worker.fetches import REPLICAS
+from parallax.runtime.worker.job_message import Parcel
+from parallax.runtime.worker.random_state import drawn_seed
+from parallax.runtime.worker.ranks import current_members
+from parallax.settings import checked
+from parallax.settings.config import Config, moot_settings
+from parallax.settings.environment import (
     Role,
     Settings,
     as_variables,
@@ -26,32 +52,6 @@ from parallax.environment import (
     visible_gpus,
     with_defaults,
 )
-from parallax.errors import ConfigError, LaunchError, ParallaxError
-from parallax.log import log
-from parallax.measured import Measured, read_measured
-from parallax.plan import Plan
-from parallax.profile_files import check_writable
-from parallax.report import explanation, plan_table
-from parallax.resource_file import parse_resource_file
-from parallax.runtime import graph_files
-from parallax.runtime.change.wish import check_possible, replan_wish
-from parallax.runtime.check.builds import write_build
-from parallax.runtime.check.command import FirstBuild
-from parallax.runtime.dry_run import dry_run_text
-from parallax.runtime.fetches import REPLICAS
-from parallax.runtime.job import Job, layout_of, servers_by_host, worker_defaults
-from parallax.runtime.launch import launch
-from parallax.runtime.measure.wish import measure_wish
-from parallax.runtime.members import current_members
-from parallax.runtime.mpirun import find_mpirun, this_launcher
-from parallax.runtime.parcel import Parcel
-from parallax.runtime.planning import Analysed, analyse, decide, plan_for, simulation_of
-from parallax.runtime.random_state import drawn_seed
-from parallax.runtime.trace.wish import make_ready, trace_wish
-from parallax.simulation import what_if_from
-from parallax.views.files import write_file
-from parallax.views.page import plan_page
-from parallax.views.simulated import simulation_page, simulation_text
 
 _UNWRITABLE = (
     "A verification keeps both sides' variables in a temporary folder, and {place} cannot be written: {reason}. Free "
@@ -186,8 +186,8 @@ def _check_checkpoints(graph: Any, config: Config) -> None:
 
 
 def _worker(graph: Any, config: Config, wanted: Settings) -> tuple[Any, int, int, int]:
+    from parallax.runtime.open_session import open_session
     from parallax.runtime.verify.sides import run_worker
-    from parallax.runtime.worker_session import open_session
 
     verifying = wanted.role == Role.VERIFY_WORKER
     session, size, rank = open_session(
@@ -315,7 +315,7 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
 
 def _job(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Settings, seed: int) -> Job:
     """The job of a plan; `mine` is what its workers are to do."""
-    from parallax.analysis.launcher_graph import packed
+    from parallax.analysis.reading.launcher_graph import packed
 
     looks = replan_wish(config, mine) is not None
     addresses = [host.address for host in cluster.hosts]
@@ -334,7 +334,7 @@ def _job(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Setting
         cluster_name=cluster_profile.cluster_name,
     )
     return Job(
-        ("-m", "parallax.runtime.worker", *_script()),
+        ("-m", "parallax.runtime.worker.main", *_script()),
         cluster,
         plan.servers,
         (

@@ -8,9 +8,24 @@ import shlex
 import sys
 from pathlib import Path
 
-from parallax.config import COMPUTE_DTYPES, REPLAN_MODES
-from parallax.difference import difference_text, differences
-from parallax.environment import (
+from parallax.cluster.resource_file import parse_bandwidth
+from parallax.errors import ConfigError, ParallaxError
+from parallax.plans.plan import read_plan
+from parallax.plans.what_if import WhatIf
+from parallax.plans.wire import WIRE_DTYPES
+from parallax.profiles.plan_inputs import file_text, read_measured
+from parallax.profiles.profiles import cluster_profile_from_json
+from parallax.report.diff import difference_text, differences
+from parallax.report.html.files import write_file
+from parallax.report.html.page import plan_page
+from parallax.report.text import explanation, plan_table
+from parallax.runtime.check.builds import SecondBuild, second_build
+from parallax.runtime.supervisor.framework_log import INFO, join_deprecations, quiet_import
+from parallax.runtime.trace.options import trace_wish
+from parallax.runtime.worker.random_state import AlikeUntilBuilt, drawn_seed
+from parallax.runtime.worker.script import error_text, run_script
+from parallax.settings.config import COMPUTE_DTYPES, REPLAN_MODES
+from parallax.settings.environment import (
     MIN_LOG_LEVEL,
     Role,
     Settings,
@@ -19,21 +34,6 @@ from parallax.environment import (
     set_defaults,
     with_equal_hashes,
 )
-from parallax.errors import ConfigError, ParallaxError
-from parallax.measured import file_text, read_measured
-from parallax.plan import read_plan
-from parallax.profiles import cluster_profile_from_json
-from parallax.report import explanation, plan_table
-from parallax.resource_file import parse_bandwidth
-from parallax.runtime.check.builds import SecondBuild, second_build
-from parallax.runtime.framework_log import INFO, join_deprecations, quiet_import
-from parallax.runtime.random_state import AlikeUntilBuilt, drawn_seed
-from parallax.runtime.script import error_text, run_script
-from parallax.runtime.trace.wish import trace_wish
-from parallax.simulation import WhatIf
-from parallax.views.files import write_file
-from parallax.views.page import plan_page
-from parallax.wire import WIRE_DTYPES
 
 EXIT_USAGE = 2
 
@@ -282,7 +282,7 @@ def _run_here(
 ) -> int:
     """Runs the script; for a check, a second process builds its graph too."""
     with quiet_import(shown_from):
-        from parallax.analysis import record
+        from parallax.analysis.reading import record
         from parallax.api import GraphChecked, JobEnded
         from parallax.runtime.check.command import report
 

@@ -31,13 +31,13 @@ TIERS = {
     "tests/examples/": "graph",
     "tests/end_to_end/": "job",
     "tests/equality/": "job",
-    "tests/guard/": "job",
+    "tests/runtime/guard/": "job",
     "tests/book/": "job",
     "tests/compat/test_drivers.py": "job",
     "tests/compat/test_loop.py": "job",
-    "tests/checkpoint/test_checkpoint.py": "job",
+    "tests/runtime/checkpoint/test_checkpoint.py": "job",
     "tests/bench/test_race.py": "job",
-    "tests/runtime/test_launch.py": "job",
+    "tests/runtime/launcher/test_launch.py": "job",
 }
 """By how a file's path begins; of the other files those that name TensorFlow are `graph`, and the rest `pure`."""
 NAMES_TENSORFLOW = re.compile(r"\btensorflow\b|\bimport record\b|\bops\.exactness\b")

@@ -32,38 +32,38 @@ TOP_LAYER = 4  # its groups may import each other
 HEAVY = ("tensorflow", "horovod", "mpi4py")
 # Modules that own a heavy package and may import it at their top. Keep it short: a plan needs none of them.
 MAY_IMPORT_HEAVY: tuple[str, ...] = (
-    "parallax.runtime.bfloat16",
-    "parallax.runtime.change.move",
-    "parallax.runtime.change.over",
+    "parallax.runtime.worker.bfloat16",
+    "parallax.runtime.replan.move",
+    "parallax.runtime.replan.change_over",
     "parallax.runtime.checkpoint.hook",
-    "parallax.runtime.hooks",
+    "parallax.runtime.worker.hooks",
     "parallax.runtime.measure.first_steps",
-    "parallax.runtime.profile",
-    "parallax.runtime.session",
+    "parallax.runtime.worker.profile",
+    "parallax.runtime.worker.session",
     "parallax.runtime.trace.hook",
     "parallax.runtime.verify.claimed",
     "parallax.runtime.verify.single",
-    "parallax.runtime.worker_session",
+    "parallax.runtime.open_session",
 )
 
 MAY_READ_ENVIRONMENT = (
-    "parallax.environment",
-    "parallax.runtime.agent",
-    "parallax.runtime.control",
-    "parallax.runtime.mpirun",
+    "parallax.settings.environment",
+    "parallax.runtime.supervisor.agent",
+    "parallax.runtime.supervisor.control",
+    "parallax.runtime.launcher.mpirun",
 )
 
 # What makes or checks a plan, or reads its inputs.
 NEEDS_NO_TENSORFLOW = (
-    "parallax.cluster",
-    "parallax.resource_file",
-    "parallax.spec",
-    "parallax.plan",
+    "parallax.cluster.machines",
+    "parallax.cluster.resource_file",
+    "parallax.graph.spec",
+    "parallax.plans.plan",
     "parallax.analysis.planner",
-    "parallax.analysis.simulate",
-    "parallax.difference",
-    "parallax.views.page",
-    "parallax.views.simulated",
+    "parallax.analysis.whatif.simulate",
+    "parallax.report.diff",
+    "parallax.report.html.page",
+    "parallax.report.html.simulated",
 )
 
 MAX_LINES = 400
@@ -252,11 +252,11 @@ def test_every_module_has_a_group():
     modules = {
         "parallax": Path("parallax/__init__.py"),
         "parallax.errors": Path("parallax/errors.py"),
-        "parallax.plan": Path("parallax/plan.py"),
+        "parallax.plans.plan": Path("parallax/plans/plan.py"),
         "parallax.analysis": Path("parallax/analysis/__init__.py"),
         "parallax.new": Path("parallax/new/__init__.py"),
     }
-    targets = ("parallax.errors.PlanError", "parallax.plan", "parallax.analysis.planner", "parallax.parallel_run")
+    targets = ("parallax.errors.PlanError", "parallax.plans.plan", "parallax.analysis.planner", "parallax.parallel_run")
     assert [group(target, modules) for target in targets] == ["errors", "values", "analysis", "root"]
     assert "give it a layer" in group("parallax.new.x", modules)
 

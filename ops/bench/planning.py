@@ -21,8 +21,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from parallax.measured import Measured
-    from parallax.spec import GraphSpec
+    from parallax.graph.spec import GraphSpec
+    from parallax.profiles.plan_inputs import Measured
 
 LIMIT_S = 10.0
 """What a graph of 1,000 variables may take, on one core; and a plan by seconds of 10,000 on 512 hosts."""
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
         run_timed(arguments.variables or TIMED_VARIABLES, arguments.tables or TIMED_TABLES, arguments.hosts)
         return
     arguments.variables, arguments.tables = arguments.variables or 1000, arguments.tables or 100
-    from parallax.analysis import record
+    from parallax.analysis.reading import record
 
     record.install()
     graph = build(arguments.variables, arguments.tables)
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
 def run_timed(variables: int, tables: int, hosts: int) -> None:
     """Plans a large model by seconds, once."""
     from parallax.analysis.planner import make_plan
-    from parallax.plan import Layout
+    from parallax.plans.plan import Layout
 
     spec, measured = large_model(variables, tables, hosts)
     layout = Layout((1,) * hosts, tuple(range(hosts)))
@@ -89,9 +89,9 @@ def run_timed(variables: int, tables: int, hosts: int) -> None:
 
 def large_model(variables: int, tables: int, hosts: int) -> tuple[GraphSpec, Measured]:
     """A model of sizes drawn at random, and a made-up cluster: the benchmark is of the planner, not of a cluster."""
-    from parallax.measured import Measured
-    from parallax.profiles import CLUSTER_PROFILE_VERSION, OPERATIONS, ClusterProfile, HostProfile, Line
-    from parallax.spec import GradientSource, GraphSpec, Part, VariableClass, VariableSpec
+    from parallax.graph.spec import GradientSource, GraphSpec, Part, VariableClass, VariableSpec
+    from parallax.profiles.plan_inputs import Measured
+    from parallax.profiles.profiles import CLUSTER_PROFILE_VERSION, OPERATIONS, ClusterProfile, HostProfile, Line
 
     draw = random.Random(1)
     found = []
@@ -129,12 +129,12 @@ def build(variables: int, tables: int) -> Any:
 
 def measure(graph: Any, workers: int) -> dict[str, float]:
     """Seconds of each step, once."""
-    from parallax.analysis.capture import capture
-    from parallax.analysis.classify import classify
     from parallax.analysis.planner import make_plan, part_routes
-    from parallax.analysis.propagate import propagate
-    from parallax.plan import one_host
-    from parallax.transform.edit import Worker
+    from parallax.analysis.propagation.classify import classify
+    from parallax.analysis.propagation.propagate import propagate
+    from parallax.analysis.reading.capture import capture
+    from parallax.plans.plan import one_host
+    from parallax.transform.building.editor import Worker
     from parallax.transform.pipeline import transform
 
     seconds: dict[str, float] = {}

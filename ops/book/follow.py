@@ -17,8 +17,8 @@ SHOWN_LINES = 60
 ELSEWHERE = {
     "make": "it makes an environment, of which the tests are a part; `python -m ops.book newcomer` runs it",
     ". .venv/bin/activate": "it is for a shell that goes on",
-    "sbatch": "there is no Slurm cluster; tests/runtime/test_recipes.py runs the script with a stand-in for scontrol",
-    "kubectl": "there is no Kubernetes cluster; tests/runtime/test_recipes.py looks at the job's command",
+    "sbatch": "there is no Slurm cluster; tests/runtime/launcher/test_recipes.py runs the script, with a stand-in",
+    "kubectl": "there is no Kubernetes cluster; tests/runtime/launcher/test_recipes.py looks at the job's command",
     "ssh": "there are no other machines",
     "parallax run -r cluster.yaml": "there are no other machines; tests/lab runs jobs on emulated hosts",
     "parallax plan -r hosts.yaml": "its hosts are the paper's; tests/bench/test_published.py makes these plans anew",

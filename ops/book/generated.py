@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ops.book.pages import ROOT
-from parallax import cli, config, resource_keys
+from parallax import cli
+from parallax.cluster import resource_keys
+from parallax.settings import config
 
 _PART = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -34,7 +36,7 @@ def with_generated(text: str) -> str:
 
 
 def settings() -> str:
-    """A table of each class of `parallax.config`."""
+    """A table of each class of `parallax.settings.config`."""
     classes = [
         config.Config,
         config.CommunicationConfig,

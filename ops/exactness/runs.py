@@ -11,13 +11,13 @@ import numpy as np
 from ops.exactness.script import Script, fed, joined
 from ops.exactness.session import NamedSession
 from ops.exactness.transport import check_meetings, of_worker, ran, together
-from parallax.analysis.capture import capture, initialization_phases
-from parallax.graph_view import GraphView
-from parallax.runtime.names import Names
-from parallax.runtime.planning import Analysed
-from parallax.transform.edit import Worker
+from parallax.analysis.reading.capture import capture, initialization_phases
+from parallax.analysis.stages import Analysed
+from parallax.graph.view import GraphView
+from parallax.runtime.worker.names import Names
+from parallax.transform.building.editor import Worker
+from parallax.transform.passes.seeds import set_seeds
 from parallax.transform.pipeline import WorkerGraph
-from parallax.transform.seeds import set_seeds
 
 SEED = 7
 Watched = Sequence[Sequence[str]]

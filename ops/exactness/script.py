@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from parallax.analysis import record
+from parallax.analysis.reading import record
 
 v1 = tf.compat.v1
 record.install()

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.client import pywrap_tf_session as c_api
 from tensorflow.python.framework import c_api_util
 
-from parallax.graph_view import GraphView
+from parallax.graph.view import GraphView
 
 
 class NamedSession:

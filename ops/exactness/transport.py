@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from parallax.graph_view import GraphView, split_tensor, tensor_name
+from parallax.graph.view import GraphView, split_tensor, tensor_name
 
 _REDUCTIONS = {1: "Sum", 3: "Min", 4: "Max"}
 """Horovod's numbers of reductions."""

@@ -28,14 +28,14 @@ import tensorflow as tf
 from ops.exactness.claims import first_false, watched
 from ops.exactness.runs import SEED, Built, NotFinite, Ran, Watched, one_process, workers
 from parallax.analysis.planner import make_plan, part_routes, placements
-from parallax.analysis.propagate import walked
-from parallax.decisions import Decisions
+from parallax.analysis.propagation.propagate import walked
+from parallax.analysis.stages import Analysed, analyse, decide, feasible
 from parallax.errors import ParallaxError, PlanError
-from parallax.plan import Plan, Wishes, one_host
-from parallax.runtime.planning import Analysed, analyse, decide, feasible
-from parallax.spec import VariableClass
-from parallax.transform.edit import Worker
-from parallax.transform.exchange_op import native_ops
+from parallax.graph.spec import VariableClass
+from parallax.plans.plan import Plan, Wishes, one_host
+from parallax.plans.rewrites import Decisions
+from parallax.transform.building.all_to_all import native_ops
+from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import transform
 
 ROUTES = ("hybrid", "alltoall", "allgather", "allreduce")

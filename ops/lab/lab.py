@@ -25,7 +25,7 @@ from ops.lab import links
 from ops.lab.check import LinkSpeed, measure
 from ops.lab.gate import Gate
 from ops.lab.hosts import HERE, OF_A_HOST, EmulatedHost, Hosts
-from parallax.runtime.processes import tied_argv
+from parallax.runtime.supervisor.processes import tied_argv
 
 _TOOLS = ("ip", "mount", "nsenter", "sh", "tc", "unshare")
 _TRIAL = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from parallax.resource_file import parse_bandwidth
+from parallax.cluster.resource_file import parse_bandwidth
 
 _BYTES = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kKMGT]?)B(?:/s)?")
 _BYTES_BY_PREFIX = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

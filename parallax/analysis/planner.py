@@ -1,8 +1,9 @@
 """Chooses a route for every variable: the one place that answers "which plan".
 
-With a cluster profile by predicted seconds (parallax/analysis/routing.py). Without one, by rule, from bytes: dense
-gradients are all-reduced; sparse ones take the route with the fewest bytes, and of equal ones that with the fewest
-rounds; a table of which every row may be touched is all-reduced where that costs no more. No time is predicted then.
+With a cluster profile by predicted seconds (parallax/analysis/search/route_all.py). Without one, by rule, from bytes:
+dense gradients are all-reduced; sparse ones take the route with the fewest bytes, and of equal ones that with the
+fewest rounds; a table of which every row may be touched is all-reduced where that costs no more. No time is predicted
+then.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ import difflib
 import math
 from dataclasses import replace
 
-from parallax.analysis.candidates import Candidate, candidates_of, on_their_servers, plan_of, planned_by_rule
-from parallax.analysis.memory import Footprint, footprint, no_room, of_processes
-from parallax.analysis.options import by_row
-from parallax.analysis.owners import Shares, equal_shares
-from parallax.analysis.placement import place
-from parallax.decisions import Placement, Terms
+from parallax.analysis.routes.candidates import Candidate, candidates_of, on_their_servers, plan_of, planned_by_rule
+from parallax.analysis.routes.memory import Footprint, footprint, no_room, of_processes
+from parallax.analysis.routes.options import by_row
+from parallax.analysis.routes.owners import Shares, equal_shares
+from parallax.analysis.routes.placement import place
 from parallax.errors import PlanError
-from parallax.measured import Measured
-from parallax.ownership import Ownership
-from parallax.plan import PS, RUN_OPTIONS, Layout, Plan, Wishes
-from parallax.prediction import Prediction
-from parallax.spec import GraphSpec
-from parallax.wire import WIRE_DTYPES
+from parallax.graph.ownership import Ownership
+from parallax.graph.spec import GraphSpec
+from parallax.plans.plan import PS, RUN_OPTIONS, Layout, Plan, Wishes
+from parallax.plans.prediction import Prediction
+from parallax.plans.rewrites import Placement, Terms
+from parallax.plans.wire import WIRE_DTYPES
+from parallax.profiles.plan_inputs import Measured
 
 MEASURE = "measure the cluster with `parallax calibrate`"
 
@@ -50,7 +51,7 @@ def make_plan(spec: GraphSpec, layout: Layout, wishes: Wishes | None = None, mea
         plan, shares = _by_rule(spec, layout, wishes, candidates), equal_shares(layout.num_workers)
         prediction = Prediction(unknown=f"times unknown: {unknown}")
     else:
-        from parallax.analysis.timed import timed_plan
+        from parallax.analysis.search.plan_by_seconds import timed_plan
 
         plan, shares, prediction = timed_plan(spec, layout, wishes, measured, candidates)
     for name in wishes.partitions:
@@ -67,7 +68,7 @@ def _unknown_times(candidates: list[Candidate], layout: Layout, wishes: Wishes, 
         return MEASURE
     if not wishes.synchronous:
         return "only synchronous steps are predicted"
-    from parallax.analysis.routing import unmeasured
+    from parallax.analysis.search.route_all import unmeasured
 
     return unmeasured(candidates, layout, wishes, measured.cluster)
 

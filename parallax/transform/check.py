@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from parallax.decisions import Decisions
 from parallax.errors import TransformError
-from parallax.graph_view import Edge, tensor_name
-from parallax.transform.edit import Worker
+from parallax.graph.view import Edge, tensor_name
+from parallax.plans.rewrites import Decisions
+from parallax.transform.building.editor import Worker
 
 
 def check(graph_def: Any, decisions: Decisions, worker: Worker) -> None:

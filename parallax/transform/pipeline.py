@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from parallax.decisions import Decisions
-from parallax.graph_view import GraphView
-from parallax.ownership import Ownership
-from parallax.transform.accumulators import scatter_gradients
+from parallax.graph.ownership import Ownership
+from parallax.graph.view import GraphView
+from parallax.plans.rewrites import Decisions
+from parallax.transform.building.editor import SCOPE, Counter, Cut, CutWhole, Editor, Keeping, Worker, open_editor
+from parallax.transform.building.wire import Rounding
 from parallax.transform.check import check, check_exchanges, check_servers
-from parallax.transform.edit import SCOPE, Counter, Cut, CutWhole, Editor, Keeping, Worker, open_editor
-from parallax.transform.exchanges import exchange_rows
-from parallax.transform.gradients import collect_rows, reduce_gradients, weigh_losses
-from parallax.transform.keep import keep_gradients
-from parallax.transform.partitions import place_tables
-from parallax.transform.rows import gather_rows, slice_rows, spread_tables
-from parallax.transform.seeds import set_seeds
-from parallax.transform.servers import run_on_servers
-from parallax.transform.shards import set_shards
-from parallax.transform.wire import Rounding
+from parallax.transform.passes.accumulate import keep_gradients
+from parallax.transform.passes.accumulators import scatter_gradients
+from parallax.transform.passes.dense_and_gathered import collect_rows, reduce_gradients, weigh_losses
+from parallax.transform.passes.exchange import exchange_rows
+from parallax.transform.passes.partitions import place_tables
+from parallax.transform.passes.seeds import set_seeds
+from parallax.transform.passes.servers import run_on_servers
+from parallax.transform.passes.shards import set_shards
+from parallax.transform.passes.tables import gather_rows, slice_rows, spread_tables
 
 
 @dataclass(frozen=True, slots=True)

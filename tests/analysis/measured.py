@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from parallax.measured import Measured
-from parallax.plan import Layout
-from parallax.profiles import OPERATIONS, ClusterProfile, HostProfile, Line, ModelProfile, TableProfile
-from parallax.spec import GraphSpec, Slot, VariableSpec
+from parallax.graph.spec import GraphSpec, Slot, VariableSpec
+from parallax.plans.plan import Layout
+from parallax.profiles.plan_inputs import Measured
+from parallax.profiles.profiles import OPERATIONS, ClusterProfile, HostProfile, Line, ModelProfile, TableProfile
 from tests.analysis.specs import dense, sparse, spec
 
 LINES = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parallax.spec import GradientSource, GraphSpec, Part, VariableClass, VariableSpec
+from parallax.graph.spec import GradientSource, GraphSpec, Part, VariableClass, VariableSpec
 
 
 def dense(name: str = "w", shape: tuple[int, ...] = (10, 4)) -> VariableSpec:

@@ -12,9 +12,9 @@ import parallax
 from parallax.analysis.planner import make_plan as plan_of_layout
 from parallax.analysis.planner import terms_of
 from parallax.errors import PlanError
-from parallax.plan import Plan, RouteCost, Wishes, one_host, plan_from_json
-from parallax.report import explanation, plan_table
-from parallax.spec import GraphSpec, Part, VariableClass, VariableSpec
+from parallax.graph.spec import GraphSpec, Part, VariableClass, VariableSpec
+from parallax.plans.plan import Plan, RouteCost, Wishes, one_host, plan_from_json
+from parallax.report.text import explanation, plan_table
 from tests.analysis.specs import dense, sparse, spec
 
 

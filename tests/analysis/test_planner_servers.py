@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from parallax.analysis.planner import make_plan, placements, terms_of
-from parallax.decisions import Placement, Terms
 from parallax.errors import PlanError
-from parallax.plan import Layout, RouteCost, Wishes, one_host, plan_from_json
-from parallax.report import explanation, plan_table
-from parallax.spec import GraphSpec, Part, VariableClass, VariableSpec
+from parallax.graph.spec import GraphSpec, Part, VariableClass, VariableSpec
+from parallax.plans.plan import Layout, RouteCost, Wishes, one_host, plan_from_json
+from parallax.plans.rewrites import Placement, Terms
+from parallax.report.text import explanation, plan_table
 from tests.analysis.specs import dense, sparse, spec
 
 TWO_HOSTS = Layout((2, 2), (0, 1))

@@ -9,11 +9,11 @@ import tensorflow as tf
 from ops.bench.race.least import least_bytes
 from ops.bench.race.models import Built, Table, model_of
 from ops.bench.race.models.draws import generator, log_uniform
-from parallax.analysis import record
-from parallax.config import Config
-from parallax.plan import ALLREDUCE, ALLTOALL, one_host
-from parallax.runtime.planning import analyse, plan_for
-from parallax.spec import VariableClass
+from parallax.analysis.reading import record
+from parallax.analysis.stages import analyse, plan_for
+from parallax.graph.spec import VariableClass
+from parallax.plans.plan import ALLREDUCE, ALLTOALL, one_host
+from parallax.settings.config import Config
 
 v1 = tf.compat.v1
 

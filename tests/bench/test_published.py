@@ -20,8 +20,8 @@ from ops.bench.published.plans import (
 from ops.bench.published.training import Trained, Wanted, write_text
 from ops.bench.published.watching import Held, Marks
 from parallax.analysis.planner import make_plan
-from parallax.plan import one_host
-from parallax.resource_file import parse_resource_text
+from parallax.cluster.resource_file import parse_resource_text
+from parallax.plans.plan import one_host
 from tests.analysis.specs import sparse, spec
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ops.bench.race.results import results_from_json
-from parallax.runtime.processes import processes_with
+from parallax.runtime.supervisor.processes import processes_with
 
 ROOT = Path(__file__).parents[2]
 SIZES = ("rows=1000", "width=8", "ids=16")

@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import parallax
-from parallax.config import moot_settings
+from parallax.settings.config import moot_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -163,7 +163,7 @@ def test_the_worker_to_be_traced_must_be_one_of_the_job():
     ("level", "shown"), [("", ["info", "error"]), ("40", ["error"]), ("error", ["error"]), ("debug", None)]
 )
 def test_the_level_of_the_log_comes_from_the_environment(level, shown):
-    code = "import parallax\nfor word in ('debug', 'info', 'error'): getattr(parallax.log, word)('%s said', word)"
+    code = "import parallax\nfor word in ('debug', 'info', 'error'): getattr(parallax.logger, word)('%s said', word)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={"PARALLAX_LOG_LEVEL": level, "PYTHONPATH": str(ROOT)},

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from parallax.runtime.processes import end_processes, processes_with
+from parallax.runtime.supervisor.processes import end_processes, processes_with
 from tests.warm import Server
 
 CLI = ["-m", "parallax.cli"]

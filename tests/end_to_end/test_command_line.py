@@ -12,9 +12,9 @@ import pytest
 
 from parallax import api
 from parallax.errors import LaunchError
-from parallax.plan import plan_from_json
-from parallax.profiles import ClusterProfile, HostProfile, Line
-from parallax.views.page import plan_page
+from parallax.plans.plan import plan_from_json
+from parallax.profiles.profiles import ClusterProfile, HostProfile, Line
+from parallax.report.html.page import plan_page
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -43,7 +43,7 @@ def test_a_dry_run_shows_the_command_and_starts_nothing(start, write):
     assert "Plan for 3 workers" in done.stdout and "worker 0 of" not in done.stdout, str(done)
     assert f"--host far.invalid:2 -wdir {Path.cwd()}" not in done.stdout
     assert "--host far.invalid:2 -wdir " in done.stdout and "\n2     worker 2  far.invalid  OMPI_COMM" in done.stdout
-    assert f"-m parallax.runtime.worker {MODEL} --batch 6" in done.stdout
+    assert f"-m parallax.runtime.worker.main {MODEL} --batch 6" in done.stdout
 
 
 def test_a_variable_is_explained(start):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.environment import onednn_is_off
-from parallax.runtime.bfloat16 import INSTRUCTIONS, has_instructions
-from parallax.wire import BFLOAT16, ROUNDING
+from parallax.plans.wire import BFLOAT16, ROUNDING
+from parallax.runtime.worker.bfloat16 import INSTRUCTIONS, has_instructions
+from parallax.settings.environment import onednn_is_off
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -96,7 +96,7 @@ def test_nothing_is_computed_in_bfloat16_without_the_setting_and_nothing_said(co
             {"graph_options": {"rewrite_options": {"disable_meta_optimizer": True}}},
             {},
             "Let sess_config not turn it off",
-            marks=[needs_bfloat16, pytest.mark.slow],  # the cause in words: tests/runtime/test_bfloat16.py
+            marks=[needs_bfloat16, pytest.mark.slow],  # the cause in words: tests/runtime/worker/test_bfloat16.py
         ),
     ],
     ids=["oneDNN off", "sess_config"],

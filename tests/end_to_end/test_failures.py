@@ -29,7 +29,7 @@ def test_an_exception_ends_the_job_and_is_shown_with_its_rank(start):
     assert 'failing.py", line' in done.stderr and "runpy" not in done.stderr, str(done)
 
 
-@pytest.mark.slow  # without a job: tests/runtime/test_worker_end.py, test_launch.py
+@pytest.mark.slow  # without a job: tests/runtime/worker/test_worker_end.py, test_launch.py
 def test_the_exit_status_of_a_rank_is_that_of_the_job(start):
     done = start(*RUN, "exits").finish()
     assert done.status == 3, str(done)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.measured import read_measured
-from parallax.plan import read_plan
-from parallax.profiles import ClusterProfile, HostProfile, Line
+from parallax.plans.plan import read_plan
+from parallax.profiles.plan_inputs import read_measured
+from parallax.profiles.profiles import ClusterProfile, HostProfile, Line
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -23,7 +23,7 @@ _SHARED_CORES = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) > (os.cpu_count
 os.environ.setdefault("HOROVOD_CYCLE_TIME", "1" if _SHARED_CORES else "0.1")
 
 
-from parallax.analysis import record  # noqa: E402
+from parallax.analysis.reading import record  # noqa: E402
 
 record.install()
 
@@ -32,23 +32,23 @@ import horovod.tensorflow as hvd  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from parallax.analysis.capture import capture, initialization_phases  # noqa: E402
 from parallax.analysis.planner import make_plan  # noqa: E402
-from parallax.environment import listening_on  # noqa: E402
+from parallax.analysis.reading.capture import capture, initialization_phases  # noqa: E402
+from parallax.analysis.stages import analyse, decide, feasible  # noqa: E402
 from parallax.errors import PlanError  # noqa: E402
-from parallax.plan import Wishes, one_host  # noqa: E402
-from parallax.runtime import hooks  # noqa: E402
-from parallax.runtime.accumulation import Accumulation  # noqa: E402
-from parallax.runtime.channels import open_channels  # noqa: E402
+from parallax.plans.plan import Wishes, one_host  # noqa: E402
 from parallax.runtime.guard.guard import Guard  # noqa: E402
-from parallax.runtime.members import hold_port  # noqa: E402
-from parallax.runtime.names import Names  # noqa: E402
-from parallax.runtime.planning import analyse, decide, feasible  # noqa: E402
 from parallax.runtime.verify import difference  # noqa: E402
-from parallax.runtime.watch import Watch  # noqa: E402
-from parallax.transform.edit import Worker  # noqa: E402
+from parallax.runtime.worker import hooks  # noqa: E402
+from parallax.runtime.worker.accumulation import Accumulation  # noqa: E402
+from parallax.runtime.worker.channels import open_channels  # noqa: E402
+from parallax.runtime.worker.heartbeat import Watch  # noqa: E402
+from parallax.runtime.worker.names import Names  # noqa: E402
+from parallax.runtime.worker.ranks import hold_port  # noqa: E402
+from parallax.settings.environment import listening_on  # noqa: E402
+from parallax.transform.building.editor import Worker  # noqa: E402
+from parallax.transform.passes.seeds import set_seeds  # noqa: E402
 from parallax.transform.pipeline import transform  # noqa: E402
-from parallax.transform.seeds import set_seeds  # noqa: E402
 from tests.equality import models  # noqa: E402
 from tests.equality.cases import MOST_KEPT, cases  # noqa: E402
 

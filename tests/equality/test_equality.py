@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from parallax.wire import ROUNDING
+from parallax.plans.wire import ROUNDING
 from tests.equality.cases import KEPT_ROUTES, KEPT_SERVER_ROUTES, cases
 
 TOLERANCE = 1e-5
@@ -26,9 +26,9 @@ STEPS = 5
 TIME_LIMIT_S = 500
 LAUNCH = """
 import sys
-from parallax.cluster import local_cluster
-from parallax.runtime.job import Job
-from parallax.runtime.launch import launch
+from parallax.cluster.machines import local_cluster
+from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.launch import launch
 sys.exit(launch(Job(("-m", "tests.equality.program", *sys.argv[2:]), local_cluster(int(sys.argv[1]), ""))))
 """
 ROOT = Path(__file__).resolve().parents[2]

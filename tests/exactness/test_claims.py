@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallax.analysis.denominators import Denominators
-from parallax.analysis.states import SAME, State
-from parallax.decisions import AllReduce, Scale, Table
-from parallax.graph_view import GraphView
+from parallax.analysis.propagation.denominators import Denominators
+from parallax.analysis.propagation.states import SAME, State
+from parallax.graph.view import GraphView
+from parallax.plans.rewrites import AllReduce, Scale, Table
 from parallax.runtime.verify.claims import first_false
 
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from ops.exactness.trial import try_program
-from parallax.runtime.planning import analyse
+from parallax.analysis.stages import analyse
 
 v1 = tf.compat.v1
 

@@ -15,8 +15,8 @@ from ops.exactness.grammar import program
 from ops.exactness.runs import Built
 from ops.exactness.shrink import shrunk
 from ops.exactness.trial import ROUTES, Outcome, try_program
-from parallax.analysis.capture import capture
-from parallax.decisions import Decisions
+from parallax.analysis.reading.capture import capture
+from parallax.plans.rewrites import Decisions
 
 PLAIN = Program(
     title="A lookup and a dense layer.",

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 from ops.exactness.transport import MeetingError, check_meetings, of_worker, ran, together
-from parallax.graph_view import GraphView
-from parallax.transform.collectives import all_gather, all_reduce, broadcast, open_end
-from parallax.transform.exchange_op import all_to_all
+from parallax.graph.view import GraphView
+from parallax.transform.building.all_to_all import all_to_all
+from parallax.transform.building.collectives import all_gather, all_reduce, broadcast, open_end
 
 v1 = tf.compat.v1
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parallax.analysis import record
-from parallax.config import Config
-from parallax.plan import ALLREDUCE, ALLTOALL, one_host
-from parallax.runtime.planning import analyse, plan_for
-from parallax.spec import VariableClass
+from parallax.analysis.reading import record
+from parallax.analysis.stages import analyse, plan_for
+from parallax.graph.spec import VariableClass
+from parallax.plans.plan import ALLREDUCE, ALLTOALL, one_host
+from parallax.settings.config import Config
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "nlp" / "translation.py"
 SMALL = "--width 4 --state 8 --beam 3".split()

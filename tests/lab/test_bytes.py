@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from parallax.runtime.mpirun import this_launcher
+from parallax.runtime.launcher.mpirun import this_launcher
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ops.book.pages import file_of
-from parallax.runtime.mpirun import this_launcher
+from parallax.runtime.launcher.mpirun import this_launcher
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -49,7 +49,7 @@ def test_servers_hold_variables_and_listen_on_their_hosts_address_only(lab, star
     assert job.output()[0].count("server 0 has [1, 2, 3, 4]") == 4
     assert job.output()[0].count("server 1 has [1, 2, 3, 4]") == 4
     assert "[3] from my host: [21, 31]" in job.output()[0]
-    os.kill(job.pid("host1", "parallax.runtime.server", without="agent"), signal.SIGKILL)
+    os.kill(job.pid("host1", "parallax.runtime.worker.server", without="agent"), signal.SIGKILL)
     status, _, stderr = job.finish()
     assert status == 137
     assert "parallax: server 1 on host host1 was killed by SIGKILL" in stderr
@@ -101,9 +101,9 @@ def test_ranks_find_their_hosts_gpus_and_the_variables_that_libraries_read(lab, 
 def test_whoever_is_killed_nothing_is_left_on_any_host(lab, start, victim, status, words):
     job = start(LAUNCH, lab.resource_file(1), "no", SCRIPTS / "waiting.py", "waits")
     job.wait_for("ready 0", "ready 1")
-    agent = "parallax.runtime.agent"
+    agent = "parallax.runtime.supervisor.agent"
     pid = {
-        "worker": lambda: job.pid("host1", "parallax.runtime.worker", without=agent),
+        "worker": lambda: job.pid("host1", "parallax.runtime.worker.main", without=agent),
         "supervisor": lambda: job.pid("host1", agent),
         "daemon": lambda: job.pid("host1", "orted", without="/bin/sh"),
         "mpirun": lambda: job.pid("host0", "/mpirun --"),

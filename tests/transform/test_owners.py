@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.analysis import record
 from parallax.analysis.planner import make_plan
-from parallax.config import Config
+from parallax.analysis.reading import record
+from parallax.analysis.stages import Analysed, analyse, decide, plan_for
 from parallax.errors import PlanError
-from parallax.ownership import Ownership
-from parallax.plan import Plan, Wishes, one_host, plan_from_json
-from parallax.report import explanation, plan_table
-from parallax.runtime.planning import Analysed, analyse, decide, plan_for
-from parallax.transform.edit import Worker
-from parallax.transform.exchange_op import ALL_TO_ALL
-from parallax.transform.partitions import row_places, rows_of
+from parallax.graph.ownership import Ownership
+from parallax.plans.plan import Plan, Wishes, one_host, plan_from_json
+from parallax.report.text import explanation, plan_table
+from parallax.settings.config import Config
+from parallax.transform.building.all_to_all import ALL_TO_ALL
+from parallax.transform.building.editor import Worker
+from parallax.transform.passes.partitions import row_places, rows_of
 from parallax.transform.pipeline import transform
 from tests.equality import models
 

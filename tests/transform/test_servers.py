@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from parallax.analysis import record
-from parallax.decisions import Decisions
+from parallax.analysis.reading import record
+from parallax.analysis.stages import analyse, decide, feasible
 from parallax.errors import TransformError
-from parallax.graph_view import GraphView
-from parallax.plan import Layout, Wishes, fronts_of, one_host
-from parallax.runtime.planning import analyse, decide, feasible
+from parallax.graph.view import GraphView
+from parallax.plans.plan import Layout, Wishes, fronts_of, one_host
+from parallax.plans.rewrites import Decisions
+from parallax.transform.building.all_to_all import ALL_TO_ALL
+from parallax.transform.building.editor import Worker
 from parallax.transform.check import check_servers
-from parallax.transform.edit import Worker
-from parallax.transform.exchange_op import ALL_TO_ALL
 from parallax.transform.pipeline import WorkerGraph, transform
 from tests.equality import models
 

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.analysis import record
 from parallax.analysis.planner import make_plan
-from parallax.config import Config
-from parallax.decisions import Decisions
+from parallax.analysis.reading import record
+from parallax.analysis.stages import analyse, decide, plan_for
 from parallax.errors import GraphError, PlanError, TransformError
-from parallax.graph_view import GraphView
-from parallax.plan import Wishes, one_host
-from parallax.runtime.accumulation import Accumulation
-from parallax.runtime.names import Names
-from parallax.runtime.planning import analyse, decide, plan_for
+from parallax.graph.view import GraphView
+from parallax.plans.plan import Wishes, one_host
+from parallax.plans.rewrites import Decisions
+from parallax.runtime.worker.accumulation import Accumulation
+from parallax.runtime.worker.names import Names
+from parallax.settings.config import Config
+from parallax.transform.building.all_to_all import ALL_TO_ALL
+from parallax.transform.building.editor import Worker
 from parallax.transform.check import check, check_exchanges
-from parallax.transform.edit import Worker
-from parallax.transform.exchange_op import ALL_TO_ALL
 from parallax.transform.pipeline import WorkerGraph, transform
 from tests.equality import models
 

@@ -16,7 +16,7 @@ from ops.bench.predictions.results import Case, case_from_json
 from ops.bench.race.place import InLab
 from ops.lab import Lab
 from ops.lab.rates import mbit
-from parallax.plan import read_plan
+from parallax.plans.plan import read_plan
 
 PROFILED_STEPS = 8
 

@@ -17,7 +17,7 @@ from ops.bench.published.plans import ROOT
 from ops.bench.published.watching import Held, Marks, MemoryWatch
 from ops.bench.race.models.draws import generator, zipf
 from ops.lab.lab import Lab
-from parallax.plan import Plan, plan_from_json
+from parallax.plans.plan import Plan, plan_from_json
 
 _SCRIPT = "examples/nlp/language_model.py"
 _WORDS_PER_SENTENCE, _SKEW = 25, 1.05

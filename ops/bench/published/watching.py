@@ -14,9 +14,9 @@ from ops.lab.hosts import Hosts
 _EVERY_S = 0.5
 _SIZE = re.compile(r"^(VmHWM|VmRSS):\s+(\d+) kB", re.MULTILINE)
 _KINDS = (
-    ("parallax.runtime.agent", "supervisor"),  # first: it names what it starts
-    ("parallax.runtime.worker", "worker"),
-    ("parallax.runtime.server", "server"),
+    ("parallax.runtime.supervisor.agent", "supervisor"),  # first: it names what it starts
+    ("parallax.runtime.worker.main", "worker"),
+    ("parallax.runtime.worker.server", "server"),
     ("parallax.cli", "launcher"),
 )
 

@@ -16,7 +16,7 @@ from typing import IO, Protocol
 
 from ops.lab.lab import Lab
 from ops.lab.links import SUBNET
-from parallax.runtime.processes import processes_with, tied_argv
+from parallax.runtime.supervisor.processes import processes_with, tied_argv
 
 ROOT = Path(__file__).resolve().parents[3]
 _MARK = "PARALLAX_RACE"

@@ -18,14 +18,14 @@ from ops.bench.jobs import feeds
 from ops.bench.race.models import model_of
 from ops.bench.race.turns import Task, write_task
 from ops.bench.regret.cases import FAR, Case, Choice, Model
-from parallax.analysis.alternatives import Alternative, alternatives
-from parallax.analysis.placement import partition_count
-from parallax.config import Config
-from parallax.environment import Role, Settings
-from parallax.measured import Measured
-from parallax.plan import NO_ROUTE, PS, Layout, Plan, Wishes
-from parallax.profiles import ClusterProfile
-from parallax.spec import GraphSpec
+from parallax.analysis.routes.placement import partition_count
+from parallax.analysis.search.alternatives import Alternative, alternatives
+from parallax.graph.spec import GraphSpec
+from parallax.plans.plan import NO_ROUTE, PS, Layout, Plan, Wishes
+from parallax.profiles.plan_inputs import Measured
+from parallax.profiles.profiles import ClusterProfile
+from parallax.settings.config import Config
+from parallax.settings.environment import Role, Settings
 
 STEPS_PROFILED = 6
 
@@ -34,7 +34,7 @@ def analysed_of(sizes: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     """(graph, what it is, training op, feeds by name) of a generated model; the same in every process."""
     import tensorflow as tf
 
-    from parallax.runtime.planning import analyse
+    from parallax.analysis.stages import analyse
 
     graph = tf.Graph()
     with graph.as_default():
@@ -83,7 +83,7 @@ def case_of(model: Model, cluster: ClusterProfile, folder: Path, most: int) -> C
 
 def sides_of(model: Model, rates: Sequence[int], clusters: Sequence[ClusterProfile], folder: Path) -> Iterator[Case]:
     """A case for each rate, with the best plan there, and behind it those of the other rates as predicted there."""
-    from parallax.runtime.planning import feasible
+    from parallax.analysis.stages import feasible
 
     graph, analysed, _, _ = analysed_of(model.sizes)
     first = measured_of(model, clusters[0], folder, graph, analysed)
@@ -111,7 +111,7 @@ def _layout(measured: Measured) -> Layout:
 
 def chosen_and_others(model: Model, analysed: Any, measured: Measured, most: int) -> Case:
     """The case of a model that was profiled."""
-    from parallax.runtime.planning import feasible
+    from parallax.analysis.stages import feasible
 
     layout = _layout(measured)
     hosts = len(layout.hosts)
@@ -151,7 +151,7 @@ def _picked(near: Sequence[Alternative], spec: GraphSpec, most: int) -> list[Alt
 
 def _plan(analysed: Any, layout: Layout, measured: Measured, routes: dict[str, str], counts: dict[str, int]) -> Plan:
     """The plan with these routes; what is on servers has so many partitions there."""
-    from parallax.runtime.planning import feasible
+    from parallax.analysis.stages import feasible
 
     served = {name: counts[name] for name, route in routes.items() if route == PS}
     return feasible(analysed, layout, Wishes(routes=routes, partitions=served), measured)

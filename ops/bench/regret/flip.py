@@ -19,10 +19,10 @@ from ops.bench.regret.cases import Case, Model, case_from_json, side_file
 from ops.bench.regret.measure import Wanted, check, environment, measure, planned_cases
 from ops.lab import Lab
 from ops.lab.rates import mbit
-from parallax.analysis.derived import NewHost, derived
-from parallax.plan import plan_from_json
-from parallax.prediction import LINK
-from parallax.profiles import cluster_profile_from_json
+from parallax.analysis.whatif.derived import NewHost, derived
+from parallax.plans.plan import plan_from_json
+from parallax.plans.prediction import LINK
+from parallax.profiles.profiles import cluster_profile_from_json
 
 APART = 4.0
 LEAST, MOST = 5e6 / 8, 2e9 / 8

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from ops.bench.regret.cases import models, side_file
-from parallax.analysis import record
-from parallax.profiles import ClusterProfile, cluster_profile_from_json
+from parallax.analysis.reading import record
+from parallax.profiles.profiles import ClusterProfile, cluster_profile_from_json
 
 
 def main() -> None:

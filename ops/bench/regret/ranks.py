@@ -21,13 +21,13 @@ from ops.bench.race.models import model_of
 from ops.bench.race.turns import write_json
 from ops.bench.regret.cases import Case, case_from_json
 from ops.bench.regret.choices import analysed_of
-from parallax.plan import Plan, plan_from_json
-from parallax.runtime.channels import open_channels
-from parallax.runtime.direct import DirectRuns
-from parallax.runtime.members import SERVER_TASK, WORKER_TASK, Members, current_members
-from parallax.runtime.planning import decide
-from parallax.runtime.worker import wait_for_all
-from parallax.transform.edit import Worker
+from parallax.analysis.stages import decide
+from parallax.plans.plan import Plan, plan_from_json
+from parallax.runtime.worker.channels import open_channels
+from parallax.runtime.worker.direct import DirectRuns
+from parallax.runtime.worker.main import wait_for_all
+from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, Members, current_members
+from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import WorkerGraph, transform
 
 BATCHES = 7

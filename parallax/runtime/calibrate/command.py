@@ -16,18 +16,18 @@ from typing import Any
 
 from tqdm import tqdm
 
-from parallax.cluster import Cluster, local_cluster
-from parallax.environment import python_path_with, visible_gpus, with_defaults
+from parallax.cluster.machines import Cluster, local_cluster
+from parallax.cluster.resource_file import parse_resource_file
 from parallax.errors import ConfigError, LaunchError
-from parallax.profiles import ClusterProfile
-from parallax.resource_file import parse_resource_file
+from parallax.profiles.profiles import ClusterProfile
 from parallax.runtime.calibrate.fit import Measured, Sample, profile_of
 from parallax.runtime.calibrate.points import Point
 from parallax.runtime.calibrate.ranks import QUICK
 from parallax.runtime.calibrate.table import profile_table
-from parallax.runtime.job import Job, worker_defaults
-from parallax.runtime.launch import launch
-from parallax.runtime.parcel import Parcel
+from parallax.runtime.launcher.job import Job, worker_defaults
+from parallax.runtime.launcher.launch import launch
+from parallax.runtime.worker.job_message import Parcel
+from parallax.settings.environment import python_path_with, visible_gpus, with_defaults
 
 _RANKS = "parallax.runtime.calibrate.ranks"
 _RANK_0 = b"[0] "
@@ -98,7 +98,7 @@ def _job(cluster: Cluster, quick: bool) -> Job:
         ("PYTHONPATH", python_path_with(Path(__file__).resolve().parents[3])),
     )
     parcel = Parcel("", b"", 0, hosts, servers, addresses, cluster.ports)
-    program = ("-m", "parallax.runtime.worker", "-m", _RANKS, *([QUICK] if quick else []))
+    program = ("-m", "parallax.runtime.worker.main", "-m", _RANKS, *([QUICK] if quick else []))
     return Job(program, cluster, servers, variables, input=parcel.to_bytes())
 
 

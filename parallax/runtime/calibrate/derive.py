@@ -6,14 +6,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from parallax.analysis.derived import NewHost, derived
-from parallax.cluster import local_cluster
-from parallax.environment import visible_gpus
+from parallax.analysis.whatif.derived import NewHost, derived
+from parallax.cluster.machines import local_cluster
+from parallax.cluster.resource_file import parse_resource_file
 from parallax.errors import ConfigError
-from parallax.profiles import ClusterProfile
-from parallax.resource_file import parse_resource_file
+from parallax.profiles.profiles import ClusterProfile
 from parallax.runtime.calibrate.command import check_writable, write
 from parallax.runtime.calibrate.table import profile_table
+from parallax.settings.environment import visible_gpus
 
 
 def derive(resource: str | None, calibrations: Sequence[ClusterProfile], output: str, shares_cores: bool) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from parallax.profiles import CLUSTER_PROFILE_VERSION, OPERATIONS, ClusterProfile, HostProfile, Line
+from parallax.profiles.profiles import CLUSTER_PROFILE_VERSION, OPERATIONS, ClusterProfile, HostProfile, Line
 from parallax.runtime.calibrate.points import ACROSS, WITHIN, Point
 
 _ALIKE = 1.15

@@ -18,17 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from parallax.ownership import Ownership
+from parallax.graph.ownership import Ownership
 from parallax.runtime.calibrate.points import ROW_WIDTH, SERVER_ROWS, Group, Point
-from parallax.runtime.channels import open_channels
-from parallax.runtime.direct import DirectRuns
-from parallax.runtime.members import SERVER_TASK, WORKER_TASK
-from parallax.transform import accumulators, collectives
-from parallax.transform.exchange import ask
-from parallax.transform.exchange_op import all_to_all
-from parallax.transform.together import Meetings, device_of
-from parallax.transform.way import Givers, TableRows, ToServers
-from parallax.transform.wire import Wire
+from parallax.runtime.worker.channels import open_channels
+from parallax.runtime.worker.direct import DirectRuns
+from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK
+from parallax.transform.building import collectives
+from parallax.transform.building.all_to_all import all_to_all
+from parallax.transform.building.pull_push import ask
+from parallax.transform.building.reducers import Meetings, device_of
+from parallax.transform.building.transports import Givers, TableRows, ToServers
+from parallax.transform.building.wire import Wire
+from parallax.transform.passes import accumulators
 
 _CHAIN = {"allreduce": 3, "alltoall": 3, "allgather": 3, "pull": 2, "push": 2}
 _SCOPE = "parallax/calibrate"

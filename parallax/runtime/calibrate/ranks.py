@@ -24,8 +24,8 @@ import numpy as np
 from parallax.runtime.calibrate.links import link_rates
 from parallax.runtime.calibrate.operations import Operations, operations_in_a_run
 from parallax.runtime.calibrate.points import ACROSS, Group, Point, groups_of, leads_of, points_of
-from parallax.runtime.members import Members, current_members
-from parallax.runtime.worker import wait_for_all
+from parallax.runtime.worker.main import wait_for_all
+from parallax.runtime.worker.ranks import Members, current_members
 
 QUICK = "--quick"
 

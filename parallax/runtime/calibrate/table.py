@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from parallax.profiles import ClusterProfile
+from parallax.profiles.profiles import ClusterProfile
 from parallax.runtime.calibrate.fit import Sample, errors_of
 from parallax.runtime.calibrate.points import ACROSS, WITHIN
 

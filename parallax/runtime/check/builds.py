@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from parallax.environment import Role, Settings, environment_with
 from parallax.errors import GraphError
+from parallax.settings.environment import Role, Settings, environment_with
 
 _GRAPH_FILE, _SAID_FILE = "graph.pb", "stderr"
 _SHOWN = 5
@@ -63,7 +63,7 @@ def second_build(words: Sequence[str], wanted: Settings) -> Iterator[SecondBuild
     with tempfile.TemporaryDirectory(prefix="parallax-check-") as name:
         folder = Path(name)
         mine = replace(wanted, role=Role.CHECK_BUILD, job_folder=name)
-        argv = [sys.executable, "-m", "parallax.runtime.script", *words]
+        argv = [sys.executable, "-m", "parallax.runtime.worker.script", *words]
         with (folder / _SAID_FILE).open("wb") as said:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, env=environment_with(mine, {})
@@ -88,8 +88,8 @@ def structural_difference(first: Any, second: Any) -> str:
         first: tf.Graph of this process.
         second: GraphDef of the other.
     """
-    from parallax.analysis.digests import first_difference
-    from parallax.runtime.one_graph import place_of
+    from parallax.analysis.reading.digests import first_difference
+    from parallax.runtime.worker.one_graph import place_of
 
     difference = first_difference(second, first.as_graph_def(add_shapes=True))
     if difference is None:
@@ -105,7 +105,7 @@ def structural_difference(first: Any, second: Any) -> str:
 
 def differing_values(first: Any, second: Any) -> str:
     """The ops whose values (of constants, or seeds) differ between two builds of one structure; empty for none."""
-    from parallax.analysis.digests import values_differ
+    from parallax.analysis.reading.digests import values_differ
 
     others = {node.name: node for node in second.node}
     found = [n.name for n in first.as_graph_def().node if n.name in others and values_differ(n, others[n.name])]

@@ -6,10 +6,10 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from parallax.analysis.stages import Analysed
 from parallax.errors import ParallaxError
-from parallax.plan import Plan
+from parallax.plans.plan import Plan
 from parallax.runtime.check.builds import SecondBuild, differing_values, structural_difference
-from parallax.runtime.planning import Analysed
 
 _REFUSED, _SUSPICIOUS, _NOTE = "refused", "suspicious", "note"
 
@@ -62,8 +62,8 @@ def _of_builds(first: FirstBuild, second: SecondBuild) -> list[tuple[str, str]]:
 
 
 def _of_graph(graph: Any, analysed: Analysed) -> list[tuple[str, str]]:
-    from parallax.analysis.gradients import gradient_updates
-    from parallax.analysis.suspicious import suspicions
+    from parallax.analysis.propagation.suspicious import suspicions
+    from parallax.analysis.reading.gradients import gradient_updates
 
     captured = analysed.captured
     found = suspicions(captured, analysed.spec, analysed.sources)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from parallax.ownership import Ownership
+from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.stored import Stored
 
 _SCOPE = "parallax/storage/"

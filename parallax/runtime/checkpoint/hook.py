@@ -19,13 +19,13 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from parallax.config import CheckPointConfig
 from parallax.errors import ConfigError
-from parallax.graph_view import GraphView, split_tensor
+from parallax.graph.view import GraphView, split_tensor
 from parallax.runtime.checkpoint.held import Places, hold, meet
 from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, stored_variables, variable_op
-from parallax.runtime.hooks import Worker
+from parallax.runtime.worker.hooks import Worker
+from parallax.settings.config import CheckPointConfig
 
 v1 = tf.compat.v1
 _CALL_POLL_S = 0.02

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from parallax.errors import GuardError
-from parallax.graph_view import GraphView
-from parallax.log import log
-from parallax.report import counted
-from parallax.runtime.accumulation import Gather
+from parallax.graph.view import GraphView
+from parallax.logger import log
+from parallax.report.text import counted
 from parallax.runtime.checkpoint.held import meet
 from parallax.runtime.guard.difference import (
     Largest,
@@ -34,12 +33,13 @@ from parallax.runtime.guard.difference import (
     when_text,
 )
 from parallax.runtime.guard.fingerprints import Fingerprint, fingerprint
-from parallax.runtime.guard.runs import Runs
 from parallax.runtime.guard.schedule import Times, next_check
 from parallax.runtime.guard.watched import Watched, applied, watched_variables, writers_of
-from parallax.runtime.hooks import TrainingRuns, Worker
-from parallax.transform.beside import VARIABLES
+from parallax.runtime.worker.accumulation import Gather
+from parallax.runtime.worker.hooks import TrainingRuns, Worker
+from parallax.runtime.worker.runs import Runs
 from parallax.transform.pipeline import WorkerGraph
+from parallax.transform.swap import VARIABLES
 
 _NAN = -1
 _CPU_INFO = Path("/proc/cpuinfo")

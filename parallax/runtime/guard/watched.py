@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from parallax.analysis.update_ops import CONTROL_FLOW, op_definition, state_op, takes_state
-from parallax.graph_view import GraphView, split_tensor
-from parallax.transform.beside import VARIABLES
+from parallax.graph.ops import CONTROL_FLOW, op_definition, state_op, takes_state
+from parallax.graph.view import GraphView, split_tensor
 from parallax.transform.pipeline import WorkerGraph
+from parallax.transform.swap import VARIABLES
 
 _PASSES_ON = frozenset("Identity Enter RefEnter RefIdentity Switch RefSwitch Merge RefMerge".split())
 """Ops that pass a handle or reference on, to where it may be written."""

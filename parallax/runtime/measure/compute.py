@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parallax.config import Config
 from parallax.errors import GraphError
-from parallax.report import bytes_text
+from parallax.report.text import bytes_text
 from parallax.runtime.measure.inputs import Inputs, opened
 from parallax.runtime.measure.memory import free_bytes, peak_bytes, reset_peak, variable_bytes
-from parallax.transform.edit import Worker
+from parallax.settings.config import Config
+from parallax.transform.building.editor import Worker
 
 _UNTIMED, _TIMED = 3, 10
 """The first steps make memory and kernels ready, once; of the others the median counts."""
@@ -60,7 +60,7 @@ def computed(
     """
     import tensorflow as tf
 
-    from parallax.runtime.bfloat16 import options_with
+    from parallax.runtime.worker.bfloat16 import options_with
 
     def timed(session: Any, step: int) -> float:
         fed = batch(step)

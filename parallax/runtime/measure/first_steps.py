@@ -18,21 +18,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.analysis.ids import TableIds, asked, fetchable, table_profiles, tables_of, unmeasured
-from parallax.analysis.measure import Asked
+from parallax.analysis.measuring.count_ids import Asked
+from parallax.analysis.measuring.ids import TableIds, asked, fetchable, table_profiles, tables_of, unmeasured
+from parallax.analysis.stages import Analysed
 from parallax.errors import ConfigError
-from parallax.graph_view import split_tensor
-from parallax.profile_files import write_model_profile
-from parallax.profiles import MODEL_PROFILE_VERSION, ModelProfile
-from parallax.report import profile_table
+from parallax.graph.view import split_tensor
+from parallax.profiles.files import write_model_profile
+from parallax.profiles.profiles import MODEL_PROFILE_VERSION, ModelProfile
+from parallax.report.text import profile_table
 from parallax.runtime.checkpoint.held import meet
-from parallax.runtime.hooks import TrainingRuns, Worker
 from parallax.runtime.measure.memory import peak_bytes, reset_peak, variable_bytes
-from parallax.runtime.measure.wish import MeasureWish
-from parallax.runtime.members import Members
-from parallax.runtime.planning import Analysed
+from parallax.runtime.measure.options import MeasureWish
 from parallax.runtime.trace.ops import COMPUTE, read_step
 from parallax.runtime.trace.rows import length_us
+from parallax.runtime.worker.hooks import TrainingRuns, Worker
+from parallax.runtime.worker.ranks import Members
 
 v1 = tf.compat.v1
 _LOG = logging.getLogger("parallax.measure")

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from parallax.analysis.capture import Captured, initialization_phases
+from parallax.analysis.reading.capture import Captured, initialization_phases
 from parallax.errors import ConfigError, GraphError
-from parallax.graph_view import split_tensor
-from parallax.runtime.feeds import placeholders_in
-from parallax.transform.edit import Worker
-from parallax.transform.seeds import set_seeds
-from parallax.transform.shards import set_shards
+from parallax.graph.view import split_tensor
+from parallax.runtime.worker.feeds import placeholders_in
+from parallax.transform.building.editor import Worker
+from parallax.transform.passes.seeds import set_seeds
+from parallax.transform.passes.shards import set_shards
 
 _ITERATORS = ("IteratorV2", "Iterator")
 _SHAPES, _BESIDE = "_output_shapes", "_class"

@@ -11,20 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parallax.analysis.ids import TableIds, asked, fetchable, table_profiles, tables_of, trained_on, unmeasured
-from parallax.analysis.measure import Asked
-from parallax.config import Config
-from parallax.environment import Settings
+from parallax.analysis.measuring.count_ids import Asked
+from parallax.analysis.measuring.ids import (
+    TableIds,
+    asked,
+    fetchable,
+    table_profiles,
+    tables_of,
+    trained_on,
+    unmeasured,
+)
+from parallax.analysis.stages import Analysed
 from parallax.errors import ConfigError, GraphError
-from parallax.profile_files import check_writable, default_path, write_model_profile
-from parallax.profiles import MODEL_PROFILE_VERSION, ModelProfile
-from parallax.report import profile_table
-from parallax.runtime.feeds import Feeds, missing_feeds, named_batch, read_feeds, train_op
+from parallax.profiles.files import check_writable, default_path, write_model_profile
+from parallax.profiles.profiles import MODEL_PROFILE_VERSION, ModelProfile
+from parallax.report.text import profile_table
 from parallax.runtime.measure.compute import Computed, computed
 from parallax.runtime.measure.inputs import Inputs, inputs_of, opened
-from parallax.runtime.measure.wish import STEPS
-from parallax.runtime.planning import Analysed
-from parallax.transform.edit import Worker
+from parallax.runtime.measure.options import STEPS
+from parallax.runtime.worker.feeds import Feeds, missing_feeds, named_batch, read_feeds, train_op
+from parallax.settings.config import Config
+from parallax.settings.environment import Settings
+from parallax.transform.building.editor import Worker
 
 SAMPLE_BATCHES = "sample batches"
 

@@ -17,8 +17,6 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.runtime.checkpoint.held import meet
-from parallax.runtime.hooks import TrainingRuns, Worker
-from parallax.runtime.members import Members
 from parallax.runtime.trace.chrome import trace_text
 from parallax.runtime.trace.offsets import (
     SAME_CLOCK,
@@ -32,12 +30,14 @@ from parallax.runtime.trace.offsets import (
     server_bounds,
 )
 from parallax.runtime.trace.ops import Step, read_step
+from parallax.runtime.trace.options import MERGED, SUMMARY, TraceWish, rank_file
 from parallax.runtime.trace.rows import RankTrace, corrected, rank_trace
 from parallax.runtime.trace.summary import summary
 from parallax.runtime.trace.waits import arrivals, last_arrivals, waits
-from parallax.runtime.trace.wish import MERGED, SUMMARY, TraceWish, rank_file
-from parallax.transform.beside import as_planned
-from parallax.transform.exchange_op import ALL_TO_ALL, HOST
+from parallax.runtime.worker.hooks import TrainingRuns, Worker
+from parallax.runtime.worker.ranks import Members
+from parallax.transform.building.all_to_all import ALL_TO_ALL, HOST
+from parallax.transform.swap import as_planned
 
 v1 = tf.compat.v1
 _LOG = logging.getLogger("parallax.trace")

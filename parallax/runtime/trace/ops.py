@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from parallax.transform.beside import as_planned
-from parallax.transform.exchange_op import ALL_TO_ALL
+from parallax.transform.building.all_to_all import ALL_TO_ALL
+from parallax.transform.swap import as_planned
 
 PULL, COMPUTE, PUSH, ALL_REDUCE, WAITING = "pull", "compute", "push", "all-reduce", "waiting"
 KINDS = (PULL, COMPUTE, PUSH, ALL_REDUCE, WAITING)

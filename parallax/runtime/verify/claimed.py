@@ -17,14 +17,14 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.analysis.planner import part_routes, placements
-from parallax.analysis.propagate import walked
-from parallax.analysis.walk import Walk
+from parallax.analysis.propagation.propagate import walked
+from parallax.analysis.propagation.walk import Walk
+from parallax.analysis.stages import Analysed
 from parallax.errors import ConfigError
-from parallax.plan import Plan
-from parallax.runtime.hooks import TrainingRuns
-from parallax.runtime.planning import Analysed
+from parallax.plans.plan import Plan
 from parallax.runtime.verify.claims import Claims, watched
 from parallax.runtime.verify.draws import kept_draws
+from parallax.runtime.worker.hooks import TrainingRuns
 
 v1 = tf.compat.v1
 

@@ -1,6 +1,7 @@
 """What the analysis says of single tensors, and how it is tried: on what the workers have of them, and one process.
 
-Every state (parallax/analysis/states.py) is a claim about what the workers hold of a tensor, against the one process:
+Every state (parallax/analysis/propagation/states.py) is a claim about what the workers hold of a tensor, against the
+one process:
 - `same`: every worker has the one process's value;
 - a part of a sum, mean, minimum or maximum: all parts put together are the one process's value;
 - `values`, `touched`: the rows of all workers, or owners, add up to the one process's, and so do their squares. The
@@ -23,9 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallax.analysis.walk import Walk
-from parallax.control_flow import branches_of
-from parallax.graph_view import GraphView, split_tensor
+from parallax.analysis.propagation.walk import Walk
+from parallax.graph.control_flow import branches_of
+from parallax.graph.view import GraphView, split_tensor
 
 Values = Mapping[str, Any]
 """Tensor -> its value in one run."""

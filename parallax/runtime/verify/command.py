@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from parallax.environment import Role, Settings, environment_with
-from parallax.plan import Plan
-from parallax.runtime.feeds import named_batch, train_op
-from parallax.runtime.job import Job
-from parallax.runtime.launch import launch
-from parallax.runtime.planning import Analysed
+from parallax.analysis.stages import Analysed
+from parallax.plans.plan import Plan
+from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.launch import launch
 from parallax.runtime.verify.claimed import PLAN_FILE, keep_claims, walk_of
 from parallax.runtime.verify.draws import draws_of, hidden_text, keep_draws
 from parallax.runtime.verify.judging import OTHERS, OWN, Measured, judge, measure
@@ -35,6 +33,8 @@ from parallax.runtime.verify.sides import (
 from parallax.runtime.verify.single import OneProcess, check_fits, joined_batch
 from parallax.runtime.verify.table import status, table_text, verdict_text
 from parallax.runtime.verify.trials import Trials
+from parallax.runtime.worker.feeds import named_batch, train_op
+from parallax.settings.environment import Role, Settings, environment_with
 
 
 def check_feeds(graph: Any, num_workers: int, wanted: Settings) -> None:
@@ -123,10 +123,10 @@ def _measured(folder: Path, size: int, noise: dict[str, float], kinds: dict[str,
 
 def _start_single(job: Job, folder: Path, wanted: Settings) -> int:
     """Runs the one process and returns its exit status."""
-    script = job.program[2:]  # -m parallax.runtime.worker
+    script = job.program[2:]  # -m parallax.runtime.worker.main
     arguments = script if wanted.joined_args is None else (*_program(script), *wanted.joined_args.split("\n"))
     mine = replace(wanted, role=Role.VERIFY_SINGLE, job_folder=str(folder), workers=job.num_workers, resource=None)
-    argv: list[str] = [sys.executable, "-m", "parallax.runtime.script", *arguments]
+    argv: list[str] = [sys.executable, "-m", "parallax.runtime.worker.script", *arguments]
     return subprocess.run(argv, env=environment_with(mine, dict(job.environment)), check=False).returncode
 
 

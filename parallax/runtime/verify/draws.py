@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from parallax.analysis.functions import functions_of
-from parallax.analysis.rules import is_random
-from parallax.analysis.walk import Walk
-from parallax.control_flow import branches_of
+from parallax.analysis.propagation.rules import is_random
+from parallax.analysis.propagation.walk import Walk
+from parallax.analysis.reading.functions import functions_of
+from parallax.graph.control_flow import branches_of
 
 DRAWS_FILE = "draws.json"
 _STATELESS = "Stateless"

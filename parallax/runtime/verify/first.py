@@ -14,20 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from parallax.analysis.gradients import gradient_updates
-from parallax.analysis.suspicious import data_ops, random_ops
-from parallax.environment import Settings
+from parallax.analysis.propagation.suspicious import data_ops, random_ops
+from parallax.analysis.reading.gradients import gradient_updates
+from parallax.analysis.stages import Analysed, analyse
 from parallax.errors import ConfigError, GraphError
-from parallax.plan import Plan
+from parallax.plans.plan import Plan
 from parallax.runtime.checkpoint.held import meet
-from parallax.runtime.fetches import Request
-from parallax.runtime.hooks import PlainSession, TrainingRuns, Worker
-from parallax.runtime.members import Members
-from parallax.runtime.planning import Analysed, analyse
 from parallax.runtime.verify.judging import OTHERS, OWN, Judged, judge, measure
 from parallax.runtime.verify.sides import digest, margin_of, rounding_of, tolerance_of
 from parallax.runtime.verify.single import OneProcess, Values, joined_batch, variables_of
 from parallax.runtime.verify.table import is_wrong, table_text, verdict_text
+from parallax.runtime.worker.fetches import Request
+from parallax.runtime.worker.hooks import PlainSession, TrainingRuns, Worker
+from parallax.runtime.worker.ranks import Members
+from parallax.settings.environment import Settings
 
 _SHOWN = 3
 _TOLD = "the first steps, in one process"

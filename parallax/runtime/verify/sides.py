@@ -16,20 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from parallax.analysis.launcher_graph import hold_like, packed
-from parallax.environment import Settings
-from parallax.graph_view import GraphView
-from parallax.plan import Plan, plan_from_json
-from parallax.runtime.feeds import Feeds, missing_feeds, named_batch, placeholders_in, read_feeds, train_op
-from parallax.runtime.planning import analyse
-from parallax.runtime.session import Session
+from parallax.analysis.reading.launcher_graph import hold_like, packed
+from parallax.analysis.stages import analyse
+from parallax.graph.view import GraphView
+from parallax.plans.plan import Plan, plan_from_json
+from parallax.plans.wire import ROUNDING
 from parallax.runtime.verify.claimed import KEPT_FILE, PLAN_FILE, START_FILE, save, walk_of
 from parallax.runtime.verify.claims import Claims
 from parallax.runtime.verify.draws import joined_draws, kept_draws
 from parallax.runtime.verify.judging import HALF_MARGIN, MARGIN
 from parallax.runtime.verify.single import OneProcess, joined_batch, variables_of
 from parallax.runtime.verify.trials import CLAIM_TOLERANCE, Margins, try_claims
-from parallax.wire import ROUNDING
+from parallax.runtime.worker.feeds import Feeds, missing_feeds, named_batch, placeholders_in, read_feeds, train_op
+from parallax.runtime.worker.session import Session
+from parallax.settings.environment import Settings
 
 STEPS = 5
 TOLERANCE = 1e-5

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from parallax.analysis.capture import initialization_phases
-from parallax.analysis.digests import SHAPES
-from parallax.analysis.launcher_graph import meant
+from parallax.analysis.reading.capture import initialization_phases
+from parallax.analysis.reading.digests import SHAPES
+from parallax.analysis.reading.launcher_graph import meant
+from parallax.analysis.stages import Analysed
 from parallax.errors import ConfigError, GraphError
-from parallax.runtime.bfloat16 import options_with
-from parallax.runtime.planning import Analysed
+from parallax.graph.spec import VariableClass
 from parallax.runtime.verify.judging import OTHERS, OWN, VARIABLES
-from parallax.spec import VariableClass
-from parallax.transform.edit import Worker
-from parallax.transform.seeds import set_seeds
+from parallax.runtime.worker.bfloat16 import options_with
+from parallax.transform.building.editor import Worker
+from parallax.transform.passes.seeds import set_seeds
 
 v1 = tf.compat.v1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parallax.report import counted
+from parallax.report.text import counted
 from parallax.runtime.verify.judging import Judged, Verdict
 
 FOLDED_FROM = 40

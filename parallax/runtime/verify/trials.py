@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from parallax.report import counted
-from parallax.runtime.one_graph import place_of
+from parallax.report.text import counted
 from parallax.runtime.verify.claimed import KEPT_FILE, RESULT_FILE, START_FILE, Groups, save
 from parallax.runtime.verify.claims import Claims, false_claim
 from parallax.runtime.verify.single import STARTS, OneProcess
+from parallax.runtime.worker.one_graph import place_of
 
 CLAIM_TOLERANCE = 1e-3
 """Of a tensor's size, or of the size of a sum's terms: what is small because terms cancel is less exact than a

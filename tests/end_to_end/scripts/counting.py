@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import parallax
-from parallax.runtime.members import current_members
-from parallax.runtime.worker import wait_for_all
+from parallax.runtime.worker.main import wait_for_all
+from parallax.runtime.worker.ranks import current_members
 
 ROWS, STEPS, SLOWNESS = 11, 200, 10
 

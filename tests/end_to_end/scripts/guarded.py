@@ -7,11 +7,11 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import parallax
-from parallax.runtime import worker_session
+from parallax.runtime import open_session
 
 if sys.argv[1] == "broken":
-    decide = worker_session.decide
-    worker_session.decide = lambda *arguments: replace(decide(*arguments), broadcasts=())
+    decide = open_session.decide
+    open_session.decide = lambda *arguments: replace(decide(*arguments), broadcasts=())
 
 graph = tf.Graph()
 with graph.as_default():

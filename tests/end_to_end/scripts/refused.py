@@ -11,10 +11,10 @@ from checks import refused, run_checks
 
 import parallax
 from parallax import api
-from parallax.environment import Settings
-from parallax.plan import one_host
-from parallax.profiles import ClusterProfile, HostProfile, Line, ModelProfile
+from parallax.plans.plan import one_host
+from parallax.profiles.profiles import ClusterProfile, HostProfile, Line, ModelProfile
 from parallax.runtime.verify.command import check_feeds
+from parallax.settings.environment import Settings
 
 tf.disable_v2_behavior()
 folder = Path(sys.argv[1])
@@ -113,7 +113,7 @@ def a_plan_file_must_belong_to_the_graph():
 
 
 def plan_of(graph, workers):
-    from parallax.runtime.planning import analyse, plan_for
+    from parallax.analysis.stages import analyse, plan_for
 
     return plan_for(analyse(graph), one_host(workers), parallax.Config())
 

@@ -3,10 +3,10 @@
 import secrets
 import sys
 
-from parallax.resource_file import parse_resource_file
-from parallax.runtime.job import Job, layout_of
-from parallax.runtime.launch import launch
-from parallax.runtime.parcel import Parcel
+from parallax.cluster.resource_file import parse_resource_file
+from parallax.runtime.launcher.job import Job, layout_of
+from parallax.runtime.launcher.launch import launch
+from parallax.runtime.worker.job_message import Parcel
 
 resource, with_servers, *program = sys.argv[1:]
 cluster = parse_resource_file(resource)
@@ -16,4 +16,6 @@ addresses = tuple(host.address for host in cluster.hosts)
 plan = secrets.token_hex(2_000_000)  # 2 MB when compressed
 parcel = Parcel(plan, b"graph", 7, hosts, servers, addresses, cluster.ports)
 variables = (("TF_CPP_MIN_LOG_LEVEL", "2"),)
-sys.exit(launch(Job(("-m", "parallax.runtime.worker", *program), cluster, servers, variables, 60.0, parcel.to_bytes())))
+sys.exit(
+    launch(Job(("-m", "parallax.runtime.worker.main", *program), cluster, servers, variables, 60.0, parcel.to_bytes()))
+)

@@ -2,7 +2,7 @@
 
 import tensorflow.compat.v1 as tf
 
-from parallax.runtime.members import current_members
+from parallax.runtime.worker.ranks import current_members
 
 members = current_members()
 members.start()

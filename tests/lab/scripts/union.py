@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import parallax
-from parallax.runtime.members import current_members
+from parallax.runtime.worker.ranks import current_members
 
 ROUTE, MERGED = sys.argv[1], sys.argv[2] == "merged"
 ROWS, WIDTH, IDS, STEPS = 20_000, 128, 1_500, 12

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from parallax.runtime.members import current_members
+from parallax.runtime.worker.ranks import current_members
 
 members = current_members()
 rank = members.rank

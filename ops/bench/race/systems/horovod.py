@@ -15,7 +15,7 @@ from pathlib import Path
 from ops.bench.race.place import Place, mpirun_options
 from ops.bench.race.systems import Command, script
 from ops.bench.race.turns import Task, Turns, task_of_this_process
-from parallax.runtime.mpirun import find_mpirun
+from parallax.runtime.launcher.mpirun import find_mpirun
 
 
 def commands(place: Place, task: Task) -> Iterator[Command]:

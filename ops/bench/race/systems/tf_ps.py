@@ -31,7 +31,7 @@ from ops.bench.race.models import Table
 from ops.bench.race.place import Place
 from ops.bench.race.systems import Command, script
 from ops.bench.race.turns import Task, Turns, task_of_this_process, wait_for_file, write_json, write_task_with
-from parallax.runtime.mpirun import PRELOAD_LIBRARY
+from parallax.runtime.launcher.mpirun import PRELOAD_LIBRARY
 
 _FIRST_PORT_BY_SYSTEM = {"tf-ps": 21000, "tf-ps-async": 21500}
 _CHIEF_IS_READY = "chief.json"

@@ -1,0 +1,1 @@
+"""Counts what the steps of a program touch."""

@@ -1,0 +1,190 @@
+"""Where the ids of a graph's lookups are: for each variable looked up by row, the tensors that say which rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from parallax.analysis.measuring.count_ids import Asked, asked_of, table_profile
+from parallax.analysis.reading.capture import Captured, variable_of_tensor
+from parallax.errors import GraphError
+from parallax.graph.control_flow import branches_of
+from parallax.graph.ops import state_op
+from parallax.graph.spec import GraphSpec, Part, VariableClass, VariableSpec
+from parallax.graph.view import GraphView, split_tensor
+from parallax.profiles.profiles import TableProfile
+
+
+@dataclass(frozen=True, slots=True)
+class IdTensor:
+    """The ids of one lookup.
+
+    Attributes:
+        lookup: the node that takes them; where a gradient has rows and no lookup is seen, the node that gives them.
+        tensor: `[...]` integers, rows of the part; of a GatherNd `[..., d]`, the row first.
+        part: what they are rows of.
+        nested: whether it is a GatherNd's.
+    """
+
+    lookup: str
+    tensor: str
+    part: Part
+    nested: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableIds:
+    """The lookups of one variable.
+
+    Attributes:
+        name: of the variable.
+        first_rows: where each of its parts begins.
+        tensors: the ids, one entry a lookup.
+    """
+
+    name: str
+    first_rows: tuple[int, ...]
+    tensors: tuple[IdTensor, ...]
+
+
+def tables_of(captured: Captured, spec: GraphSpec, needed: Set[str] | None = None) -> tuple[TableIds, ...]:
+    """The variables that training looks up by row, and where their ids are, in the order of their names.
+
+    Args:
+        captured: the graph.
+        spec: of it.
+        needed: only lookups among these nodes; None for all that training runs.
+    """
+    found = []
+    for variable in spec.variables:
+        tensors = tuple(t for t in _tensors(captured, variable) if needed is None or t.lookup in needed)
+        if tensors:
+            found.append(TableIds(variable.name, tuple(part.row_offset for part in variable.parts), tensors))
+    return tuple(found)
+
+
+def _tensors(captured: Captured, variable: VariableSpec) -> list[IdTensor]:
+    view, parts = captured.view, {part.op: part for part in variable.parts}
+    found = []
+    for lookup in variable.lookups:
+        inputs = view.inputs(lookup)
+        if view.op(lookup) == "GatherV2" and _axis(view, inputs[2]) != 0:
+            continue
+        part = parts[variable_of_tensor(view, captured.variables, inputs[0])]
+        found.append(IdTensor(lookup, inputs[1], part, view.op(lookup).endswith("GatherNd")))
+    seen = {one.part.op for one in found}
+    for source in variable.gradients:
+        if source.indices is not None and source.part not in seen:
+            found.append(IdTensor(split_tensor(source.indices)[0], source.indices, parts[source.part]))
+    return found
+
+
+def _axis(view: GraphView, tensor: str) -> int | None:
+    axis = view.constant(tensor)
+    return None if axis is None else int(axis)
+
+
+def asked(table: TableIds, values: Sequence[Any], worker: int, step: int) -> Asked:
+    """What a worker asks of a table, as it was fetched.
+
+    Args:
+        table: whose lookups.
+        values: the value of each id tensor, in their order.
+        worker: whose they are, for errors.
+        step: the same.
+
+    Raises:
+        GraphError: when an id is no row of the table.
+    """
+    pieces = []
+    for one, value in zip(table.tensors, values, strict=True):
+        ids = np.asarray(value)[..., 0] if one.nested else np.asarray(value)
+        wrong = ids[(ids < 0) | (ids >= one.part.rows)]
+        if wrong.size:
+            raise GraphError(
+                f"An id must be a row of its table, and worker {worker} looks up {int(wrong[0])} in step {step} in "
+                f"{one.part.op!r}, which has {one.part.rows} rows. Correct the feeds, or the vocabulary."
+            )
+        pieces.append(ids.astype(np.int64) + one.part.row_offset)
+    return asked_of(pieces)
+
+
+def table_profiles(tables: Sequence[TableIds], steps: Sequence[Sequence[Sequence[Asked]]]) -> tuple[TableProfile, ...]:
+    """The profiles of some tables.
+
+    Args:
+        tables: which.
+        steps: what is asked, `[step][worker][table]`.
+    """
+    return tuple(
+        table_profile(table.name, table.first_rows, [[seen[number] for seen in step] for step in steps])
+        for number, table in enumerate(tables)
+    )
+
+
+def unmeasured(reasons: Mapping[str, str]) -> list[str]:
+    """A sentence for each table that was not measured, by its name."""
+    return [f"{name}: not measured, {reason}" for name, reason in sorted(reasons.items())]
+
+
+def fetchable(captured: Captured, tables: Sequence[TableIds]) -> tuple[tuple[TableIds, ...], dict[str, str]]:
+    """The tables whose ids can be fetched, and for each other one why not.
+
+    What is inside an old-style loop or conditional has no value, or many, by the end of a run.
+    """
+    branches, reasons = branches_of(captured.view), {}
+    for table in tables:
+        for one in table.tensors:
+            if branches[split_tensor(one.tensor)[0]]:
+                reasons[table.name] = f"its lookup {one.lookup} is inside a loop or conditional"
+    return tuple(table for table in tables if table.name not in reasons), reasons
+
+
+def trained_on(captured: Captured, spec: GraphSpec, table: TableIds, fed: frozenset[str]) -> str:
+    """Why a table's ids cannot be known without training; empty when they can.
+
+    Args:
+        captured: the graph.
+        spec: of it.
+        table: whose ids.
+        fed: tensors that are fed, and so need nothing.
+    """
+    view = captured.view
+    tensors = [one.tensor for one in table.tensors if one.tensor not in fed]
+    path = view.ancestors({split_tensor(tensor)[0] for tensor in tensors}, fed)
+    written = _written_by_training(spec)
+    for node in view.topological_order():
+        if node not in path:
+            continue
+        if node in written and not _writers(captured, node) <= path:
+            return f"its ids depend on variable {written[node]}, which training changes"
+        if view.op(node).startswith("Mutable") and not _inserts(view, node) <= path:
+            return f"its ids depend on the lookup table {node}, which is filled elsewhere"
+    return ""
+
+
+def _written_by_training(spec: GraphSpec) -> dict[str, str]:
+    """Variable op -> the user's name, of what a training step writes."""
+    found = {}
+    for variable in spec.variables:
+        if variable.updates or variable.is_counter or variable.cls == VariableClass.LOCAL:
+            found.update({part.op: variable.name for part in variable.parts})
+        found.update({op: slot.name for slot in variable.slots for op in slot.ops})
+    return found
+
+
+def _writers(captured: Captured, variable: str) -> set[str]:
+    """The nodes that write a variable, but for its initial value."""
+    view, found = captured.view, set()
+    for edge in view.consumers(f"{variable}:0"):
+        state = state_op(view.op(edge.node), len(view.inputs(edge.node)))
+        if state is not None and edge.slot in state.state:
+            found.add(edge.node)
+    return found - {captured.variables[variable].initializer}
+
+
+def _inserts(view: GraphView, table: str) -> set[str]:
+    return {edge.node for edge in view.consumers(f"{table}:0") if "Insert" in view.op(edge.node)}

@@ -1,0 +1,321 @@
+"""Classifies the variables of a captured graph by what its ops do, keeping the ops as evidence.
+
+Whether a sparse variable can be spread is not guessed: propagation is tried with all of them spread, and a variable
+that meets an op without a rule is taken out, with that op as the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parallax.analysis.propagation.equal_ids import lookup_edges
+from parallax.analysis.propagation.propagate import propagate
+from parallax.analysis.propagation.suspicious import sums_of_losses
+from parallax.analysis.propagation.walk import NoRule
+from parallax.analysis.reading.capture import Captured, CapturedVariable, variable_of_tensor
+from parallax.analysis.reading.gradients import (
+    RECORDED,
+    find_gradients,
+    followed_variable,
+    gradient_updates,
+    written_variable,
+)
+from parallax.errors import GraphError
+from parallax.graph.ops import state_op
+from parallax.graph.spec import OPEN_SHAPE, GradientSource, GraphSpec, Slot, VariableClass, VariableSpec, model_key
+from parallax.graph.view import split_tensor
+from parallax.plans.rewrites import Decisions
+
+_LADDER = {"alltoall": "allgather", "allgather": "raw"}
+"""What is tried next for a part whose route met an op without a rule."""
+
+_LATE = (
+    "Import parallax before the graph is built, or start the script with `parallax run`: gradients are then recorded "
+    "where autodiff delivers them. Those of {} were not and are guessed, and so this may have another cause:"
+)
+
+
+def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]:
+    """The spec of a graph, and where its gradients come from.
+
+    Raises:
+        GraphError: no trainable variable, no update op, or an op that no route can make right.
+    """
+    sources = find_gradients(captured)
+    updates = gradient_updates(captured, sources)
+    _check_trains(captured, updates)
+    routes, reasons = _first_routes(captured, sources)
+    try:
+        decisions, routes, reasons = _best_case(captured, sources, routes, reasons)
+    except GraphError as error:
+        late = sorted({s.part for s in sources if s.found_by != RECORDED})
+        if not late:
+            raise
+        raise GraphError(f"{_LATE.format(', '.join(late[:5]))} {error}") from error
+    owner = _slot_owners(captured, updates, decisions)
+    by_name: dict[str, list[CapturedVariable]] = {}
+    for op, found in captured.variables.items():
+        if op not in owner:
+            by_name.setdefault(found.logical_name, []).append(found)
+    case = _Case(
+        captured=captured,
+        sources=sources,
+        routes=routes,
+        reasons=reasons,
+        owner=owner,
+        updates_of=_updates_of(captured, updates),
+        training=captured.view.ancestors(updates),
+        local=frozenset(decisions.local_variables),
+        exchanged=frozenset([p.table for p in decisions.pushes] + [c.op for c in decisions.collects]),
+    )
+    variables = tuple(_variable(case, by_name[name]) for name in sorted(by_name))
+    notes = (*_notes(sources), *_open_notes(variables), *decisions.notes, *sums_of_losses(captured.view))
+    return GraphSpec(captured.fingerprint, variables, notes, model_key(variables)), sources
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What is known when single variables are classified.
+
+    Attributes:
+        captured: the graph.
+        sources: where its gradients come from.
+        routes: variable op -> the route of the best case.
+        reasons: variable op -> why it cannot be spread.
+        owner: slot variable op -> the variable op that it follows.
+        updates_of: variable op -> the nodes that update it from its gradient.
+        training: the nodes that a training step needs.
+        local: variable ops that each worker keeps for itself.
+        exchanged: variable ops whose gradient rows reach an update as rows.
+    """
+
+    captured: Captured
+    sources: tuple[GradientSource, ...]
+    routes: dict[str, str]
+    reasons: dict[str, str]
+    owner: dict[str, str]
+    updates_of: dict[str, list[str]]
+    training: set[str]
+    local: frozenset[str]
+    exchanged: frozenset[str]
+
+
+def _updates_of(captured: Captured, updates: set[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for node in captured.view.nodes:
+        if node in updates:
+            found.setdefault(written_variable(captured, node), []).append(node)
+    return found
+
+
+def _check_trains(captured: Captured, updates: set[str]) -> None:
+    trainable = [name for name, v in captured.variables.items() if v.trainable]
+    if not trainable:
+        raise GraphError(
+            "A graph must have a trainable variable, and this one has none. Build the model before parallel_run."
+        )
+    if not any(written_variable(captured, node) for node in updates):
+        raise GraphError(
+            f"A graph must have an op that updates a trainable variable from its gradient, and none of the "
+            f"{len(trainable)} trainable variables ({', '.join(sorted(trainable)[:5])}) has one. "
+            "Call optimizer.minimize (or apply_gradients) before parallel_run."
+        )
+
+
+def _first_routes(captured: Captured, sources: tuple[GradientSource, ...]) -> tuple[dict[str, str], dict[str, str]]:
+    """The routes that are tried first for parts with gradient rows, and why some are not tried spread.
+
+    Raises:
+        GraphError: rows are looked up in a variable of which no shape is known.
+    """
+    routes, reasons = {}, {}
+    for part in dict.fromkeys(s.part for s in sources if s.indices):
+        variable = captured.variables[part]
+        if variable.part.shape == OPEN_SHAPE and variable.is_open:
+            raise GraphError(
+                f"A variable whose rows are looked up must have a static shape, and neither {part!r} nor its initial "
+                "value has one. Give the initial value one (tf.ensure_shape), or build it with validate_shape=True."
+            )
+        routes[part] = "alltoall" if variable.part.shape else "raw"
+        if variable.is_open:
+            routes[part], reasons[part] = "allgather", "it was built with an open shape, so every worker holds it whole"
+    return routes, reasons
+
+
+def _best_case(
+    captured: Captured, sources: tuple[GradientSource, ...], routes: dict[str, str], reasons: dict[str, str]
+) -> tuple[Decisions, dict[str, str], dict[str, str]]:
+    """Decisions with as many parts spread as can be, the routes that this took, and why parts could not be spread."""
+    routes, reasons = dict(routes), dict(reasons)
+    while True:
+        try:
+            return propagate(captured, sources, routes), routes, reasons
+        except NoRule as error:
+            if routes.get(error.part) not in _LADDER:
+                raise GraphError(
+                    f"Every op between a gradient and its update needs a rule: for {error.part!r}, {error.reason}, "
+                    "and no route is left."
+                ) from error
+            routes[error.part] = _LADDER[routes[error.part]]
+            reasons.setdefault(error.part, error.reason)
+
+
+def _slot_owners(captured: Captured, updates: set[str], decisions: Decisions) -> dict[str, str]:
+    """Slot variable op -> the variable op that it follows."""
+    owner = {}
+    for table in decisions.tables:
+        owner.update({m: table.op for m in table.members if m != table.op})
+    for node in captured.view.nodes:
+        if node not in updates:
+            continue
+        inputs = captured.view.inputs(node)
+        state = state_op(captured.view.op(node), len(inputs))
+        main = written_variable(captured, node)
+        for slot in state.state[1:] if state is not None else ():
+            name = variable_of_tensor(captured.view, captured.variables, inputs[slot])
+            if name in captured.variables and not captured.variables[name].trainable:
+                owner.setdefault(name, main)
+    for name in captured.variables:  # written by plain assigns, like the moments of Adam on sparse rows
+        followed = followed_variable(captured, name)
+        if followed:
+            owner.setdefault(name, followed)
+    return owner
+
+
+def _variable(case: _Case, parts: list[CapturedVariable]) -> VariableSpec:
+    parts = sorted(parts, key=lambda v: (v.part.row_offset, v.part.op))
+    ops = [v.part.op for v in parts]
+    sources = tuple(s for s in case.sources if s.part in ops)
+    updates = tuple(u for op in ops for u in case.updates_of.get(op, ()))
+    lookups = _lookups(case, ops)
+    cls, reason, evidence = _class(case, ops, sources, updates, tuple(n for n, _ in lookups))
+    first = parts[0]
+    return VariableSpec(
+        name=first.logical_name,
+        shape=first.whole_shape,
+        dtype=first.dtype,
+        dtype_bytes=first.dtype_bytes,
+        parts=tuple(v.part for v in parts),
+        trainable=any(v.trainable for v in parts),
+        cls=cls,
+        evidence=evidence,
+        reason=reason,
+        gradients=sources,
+        lookups=tuple(n for n, _ in lookups),
+        updates=updates,
+        slots=_slots(case, first.logical_name, ops),
+        unmerged=any(case.routes.get(op) == "raw" for op in ops),
+        ids_per_step=_ids_bound(case, lookups),
+        is_counter=not updates and any(_is_counted(case.captured, op) for op in ops),
+        is_open=any(v.is_open for v in parts),
+    )
+
+
+def _class(
+    case: _Case, ops: list[str], sources: tuple[GradientSource, ...], updates: tuple[str, ...], lookups: tuple[str, ...]
+) -> tuple[VariableClass, str, tuple[str, ...]]:
+    """(class, reason when not shardable, evidence)."""
+    trainable = any(case.captured.variables[op].trainable for op in ops)
+    if not updates or not (sources or trainable):
+        if set(ops) & case.local:
+            return VariableClass.LOCAL, "", ("written from each worker's own batch",)
+        kept = tuple(f"written from gradients by {case.captured.view.op(u)} {u}" for u in updates)
+        return VariableClass.UNTRAINED, "", kept or ("no update from a gradient",)
+    evidence = tuple(f"updated by {case.captured.view.op(u)} {u}" for u in updates)
+    evidence += tuple(f"rows looked up by {case.captured.view.op(n)} {n}" for n in lookups)
+    if not any(s.indices for s in sources):
+        evidence += tuple(f"dense gradient {s.values}" for s in sources)
+        if lookups:
+            return VariableClass.MIXED, "", (*evidence, "looked up by row and read whole: its gradient is dense")
+        return VariableClass.DENSE, "", evidence
+    evidence += tuple(f"gradient rows {s.values} at {s.indices}" for s in sources if s.indices)
+    evidence += tuple(f"dense gradient {s.values}" for s in sources if not s.indices)
+    if not set(ops) & case.exchanged:
+        return VariableClass.MIXED if lookups else VariableClass.DENSE, "", (*evidence, "made dense before its update")
+    reasons = [case.reasons[op] for op in ops if op in case.reasons]
+    if reasons:
+        return VariableClass.NOT_SHARDABLE, reasons[0], (*evidence, reasons[0])
+    return VariableClass.SPARSE, "", evidence
+
+
+def _is_counted(captured: Captured, variable: str) -> bool:
+    """Whether an op adds a constant to a variable."""
+    view = captured.view
+    for edge in view.consumers(f"{variable}:0"):
+        state = state_op(view.op(edge.node), len(view.inputs(edge.node)))
+        if state is not None and state.kind == "delta" and view.constant(view.inputs(edge.node)[1]) is not None:
+            return True
+    return False
+
+
+def _lookups(case: _Case, ops: list[str]) -> list[tuple[str, str]]:
+    """(gather node, its ids) of the gathers that training runs on these variable ops."""
+    view = case.captured.view
+    found = []
+    for op in ops:
+        for edge in lookup_edges(view, op):
+            if edge.node in case.training and edge.node not in case.updates_of.get(op, ()):
+                found.append((edge.node, view.inputs(edge.node)[edge.slot]))
+    return list(dict.fromkeys(found))
+
+
+def _ids_bound(case: _Case, lookups: list[tuple[str, str]]) -> int | None:
+    """At most so many ids are looked up in a step; None when a shape is open."""
+    sizes = {}
+    for _, ids in lookups:
+        root, size = _ids_size(case, ids)
+        if size is None:
+            return None
+        sizes[root] = size
+    return sum(sizes.values()) if lookups else None
+
+
+def _ids_size(case: _Case, tensor: str) -> tuple[str, int | None]:
+    """(what the ids come from, how many there are at most)."""
+    view = case.captured.view
+    while True:
+        shape = view.shape(tensor)
+        if shape is not None and None not in shape:
+            size = 1
+            for length in shape:
+                size *= length or 0
+            return tensor, size
+        node = split_tensor(tensor)[0]
+        narrowing = (
+            "Unique",
+            "UniqueV2",
+            "DynamicPartition",
+            "Identity",
+            "Reshape",
+            "Cast",
+            "ExpandDims",
+            "StopGradient",
+        )
+        if view.op(node) not in narrowing:
+            return tensor, None
+        tensor = view.inputs(node)[0]
+
+
+def _slots(case: _Case, name: str, ops: list[str]) -> tuple[Slot, ...]:
+    found: dict[str, dict[str, str]] = {}
+    for slot, owner in sorted(case.owner.items()):
+        if owner in ops:
+            found.setdefault(slot.removeprefix(f"{owner}/"), {})[owner] = slot
+    return tuple(
+        Slot(f"{name}/{suffix}", tuple(by_part[op] for op in ops if op in by_part))
+        for suffix, by_part in sorted(found.items())
+    )
+
+
+def _open_notes(variables: tuple[VariableSpec, ...]) -> tuple[str, ...]:
+    names = [v.name for v in variables if v.shape == OPEN_SHAPE and v.is_open]
+    return (f"shape unknown until it runs, bytes not counted: {', '.join(names)}",) if names else ()
+
+
+def _notes(sources: tuple[GradientSource, ...]) -> tuple[str, ...]:
+    notes = []
+    for how in sorted({s.found_by for s in sources} - {RECORDED}):
+        parts = sorted({s.part for s in sources if s.found_by == how})
+        shown = ", ".join(parts[:5]) + (f" and {len(parts) - 5} more" if len(parts) > 5 else "")
+        notes.append(f"gradients found by {how}, not recorded while the graph was built: {shown}")
+    return tuple(notes)

@@ -1,0 +1,201 @@
+"""Says what a gradient is for those who take it out of autodiff, before the walk begins.
+
+The rows of IndexedSlices come in pieces, one for each lookup, and what the one process would have depends on the ids:
+- `joined`: ids of the batch; the one process has all workers' rows, one after the other.
+- `unique`: ids that the forward pass had merged, as embedding_lookup_sparse does (unique_ids.py); the one process has
+  every row once, so rows of several workers are merged before anything else sees them. Merged ids that are looked up
+  in several cuts, none of them in two, are pieces that are merged together.
+- `shared`: the same ids on all workers whatever the batch (positions, equal samples); the one process has these rows
+  once, each worker a part of their sum (equal_ids.py).
+- `unknown`: it cannot be seen how many rows a larger batch has: ids equal on all workers, or some of merged ids.
+"""
+
+from __future__ import annotations
+
+from parallax.analysis.propagation.batch_axis import BatchAxes
+from parallax.analysis.propagation.equal_ids import kind_of_equal_ids
+from parallax.analysis.propagation.states import SAME, State
+from parallax.analysis.propagation.unique_ids import UniqueIds, root
+from parallax.analysis.propagation.walk import Merge, NoRule, Walk
+from parallax.analysis.reading.gradients import autodiff_ops
+from parallax.errors import GraphError
+from parallax.graph.spec import GradientSource
+from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.plans.rewrites import Keep, Piece, Scale, SharedRows
+
+_TAKES_MERGED = ("UnsortedSegmentSum", "ScatterAdd", "ScatterSub", "ResourceScatterAdd", "ResourceScatterSub")
+"""Ops that add rows up by number: what the one process has does not depend on how often a row comes in parts."""
+
+Kinds = dict[str, tuple[Piece, ...]]
+"""Values tensor -> the pieces of its rows."""
+
+
+def concatenated(view: GraphView, tensor: str) -> list[str]:
+    """What a tensor was put together from, one after the other along its rows; empty when it was not."""
+    node = split_tensor(tensor)[0]
+    inputs = list(view.inputs(node))
+    pieces, axis = {"ConcatV2": (inputs[:-1], inputs[-1:]), "Concat": (inputs[1:], inputs[:1])}.get(
+        view.op(node), ([], [])
+    )
+    place, shape = view.constant(axis[0]) if axis else None, view.shape(tensor)
+    if place is None or int(place) not in ((0,) if shape is None else (0, -len(shape))):
+        return []
+    return pieces
+
+
+def piece_kinds(walk: Walk) -> Kinds:
+    """The kinds that a finished walk found: they need the states of the ids."""
+    if not any(s.indices for s in walk.sources):
+        return {}
+    look = _Look(walk)
+    return {s.values: tuple(_pieces(look, s)) for s in walk.sources if s.indices is not None}
+
+
+class _Look:
+    """What pieces are judged by."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+        self.axes = BatchAxes(walk.view, walk.states)
+        self.unique = UniqueIds(walk.view, lambda tensor: walk.states[tensor].kind in ("same", "fed"))
+        self.forward = walk.view.nodes.keys() - autodiff_ops(walk.captured)
+
+
+def _pieces(look: _Look, source: GradientSource) -> list[Piece]:
+    walk, waiting, found = look.walk, [source.indices or ""], []
+    while waiting:
+        tensor = root(walk.view, waiting.pop(0))
+        parts = concatenated(walk.view, tensor)
+        if parts and (walk.states[tensor] != SAME or split_tensor(tensor)[0] not in look.forward):
+            waiting = [*parts, *waiting]
+        elif walk.states[tensor] == SAME:
+            found.append(_of_equal_ids(look, tensor))
+        else:
+            found.append(_of_own_ids(look, tensor))
+    return [_beside(look, piece, [p for p in found if piece.merged and p.merged == piece.merged]) for piece in found]
+
+
+def _beside(look: _Look, piece: Piece, alike: list[Piece]) -> Piece:
+    """A piece beside others of the same merged ids: no id may be in two of them, and all must be looked up alike."""
+    if len(alike) < 2:
+        return piece
+    if any(p.of for p in alike) or not look.unique.are_apart([p.ids for p in alike]):
+        return Piece(piece.ids, "unknown", piece.merged)
+    return piece
+
+
+def _of_own_ids(look: _Look, ids: str) -> Piece:
+    """Row numbers that differ between workers."""
+    distinct = look.unique.of(ids)
+    if distinct is not None:
+        return Piece(ids, "unique", distinct.key, distinct.merged)
+    before = look.unique.any_before(ids)
+    return Piece(ids, "unknown", before) if before else Piece(ids, "joined")
+
+
+def _of_equal_ids(look: _Look, ids: str) -> Piece:
+    kind = kind_of_equal_ids(look.axes, ids, look.forward)
+    return Piece(ids, kind) if kind in ("shared", "joined") else Piece(ids, "unknown", kind)
+
+
+def mark(walk: Walk) -> None:
+    """Marks every sparse gradient, as far as the kinds of its pieces are known (all joined in the first walk)."""
+    for source in walk.sources:
+        if source.indices is not None:
+            _mark_source(walk, source, source.indices)
+
+
+def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
+    value_edges, index_edges = _outside(walk, source, source.values), _outside(walk, source, indices)
+    pieces = walk.kinds.get(source.values, ())
+    kinds = {piece.kind for piece in pieces}
+    processed = any(walk.view.op(e.node) not in _TAKES_MERGED for e in value_edges)
+    if processed:
+        _check_pieces(walk, source, pieces)
+    walk.pairs.setdefault(indices, []).append(source.values)
+    walk.part_of_token[source.values] = walk.part_of_token[indices] = source.part
+    if value_edges and not any(s.tensor == source.values for s in walk.scales):
+        walk.scales.append(Scale(source.values, tuple(value_edges)))
+    states = (State("values", (source.values,)), State("indices", (indices,)))
+    key = f"at {source.values}"
+    if walk.routes.get(source.part) == "raw":
+        states = (SAME, SAME)
+        walk.merges[key] = Merge(source.part, (indices,), index_edges, value_edges, pieces=pieces)
+    elif kinds == {"unique"} and len(pieces) == 1 and processed:
+        walk.merges[key] = Merge(source.part, (indices,), index_edges, value_edges, merges_equal_rows=False)
+        table = walk.table_of.get(source.part)
+        states = (State("touched", (table, key)), State("touched_indices", (table, key))) if table else (SAME, SAME)
+    elif "unique" in kinds and processed:
+        raise NoRule(source.part, "rows of several merged lookups are changed before they are applied")
+    elif "shared" in kinds:
+        walk.shared_rows.append(SharedRows(source.values, tuple(value_edges), pieces))
+    for edges, tensor, state in ((value_edges, source.values, states[0]), (index_edges, indices, states[1])):
+        walk.marked.update({(tensor, e.node): state for e in edges})
+
+
+def _check_pieces(walk: Walk, source: GradientSource, pieces: tuple[Piece, ...]) -> None:
+    """What looks at single rows must find those of the one process."""
+    for piece in pieces:
+        if piece.kind == "unknown":
+            raise NoRule(
+                source.part,
+                f"what is done to its rows at {piece.ids!r} depends on how many of them a larger batch has, and that "
+                f"cannot be seen at {piece.of!r}; leave the batch dimension of the placeholders open (None), and look "
+                "rows up by the ids of the batch, or by all that were merged",
+            )
+        if piece.kind == "unique" and piece.of and walk.routes.get(source.part) != "raw":
+            raise NoRule(source.part, f"its row numbers {piece.ids!r} may be equal for distinct ids {piece.of!r}")
+
+
+def keeps_of(walk: Walk) -> tuple[Keep, ...]:
+    """What is to be kept where updates take several batches: every gradient, once.
+
+    Raises:
+        GraphError: a gradient is computed of what comes after another one.
+    """
+    found: dict[str, Keep] = {}
+    for source in walk.sources:
+        value_edges, index_edges = _outside(walk, source, source.values), []
+        before = found.get(source.values)
+        if before is not None:
+            value_edges = list(dict.fromkeys([*before.value_edges, *value_edges]))
+        if source.indices is not None:
+            index_edges = _outside(walk, source, source.indices)
+        pieces = walk.kinds.get(source.values, ())
+        constant = tuple(piece.kind == "shared" and _is_constant(walk.view, piece.ids) for piece in pieces)
+        indices = source.indices or ""
+        found[source.values] = Keep(source.values, tuple(value_edges), indices, tuple(index_edges), pieces, constant)
+    keeps = tuple(keep for keep in found.values() if keep.value_edges or keep.index_edges)
+    _check_order(walk.view, keeps)
+    return keeps
+
+
+def _check_order(view: GraphView, keeps: tuple[Keep, ...]) -> None:
+    """Every batch must have its gradients before the first update."""
+    takers = {e.node: keep.values for keep in keeps for e in (*keep.value_edges, *keep.index_edges)}
+    for keep in keeps:
+        early = view.ancestors([split_tensor(keep.values)[0]]) & takers.keys()
+        if early:
+            node = min(early)
+            raise GraphError(
+                f"Where an update takes several batches, all gradients of a batch must be there before any is applied: "
+                f"{keep.values!r} is computed after {node!r}, which takes the gradient {takers[node]!r}. Train them by "
+                "train_ops of their own, or leave accumulate_steps at 1."
+            )
+
+
+def _is_constant(view: GraphView, tensor: str) -> bool:
+    """Whether nothing that changes from run to run is behind a tensor."""
+    nodes = view.ancestors([split_tensor(tensor)[0]])
+    return not any(view.op(node).startswith("Placeholder") or _is_stateful(view.op(node)) for node in nodes)
+
+
+def _is_stateful(op: str) -> bool:
+    from tensorflow.python.framework import op_def_registry
+
+    definition = op_def_registry.get(op)
+    return definition is None or bool(definition.is_stateful)
+
+
+def _outside(walk: Walk, source: GradientSource, tensor: str) -> list[Edge]:
+    return [e for e in walk.view.consumers(tensor) if e.node in source.outside]

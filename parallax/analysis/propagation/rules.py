@@ -1,0 +1,263 @@
+"""The walk's rules for single ops: which one applies, and the plain ones (how results inherit from inputs).
+
+Rules for tensors along rows are in rules_rows.py, rules for what writes state in rules_state.py.
+"""
+
+from __future__ import annotations
+
+import re
+
+from parallax.analysis.propagation import denominators, passages, rules_rows, rules_state, whole_batch
+from parallax.analysis.propagation.gradient_pieces import concatenated
+from parallax.analysis.propagation.states import BATCH, LOCAL, PLAIN, SAME, State, worst
+from parallax.analysis.propagation.unique_ids import merged_ids, root
+from parallax.analysis.propagation.walk import Merge, NoRule, Walk, part_of, set_handle
+from parallax.analysis.reading.capture import Captured, variable_of_tensor
+from parallax.analysis.reading.functions import is_stateful
+from parallax.compat.shard import SHARD_ID, mark_of
+from parallax.graph.control_flow import MERGES, SWITCHES, Branch, Branches, is_loop_merge, predicate_of
+from parallax.graph.ops import state_op
+from parallax.graph.spec import GradientSource
+from parallax.graph.view import Edge, split_tensor
+from parallax.plans.rewrites import AllReduce, Scatter
+
+_RANDOM = re.compile(
+    r"^(Random(?!ShuffleQueue).*|TruncatedNormal|ParameterizedTruncatedNormal|Multinomial|.*CandidateSampler)$"
+)
+_PLACEHOLDERS = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
+_STRING = 7  # types.proto
+_RESTORES = ("RestoreV2", "Restore", "RestoreSlice")
+_TABLES = ("HashTable", "HashTableV2")
+VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+_SAME_STATEFUL = frozenset(
+    """
+    Assert Print PrintV2 NoOp HashTable HashTableV2 InitializeTableV2 InitializeTableFromTextFileV2 LookupTableFindV2
+    LookupTableSizeV2 TensorArrayV3 TensorListReserve StackV2 VarIsInitializedOp IsVariableInitialized RestoreV2 SaveV2
+    MergeV2Checkpoints ShardedFilename ReadVariableOp ResourceGather ResourceGatherNd VariableShape
+    """.split()
+)
+"""Ops that TensorFlow calls stateful and that give all workers the same for the same inputs.
+
+Condition: what they read is one of their inputs (a variable, whose own state counts), is written once and alike (a
+lookup table that an op of the same list fills: a mutable one is not among them), or is a handle. Files that they name
+must be the same on all machines: those of vocabularies and checkpoints. What a TensorArray holds comes out through the
+flow that its reads take; what a stack holds does not, so StackPopV2 is not among them. Ops that call functions are as
+these are (functions.py).
+"""
+_READS_VARIABLE = ("Identity", "ReadVariableOp", "VarIsInitializedOp", "IsVariableInitialized", "VariableShape")
+_READS_FILES = ("ReadFile", "MatchingFiles", "WholeFileReaderV2", "ReaderReadV2")
+"""Each worker reads its own file, whatever its name: data, but for initial values."""
+_READS_DATASETS = ("ReduceDataset", "DatasetToSingleElement", "DatasetToGraph", "DatasetToGraphV2")
+"""A dataset may draw or read what differs, which its handle does not show."""
+
+
+def differs(op: str, equal_randomness: bool) -> bool:
+    """Whether an op may give every worker something else for the same inputs."""
+    if is_random(op):
+        return not equal_randomness
+    return op in _READS_FILES or op in _READS_DATASETS or (is_stateful(op) and op not in _SAME_STATEFUL)
+
+
+def is_random(op: str) -> bool:
+    """Whether an op draws random numbers by attributes `seed` and `seed2`."""
+    return bool(_RANDOM.match(op))
+
+
+def shared_variables(captured: Captured, sources: tuple[GradientSource, ...], updates: set[str]) -> set[str]:
+    """Variables that training writes: those with a gradient, those declared trainable, and their slots.
+
+    One that is declared so by default, and only adds up what a batch gives, is none of them.
+    """
+    needed = captured.view.ancestors(updates)
+    trainable = {name for name, v in captured.variables.items() if v.trainable}
+    shared = {s.part for s in sources} | {v for v in trainable if v in needed or not _only_counts(captured, v)}
+    for node in sorted(updates):
+        inputs = captured.view.inputs(node)
+        state = state_op(captured.view.op(node), len(inputs))
+        for slot in state.state if state is not None else ():
+            shared.add(variable_of_tensor(captured.view, captured.variables, inputs[slot]))
+    return shared & captured.variables.keys()
+
+
+def _only_counts(captured: Captured, variable: str) -> bool:
+    """Whether all that writes a variable, but for its initial value, takes values that do not depend on it."""
+    view = captured.view
+    for edge in view.consumers(f"{variable}:0"):
+        op, inputs = view.op(edge.node), view.inputs(edge.node)
+        state = state_op(op, len(inputs))
+        if state is None and op not in _READS_VARIABLE:
+            return False
+        if state is None or edge.node == captured.variables[variable].initializer:
+            continue
+        if edge.slot not in state.state or len(state.state) > 1:
+            return False
+        values = [split_tensor(t)[0] for slot, t in enumerate(inputs) if slot not in state.state]
+        if variable in view.ancestors(values):
+            return False
+    return True
+
+
+def visit(walk: Walk, node: str) -> None:
+    """Gives the outputs of a node their states and records what must be changed at its inputs."""
+    op = walk.view.op(node)
+    if op in VARIABLES and node in walk.captured.variables:
+        set_handle(walk, node, node)
+    elif op in _PLACEHOLDERS:
+        walk.set_all(node, _placeholder(walk, node))
+    elif op in _RESTORES:
+        walk.set_all(node, SAME)  # a checkpoint is one for all workers, whatever path leads to it
+    elif op in _TABLES:
+        walk.set_all(node, _lookup_table(walk, node))
+    elif not rules_state.visit(walk, node, op) and not rules_rows.visit(walk, node, op):
+        _inherit(walk, node, op)
+    _all_reduce_gradient(walk, node)
+    passages.visit(walk, node)
+    denominators.visit(walk, node)
+    whole_batch.visit(walk, node)
+
+
+def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The gathers whose ids joined indices are, in order, and the pieces to be searched (decisions.Push).
+
+    Raises:
+        NoRule: when the ids are nobody's.
+    """
+    searched: list[str] = []
+    found: list[str] = []
+    by_ids: dict[str, list[str]] = {}
+    for lookup in walk.lookups:
+        params, ids = walk.view.inputs(lookup.node)[0], walk.view.inputs(lookup.node)[lookup.ids_slot]
+        if variable_of_tensor(walk.view, walk.captured.variables, params) == merge.part:
+            by_ids.setdefault(root(walk.view, ids), []).append(lookup.node)
+    waiting = [walk.view.inputs(merge.indices[0].node)[merge.indices[0].slot]]
+    while waiting:
+        tensor = root(walk.view, waiting.pop(0))
+        pieces = concatenated(walk.view, tensor)
+        if tensor in by_ids:
+            found.append(by_ids[tensor].pop(0) if len(by_ids[tensor]) > 1 else by_ids[tensor][0])
+            searched.append("")
+        elif merged_ids(walk.view, tensor) in by_ids:
+            found.append(by_ids[merged_ids(walk.view, tensor)][0])
+            searched.append(tensor)
+        elif pieces:
+            waiting = [*pieces, *waiting]
+        else:
+            raise NoRule(merge.part, f"the row numbers {tensor!r} of its gradient are not the ids of a lookup")
+    return tuple(found), tuple(searched)
+
+
+def _placeholder(walk: Walk, node: str) -> State:
+    """A scalar may be a learning rate, equal everywhere; everything else is this worker's part of the batch."""
+    mark = mark_of(walk.view.nodes[node])
+    if mark:
+        return LOCAL if mark == SHARD_ID else SAME
+    shape = walk.view.shape(f"{node}:0")
+    if walk.view.nodes[node].attr["dtype"].type == _STRING:
+        return BATCH  # a path, or a serialized example: it leads to data
+    if shape == () or (shape is None and _only_hyperparameter(walk, node)):
+        return State("fed", (node,))
+    return BATCH
+
+
+def _lookup_table(walk: Walk, node: str) -> State:
+    """A table of keys and values is the same where what fills it is no data of a worker."""
+    view = walk.view
+    fillers = [e.node for e in view.consumers(f"{node}:0") if view.op(e.node).startswith("InitializeTable")]
+    needed = view.ancestors(fillers) - {node, *fillers}
+    fed = any(view.op(name) in _PLACEHOLDERS or differs(view.op(name), False) for name in needed)
+    return LOCAL if fed else SAME
+
+
+def _only_hyperparameter(walk: Walk, node: str) -> bool:
+    """Whether a tensor of unknown rank goes nowhere but into the scalar inputs of update ops."""
+    edges = walk.view.consumers(f"{node}:0")
+    for edge in edges:
+        if walk.view.op(edge.node) in ("Identity", "Cast"):
+            if not _only_hyperparameter(walk, edge.node):
+                return False
+            continue
+        state = state_op(walk.view.op(edge.node), len(walk.view.inputs(edge.node)))
+        if state is None or edge.slot not in state.others:
+            return False
+    return bool(edges)
+
+
+def _inherit(walk: Walk, node: str, op: str) -> None:
+    """The result is as its worst input; row states that no rule took are read whole or become opaque."""
+    states = [_plain(walk, node, slot) for slot in range(len(walk.view.inputs(node)))]
+    if op in ("NextIteration", "RefNextIteration") or (op in MERGES and is_loop_merge(walk.view, node)):
+        states.append(LOCAL)
+    elif op in MERGES:  # constants of a branch do not show in their inputs when the branch is taken
+        states.append(walk.condition(_left(walk, node)))
+    elif _differs(walk, node, op):
+        states.append(LOCAL)
+    walk.set_all(node, worst(states))
+    if op.endswith("CandidateSampler"):  # what is sampled, and how often to expect it, does not depend on the labels
+        for number in (0, 2):
+            walk.states[f"{node}:{number}"] = worst(states[len(walk.view.inputs(node)) :])
+
+
+def _differs(walk: Walk, node: str, op: str) -> bool:
+    called = walk.functions.of_node(walk.view.nodes[node])
+    if called:
+        return any(walk.functions.differing_op(name) for name in called)
+    if node in walk.initial and (is_random(op) or op in _READS_FILES):
+        return False  # one seed for all; and worker 0's value counts in the end
+    if node in walk.after_gradients and is_random(op):
+        return False  # one seed for all
+    return differs(op, walk.equal_randomness)
+
+
+def _left(walk: Walk, merge: str) -> Branches:
+    """The branches that a Merge puts together again."""
+    view, here, found = walk.view, len(walk.branches[merge]), list[Branch]()
+    for tensor in view.inputs(merge):
+        node = split_tensor(tensor)[0]
+        found += walk.branches[node][here:]
+        if view.op(node) in SWITCHES:
+            found.append(Branch(predicate_of(view, node), 0))
+    return tuple(dict.fromkeys(found))
+
+
+def _plain(walk: Walk, node: str, slot: int) -> State:
+    """A plain state for an input that no rule took; whole rows are gathered, outside the training step only."""
+    state = walk.state_at(node, slot)
+    if state.kind in PLAIN:
+        return state
+    tensor, op = walk.view.inputs(node)[slot], walk.view.op(node)
+    if state.kind == "handle":
+        variable = state.key[0]
+        if walk.value_state(variable).kind != "rows":
+            return walk.value_state(variable)
+        if walk.view.op(variable) != "VarHandleOp":
+            state = walk.value_state(variable)
+        elif op not in ("VarIsInitializedOp", "DestroyResourceOp"):
+            raise NoRule(walk.table_of[variable], f"{op} {node!r} takes the variable itself and has no rule")
+        else:
+            return SAME
+    if state.kind == "rows":
+        table = str(state.key[0])
+        if op in ("IsVariableInitialized",):
+            return SAME
+        if node in walk.training:
+            raise NoRule(table, f"{op} {node!r} reads all its rows in every training step")
+        walk.gather_rows(tensor, table, Edge(node, slot))
+        return SAME
+    return State("opaque", (part_of(walk, state), f"{op} {node!r} has no rule for its gradient rows"))
+
+
+def _all_reduce_gradient(walk: Walk, node: str) -> None:
+    """A dense gradient leaves autodiff here: the mean over the workers, unless all have the same anyway."""
+    for tensor in walk.view.outputs(node):
+        for source in walk.dense_sources.get(tensor, ()):
+            if walk.states[tensor] == SAME or any((tensor, n) in walk.marked for n in source.outside):
+                continue
+            edges = tuple(e for e in walk.view.consumers(tensor) if e.node in source.outside)
+            if not edges:
+                continue
+            state = walk.marked_gradient(source.part)
+            if state == SAME:
+                walk.all_reduces.append(AllReduce(tensor, edges, "mean"))
+            else:
+                walk.scatters.append(Scatter(tensor, edges, source.part))
+            walk.marked.update({(tensor, e.node): state for e in edges})

@@ -1,0 +1,129 @@
+"""Rules for conditionals and loops: what goes into a branch and comes out of it.
+
+A conditional of the old style, or one that lower.py has made of an If, passes gradient rows and variables through its
+Switch and Merge. All workers must enter the branch or none, wherever something is exchanged or written there. Around
+initial values a conditional asks `the variable if it is initialized, else its initial value`.
+"""
+
+from __future__ import annotations
+
+from parallax.analysis.propagation.states import PLAIN, SAME, State
+from parallax.analysis.propagation.walk import NoRule, Walk, read_value, server_table
+from parallax.graph.control_flow import Branch, is_loop_merge, predicate_of
+from parallax.graph.view import Edge, split_tensor
+
+_RESOURCE = 20  # types.proto
+
+
+def switch(walk: Walk, node: str, states: list[State]) -> bool:
+    """A branch has what the conditional has: a variable, gradient rows, local rows."""
+    if _keeps_rows_of_initial_value(walk, node, states):
+        return True
+    if states[0].kind == "handle" and _is_variable(walk, f"{node}:0"):
+        walk.set_all(node, states[0])
+        return True
+    state = read_value(walk, states[0])
+    if state.kind in PLAIN:
+        return False
+    if not walk.agrees((*walk.branches[node], Branch(predicate_of(walk.view, node), 1))):
+        walk.decisive += [Edge(node, 1)] if node in walk.training else []
+        return False
+    walk.set_all(node, state)
+    return True
+
+
+def passed_on(walk: Walk, node: str, states: list[State]) -> bool:
+    """Ops that give a variable on, into a loop or under another name; its value is decided elsewhere."""
+    if not states or states[0].kind != "handle" or not _is_variable(walk, f"{node}:0"):
+        return False
+    walk.set_all(node, states[0])
+    return True
+
+
+def _is_variable(walk: Walk, tensor: str) -> bool:
+    """Whether a tensor is a handle or a reference, and not a value."""
+    node = split_tensor(tensor)[0]
+    return walk.view.op(node).startswith("Ref") or walk.view.dtype(tensor) == _RESOURCE
+
+
+def _keeps_rows_of_initial_value(walk: Walk, node: str, states: list[State]) -> bool:
+    state = read_value(walk, states[0])
+    if state.kind != "rows" or node in walk.training or node not in walk.initial:
+        return False
+    _refuse_on_servers(walk, node, state)
+    walk.set_all(node, state)
+    return True
+
+
+def merge(walk: Walk, node: str, states: list[State]) -> bool:
+    """What all branches have alike; of an initial value, a whole one is cut to local rows."""
+    if is_loop_merge(walk.view, node):
+        return passed_on(walk, node, states)
+    if len(set(states)) == 1 and states[0].kind not in PLAIN:
+        return _alike(walk, node, states[0])
+    rows = {s for s in states if s.kind == "rows"}
+    if len(rows) != 1 or node in walk.training or not all(s == SAME or s in rows for s in states):
+        return False
+    (state,) = rows
+    for slot, other in enumerate(states):
+        if other == SAME:
+            walk.slice_rows(state.key[0], Edge(node, slot))
+    walk.states[f"{node}:0"] = state
+    walk.states[f"{node}:1"] = SAME
+    return True
+
+
+def _alike(walk: Walk, node: str, state: State) -> bool:
+    if state.kind == "handle" and not _is_variable(walk, f"{node}:0"):
+        return False
+    taken = walk.branches[split_tensor(walk.view.inputs(node)[0])[0]]
+    if state.kind != "handle" and not walk.agrees(taken):
+        return False
+    walk.states[f"{node}:0"] = state
+    walk.states[f"{node}:1"] = walk.condition(taken)
+    return True
+
+
+def conditional(walk: Walk, node: str, states: list[State]) -> bool:
+    """The initial value of a moving average: `variable if it is initialized else its initial value`."""
+    if node in walk.training or node not in walk.initial:
+        return False
+    slots = _passed_through(walk, node)
+    if slots is None:
+        return False
+    kinds = [read_value(walk, states[slot + 1]) for slot in slots]
+    rows = {s for s in kinds if s.kind == "rows"}
+    if len(rows) != 1 or any(s not in rows and s != SAME for s in kinds):
+        return False
+    (state,) = rows
+    _refuse_on_servers(walk, node, state)
+    for slot, kind in zip(slots, kinds, strict=True):
+        if kind == SAME:
+            walk.slice_rows(state.key[0], Edge(node, slot + 1))
+    walk.conditionals.append(node)
+    walk.set_all(node, state)
+    return True
+
+
+def _refuse_on_servers(walk: Walk, node: str, state: State) -> None:
+    if table := server_table(walk, state):
+        raise NoRule(table, f"the initial value of another variable asks in {node!r} whether it has one")
+
+
+def _passed_through(walk: Walk, node: str) -> list[int] | None:
+    """Which argument each branch of a one-result `If` gives back unchanged; None when a branch computes."""
+    functions = {f.signature.name: f for f in walk.view.graph_def.library.function}
+    found = []
+    for branch in ("then_branch", "else_branch"):
+        function = functions.get(walk.view.nodes[node].attr[branch].func.name)
+        if function is None or len(function.signature.output_arg) != 1:
+            return None
+        arguments = [arg.name for arg in function.signature.input_arg]
+        body = {n.name: n for n in function.node_def}
+        name = function.ret[function.signature.output_arg[0].name].split(":")[0]
+        while name in body and body[name].op in ("Identity", "ReadVariableOp"):
+            name = body[name].input[0].split(":")[0]
+        if name not in arguments:
+            return None
+        found.append(arguments.index(name))
+    return found

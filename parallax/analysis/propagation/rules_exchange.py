@@ -1,0 +1,115 @@
+"""Rules for the places where rows are exchanged: lookups, and the merging of equal gradient rows before an update."""
+
+from __future__ import annotations
+
+from parallax.analysis.propagation.states import PLAIN, SAME, State, worst
+from parallax.analysis.propagation.walk import Merge, NoRule, Walk, are_paired, part_of, read_value, sum_of_parts
+from parallax.analysis.reading.capture import variable_of_tensor
+from parallax.graph.view import Edge
+from parallax.plans.rewrites import Lookup
+
+
+def gather(walk: Walk, node: str, states: list[State]) -> bool:
+    """A lookup: a pull for ids of this worker, a local gather by row numbers that are local already."""
+    params, ids = read_value(walk, states[0]), states[1]
+    along_first = not _attribute(walk, node, "batch_dims") and (
+        len(states) < 3 or walk.view.constant(walk.view.inputs(node)[2]) == 0
+    )
+    if not along_first:
+        return False
+    if params.kind != "rows":
+        if params != SAME or ids.kind not in ("indices", "touched_indices"):
+            return False
+        walk.set_all(node, _aligned_with(walk, ids))
+        return True
+    if ids.kind == "touched_indices" and ids.key[0] == params.key[0]:
+        walk.set_all(node, State("touched", ids.key))
+        return True
+    if ids.kind not in (*PLAIN, "indices"):
+        return False
+    if walk.branches[node]:
+        raise NoRule(params.key[0], f"lookup {node!r} is inside a conditional or loop, which not all workers may enter")
+    _check_on_servers(walk, node, params)
+    walk.lookups.append(Lookup(node, params.key[0], row_shape=_row_shape(walk, node, params)))
+    walk.set_all(node, _aligned_with(walk, ids) if ids.kind == "indices" else worst([ids]))
+    return True
+
+
+def _check_on_servers(walk: Walk, node: str, params: State) -> None:
+    """Servers are asked for rows of the table itself: what is computed of them, or a slot, is not there."""
+    table = walk.tables[params.key[0]]
+    source = variable_of_tensor(walk.view, walk.captured.variables, walk.view.inputs(node)[0])
+    if table.servers and source != table.op:
+        raise NoRule(table.op, f"lookup {node!r} takes rows of its slot {source!r}, or of what is computed of it")
+
+
+def _row_shape(walk: Walk, node: str, params: State) -> tuple[int, ...]:
+    """The shape of the rows that a lookup takes: of the table, of a slot, or of what is computed of them by row."""
+    table, source = walk.tables[params.key[0]], walk.state_at(node, 0)
+    shape = walk.view.shape(walk.view.inputs(node)[0])
+    if source.kind == "handle":
+        variable = walk.captured.variables[str(source.key[0])]
+        shape, dtype = variable.part.shape, variable.dtype
+    else:
+        dtype = walk.view.dtype_name(walk.view.inputs(node)[0])
+    if shape is None or None in shape or dtype != table.dtype:
+        raise NoRule(table.op, f"lookup {node!r} takes rows of an open shape, or of another type than the table's")
+    return tuple(int(length or 0) for length in shape[1:])
+
+
+def segments(walk: Walk, node: str, states: list[State]) -> bool:
+    """A lookup that adds rows up by segment, as embedding_lookup_sparse makes it on reference variables."""
+    params = read_value(walk, states[0])
+    if params.kind != "rows" or walk.branches[node] or any(s.kind not in PLAIN for s in states[1:]):
+        return False
+    walk.lookups.append(Lookup(node, params.key[0], combines=True, row_shape=_row_shape(walk, node, params)))
+    walk.set_all(node, worst(states[1:]))
+    return True
+
+
+def _aligned_with(walk: Walk, indices: State) -> State:
+    """The state of rows that lie beside joined or merged indices."""
+    if indices.kind == "touched_indices":
+        return State("touched", indices.key)
+    return State("values", tuple(walk.pairs.get(k, [k])[-1] for k in indices.key))
+
+
+def unique(walk: Walk, node: str, states: list[State]) -> bool:
+    """Equal rows are merged here: this is where joined rows go to their owners, or to everybody."""
+    if states[0].kind == "touched_indices":  # merged already
+        walk.states[f"{node}:0"] = states[0]
+        walk.states[f"{node}:1"] = State("map", states[0].key)
+        return True
+    if states[0].kind != "indices":
+        return False
+    part = part_of(walk, states[0])
+    walk.merges[node] = Merge(part, states[0].key, [Edge(node, 0)])
+    table = walk.table_of.get(part)
+    walk.states[f"{node}:0"] = State("touched_indices", (table, node)) if table else SAME
+    walk.states[f"{node}:1"] = State("map", (table or part, node))
+    return True
+
+
+def segment_sum(walk: Walk, node: str, states: list[State]) -> bool:
+    """Values summed by row: the partner of a Unique, or a gradient made dense."""
+    values, segments = states[0], states[1]
+    if values.kind == "touched" and segments == State("map", values.key):
+        walk.set_all(node, values)
+        return True
+    if values.kind != "values":
+        return False
+    if segments.kind == "map" and are_paired(
+        walk, values, State("indices", walk.merges[segments.key[1]].indices_token)
+    ):
+        walk.merges[segments.key[1]].values.append(Edge(node, 0))
+        part = part_of(walk, values)
+        walk.set_all(node, State("touched", segments.key) if part in walk.table_of else SAME)
+        return True
+    if segments.kind == "indices" and are_paired(walk, values, segments):
+        sum_of_parts(walk, node, values, "sum")
+        return True
+    return False
+
+
+def _attribute(walk: Walk, node: str, name: str) -> int:
+    return int(walk.view.nodes[node].attr[name].i)

@@ -1,0 +1,224 @@
+"""Rules for tensors along rows: what keeps joined gradient rows, or rows at their owner, and what sums over them.
+
+A rule returns True when it has given the node's outputs their states. What no rule takes is decided in rules.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+from parallax.analysis.propagation import rules_branches, rules_exchange
+from parallax.analysis.propagation.op_lists import ELEMENTWISE
+from parallax.analysis.propagation.states import ALONG_ROWS, PLAIN, SAME, State
+from parallax.analysis.propagation.walk import Walk, part_of, read_value, sum_of_parts
+from parallax.graph.ops import SEGMENT_LOOKUPS
+from parallax.graph.view import Edge, split_tensor
+from parallax.plans.rewrites import AlikeRows, WholeShape
+
+_PASS_ON = ("Identity", "RefIdentity", "Enter", "RefEnter", "NextIteration", "RefNextIteration", "Exit", "RefExit")
+_REDUCTIONS = {"Sum": "sum", "Max": "max", "Min": "min", "Mean": "rows_mean", "All": "min", "Any": "max"}
+
+
+def visit(walk: Walk, node: str, op: str) -> bool:
+    """Applies the rule for this op, if its inputs are along rows and it has one."""
+    states = walk.input_states(node)
+    if op == "IdentityN":
+        for number, state in enumerate(states):
+            walk.states[f"{node}:{number}"] = state
+        return True
+    if all(s.kind in PLAIN for s in states):
+        return False
+    rule = _RULES.get(op)
+    if rule is not None and rule(walk, node, states):
+        return True
+    return op in ELEMENTWISE and _elementwise(walk, node, states)
+
+
+def _elementwise(walk: Walk, node: str, states: list[State]) -> bool:
+    """Keeps the state along rows when every other operand is equal on all workers and no wider than a row."""
+    values = [read_value(walk, s) for s in states]
+    along = {s for s in values if s.kind in (*ALONG_ROWS, "indices", "touched_indices")}
+    if len(along) != 1:
+        return False
+    (state,) = along
+    rank = max(len(walk.view.shape(t) or ()) for t, s in zip(walk.view.inputs(node), values, strict=True) if s == state)
+    slices = []
+    for slot, other in enumerate(values):
+        if other == state:
+            continue
+        if walk.require_same(other) != SAME:
+            walk.decisive += [Edge(node, slot)] if node in walk.training else []
+            return False
+        shape = walk.view.shape(walk.view.inputs(node)[slot])
+        if shape is None:
+            return False
+        fits = len(shape) < max(rank, 1) or shape[0] == 1
+        if not fits and state.kind == "values" and _rows_alike(walk, node, slot):
+            walk.alike_rows.append(AlikeRows(Edge(node, slot), Edge(node, values.index(state))))
+        elif not fits:
+            if state.kind != "rows" or shape[0] != walk.tables[state.key[0]].rows:
+                return False
+            slices.append(Edge(node, slot))
+    for edge in slices:
+        walk.slice_rows(state.key[0], edge)
+    walk.set_all(node, state)
+    if state.kind == "rows" and walk.view.op(node) == "Identity" and states[0].kind == "handle":
+        walk.gather_rows(f"{node}:0", state.key[0])
+    return True
+
+
+def _rows_alike(walk: Walk, node: str, slot: int) -> bool:
+    """Whether an operand is a constant with equal rows, as ones_like makes it; it then fits any rows."""
+    tensor = walk.view.inputs(node)[slot]
+    if walk.view.op(split_tensor(tensor)[0]) == "Fill":
+        return True
+    value = walk.view.constant(tensor)
+    return value is not None and value.size > 0 and bool((value == value[:1]).all())
+
+
+def _read_variable(walk: Walk, node: str, states: list[State]) -> bool:
+    state = read_value(walk, states[0])
+    walk.set_all(node, state)
+    if state.kind == "rows":
+        walk.gather_rows(f"{node}:0", state.key[0])
+    return True
+
+
+def _reduction(walk: Walk, node: str, states: list[State]) -> bool:
+    state = read_value(walk, states[0])
+    axes = walk.view.constant(walk.view.inputs(node)[1])
+    shape = walk.view.shape(walk.view.inputs(node)[0])
+    if state.kind not in ALONG_ROWS or axes is None or shape is None:
+        return False
+    if not any(int(axis) % max(len(shape), 1) == 0 for axis in axes.reshape(-1)):
+        walk.set_all(node, state)
+        return True
+    if not walk.agrees(walk.branches[node]):
+        return False
+    kind = _REDUCTIONS[walk.view.op(node)]
+    if kind != "sum" and set(state.key) & {s.tensor for s in walk.shared_rows}:
+        return False  # the zeros that stand for rows of worker 0 would count
+    sum_of_parts(walk, node, state, kind, walk.view.inputs(node)[0] if kind == "rows_mean" else "")
+    return True
+
+
+def _l2_loss(walk: Walk, node: str, states: list[State]) -> bool:
+    state = read_value(walk, states[0])
+    if state.kind not in ALONG_ROWS or not walk.agrees(walk.branches[node]):
+        return False
+    sum_of_parts(walk, node, state, "sum")
+    return True
+
+
+def _shape(walk: Walk, node: str, states: list[State]) -> bool:
+    state = read_value(walk, states[0])
+    if state.kind == "rows":
+        source = states[0]
+        shape = walk.view.shape(walk.view.inputs(node)[0])
+        if source.kind == "handle":
+            shape = walk.captured.variables[source.key[0]].part.shape
+        if shape is None or None in shape:
+            return False
+        walk.shapes.append(WholeShape(node, state.key[0], tuple(int(d or 0) for d in shape)))
+        walk.set_all(node, SAME)
+        return True
+    if state.kind in (*ALONG_ROWS, "indices", "touched_indices"):
+        walk.set_all(node, State("extent", (state,)))
+        return True
+    return False
+
+
+def _of_extent(walk: Walk, node: str, states: list[State]) -> bool:
+    """What is cut out of, or computed from, a shape along rows stays one."""
+    if states[0].kind != "extent":
+        return False
+    walk.set_all(node, states[0])
+    return True
+
+
+def _fill(walk: Walk, node: str, states: list[State]) -> bool:
+    if states[0].kind != "extent" or walk.require_same(states[1]) != SAME:
+        return False
+    walk.set_all(node, states[0].key[0])
+    return True
+
+
+def _reshape(walk: Walk, node: str, states: list[State]) -> bool:
+    """Keeps the rows when only what is within a row is folded."""
+    state, target = states[0], states[1]
+    before, after = walk.view.shape(walk.view.inputs(node)[0]), walk.view.shape(f"{node}:0")
+    if state.kind not in (*ALONG_ROWS, "indices", "touched_indices"):
+        return False
+    if target.kind == "extent" and target.key[0] == state:
+        walk.set_all(node, state)
+        return True
+    if before is None or after is None or not after or None in before[1:] or None in after[1:]:
+        return False
+    if math.prod(d or 0 for d in before[1:]) != math.prod(d or 0 for d in after[1:]):
+        return False
+    wanted = walk.view.constant(walk.view.inputs(node)[1])
+    if wanted is None or int(wanted.reshape(-1)[0]) != -1:
+        return False
+    walk.set_all(node, state)
+    return True
+
+
+def _expand_dims(walk: Walk, node: str, states: list[State]) -> bool:
+    axis = walk.view.constant(walk.view.inputs(node)[1])
+    if (
+        states[0].kind not in ALONG_ROWS
+        or axis is None
+        or int(axis) in (0, -1 - len(walk.view.shape(f"{node}:0") or ()))
+    ):
+        return False
+    walk.set_all(node, states[0])
+    return True
+
+
+def _concat(walk: Walk, node: str, states: list[State]) -> bool:
+    """Rows of several gradients, one after the other."""
+    pieces, axis = states[:-1], walk.view.constant(walk.view.inputs(node)[-1])
+    kinds = {s.kind for s in pieces}
+    if axis is None or int(axis) != 0 or len(kinds) != 1 or kinds - {"values", "indices"}:
+        return False
+    if len({part_of(walk, s) for s in pieces}) != 1:
+        return False
+    walk.set_all(node, State(pieces[0].kind, tuple(k for s in pieces for k in s.key)))
+    return True
+
+
+def _size(walk: Walk, node: str, states: list[State]) -> bool:
+    if states[0].kind not in ("values", "indices"):
+        return _shape(walk, node, states) if states[0].kind != "rows" else False
+    sum_of_parts(walk, node, states[0], "sum")
+    return True
+
+
+_RULES = {
+    "ReadVariableOp": _read_variable,
+    "ResourceGather": rules_exchange.gather,
+    "GatherV2": rules_exchange.gather,
+    "Gather": rules_exchange.gather,
+    **dict.fromkeys(SEGMENT_LOOKUPS, rules_exchange.segments),
+    "Unique": rules_exchange.unique,
+    "UniqueV2": rules_exchange.unique,
+    "UnsortedSegmentSum": rules_exchange.segment_sum,
+    **dict.fromkeys(_REDUCTIONS, _reduction),
+    "L2Loss": _l2_loss,
+    "Shape": _shape,
+    "VariableShape": _shape,
+    "Size": _size,
+    "StridedSlice": _of_extent,
+    "Fill": _fill,
+    "BroadcastTo": lambda walk, node, states: _fill(walk, node, states[::-1]),
+    "Reshape": _reshape,
+    "ExpandDims": _expand_dims,
+    "ConcatV2": _concat,
+    "Switch": rules_branches.switch,
+    "RefSwitch": rules_branches.switch,
+    **dict.fromkeys(_PASS_ON, rules_branches.passed_on),
+    "Merge": rules_branches.merge,
+    "RefMerge": rules_branches.merge,
+    "If": rules_branches.conditional,
+    "StatelessIf": rules_branches.conditional,
+}

@@ -1,0 +1,336 @@
+"""Rules for ops that write state: what may be written to what, and what shared state must never take.
+
+Shared state (trained variables and their slots) takes only what is equal on all workers, or the local rows of a table
+it is spread with. A writer of anything else makes its variable each worker's own, or is refused.
+"""
+
+from __future__ import annotations
+
+from parallax.analysis.propagation.batch_axis import BatchAxes
+from parallax.analysis.propagation.own_state import depends_on_batch, may_keep_rows
+from parallax.analysis.propagation.states import PLAIN, SAME, State
+from parallax.analysis.propagation.walk import Merge, NoRule, Walk, are_paired, part_of, set_handle
+from parallax.errors import GraphError
+from parallax.graph.ops import ADDITIVE_SCATTERS, StateOp, state_op, takes_state
+from parallax.graph.view import Edge, split_tensor
+from parallax.plans.rewrites import Broadcast, Piece
+
+_RESOURCE = 20  # types.proto
+
+
+def visit(walk: Walk, node: str, op: str) -> bool:
+    """Checks and records what a state-writing op needs; False for every other op."""
+    state = state_op(op, len(walk.view.inputs(node)))
+    if state is None:
+        return _written_in_functions(walk, node, op)
+    handles = [walk.state_at(node, slot) for slot in state.state]
+    if handles[0].kind != "handle":
+        _refuse_hidden_variables(walk, node, state)
+        return False  # a queue, a hash table: no variable of the graph
+    variables = [str(h.key[0]) for h in handles if h.kind == "handle"]
+    _check_condition(walk, node, variables)
+    _hyperparameters(walk, node, state, variables)
+    if state.kind == "unknown":
+        _unknown(walk, node, state, variables[0])
+    elif variables[0] in walk.table_of:
+        _write_rows(walk, node, state, variables)
+    else:
+        _write_whole(walk, node, state, variables)
+    set_handle(walk, node, variables[0])  # references come out as they went in
+    return True
+
+
+def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
+    """Shared state is written by all workers or by none."""
+    branches, op = walk.branches[node], walk.view.op(node)
+    if not branches or node in walk.initial or not any(v in walk.shared or v in walk.table_of for v in variables):
+        return
+    if any(branch.is_loop for branch in branches):
+        raise GraphError(
+            f"A trained variable must be updated once in a step: {op} {node!r} writes {variables[0]!r} in a loop, "
+            "which each worker may run through another number of times. Update it after the loop."
+        )
+    _refuse_opaque(walk, walk.condition(branches))
+    for branch in branches:
+        if not walk.agrees((branch,)):
+            walk.decisive.append(walk.view.consumers(branch.predicate)[0])
+            raise GraphError(
+                f"A trained variable must be updated by all workers or by none: {op} {node!r} writes {variables[0]!r} "
+                f"if {branch.predicate!r}, which depends on each worker's own batch. Compute the condition from "
+                "gradients, variables or counters, which are equal on all workers, or of means, maxima or minima over "
+                "the batch, or feed it as a scalar."
+            )
+    for variable in variables:
+        table = walk.tables.get(walk.table_of.get(variable, ""))
+        if table is not None and table.servers:
+            raise NoRule(table.op, f"{op} {node!r} writes it in a branch of a conditional")
+
+
+def _written_in_functions(walk: Walk, node: str, op: str) -> bool:
+    """A loop or another op whose functions write variables: right only where nothing differs between workers."""
+    slots = sorted(walk.functions.written_slots(walk.view.nodes[node]))
+    variables = [str(s.key[0]) for s in (walk.state_at(node, slot) for slot in slots) if s.kind == "handle"]
+    if not variables:
+        return False
+    inputs = [_value(walk, node, slot) for slot in range(len(walk.view.inputs(node)))]
+    drawn = [d for f in walk.functions.of_node(walk.view.nodes[node]) if (d := walk.functions.differing_op(f))]
+    for variable in variables:
+        if variable in walk.table_of:
+            raise NoRule(walk.table_of[variable], f"{op} {node!r} writes it in a function")
+    if not drawn and all(s in (SAME, State("handle", s.key)) for s in inputs) and not set(variables) & walk.own:
+        return False
+    trained = sorted(set(variables) & walk.shared)
+    if trained:
+        raise GraphError(
+            f"A trained variable must take its gradient, or what is equal on all workers: {op} {node!r} writes "
+            f"{trained[0]!r} in its body, and takes what depends on each worker's own batch. Update it outside of "
+            "loops and functions."
+        )
+    walk.new_own.update(variables)
+    return False
+
+
+def _refuse_hidden_variables(walk: Walk, node: str, state: StateOp) -> None:
+    """What writes a variable must say which: one that comes through an op without a rule would go unnoticed."""
+    view, waiting, seen = walk.view, [walk.view.inputs(node)[slot] for slot in state.state], set[str]()
+    while waiting:
+        name = split_tensor(waiting.pop())[0]
+        if name in walk.captured.variables:
+            raise GraphError(
+                f"An op must write a variable that can be told: {view.op(node)} {node!r} writes one that may be "
+                f"{name!r}, or another. Write each by an op of its own."
+            )
+        if name not in seen:
+            seen.add(name)
+            waiting += [t for t in view.inputs(name) if view.dtype(t) == _RESOURCE or view.op(name).startswith("Ref")]
+
+
+def _value(walk: Walk, node: str, slot: int) -> State:
+    """The state of an input taken as a value."""
+    state = walk.state_at(node, slot)
+    if state.kind == "handle" and not takes_state(walk.view.op(node), slot):
+        return walk.value_state(str(state.key[0]))
+    return state
+
+
+def _hyperparameters(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
+    """Learning rates and the like must be equal on all workers."""
+    for slot in state.others:
+        other = walk.require_same(_value(walk, node, slot))
+        if state.kind == "unknown" or other == SAME:
+            continue
+        walk.decisive.append(Edge(node, slot))
+        _refuse_opaque(walk, other)
+        tensor = walk.view.inputs(node)[slot]
+        raise GraphError(
+            f"What sets how a shared variable is updated must be equal on all workers: {walk.view.op(node)} {node!r} "
+            f"updates {variables[0]!r} with {tensor!r}, which depends on each worker's own batch. "
+            "Compute it from variables, constants, scalar placeholders, or means, maxima or minima over the batch."
+        )
+
+
+def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
+    """A write to a variable whose rows are spread over the workers."""
+    table = walk.table_of[variables[0]]
+    rows = State("rows", (table,))
+    _join(walk, table, variables[1:])
+    value = walk.require_same(_value(walk, node, state.value if state.value is not None else 0))
+    edge = Edge(node, state.value or 0)
+    if state.indices is not None:
+        indices = _value(walk, node, state.indices)
+        if value.kind == "touched" and indices == State("touched_indices", value.key) and value.key[0] == table:
+            return
+        if value == SAME and indices.kind == "touched_indices" and indices.key[0] == table and _is_scalar(walk, edge):
+            return
+        additive = walk.view.op(node) in ADDITIVE_SCATTERS
+        if _joined(walk, value, indices) and (additive or state.kind == "apply"):
+            part = _gradient_of(walk, value, variables[0])
+            if walk.table_of.get(part) != table:
+                raise NoRule(part, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r}")
+            _merge_here(walk, node, state, part, additive)
+            return
+    elif value == rows:
+        return
+    elif value == SAME:
+        walk.slice_rows(table, edge)
+        return
+    elif state.kind == "assign" and value.kind in PLAIN and value.kind != "opaque":
+        _take_worker_0(walk, node, edge, variables[0])
+        walk.slice_rows(table, edge)
+        return
+    _refuse_opaque(walk, value)
+    if state.kind == "scatter" and value.kind in PLAIN:
+        raise NoRule(table, f"{walk.view.op(node)} {node!r} writes rows to it that are no gradient")
+    raise NoRule(table, f"{walk.view.op(node)} {node!r} updates it in a way that has no row-wise rule")
+
+
+def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
+    """A write to a variable that every worker holds."""
+    slots = [s for s in (state.value, state.indices) if s is not None]
+    values = [walk.require_same(_value(walk, node, slot)) for slot in slots]
+    along = next((v for v in values if v.kind in ("rows", "touched", "touched_indices", "map")), None)
+    if along is not None:
+        table = walk.tables[along.key[0]]
+        shape = walk.captured.variables[variables[0]].part.shape
+        if not _follows(walk, table.op, variables[0]):
+            raise NoRule(
+                table.op, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r} of shape {list(shape)}"
+            )
+        _join(walk, table.op, variables)
+        return
+    additive = walk.view.op(node) in ADDITIVE_SCATTERS
+    if state.indices is not None and _joined(walk, values[0], values[1]) and (additive or state.kind == "apply"):
+        part = _gradient_of(walk, values[0], variables[0])
+        spread = walk.table_of.get(part, "")
+        if spread and not _follows(walk, spread, variables[0]):
+            raise NoRule(part, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r} of another shape")
+        if spread:
+            _join(walk, spread, variables)
+        else:
+            _merge_here(walk, node, state, part, additive)
+        return
+    for value in values:
+        _refuse_opaque(walk, value)
+        if value.kind not in PLAIN:
+            raise NoRule(part_of(walk, value), f"{walk.view.op(node)} {node!r} has no rule for its gradient rows")
+    if node in walk.initializers or (all(v == SAME for v in values) and walk.agrees(walk.branches[node])):
+        return
+    if state.kind == "scatter" and variables[0] in walk.shared and _collect_batch(walk, node, state, variables[0]):
+        return
+    if state.kind == "assign" and values[0].kind == "batch" and not _reads_itself(walk, node, variables[0]):
+        _take_worker_0(walk, node, Edge(node, state.value or 0), variables[0])
+        return
+    if variables[0] in walk.shared:
+        walk.decisive += [Edge(node, slot) for slot in slots]
+        op, tensor = walk.view.op(node), walk.view.inputs(node)[slots[0]]
+        raise GraphError(
+            "A trained variable must take its gradient, or what is equal on all workers: "
+            f"{op} {node!r} writes {variables[0]!r} with {tensor!r}, which depends on each worker's own batch in "
+            "another way (a learning rate computed from the batch, or a gradient computed by hand). Use tf.gradients, "
+            "and compute the rest from variables, constants or scalar placeholders."
+            + ("" if _has_gradient(walk, variables[0]) else " If it is a statistic, build it with trainable=False.")
+        )
+    _asks_for_whole(walk, node, state, variables[0])
+    walk.new_own.update(variables)
+
+
+def _asks_for_whole(walk: Walk, node: str, state: StateOp, variable: str) -> None:
+    """What gradients depend on is written with what all workers' batches give, where that can be put together.
+
+    Raises:
+        GraphError: it cannot, and the variable cannot be one that keeps something of each worker's own examples.
+    """
+    if variable not in walk.read - walk.after_gradients or state.indices is not None or state.value is None:
+        return
+    tensor = walk.view.inputs(node)[state.value]
+    if not depends_on_batch(walk, tensor):
+        return
+    walk.decisive.append(Edge(node, state.value))
+    if not may_keep_rows(walk, variable):
+        raise GraphError(
+            f"What gradients depend on must be what one process would have: {walk.view.op(node)} {node!r} writes "
+            f"{variable!r} with {tensor!r}, which each worker computes of its own batch and which cannot be put "
+            "together of all of them. Write a mean, maximum or minimum (tf.reduce_mean along the batch), or "
+            "compute the loss without this variable."
+        )
+
+
+def _has_gradient(walk: Walk, variable: str) -> bool:
+    return any(source.part == variable for source in walk.sources) or not walk.captured.variables[variable].trainable
+
+
+def _gradient_of(walk: Walk, values: State, variable: str) -> str:
+    """The variable whose gradient rows are written: this one, unless it has none and keeps those of another.
+
+    Autodiff may give two variables one gradient, as for rows of a sum.
+    """
+    return variable if variable in walk.routes else part_of(walk, values)
+
+
+def _collect_batch(walk: Walk, node: str, state: StateOp, variable: str) -> bool:
+    """Rows of the batch are written, as renormalised ones are: every worker writes all workers' rows, in order."""
+    if state.value is None or state.indices is None or not walk.agrees(walk.branches[node]):
+        return False
+    view, axes = walk.view, BatchAxes(walk.view, walk.states)
+    indices, values = view.inputs(node)[state.indices], view.inputs(node)[state.value]
+    one_for_all = _is_scalar(walk, Edge(node, state.value)) and walk.states[values] == SAME
+    if axes.of(indices) != 0 or not (axes.of(values) == 0 or one_for_all):
+        return False
+    taken = [] if one_for_all else [Edge(node, state.value)]
+    pieces = (Piece(indices, "joined"),)
+    walk.merges[node] = Merge(variable, (), [Edge(node, state.indices)], taken, pieces=pieces, of_batch=True)
+    return True
+
+
+def _unknown(walk: Walk, node: str, state: StateOp, variable: str) -> None:
+    """An op that writes state in a way not known here: right only where nothing differs between workers."""
+    op = walk.view.op(node)
+    if variable in walk.table_of:
+        raise NoRule(walk.table_of[variable], f"{op} {node!r} writes it and has no row-wise rule")
+    for slot in state.others:
+        value = walk.require_same(_value(walk, node, slot))
+        _refuse_opaque(walk, value)
+        if value == SAME and walk.agrees(walk.branches[node]):
+            continue
+        if value.kind not in PLAIN:
+            raise NoRule(part_of(walk, value), f"{op} {node!r} has no rule for its gradient rows")
+        if variable not in walk.shared:
+            walk.new_own.add(variable)
+            continue
+        raise GraphError(
+            f"An update op needs a rule that says what its inputs are: {op} {node!r} updates {variable!r} and has "
+            "none. Use an optimizer of tf.compat.v1.train, or Assign, AssignAdd, AssignSub and Scatter ops."
+        )
+
+
+def _join(walk: Walk, table: str, variables: list[str]) -> None:
+    """Slot variables are spread with the table they follow."""
+    for variable in variables:
+        if walk.table_of.get(variable) != table and _follows(walk, table, variable):
+            walk.new_members[variable] = table
+
+
+def _follows(walk: Walk, table: str, variable: str) -> bool:
+    """Whether a variable's shape lets its rows lie beside those of a table."""
+    shape = walk.captured.variables[variable].part.shape
+    if walk.tables[table].is_scalar:
+        return not shape
+    return bool(shape) and shape[0] == walk.tables[table].rows
+
+
+def _joined(walk: Walk, values: State, indices: State) -> bool:
+    return values.kind == "values" and indices.kind == "indices" and are_paired(walk, values, indices)
+
+
+def _merge_here(walk: Walk, node: str, state: StateOp, part: str, additive: bool) -> None:
+    """Joined rows meet an update that has no Unique before it."""
+    indices = walk.state_at(node, state.indices or 0)
+    edges = ([Edge(node, state.indices or 0)], [Edge(node, state.value or 0)])
+    walk.merges[node] = Merge(part, indices.key, *edges, merges_equal_rows=additive)
+
+
+def _take_worker_0(walk: Walk, node: str, edge: Edge, variable: str) -> None:
+    """A whole value from a feed: worker 0's counts, so that all workers agree whatever the others feed."""
+    value = walk.state_at(node, edge.slot)
+    if value.kind == "local" and node not in walk.initializers:
+        raise GraphError(
+            f"A trained variable must take only what is equal on all workers: {walk.view.op(node)} {node!r} assigns "
+            f"{variable!r} a value that each worker draws or reads for itself. Feed it through a placeholder."
+        )
+    if node not in walk.initializers:
+        walk.broadcasts.append(Broadcast(walk.view.inputs(node)[edge.slot], (edge,)))
+
+
+def _reads_itself(walk: Walk, node: str, variable: str) -> bool:
+    """Whether a new value is made of the old one, as a moving statistic is; a value fed whole is not."""
+    value = split_tensor(walk.view.inputs(node)[1])[0]
+    return variable in walk.view.ancestors([value])
+
+
+def _is_scalar(walk: Walk, edge: Edge) -> bool:
+    return walk.view.shape(walk.view.inputs(edge.node)[edge.slot]) == ()
+
+
+def _refuse_opaque(walk: Walk, value: State) -> None:
+    if value.kind == "opaque":
+        raise NoRule(str(value.key[0]), str(value.key[1]))

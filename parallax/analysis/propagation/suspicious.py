@@ -1,0 +1,214 @@
+"""Says what of a graph is allowed and yet may not be meant: what trains nothing, or trains otherwise than it looks.
+
+A loss is found where autodiff began, and followed back to what sums it up: through sums, products with what no batch
+has a part in, and quotients. A mean, or a sum over the batch that is divided by its size, is what Parallax takes losses
+for; a sum that is not divided, or is divided by what the batch holds (a mask's sum), is told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from parallax.analysis.propagation.train_ops import train_ops
+from parallax.analysis.reading.capture import Captured
+from parallax.analysis.reading.gradients import RECORDED, gradient_updates
+from parallax.graph.spec import GradientSource, GraphSpec, VariableClass
+from parallax.graph.view import GraphView, split_tensor
+
+_SHOWN = 5
+_PLACEHOLDERS = ("Placeholder", "PlaceholderV2")
+_DATA = (*_PLACEHOLDERS, "PlaceholderWithDefault", "IteratorGetNext", "OneShotIterator")
+_DATA_BEGINS = ("QueueDequeue", "ReaderRead")
+_OF_SHAPE = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
+_PASSES_ON = ("Identity", "StopGradient", "Reshape", "Squeeze", "ExpandDims", "Cast", "CheckNumerics", "Neg")
+_ADDS = ("Add", "AddV2", "AddN", "Sub")
+_DIVIDES = ("RealDiv", "Div", "DivNoNan")
+_CURVES = ("Sqrt", "Rsqrt", "Log", "Log1p", "Exp", "Square", "Pow", "Maximum", "Minimum", "Abs", "Relu", "Softplus")
+_TAKES_ALL = ("Sum", "L2Loss", "EuclideanNorm")
+
+
+class Suspicion(NamedTuple):
+    """Something that may not be meant; `is_note` where it is only good to know."""
+
+    text: str
+    is_note: bool = False
+
+
+def suspicions(captured: Captured, spec: GraphSpec, sources: tuple[GradientSource, ...]) -> list[Suspicion]:
+    """What may not be meant in a graph.
+
+    Args:
+        captured: the graph.
+        spec: what it is.
+        sources: where autodiff delivers its gradients.
+    """
+    updates = gradient_updates(captured, sources)
+    step = captured.view.ancestors(updates)
+    found = [*_of_updates(captured, sources), *_of_variables(spec)]
+    losses = (sums_of_losses(captured.view, divided) for divided in (False, True))
+    found += [Suspicion(text) for of_losses in losses for text in of_losses]
+    parts = sorted({s.part for s in sources if s.found_by != RECORDED})
+    if parts:
+        found.append(
+            Suspicion(
+                f"The gradients of {_some(parts)} were not recorded while the graph was built, and are found by names. "
+                "Import parallax after TensorFlow and before the model is built."
+            )
+        )
+    return [*found, *_of_step(captured.view, step)]
+
+
+def random_ops(view: GraphView, nodes: Iterable[str]) -> list[str]:
+    """Those of some nodes that draw random numbers from their own state, sorted."""
+    return sorted(n for n in nodes if "seed" in view.nodes[n].attr and "seed2" in view.nodes[n].attr)
+
+
+def data_ops(view: GraphView, nodes: Iterable[str]) -> list[str]:
+    """Those of some nodes that give batches which nobody feeds: iterators, queues and readers, sorted."""
+    kinds = tuple(kind for kind in _DATA if "Placeholder" not in kind)
+    return sorted(n for n in nodes if view.op(n) in kinds or view.op(n).startswith(_DATA_BEGINS))
+
+
+def _of_updates(captured: Captured, sources: tuple[GradientSource, ...]) -> list[Suspicion]:
+    found = train_ops(captured, sources)
+    if len(found) < 2:
+        return []
+    names = [f"{op.name} ({len(op.variables)} variables)" for op in found]
+    return [Suspicion(f"Several ops train, none of which depends on another: {_some(names)}.", is_note=True)]
+
+
+def _of_variables(spec: GraphSpec) -> list[Suspicion]:
+    found = []
+    unused = [v.name for v in spec.variables if v.trainable and not v.gradients]
+    if unused:
+        found.append(
+            Suspicion(
+                f"Trainable variables without a gradient that updates them: {_some(unused)}. Does the loss not depend "
+                "on them? trainable=False says that it is meant."
+            )
+        )
+    own = [v.name for v in spec.variables if v.cls == VariableClass.LOCAL]
+    if own:
+        found.append(Suspicion(f"Every worker keeps its own value of {_some(own)} (class local).", is_note=True))
+    for variable in spec.variables:
+        if variable.cls == VariableClass.NOT_SHARDABLE:
+            text = f"The rows of {variable.name} cannot be spread over owners: {variable.reason or 'no rule'}."
+            found.append(Suspicion(text, is_note=True))
+    return found
+
+
+def _of_step(view: GraphView, step: set[str]) -> list[Suspicion]:
+    found = []
+    fixed = sorted(n for n in step if view.op(n) in _PLACEHOLDERS and _fixed_rows(view, n) > 1)
+    if fixed:
+        text = f"Placeholders have a fixed batch: {_some(fixed)}. `parallax verify` then needs --joined-args."
+        found.append(Suspicion(text, is_note=True))
+    drawn = random_ops(view, step)
+    if drawn:
+        text = f"Random ops are part of a step: {_some(drawn)}. Each worker draws its own numbers; where their shape "
+        found.append(Suspicion(f"{text}depends on the batch, `parallax verify` cannot compare.", is_note=True))
+    return found
+
+
+def sums_of_losses(view: GraphView, divided: bool = False) -> list[str]:
+    """What is to be said of losses that are sums over the batch, once for each loss.
+
+    Args:
+        view: the graph.
+        divided: whether to speak of sums that are divided by what the batch determines, in place of those that are not.
+    """
+    content = _after(view, [n for n in view.nodes if _gives_data(view, n)], frozenset(_OF_SHAPE))
+    found = []
+    for loss in _losses(view):
+        sums = _sums(view, loss, content)
+        if divided:
+            found += [
+                f"The loss {loss} is a sum over the batch ({node}), divided by {divisor}, which the batch determines: "
+                "one process would divide by that of all workers' batches together. Where they differ between workers, "
+                "losses must be weighed."
+                for node, divisor in sorted(sums)
+                if divisor
+            ]
+        elif plain := sorted(node for node, divisor in sums if not divisor):
+            found.append(
+                f"The loss {loss} is a sum over the batch ({_some(plain)}) and not a mean: gradients are the mean over "
+                "the workers, so one process would take steps as many times as large as there are workers. "
+                "Use reduce_mean."
+            )
+    return found
+
+
+def _losses(view: GraphView) -> list[str]:
+    """The ops at which `tf.gradients` began: those whose gradient functions take its first gradients."""
+    found: dict[str, None] = {}
+    for node in view.nodes:
+        begins = re.fullmatch(r"(.*/)?grad_ys_\d+", node)
+        for edge in view.consumers(f"{node}:0") if begins else ():
+            scope = begins[1] or "" if begins else ""
+            forward = re.match(rf"{re.escape(scope)}(.+?)_grad/", edge.node)
+            if forward and forward[1] in view.nodes:
+                found[forward[1]] = None
+    return list(found)
+
+
+def _sums(view: GraphView, loss: str, content: set[str]) -> set[tuple[str, str]]:
+    """(sum over the batch, what the batch determines and it is divided by, or empty) that a loss is made of."""
+    found: set[tuple[str, str]] = set()
+    waiting, seen = [(loss, "")], set()
+    while waiting:
+        node, divisor = waiting.pop()
+        if node in seen or node not in content:
+            continue
+        seen.add(node)
+        needs = [split_tensor(t)[0] for t in view.inputs(node)]
+        op = view.op(node)
+        if op in _PASSES_ON or (op in ("Sum", "Mean") and _is_one(view, view.inputs(node)[0])):
+            waiting.append((needs[0], divisor))
+        elif op in _ADDS or op in _CURVES:
+            waiting += [(n, divisor) for n in needs]
+        elif op == "Mul":
+            waiting += [(n, divisor) for n, other in (needs, needs[::-1]) if other not in content]
+        elif op in _DIVIDES and needs[1] in content:
+            waiting.append((needs[0], needs[1]))
+        elif op in _TAKES_ALL and _is_open(view, view.inputs(node)[0]):
+            found.add((node, divisor))
+    return found
+
+
+def _is_one(view: GraphView, tensor: str) -> bool:
+    shape = view.shape(tensor)
+    return shape is not None and all(length == 1 for length in shape)
+
+
+def _is_open(view: GraphView, tensor: str) -> bool:
+    """Whether the first dimension of a tensor is that of an open batch."""
+    shape = view.shape(tensor)
+    return shape is None or (len(shape) > 0 and shape[0] is None)
+
+
+def _gives_data(view: GraphView, node: str) -> bool:
+    return view.op(node) in _DATA or view.op(node).startswith(_DATA_BEGINS)
+
+
+def _fixed_rows(view: GraphView, placeholder: str) -> int:
+    shape = view.shape(f"{placeholder}:0")
+    return (shape[0] or 0) if shape else 0
+
+
+def _after(view: GraphView, nodes: Iterable[str], stops: frozenset[str]) -> set[str]:
+    """Some nodes and what is made of their tensors, but not of what ops of the types `stops` give."""
+    found, waiting = set(nodes), list(nodes)
+    while waiting:
+        node = waiting.pop()
+        for tensor in view.outputs(node):
+            for edge in view.consumers(tensor):
+                if edge.node not in found and view.op(edge.node) not in stops:
+                    found.add(edge.node)
+                    waiting.append(edge.node)
+    return found
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

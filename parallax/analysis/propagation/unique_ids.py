@@ -1,0 +1,230 @@
+"""Proves that row numbers are distinct because they were made of ids that the forward pass had merged.
+
+Of merged ids the one process has each once, over the joined batch, while two workers may each have it. An op keeps that
+if distinct ids stay distinct (they are then the key by which rows of several workers are the same), or if it chooses
+some of them by their value. An op that may give equal numbers for distinct ids keeps it with the ids before it as key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from parallax.analysis.propagation.op_lists import ELEMENTWISE, KEEPS_IDS, ONE_TO_ONE
+from parallax.graph.view import GraphView, split_tensor
+
+_UNIQUE = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
+
+
+class Distinct(NamedTuple):
+    """What makes row numbers say which rows are the same.
+
+    Attributes:
+        key: the tensor whose elements say it, as long and in the same order; empty where the numbers themselves do.
+        merged: the op that made ids distinct.
+    """
+
+    key: str
+    merged: str
+
+
+class UniqueIds:
+    """Answers what makes row numbers distinct.
+
+    Args:
+        view: the graph.
+        is_equal: whether all workers have a tensor alike.
+    """
+
+    def __init__(self, view: GraphView, is_equal: Callable[[str], bool]) -> None:
+        self._view = view
+        self._is_equal = is_equal
+
+    def of(self, tensor: str) -> Distinct | None:
+        """What says which rows are the same; None where nothing is proven."""
+        merged = self._distinct(tensor)
+        if merged:
+            return Distinct("", merged)
+        before = self._source(tensor)
+        merged = self._distinct(before) if before != root(self._view, tensor) else ""
+        return Distinct(before, merged) if merged else None
+
+    def are_apart(self, tensors: list[str]) -> bool:
+        """Whether these are cut out of one vector of distinct ids, each element into one of them at most."""
+        cuts = [self._cut(tensor) for tensor in tensors]
+        if None in cuts or len({cut[0] for cut in cuts if cut}) != 1:
+            return False
+        ranges = [cut[1:] for cut in cuts if cut]
+        pairs = [(a, b) for i, a in enumerate(ranges) for b in ranges[:i]]
+        return all(_is_before(a[1], b[0]) or _is_before(b[1], a[0]) for a, b in pairs)
+
+    def _cut(self, tensor: str) -> tuple[str, int | None, int | None] | None:
+        """(vector, begin, end) of a cut; None for what is no cut by constants."""
+        tensor = self._before_reshape(tensor)
+        node, view = split_tensor(tensor)[0], self._view
+        if view.op(node) != "StridedSlice" or len(view.shape(tensor) or ()) != 1:
+            return None
+        vector, attr = view.inputs(node)[0], view.nodes[node].attr
+        begin, end, strides = (view.constant(t) for t in view.inputs(node)[1:])
+        if begin is None or end is None or strides is None or begin.size != 1 or int(strides.reshape(-1)[0]) != 1:
+            return None
+        if any(attr[f"{mask}_mask"].i for mask in ("ellipsis", "new_axis", "shrink_axis")):
+            return None
+        first = None if attr["begin_mask"].i else int(begin.reshape(-1)[0])
+        last = None if attr["end_mask"].i else int(end.reshape(-1)[0])
+        return self._before_reshape(vector), first, last
+
+    def any_before(self, tensor: str) -> str:
+        """An op that merges ids of the batch and that a tensor is computed from; empty where there is none."""
+        needed = self._view.ancestors([split_tensor(tensor)[0]])
+        found = (n for n in needed if self._view.op(n) in _UNIQUE and not self._is_equal(f"{n}:0"))
+        return min(found, default="")
+
+    def _distinct(self, tensor: str) -> str:
+        """The op that merged ids whose elements are these, chosen from, sorted or renumbered one to one; or empty."""
+        tensor = self._before_reshape(tensor)
+        node, number = split_tensor(tensor)
+        op, inputs = self._view.op(node), self._view.inputs(node)
+        if op in _UNIQUE or merged_ids(self._view, tensor):
+            return node if number == (1 if merged_ids(self._view, tensor) else 0) else ""
+        if op in ONE_TO_ONE or op == "Mul":
+            moving = [t for t in inputs if not self._is_equal(t)]
+            fixed = [t for t in inputs if self._is_equal(t)]
+            if len(moving) != 1 or not all(self._is_scalar(t) for t in fixed):
+                return ""
+            return self._distinct(moving[0]) if op != "Mul" or all(self._is_nonzero(t) for t in fixed) else ""
+        if op in ("StridedSlice", "Slice"):  # a place is taken at most once
+            return self._distinct(inputs[0]) if all(self._is_equal(t) for t in inputs[1:]) else ""
+        if op == "TopKV2":  # all of them, sorted; the first k of a worker are not those of the joined batch
+            return self._distinct(inputs[0]) if number == 0 and self._is_size_of(inputs[1], inputs[0]) else ""
+        if op in ("GatherV2", "Gather"):
+            return self._distinct(inputs[0]) if self._chooses(inputs[1], self._source(inputs[0])) else ""
+        return self._distinct_parts(inputs[0], inputs[1]) if op == "DynamicPartition" else ""
+
+    def _distinct_parts(self, values: str, parts: str) -> str:
+        """As `_distinct`, within each part: the values are distinct anyway, or x // n within the parts of x % n.
+
+        Also with parts of a table by ranges, as embedding_lookup numbers them: with q rows in a part and one more in
+        the first e, x % (q + 1) in the parts below e and (x - e) % q in the others.
+        """
+        if self._distinct(values):
+            return self._distinct(values)
+        values, parts = self._before_reshape(values), self._before_reshape(parts)
+        view, value, part = self._view, split_tensor(values)[0], split_tensor(parts)[0]
+        if view.op(value) == "FloorDiv" and view.op(part) == "FloorMod":
+            return self._distinct(view.inputs(value)[0]) if self._same(view.inputs(value), view.inputs(part)) else ""
+        if view.op(value) not in ("Select", "SelectV2") or view.op(part) != "Maximum":
+            return ""
+        condition, below, above = view.inputs(value)
+        first, second = view.inputs(part)
+        less = split_tensor(condition)[0]
+        if view.op(less) != "Less" or not self._same((view.inputs(less)[0],), (parts,)):
+            return ""
+        pairs = ((below, first), (above, second))
+        if not all(self._divides(rest, quotient) for rest, quotient in pairs):
+            return ""
+        x, more = view.inputs(split_tensor(below)[0])
+        shifted, rows = view.inputs(split_tensor(above)[0])
+        less_e = split_tensor(shifted)[0]
+        shifts = view.op(less_e) == "Sub" and self._same((x, view.inputs(less)[1]), view.inputs(less_e))
+        return self._distinct(x) if shifts and self._is_one_more(more, rows) else ""
+
+    def _divides(self, rest: str, quotient: str) -> bool:
+        """Whether two tensors are rest and quotient of one division."""
+        a, b = split_tensor(rest)[0], split_tensor(quotient)[0]
+        return (self._view.op(a), self._view.op(b)) == ("FloorMod", "FloorDiv") and self._same(
+            self._view.inputs(a), self._view.inputs(b)
+        )
+
+    def _is_one_more(self, more: str, rows: str) -> bool:
+        node = split_tensor(more)[0]
+        if self._view.op(node) not in ("AddV2", "Add"):
+            a, b = self._view.constant(more), self._view.constant(rows)
+            return a is not None and b is not None and int(a) == int(b) + 1
+        first, second = self._view.inputs(node)
+        one = self._view.constant(second)
+        return one is not None and int(one) == 1 and self._same((first,), (rows,))
+
+    def _same(self, first: tuple[str, ...], second: tuple[str, ...]) -> bool:
+        """Whether tensors are the same two by two: one tensor, or equal ops of equal inputs."""
+        return len(first) == len(second) and all(self._same_tensor(a, b) for a, b in zip(first, second, strict=True))
+
+    def _same_tensor(self, one: str, other: str) -> bool:
+        one, other = self._before_reshape(one), self._before_reshape(other)
+        if one == other:
+            return True
+        a, b = self._view.constant(one), self._view.constant(other)
+        if a is not None and b is not None:
+            return bool((a == b).all())
+        (x, m), (y, n) = split_tensor(one), split_tensor(other)
+        computed = ("AddV2", "Add", "Sub", "FloorDiv", "FloorMod")
+        if m != n or self._view.op(x) != self._view.op(y) or self._view.op(x) not in computed:
+            return False
+        return self._same(self._view.inputs(x), self._view.inputs(y))
+
+    def _chooses(self, numbers: str, ids: str) -> bool:
+        """Whether places are distinct and depend on the ids' values alone: a mask computed of them, or their order."""
+        numbers = self._before_reshape(numbers)
+        node, number = split_tensor(numbers)
+        inputs = self._view.inputs(node)
+        if self._view.op(node) == "TopKV2":
+            return number == 1 and self._is_size_of(inputs[1], inputs[0]) and self._source(inputs[0]) == ids
+        return self._view.op(node) == "Where" and self._source(inputs[0]) == ids
+
+    def _source(self, tensor: str) -> str:
+        """The one tensor that differs between workers of which a tensor is computed element by element."""
+        while True:
+            tensor = self._before_reshape(tensor)
+            node = split_tensor(tensor)[0]
+            inputs = self._view.inputs(node)
+            scalars = all(self._is_scalar(t) for t in inputs if self._is_equal(t))
+            if self._view.op(node) not in ELEMENTWISE or not scalars:
+                return tensor
+            moving = {self._source(t) for t in inputs if not self._is_equal(t)}
+            if len(moving) != 1:
+                return tensor
+            (tensor,) = moving
+
+    def _is_size_of(self, count: str, tensor: str) -> bool:
+        """Whether a scalar is the length of a vector."""
+        node = split_tensor(self._before_reshape(count))[0]
+        if self._view.op(node) == "StridedSlice":
+            node = split_tensor(self._view.inputs(node)[0])[0]
+        if self._view.op(node) not in ("Shape", "Size"):
+            shape, value = self._view.shape(tensor), self._view.constant(count)
+            return shape is not None and len(shape) == 1 and value is not None and shape[0] == int(value)
+        return self._view.inputs(node)[0] == tensor and len(self._view.shape(tensor) or ()) == 1
+
+    def _is_scalar(self, tensor: str) -> bool:
+        return self._view.shape(tensor) == ()
+
+    def _is_nonzero(self, tensor: str) -> bool:
+        value = self._view.constant(tensor)
+        return value is not None and bool((value != 0).all())
+
+    def _before_reshape(self, tensor: str) -> str:
+        return root(self._view, tensor)
+
+
+def _is_before(end: int | None, begin: int | None) -> bool:
+    """Whether a cut that ends here is over where another begins; both from the front, or both from the back."""
+    return end is not None and begin is not None and (end < 0) == (begin < 0) and end <= begin
+
+
+def root(view: GraphView, tensor: str) -> str:
+    """The tensor behind ops that leave ids and their order alone."""
+    while True:
+        node, number = split_tensor(tensor)
+        if view.op(node) in KEEPS_IDS:
+            tensor = view.inputs(node)[0]
+        elif view.op(node) == "IdentityN":
+            tensor = view.inputs(node)[number]
+        else:
+            return tensor
+
+
+def merged_ids(view: GraphView, tensor: str) -> str:
+    """The ids whose merged and sorted form a gradient of SparseSegmentSum and its like gives; empty for others."""
+    node, number = split_tensor(tensor)
+    grad = view.op(node).startswith("SparseSegment") and view.op(node).endswith("GradV2") and number == 1
+    return root(view, view.inputs(node)[1]) if grad else ""

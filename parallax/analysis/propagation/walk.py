@@ -1,0 +1,244 @@
+"""The working state of one walk over a graph, which the rules read and extend (propagate.py drives it)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from parallax.analysis.propagation.states import LOCAL, SAME, State, worst
+from parallax.analysis.reading.capture import Captured
+from parallax.analysis.reading.functions import Functions
+from parallax.errors import ParallaxError
+from parallax.graph.control_flow import Branches
+from parallax.graph.spec import GradientSource
+from parallax.graph.view import Edge, GraphView
+from parallax.plans.rewrites import (
+    AlikeRows,
+    AllReduce,
+    Broadcast,
+    Lookup,
+    Piece,
+    Scale,
+    Scatter,
+    SharedRows,
+    Table,
+    WholeShape,
+)
+
+if TYPE_CHECKING:
+    from parallax.analysis.propagation.denominators import Denominators
+    from parallax.analysis.propagation.passages import Passage
+    from parallax.analysis.propagation.whole_batch import Whole
+
+
+class NoRule(ParallaxError):
+    """An op between a gradient and its update has no rule, so this part needs another route."""
+
+    def __init__(self, part: str, reason: str) -> None:
+        super().__init__(f"{part}: {reason}")
+        self.part = part
+        self.reason = reason
+
+
+@dataclass
+class Merge:
+    """Where joined rows meet their update: the edges to be exchanged, and how the update treats equal rows.
+
+    Rows `of_batch` are no gradient: they are written as they are, each of them, in the order of the workers.
+    """
+
+    part: str
+    indices_token: tuple[str, ...]
+    indices: list[Edge] = field(default_factory=list)
+    values: list[Edge] = field(default_factory=list)
+    merges_equal_rows: bool = True
+    pieces: tuple[Piece, ...] = ()
+    of_batch: bool = False
+
+
+@dataclass
+class Walk:
+    """What one walk knows and has decided so far; the rules read and extend it.
+
+    Attributes:
+        captured: the graph.
+        sources: where autodiff delivers gradients.
+        routes: variable op -> route, for every part whose gradient comes as IndexedSlices.
+        tables: table op -> table, for the parts whose rows have owners.
+        table_of: variable op -> table op, slot variables included.
+        own: variable ops that each worker keeps for itself.
+        shared: variable ops that training writes: they must be equal on all workers.
+        training: nodes that a gradient update needs.
+        read: those of them of which its inputs are computed; not what it only comes after.
+        initial: nodes that an initial value needs.
+        initializers: the ops that assign initial values.
+        dense_sources: dense gradients, by tensor.
+        kinds: the pieces of sparse gradients, as the walk before found them.
+        equal_randomness: whether all workers draw the same random numbers.
+        after_gradients: nodes of training that no gradient needs: the one process draws there once for all.
+        branches: node -> the conditionals and loops that it is inside of.
+        functions: what functions write and draw.
+        denominators: what losses are divided by (denominators.py), as the walk before found them.
+        passages: what autodiff made that is the workers' mean besides, by tensor (passages.py).
+        alike: tensors that the walk before found equal on all workers.
+        asked: tensors that a passage asked for before the walk came to them.
+        passed: the passages of which the mean is taken.
+        wholes: parts of what the one process has that are put together (whole_batch.py), by tensor.
+        decisive: inputs on which shared state depends and that differ between workers, as far as they are.
+    """
+
+    captured: Captured
+    sources: tuple[GradientSource, ...]
+    routes: Mapping[str, str]
+    tables: dict[str, Table]
+    table_of: dict[str, str]
+    own: set[str]
+    shared: set[str]
+    training: set[str]
+    read: set[str]
+    initial: set[str]
+    initializers: set[str]
+    dense_sources: dict[str, list[GradientSource]]
+    kinds: dict[str, tuple[Piece, ...]]
+    equal_randomness: bool
+    after_gradients: set[str]
+    branches: dict[str, Branches]
+    functions: Functions
+    denominators: Denominators
+    passages: Mapping[str, Sequence[Passage]] = field(default_factory=dict)
+    alike: frozenset[str] = frozenset()
+    wholes: Mapping[str, Whole] = field(default_factory=dict)
+    decisive: list[Edge] = field(default_factory=list)
+    asked: set[str] = field(default_factory=set)
+    passed: list[str] = field(default_factory=list)
+    states: dict[str, State] = field(default_factory=dict)
+    marked: dict[tuple[str, str], State] = field(default_factory=dict)
+    pairs: dict[str, list[str]] = field(default_factory=dict)
+    part_of_token: dict[str, str] = field(default_factory=dict)
+    new_members: dict[str, str] = field(default_factory=dict)
+    new_own: set[str] = field(default_factory=set)
+    fed: set[str] = field(default_factory=set)
+    scales: list[Scale] = field(default_factory=list)
+    scatters: list[Scatter] = field(default_factory=list)
+    shared_rows: list[SharedRows] = field(default_factory=list)
+    all_reduces: list[AllReduce] = field(default_factory=list)
+    broadcasts: list[Broadcast] = field(default_factory=list)
+    slices: dict[tuple[str, str], list[Edge]] = field(default_factory=dict)
+    gathers: dict[str, tuple[str, list[Edge]]] = field(default_factory=dict)
+    shapes: list[WholeShape] = field(default_factory=list)
+    alike_rows: list[AlikeRows] = field(default_factory=list)
+    conditionals: list[str] = field(default_factory=list)
+    lookups: list[Lookup] = field(default_factory=list)
+    merges: dict[str, Merge] = field(default_factory=dict)
+
+    @property
+    def view(self) -> GraphView:
+        """The index of the graph."""
+        return self.captured.view
+
+    def state_at(self, node: str, slot: int) -> State:
+        """The state of input `slot` as this node takes it; outside autodiff a gradient is as the exchange makes it."""
+        tensor = self.view.inputs(node)[slot]
+        return self.marked.get((tensor, node)) or self.states.get(tensor, LOCAL)
+
+    def input_states(self, node: str) -> list[State]:
+        """The states of all inputs as this node takes them."""
+        return [self.state_at(node, slot) for slot in range(len(self.view.inputs(node)))]
+
+    def value_state(self, variable: str) -> State:
+        """The state of a variable's value, as a reader finds it."""
+        if variable in self.table_of and not self.is_mirrored(variable):
+            return State("rows", (self.table_of[variable],))
+        return LOCAL if variable in self.own else SAME
+
+    def is_mirrored(self, variable: str) -> bool:
+        """Whether every worker has a copy of this variable, although its rows have owners."""
+        return variable in self.tables and self.tables[variable].mirrored
+
+    def marked_gradient(self, part: str) -> State:
+        """What a dense gradient of a variable is outside autodiff: whole everywhere, or the owners' rows."""
+        return State("rows", (part,)) if self.is_mirrored(part) else SAME
+
+    def set_all(self, node: str, state: State) -> None:
+        """Gives every output of a node one state."""
+        for tensor in self.view.outputs(node):
+            self.states[tensor] = state
+
+    def slice_rows(self, table: str, edge: Edge) -> None:
+        """The edge gets the local rows of what it takes."""
+        tensor = self.view.inputs(edge.node)[edge.slot]
+        self.slices.setdefault((tensor, table), []).append(edge)
+
+    def gather_rows(self, tensor: str, table: str, *edges: Edge) -> None:
+        """The edges, and whoever fetches the tensor, get all rows of it."""
+        self.gathers.setdefault(tensor, (table, []))[1].extend(edges)
+
+    def condition(self, branches: Branches) -> State:
+        """The state of whether branches are taken; how often a loop's body runs may differ between workers."""
+        return worst([LOCAL if b.is_loop else self.states.get(b.predicate, LOCAL) for b in branches])
+
+    def agrees(self, branches: Branches) -> bool:
+        """Whether all workers enter these branches or none; a fed predicate becomes worker 0's."""
+        return self.require_same(self.condition(branches)) == SAME
+
+    def require_same(self, state: State) -> State:
+        """What is fed becomes worker 0's value on all workers where shared state depends on it."""
+        if state.kind == "fed":
+            self.fed.update(state.key)
+            return SAME
+        return state
+
+
+def are_paired(walk: Walk, values: State, indices: State) -> bool:
+    """Whether rows and row numbers belong together, piece by piece."""
+    pieces = [walk.pairs.get(key, [key]) for key in indices.key]
+    return len(values.key) == len(pieces) and all(k in piece for k, piece in zip(values.key, pieces, strict=True))
+
+
+def part_of(walk: Walk, state: State) -> str:
+    """The variable op that a state along rows belongs to."""
+    token = state.key[0] if state.key else ""
+    if isinstance(token, State):
+        return part_of(walk, token)
+    return walk.part_of_token.get(token, str(token))
+
+
+def read_value(walk: Walk, state: State) -> State:
+    """The value of a reference where an op takes it as a value."""
+    return walk.value_state(state.key[0]) if state.kind == "handle" else state
+
+
+def set_handle(walk: Walk, node: str, variable: str) -> None:
+    """The node's outputs are the variable itself; a reference may be fetched, and then means the whole value."""
+    walk.set_all(node, State("handle", (variable,)))
+    if walk.value_state(variable).kind == "rows" and walk.view.op(variable) != "VarHandleOp":
+        for tensor in walk.view.outputs(node):
+            walk.gather_rows(tensor, walk.table_of[variable])
+
+
+def sum_of_parts(walk: Walk, node: str, summed: State, kind: str, weight: str = "") -> None:
+    """The result is a part of what the one process has: the parts of all workers, or of all owners, are put together.
+
+    Args:
+        walk: the walk.
+        node: what gives a part.
+        summed: the state of what it is computed from.
+        kind: how parts are put together (decisions.AllReduce).
+        weight: for a mean, what was averaged.
+    """
+    tensor = f"{node}:0"
+    edges = tuple(walk.view.consumers(tensor))
+    table = server_table(walk, summed)
+    walk.all_reduces.append(AllReduce(tensor, edges, kind, weight, table))
+    walk.set_all(node, SAME)
+
+
+def server_table(walk: Walk, state: State) -> str:
+    """The table on servers whose owners hold what has this state; empty for everything else."""
+    if state.kind == "extent":
+        return server_table(walk, state.key[0])
+    if state.kind not in ("rows", "touched", "touched_indices", "map"):
+        return ""
+    table = str(state.key[0])
+    return table if table in walk.tables and walk.tables[table].servers else ""

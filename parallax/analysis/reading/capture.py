@@ -1,0 +1,226 @@
+"""Takes a tf.Graph as it stands: its nodes with shapes, its variables, and the gradients that autodiff delivered.
+
+The capture holds names, numbers and protos only; the user's graph is neither changed nor kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from parallax.analysis.reading.digests import fingerprint
+from parallax.analysis.reading.inline import Call, inline_calls
+from parallax.analysis.reading.launcher_graph import meant
+from parallax.analysis.reading.lower import lower_conditionals
+from parallax.analysis.reading.recorded import Hidden, Record, records_in
+from parallax.graph.spec import OPEN_SHAPE, Part
+from parallax.graph.view import GraphView, split_tensor
+
+VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+_SHAPES = "_output_shapes"
+_MAX_DEPTH = 50
+_PASSES = ("Identity", "ReadVariableOp", "Switch", "RefSwitch", "Enter", "RefEnter", "Merge", "RefMerge", "RefIdentity")
+"""What gives a variable, or its value, on; of a Merge the first input is looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedVariable:
+    """A TensorFlow variable as found in the graph.
+
+    Attributes:
+        logical_name: the user's name; the parts of a partitioned variable share it.
+        whole_shape: shape of the logical variable.
+        part: this variable's op, shape and first row.
+        dtype: TensorFlow's name of the element type.
+        dtype_bytes: bytes an element.
+        trainable: whether it is in the collection of trainable variables.
+        initializer: the op that assigns the initial value, if known.
+        is_open: whether it was built with an open shape; its shape is then that of its initial value, or OPEN_SHAPE.
+    """
+
+    logical_name: str
+    whole_shape: tuple[int, ...]
+    part: Part
+    dtype: str
+    dtype_bytes: int
+    trainable: bool
+    initializer: str
+    is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A graph as captured.
+
+    Attributes:
+        view: index over the nodes, calls inlined, shapes inferred.
+        fingerprint: SHA-256 over the structure of nodes and functions as the user built them.
+        variables: by op name.
+        records: what autodiff delivered, in the names of the view.
+        hidden: what autodiff delivered in bodies of loops and conditionals, which are not inlined.
+    """
+
+    view: GraphView
+    fingerprint: str
+    variables: dict[str, CapturedVariable]
+    records: tuple[Record, ...]
+    hidden: tuple[Hidden, ...] = ()
+
+
+def capture(graph: Any) -> Captured:
+    """Captures a TF1-style graph, whether built or imported, before or after Parallax was imported.
+
+    Args:
+        graph: a tf.Graph.
+    """
+    graph_def = meant(graph)
+    digest = fingerprint(graph_def)
+    inlined, calls = _flat(graph_def)
+    names = [op.name for op in graph.get_operations()]
+    view = GraphView(graph_def if inlined is graph_def else _with_shapes(inlined))
+    is_open = {name for name, node in view.nodes.items() if node.op in VARIABLES and _shape_of(node) is None}
+    view = _with_initial_shapes(graph, view, is_open) if is_open else view
+    records, hidden = records_in(graph, names, calls, view)
+    return Captured(view, digest, _variables(graph, view, is_open), records, hidden)
+
+
+def _flat(graph_def: Any) -> tuple[Any, tuple[Call, ...]]:
+    """The graph without calls, and without conditionals that write variables, at its top level; and the calls."""
+    calls: list[Call] = []
+    for _ in range(_MAX_DEPTH):
+        inlined, more = inline_calls(graph_def)
+        calls += more
+        flat = lower_conditionals(inlined)
+        if flat is graph_def:
+            break
+        graph_def = flat
+    return graph_def, tuple(calls)
+
+
+def _with_shapes(graph_def: Any) -> Any:
+    """Has TensorFlow infer the shapes anew; those that were known before it takes as they are."""
+    import tensorflow as tf
+
+    scratch = tf.Graph()
+    with scratch.as_default():
+        tf.graph_util.import_graph_def(graph_def, name="")
+    return scratch.as_graph_def(add_shapes=True)
+
+
+def _with_initial_shapes(graph: Any, view: GraphView, is_open: set[str]) -> GraphView:
+    """The graph with the shapes of initial values for variables that were built without one, where those are known."""
+    declared = _declared(graph)
+    known = {}
+    for name in sorted(is_open):
+        initializer = _initializer(declared.get(name), name, view)
+        shape = view.shape(view.inputs(initializer)[1]) if initializer and len(view.inputs(initializer)) > 1 else None
+        if shape is not None and None not in shape:
+            known[name] = shape
+    if not known:
+        return view
+    for node in view.graph_def.node:
+        if node.name in known:
+            shape_of = node.attr["shape"].shape
+            shape_of.Clear()
+            for length in known[node.name]:
+                shape_of.dim.add(size=length)
+            node.attr.pop(_SHAPES, None)
+    return GraphView(_with_shapes(view.graph_def))
+
+
+def _shape_of(node: Any) -> tuple[int, ...] | None:
+    """The static shape of a variable; None where it is open."""
+    shape = node.attr["shape"].shape
+    if shape.unknown_rank or any(dim.size < 0 for dim in shape.dim):
+        return None
+    return tuple(int(dim.size) for dim in shape.dim)
+
+
+def _declared(graph: Any) -> dict[str, Any]:
+    """The variables of a graph's collections, by op."""
+    import tensorflow as tf
+
+    keys, declared = tf.compat.v1.GraphKeys, {}
+    for key in (keys.GLOBAL_VARIABLES, keys.LOCAL_VARIABLES, keys.TRAINABLE_VARIABLES):
+        declared.update({_op_name(v): v for v in graph.get_collection(key)})
+    return declared
+
+
+def _variables(graph: Any, view: GraphView, is_open: set[str]) -> dict[str, CapturedVariable]:
+    import tensorflow as tf
+
+    trainable = {_op_name(v) for v in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
+    declared, found = _declared(graph), {}
+    for name, node in view.nodes.items():
+        if node.op not in VARIABLES:
+            continue
+        dtype = tf.dtypes.as_dtype(node.attr["dtype"].type)
+        own_shape = _shape_of(node)
+        own_shape = OPEN_SHAPE if own_shape is None else own_shape
+        logical, whole, offset = _slice_of(declared.get(name), name, own_shape)
+        found[name] = CapturedVariable(
+            logical_name=logical,
+            whole_shape=whole,
+            part=Part(name, own_shape, offset),
+            dtype=str(dtype.name),
+            dtype_bytes=int(dtype.size),
+            trainable=name in trainable,
+            initializer=_initializer(declared.get(name), name, view),
+            is_open=name in is_open,
+        )
+    return found
+
+
+def _op_name(variable: Any) -> str:
+    handle = getattr(variable, "handle", None)
+    return str(handle.op.name if handle is not None else variable.op.name)
+
+
+def _slice_of(variable: Any, name: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...], int]:
+    """(logical name, whole shape, first row); a part of a partitioned variable knows what it is a part of.
+
+    Parts cut along another dimension than the rows stay variables of their own.
+    """
+    info = getattr(variable, "_save_slice_info", None)
+    if info is None or any(info.var_offset[1:]) or list(info.full_shape[1:]) != list(shape[1:]):
+        return name, shape, 0
+    return str(info.full_name), tuple(int(d) for d in info.full_shape), int(info.var_offset[0])
+
+
+def _initializer(variable: Any, name: str, view: GraphView) -> str:
+    initializer = getattr(variable, "initializer", None)
+    if initializer is not None:
+        return str(initializer.name)
+    for edge in view.consumers(f"{name}:0"):
+        if edge.node == f"{name}/Assign":
+            return edge.node
+    return ""
+
+
+def initialization_phases(captured: Captured) -> list[list[str]]:
+    """The ops that give initial values, in phases to be run one after the other.
+
+    Some initial values are read from other variables (a moving average starts at its variable's value). TensorFlow runs
+    all initializers at once and lets such reads race; in phases, what is read is there.
+    """
+    reads = {}
+    for name, variable in captured.variables.items():
+        if variable.initializer:
+            needed = captured.view.ancestors([variable.initializer]) & captured.variables.keys()
+            reads[name] = needed - {name}
+    phases: list[list[str]] = []
+    done: set[str] = set()
+    while reads:
+        ready = sorted(n for n, needed in reads.items() if not (needed - done) & reads.keys()) or sorted(reads)
+        phases.append([captured.variables[n].initializer for n in ready])
+        done.update(ready)
+        reads = {n: needed for n, needed in reads.items() if n not in done}
+    return phases
+
+
+def variable_of_tensor(view: GraphView, variables: dict[str, CapturedVariable], tensor: str) -> str:
+    """The variable op that a handle, reference or read stands for; empty when it is none."""
+    node = split_tensor(tensor)[0]
+    while node not in variables and view.op(node) in _PASSES and view.inputs(node):
+        node = split_tensor(view.inputs(node)[0])[0]
+    return node if node in variables else ""

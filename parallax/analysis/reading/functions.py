@@ -1,0 +1,105 @@
+"""What the bodies of functions do that their callers cannot see: which arguments they write, and whether they draw.
+
+Calls at the top level are inlined (inline.py) and conditionals that write variables are lowered (lower.py); what is
+left are loops, conditionals that compute only, and functions that datasets and maps take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from parallax.graph.ops import op_definition, state_op
+from parallax.graph.view import GraphView
+
+
+class Functions:
+    """The functions of a graph's library.
+
+    Args:
+        library: a FunctionDefLibrary.
+        differs: whether an op type gives, or may give, every worker something else for the same inputs.
+    """
+
+    def __init__(self, library: Any, differs: Callable[[str], bool]) -> None:
+        self._functions = {f.signature.name: f for f in library.function}
+        self._differs = differs
+        self._written: dict[str, frozenset[int]] = {}
+        self._differing: dict[str, str] = {}
+
+    def of_node(self, node: Any) -> list[str]:
+        """The names of the functions that a node calls."""
+        if not takes_functions(node.op):
+            return []
+        found = []
+        for name in sorted(node.attr):
+            value = node.attr[name]
+            found += [value.func.name] if value.HasField("func") else [f.name for f in value.list.func]
+        return [name for name in found if name in self._functions]
+
+    def written(self, name: str) -> frozenset[int]:
+        """The numbers of the arguments that are variables which the body writes."""
+        if name not in self._written:
+            self._written[name] = frozenset()  # a function that calls itself
+            self._written[name] = self._written_by(self._functions[name])
+        return self._written[name]
+
+    def differing_op(self, name: str) -> str:
+        """An op of the body that gives every worker something else, as `function/node`; empty where there is none."""
+        if name not in self._differing:
+            self._differing[name] = ""
+            for node in self._functions[name].node_def:
+                inner = [self.differing_op(f) for f in self.of_node(node)]
+                calls = bool(self.of_node(node))
+                if any(inner) or (not calls and not _is_variable_op(node) and self._differs(node.op)):
+                    self._differing[name] = next((i for i in inner if i), f"{name}/{node.name}")
+                    break
+        return self._differing[name]
+
+    def _written_by(self, function: Any) -> frozenset[int]:
+        arguments = {arg.name: i for i, arg in enumerate(function.signature.input_arg)}
+        nodes = {node.name: node for node in function.node_def}
+
+        def argument(tensor: str) -> int | None:
+            name = tensor.split(":")[0]
+            while name in nodes and nodes[name].op in ("Identity", "Switch", "Enter"):
+                name = nodes[name].input[0].split(":")[0]
+            return arguments.get(name)
+
+        found = set()
+        for node in function.node_def:
+            data = [i for i in node.input if not i.startswith("^")]
+            state = state_op(node.op, len(data))
+            slots = list(state.state) if state is not None else []
+            slots += sorted(self.written_slots(node))
+            found |= {argument(data[slot]) for slot in slots if slot < len(data)} - {None}
+        return frozenset(number for number in found if number is not None)
+
+    def written_slots(self, node: Any) -> frozenset[int]:
+        """Which inputs of a node are variables that the functions which it calls write."""
+        first = 1 if node.op in ("If", "StatelessIf", "Case", "StatelessCase") else 0
+        return frozenset(first + number for name in self.of_node(node) for number in self.written(name))
+
+
+@cache
+def takes_functions(op: str) -> bool:
+    """Whether ops of this type have functions among their attributes; of an op that is not registered it may be so."""
+    definition = op_definition(op)
+    return definition is None or any(attr.type in ("func", "list(func)") for attr in definition.attr)
+
+
+def _is_variable_op(node: Any) -> bool:
+    """Whether an op reads or writes what its handle names: how the caller holds that variable is what counts."""
+    return state_op(node.op, sum(not i.startswith("^") for i in node.input)) is not None
+
+
+def functions_of(view: GraphView, differs: Callable[[str], bool]) -> Functions:
+    """The functions of a graph."""
+    return Functions(view.graph_def.library, differs)
+
+
+def is_stateful(op: str) -> bool:
+    """Whether TensorFlow declares that an op may give something else for the same inputs."""
+    definition = op_definition(op)
+    return definition is not None and bool(definition.is_stateful)

@@ -1,0 +1,232 @@
+"""Finds where autodiff delivers each variable's gradient: from the record, or, without one, from the graph itself.
+
+Without a record (a graph loaded from a file, or built before Parallax was imported) the names that `tf.gradients` gives
+its ops tell autodiff from the user's post-processing; where even those are missing, the gradient is taken at the update
+op. Each source says how it was found.
+"""
+
+from __future__ import annotations
+
+from parallax.analysis.propagation.passages import inside_of
+from parallax.analysis.reading.capture import Captured, variable_of_tensor
+from parallax.errors import GraphError
+from parallax.graph.control_flow import SWITCHES
+from parallax.graph.ops import ADDITIVE_SCATTERS, StateOp, state_op
+from parallax.graph.spec import GradientSource
+from parallax.graph.view import Edge, GraphView, split_tensor
+
+RECORDED, NAME_SCOPE, UPDATE_OP = "recorded", "name scope", "update op"
+
+
+def find_gradients(captured: Captured) -> tuple[GradientSource, ...]:
+    """Every gradient of a variable, in the order in which autodiff delivered them.
+
+    Raises:
+        GraphError: one is taken within a loop or a conditional that is not inlined, and state depends on it.
+    """
+    _refuse_hidden(captured)
+    sources = _recorded(captured)
+    reached = _reached_by(captured, sources)
+    recorded = {s.part for s in sources}
+    autodiff = _autodiff_ops(captured.view)
+    updates = {}
+    for node in captured.view.nodes:
+        state = _gradient_update(captured, node)
+        if state is not None:
+            updates[node] = (state, _trained(captured, _written(captured, node, state)))
+    accounted = {part for node, (_, part) in updates.items() if node in reached and part in recorded}
+    for node, (state, part) in updates.items():
+        if node in reached and part in recorded:
+            continue
+        found = _from_update(captured, node, state, autodiff)
+        # Beside an update from the recorded gradient, only an optimizer takes another one, which autodiff has made.
+        if part not in accounted or (state.kind == "apply" and found[0].found_by == NAME_SCOPE):
+            sources += found
+    return tuple(dict.fromkeys(sources))
+
+
+def written_variable(captured: Captured, node: str) -> str:
+    """The variable op that a state-writing node writes first; empty for other nodes."""
+    state = state_op(captured.view.op(node), len(captured.view.inputs(node)))
+    return _written(captured, node, state) if state is not None else ""
+
+
+def gradient_updates(captured: Captured, sources: tuple[GradientSource, ...]) -> set[str]:
+    """The state-writing nodes that a gradient reaches through tensors."""
+    reached = _reached_by(captured, list(sources))
+    return {n for n in reached if state_op(captured.view.op(n), len(captured.view.inputs(n))) is not None}
+
+
+def autodiff_ops(captured: Captured) -> frozenset[str]:
+    """The nodes that autodiff made: as recorded, or, without a record, by the names of their scopes."""
+    recorded = frozenset[str]().union(*(record.ops for record in captured.records))
+    return recorded or frozenset(_autodiff_ops(captured.view))
+
+
+def _refuse_hidden(captured: Captured) -> None:
+    view = captured.view
+    for hidden in captured.hidden:
+        part = variable_of_tensor(view, captured.variables, hidden.target)
+        if part and captured.variables[part].trainable and (hidden.writes or _writes_after(view, hidden.node)):
+            raise GraphError(
+                f"A gradient must not be taken within a loop or a conditional: {view.op(hidden.node)} "
+                f"{hidden.node!r} takes one of {part!r}, where workers cannot add theirs up. Take it before the "
+                "conditional and only apply it within; unroll a loop in Python; in place of tf.hessians, take products "
+                "with vectors (tf.gradients of a sum of gradients times a vector)."
+            )
+
+
+def _writes_after(view: GraphView, node: str) -> bool:
+    """Whether anything that comes after a node writes state."""
+    found, waiting = {node}, [node]
+    while waiting:
+        for user in view.users(waiting.pop()):
+            if state_op(view.op(user), len(view.inputs(user))) is not None:
+                return True
+            if user not in found:
+                found.add(user)
+                waiting.append(user)
+    return False
+
+
+def _recorded(captured: Captured) -> list[GradientSource]:
+    view, sources = captured.view, []
+    for record, inside in zip(captured.records, inside_of(captured), strict=True):
+        for target, values, indices in record.gradients:
+            part = variable_of_tensor(view, captured.variables, target)
+            if not part:
+                continue
+            takers = [edge.node for t in (values, indices) if t for edge in view.consumers(t)]
+            outside = tuple(dict.fromkeys(n for n in takers if n not in inside))
+            sources.append(GradientSource(part, values, indices, outside, RECORDED))
+    return sources
+
+
+def _reached_by(captured: Captured, sources: list[GradientSource]) -> set[str]:
+    """The nodes that a gradient reaches through tensors, and through variables that are not trained."""
+    view = captured.view
+    waiting = [node for source in sources for node in source.outside]
+    found = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        takers = [e.node for t in view.outputs(node) for e in view.consumers(t) if not _decides(view, e)]
+        for taker in (*takers, *_reads_after(captured, node)):
+            if taker not in found:
+                found.add(taker)
+                waiting.append(taker)
+    return found
+
+
+def _decides(view: GraphView, edge: Edge) -> bool:
+    """Whether an input decides which branch is taken; no gradient passes through it."""
+    return (view.op(edge.node) in SWITCHES and edge.slot == 1) or view.op(edge.node) == "LoopCond"
+
+
+def _reads_after(captured: Captured, node: str) -> list[str]:
+    """The nodes that see a write: reads that wait for it, and whatever takes an accumulator or a slot."""
+    view = captured.view
+    state = state_op(view.op(node), len(view.inputs(node)))
+    if state is None:
+        return []
+    written = view.inputs(node)[state.state[0]]
+    found = [n for n in view.users(node) if view.op(n) == "ReadVariableOp" and view.inputs(n)[0] == written]
+    variable = captured.variables.get(variable_of_tensor(view, captured.variables, written))
+    if variable is not None and not variable.trainable:
+        found += [e.node for e in view.consumers(f"{variable.part.op}:0") if e.node != variable.initializer]
+    return found
+
+
+def _gradient_update(captured: Captured, node: str) -> StateOp | None:
+    """The description of an optimizer's update of a trainable variable or its slot; None for all else.
+
+    Rows that are scattered are a gradient's only where they are added: an update or a product writes other values.
+    """
+    op = captured.view.op(node)
+    state = state_op(op, len(captured.view.inputs(node)))
+    if state is None or state.kind not in ("apply", "scatter") or state.value is None:
+        return None
+    if state.kind == "scatter" and op not in ADDITIVE_SCATTERS:
+        return None
+    return state if _trained(captured, _written(captured, node, state)) else None
+
+
+def _trained(captured: Captured, op: str) -> str:
+    """The trainable variable that this one is, or follows as a slot; empty for others."""
+    found = captured.variables.get(op)
+    if found is None or found.trainable:
+        return op if found is not None else ""
+    return followed_variable(captured, op)
+
+
+def followed_variable(captured: Captured, op: str) -> str:
+    """The trainable variable of the same shape that a variable is named after (`emb/Adam` after `emb`), or empty."""
+    base = captured.variables.get(op.rsplit("/", 1)[0])
+    if base is None or not base.trainable or captured.variables[op].trainable:
+        return ""
+    return base.part.op if base.part.shape == captured.variables[op].part.shape else ""
+
+
+def _written(captured: Captured, node: str, state: StateOp) -> str:
+    return variable_of_tensor(captured.view, captured.variables, captured.view.inputs(node)[state.state[0]])
+
+
+def _from_update(captured: Captured, node: str, state: StateOp, autodiff: set[str]) -> list[GradientSource]:
+    """The source behind one update that no record accounts for."""
+    view = captured.view
+    part = _trained(captured, _written(captured, node, state))
+    users = [Edge(node, slot) for slot in (state.value, state.indices) if slot is not None]
+    found = [_walk_back(view, view.inputs(e.node)[e.slot], autodiff) for e in users]
+    if None in found:
+        users = _before_merge(view, users)
+        tensors = [view.inputs(e.node)[e.slot] for e in users]
+        outside = tuple(dict.fromkeys(e.node for e in users))
+        return [GradientSource(part, tensors[0], tensors[1] if len(tensors) > 1 else None, outside, UPDATE_OP)]
+    tensors = [t for t in found if t is not None]
+    takers = [edge.node for tensor in tensors for edge in view.consumers(tensor)]
+    outside = tuple(dict.fromkeys(n for n in takers if n not in autodiff))
+    return [GradientSource(part, tensors[0], tensors[1] if len(tensors) > 1 else None, outside, NAME_SCOPE)]
+
+
+def _before_merge(view: GraphView, users: list[Edge]) -> list[Edge]:
+    """Where values and indices enter the Unique and UnsortedSegmentSum before an update, if they do."""
+    producers = [split_tensor(view.inputs(e.node)[e.slot])[0] for e in users]
+    if [view.op(p) for p in producers] in (["UnsortedSegmentSum", "Unique"], ["UnsortedSegmentSum", "UniqueV2"]):
+        return [Edge(p, 0) for p in producers]
+    return users
+
+
+def _walk_back(view: GraphView, tensor: str, autodiff: set[str]) -> str | None:
+    """The tensor of autodiff that became `tensor` through ops that keep its shape; None when there is none."""
+    shape = view.shape(tensor)
+    while split_tensor(tensor)[0] not in autodiff:
+        node = split_tensor(tensor)[0]
+        before = [t for t in view.inputs(node) if shape is not None and _same_rows(view.shape(t), shape)]
+        related = [t for t in before if view.ancestors([split_tensor(t)[0]]) & autodiff]
+        if not related:
+            return None
+        tensor = related[0]
+    return tensor
+
+
+def _same_rows(shape: tuple[int | None, ...] | None, wanted: tuple[int | None, ...]) -> bool:
+    return shape is not None and len(shape) == len(wanted) and list(shape[1:]) == list(wanted[1:])
+
+
+def _autodiff_ops(view: GraphView) -> set[str]:
+    """Ops under the scopes of tf.gradients (`SCOPE/FORWARD_grad/...` with FORWARD an op) and of tapes in a graph.
+
+    Within a call that was inlined, both scope and forward op are under the call's name.
+    """
+    scopes = set()
+    for name in view.nodes:
+        parts = name.split("/")
+        for end, part in enumerate(parts):
+            if part == "gradient_tape":
+                scopes.add("/".join(parts[: end + 1]))
+            if not part.endswith("_grad"):
+                continue
+            for start in range(1, end + 1):
+                forward = "/".join(parts[start : end + 1]).removesuffix("_grad")
+                if any("/".join([*parts[:call], forward]) in view.nodes for call in range(start)):
+                    scopes.add("/".join(parts[:start]))
+    return {n for n in view.nodes if any("/".join(n.split("/")[:i]) in scopes for i in range(1, n.count("/") + 1))}

@@ -1,0 +1,142 @@
+"""Inlines function calls of a GraphDef, so that lookups and gradients inside `tf.function` are seen as ops.
+
+Each result of a call becomes an Identity, which its readers take: one result may be a worker's and another a server's.
+The call keeps its name as an IdentityN over these, so that fetches by name go on working. Bodies of loops and
+conditionals stay where they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from parallax.graph.view import split_tensor, tensor_name
+
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_MAX_DEPTH = 50
+_SHAPES = "_output_shapes"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that was inlined.
+
+    Attributes:
+        name: of the call.
+        function: that it called.
+        arguments: the tensors that it took, in order.
+        body: the names of the function's nodes, in its order; in the graph they are under the call's name.
+        results: the nodes that give its results, in order.
+    """
+
+    name: str
+    function: str
+    arguments: tuple[str, ...]
+    body: tuple[str, ...]
+    results: tuple[str, ...]
+
+    def inner(self, node: str) -> str:
+        """The name in the graph of a node of the function."""
+        return f"{self.name}/{node}"
+
+
+def inline_calls(graph_def: Any) -> tuple[Any, tuple[Call, ...]]:
+    """A copy of the graph without PartitionedCall and StatefulPartitionedCall nodes at its top level, and the calls.
+
+    The graph is returned itself when it holds none. A function that calls itself is left alone below a depth of 50.
+    Calls within a function come after the call of that function.
+    """
+    calls: list[Call] = []
+    for _ in range(_MAX_DEPTH):
+        if not any(node.op in _CALLS for node in graph_def.node):
+            break
+        graph_def = _inline_once(graph_def, calls)
+    return graph_def, _led_to_results(graph_def, calls)
+
+
+def _led_to_results(graph_def: Any, calls: list[Call]) -> tuple[Call, ...]:
+    """Has those who read a call take the Identity of its result, in place; gives the calls with such arguments."""
+    result_of = {f"{call.name}:{i}": f"{node}:0" for call in calls for i, node in enumerate(call.results)}
+    for node in graph_def.node if calls else ():
+        for slot, name in enumerate(node.input):
+            if not name.startswith("^") and tensor_name(name) in result_of:
+                node.input[slot] = result_of[tensor_name(name)]
+    return tuple(replace(call, arguments=tuple(result_of.get(t, t) for t in call.arguments)) for call in calls)
+
+
+def _inline_once(graph_def: Any, calls: list[Call]) -> Any:
+    from tensorflow.core.framework import graph_pb2
+
+    functions = {f.signature.name: f for f in graph_def.library.function}
+    out = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
+    for node in graph_def.node:
+        if node.op in _CALLS and node.attr["f"].func.name in functions:
+            calls.append(_expand(out, node, functions[node.attr["f"].func.name]))
+        else:
+            out.node.append(node)
+    return out
+
+
+def _expand(out: Any, call: Any, function: Any) -> Call:
+    """Appends the nodes of a function's body for one call, and the IdentityN that takes the call's name."""
+    from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
+
+    body, flat_names = function_def_to_graph_def(function)
+    data = [tensor_name(i) for i in call.input if not i.startswith("^")]
+    controls = [i for i in call.input if i.startswith("^")]
+    arguments = {arg.name: data[i] for i, arg in enumerate(function.signature.input_arg)}
+
+    def outer(name: str) -> str:
+        if name.startswith("^"):
+            inner = name[1:]
+            return f"^{split_tensor(arguments[inner])[0]}" if inner in arguments else f"^{call.name}/{inner}"
+        node, number = split_tensor(tensor_name(name))
+        return arguments[node] if node in arguments else f"{call.name}/{node}:{number}"
+
+    for node in body.node:
+        if node.name in arguments:
+            continue
+        copy = out.node.add()
+        copy.CopyFrom(node)
+        copy.name = f"{call.name}/{node.name}"
+        del copy.input[:]
+        copy.input.extend(_inputs([outer(i) for i in node.input], controls))
+        if "_class" in copy.attr:
+            del copy.attr["_class"]
+        if call.device and not copy.device:
+            copy.device = call.device
+    results = [outer(flat_names[function.ret[arg.name]]) for arg in function.signature.output_arg]
+    effects = [f"^{call.name}/{function.control_ret[name]}" for name in function.signature.control_output]
+    given = _results(out, call, results, [*effects, *controls])
+    end = out.node.add()
+    end.name = call.name
+    end.op = "IdentityN" if results else "NoOp"
+    end.input.extend(_inputs(list(given), [*effects, *controls]))
+    if results:
+        end.attr["T"].list.type.extend(call.attr["Tout"].list.type)
+    if len(call.attr[_SHAPES].list.shape):
+        end.attr[_SHAPES].CopyFrom(call.attr[_SHAPES])
+    body_names = tuple(node.name for node in function.node_def)
+    return Call(call.name, function.signature.name, tuple(data), body_names, given)
+
+
+def _results(out: Any, call: Any, results: list[str], controls: list[str]) -> tuple[str, ...]:
+    """Appends an Identity for each result, which waits for all that the call does."""
+    names = []
+    for number, result in enumerate(results):
+        node = out.node.add()
+        node.name = f"{call.name}/result_of_call_{number}"
+        node.op = "Identity"
+        node.input.extend(_inputs([result], controls))
+        node.attr["T"].type = call.attr["Tout"].list.type[number]
+        if number < len(call.attr[_SHAPES].list.shape):
+            node.attr[_SHAPES].list.shape.add().CopyFrom(call.attr[_SHAPES].list.shape[number])
+        names.append(node.name)
+    return tuple(names)
+
+
+def _inputs(names: list[str], controls: list[str]) -> list[str]:
+    """Tensors, which may come more than once, and then what is waited for, each once."""
+    tensors = [name for name in names if not name.startswith("^")]
+    waits = [name for name in names if name.startswith("^")]
+    return [*tensors, *dict.fromkeys([*waits, *controls])]

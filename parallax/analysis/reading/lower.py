@@ -1,0 +1,90 @@
+"""Turns conditionals that write variables into Switch and Merge, as TensorFlow does when it runs them.
+
+An update in a branch of an `If` is then an op of the graph like any other, for the old and the new kind of conditional
+alike. The branches become calls, which are inlined. The conditional keeps its name, and runs in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallax.analysis.reading.functions import Functions
+
+_CONDITIONALS = ("If", "StatelessIf")
+_BOOL, _RESOURCE = 10, 20  # types.proto
+
+
+def lower_conditionals(graph_def: Any) -> Any:
+    """A copy of the graph in which no If at its top level writes a variable; the graph itself when none does."""
+    from tensorflow.core.framework import graph_pb2
+
+    functions = Functions(graph_def.library, lambda op: False)
+    writing = {n.name for n in graph_def.node if n.op in _CONDITIONALS and functions.written_slots(n)}
+    if not writing:
+        return graph_def
+    out = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
+    for node in graph_def.node:
+        if node.name in writing:
+            _lower(out, node)
+        else:
+            out.node.append(node)
+    return out
+
+
+def _lower(out: Any, node: Any) -> None:
+    """Appends what an If becomes."""
+    scope = f"{node.name}/lowered"
+    data = [i for i in node.input if not i.startswith("^")]
+    controls = [i for i in node.input if i.startswith("^")]
+    predicate = _predicate(out, node, scope, data[0], controls)
+    pivot = _add(out, f"{scope}/pivot", "Switch", [predicate, predicate], T=_BOOL)
+    results, done = [], []
+    for side, branch in enumerate(("else_branch", "then_branch")):
+        start = _add(out, f"{scope}/{branch}_taken", "Identity", [f"{pivot}:{side}"], T=_BOOL)
+        taken = []
+        for number, (tensor, dtype) in enumerate(zip(data[1:], node.attr["Tin"].list.type, strict=True)):
+            name = f"{scope}/{branch}_input_{number}"
+            switch = _add(out, name, "Switch", [tensor, predicate], T=dtype)
+            if dtype == _RESOURCE:  # a handle is on its variable's device
+                out.node[-1].attr["_class"].list.s.append(f"loc:@{tensor.split(':')[0]}".encode())
+            taken.append(f"{switch}:{side}")
+        call = out.node.add()
+        call.name, call.op = f"{scope}/{branch}", "StatefulPartitionedCall"
+        call.input.extend([*taken, f"^{start}"])
+        call.device = node.device
+        call.attr["f"].func.CopyFrom(node.attr[branch].func)
+        call.attr["Tin"].list.type.extend(node.attr["Tin"].list.type)
+        call.attr["Tout"].list.type.extend(node.attr["Tout"].list.type)
+        results.append(call.name)
+        done.append(_add(out, f"{scope}/{branch}_done", "Identity", [start, f"^{call.name}"], T=_BOOL))
+    end = _add(out, f"{scope}/done", "Merge", done, T=_BOOL, N=2)
+    merged = []
+    for number, dtype in enumerate(node.attr["Tout"].list.type):
+        pieces = [f"{call}:{number}" for call in results]
+        merged.append(_add(out, f"{scope}/output_{number}", "Merge", pieces, T=dtype, N=2))
+    last = out.node.add()
+    last.name, last.op = node.name, "IdentityN" if merged else "NoOp"
+    last.input.extend([*merged, f"^{end}", *controls])
+    if merged:
+        last.attr["T"].list.type.extend(node.attr["Tout"].list.type)
+
+
+def _predicate(out: Any, node: Any, scope: str, tensor: str, controls: list[str]) -> str:
+    """The predicate as a boolean scalar, after what the conditional waits for; other types are true unless zero."""
+    dtype = node.attr["Tcond"].type
+    if dtype == _BOOL or not dtype:
+        return _add(out, f"{scope}/predicate", "Identity", [tensor, *controls], T=_BOOL)
+    cast = _add(out, f"{scope}/predicate", "Cast", [tensor, *controls], SrcT=dtype)
+    out.node[-1].attr["DstT"].type = _BOOL
+    return cast
+
+
+def _add(out: Any, name: str, op: str, inputs: list[str], N: int | None = None, **types: int) -> str:
+    added = out.node.add()
+    added.name, added.op = name, op
+    added.input.extend(inputs)
+    for key, dtype in types.items():
+        added.attr[key].type = dtype
+    if N is not None:
+        added.attr["N"].i = N
+    return name

@@ -1,0 +1,1 @@
+"""Which routes a variable may take, with their bytes, owners and memory."""

@@ -1,0 +1,199 @@
+"""A variable with its routes, and what a plan says of it once one is chosen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from parallax.analysis.routes.cost import rows_of
+from parallax.analysis.routes.options import by_row, cheapest, options_of, possible, wanted_option, why_on_servers
+from parallax.analysis.routes.owners import Shares, equal_shares
+from parallax.analysis.routes.touched import Touched, touched_of
+from parallax.errors import PlanError
+from parallax.graph.ownership import Ownership
+from parallax.graph.spec import GraphSpec, VariableClass, VariableSpec
+from parallax.plans.plan import (
+    ALLGATHER,
+    ALLREDUCE,
+    ALLTOALL,
+    NO_ROUTE,
+    PLAN_VERSION,
+    PS,
+    Layout,
+    Plan,
+    RouteCost,
+    VariablePlan,
+    Wishes,
+)
+from parallax.plans.wire import FLOAT32, sums_travel_as
+from parallax.profiles.plan_inputs import Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A variable and its routes.
+
+    Attributes:
+        variable: the variable.
+        costs: all routes, possible or not, in bytes and rounds.
+        touched: its rows; None when unknown, or when its gradient is dense.
+        allowed: the routes to choose from; one where the user or a rule has chosen.
+        reason: why there is one; empty where cost decides.
+        is_priced: whether its seconds can be predicted: it has a gradient, and its rows are known if they count.
+    """
+
+    variable: VariableSpec
+    costs: tuple[RouteCost, ...]
+    touched: Touched | None
+    allowed: tuple[str, ...]
+    reason: str
+    is_priced: bool
+
+
+def candidates_of(spec: GraphSpec, layout: Layout, wishes: Wishes, measured: Measured) -> list[Candidate]:
+    """Every variable with its routes.
+
+    Raises:
+        PlanError: when the wishes ask for what is impossible.
+    """
+    return [candidate_of(variable, layout, wishes, measured) for variable in spec.variables]
+
+
+def candidate_of(variable: VariableSpec, layout: Layout, wishes: Wishes, measured: Measured) -> Candidate:
+    """A variable with its routes, and those among which cost decides."""
+    wanted = wishes.routes.get(variable.name)
+    touched = touched_of(variable, wishes, measured)
+    batches, rows = wishes.accumulate_steps, None
+    if touched is not None:
+        rows = rows_of(math.ceil(touched.one), batches, touched.of(batches))
+    costs = options_of(variable, layout, wishes, rows)
+    servers = next((o for o in costs if o.route == PS and possible(o)), None)
+    has_route = costs[0].route != NO_ROUTE
+    allowed, reason = tuple(o.route for o in costs if possible(o)) if has_route else (), ""
+    if wanted is not None:
+        allowed, reason = (wanted_option(variable, costs, wanted).route,), "asked for in the configuration"
+    elif servers is not None and (by_rule := why_on_servers(variable, layout, wishes)):
+        allowed, reason = (PS,), by_rule
+    elif not has_route and not wishes.synchronous and variable.cls == VariableClass.UNTRAINED:
+        allowed, reason = (NO_ROUTE,), "no gradient: each worker's own, as none waits for the others"
+    if allowed != (PS,) and not wishes.synchronous and has_route:
+        note = next(o.note for o in costs if o.route == PS)
+        why = f"ps is {note} ({variable.name})" if note else f"{variable.name} was given {allowed[0]!r}"
+        raise PlanError(f"Asynchronous training keeps all trained variables on servers: {why}.")
+    by_rows = any(route in (ALLGATHER, ALLTOALL) or (route == PS and by_row(variable)) for route in allowed)
+    is_priced = bool(allowed and variable.gradients) and (touched is not None or not by_rows)
+    return Candidate(variable, tuple(costs), touched, allowed, reason, is_priced)
+
+
+def planned_by_rule(candidate: Candidate, layout: Layout) -> VariablePlan:
+    """One variable's plan by bytes and rounds; where servers are its partitions have no place yet."""
+    variable, costs = candidate.variable, list(candidate.costs)
+    if candidate.reason:
+        chosen = next(o for o in costs if o.route == candidate.allowed[0])
+        reason = candidate.reason
+    else:
+        touched = None if candidate.touched is None else math.ceil(candidate.touched.one)
+        chosen, reason = cheapest(variable, costs, touched)
+    rejected = tuple(rejected_by_bytes(option, chosen) for option in costs if option.route != chosen.route)
+    return variable_plan(candidate, chosen, reason, rejected, equal_shares(layout.num_workers))
+
+
+def variable_plan(
+    candidate: Candidate, chosen: RouteCost, reason: str, rejected: tuple[RouteCost, ...], shares: Shares
+) -> VariablePlan:
+    """A variable's plan without its servers."""
+    variable, spread = candidate.variable, chosen.route == ALLTOALL
+    return VariablePlan(
+        name=variable.name,
+        cls=variable.cls,
+        shape=variable.shape,
+        dtype=variable.dtype,
+        route=chosen.route,
+        owner_rows=rows_by_owner(variable, shares.ownership) if spread else (),
+        owner_pattern=shares.pattern if spread else (),
+        touched_rows=None if candidate.touched is None else math.ceil(candidate.touched.one),
+        touched_is_measured=candidate.touched is not None and candidate.touched.is_measured,
+        cost=replace(chosen, note=""),
+        reason=reason,
+        rejected=rejected,
+        slots=tuple(slot.name for slot in variable.slots),
+        evidence=variable.evidence,
+    )
+
+
+def rows_by_owner(variable: VariableSpec, ownership: Ownership) -> tuple[int, ...]:
+    """How many rows of a variable, all its parts together, each worker owns."""
+    return tuple(map(sum, zip(*(ownership.counts(part.rows) for part in variable.parts), strict=True)))
+
+
+def rejected_by_bytes(option: RouteCost, chosen: RouteCost) -> RouteCost:
+    """A route that was not taken, with its bytes beside those of the one that was."""
+    if option.note or option.sent_bytes is None or chosen.sent_bytes is None:
+        return option
+    if option.sent_bytes == chosen.sent_bytes:
+        note = "equal bytes, no fewer rounds"
+    elif chosen.sent_bytes == 0:
+        note = "more bytes"
+    else:
+        note = f"{option.sent_bytes / chosen.sent_bytes:.2f} times the bytes"
+    return RouteCost(option.route, option.sent_bytes, option.rounds, note)
+
+
+def on_their_servers(
+    variable: VariableSpec, planned: VariablePlan, placed: tuple[tuple[int, ...], ...], servers: int
+) -> VariablePlan:
+    """The plan of a variable with its place on servers, if it has one."""
+    if not placed:
+        return planned
+    rows = [0] * servers
+    for part, of_part in zip(variable.parts, placed, strict=True):
+        for server, count in zip(of_part, Ownership.even(len(of_part)).counts(part.rows), strict=True):
+            rows[server] += count
+    return replace(planned, owner_rows=tuple(rows), servers=placed)
+
+
+def plan_of(
+    spec: GraphSpec, layout: Layout, wishes: Wishes, variables: tuple[VariablePlan, ...], notes: tuple[str, ...] = ()
+) -> Plan:
+    """A plan of variables, without prediction."""
+    return Plan(
+        version=PLAN_VERSION,
+        fingerprint=spec.fingerprint,
+        hosts=layout.hosts,
+        servers=layout.servers if any(v.servers for v in variables) else (),
+        run_option=wishes.run_option,
+        synchronous=wishes.synchronous,
+        average_sparse=wishes.average_sparse,
+        variables=variables,
+        notes=(*spec.notes, *_notes(wishes), *_wire_notes(wishes.wire_dtype, variables), *notes),
+        wire_dtype=wishes.wire_dtype,
+        accumulate_steps=wishes.accumulate_steps,
+    )
+
+
+def _notes(wishes: Wishes) -> tuple[str, ...]:
+    notes = []
+    if not wishes.synchronous:
+        notes.append("asynchronous: every worker updates what the servers hold by itself")
+    if wishes.accumulate_steps > 1:
+        notes.append(f"an update takes the gradients of {wishes.accumulate_steps} batches of every worker")
+    if not wishes.average_sparse:
+        notes.append("sparse gradients are summed over the workers, not averaged")
+    return tuple(notes)
+
+
+def _wire_notes(wire: str | None, variables: tuple[VariablePlan, ...]) -> tuple[str, ...]:
+    """What travels in half precision, and what does not although it was asked for."""
+    if wire is None:
+        return ()
+    by_rows = (ALLTOALL, ALLGATHER)
+    halved = [v.name for v in variables if v.route in by_rows or (v.route == PS and v.cls == VariableClass.SPARSE)]
+    notes = [f"rows and their gradients travel as {wire}, and are added up as float32"] if halved else []
+    reduced = any(v.route == ALLREDUCE and v.dtype == FLOAT32 for v in variables)
+    if reduced and sums_travel_as(FLOAT32, wire) == FLOAT32:
+        notes.append(f"all-reduced gradients travel as float32: Horovod adds up no {wire}")
+    elif reduced:
+        notes.append(f"all-reduced gradients travel as {wire}, and are added up as such")
+    if any(v.route == PS and v.cls != VariableClass.SPARSE for v in variables):
+        notes.append("what servers hold and every worker has a copy of travels as it is")
+    return tuple(notes)

@@ -1,0 +1,120 @@
+"""Bytes and rounds of each route, per worker and step.
+
+W workers, u touched rows of a batch, k batches an update, u' touched rows of all of them, width d, e bytes an element,
+i bytes an id, w bytes the whole variable. Every figure is what one worker sends for an update; it receives as many.
+Simplified: all workers touch equally many rows, and owners are equally loaded.
+By another pattern of owners (plan.VariablePlan.owner_pattern) the same is the mean over the workers. With half
+precision on the wire e and w are those of what travels (parallax/plans/wire.py).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from parallax.graph.spec import VariableSpec
+from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, RouteCost
+from parallax.plans.wire import element_bytes, rows_travel_as, sums_travel_as
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """Rows of one variable that one worker sends or is sent in a step.
+
+    Attributes:
+        pulled: distinct rows of each batch, added up.
+        pushed: distinct rows of all batches together, whose gradients travel.
+        batches: how many there are.
+    """
+
+    pulled: int
+    pushed: int
+    batches: int = 1
+
+
+def rows_of(touched: int, batches: int = 1, together: float | None = None) -> StepRows:
+    """The rows of a step.
+
+    Args:
+        touched: distinct rows of a batch.
+        batches: of a step.
+        together: distinct rows of all its batches; None where no two share any.
+    """
+    pushed = touched * batches if together is None else math.ceil(together)
+    return StepRows(touched * batches, pushed, batches)
+
+
+def allreduce_cost(variable: VariableSpec, workers: int, wire: str | None = None) -> RouteCost:
+    """A ring all-reduce sends 2(W-1)/W of the variable (Patarasuk and Yuan 2009)."""
+    return RouteCost(ALLREDUCE, 2 * (workers - 1) * reduced_bytes(variable, wire) // workers, 1)
+
+
+def allgather_cost(variable: VariableSpec, workers: int, rows: StepRows | None, wire: str | None = None) -> RouteCost:
+    """Every worker's merged rows and ids reach every other: (W-1) u' (i + de) around a ring."""
+    if rows is None:
+        return RouteCost(ALLGATHER, None, 1)
+    row_bytes = id_bytes(variable, workers) + sent_row_bytes(variable, wire)
+    return RouteCost(ALLGATHER, (workers - 1) * rows.pushed * row_bytes, 1)
+
+
+def alltoall_cost(variable: VariableSpec, workers: int, rows: StepRows | None, wire: str | None = None) -> RouteCost:
+    """Ids out and rows back with each batch, gradients out, each to the owner: (W-1)/W (k u (i + de) + u' de).
+
+    Of one batch the owner remembers whose gradients it gets; of several their ids travel too, in a round more.
+    """
+    rounds = 3
+    if rows is None:
+        return RouteCost(ALLTOALL, None, rounds)
+    of_id, of_row = id_bytes(variable, workers), sent_row_bytes(variable, wire)
+    pushed_bytes = rows.pushed * (of_row + (of_id if rows.batches > 1 else 0))
+    moved = rows.pulled * (of_id + of_row) + pushed_bytes
+    rounds = 2 * rows.batches + (2 if rows.batches > 1 else 1)
+    return RouteCost(ALLTOALL, (workers - 1) * moved // workers, rounds)
+
+
+def ps_cost(
+    variable: VariableSpec,
+    workers: int,
+    rows: StepRows | None,
+    by_row: bool,
+    has_fronts: bool = False,
+    wire: str | None = None,
+) -> RouteCost:
+    """What one worker sends to servers, and the servers to it.
+
+    By row: ids out and rows back with each batch, gradient rows with their ids out: k u (i + de) + u' (8 + de), for
+    accumulators number rows in 8 bytes. Whole: the gradient out, the new value back: 2w, never halved. All of it
+    crosses from one process to another, also where both are on one host.
+
+    Where every server has a front (parallax/plans/plan.py), rows go between workers, in three rounds more, and as by
+    `alltoall` its bytes leave a host. What a front and its server send each other stays there, uncounted.
+    """
+    if not by_row:
+        return RouteCost(PS, 2 * variable.value_bytes, 2)
+    batches = 1 if rows is None else rows.batches
+    rounds = 2 * batches + 2 if not has_fronts else 4 * batches + (4 if batches > 1 else 3)
+    if rows is None:
+        return RouteCost(PS, None, rounds)
+    if has_fronts:
+        return RouteCost(PS, alltoall_cost(variable, workers, rows, wire).sent_bytes, rounds)
+    of_id, of_row = id_bytes(variable, workers), sent_row_bytes(variable, wire)
+    return RouteCost(PS, rows.pulled * (of_id + of_row) + rows.pushed * (8 + of_row), rounds)
+
+
+def id_bytes(variable: VariableSpec, workers: int) -> int:
+    """Ids travel as int32 where the table's rows allow."""
+    return 4 if -(-variable.rows // workers) * workers < 2**31 else 8
+
+
+def sent_row_bytes(variable: VariableSpec, wire: str | None) -> int:
+    """Bytes of one row on the wire, without its id."""
+    return variable.width * element_bytes(variable.dtype, variable.dtype_bytes, rows_travel_as(variable.dtype, wire))
+
+
+def reduced_bytes(variable: VariableSpec, wire: str | None) -> int:
+    """Bytes of a whole gradient that an all-reduce adds up.
+
+    A sparse gradient is made dense first and carries one more column, which counts who touched a row.
+    """
+    elements = math.prod(variable.shape) + (variable.rows if variable.has_slices else 0)
+    return elements * element_bytes(variable.dtype, variable.dtype_bytes, sums_travel_as(variable.dtype, wire))

@@ -1,0 +1,246 @@
+"""The memory of every process, and that hosts have enough of it.
+
+Simplified: a slot is as large as its variable, and the buffers of all exchanges are in use at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallax.analysis.routes.cost import id_bytes
+from parallax.analysis.routes.owners import Shares
+from parallax.analysis.routes.touched import Touched
+from parallax.errors import PlanError
+from parallax.graph.spec import VariableClass, VariableSpec
+from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, Layout, Wishes
+from parallax.plans.prediction import ProcessMemory
+from parallax.profiles.plan_inputs import Measured
+from parallax.report.text import bytes_text
+
+_KEPT_ID_BYTES = 8
+"""Of a row number that is kept with its gradient: as it comes from the graph, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of one variable by a route, values with slots first, then buffers of its exchange.
+
+    Attributes:
+        copies: in every worker.
+        spread: over the workers, each by its share of the rows.
+        served: over the servers, each by what it holds.
+        copied_buffers: in every worker.
+        spread_buffers: over the workers, by share.
+        served_buffers: over the servers.
+        servers: number of a server -> the share of the rows that it holds.
+    """
+
+    copies: float = 0.0
+    spread: float = 0.0
+    served: float = 0.0
+    copied_buffers: float = 0.0
+    spread_buffers: float = 0.0
+    served_buffers: float = 0.0
+    servers: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Hosts that may be short of memory: of those alike the one with the least.
+
+    Attributes:
+        numbers: of these hosts.
+        limits: bytes that their processes may take together, besides what the model takes.
+        workers: of each.
+        shares: of the rows of a spread table, of each.
+        servers: the servers of each.
+    """
+
+    numbers: tuple[int, ...]
+    limits: tuple[float, ...]
+    workers: tuple[int, ...]
+    shares: tuple[float, ...]
+    servers: tuple[tuple[int, ...], ...]
+
+    def bytes_of(self, footprint: Footprint) -> NDArray[np.float64]:
+        """What a variable takes on each of these hosts."""
+        held = dict(footprint.servers)
+        served = footprint.served + footprint.served_buffers
+        return np.array(
+            [
+                workers * (footprint.copies + footprint.copied_buffers)
+                + share * (footprint.spread + footprint.spread_buffers)
+                + (sum(held.get(server, 0.0) for server in servers) * served if held else 0.0)
+                for workers, share, servers in zip(self.workers, self.shares, self.servers, strict=True)
+            ]
+        )
+
+
+def footprint(
+    variable: VariableSpec,
+    route: str,
+    touched: Touched | None,
+    workers: int,
+    servers: tuple[tuple[int, ...], ...] = (),
+    batches: int = 1,
+) -> Footprint:
+    """What a variable takes by a route; buffers of rows are left out where touched rows are unknown.
+
+    Of an update's batches all but the last have their gradients kept: a dense one's sum, or all rows.
+
+    A worker has the gradient and its sum by all-reduce; all workers' rows and its own by allgather; the rows pulled and
+    the gradient rows pushed by owners, who have as much again for what is asked of them; a server has the sum of a
+    gradient and what arrives.
+    """
+    found = _of_route(variable, route, touched, workers, servers, 0.0 if touched is None else touched.of(batches))
+    if batches < 2 or not variable.gradients:
+        return found
+    kept = float(variable.value_bytes)
+    if variable.has_slices and variable.cls != VariableClass.MIXED:
+        looked_up = 0.0 if touched is None else touched.ids
+        kept = (batches - 1) * looked_up * (_KEPT_ID_BYTES + variable.width * variable.dtype_bytes)
+    return replace(found, copied_buffers=found.copied_buffers + kept)
+
+
+def _of_route(
+    variable: VariableSpec,
+    route: str,
+    touched: Touched | None,
+    workers: int,
+    servers: tuple[tuple[int, ...], ...],
+    pushed: float,
+) -> Footprint:
+    """What a variable takes by a route, whose gradients are of so many rows, beside what is kept of other batches."""
+    values = variable.value_bytes * (1 + len(variable.slots))
+    of_id, of_row = id_bytes(variable, workers), variable.width * variable.dtype_bytes
+    rows = 0.0 if touched is None else touched.one
+    if route == ALLREDUCE:
+        counts = variable.rows * variable.dtype_bytes if variable.has_slices else 0
+        return Footprint(copies=values, copied_buffers=2 * (variable.value_bytes + counts))
+    if route == ALLGATHER:
+        return Footprint(copies=values, copied_buffers=(workers + 1) * pushed * (of_id + of_row))
+    if route == ALLTOALL:
+        buffers = rows * (of_id + of_row) + pushed * of_row
+        return Footprint(spread=values, copied_buffers=buffers, spread_buffers=workers * buffers)
+    if route != PS:
+        return Footprint(copies=values)
+    held = shares_on_servers(variable, servers)
+    if variable.cls != VariableClass.SPARSE:
+        whole = variable.value_bytes
+        return Footprint(
+            copies=whole if variable.gradients else 0,
+            served=values,
+            copied_buffers=whole,
+            served_buffers=2 * whole,
+            servers=held,
+        )
+    sent = 8 + of_row
+    return Footprint(
+        served=values,
+        copied_buffers=rows * (of_id + of_row) + pushed * sent,
+        served_buffers=(workers + 1) * pushed * sent,
+        servers=held,
+    )
+
+
+def shares_on_servers(variable: VariableSpec, servers: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, float], ...]:
+    """The share of a variable's rows that each server holds which holds any."""
+    held: dict[int, float] = {}
+    for of_part, part in zip(servers, variable.parts, strict=False):
+        for server in of_part:
+            held[server] = held.get(server, 0.0) + part.rows / max(variable.rows, 1) / len(of_part)
+    return tuple(sorted(held.items()))
+
+
+def hosts_of(layout: Layout, shares: Shares, wishes: Wishes, measured: Measured, servers: bool) -> Hosts:
+    """The hosts whose memory limits a plan; none where no limit is known.
+
+    Args:
+        layout: the workers, and the servers that may be started.
+        shares: who owns how much of a spread table.
+        wishes: may limit every host.
+        measured: the machines' memory, and what the model takes in every worker.
+        servers: whether any variable may be on servers.
+    """
+    model = (measured.model.memory_bytes or 0) if measured.model is not None else 0
+    owned = [0.0] * len(layout.hosts)
+    for host, share in zip(layout.host_by_rank, shares.by_worker, strict=True):
+        owned[host] += share
+    least: dict[tuple[object, ...], tuple[float, int]] = {}
+    here: list[tuple[int, ...]] = []
+    for host, workers in enumerate(layout.hosts):
+        here.append(tuple(n for n, at in enumerate(layout.servers) if at == host) if servers else ())
+        known = [m for m in (wishes.memory_bytes,) if m is not None]
+        if measured.cluster is not None:
+            known.append(measured.cluster.hosts[host].memory_bytes)
+        if known:
+            key = (workers, round(owned[host], 12), here[host])
+            limit = min(known) - workers * model
+            least[key] = min(least.get(key, (limit, host)), (limit, host))
+    found = sorted((host, limit) for limit, host in least.values())
+    return Hosts(
+        numbers=tuple(host for host, _ in found),
+        limits=tuple(float(limit) for _, limit in found),
+        workers=tuple(layout.hosts[host] for host, _ in found),
+        shares=tuple(owned[host] for host, _ in found),
+        servers=tuple(here[host] for host, _ in found),
+    )
+
+
+def check_fits(hosts: Hosts, takes: Mapping[str, Sequence[NDArray[np.float64]]], names: Sequence[str]) -> None:
+    """Refuses what cannot fit whatever is chosen.
+
+    Args:
+        hosts: that limit.
+        takes: variable -> what each of its options takes on these hosts.
+        names: of all hosts, for people; may be empty.
+
+    Raises:
+        PlanError: some host has not enough memory for the smallest option of every variable.
+    """
+    for place, (host, limit) in enumerate(zip(hosts.numbers, hosts.limits, strict=True)):
+        least = {name: min(float(option[place]) for option in options) for name, options in takes.items()}
+        needed = sum(least.values())
+        if needed > limit:
+            largest = max(sorted(least), key=lambda name: least[name])
+            raise no_room(largest, least[largest], needed, limit, names[host] if names else f"host {host}")
+
+
+def no_room(variable: str, its_bytes: float, needed: float, limit: float, where: str) -> PlanError:
+    """The error of a host that is too small."""
+    return PlanError(
+        f"What the processes of a host hold must fit into its memory: on {where} the variables need at least "
+        f"{bytes_text(round(needed))} ({round(needed)} bytes), of which {variable} takes "
+        f"{bytes_text(round(its_bytes))}, and {bytes_text(max(0, round(limit)))} ({round(limit)} bytes) are free for "
+        "them. Add hosts, or allow a route that spreads the variable."
+    )
+
+
+def of_processes(
+    layout: Layout, shares: Shares, footprints: Sequence[Footprint], model_bytes: int
+) -> tuple[ProcessMemory, ...]:
+    """What every process holds, workers first."""
+    copies, spread, copied, spread_buffers = (
+        sum(getattr(f, field) for f in footprints) for field in ("copies", "spread", "copied_buffers", "spread_buffers")
+    )
+    found = [
+        ProcessMemory(
+            "worker", rank, host, round(copies + share * spread), round(copied + share * spread_buffers), model_bytes
+        )
+        for rank, (host, share) in enumerate(zip(layout.host_by_rank, shares.by_worker, strict=True))
+    ]
+    values, buffers = [0.0] * len(layout.servers), [0.0] * len(layout.servers)
+    for one in footprints:
+        for server, share in one.servers:
+            values[server] += share * one.served
+            buffers[server] += share * one.served_buffers
+    used = any(one.servers for one in footprints)
+    return tuple(found) + tuple(
+        ProcessMemory("server", number, host, round(values[number]), round(buffers[number]), 0)
+        for number, host in enumerate(layout.servers)
+        if used
+    )

@@ -1,0 +1,133 @@
+"""The routes of a variable: what each would send, and which are possible at all."""
+
+from __future__ import annotations
+
+from parallax.analysis.routes.cost import StepRows, allgather_cost, allreduce_cost, alltoall_cost, ps_cost
+from parallax.errors import PlanError
+from parallax.graph.spec import VariableClass, VariableSpec
+from parallax.plans.plan import (
+    ALLGATHER,
+    ALLREDUCE,
+    ALLTOALL,
+    NO_ROUTE,
+    PS,
+    ROUTES,
+    Layout,
+    RouteCost,
+    Wishes,
+    fronts_of,
+)
+
+_ROW_TYPES = ("float16", "float32", "float64")
+"""What Horovod's all-to-all and allgather and TensorFlow's accumulators take; an all-reduce of bfloat16 travels as
+float32."""
+
+
+def why_on_servers(variable: VariableSpec, layout: Layout, wishes: Wishes) -> str:
+    """Why a variable goes to servers although nobody asked for it by name; empty when it does not."""
+    if not wishes.synchronous:
+        return "asynchronous training"
+    if wishes.run_option == "PS":
+        return "run option PS"
+    if layout.has_hosts_for_servers and by_row(variable):
+        return "there are hosts for servers only"
+    return ""
+
+
+def by_row(variable: VariableSpec) -> bool:
+    """Whether rows of a variable are looked up one by one, so that no worker needs it whole."""
+    return variable.cls == VariableClass.SPARSE
+
+
+def options_of(variable: VariableSpec, layout: Layout, wishes: Wishes, rows: StepRows | None) -> list[RouteCost]:
+    """All routes with their costs; an impossible one says why in its note."""
+    servers = _servers_option(variable, layout, wishes, rows)
+    if variable.cls in (VariableClass.UNTRAINED, VariableClass.LOCAL):
+        counted = variable.is_counter and not wishes.synchronous
+        return [servers] if counted else [RouteCost(NO_ROUTE, 0, 0)]
+    workers = layout.num_workers
+    reduce_all = allreduce_cost(variable, workers, wishes.wire_dtype)
+    if not variable.has_slices or variable.cls in (VariableClass.DENSE, VariableClass.MIXED):
+        note = f"impossible: its gradient is {'made ' if variable.has_slices else ''}dense"
+        return [reduce_all, RouteCost(ALLGATHER, None, 1, note), RouteCost(ALLTOALL, None, 3, note), servers]
+    gather = allgather_cost(variable, workers, rows, wishes.wire_dtype)
+    spread = alltoall_cost(variable, workers, rows, wishes.wire_dtype)
+    if variable.unmerged:
+        reduce_all = RouteCost(ALLREDUCE, reduce_all.sent_bytes, 1, f"impossible: {variable.reason}")
+    if variable.dtype not in _ROW_TYPES:
+        note = f"impossible: Horovod sends no rows of {variable.dtype}"
+        return [reduce_all, RouteCost(ALLGATHER, None, 1, note), RouteCost(ALLTOALL, None, 3, note), servers]
+    if variable.cls == VariableClass.NOT_SHARDABLE:
+        spread = RouteCost(ALLTOALL, spread.sent_bytes, 3, f"impossible: {variable.reason}")
+    elif variable.rows < workers:
+        few = f"impossible: {variable.rows} rows are fewer than {workers} workers"
+        spread = RouteCost(ALLTOALL, spread.sent_bytes, 3, few)
+    return [reduce_all, gather, spread, servers]
+
+
+def _servers_option(variable: VariableSpec, layout: Layout, wishes: Wishes, rows: StepRows | None) -> RouteCost:
+    has_fronts = wishes.synchronous and bool(fronts_of(layout.host_by_rank, layout.servers))
+    cost = ps_cost(variable, layout.num_workers, rows, by_row(variable), has_fronts, wishes.wire_dtype)
+    why = ""
+    if wishes.run_option == "MPI":
+        why = "run option MPI starts no servers"
+    elif not layout.servers:
+        why = "no host may have a server"
+    elif variable.name in wishes.refused:
+        why = wishes.refused[variable.name]
+    elif variable.cls == VariableClass.NOT_SHARDABLE:
+        why = variable.reason
+    elif variable.is_open:
+        why = "it was built with an open shape"
+    elif wishes.synchronous and variable.dtype not in _ROW_TYPES:
+        why = f"TensorFlow has no accumulators of {variable.dtype}"
+    return RouteCost(PS, cost.sent_bytes, cost.rounds, f"impossible: {why}") if why else cost
+
+
+def possible(option: RouteCost) -> bool:
+    """Whether a route can be taken at all."""
+    return not option.note.startswith("impossible")
+
+
+def cheapest(variable: VariableSpec, options: list[RouteCost], touched: int | None) -> tuple[RouteCost, str]:
+    """The route with the fewest bytes, and why; servers are not among those compared."""
+    can = [option for option in options if possible(option) and option.route != PS]
+    if options[0].route == NO_ROUTE:
+        own = variable.cls == VariableClass.LOCAL
+        return options[0], "each worker keeps its own" if own else "no gradient: equal on all workers"
+    if len(can) == 1:
+        return can[0], f"the only route for a {variable.cls.value} gradient"
+    unknown = [option for option in can if option.sent_bytes is None]
+    if unknown:
+        return unknown[-1], "touched rows unknown: no static batch shape; see touched_rows"
+    best = min(can, key=lambda option: (option.sent_bytes or 0, option.rounds))
+    whole = can[0]
+    if touched == variable.rows and whole.route == ALLREDUCE and _nearly_equal(whole, best):
+        return whole, "every row may be touched: about the bytes of the other routes, in one round"
+    return best, "fewest bytes" if (best.sent_bytes or 0) > 0 else "nothing to send to other workers"
+
+
+def _nearly_equal(option: RouteCost, best: RouteCost) -> bool:
+    """Within a fiftieth: less than what the formulas leave out (message headers, unequal owners)."""
+    return 50 * (option.sent_bytes or 0) <= 51 * (best.sent_bytes or 0)
+
+
+def wanted_option(variable: VariableSpec, options: list[RouteCost], wanted: str) -> RouteCost:
+    """The route that was asked for.
+
+    Raises:
+        PlanError: it is impossible.
+    """
+    if wanted not in ROUTES:
+        raise PlanError(f"A route must be one of {', '.join(ROUTES)}: {variable.name} was given {wanted!r}.")
+    for option in options:
+        if option.route == wanted:
+            if possible(option):
+                return option
+            raise PlanError(
+                f"Route {wanted} is {option.note.replace('impossible', 'impossible for ' + variable.name, 1)}. "
+                f"Possible: {', '.join(o.route for o in options if possible(o))}."
+            )
+    raise PlanError(
+        f"Route {wanted} is impossible for {variable.name}: it has no gradient. Leave it out of the routes."
+    )

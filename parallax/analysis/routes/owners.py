@@ -1,0 +1,121 @@
+"""Which worker owns how many rows of a table that is spread over the workers.
+
+Equal shares, unless links differ by more than the fit of their measurement: then workers behind a slow link own fewer.
+Shares are whole slots of a short pattern, so that row r belongs to worker pattern[r % len(pattern)].
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from parallax.graph.ownership import Ownership
+from parallax.plans.plan import Layout
+from parallax.profiles.profiles import ClusterProfile
+
+MOST_SLOTS = 8
+"""Of one worker in a pattern. A pattern stays short; shares are as fine as an eighth of the largest."""
+
+ALL_SLOTS = 2
+"""Up to so many kinds of hosts every pattern is looked at; of more, one kind is changed at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Slots of every worker, by rank, without a common divisor."""
+
+    slots: tuple[int, ...]
+
+    @property
+    def by_worker(self) -> tuple[float, ...]:
+        """The share of all rows of each worker."""
+        total = sum(self.slots)
+        return tuple(slots / total for slots in self.slots)
+
+    @property
+    def pattern(self) -> tuple[int, ...]:
+        """The owners of consecutive rows, interleaved; empty when all shares are equal.
+
+        Smooth weighted round-robin: in each turn every worker gains its slots, the one that has most (the first of
+        equal ones) gets the row and loses as much as all gained. A vocabulary sorted by frequency stays balanced.
+        """
+        if len(set(self.slots)) == 1:
+            return ()
+        total, gained, found = sum(self.slots), [0] * len(self.slots), []
+        for _ in range(total):
+            gained = [have + slots for have, slots in zip(gained, self.slots, strict=True)]
+            owner = max(range(len(gained)), key=lambda worker: (gained[worker], -worker))
+            gained[owner] -= total
+            found.append(owner)
+        return tuple(found)
+
+    @property
+    def ownership(self) -> Ownership:
+        """Who owns which rows."""
+        workers = len(self.slots)
+        return Ownership(self.pattern, workers) if self.pattern else Ownership.even(workers)
+
+
+def equal_shares(workers: int) -> Shares:
+    """Every worker owns as many rows."""
+    return Shares((1,) * workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """Hosts with workers, by the rate of their links: the kind of each host, or None without workers.
+
+    Attributes:
+        of_host: by host number.
+        rates: bytes per second of each kind, the slower direction of its fastest host; the fastest kind first.
+    """
+
+    of_host: tuple[int | None, ...]
+    rates: tuple[float, ...]
+
+
+def kinds_of(layout: Layout, cluster: ClusterProfile) -> Kinds:
+    """Sorts hosts into kinds: rates within the noise of the measurement of each other are of one.
+
+    The noise is the median relative error of the fit of an all-to-all, as its samples went over these links.
+    """
+    line = cluster.across.get("alltoall")
+    noise = line.residual if line is not None else 0.0
+    rates = {
+        host: min(cluster.hosts[host].out_bytes_per_s, cluster.hosts[host].in_bytes_per_s)
+        for host, workers in enumerate(layout.hosts)
+        if workers
+    }
+    found: list[float] = []
+    kind: dict[int, int] = {}
+    for host, rate in sorted(rates.items(), key=lambda item: (-item[1], item[0])):
+        if not found or rate < found[-1] * (1 - noise):
+            found.append(rate)
+        kind[host] = len(found) - 1
+    return Kinds(tuple(kind.get(host) for host in range(len(layout.hosts))), tuple(found))
+
+
+def shares_of(layout: Layout, kinds: Kinds, slots: tuple[int, ...]) -> Shares:
+    """Shares in which every worker on a host of a kind has that kind's slots."""
+    divisor = math.gcd(*slots)
+    return Shares(tuple(slots[kinds.of_host[host] or 0] // divisor for host in layout.host_by_rank))
+
+
+def all_slots(kinds: Kinds) -> Iterator[tuple[int, ...]]:
+    """Every different pattern in which a slower kind has no more slots than a faster one; equal shares first."""
+    numbers = range(MOST_SLOTS, -1, -1)
+    seen = set()
+    for slots in itertools.product(numbers, repeat=len(kinds.rates)):
+        if slots[0] and list(slots) == sorted(slots, reverse=True):
+            divisor = math.gcd(*slots)
+            reduced = tuple(s // divisor for s in slots)
+            if reduced not in seen:
+                seen.add(reduced)
+                yield reduced
+
+
+def slots_by_rate(kinds: Kinds) -> tuple[int, ...]:
+    """Slots in proportion to the rates: a beginning for a search."""
+    return tuple(max(0, round(MOST_SLOTS * rate / kinds.rates[0])) for rate in kinds.rates)

@@ -1,0 +1,87 @@
+"""On how many partitions servers hold a variable, and which server holds which.
+
+A partition is a share of the rows, so that large variables use the links of all servers and small ones need one
+request. Partitions go, the heaviest first, to the server with the least to carry; those of one variable as far apart
+as they can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from parallax.errors import PlanError
+from parallax.graph.spec import VariableSpec
+
+PARTITION_BYTES = 256 << 10
+"""A variable gets one more partition for each of these that it begins: the size that TensorFlow's own partitioner of
+variables on servers takes for its smallest (MinSizePartitioner). Far below it a request costs more than its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """One partition: bytes that a step moves through it, and whose it is (variable, part, partition)."""
+
+    load_bytes: float
+    name: str
+    part: int
+    partition: int
+
+
+def partition_count(variable: VariableSpec, part: int, servers: int, wanted: int | None) -> int:
+    """Partitions of one part of a variable: as many as servers, if each is large enough to be worth it.
+
+    A variable that the script has partitioned itself keeps its parts as they are.
+
+    Raises:
+        PlanError: more were asked for than there are rows.
+    """
+    rows = variable.parts[part].rows
+    if wanted is not None:
+        if not 1 <= wanted <= rows:
+            what = f"{variable.name} has {rows} rows" if len(variable.parts) == 1 else f"a part of it has {rows} rows"
+            raise PlanError(
+                f"A variable can have from 1 to as many partitions as rows: {what}, and {wanted} were asked."
+            )
+        return wanted
+    if len(variable.parts) > 1 or not variable.shape:
+        return 1
+    return max(1, min(servers, rows, -(-variable.value_bytes // PARTITION_BYTES)))
+
+
+def place(
+    variables: list[VariableSpec], loads: Mapping[str, float], servers: int, wanted: Mapping[str, int]
+) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """The servers of all partitions.
+
+    Args:
+        variables: what servers shall hold.
+        loads: variable name -> bytes that a step moves for it.
+        servers: how many servers there are.
+        wanted: variable name -> partitions that the user wants.
+
+    Returns:
+        Variable name -> for each part the server of each of its partitions.
+    """
+    shares, counts = [], {}
+    for variable in variables:
+        for part in range(len(variable.parts)):
+            count = partition_count(variable, part, servers, wanted.get(variable.name))
+            counts[variable.name, part] = count
+            of_part = loads[variable.name] * variable.parts[part].rows / max(variable.rows, 1)
+            shares += [_Share(of_part / count, variable.name, part, p) for p in range(count)]
+    shares.sort(key=lambda s: (-s.load_bytes, s.name, s.part, s.partition))
+    carried = [0.0] * servers
+    held: dict[tuple[str, int], int] = {}
+    found: dict[tuple[str, int, int], int] = {}
+    for share in shares:
+        server = min(range(servers), key=lambda s: (held.get((share.name, s), 0), carried[s], s))
+        found[share.name, share.part, share.partition] = server
+        held[share.name, server] = held.get((share.name, server), 0) + 1
+        carried[server] += share.load_bytes
+    return {
+        v.name: tuple(
+            tuple(found[v.name, part, p] for p in range(counts[v.name, part])) for part in range(len(v.parts))
+        )
+        for v in variables
+    }

@@ -1,0 +1,79 @@
+"""How many rows of a variable the workers of a step touch: as the user says, as measured, or at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from parallax.graph.spec import VariableSpec
+from parallax.plans.plan import Wishes
+from parallax.profiles.plan_inputs import Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Rows of one variable.
+
+    Attributes:
+        rows: of the whole variable.
+        one: distinct rows that a worker reads in a step.
+        ids: that a worker looks up in a step, equal ones counted each.
+        joined: (k, distinct rows that k workers read together), from k = 1, rising; more than `one` alone only where
+            they were measured.
+        busiest: the share of the owner asked most, times the number of owners.
+        is_measured: whether they come from a model profile.
+    """
+
+    rows: int
+    one: float
+    ids: float
+    joined: tuple[tuple[int, float], ...] = ()
+    busiest: float = 1.0
+    is_measured: bool = False
+
+    def of(self, workers: int) -> float:
+        """Distinct rows that so many workers read together.
+
+        Between what was measured, a straight line; beyond it the last slope, which is too steep, as rows that were
+        touched already come again more and more often. Where nothing was measured no two workers share a row.
+        """
+        if workers < 1:
+            return 0.0
+        most = min(float(self.rows), workers * self.one)
+        points = self.joined or ((1, self.one),)
+        if len(points) < 2:
+            return most
+        (k0, r0), (k1, r1) = next(
+            ((a, b) for a, b in zip(points, points[1:], strict=False) if workers <= b[0]), (points[-2], points[-1])
+        )
+        return min(most, r0 + (r1 - r0) * (workers - k0) / (k1 - k0))
+
+    def scaled_to(self, one: float) -> Touched:
+        """With another number of rows a worker, those of several in the same proportion."""
+        factor = one / self.one
+        joined = tuple((k, min(float(self.rows), rows * factor)) for k, rows in self.joined)
+        return Touched(self.rows, one, max(one, self.ids * factor), joined, self.busiest, self.is_measured)
+
+
+def touched_of(variable: VariableSpec, wishes: Wishes, measured: Measured) -> Touched | None:
+    """What is known of a variable looked up by row; None when nothing is.
+
+    What the user says goes before what was measured, and that before the bound from static shapes.
+    """
+    if not variable.has_slices:
+        return None
+    table = measured.table(variable.name)
+    found = None
+    if table is not None and table.touched_rows > 0:
+        found = Touched(
+            variable.rows, table.touched_rows, table.ids, table.joined_rows, max(1.0, table.busiest_share), True
+        )
+    wanted = wishes.touched_rows.get(variable.name)
+    if wanted is not None:
+        return (
+            Touched(variable.rows, wanted, wanted)
+            if found is None
+            else replace(found.scaled_to(wanted), is_measured=False)
+        )
+    if found is None and variable.ids_per_step is not None and variable.touched_rows_bound:
+        return Touched(variable.rows, variable.touched_rows_bound, variable.ids_per_step)
+    return found

@@ -1,0 +1,1 @@
+"""Chooses a route for every variable: the fastest of all combinations, with its bound."""

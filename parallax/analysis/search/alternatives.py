@@ -1,0 +1,59 @@
+"""All choices for a small model with their predicted steps: to check the planner, and to measure its regret."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from parallax.analysis.routes.candidates import candidates_of
+from parallax.analysis.routes.owners import Shares, equal_shares
+from parallax.analysis.search.route_all import problem_of, setting_of
+from parallax.errors import PlanError
+from parallax.graph.spec import GraphSpec
+from parallax.plans.plan import Layout, Wishes
+from parallax.profiles.plan_inputs import Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One choice for the whole model.
+
+    Attributes:
+        routes: variable -> route, of those whose seconds are known.
+        servers: variable -> for each part the server of each partition, of those on servers.
+        step_s: the predicted step.
+    """
+
+    routes: dict[str, str]
+    servers: dict[str, tuple[tuple[int, ...], ...]]
+    step_s: float
+
+
+def alternatives(
+    spec: GraphSpec, layout: Layout, wishes: Wishes, measured: Measured, slots: tuple[int, ...] = ()
+) -> Iterator[Alternative]:
+    """Every choice of routes and servers that fits into memory, the first variable's options slowest.
+
+    Args:
+        spec: what the graph is.
+        layout: the workers, and the servers that may be started.
+        wishes: what the user wants; routes given there are fixed.
+        measured: with a cluster profile.
+        slots: of each worker in the pattern of owners; empty for equal shares.
+
+    Raises:
+        PlanError: without a cluster profile.
+    """
+    if measured.cluster is None:
+        raise PlanError("Predicted steps need a cluster profile. Measure one with `parallax calibrate`.")
+    setting, _ = setting_of(candidates_of(spec, layout, wishes, measured), layout, wishes, measured, measured.cluster)
+    problem = problem_of(setting, Shares(slots) if slots else equal_shares(layout.num_workers))
+    for picks in itertools.product(*(range(len(options)) for options in problem.options)):
+        if problem.fits(picks):
+            chosen = [(n, o[p]) for n, o, p in zip(problem.names, problem.options, picks, strict=True)]
+            yield Alternative(
+                {name: option.route for name, option in chosen},
+                {name: option.servers for name, option in chosen if option.servers},
+                problem.step_seconds(picks),
+            )

@@ -1,0 +1,186 @@
+"""Where the choice of a variable's route would change: with faster or slower links, with more or fewer touched rows.
+
+Found from predicted steps, not from a list of values that were tried. Of two plans, each the best at one end of a
+range, the costs are equal somewhere between; if nothing is better there, that is where the choice changes, else the
+plan that is better divides the range (Eisner and Severance 1976). Where costs are not straight lines (the busiest link
+changes) a plan that is best in the middle alone, between two ranges of one and the same plan, is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from parallax.analysis.routes.candidates import Candidate
+from parallax.analysis.search.milp import solve
+from parallax.analysis.search.problem import Problem
+from parallax.analysis.search.route_all import Routed, Setting, repriced
+from parallax.analysis.timing.pricing import Floats, Option
+from parallax.analysis.timing.step import Totals
+from parallax.errors import PlanError
+from parallax.plans.prediction import LINK, TOUCHED, Flip
+
+SLOWEST = 1024.0
+"""Links are followed down to this part of their rate; faster without an end."""
+
+REPLANNED = 64
+"""Up to so many columns the whole model is planned anew at each value that is looked at; in larger ones all other
+variables stay as planned."""
+
+MOST_VARIABLES = 100
+"""So many variables, those with the most seconds, are given flips."""
+
+_HALVINGS = 60
+_DEPTH = 12
+_EQUAL = 1e-9
+
+Picks = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """How the best picks depend on one value: `best` finds them, `cost` is the step of some picks at a value."""
+
+    best: Callable[[float], Picks]
+    cost: Callable[[Picks, float], float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    at: float
+    before: Picks
+    after: Picks
+
+
+def flips_of(setting: Setting, routed: Routed, seconds: dict[str, float]) -> dict[str, tuple[Flip, ...]]:
+    """For variables with a choice, what would have to be different for another route to be chosen.
+
+    Args:
+        setting: what the problem is made of.
+        routed: what was chosen.
+        seconds: of each variable, to tell which are looked at.
+    """
+    problem, picks = routed.problem, routed.solution.picks
+    able = [n for n, options in enumerate(problem.options) if len({o.route for o in options}) > 1]
+    able = sorted(able, key=lambda n: (-seconds[problem.names[n]], problem.names[n]))[:MOST_VARIABLES]
+    columns = sum(len(options) for options in problem.options if len(options) > 1)
+    totals = problem.totals(picks)
+    taken = sum((o[p].memory for o, p in zip(problem.options, picks, strict=True)), np.zeros(len(problem.hosts.limits)))
+    whole = None
+    found: dict[str, tuple[Flip, ...]] = {}
+    for number in able:
+        if columns <= REPLANNED:
+            view = _View(problem, picks, number)
+            links = whole = whole or _links(view)
+        else:
+            view = _beside_others(problem, picks, number, totals, taken)
+            links = _links(view)
+        flips = [*_link_flips(setting, view, links), *_touched_flips(setting, view, setting.candidates[number])]
+        found[problem.names[number]] = tuple(flips)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A problem that is planned anew, what is planned now, and the place of the variable that is asked about."""
+
+    problem: Problem
+    picks: Picks
+    place: int
+
+    def route(self, picks: Picks) -> str:
+        """The route of the variable."""
+        return self.problem.options[self.place][picks[self.place]].route
+
+
+def _beside_others(problem: Problem, picks: Picks, number: int, totals: Totals, taken: Floats) -> _View:
+    """A variable, and all others together as one that has no choice."""
+    own = problem.options[number][picks[number]]
+    charges = tuple(k for k, users in totals.users.items() if users - (k in own.charges) > 0)
+    others = Option(
+        "others",
+        (),
+        totals.beside - own.beside,
+        totals.link - own.link,
+        totals.waits - own.waits,
+        charges,
+        np.zeros_like(own.link_bytes),
+        taken - own.memory,
+    )
+    two = replace(problem, names=("", problem.names[number]), options=((others,), problem.options[number]))
+    return _View(two, (0, picks[number]), 1)
+
+
+def _links(view: _View) -> tuple[list[_Change], list[_Change]]:
+    """Changes as links become faster, and as they become slower; nearest first. The value is their slowness."""
+    along = _Range(lambda slowness: solve(view.problem, slowness).picks, view.problem.step_seconds)
+    return _changes(along, view.picks, 1.0, 0.0), _changes(along, view.picks, 1.0, SLOWEST)
+
+
+def _link_flips(setting: Setting, view: _View, along: tuple[list[_Change], list[_Change]]) -> list[Flip]:
+    if len(setting.layout.hosts) < 2:
+        return []
+    slowest = min(min(host.out_bytes_per_s, host.in_bytes_per_s) for host in setting.cluster.hosts)
+    found = []
+    for changes, above in zip(along, (True, False), strict=True):
+        change = _first(view, changes)
+        if change is not None and change.at > 0:
+            found.append(Flip(LINK, slowest / change.at, above, view.route(change.after)))
+    return found
+
+
+def _touched_flips(setting: Setting, view: _View, candidate: Candidate) -> list[Flip]:
+    touched = candidate.touched
+    if touched is None:
+        return []
+    known: dict[float, Problem] = {touched.one: view.problem}
+
+    def at(rows: float) -> Problem:
+        if rows not in known:
+            known[rows] = repriced(setting, view.problem, view.place, candidate, rows)
+        return known[rows]
+
+    along = _Range(lambda rows: solve(at(rows)).picks, lambda of, rows: at(rows).step_seconds(of))
+    found = []
+    for end, above in ((float(touched.rows), True), (1.0, False)):
+        change = _first(view, _changes(along, view.picks, touched.one, end))
+        if change is not None:
+            found.append(Flip(TOUCHED, change.at, above, view.route(change.after)))
+    return found
+
+
+def _changes(along: _Range, now: Picks, start: float, end: float) -> list[_Change]:
+    """The values between start and end at which the best picks change, nearest to the start first."""
+    if start == end:
+        return []
+    try:
+        there = along.best(end)
+    except PlanError:  # nothing fits into memory with so many rows
+        return []
+    return _between(along, now, there, start, end, _DEPTH)
+
+
+def _between(along: _Range, near: Picks, far: Picks, start: float, end: float, depth: int) -> list[_Change]:
+    if near == far or along.cost(near, end) <= along.cost(far, end) * (1 + _EQUAL):
+        return []
+    low, high = start, end  # near is the better at low, far at high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if along.cost(near, middle) <= along.cost(far, middle):
+            low = middle
+        else:
+            high = middle
+    at = (low + high) / 2
+    best = along.best(at)
+    if depth == 0 or best in (near, far) or along.cost(best, at) >= along.cost(near, at) * (1 - _EQUAL):
+        return [_Change(at, near, far)]
+    first = _between(along, near, best, start, at, depth - 1)
+    return first + _between(along, best, far, at, end, depth - 1)
+
+
+def _first(view: _View, changes: list[_Change]) -> _Change | None:
+    """The nearest change after which the variable has another route."""
+    now = view.route(view.picks)
+    return next((change for change in changes if view.route(change.after) != now), None)

@@ -1,0 +1,59 @@
+"""What the cost model predicts of a plan as it is, with profiles that it was not made with."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+from parallax.analysis.routes.candidates import Candidate, candidates_of
+from parallax.analysis.routes.owners import Shares, equal_shares
+from parallax.analysis.search.route_all import problem_of, setting_of
+from parallax.graph.spec import GraphSpec
+from parallax.plans.plan import PS, Layout, Plan, Wishes
+from parallax.profiles.plan_inputs import Measured
+
+
+def step_seconds(spec: GraphSpec, plan: Plan, layout: Layout, wishes: Wishes, measured: Measured) -> float | None:
+    """The predicted step of a plan, comparable with that of another for the same layout, wishes and profiles.
+
+    Simplification: all tables spread over the workers have the owners of the first of them, by name, as in every plan
+    that is made here; a plan file may say otherwise.
+
+    Args:
+        spec: of the graph.
+        plan: of that graph.
+        layout: the workers, and the servers that run.
+        wishes: what the user wants of other plans; its routes and partitions are the plan's here.
+        measured: the profiles.
+
+    Returns:
+        Seconds; None without a profile of the cluster, or with one that does not have what the plan needs.
+    """
+    if measured.cluster is None or not plan.synchronous:
+        return None
+    free = replace(wishes, routes={}, partitions={})
+    candidates = [_as_planned(c, plan) for c in candidates_of(spec, layout, free, measured)]
+    setting, _ = setting_of(candidates, layout, free, measured, measured.cluster)
+    if not all(candidate.allowed for candidate in setting.candidates):
+        return None
+    served = {n: (plan.variable(n).servers,) for n in setting.places if plan.variable(n).route == PS}
+    setting = replace(setting, places={**setting.places, **served})
+    problem = problem_of(setting, _shares(plan))
+    return problem.step_seconds((0,) * len(setting.candidates))
+
+
+def _as_planned(candidate: Candidate, plan: Plan) -> Candidate:
+    """A variable with its route of the plan alone."""
+    if not candidate.allowed:
+        return candidate
+    return replace(candidate, allowed=(plan.variable(candidate.variable.name).route,))
+
+
+def _shares(plan: Plan) -> Shares:
+    pattern = next((v.owner_pattern for v in plan.variables if v.owner_pattern), ())
+    if not pattern:
+        return equal_shares(plan.num_workers)
+    slots = Counter(pattern)
+    divisor = math.gcd(*slots.values())
+    return Shares(tuple(slots[worker] // divisor for worker in range(plan.num_workers)))

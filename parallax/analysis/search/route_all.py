@@ -1,0 +1,318 @@
+"""Routes, partitions and owners by measured cost: which choices there are, and the one with the shortest step.
+
+Exactly for the model as a whole where it is small. Where it is large, or hosts are of many kinds, part of the choice is
+made by rule or by search; the bound that the plan prints says which choices it is a bound of.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from parallax.analysis.routes.candidates import Candidate
+from parallax.analysis.routes.memory import Hosts, check_fits, footprint, hosts_of
+from parallax.analysis.routes.owners import (
+    ALL_SLOTS,
+    MOST_SLOTS,
+    Kinds,
+    Shares,
+    all_slots,
+    equal_shares,
+    kinds_of,
+    shares_of,
+    slots_by_rate,
+)
+from parallax.analysis.routes.placement import partition_count, place
+from parallax.analysis.search.milp import LARGE, Solution, least_seconds, solve
+from parallax.analysis.search.problem import Problem
+from parallax.analysis.timing.pricing import Option, Pricing
+from parallax.analysis.timing.step import given_of
+from parallax.analysis.timing.topology import Fabric, fabric_of
+from parallax.errors import PlanError
+from parallax.plans.plan import ALLTOALL, PS, Layout, Wishes
+from parallax.profiles.plan_inputs import Measured
+from parallax.profiles.profiles import ClusterProfile
+
+SERVERS_COMPARED = 2000
+"""Up to so many variables times servers, servers compete with other routes: beyond, places for all take too long."""
+
+PLACES_COMPARED = 120
+"""Up to so many sets of servers for all variables together each set is looked at; beyond, one by the placement rule."""
+
+KINDS_SEARCHED = 6
+"""Up to so many kinds of hosts the slots of each are searched for; of more, and in large models, shares are equal or by
+rate."""
+
+_ROUNDS = 3
+
+Servers = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """What was chosen for the variables whose seconds are known.
+
+    Attributes:
+        problem: what there was to choose from.
+        solution: the choice.
+        shares: who owns how much of a table spread over the workers.
+        bound_of: which choices the solution's bound is of.
+        notes: what the user should know.
+    """
+
+    problem: Problem
+    solution: Solution
+    shares: Shares
+    bound_of: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """What was chosen for each variable that is priced."""
+        picked = zip(self.problem.names, self.problem.options, self.solution.picks, strict=True)
+        return {name: options[pick] for name, options, pick in picked}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """All that a problem is made of but the shares of owners."""
+
+    candidates: tuple[Candidate, ...]
+    layout: Layout
+    wishes: Wishes
+    measured: Measured
+    cluster: ClusterProfile
+    places: Mapping[str, tuple[Servers, ...]]
+
+    @property
+    def servers(self) -> bool:
+        """Whether any variable may be on servers."""
+        return bool(self.places)
+
+    def fabric(self, shares: Shares) -> Fabric:
+        """What routes are priced on."""
+        return fabric_of(self.layout, self.cluster, shares, self.wishes, self.servers)
+
+    def hosts(self, shares: Shares) -> Hosts:
+        """The hosts whose memory limits."""
+        return hosts_of(self.layout, shares, self.wishes, self.measured, self.servers)
+
+
+def unmeasured(candidates: Sequence[Candidate], layout: Layout, wishes: Wishes, cluster: ClusterProfile) -> str:
+    """Why no times can be predicted with a profile: what it lacks; empty when it lacks nothing that is needed."""
+    fabric = fabric_of(layout, cluster, equal_shares(layout.num_workers), wishes, False)
+    for candidate in candidates:
+        lacking = [fabric.missing(route) for route in candidate.allowed]
+        if candidate.is_priced and all(lacking):
+            return f"the cluster profile has no {' and '.join(lacking[0])}; measure it with `parallax calibrate`"
+    return ""
+
+
+def setting_of(
+    candidates: Sequence[Candidate], layout: Layout, wishes: Wishes, measured: Measured, cluster: ClusterProfile
+) -> tuple[Setting, tuple[str, ...]]:
+    """What is to be chosen, sorted by name, and notes on what is not looked at."""
+    fabric = fabric_of(layout, cluster, equal_shares(layout.num_workers), wishes, False)
+    priced = sorted((c for c in candidates if c.is_priced), key=lambda c: c.variable.name)
+    compares = len(priced) * len(layout.servers) <= SERVERS_COMPARED
+    found, notes = [], []
+    for candidate in priced:
+        routes = tuple(r for r in candidate.allowed if not fabric.missing(r))
+        if not compares and len(routes) > 1 and PS in routes:
+            routes = tuple(r for r in routes if r != PS)
+            notes = ["ps was not compared with other routes: there are too many variables and servers"]
+        found.append(replace(candidate, allowed=routes))
+    places = _places([c for c in found if PS in c.allowed], layout, wishes)
+    return Setting(tuple(found), layout, wishes, measured, cluster, places), tuple(notes)
+
+
+def problem_of(setting: Setting, shares: Shares) -> Problem:
+    """Every option of every variable, priced."""
+    hosts = setting.hosts(shares)
+    pricing = Pricing(setting.fabric(shares), setting.wishes.wire_dtype, setting.wishes.accumulate_steps)
+    options = [_options(setting, pricing, hosts, candidate) for candidate in setting.candidates]
+    names = tuple(c.variable.name for c in setting.candidates)
+    given = given_of(setting.measured, setting.layout, setting.wishes.accumulate_steps)
+    return Problem(names, tuple(options), pricing, given, hosts)
+
+
+def price(
+    setting: Setting, pricing: Pricing, hosts: Hosts, candidate: Candidate, route: str, servers: Servers
+) -> Option:
+    """One route of one variable."""
+    workers, batches = setting.layout.num_workers, setting.wishes.accumulate_steps
+    taken = footprint(candidate.variable, route, candidate.touched, workers, servers, batches)
+    return pricing.price(candidate.variable, route, candidate.touched, hosts.bytes_of(taken), servers)
+
+
+def _options(setting: Setting, pricing: Pricing, hosts: Hosts, candidate: Candidate) -> tuple[Option, ...]:
+    return tuple(
+        price(setting, pricing, hosts, candidate, route, servers)
+        for route in candidate.allowed
+        for servers in (setting.places[candidate.variable.name] if route == PS else ((),))
+    )
+
+
+def repriced(setting: Setting, problem: Problem, number: int, candidate: Candidate, rows: float) -> Problem:
+    """A problem as it is when a worker touches so many rows of its variable `number`, which is the candidate."""
+    if candidate.touched is None:
+        raise ValueError("Only a variable looked up by row has touched rows.")
+    candidate = replace(candidate, touched=candidate.touched.scaled_to(rows))
+    options = list(problem.options)
+    options[number] = _options(setting, problem.pricing, problem.hosts, candidate)
+    return replace(problem, options=tuple(options))
+
+
+def route_all(setting: Setting, notes: tuple[str, ...] = ()) -> Routed:
+    """Chooses routes, partitions and owners.
+
+    Raises:
+        PlanError: nothing fits into memory.
+    """
+    kinds = _kinds(setting)
+    spreads = any(ALLTOALL in c.allowed for c in setting.candidates)
+    partly = "" if _all_places(setting) else ", with partitions placed by rule"
+    if len(kinds.rates) < 2 or not spreads:
+        shares = equal_shares(setting.layout.num_workers)
+        problem = _checked(setting, problem_of(setting, shares))
+        return Routed(problem, solve(problem), shares, f"all routes{partly}", notes)
+    columns = sum(len(c.allowed) for c in setting.candidates)
+    if len(kinds.rates) <= ALL_SLOTS and columns <= LARGE:
+        best, bound_s = _best_of_all(setting, kinds)
+        return replace(
+            best,
+            solution=replace(best.solution, bound_s=min(bound_s, best.solution.step_s)),
+            bound_of=f"all routes and owners{partly}",
+            notes=notes,
+        )
+    return replace(_searched(setting, kinds), bound_of=f"all routes, with these owners{partly}", notes=notes)
+
+
+def _best_of_all(setting: Setting, kinds: Kinds) -> tuple[Routed, float]:
+    """The best of all patterns, the first of equal ones, and the bound of all."""
+    best, bound_s = None, math.inf
+    for slots in all_slots(kinds):
+        problem = problem_of(setting, shares_of(setting.layout, kinds, slots))
+        least_s = least_seconds(problem)
+        if best is not None and least_s >= best.solution.step_s:
+            bound_s = min(bound_s, least_s)
+            continue
+        routed = _routed(problem, shares_of(setting.layout, kinds, slots))
+        if routed is None:
+            continue
+        bound_s = min(bound_s, routed.solution.bound_s)
+        if best is None or routed.solution.step_s < best.solution.step_s * (1 - 1e-9):
+            best = routed
+    if best is None:
+        _checked(setting, problem_of(setting, equal_shares(setting.layout.num_workers)))
+        raise PlanError("No choice of routes and owners fits into the memory of all hosts. Add hosts.")
+    return best, bound_s
+
+
+def _searched(setting: Setting, kinds: Kinds) -> Routed:
+    """Begins with shares equal or by rate; then, in turn, the routes for the shares and the shares for the routes."""
+    slots = slots_by_rate(kinds)
+    both = (equal_shares(setting.layout.num_workers), shares_of(setting.layout, kinds, slots))
+    found = [routed for routed in (_routed(problem_of(setting, shares), shares) for shares in both) if routed]
+    if not found:
+        _checked(setting, problem_of(setting, both[0]))
+        raise PlanError("No choice of routes and owners fits into the memory of all hosts. Add hosts.")
+    best = min(found, key=lambda routed: routed.solution.step_s)
+    slots = slots if best is not found[0] else (1,) * len(slots)
+    searches = len(kinds.rates) <= KINDS_SEARCHED and best.problem.columns <= LARGE
+    for _ in range(_ROUNDS if searches else 0):
+        slots = _better_slots(setting, kinds, slots, best)
+        if shares_of(setting.layout, kinds, slots) == best.shares:
+            break
+        shares = shares_of(setting.layout, kinds, slots)
+        routed = _routed(problem_of(setting, shares), shares)
+        if routed is None or routed.solution.step_s >= best.solution.step_s:
+            break
+        best = routed
+    return best
+
+
+def _better_slots(setting: Setting, kinds: Kinds, slots: tuple[int, ...], routed: Routed) -> tuple[int, ...]:
+    """The slots with the shortest step for the routes chosen, one kind changed at a time."""
+    chosen = tuple(
+        replace(candidate, allowed=(options[pick].route,))
+        for candidate, options, pick in zip(
+            setting.candidates, routed.problem.options, routed.solution.picks, strict=True
+        )
+    )
+    places = {
+        name: (options[pick].servers,)
+        for name, options, pick in zip(routed.problem.names, routed.problem.options, routed.solution.picks, strict=True)
+        if options[pick].route == PS
+    }
+    fixed = replace(setting, candidates=chosen, places=places)
+    picks = (0,) * len(chosen)
+
+    def step_s(of: tuple[int, ...]) -> float:
+        problem = problem_of(fixed, shares_of(setting.layout, kinds, of))
+        return problem.step_seconds(picks) if problem.fits(picks) else float("inf")
+
+    best, best_s = slots, step_s(slots)
+    for kind in range(1, len(slots)):
+        for level in range(MOST_SLOTS + 1):
+            tried = (*best[:kind], level, *best[kind + 1 :])
+            if (tried_s := step_s(tried)) < best_s * (1 - 1e-9):
+                best, best_s = tried, tried_s
+    return best
+
+
+def _routed(problem: Problem, shares: Shares) -> Routed | None:
+    """The best routes for some shares; None when nothing fits."""
+    try:
+        return Routed(problem, solve(problem), shares, "")
+    except PlanError:
+        return None
+
+
+def _checked(setting: Setting, problem: Problem) -> Problem:
+    """Refuses a problem in which some host is too small whatever is chosen."""
+    takes = {n: [o.memory for o in options] for n, options in zip(problem.names, problem.options, strict=True)}
+    if takes:
+        check_fits(problem.hosts, takes, [host.name for host in setting.cluster.hosts])
+    return problem
+
+
+def _kinds(setting: Setting) -> Kinds:
+    if len(setting.layout.hosts) < 2:
+        return Kinds((0,), (0.0,))
+    return kinds_of(setting.layout, setting.cluster)
+
+
+def _places(candidates: Sequence[Candidate], layout: Layout, wishes: Wishes) -> dict[str, tuple[Servers, ...]]:
+    """The sets of servers that are looked at for every variable which may be on some."""
+    if not candidates:
+        return {}
+    number = len(layout.servers)
+    variables = [c.variable for c in candidates]
+    loads = {c.variable.name: float(_ps_bytes(c)) for c in candidates}
+    ruled = place(variables, loads, number, wishes.partitions)
+    free = [v for v in variables if v.name not in wishes.partitions and len(v.parts) == 1]
+    if len(free) * (2**number - 1) > PLACES_COMPARED:
+        free = []
+    found: dict[str, tuple[Servers, ...]] = {}
+    for variable in variables:
+        found[variable.name] = (ruled[variable.name],)
+        if variable in free:
+            most = partition_count(variable, 0, number, None) if not variable.shape else min(number, variable.rows)
+            sets = (s for size in range(1, most + 1) for s in itertools.combinations(range(number), size))
+            found[variable.name] = tuple((s,) for s in sets)
+    return found
+
+
+def _all_places(setting: Setting) -> bool:
+    """Whether every set of servers is looked at."""
+    number = len(setting.layout.servers)
+    sets: int = len(setting.places) * (2**number - 1)
+    return sets <= PLACES_COMPARED
+
+
+def _ps_bytes(candidate: Candidate) -> int:
+    cost = next(cost for cost in candidate.costs if cost.route == PS)
+    return cost.sent_bytes or 2 * candidate.variable.value_bytes

@@ -1,0 +1,223 @@
+"""From a graph to its plan and decisions: the one path that launcher, workers and command line share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from parallax.analysis.planner import make_plan, part_routes, placements, terms_of
+from parallax.analysis.propagation.classify import classify
+from parallax.analysis.propagation.propagate import propagate
+from parallax.analysis.propagation.walk import NoRule
+from parallax.analysis.reading.capture import Captured, capture
+from parallax.analysis.routes.candidates import rows_by_owner
+from parallax.analysis.whatif.simulate import HostKind, simulate
+from parallax.errors import GraphError, PlanError
+from parallax.graph.ownership import Ownership
+from parallax.graph.spec import GradientSource, GraphSpec
+from parallax.plans.plan import ALLTOALL, NO_ROUTE, PS, Layout, Plan, VariablePlan, Wishes, read_plan
+from parallax.plans.rewrites import Decisions
+from parallax.plans.what_if import Simulation, WhatIf
+from parallax.profiles.plan_inputs import Measured, read_measured
+from parallax.settings.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Analysed:
+    """A graph, read once."""
+
+    captured: Captured
+    spec: GraphSpec
+    sources: tuple[GradientSource, ...]
+
+
+def analyse(graph: Any) -> Analysed:
+    """Captures and classifies a tf.Graph.
+
+    Raises:
+        GraphError: when it cannot be trained in parallel.
+    """
+    if not hasattr(graph, "as_graph_def"):
+        raise GraphError(
+            f"single_gpu_graph must be a tf.Graph, and {graph!r} was given. Build the model `with graph.as_default()`."
+        )
+    captured = capture(graph)
+    spec, sources = classify(captured)
+    return Analysed(captured, spec, sources)
+
+
+def plan_for(
+    analysed: Analysed, layout: Layout, config: Config, synchronous: bool = True, hosts: Sequence[str] = ()
+) -> Plan:
+    """The plan of a graph, which can be carried out: the given file's, or a new one.
+
+    Args:
+        analysed: the graph.
+        layout: workers and servers.
+        config: what the user wants; its profiles are read.
+        synchronous: whether every step takes the gradients of all workers.
+        hosts: addresses of the machines, which a cluster profile must be of; not looked at when empty.
+
+    Raises:
+        PlanError: when the configuration asks for what is impossible, or a file does not belong to graph or job.
+    """
+    wishes = wishes_of(config, synchronous)
+    if config.plan_file is None:
+        measured = read_measured(config.cluster_profile, config.model_profile)
+        if hosts:
+            measured.check_names(hosts)
+        return feasible(analysed, layout, wishes, measured)
+    path = Path(config.plan_file)
+    plan = read_plan(path)
+    plan.check_belongs_to(analysed.spec, layout)
+    if config.wire_dtype not in (None, plan.wire_dtype):
+        raise PlanError(
+            f"{path}: a plan file says what travels as which type: wire_dtype is {plan.wire_dtype!r} there, and "
+            f"{config.wire_dtype!r} was asked for. Make the plan anew, or leave the setting out."
+        )
+    if config.accumulate_steps not in (1, plan.accumulate_steps):
+        raise PlanError(
+            f"{path}: a plan file says how many batches an update takes: accumulate_steps is {plan.accumulate_steps} "
+            f"there, and {config.accumulate_steps} was asked for. Make the plan anew, or leave the setting out."
+        )
+    _check_possible(plan, analysed.spec, layout, path)
+    plan = _with_owner_rows(plan, analysed.spec)
+    decide(analysed, plan)
+    return plan
+
+
+def wishes_of(config: Config, synchronous: bool = True) -> Wishes:
+    """What a configuration says of plans."""
+    return Wishes(
+        run_option=config.run_option or "HYBRID",
+        synchronous=synchronous,
+        average_sparse=config.average_sparse,
+        routes=config.routes,
+        touched_rows=config.touched_rows,
+        partitions=config.partitions,
+        merges_in_host=config.communication_config.ps_config.local_aggregation,
+        wire_dtype=config.wire_dtype,
+        accumulate_steps=config.accumulate_steps,
+    )
+
+
+def simulation_of(
+    analysed: Analysed,
+    kinds: Sequence[HostKind],
+    config: Config,
+    synchronous: bool,
+    what_if: WhatIf,
+    hosts: Sequence[str] = (),
+) -> Simulation:
+    """What is predicted of a graph on clusters of other sizes, each with a plan that can be carried out.
+
+    Args:
+        analysed: the graph.
+        kinds: the hosts to copy.
+        config: what the user wants; its profiles are read.
+        synchronous: whether every step takes the gradients of all workers.
+        what_if: sizes, and what is to be different.
+        hosts: their addresses; a cluster profile must be of these where there are several.
+
+    Raises:
+        PlanError: as `parallax.analysis.whatif.simulate.simulate`; when the profile is of other hosts.
+    """
+
+    def plan(spec: GraphSpec, layout: Layout, wishes: Wishes, measured: Measured) -> Plan:
+        return feasible(replace(analysed, spec=spec), layout, wishes, measured)
+
+    measured = read_measured(config.cluster_profile, config.model_profile)
+    if len(hosts) > 1:
+        measured.check_names(hosts)
+    return simulate(analysed.spec, kinds, wishes_of(config, synchronous), measured, what_if, plan)
+
+
+def feasible(analysed: Analysed, layout: Layout, wishes: Wishes, measured: Measured | None = None) -> Plan:
+    """A plan with as many variables on servers as was wished and can be."""
+    refused: dict[str, str] = {}
+    while True:
+        plan = make_plan(analysed.spec, layout, replace(wishes, refused=refused), measured)
+        try:
+            decide(analysed, plan)
+        except NoRule as error:
+            name = next(v.name for v in analysed.spec.variables if error.part in [part.op for part in v.parts])
+            if plan.variable(name).route != PS:
+                raise
+            refused[name] = error.reason
+        else:
+            return plan
+
+
+def _check_possible(plan: Plan, spec: GraphSpec, layout: Layout, path: Path) -> None:
+    """Refuses a plan that was edited into one that no planner would make for this graph."""
+    routes = {v.name: v.route for v in plan.variables if v.route != NO_ROUTE}
+    terms = Wishes(
+        plan.run_option,
+        plan.synchronous,
+        plan.average_sparse,
+        routes,
+        wire_dtype=plan.wire_dtype,
+        accumulate_steps=plan.accumulate_steps,
+    )
+    try:
+        possible = make_plan(spec, layout, terms)
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from error
+    for variable in possible.variables:
+        if tuple(map(len, variable.servers)) and (
+            len(variable.servers) != len(plan.variable(variable.name).servers)
+            or any(not 0 <= s < len(plan.servers) for part in plan.variable(variable.name).servers for s in part)
+        ):
+            raise PlanError(
+                f"{path}: a plan must give every partition one of its {len(plan.servers)} servers, and "
+                f"{variable.name} has {plan.variable(variable.name).servers}. Make it anew with `parallax plan --json`."
+            )
+    for planned in plan.variables:
+        _check_pattern(planned, layout.num_workers, path)
+    without = {v.name for v in plan.variables if v.route == NO_ROUTE}
+    for variable in possible.variables:
+        if (variable.route == NO_ROUTE) != (variable.name in without):
+            raise PlanError(
+                f"{path}: a plan must give a route to every variable with a gradient, and {variable.name} has none. "
+                "Make it anew with `parallax plan --json`."
+            )
+
+
+def _check_pattern(planned: VariablePlan, workers: int, path: Path) -> None:
+    pattern = planned.owner_pattern
+    if pattern and planned.route != ALLTOALL:
+        raise PlanError(
+            f"{path}: only a variable by {ALLTOALL} has an owner_pattern, and {planned.name} goes by {planned.route}. "
+            f"Make the pattern [], or the route {ALLTOALL}."
+        )
+    if odd := [entry for entry in pattern if type(entry) is not int or not 0 <= entry < workers]:
+        raise PlanError(
+            f"{path}: an owner_pattern must name workers from 0 to {workers - 1}, and that of {planned.name} has "
+            f"{odd[0]!r}. Name others, or make the pattern [] for equal shares."
+        )
+
+
+def _with_owner_rows(plan: Plan, spec: GraphSpec) -> Plan:
+    """The plan with the rows of each owner as the patterns say, which are what a user edits."""
+    variables = []
+    for planned in plan.variables:
+        if planned.owner_pattern:
+            ownership = Ownership(planned.owner_pattern, plan.num_workers)
+            planned = replace(planned, owner_rows=rows_by_owner(spec.variable(planned.name), ownership))
+        variables.append(planned)
+    return replace(plan, variables=tuple(variables))
+
+
+def decide(analysed: Analysed, plan: Plan, equal_randomness: bool = False) -> Decisions:
+    """What must be changed in the graph for a plan; for verification all workers draw the same random numbers."""
+    spec = analysed.spec
+    return propagate(
+        analysed.captured,
+        analysed.sources,
+        part_routes(spec, plan),
+        equal_randomness,
+        placements(spec, plan),
+        terms_of(plan),
+    )

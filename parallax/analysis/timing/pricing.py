@@ -1,0 +1,312 @@
+"""The seconds of one variable by one route, from measured lines: bytes on every link by phase, and rounds.
+
+W workers, u touched rows, width d, e bytes an element, i bytes an id, w bytes the variable. A phase of the step costs
+what its busiest end (a link's direction) carries, plus the rounds of whoever waits longest, less what of the two passes
+at once (step.py). Both add up over the variables, so here is what each adds. An operation's line
+(`parallax.profiles.profiles.Line`) gives
+
+    base_s + per_peer_s * (members - 1)    a round, paid once by all who share it: a *charge*
+    byte_s * bytes + bytes / rate          of an end: a *load*
+
+Of a round, and of time on a link, the part `overlap` passes beside the other where that is longer. So both are kept
+twice: FULL, and what is LEFT, which is (1 - overlap) of it.
+
+Simplified: lines were fitted with one member a host, and a worker's round to all others is taken to cost a member's,
+however many of them share a host. Exchanges of rows are all at one level: lookups whose ids come from another lookup's
+rows wait once more. All gradients of Horovod's are ready at once and fit its fusion buffer. In one of its cycles the
+workers agree on all that is ready (Sergeev and Del Balso 2018), and that agreement is what a measured round mostly is:
+all its collectives together wait for one, and what each adds is its bytes. What half precision on the wire takes to
+round, before and after, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallax.analysis.routes.cost import id_bytes, reduced_bytes, sent_row_bytes
+from parallax.analysis.routes.touched import Touched
+from parallax.analysis.timing.topology import OUT, Fabric
+from parallax.graph.spec import VariableClass, VariableSpec
+from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS
+from parallax.profiles.profiles import Line
+
+PHASES = (
+    "merge ids within hosts",
+    "pull: ids to owners",
+    "pull: rows back",
+    "merge gradients within hosts",
+    "gradients",
+    "new values from servers",
+)
+MERGE_IDS, PULL_IDS, PULL_ROWS, MERGE_GRADIENTS, GRADIENTS, NEW_VALUES = range(len(PHASES))
+BEFORE, AFTER = (MERGE_IDS, PULL_IDS, PULL_ROWS), (MERGE_GRADIENTS, GRADIENTS)
+"""Phases before the workers compute, and after; the last one follows the update."""
+
+ROWS, REDUCING, GATHERING, ASKING = range(4)
+"""Who waits in a phase: exchanges of rows, each with a thread of its own; Horovod's all-reduces, and its allgathers; a
+worker that asks servers. Behind them come the servers, one each. They wait side by side."""
+
+FULL, LEFT = range(2)
+"""Of rounds and of time on links: all of it, and what is left of it where the other is longer."""
+
+Floats = NDArray[np.float64]
+Charge = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A route for one variable, with its servers if it has any.
+
+    Attributes:
+        route: its name.
+        servers: for `ps`, for each part the server of each partition.
+        beside: `[phases, ends]`, seconds that its bytes take besides their time on links.
+        link: `[FULL and LEFT, phases, ends]`, seconds that its bytes take on links.
+        waits: `[FULL and LEFT, phases, who]`, seconds of rounds that it shares with nobody.
+        charges: the rounds that it shares.
+        link_bytes: `[phases, ends]`.
+        memory: `[process kinds]`, bytes; see parallax/analysis/routes/memory.py.
+    """
+
+    route: str
+    servers: tuple[tuple[int, ...], ...]
+    beside: Floats
+    link: Floats
+    waits: Floats
+    charges: tuple[Charge, ...]
+    link_bytes: Floats
+    memory: Floats
+
+
+class Pricing:
+    """Prices routes on a fabric. Charges are kept as they are met, `[FULL and LEFT, phases, who]` seconds.
+
+    Args:
+        fabric: the links.
+        wire: the element type in which float32 travels, if another.
+        batches: of an update: rows are pulled for each of them, gradients travel once.
+    """
+
+    def __init__(self, fabric: Fabric, wire: str | None = None, batches: int = 1) -> None:
+        self.fabric = fabric
+        self.wire = wire
+        self.batches = batches
+        self.who = ASKING + 1 + fabric.servers
+        self.charges: dict[Charge, Floats] = {}
+        ends = fabric.ends
+        self.away = np.array([0.0 if u.rates[e] is None else 1.0 / (u.rates[e] or 1.0) for u, e in ends])
+        self.out = np.array([e == OUT for _, e in ends])
+        self.share = np.array([u.share for u, _ in ends])
+        self.top_share = np.array([u.top_share for u, _ in ends])
+        self.num_workers = np.array([u.workers for u, _ in ends])
+
+    def price(
+        self,
+        variable: VariableSpec,
+        route: str,
+        touched: Touched | None,
+        memory: Floats,
+        servers: tuple[tuple[int, ...], ...] = (),
+    ) -> Option:
+        """What a variable adds to each phase by a route.
+
+        Args:
+            variable: the variable.
+            route: ALLREDUCE, ALLGATHER, ALLTOALL or PS.
+            touched: its rows; None only where its gradient is dense.
+            memory: what it takes by this route.
+            servers: for PS, for each part the server of each partition.
+        """
+        ends, who = (len(PHASES), len(self.away)), (len(PHASES), self.who)
+        adding = _Adding(np.zeros(ends), np.zeros((2, *ends)), np.zeros(ends), np.zeros((2, *who)), [])
+        by_route: dict[str, Callable[[], None]] = {
+            ALLREDUCE: lambda: self._allreduce(adding, variable),
+            ALLGATHER: lambda: self._allgather(adding, variable, _known(touched)),
+            ALLTOALL: lambda: self._alltoall(adding, variable, _known(touched)),
+            PS: lambda: self._servers(adding, variable, touched, servers),
+        }
+        if self.fabric.workers > 1 or route == PS:
+            by_route[route]()
+        charges = tuple(dict.fromkeys(adding.charges))
+        return Option(route, servers, adding.beside, adding.link, adding.waits, charges, adding.link_bytes, memory)
+
+    def _allreduce(self, to: _Adding, variable: VariableSpec) -> None:
+        """A ring passes 2(W-1)/W w through every host, each way (Patarasuk and Yuan 2009).
+
+        A sparse gradient is made dense, with one more column. bfloat16 travels as float32.
+        """
+        workers, line = self.fabric.workers, self.fabric.lines["allreduce"]
+        dense_bytes = reduced_bytes(variable, self.wire)
+        self._carry(to, GRADIENTS, np.where(self.num_workers > 0, 2 * (workers - 1) / workers * dense_bytes, 0.0), line)
+        self._charge(to, (ALLREDUCE,), line, [(GRADIENTS, REDUCING, line.seconds(workers, 0, None))])
+
+    def _allgather(self, to: _Adding, variable: VariableSpec, touched: Touched) -> None:
+        """Merged rows and ids of every worker pass every host around a ring: (W-1) u (i + de), each way.
+
+        Rows that must not be merged are as many as the ids.
+        """
+        workers, line = self.fabric.workers, self.fabric.lines["allgather"]
+        rows = self.batches * touched.ids if variable.unmerged else touched.of(self.batches)
+        sent = (workers - 1) * rows * (id_bytes(variable, workers) + sent_row_bytes(variable, self.wire))
+        self._carry(to, GRADIENTS, np.where(self.num_workers > 0, sent, 0.0), line)
+        self._charge(to, (ALLGATHER,), line, [(GRADIENTS, GATHERING, line.seconds(workers, 0, None))])
+
+    def _alltoall(self, to: _Adding, variable: VariableSpec, touched: Touched) -> None:
+        """Ids to owners, rows back, gradient rows to owners.
+
+        A host asks for the union of its workers' rows where they merge. What it owns itself stays. The owner asked most
+        gets `busiest` times its share; it may be on any host. Exchanges of different width or type are on their way at
+        once: they wait for the others together, but each handles its own messages (docs/architecture.md, section 7).
+        """
+        group = (ALLTOALL, variable.dtype, str(variable.width))
+        self._between_workers(to, variable, touched, self.share, self.top_share, group)
+        self._merge(to, variable, touched, group)
+
+    def _between_workers(
+        self, to: _Adding, variable: VariableSpec, touched: Touched, share: Floats, top_share: Floats, group: Charge
+    ) -> None:
+        """All-to-alls of ids, rows and gradient rows, with what each end's unit owns and its fullest owner does."""
+        workers, line = self.fabric.workers, self.fabric.lines["alltoall"]
+        of_id, of_row = id_bytes(variable, workers), sent_row_bytes(variable, self.wire)
+        away, asked = self._crossing(self._pulls(touched), touched, share, top_share)
+        self._carry(to, PULL_IDS, np.where(self.out, away, asked) * of_id, line)
+        self._carry(to, PULL_ROWS, np.where(self.out, asked, away) * of_row, line)
+        named = of_id if self.batches > 1 else 0  # the owner remembers one batch's rows
+        away, asked = self._crossing(self._pushes(touched), touched, share, top_share)
+        self._carry(to, GRADIENTS, np.where(self.out, away, asked) * (named + of_row), line)
+        rounds = ((PULL_IDS, self.batches), (PULL_ROWS, self.batches), (GRADIENTS, 2 if named else 1))
+        peers_s = line.seconds(workers, 0, None) - line.base_s
+        self._charge(to, (ALLTOALL,), line, [(phase, ROWS, times * line.base_s) for phase, times in rounds])
+        self._charge(to, group, line, [(phase, ROWS, times * peers_s) for phase, times in rounds])
+
+    def _merge(self, to: _Adding, variable: VariableSpec, touched: Touched, group: Charge) -> None:
+        """The legs within a host: ids and rows in the pull, gradient rows in the push, among its workers.
+
+        Of the fullest host's m workers each sends (m-1)/m of what it touches to the others, in full precision.
+        """
+        members, line = self.fabric.merging, self.fabric.within
+        if members < 2 or line is None:
+            return
+        share, of_id = (members - 1) / members, id_bytes(variable, self.fabric.workers)
+        pulled, pushed = self.batches * touched.one * share, touched.of(self.batches) * share
+        named = of_id if self.batches > 1 else 0
+        to.beside[MERGE_IDS] += line.byte_s * pulled * (of_id + _row_bytes(variable))
+        to.beside[MERGE_GRADIENTS] += line.byte_s * pushed * (named + _row_bytes(variable))
+        peers_s = line.seconds(members, 0, None) - line.base_s
+        legs = ((MERGE_IDS, 2 * self.batches), (MERGE_GRADIENTS, 2 if named else 1))
+        self._charge(to, ("within",), line, [(phase, ROWS, rounds * line.base_s) for phase, rounds in legs])
+        self._charge(to, ("within", *group), line, [(phase, ROWS, rounds * peers_s) for phase, rounds in legs])
+
+    def _servers(
+        self, to: _Adding, variable: VariableSpec, touched: Touched | None, servers: tuple[tuple[int, ...], ...]
+    ) -> None:
+        """Requests to each partition's server: rows and gradients by row, or gradient and new value whole.
+
+        The lines are of n workers that each ask n servers, a push with worker 0's word that the update is done. Tables
+        share no request, so each adds what further ones cost (`per_peer_s`): to a worker for its partitions, to a
+        server for the workers, for each partition that it holds. Of a host's bytes those to its own server stay.
+
+        With fronts rows go between workers, whose shares are those of their hosts' servers, and a front asks for its
+        own partitions alone. What it and its server send each other passes no link, and is taken to cost a request.
+        """
+        pull, push = self.fabric.lines["pull"], self.fabric.lines["push"]
+        parts = [server for of_part in servers for server in of_part]
+        number = self.fabric.servers
+        held = np.zeros(number)
+        for of_part, part in zip(servers, variable.parts, strict=True):
+            np.add.at(held, list(of_part), part.rows / max(variable.rows, 1) / len(of_part))
+        here = np.array([sum(held[s] for s in unit.servers) for unit, _ in self.fabric.ends])
+        top = np.array([max((held[s] for s in unit.servers), default=0.0) for unit, _ in self.fabric.ends])
+        requests = np.bincount(parts, minlength=number)
+        by_row = variable.cls == VariableClass.SPARSE
+        phases = [(GRADIENTS, push, 1), (PULL_ROWS, pull, self.batches) if by_row else (NEW_VALUES, pull, 1)]
+        by_fronts = by_row and self.fabric.has_fronts
+        asks_of, asked_by = (requests.max(), 1) if by_fronts else (len(parts), self.fabric.workers)
+        for phase, line, times in phases:
+            asking = np.append(asks_of - 1, (asked_by - 1) * requests)
+            to.waits[:, phase, ASKING:] += _both(line) * times * line.per_peer_s * asking
+        everybody = range(ASKING, self.who)
+        for phase, line, times in phases:
+            self._charge(to, (PS, PHASES[phase]), line, [(phase, who, times * line.base_s) for who in everybody])
+        if not by_row:
+            workers, whole = self.fabric.workers, variable.value_bytes
+            given = self.num_workers * whole * (1 - here)
+            taken = (workers - self.num_workers) * whole * here
+            self._carry(to, GRADIENTS, np.where(self.out, given, taken), push)
+            self._carry(to, NEW_VALUES, np.where(self.out, taken, given), pull)
+            return
+        rows = _known(touched)
+        if by_fronts:
+            self._between_workers(to, variable, rows, here, top, (PS, variable.name))
+            return
+        of_id, of_row = id_bytes(variable, self.fabric.workers), sent_row_bytes(variable, self.wire)
+        away, asked = self._crossing(self._pulls(rows), rows, here, top)
+        self._carry(
+            to, PULL_ROWS, np.where(self.out, away * of_id + asked * of_row, asked * of_id + away * of_row), pull
+        )
+        away, asked = self._crossing(self._pushes(rows), rows, here, top)
+        self._carry(to, GRADIENTS, np.where(self.out, away, asked) * (8 + of_row), push)
+        self._merge(to, variable, rows, (PS, variable.name))
+
+    def _pulls(self, touched: Touched) -> Callable[[int], float]:
+        """How many rows so many workers of a host ask for in a step."""
+        if self.fabric.merging > 1:
+            return lambda workers: self.batches * touched.of(workers)
+        return lambda workers: self.batches * workers * touched.one
+
+    def _pushes(self, touched: Touched) -> Callable[[int], float]:
+        """Of how many rows so many workers of a host have gradients in a step."""
+        if self.fabric.merging > 1:
+            return lambda workers: touched.of(self.batches * workers)
+        return lambda workers: workers * touched.of(self.batches)
+
+    def _crossing(
+        self, of: Callable[[int], float], touched: Touched, share: Floats, top_share: Floats
+    ) -> tuple[Floats, Floats]:
+        """Rows of others that each end's unit names, and rows of its own that others name."""
+        asks = np.array([of(unit.workers) for unit, _ in self.fabric.ends])
+        all_asks = sum(count * of(workers) for workers, count in self.fabric.units_by_workers)
+        asked = (all_asks - asks) * np.minimum(1.0, share + (touched.busiest - 1) * top_share)
+        return asks * (1 - share), asked
+
+    def _carry(self, to: _Adding, phase: int, end_bytes: Floats, line: Line) -> None:
+        to.link_bytes[phase] += end_bytes
+        to.beside[phase] += end_bytes * line.byte_s
+        to.link[:, phase] += _both(line) * end_bytes * self.away
+
+    def _charge(self, to: _Adding, key: Charge, line: Line, seconds: list[tuple[int, int, float]]) -> None:
+        to.charges.append(key)
+        if key not in self.charges:
+            self.charges[key] = np.zeros((2, len(PHASES), self.who))
+            for phase, who, round_s in seconds:
+                self.charges[key][:, phase, who] += _both(line)[:, 0] * round_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Adding:
+    """An option while it is put together."""
+
+    beside: Floats
+    link: Floats
+    link_bytes: Floats
+    waits: Floats
+    charges: list[Charge]
+
+
+def _both(line: Line) -> Floats:
+    """`[FULL and LEFT, 1]`, the parts of its rounds and of its time on links."""
+    return np.array([[1.0], [1.0 - line.overlap]])
+
+
+def _row_bytes(variable: VariableSpec) -> int:
+    return variable.width * variable.dtype_bytes
+
+
+def _known(touched: Touched | None) -> Touched:
+    if touched is None:
+        raise ValueError("A route by row is priced only where touched rows are known.")
+    return touched

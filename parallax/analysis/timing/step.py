@@ -1,0 +1,187 @@
+"""One step in time: what each phase lasts with the routes chosen, and how phases follow each other.
+
+    pull (ids merged within hosts, ids to owners, rows back) -> compute -> gradients merged within hosts -> gradients
+    to owners and to all -> new values from servers
+
+A phase begins when the one before has ended, on all hosts: every exchange waits for everybody. Within a phase the bytes
+of all exchanges share each link, so a link is busy for the sum, and the busiest end binds; rounds wait side by side.
+With F the longest wait of a phase, B its busiest end, and F', B' the same of what is LEFT of rounds and of time on
+links (pricing.py), it lasts
+
+    max(F' + B, F + B')
+
+which for one operation is its line, latency + byte_s * bytes + on_link - overlap * min(latency, on_link), and without
+overlap F + B: an upper bound, as bytes of one exchange may flow while another waits. Where operations of several lines
+meet, each is taken to hide its own part behind whatever is longer in all. What compute hides (`ModelProfile.overlap_s`)
+is taken off the exchange of gradients. The update is counted as compute, and drawn there, before the exchange that it
+follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from parallax.analysis.timing.pricing import (
+    AFTER,
+    BEFORE,
+    FULL,
+    LEFT,
+    MERGE_GRADIENTS,
+    MERGE_IDS,
+    NEW_VALUES,
+    PHASES,
+    Charge,
+    Floats,
+    Option,
+    Pricing,
+)
+from parallax.analysis.timing.topology import Fabric
+from parallax.plans.plan import Layout
+from parallax.plans.prediction import Phase
+from parallax.profiles.plan_inputs import Measured
+
+SESSION, COMPUTE = "session", "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a step takes whatever the routes.
+
+    Attributes:
+        session_s: between steps.
+        compute_s: of all workers at once.
+        overlap_s: of it, while gradients are already on their way.
+        has_compute: whether compute was measured.
+    """
+
+    session_s: float
+    compute_s: float
+    overlap_s: float
+    has_compute: bool
+
+
+def given_of(measured: Measured, layout: Layout, batches: int = 1) -> Given:
+    """What the profiles say of compute, when W workers are at it on C shared cores (`ClusterProfile.shared_cores`).
+
+    They compute as fast as one alone as long as the cores suffice, and then as fast as those do:
+
+        max(compute_s, W one_core_s / C)         where the time on one core is known
+        compute_s max(1, W / C) / max(1, n / C)  else, where n workers computed at once when they were measured
+
+    The time on one core holds what threads take from each other there. Processor seconds would not do: threads that
+    have nothing to do use some up, as long as a core is free. Simplified: a worker alone is taken to use one core where
+    its time on one is not known.
+    """
+    model, cluster = measured.model, measured.cluster
+    if model is None or model.compute_s is None:
+        session_s = 0.0 if model is None else model.session_s or 0.0
+        return Given(batches * session_s, 0.0, 0.0, False)
+    crowded = 1.0
+    if cluster is not None and cluster.shared_cores is not None:
+        crowded = max(1.0, layout.num_workers / cluster.shared_cores) / max(1.0, model.computing / cluster.shared_cores)
+        if model.one_core_s is not None and model.compute_s > 0:
+            crowded = max(1.0, layout.num_workers * model.one_core_s / cluster.shared_cores / model.compute_s)
+    overlap_s = min(model.overlap_s or 0.0, model.compute_s) * crowded
+    return Given(batches * (model.session_s or 0.0), batches * model.compute_s * crowded, overlap_s, True)
+
+
+class Totals:
+    """The sum of the options chosen, one for each variable; kept up to date as they change."""
+
+    def __init__(self, pricing: Pricing) -> None:
+        ends = len(pricing.fabric.ends)
+        self.pricing = pricing
+        self.beside = np.zeros((len(PHASES), ends))
+        self.link = np.zeros((2, len(PHASES), ends))
+        self.waits = np.zeros((2, len(PHASES), pricing.who))
+        self.charged = np.zeros((2, len(PHASES), pricing.who))
+        self.users: dict[Charge, int] = {}
+
+    def add(self, option: Option) -> None:
+        """One variable more."""
+        self._count(option, 1)
+
+    def remove(self, option: Option) -> None:
+        """One variable less."""
+        self._count(option, -1)
+
+    def _count(self, option: Option, sign: int) -> None:
+        change = np.add if sign > 0 else np.subtract
+        change(self.beside, option.beside, out=self.beside)
+        change(self.link, option.link, out=self.link)
+        change(self.waits, option.waits, out=self.waits)
+        for charge in option.charges:
+            before = self.users.get(charge, 0)
+            self.users[charge] = before + sign
+            if (before > 0) != (before + sign > 0):
+                self.charged += sign * self.pricing.charges[charge]
+
+    def phase_seconds(self, slowness: float = 1.0) -> Floats:
+        """Seconds of each phase; `slowness` divides the rates of all links."""
+        return phases_of(self.waits + self.charged, self.beside + slowness * self.link)
+
+    def step_seconds(self, given: Given, slowness: float = 1.0) -> float:
+        """The predicted step."""
+        return step_of(self.phase_seconds(slowness), given)
+
+
+def phases_of(waits: Floats, loads: Floats) -> Floats:
+    """Seconds of each phase, `[..., phases]`.
+
+    Args:
+        waits: `[..., FULL and LEFT, phases, who]`, seconds of rounds.
+        loads: `[..., FULL and LEFT, phases, ends]`, seconds of bytes.
+    """
+    longest, busiest = waits.max(axis=-1), loads.max(axis=-1, initial=0.0)
+    found: Floats = np.maximum(
+        longest[..., LEFT, :] + busiest[..., FULL, :], longest[..., FULL, :] + busiest[..., LEFT, :]
+    )
+    return found
+
+
+def step_of(phases: Floats, given: Given) -> float:
+    """A step from the seconds of its phases."""
+    before = float(sum(phases[p] for p in BEFORE))
+    after = max(0.0, float(sum(phases[p] for p in AFTER)) - given.overlap_s)
+    return given.session_s + before + given.compute_s + after + float(phases[NEW_VALUES])
+
+
+def steps_of(phases: Floats, given: Given) -> Floats:
+    """As `step_of`, of many: `[n, phases]` to `[n]`."""
+    before = phases[:, list(BEFORE)].sum(axis=1)
+    after = np.maximum(0.0, phases[:, list(AFTER)].sum(axis=1) - given.overlap_s)
+    found: Floats = given.session_s + before + given.compute_s + after + phases[:, NEW_VALUES]
+    return found
+
+
+def timeline(totals: Totals, given: Given) -> tuple[Phase, ...]:
+    """The phases of a step that take time."""
+    fabric, seconds = totals.pricing.fabric, totals.phase_seconds()
+    found, now = [], 0.0
+
+    def then(name: str, lasts_s: float, host: int | None = None) -> None:
+        nonlocal now
+        if lasts_s > 0:
+            found.append(Phase(name, now, now + lasts_s, host))
+        now += lasts_s
+
+    then(SESSION, given.session_s)
+    for phase in BEFORE:
+        then(PHASES[phase], float(seconds[phase]), _binding(totals, fabric, phase))
+    then(COMPUTE, given.compute_s)
+    computed, now = now, now - min(given.overlap_s, given.compute_s)
+    for phase in AFTER:
+        then(PHASES[phase], float(seconds[phase]), _binding(totals, fabric, phase))
+    now = max(now, computed)
+    then(PHASES[NEW_VALUES], float(seconds[NEW_VALUES]), _binding(totals, fabric, NEW_VALUES))
+    return tuple(found)
+
+
+def _binding(totals: Totals, fabric: Fabric, phase: int) -> int | None:
+    """The host whose link is busiest; None on one host, where no link is."""
+    if len(fabric.layout.hosts) < 2 or phase in (MERGE_IDS, MERGE_GRADIENTS) or not totals.link[FULL, phase].any():
+        return None
+    loads = totals.beside[phase] + totals.link[FULL, phase]
+    return fabric.ends[int(loads.argmax())][0].host

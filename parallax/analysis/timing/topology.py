@@ -1,0 +1,159 @@
+"""Who exchanges with whom, over which links, as measured: what the seconds of a route are computed from.
+
+On several hosts a *unit* is a host with its link, and lines are those across hosts. On one host a unit is a process,
+without a link, and lines are those within a host. Of units that are alike only the one with the slowest link in a
+direction can bind, so the others are left out: a phase lasts as long as its busiest end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from parallax.analysis.routes.owners import Shares
+from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, Layout, Wishes, fronts_of
+from parallax.profiles.profiles import ClusterProfile, Line
+
+OUT, IN = 0, 1
+OPERATIONS_BY_ROUTE = {
+    ALLREDUCE: ("allreduce",),
+    ALLGATHER: ("allgather",),
+    ALLTOALL: ("alltoall",),
+    PS: ("pull", "push"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A host, or a process where there is one host.
+
+    Attributes:
+        host: its number.
+        workers: of it.
+        share: of the rows of a table spread over the workers, those that it owns.
+        top_share: the largest share of one worker of it.
+        servers: the numbers of its servers.
+        rates: bytes per second of its link, out and in; None where there is no link.
+    """
+
+    host: int
+    workers: int
+    share: float
+    top_share: float
+    servers: tuple[int, ...]
+    rates: tuple[float | None, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """What routes are priced on.
+
+    Attributes:
+        layout: the workers and servers.
+        shares: who owns how much of a table that is spread over the workers.
+        ends: the units and directions (OUT, IN) that may bind.
+        units_by_workers: (workers, how many units have so many).
+        lines: operation -> fit between units.
+        within: fit of an all-to-all within a host; None when it is not needed, or was not measured.
+        merging: workers of the fullest host where the workers of a host merge what they ask for; else 1.
+        has_fronts: whether servers are asked by row by the workers of their hosts alone (parallax/plans/plan.py).
+        servers: how many servers there are that variables may be on.
+        ends_of_host: for each host, which of the ends stand for its link, out and in; empty on one host.
+    """
+
+    layout: Layout
+    shares: Shares
+    ends: tuple[tuple[Unit, int], ...]
+    units_by_workers: tuple[tuple[int, int], ...]
+    lines: dict[str, Line]
+    within: Line | None
+    merging: int
+    has_fronts: bool
+    servers: int
+    ends_of_host: tuple[tuple[int, int], ...]
+
+    @property
+    def workers(self) -> int:
+        """W."""
+        return self.layout.num_workers
+
+    def missing(self, route: str) -> tuple[str, ...]:
+        """What was not measured and is needed to predict a route."""
+        if self.workers == 1 and route != PS:
+            return ()
+        where = "across hosts" if len(self.layout.hosts) > 1 else "within a host"
+        needed = (*OPERATIONS_BY_ROUTE[route], *(["alltoall"] if route == PS and self.has_fronts else []))
+        found = [f"{operation} {where}" for operation in needed if operation not in self.lines]
+        if self.merging > 1 and route in (ALLTOALL, PS) and self.within is None:
+            found.append("alltoall within a host")
+        return tuple(found)
+
+
+def fabric_of(layout: Layout, cluster: ClusterProfile, shares: Shares, wishes: Wishes, servers: bool) -> Fabric:
+    """What the routes of a job are priced on.
+
+    Args:
+        layout: the workers, and the servers that may be started.
+        cluster: what was measured of the hosts, in the order of the layout.
+        shares: who owns how much of a table that is spread over the workers.
+        wishes: whether training is synchronous, and the workers of a host merge what they ask for.
+        servers: whether any variable may be on servers; else where they are makes no difference.
+    """
+    several = len(layout.hosts) > 1
+    units = _hosts(layout, cluster, shares) if several else _processes(layout, shares)
+    merging = max(layout.hosts) if several and wishes.merges_in_host else 1
+    ends = tuple((unit, end) for end in (OUT, IN) for unit in _that_may_bind(units, end, servers))
+    place = {(_alike(unit, servers), end): number for number, (unit, end) in enumerate(ends)}
+    return Fabric(
+        layout=layout,
+        shares=shares,
+        ends=ends,
+        units_by_workers=tuple(sorted(Counter(unit.workers for unit in units).items())),
+        lines=dict(cluster.across if several else cluster.within),
+        within=cluster.within.get("alltoall"),
+        merging=merging,
+        has_fronts=wishes.synchronous and bool(fronts_of(layout.host_by_rank, layout.servers)),
+        servers=len(layout.servers) if servers else 0,
+        ends_of_host=tuple((place[_alike(u, servers), OUT], place[_alike(u, servers), IN]) for u in units * several),
+    )
+
+
+def _hosts(layout: Layout, cluster: ClusterProfile, shares: Shares) -> list[Unit]:
+    servers: list[list[int]] = [[] for _ in layout.hosts]
+    for number, host in enumerate(layout.servers):
+        servers[host].append(number)
+    owned: list[list[float]] = [[] for _ in layout.hosts]
+    for host, share in zip(layout.host_by_rank, shares.by_worker, strict=True):
+        owned[host].append(share)
+    return [
+        Unit(
+            host,
+            workers,
+            sum(owned[host]),
+            max(owned[host], default=0.0),
+            tuple(servers[host]),
+            (cluster.hosts[host].out_bytes_per_s, cluster.hosts[host].in_bytes_per_s),
+        )
+        for host, workers in enumerate(layout.hosts)
+    ]
+
+
+def _processes(layout: Layout, shares: Shares) -> list[Unit]:
+    workers = [Unit(0, 1, share, share, (), (None, None)) for share in shares.by_worker]
+    return workers + [Unit(0, 0, 0.0, 0.0, (number,), (None, None)) for number in range(len(layout.servers))]
+
+
+def _that_may_bind(units: list[Unit], end: int, servers: bool) -> list[Unit]:
+    """Of units alike the slowest in a direction; the first of equal ones."""
+    slowest: dict[tuple[object, ...], Unit] = {}
+    for unit in units:
+        key = _alike(unit, servers)
+        known = slowest.get(key)
+        if known is None or (unit.rates[end] or 0.0) < (known.rates[end] or 0.0):
+            slowest[key] = unit
+    return list(slowest.values())
+
+
+def _alike(unit: Unit, servers: bool) -> tuple[object, ...]:
+    """Units for which this is equal carry equal bytes."""
+    return unit.workers, round(unit.share, 12), unit.servers if servers else ()

@@ -1,0 +1,1 @@
+"""Reckons with other clusters, batches and sizes than those at hand."""

@@ -1,0 +1,105 @@
+"""A cluster profile of hosts that were not measured, from calibrations of others: other links, more hosts.
+
+Hosts are copies of the calibrated ones, in turn. What links do not say (rounds, copies, how far the two overlap) comes
+from the calibration of about the same link rate; between two, linearly in the seconds that a byte takes on the link:
+
+    t = (1/r - 1/r1) / (1/r2 - 1/r1),    value = (1 - t) value1 + t value2
+
+Simplified: outside what was calibrated the nearest calibration holds, and a round among more members than were
+calibrated follows its line, base_s + per_peer_s (n - 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from parallax.errors import PlanError
+from parallax.profiles.profiles import ClusterProfile, HostProfile, Line
+
+
+@dataclass(frozen=True, slots=True)
+class NewHost:
+    """A host that was not measured.
+
+    Attributes:
+        name: as in the resource file.
+        link_bytes_per_s: of its link, both ways; None for that of the host it is a copy of.
+    """
+
+    name: str
+    link_bytes_per_s: float | None = None
+
+
+def derived(profiles: Sequence[ClusterProfile], hosts: Sequence[NewHost], shares_cores: bool) -> ClusterProfile:
+    """The profile of other hosts.
+
+    Args:
+        profiles: one calibration, or several of links with different rates.
+        hosts: what it shall be of.
+        shares_cores: whether the new hosts share the processor cores that the calibrated ones share, as emulated hosts
+            of one machine do; else each has cores of its own.
+
+    Raises:
+        PlanError: there is no calibration, no new host, or a calibration of one host for several.
+    """
+    if not profiles or not hosts:
+        raise PlanError("A profile is derived from at least one calibration, for at least one host.")
+    measured = next((p for p in profiles if len(p.hosts) < 2), None)
+    if measured is not None and len(hosts) > 1:
+        raise PlanError(
+            f"A profile of {len(hosts)} hosts is derived from calibrations of several hosts, and one is of "
+            f"{measured.hosts[0].name} alone: nothing tells its links. Calibrate two hosts or more."
+        )
+    ordered = sorted(profiles, key=_rate)
+    copies = [ordered[-1].hosts[n % len(ordered[-1].hosts)] for n in range(len(hosts))]
+    found = tuple(_host(new, copy) for new, copy in zip(hosts, copies, strict=True))
+    between = _between(ordered, _slowest(found))
+    return replace(between, hosts=found, shared_cores=between.shared_cores if shares_cores else None)
+
+
+def _host(new: NewHost, copy: HostProfile) -> HostProfile:
+    rate = new.link_bytes_per_s
+    return replace(
+        copy, name=new.name, out_bytes_per_s=rate or copy.out_bytes_per_s, in_bytes_per_s=rate or copy.in_bytes_per_s
+    )
+
+
+def _between(ordered: Sequence[ClusterProfile], rate: float) -> ClusterProfile:
+    """The calibration for links of a rate; of two, what lies between them."""
+    above = next((n for n, profile in enumerate(ordered) if _rate(profile) >= rate), len(ordered) - 1)
+    slow, fast = ordered[max(above - 1, 0)], ordered[above]
+    if not rate or _rate(slow) == _rate(fast):
+        return fast
+    t = min(1.0, max(0.0, (1 / rate - 1 / _rate(slow)) / (1 / _rate(fast) - 1 / _rate(slow))))
+    cores = slow.shared_cores, fast.shared_cores
+    return replace(
+        fast,
+        across=_lines(slow.across, fast.across, t),
+        within=_lines(slow.within, fast.within, t),
+        shared_cores=_mixed(cores[0] or cores[1], cores[1] or cores[0], t),
+    )
+
+
+def _lines(slow: Mapping[str, Line], fast: Mapping[str, Line], t: float) -> dict[str, Line]:
+    found = {}
+    for operation in sorted(set(slow) & set(fast)):
+        a, b = slow[operation], fast[operation]
+        mixed = {name: (1 - t) * getattr(a, name) + t * getattr(b, name) for name in _MIXED}
+        found[operation] = Line(**mixed, residual=max(a.residual, b.residual), samples=a.samples + b.samples)
+    return found
+
+
+_MIXED = ("base_s", "per_peer_s", "byte_s", "overlap")
+
+
+def _mixed(a: float | None, b: float | None, t: float) -> float | None:
+    return None if a is None or b is None else (1 - t) * a + t * b
+
+
+def _slowest(hosts: Sequence[HostProfile]) -> float:
+    return min(min(host.out_bytes_per_s, host.in_bytes_per_s) for host in hosts)
+
+
+def _rate(profile: ClusterProfile) -> float:
+    return _slowest(profile.hosts)

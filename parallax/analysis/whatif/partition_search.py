@@ -1,0 +1,138 @@
+"""How many partitions tables on servers shall have, from the steps of a running job: which to try, and what they say.
+
+After Parallax 2019 (Kim et al., EuroSys 2019, section 3.2): the count is doubled while steps get shorter, then halved
+from the first; a step of P partitions is taken to last
+
+    t(P) = a / P + b * P + c
+
+for the work in a partition is shared by P, and each of them costs its own requests. The three are fitted to the samples
+by least squares; the best P lies between the least and the most that were tried. One count is tried for all tables
+together, at most the rows of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from parallax.analysis.routes.candidates import on_their_servers
+from parallax.analysis.routes.options import by_row
+from parallax.analysis.routes.placement import place
+from parallax.graph.spec import GraphSpec
+from parallax.plans.plan import PS, Plan
+from parallax.plans.prediction import Prediction
+
+SHORTER = 0.02
+"""By which share a step must be shorter to count as shorter: less is noise of a few steps."""
+MOST_SAMPLES = 8
+"""Counts that are tried at most: doubling from one partition reaches 64 in seven."""
+_FITTED = 3  # samples that three unknowns need
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A count that was tried.
+
+    Attributes:
+        count: partitions of each table.
+        step_s: seconds of a step.
+    """
+
+    count: int
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """`t(P) = a / P + b * P + c` in seconds."""
+
+    a: float
+    b: float
+    c: float
+
+    def seconds(self, count: int) -> float:
+        """Of a step with so many partitions."""
+        return self.a / count + self.b * count + self.c
+
+
+def searched_tables(spec: GraphSpec, plan: Plan, wished: Mapping[str, int]) -> tuple[str, ...]:
+    """The tables whose count is free: on servers, looked up by row, in one part, and not given by the user."""
+    return tuple(
+        v.name
+        for v in spec.variables
+        if plan.variable(v.name).route == PS and by_row(v) and len(v.parts) == 1 and v.name not in wished
+    )
+
+
+def next_count(samples: Sequence[Sample], most: int) -> int | None:
+    """The count to try next; None when enough were tried.
+
+    Args:
+        samples: in the order in which they were tried; at least one.
+        most: no more partitions than this.
+    """
+    times = {sample.count: sample.step_s for sample in samples}
+    if len(times) >= MOST_SAMPLES:
+        return None
+    first, largest, smallest = samples[0].count, max(times), min(times)
+    rises = largest == first or times[largest] < (1 - SHORTER) * times[_below(times, largest)]
+    if rises and largest == max(first, samples[-1].count) and 2 * largest <= most:
+        return 2 * largest
+    if smallest == first or times[smallest] < (1 - SHORTER) * times[_above(times, smallest)]:
+        if smallest // 2 >= 1:
+            return smallest // 2
+    found = fit(samples)
+    if found is None:
+        return None
+    best = min(range(smallest, largest + 1), key=lambda count: (found.seconds(count), count))
+    return None if best in times or found.seconds(best) >= min(times.values()) else best
+
+
+def fit(samples: Sequence[Sample]) -> Fit | None:
+    """The curve through the samples, with no term below 0 but the constant; None with fewer than three counts."""
+    if len({sample.count for sample in samples}) < _FITTED:
+        return None
+    from scipy.optimize import lsq_linear
+
+    counts = np.array([sample.count for sample in samples], float)
+    terms = np.stack([1 / counts, counts, np.ones_like(counts)], axis=1)
+    found = lsq_linear(terms, [s.step_s for s in samples], bounds=([0, 0, -np.inf], np.inf))
+    return Fit(*(float(x) for x in found.x))
+
+
+def best_count(samples: Sequence[Sample]) -> int:
+    """The count with the shortest step of those that were tried; of equal ones the least."""
+    return min(samples, key=lambda sample: (sample.step_s, sample.count)).count
+
+
+def with_partitions(plan: Plan, spec: GraphSpec, tables: Sequence[str], count: int) -> Plan:
+    """A plan in which some tables on servers have so many partitions, or as many as they have rows.
+
+    The partitions are dealt out by the bytes of these tables alone; all other variables stay where they are.
+    """
+    variables = [spec.variable(name) for name in tables]
+    wanted = {v.name: min(count, v.rows) for v in variables}
+    loads = {v.name: float(plan.variable(v.name).cost.sent_bytes or 2 * v.value_bytes) for v in variables}
+    placed = place(variables, loads, len(plan.servers), wanted)
+    changed = {
+        v.name: replace(
+            on_their_servers(v, plan.variable(v.name), placed[v.name], len(plan.servers)),
+            reason="partitions as measured in the running job",
+        )
+        for v in variables
+    }
+    return replace(
+        plan,
+        variables=tuple(changed.get(v.name, v) for v in plan.variables),
+        prediction=Prediction(unknown="times unknown: partitions were chosen by measured steps"),
+    )
+
+
+def _below(counts: Mapping[int, float], count: int) -> int:
+    return max(other for other in counts if other < count)
+
+
+def _above(counts: Mapping[int, float], count: int) -> int:
+    return min(other for other in counts if other > count)

@@ -1,0 +1,1 @@
+"""What machines there are: the resource file and what it says."""

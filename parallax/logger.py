@@ -1,0 +1,39 @@
+"""The logger of Parallax and its users, named PARALLAX; PARALLAX_LOG_LEVEL sets what it shows (INFO).
+
+It writes to stderr by a handler of its own, so that its lines come once whatever the script does with logging.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+from parallax.errors import ConfigError
+from parallax.settings.environment import log_level
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what is stderr at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one line."""
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def _logger() -> logging.Logger:
+    logger = logging.getLogger("PARALLAX")
+    if not logger.handlers:
+        handler = _Stderr()
+        handler.setFormatter(logging.Formatter("%(name)s %(levelname)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False  # libraries give the root logger handlers, and a line would come twice
+    try:
+        logger.setLevel(log_level())
+    except ConfigError:  # an import is no place to refuse it: parallel_run does
+        logger.setLevel(logging.INFO)
+    return logger
+
+
+log = _logger()

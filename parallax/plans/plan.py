@@ -1,0 +1,326 @@
+"""The plan: for every variable its route, owners, predicted cost, the reason, and what was rejected.
+
+A frozen value with JSON both ways. The same graph, layout, wishes and profiles give the same plan, byte for byte, on
+every rank. What is predicted of a step as a whole is in parallax/plans/prediction.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parallax.errors import PlanError
+from parallax.graph.spec import GraphSpec, VariableClass
+from parallax.plans.prediction import CostTerm, Flip, Prediction, ProfileUsed, RunnerUp, prediction_of
+
+PLAN_VERSION = 3
+ALLREDUCE, ALLGATHER, ALLTOALL, PS, NO_ROUTE = "allreduce", "allgather", "alltoall", "ps", "none"
+ROUTES = (ALLREDUCE, ALLGATHER, ALLTOALL, PS)
+RUN_OPTIONS = ("HYBRID", "PS", "MPI")
+"""Dense by all-reduce and sparse by owners; all trained variables on servers; no servers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a plan is made for: how many workers and servers there are, and where.
+
+    Attributes:
+        hosts: how many workers each host has, in the order of the ranks.
+        servers: for each server that may be started, the number of its host.
+    """
+
+    hosts: tuple[int, ...]
+    servers: tuple[int, ...] = ()
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of all hosts."""
+        return sum(self.hosts)
+
+    @property
+    def has_hosts_for_servers(self) -> bool:
+        """Whether there are hosts with servers and without workers."""
+        return 0 in self.hosts and any(not self.hosts[host] for host in self.servers)
+
+    @property
+    def host_by_rank(self) -> tuple[int, ...]:
+        """The number of each worker's host."""
+        return tuple(host for host, workers in enumerate(self.hosts) for _ in range(workers))
+
+
+def fronts_of(hosts: Sequence[int], servers: Sequence[int]) -> tuple[int, ...]:
+    """For each server its *front*: the one worker that asks it for all of them, as it is on the same host.
+
+    Args:
+        hosts: the number of each worker's host.
+        servers: the number of each server's host.
+
+    Returns:
+        A rank for each server. Empty where every worker asks by itself: on one host, where a host has several workers
+        (which merge what they ask for), and where a server's host has none.
+    """
+    if len(hosts) < 2 or len(set(hosts)) < len(hosts) or not set(servers) <= set(hosts):
+        return ()
+    return tuple(hosts.index(server) for server in servers)
+
+
+def one_host(workers: int, servers: int = 1) -> Layout:
+    """The layout of one machine."""
+    return Layout((workers,), (0,) * servers)
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user wants of a plan.
+
+    Attributes:
+        run_option: one of RUN_OPTIONS.
+        synchronous: whether every step takes the gradients of all workers.
+        average_sparse: whether sparse gradients are the mean over the workers; else their sum.
+        routes: variable name -> route.
+        touched_rows: variable name -> distinct rows a worker reads in a step, where the graph's static shapes do not
+            tell.
+        partitions: variable name -> on how many partitions servers hold it.
+        refused: variable name -> why servers cannot hold it; found by propagation.
+        merges_in_host: whether the workers of a host merge what they ask for, where several hosts have several.
+        memory_bytes: what the processes of a host may take together, where a profile does not say it or says more.
+        wire_dtype: the element type in which float32 travels, one of parallax.plans.wire.WIRE_DTYPES; None for its own.
+        accumulate_steps: of how many batches a worker keeps the gradients before they travel.
+    """
+
+    run_option: str = "HYBRID"
+    synchronous: bool = True
+    average_sparse: bool = True
+    routes: Mapping[str, str] = field(default_factory=dict)
+    touched_rows: Mapping[str, int] = field(default_factory=dict)
+    partitions: Mapping[str, int] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    merges_in_host: bool = True
+    memory_bytes: int | None = None
+    wire_dtype: str | None = None
+    accumulate_steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RouteCost:
+    """What a route would send.
+
+    Attributes:
+        route: its name.
+        sent_bytes: bytes that one worker sends per step, and receives as many; None when the touched rows are unknown.
+            A step is an update, with all batches that it takes.
+        rounds: collectives that wait for each other, per step.
+        note: why it was not taken, or cannot be.
+        seconds: what the predicted step takes longer by this variable on this route, all others as planned, than if it
+            sent nothing; None when times or touched rows are unknown.
+        terms: what the route costs by itself, as if nothing else were on its way. What it shares with others (rounds,
+            a link that is not the busiest, time that compute hides) makes `seconds` less than their sum.
+    """
+
+    route: str
+    sent_bytes: int | None
+    rounds: int
+    note: str = ""
+    seconds: float | None = None
+    terms: tuple[CostTerm, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VariablePlan:
+    """One variable in the plan.
+
+    Attributes:
+        name: the user's name.
+        cls: its class.
+        shape: whole shape.
+        dtype: element type.
+        route: how its gradients travel; `none` for untrained and local variables.
+        owner_rows: for `alltoall` the rows that each worker owns, by rank, for `ps` those of each server; empty where
+            every worker holds all rows.
+        owner_pattern: for `alltoall`, who owns rows in turns: row r belongs to worker `owner_pattern[r % P]` of P slots
+            (parallax/graph/ownership.py); a worker may have several slots, or none. Empty where all have one, in order.
+        touched_rows: distinct rows that a worker is expected to read of a batch: a mean as measured, rounded up, else
+            an upper bound; None when unknown.
+        touched_is_measured: whether they are a measured mean.
+        cost: what the route sends.
+        reason: why this route.
+        rejected: the other routes.
+        slots: names of the state that follows it.
+        evidence: the ops that make its class.
+        servers: for `ps`, for each TensorFlow variable it is made of, the server of each partition.
+        runner_up: the best of the other routes; None where there is no other, or times are unknown.
+        flips: what would have to be different for another route to be chosen.
+    """
+
+    name: str
+    cls: VariableClass
+    shape: tuple[int, ...]
+    dtype: str
+    route: str
+    owner_rows: tuple[int, ...]
+    owner_pattern: tuple[int, ...] = field(default=(), kw_only=True)
+    touched_rows: int | None
+    touched_is_measured: bool = field(default=False, kw_only=True)
+    cost: RouteCost
+    reason: str
+    rejected: tuple[RouteCost, ...] = ()
+    slots: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    servers: tuple[tuple[int, ...], ...] = ()
+    runner_up: RunnerUp | None = None
+    flips: tuple[Flip, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The routes of all variables of one graph for a number of workers and servers.
+
+    Attributes:
+        version: of this format.
+        fingerprint: of the graph.
+        hosts: how many workers each host has.
+        servers: the host of each server that is started; empty when no variable needs one.
+        run_option: one of RUN_OPTIONS.
+        synchronous: whether every step takes the gradients of all workers.
+        average_sparse: whether sparse gradients are the mean over the workers; else their sum.
+        variables: sorted by name.
+        notes: what the user should know.
+        prediction: of one step, and of the memory of every process.
+        profiles: what was measured and used.
+        wire_dtype: the element type in which float32 travels between processes; None for its own.
+        accumulate_steps: of how many batches a worker keeps the gradients before they travel; a step takes so many.
+    """
+
+    version: int
+    fingerprint: str
+    hosts: tuple[int, ...]
+    servers: tuple[int, ...]
+    run_option: str
+    synchronous: bool
+    average_sparse: bool
+    variables: tuple[VariablePlan, ...]
+    notes: tuple[str, ...] = ()
+    prediction: Prediction = Prediction()
+    profiles: tuple[ProfileUsed, ...] = ()
+    wire_dtype: str | None = None
+    accumulate_steps: int = 1
+
+    @property
+    def num_workers(self) -> int:
+        """W."""
+        return sum(self.hosts)
+
+    @property
+    def layout(self) -> Layout:
+        """What the plan was made for, with the servers that it uses."""
+        return Layout(self.hosts, self.servers)
+
+    def variable(self, name: str) -> VariablePlan:
+        """The plan of one variable.
+
+        Raises:
+            PlanError: when there is none of that name.
+        """
+        for variable in self.variables:
+            if variable.name == name:
+                return variable
+        known = ", ".join(v.name for v in self.variables)
+        raise PlanError(f"A variable must be one of the graph's, and {name!r} is not. The graph has: {known}.")
+
+    def to_json(self) -> str:
+        """The plan as indented JSON, keys in a fixed order."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    def check_belongs_to(self, spec: GraphSpec, layout: Layout) -> None:
+        """Raises PlanError when this plan was made for another graph, or other workers or servers."""
+        if self.fingerprint != spec.fingerprint:
+            raise PlanError(
+                f"A plan belongs to one graph: this one is for graph {self.fingerprint[:12]}, and the script built "
+                f"graph {spec.fingerprint[:12]}. Make the plan anew with `parallax plan --json`."
+            )
+        if self.num_workers != layout.num_workers:
+            raise PlanError(
+                f"A plan belongs to a number of workers: this one is for {self.num_workers}, and the job has "
+                f"{layout.num_workers}. Make the plan anew, or change the number of workers."
+            )
+        if self.hosts != layout.hosts or (self.servers and self.servers != layout.servers):
+            raise PlanError(
+                f"A plan belongs to a layout of the job: this one is for hosts with {list(self.hosts)} workers and "
+                f"servers on hosts {list(self.servers)}, and the job has {list(layout.hosts)} and "
+                f"{list(layout.servers)}. Make the plan anew, or change the resource file."
+            )
+
+
+def plan_from_json(text: str, name: str = "plan") -> Plan:
+    """Reads a plan.
+
+    Args:
+        text: JSON as written by `Plan.to_json`.
+        name: the file's name, for messages.
+
+    Raises:
+        PlanError: when it is no plan, or one of another version.
+    """
+    try:
+        raw = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise PlanError(
+            f"{name}:{error.lineno}: a plan file must be JSON, and this line is not: {error.msg}."
+        ) from error
+    version = raw.get("version") if isinstance(raw, dict) else None
+    if version != PLAN_VERSION:
+        raise PlanError(
+            f"{name}: a plan file must be of version {PLAN_VERSION}, and this one is of {version!r}. Make it anew."
+        )
+    try:
+        variables = tuple(_variable(v) for v in raw["variables"])
+        lists = {key: tuple(raw[key]) for key in ("hosts", "servers", "notes")}
+        measured = {
+            "prediction": prediction_of(raw["prediction"]),
+            "profiles": tuple(ProfileUsed(**p) for p in raw["profiles"]),
+        }
+        return Plan(**{**raw, **lists, **measured, "variables": variables})
+    except (KeyError, TypeError, ValueError) as error:
+        raise PlanError(f"{name}: a plan file must have every field that `Plan.to_json` writes: {error!r}.") from error
+
+
+def read_plan(file: Path | str) -> Plan:
+    """Reads a plan from its file.
+
+    Raises:
+        PlanError: when it cannot be read, or is no plan.
+    """
+    path = Path(file)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PlanError(
+            f"{path}: a plan file must be readable: {error.strerror}. Write one with `parallax plan --json`."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise PlanError(
+            f"{path}: a plan file must be UTF-8, and byte {error.start} is not. Write one with `parallax plan --json`."
+        ) from error
+    return plan_from_json(text, str(path))
+
+
+def _variable(raw: dict[str, Any]) -> VariablePlan:
+    return VariablePlan(
+        **{
+            **raw,
+            "cls": VariableClass(raw["cls"]),
+            "cost": _cost(raw["cost"]),
+            "rejected": tuple(_cost(r) for r in raw["rejected"]),
+            **{key: tuple(raw[key]) for key in ("shape", "owner_rows", "owner_pattern", "slots", "evidence")},
+            "servers": tuple(tuple(part) for part in raw["servers"]),
+            "runner_up": None if raw["runner_up"] is None else RunnerUp(**raw["runner_up"]),
+            "flips": tuple(Flip(**flip) for flip in raw["flips"]),
+        }
+    )
+
+
+def _cost(raw: dict[str, Any]) -> RouteCost:
+    return RouteCost(**{**raw, "terms": tuple(CostTerm(**term) for term in raw["terms"])})

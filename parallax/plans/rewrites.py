@@ -1,0 +1,375 @@
+"""What shall be changed in a graph for a plan: the list that propagation writes and the transform carries out.
+
+Every decision names nodes, tensors and edges of the user's graph, so the list can be printed, compared and tested
+without Horovod, and is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parallax.graph.ownership import Ownership
+from parallax.graph.view import Edge
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms the workers train together.
+
+    Attributes:
+        synchronous: every step takes the gradients of all workers; else each worker updates what the servers hold by
+            itself.
+        average_sparse: whether sparse gradients are the mean over the workers; else their sum.
+        sums: who adds up what workers have parts of: `collectives` or `servers`.
+        wire_dtype: the element type in which float32 rows and gradients travel; None for its own.
+        accumulate_steps: of how many batches a worker keeps the gradients before they travel.
+    """
+
+    synchronous: bool = True
+    average_sparse: bool = True
+    sums: str = "collectives"
+    wire_dtype: str | None = None
+    accumulate_steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the rows of a variable are, when equal shares of the workers do not say it; the fields are Table's."""
+
+    servers: tuple[int, ...] = ()
+    mirrored: bool = False
+    pattern: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows with owners: each row is held by a worker, or by a partition on a server (parallax/graph/ownership.py).
+
+    Attributes:
+        op: the variable op whose rows are meant.
+        rows: rows of the whole table.
+        row_shape: shape of one row.
+        dtype: TensorFlow's name of the element type.
+        members: the variable ops of this shape that are spread alike: the table and its slot variables.
+        variable: the user's name of the logical variable.
+        servers: for each partition the server that holds it; empty where the workers do.
+        mirrored: whether every worker also has a copy of `op`, for a graph that reads it whole.
+        is_scalar: whether the variable has no rows; it is then one partition of one row.
+        pattern: where the workers hold it, the owner of each slot; empty where each has one, in order.
+    """
+
+    op: str
+    rows: int
+    row_shape: tuple[int, ...]
+    dtype: str
+    members: tuple[str, ...]
+    variable: str
+    servers: tuple[int, ...] = ()
+    mirrored: bool = False
+    is_scalar: bool = False
+    pattern: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The whole shape."""
+        return () if self.is_scalar else (self.rows, *self.row_shape)
+
+    def ownership(self, workers: int) -> Ownership:
+        """Who of so many workers, or which partition on servers, holds which row."""
+        if self.servers or not self.pattern:
+            return Ownership.even(len(self.servers) or workers)
+        return Ownership(self.pattern, workers)
+
+    def local_shape(self, holder: int, workers: int) -> tuple[int, ...]:
+        """The shape of what one of so many workers, or a partition on servers, holds."""
+        if self.is_scalar:
+            return ()
+        return (self.ownership(workers).count(holder, self.rows), *self.row_shape)
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """`tensor` is each worker's part of a sum: the `edges` shall see the sum of all.
+
+    `kind` is `sum`, `mean` (of a gradient: sum divided by the number of workers), `min`, `max`, `rows_mean` (a mean
+    over joined rows: weighted by the rows of `weight`, the tensor that was averaged), or `workers_mean` (a mean of what
+    is no gradient). `table` names the table whose owners have the parts, where they are on servers; else the workers
+    have them. Where a worker `keeps_own`, who fetches the tensor gets this worker's part.
+    """
+
+    tensor: str
+    edges: tuple[Edge, ...]
+    kind: str
+    weight: str = ""
+    table: str = ""
+    keeps_own: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """`tensor` is the sum over all workers of what losses are divided by: the `edges` take a W-th of it.
+
+    Where it `is_mean`, each worker's is a mean over its batch, and a W-th of their sum is that of the joined batch.
+    """
+
+    tensor: str
+    edges: tuple[Edge, ...]
+    is_mean: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """`node` is a mean over elements that a mask has chosen: it counts for as many as each worker has.
+
+    Attributes:
+        node: gives the mean; who takes it sees it times W times this worker's share of all chosen elements.
+        values: the chosen elements.
+        counted: edges of autodiff that divide by their number; they take a W-th of the number on all workers.
+    """
+
+    node: str
+    values: str
+    counted: tuple[Edge, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """A dense gradient leaves autodiff here: the `edges` shall see the mean, by row at the table's owners."""
+
+    tensor: str
+    edges: tuple[Edge, ...]
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A node that runs where a table's partitions are, once for each.
+
+    Attributes:
+        node: the node of the user's graph.
+        table: the table op.
+        writes: whether it writes the table or a slot.
+        initial: whether initial values need it.
+    """
+
+    node: str
+    table: str
+    writes: bool
+    initial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Joined gradient rows leave autodiff here: multiplied by 1/W, so that they are the joined batch's rows."""
+
+    tensor: str
+    edges: tuple[Edge, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one lookup among joined gradient rows.
+
+    Attributes:
+        ids: the tensor that counts them.
+        kind: `joined`, `unique`, `shared` or `unknown` (analysis/marking.py).
+        of: for `unique` the tensor of distinct ids that says which rows are the same, where the row numbers do not;
+            for `unknown` the op at which it cannot be told.
+        merged: for `unique` the op that merged the ids; rows of pieces that have one in common are merged together.
+    """
+
+    ids: str
+    kind: str
+    of: str = ""
+    merged: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A gradient leaves autodiff here: it is kept until as many batches are together as one update takes.
+
+    The edges then see the mean over those batches: a dense gradient's sum, or the rows of all of them one after the
+    other, each piece by itself, divided by their number.
+
+    Attributes:
+        values: the gradient, or the values of its rows.
+        value_edges: that take it outside of autodiff.
+        indices: of its rows; empty where it is dense.
+        index_edges: that take these.
+        pieces: of its rows, in order.
+        constant: for each piece whether its ids are the same in every batch, so that its rows are added up.
+    """
+
+    values: str
+    value_edges: tuple[Edge, ...]
+    indices: str = ""
+    index_edges: tuple[Edge, ...] = ()
+    pieces: tuple[Piece, ...] = ()
+    constant: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AlikeRows:
+    """A constant of equal rows, as many as a batch has at `like`: where more are kept, the edge takes as many."""
+
+    edge: Edge
+    like: Edge
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRows:
+    """Joined gradient rows some of which belong to the same ids on all workers.
+
+    Those are summed over the workers; worker 0 holds the sum and the others zeros, so that the joined rows add up to
+    what the one process has.
+    """
+
+    tensor: str
+    edges: tuple[Edge, ...]
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """What is fed for shared state: all workers take worker 0's value of `tensor` at `edges`."""
+
+    tensor: str
+    edges: tuple[Edge, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A row gather that becomes a pull.
+
+    Attributes:
+        node: the gather.
+        table: the table op.
+        ids_slot: which input of the node carries the ids.
+        combines: whether the node also adds rows up by segment (SparseSegmentSum and its like): it then stays, on the
+            rows pulled.
+        row_shape: of one row: the table's, or that of the slot that is looked up.
+    """
+
+    node: str
+    table: str
+    ids_slot: int = 1
+    combines: bool = False
+    row_shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Joined gradient rows meet the update here: they go to the rows' owners.
+
+    Attributes:
+        table: the table op.
+        values: edges that take the values; they will see the values that arrive at the owner.
+        indices: edges that take the indices; they will see local row numbers.
+        lookups: the gathers whose ids the indices are, one after the other.
+        searched: for each lookup the tensor of its piece of the indices where these are its ids merged and sorted, else
+            an empty name.
+        merge: whether equal rows must be merged again at the owner because the update does not.
+    """
+
+    table: str
+    values: tuple[Edge, ...]
+    indices: tuple[Edge, ...]
+    lookups: tuple[str, ...]
+    searched: tuple[str, ...]
+    merge: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Sparse gradient of a variable that every worker holds: all workers shall see all touched rows.
+
+    `route` is `allgather` (deduplicated rows gathered), `allreduce` (densified and summed; only the union of touched
+    rows reaches the update) or `raw` (every row gathered unmerged, where the post-processing has no rule). `merge` says
+    whether equal rows of several workers must be merged because the update does not; `pieces` are the lookups that the
+    rows of route `raw` come from.
+    """
+
+    variable: str
+    op: str
+    rows: int
+    route: str
+    values: tuple[Edge, ...]
+    indices: tuple[Edge, ...]
+    merge: bool = False
+    pieces: tuple[Piece, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRows:
+    """A whole value meets rows of `table`: the edges see the local rows of it."""
+
+    tensor: str
+    edges: tuple[Edge, ...]
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class GatherRows:
+    """Local rows of `table` are read whole, in the user's order: by the `edges`, and by whoever fetches `tensor`."""
+
+    tensor: str
+    edges: tuple[Edge, ...]
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class WholeShape:
+    """The shape of a table, or of one of its slots, is asked for: `node` becomes the constant whole shape."""
+
+    node: str
+    table: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """All that shall be changed, in the order in which the transform carries it out.
+
+    Attributes:
+        tables: what has owners.
+        conditionals: `If` nodes of initial values whose result is local rows.
+        held_by_row: tensors of the user's graph that hold local rows only and cannot be fetched.
+        equal_random_ops: random ops that draw the same on all workers: of initial values, and noise on gradients.
+        local_variables: variable ops that each worker keeps for itself.
+        scatters: dense gradients of tables.
+        owned: nodes that run on servers, in topological order.
+        terms: on what terms the workers train together.
+        keeps: gradients that are kept, where updates take several batches.
+        alike_rows: constants that meet kept rows.
+        divided: denominators of losses.
+        selected: means over chosen elements.
+        notes: what a plan says of how losses are taken, a sentence each.
+    """
+
+    tables: tuple[Table, ...] = ()
+    scales: tuple[Scale, ...] = ()
+    shared_rows: tuple[SharedRows, ...] = ()
+    all_reduces: tuple[AllReduce, ...] = ()
+    broadcasts: tuple[Broadcast, ...] = ()
+    slices: tuple[SliceRows, ...] = ()
+    gathers: tuple[GatherRows, ...] = ()
+    shapes: tuple[WholeShape, ...] = ()
+    conditionals: tuple[str, ...] = ()
+    lookups: tuple[Lookup, ...] = ()
+    pushes: tuple[Push, ...] = ()
+    collects: tuple[Collect, ...] = ()
+    held_by_row: tuple[str, ...] = ()
+    equal_random_ops: tuple[str, ...] = ()
+    local_variables: tuple[str, ...] = ()
+    scatters: tuple[Scatter, ...] = ()
+    owned: tuple[Owned, ...] = ()
+    terms: Terms = Terms()
+    keeps: tuple[Keep, ...] = ()
+    alike_rows: tuple[AlikeRows, ...] = ()
+    divided: tuple[Divided, ...] = ()
+    selected: tuple[Selected, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def table(self, op: str) -> Table:
+        """The table of a variable op."""
+        return next(table for table in self.tables if table.op == op)

@@ -1,0 +1,112 @@
+"""The profiles that a plan is made with, and that they belong to the job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from parallax.errors import PlanError
+from parallax.plans.prediction import ProfileUsed
+from parallax.profiles.profiles import (
+    ClusterProfile,
+    ModelProfile,
+    TableProfile,
+    cluster_profile_from_json,
+    model_profile_from_json,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is known besides the graph and the layout.
+
+    Attributes:
+        cluster: the links; None when they were not measured.
+        model: what the steps do; None when they were not looked at.
+        cluster_name: of the file that it came from, for people.
+        model_name: likewise.
+    """
+
+    cluster: ClusterProfile | None = None
+    model: ModelProfile | None = None
+    cluster_name: str = ""
+    model_name: str = ""
+
+    @property
+    def used(self) -> tuple[ProfileUsed, ...]:
+        """The profiles at hand, for the plan."""
+        found = []
+        if self.cluster is not None:
+            found.append(ProfileUsed("cluster", self.cluster_name, self.cluster.fingerprint))
+        if self.model is not None:
+            found.append(ProfileUsed("model", self.model_name, self.model.fingerprint))
+        return tuple(found)
+
+    def table(self, name: str) -> TableProfile | None:
+        """What was seen of a variable that is looked up by row; None when nothing was."""
+        return None if self.model is None else self.model.table(name)
+
+    def check_belongs_to(self, graph: str, hosts: int) -> None:
+        """Refuses profiles of another graph or of another number of hosts.
+
+        Args:
+            graph: the graph's `model_key`.
+            hosts: of the layout.
+
+        Raises:
+            PlanError: when one does not belong.
+        """
+        if self.cluster is not None and len(self.cluster.hosts) != hosts:
+            raise PlanError(
+                f"A cluster profile must be of the job's hosts: {self.cluster_name or 'this one'} has "
+                f"{len(self.cluster.hosts)}, and the job has {hosts}. Measure these with `parallax calibrate`."
+            )
+        if self.model is not None and self.model.graph != graph:
+            raise PlanError(
+                f"A model profile belongs to trained variables, lookups and numbers of ids: "
+                f"{self.model_name or 'this one'} is of model {self.model.graph[:12]}, and the script built model "
+                f"{graph[:12]}. Measure the model anew."
+            )
+
+    def check_names(self, hosts: Sequence[str]) -> None:
+        """Refuses a cluster profile of other hosts.
+
+        Args:
+            hosts: addresses as in the resource file, in its order.
+
+        Raises:
+            PlanError: when the profile's hosts are others, or in another order.
+        """
+        measured = [] if self.cluster is None else [host.name for host in self.cluster.hosts]
+        if measured and measured != list(hosts):
+            raise PlanError(
+                f"A cluster profile must be of the job's hosts, in the order of the resource file: "
+                f"{self.cluster_name or 'this one'} has {', '.join(measured)}, and the job has {', '.join(hosts)}. "
+                "Measure these with `parallax calibrate`."
+            )
+
+
+def read_measured(cluster_file: Path | str | None, model_file: Path | str | None) -> Measured:
+    """Reads the profiles at hand.
+
+    Raises:
+        PlanError: when a file cannot be read, or is no profile.
+    """
+    cluster = None if cluster_file is None else cluster_profile_from_json(file_text(cluster_file), str(cluster_file))
+    model = None if model_file is None else model_profile_from_json(file_text(model_file), str(model_file))
+    names = ("" if file is None else Path(file).name for file in (cluster_file, model_file))
+    return Measured(cluster, model, *names)
+
+
+def file_text(file: Path | str) -> str:
+    """What is in the file of a profile.
+
+    Raises:
+        PlanError: when it cannot be read.
+    """
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise PlanError(f"{file}: a profile must be a readable text file: {reason}.") from error

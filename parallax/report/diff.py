@@ -1,0 +1,202 @@
+"""In what two plans differ: the plan as a whole first, then variable by variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from parallax.plans.plan import Plan, RouteCost, VariablePlan
+from parallax.plans.prediction import Prediction
+from parallax.report.text import bytes_text, counted, flip_texts, held_by, members_texts, ms_text
+
+_SHOWN = 60
+"""Letters of a value that has no words of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing in which two plans differ.
+
+    Attributes:
+        variable: its name; empty for the plan as a whole.
+        what: which of its properties.
+        first: that of the first plan, in words; empty where it has none.
+        second: that of the second.
+    """
+
+    variable: str
+    what: str
+    first: str
+    second: str
+
+
+def differences(first: Plan, second: Plan) -> tuple[Difference, ...]:
+    """All in which two plans differ; empty when they are equal."""
+    found = list(_of_plans(first, second))
+    names = sorted({v.name for plan in (first, second) for v in plan.variables})
+    by_name = [{v.name: v for v in plan.variables} for plan in (first, second)]
+    for name in names:
+        a, b = (of.get(name) for of in by_name)
+        if a is None or b is None:
+            found.append(Difference(name, "variable", *("there is none" if v is None else v.route for v in (a, b))))
+        else:
+            found += _of_variables(a, b)
+    return tuple(found)
+
+
+def difference_text(found: Sequence[Difference], names: tuple[str, str] = ("A", "B")) -> str:
+    """What `parallax diff` prints.
+
+    Args:
+        found: the differences.
+        names: of the two plans, for the heading.
+    """
+    if not found:
+        return "The plans are equal.\n"
+    rows = [("variable", "what", *names)]
+    named = ""
+    for one in found:
+        variable = one.variable or "(plan)"
+        rows.append(("" if variable == named else variable, one.what, one.first or "none", one.second or "none"))
+        named = variable
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    differing = len({d.variable for d in found if d.variable})
+    return "\n".join([*lines, f"{counted(differing, 'variable')} of the plans differ."]) + "\n"
+
+
+def places_text(first: Plan, second: Plan) -> str:
+    """A line for each variable whose gradients travel otherwise by the second plan, or whose rows are elsewhere."""
+    pairs = ((variable, second.variable(variable.name)) for variable in first.variables)
+    return "".join(f"  {a.name}: {_place(a)} -> {_place(b)}\n" for a, b in pairs if _key(a) != _key(b))
+
+
+def _key(variable: VariablePlan) -> tuple[object, ...]:
+    return variable.route, variable.owner_pattern, variable.servers
+
+
+def _place(variable: VariablePlan) -> str:
+    return f"{variable.route}, held by {held_by(variable)}"
+
+
+def _of_plans(first: Plan, second: Plan) -> Iterator[Difference]:
+    sent = [sum(v.cost.sent_bytes or 0 for v in plan.variables) for plan in (first, second)]
+    if sent[0] != sent[1]:
+        yield Difference("", "sent by a worker in a step", *_changed(sent, bytes_text))
+    shown: dict[str, Callable[[Plan], str]] = {
+        "hosts": lambda p: ", ".join(members_texts(p)) if len(p.hosts) <= 4 else f"{len(p.hosts)} hosts",
+        "servers": lambda p: ", ".join(f"{p.servers.count(h)} on host {h}" for h in dict.fromkeys(p.servers)),
+        "profiles": lambda p: ", ".join(f"{u.kind} {u.name} {u.fingerprint[:12]}" for u in p.profiles),
+        "notes": lambda p: "; ".join(p.notes),
+    }
+    for field in fields(Plan):
+        a, b = getattr(first, field.name), getattr(second, field.name)
+        if a == b or field.name == "variables":
+            continue
+        if field.name == "prediction":
+            yield from _of_predictions(first.prediction, second.prediction)
+            continue
+        words = shown.get(field.name)
+        texts = (words(first), words(second)) if words else (str(a), str(b))
+        what = "graph" if field.name == "fingerprint" else field.name.replace("_", " ")
+        yield Difference("", what, *_cut(texts if texts[0] != texts[1] else (str(a), str(b))))
+
+
+_PREDICTED: dict[str, Callable[[Any], str]] = {
+    "phases": lambda p: f"{p.name} {ms_text(p.end_s - p.start_s)}",
+    "loads": lambda p: f"host {p.host} {bytes_text(p.out_bytes)} out {bytes_text(p.in_bytes)} in",
+    "memory": lambda p: f"{p.kind} {p.number} {bytes_text(p.values_bytes + p.exchange_bytes + p.model_bytes)}",
+}
+
+
+def _of_predictions(first: Prediction, second: Prediction) -> Iterator[Difference]:
+    for field in fields(Prediction):
+        a, b = getattr(first, field.name), getattr(second, field.name)
+        if a == b:
+            continue
+        if field.name in ("step_s", "lower_bound_s"):
+            what = "predicted step" if field.name == "step_s" else "no step below"
+            yield Difference("", what, *_changed((a, b), ms_text))
+        elif field.name in _PREDICTED:
+            texts = [", ".join(_PREDICTED[field.name](one) for one in of) for of in (a, b)]
+            yield Difference("", field.name, *_cut(texts if texts[0] != texts[1] else (str(a), str(b))))
+        else:
+            yield Difference("", field.name.replace("_", " "), *_cut((_words(a), _words(b))))
+
+
+def _of_variables(a: VariablePlan, b: VariablePlan) -> Iterator[Difference]:
+    held = held_by(a), held_by(b)
+    if held[0] != held[1]:
+        yield Difference(a.name, "rows held by", *held)
+    shown: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "cls": ("class", lambda cls: str(cls.value)),
+        "owner_rows": ("rows of owners", _words),
+        "owner_pattern": ("pattern of owners", _words),
+        "servers": ("servers", _words),
+        "runner_up": ("next best", lambda r: "" if r is None else f"{r.route} +{ms_text(r.more_s)}"),
+        "flips": ("another route", lambda flips: "; ".join(flip_texts(flips))),
+        "rejected": ("other routes", lambda of: ", ".join(_cost_text(c) for c in of)),
+    }
+    for field in fields(VariablePlan):
+        x, y = getattr(a, field.name), getattr(b, field.name)
+        if x == y or (field.name in ("owner_rows", "servers") and held[0] != held[1]):
+            continue
+        if field.name == "cost":
+            yield from _of_costs(a, b)
+            continue
+        what, words = shown.get(field.name, (field.name.replace("_", " "), _words))
+        texts = words(x), words(y)
+        yield Difference(a.name, what, *_cut(texts if texts[0] != texts[1] else (str(x), str(y))))
+
+
+def _of_costs(a: VariablePlan, b: VariablePlan) -> Iterator[Difference]:
+    x, y = a.cost, b.cost
+    if x.sent_bytes != y.sent_bytes:
+        yield Difference(a.name, "sent/step", *_changed((x.sent_bytes, y.sent_bytes), bytes_text))
+    if x.seconds != y.seconds:
+        yield Difference(a.name, "ms/step", *_changed((x.seconds, y.seconds), ms_text))
+    if x.rounds != y.rounds:
+        yield Difference(a.name, "rounds", str(x.rounds), str(y.rounds))
+    if x.terms != y.terms and x.seconds == y.seconds:
+        yield Difference(a.name, "terms", *_cut((_words(x.terms), _words(y.terms))))
+    if x.note != y.note:
+        yield Difference(a.name, "note", *_cut((x.note, y.note)))
+
+
+def _changed(values: Sequence[Any], words: Callable[[Any], str]) -> tuple[str, str]:
+    """Two figures, the second with its difference in percent; in full where three digits are equal."""
+    first, second = values
+    texts = words(first), words(second)
+    if texts[0] == texts[1]:
+        texts = repr(first), repr(second)
+    if first and second is not None:
+        return texts[0], f"{texts[1]} ({100 * (second / first - 1):+.3g} %)"
+    return texts
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(str(v) for v in value)
+    return "" if value is None else str(value)
+
+
+def _cut(texts: Sequence[str]) -> tuple[str, str]:
+    """Both texts, short; from where they begin to differ when that is far behind."""
+    first, second = texts
+    least = min(len(first), len(second))
+    common = next((n for n in range(least) if first[n] != second[n]), least)
+    start = max(0, common - 10) if common > _SHOWN - 15 else 0
+
+    def part(text: str) -> str:
+        cut = ("\u2026" if start else "") + text[start:]
+        return cut if len(cut) <= _SHOWN else cut[: _SHOWN - 1] + "\u2026"
+
+    return part(first), part(second)
+
+
+def _cost_text(cost: RouteCost) -> str:
+    more = f" ({cost.note})" if cost.seconds is None and cost.note else ""
+    more = more if cost.seconds is None else f" {ms_text(cost.seconds)}"
+    return f"{cost.route} {bytes_text(cost.sent_bytes)}{more}"

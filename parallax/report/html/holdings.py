@@ -1,0 +1,89 @@
+"""What the hosts of a plan hold of each variable; parts of a plan that several pictures and tables use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from parallax.plans.plan import NO_ROUTE, Plan, VariablePlan
+from parallax.report.text import value_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Values of one variable on one host, without the state that follows it.
+
+    Attributes:
+        name: of the variable.
+        route: how its gradients travel.
+        held_bytes: on the host.
+        what: in words: copies, rows, or partitions.
+    """
+
+    name: str
+    route: str
+    held_bytes: int
+    what: str
+
+
+def held_by_host(plan: Plan, most: int) -> tuple[tuple[Held, ...], ...]:
+    """For each host what it holds, in the order of the names; of the first hosts, at most so many."""
+    found: list[list[Held]] = [[] for _ in plan.hosts[:most]]
+    hosts = plan.layout.host_by_rank
+    for variable in plan.variables:
+        whole, total = value_bytes(variable), sum(variable.owner_rows) or 1
+        rows = [0] * len(plan.hosts)
+        for owner, count in enumerate(variable.owner_rows):
+            rows[plan.servers[owner] if variable.servers else hosts[owner]] += count
+        for host, workers in enumerate(plan.hosts[:most]):
+            if variable.owner_rows:
+                if rows[host]:
+                    words = f"{rows[host]:,} of {total:,} rows"
+                    found[host].append(Held(variable.name, variable.route, whole * rows[host] // total, words))
+            elif workers:
+                words = "a copy in every worker"
+                found[host].append(Held(variable.name, variable.route, workers * whole, words))
+    return tuple(tuple(of_host) for of_host in found)
+
+
+def memory_by_host(plan: Plan) -> tuple[tuple[int, int, int], ...]:
+    """For each host bytes of values with slots, of buffers of exchanges, and of all else that was measured."""
+    found = [[0, 0, 0] for _ in plan.hosts]
+    for process in plan.prediction.memory:
+        for place, count in enumerate((process.values_bytes, process.exchange_bytes, process.model_bytes)):
+            found[process.host][place] += count
+    return tuple((values, buffers, model) for values, buffers, model in found)
+
+
+def sent_by_route(plan: Plan) -> Mapping[str, tuple[int, int, int]]:
+    """Route -> bytes that one worker sends in a step, how many variables, and how many of them of unknown bytes.
+
+    The bytes of `ps` are those that a worker and the servers send each other.
+    """
+    found: dict[str, tuple[int, int, int]] = {}
+    for variable in trained(plan):
+        sent, count, unknown = found.get(variable.route, (0, 0, 0))
+        known = variable.cost.sent_bytes
+        found[variable.route] = (sent + (known or 0), count + 1, unknown + (known is None))
+    return dict(sorted(found.items()))
+
+
+def trained(plan: Plan) -> list[VariablePlan]:
+    """The variables with a route, by name."""
+    return [v for v in plan.variables if v.route != NO_ROUTE]
+
+
+_EXACT_BYTES = 1000
+"""Terms have whole bytes: from so many on their rate is exact to a thousandth."""
+
+
+def rate_now(plan: Plan) -> float | None:
+    """Bytes per second of the slowest link that binds anywhere in the plan's costs; None without times or links."""
+    rates = [
+        term.link_bytes / term.seconds
+        for variable in plan.variables
+        for cost in (variable.cost, *variable.rejected)
+        for term in cost.terms
+        if term.what == "link" and term.seconds > 0 and term.link_bytes >= _EXACT_BYTES
+    ]
+    return min(rates, default=None)

@@ -1,0 +1,128 @@
+"""A plan as one HTML page that needs nothing else: table, pictures, and why each route was taken.
+
+The page's address says what of the table is shown: `#sort=-bytes&find=emb&open=NAME` sorts by bytes, most first, shows
+the variables in which the words are found, and opens one. The keys of columns are in parallax/report/html/table.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from parallax.plans.plan import Plan
+from parallax.report.html.assets import SCRIPT, STYLE
+from parallax.report.html.holdings import memory_by_host, sent_by_route, trained
+from parallax.report.html.pictures import (
+    hosts_svg,
+    hosts_words,
+    link_flips_svg,
+    routes_svg,
+    timeline_svg,
+    touched_flips_svg,
+)
+from parallax.report.html.table import table
+from parallax.report.text import bytes_text, counted, members_texts, ms_text, step_texts
+
+
+def plan_page(plan: Plan) -> str:
+    """The page of a plan, as the text of an HTML file."""
+    title = f"Plan for {', '.join(_members(plan))}"
+    parts = [f"<h1>{escape(title)}</h1>", _source(plan), _sums(plan)]
+    if plan.prediction.step_s is None:
+        why = plan.prediction.unknown or "times unknown"
+        parts.append(f'<p class="unknown">{escape(_sentence(why))} Bytes are what the plan was made by.</p>')
+    parts += [f"<p>{escape(line)}</p>" for line in step_texts(plan) if plan.prediction.step_s is not None]
+    if plan.notes:
+        parts.append(f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in plan.notes)}</ul>")
+    parts += [
+        "<h2>Variables</h2>",
+        '<label class="find">Find <input id="find" type="search" placeholder="name, class, route or reason"> '
+        '<span id="shown" class="faint"></span></label>',
+        f'<div class="wide">{table(plan)}</div>',
+        '<p class="faint">Click a heading to sort, and a name for its evidence, owners and costs term by term. '
+        "Bytes are what one worker sends in a step, and it receives as many; those of ps are of both directions.</p>",
+        section("The step in time", timeline_svg(plan), _TIMELINE),
+        section("Bytes by route", routes_svg(plan), "What one worker sends in a step."),
+        section("Hosts", hosts_svg(plan), hosts_words(plan)),
+        _flips(plan),
+    ]
+    return html_page(title, parts, SCRIPT)
+
+
+_TIMELINE = "Phases follow each other. Where bars overlap, compute hides the exchange of gradients."
+
+
+def html_page(title: str, parts: Sequence[str], script: str = "") -> str:
+    """A whole page of some parts."""
+    head = (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<title>{escape(title)}</title><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE}</style></head><body>"
+    )
+    end = f"<script>{script}</script>" if script else ""
+    return "\n".join([head, *filter(None, parts), f"{end}</body></html>"]) + "\n"
+
+
+def section(heading: str, picture: str, words: str = "") -> str:
+    """A heading, a picture and a line below it; nothing without a picture."""
+    if not picture:
+        return ""
+    below = f'<p class="faint">{escape(words)}</p>' if words else ""
+    return f"<h2>{escape(heading)}</h2>{picture}{below}"
+
+
+def sums(entries: Sequence[tuple[str, str]]) -> str:
+    """A line of figures, each with what it is."""
+    return (
+        '<dl class="sum">'
+        + "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in entries)
+        + "</dl>"
+    )
+
+
+def _members(plan: Plan) -> list[str]:
+    """Workers and servers; of many hosts only how many."""
+    if len(plan.hosts) <= 4:
+        return members_texts(plan)
+    found = [f"{counted(plan.num_workers, 'worker')} on {len(plan.hosts)} hosts"]
+    return [*found, counted(len(plan.servers), "server")] if plan.servers else found
+
+
+def _source(plan: Plan) -> str:
+    used = " and ".join(f"{p.kind} profile {p.name or p.fingerprint[:12]}" for p in plan.profiles) or "no profile"
+    how = "" if plan.synchronous else ", asynchronous"
+    words = f"Graph {plan.fingerprint[:12]}, run option {plan.run_option}{how}; {used}."
+    return f'<p class="faint">{escape(words)}</p>'
+
+
+def _sums(plan: Plan) -> str:
+    known = plan.prediction
+    sent = sum(count for count, _, _ in sent_by_route(plan).values())
+    unknown = sum(count for _, _, count in sent_by_route(plan).values())
+    found = [
+        ("exchanges of a step" if known.step_s and not known.has_compute else "predicted step", ms_text(known.step_s)),
+        ("sent by a worker in a step", bytes_text(sent) + (" and unknown" if unknown else "")),
+        ("variables with a route", str(len(trained(plan)))),
+    ]
+    if known.gap is not None:
+        proof = "proven best" if known.gap == 0 else f"at most {100 * known.gap:.2g} % from the best"
+        found.append(("of the choices there are", proof))
+    memory = [sum(m) for m in memory_by_host(plan)]
+    if any(memory):
+        found.append(("memory of the fullest host", bytes_text(max(memory))))
+    return sums(found)
+
+
+def _flips(plan: Plan) -> str:
+    of_links, of_rows = link_flips_svg(plan), touched_flips_svg(plan)
+    parts = [
+        section("Where routes change with the links", of_links, "All links scaled alike; the slowest is shown."),
+        section("Where routes change with touched rows", of_rows, "Distinct rows that a worker reads in a step."),
+    ]
+    if not (of_links or of_rows) and plan.prediction.step_s is not None:
+        return "<h2>Where routes change</h2><p>Nowhere: no rate of the links and no touched rows give another plan.</p>"
+    return "".join(parts)
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:].rstrip(".") + "."

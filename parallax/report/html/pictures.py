@@ -1,0 +1,240 @@
+"""The pictures of a plan: its hosts, its bytes by route, its step in time, and where routes would change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from parallax.plans.plan import Plan, VariablePlan
+from parallax.plans.prediction import LINK, TOUCHED, Flip
+from parallax.report.html.holdings import Held, held_by_host, memory_by_host, rate_now, sent_by_route
+from parallax.report.html.svg import (
+    COLOUR_BY_ROUTE,
+    FAINT,
+    INK,
+    LETTER,
+    PALE,
+    legend,
+    line,
+    powers,
+    rect,
+    shortened,
+    svg,
+    text,
+    ticks,
+)
+from parallax.report.text import bytes_text, counted, flip_texts, ms_text
+
+WIDTH = 1100.0
+SHOWN_HOSTS = 24
+"""Of more hosts the first are drawn; the words below the picture tell how far apart all of them are."""
+
+SHOWN_FLIPS = 40
+_COMPUTE, _EXCHANGE = "#9fb4c7", "#2f6db5"
+_MEMORY = (
+    ("memory: values and slots", "#4d6a85"),
+    ("memory: buffers", "#8aa6bf"),
+    ("memory: the model's own", "#c9b58a"),
+)
+_PER_LINE, _BOX, _ROW = 4, 142.0, 24.0
+_SEEN = 1.5
+"""Pixels from which on a variable has a box of its own."""
+
+_DECADES = 1.5
+"""So many decades are drawn beyond the outermost value of a chart of flips."""
+
+
+def hosts_svg(plan: Plan) -> str:
+    """Hosts as boxes: what each holds by variable, its memory, and what its link carries in a step."""
+    held, memory = held_by_host(plan, SHOWN_HOSTS), memory_by_host(plan)
+    shown = min(len(plan.hosts), SHOWN_HOSTS)
+    columns = min(_PER_LINE, shown)
+    wide = WIDTH / columns if columns > 2 else WIDTH / 2
+    most_held = max([sum(h.held_bytes for h in of_host) for of_host in held] + [1])
+    most_memory = max([sum(m) for m in memory] + [1])
+    most_moved = max([max(load.out_bytes, load.in_bytes) for load in plan.prediction.loads] + [1])
+    routes = [(route, COLOUR_BY_ROUTE[route]) for route in _routes(plan)]
+    parts = [legend(4, 14, [*routes, *((words, fill) for words, fill in _MEMORY)])]
+    for host in range(shown):
+        x, y = wide * (host % columns) + 4, 28 + _BOX * (host // columns)
+        full = wide - 16
+        parts.append(rect(x, y, full, _BOX - 12, "#fbfbfb", more=f' rx="4" stroke="{PALE}" class="host"'))
+        servers = plan.servers.count(host)
+        words = f"host {host}: {counted(plan.hosts[host], 'worker')}"
+        parts.append(text(x + 8, y + 18, words + (f", {counted(servers, 'server')}" if servers else "")))
+        bar = full - 16
+        total = sum(h.held_bytes for h in held[host])
+        parts.append(text(x + 8, y + 37, f"holds {bytes_text(total)} of variables", fill=FAINT, size=11))
+        parts += _held(held[host], x + 8, y + 42, bar, most_held)
+        parts += _memory(memory[host], x + 8, y + 72, bar, most_memory)
+        if host < len(plan.prediction.loads):
+            load = plan.prediction.loads[host]
+            for place, (what, count) in enumerate((("sends", load.out_bytes), ("receives", load.in_bytes))):
+                left, half = x + 8 + place * bar / 2, bar / 2 - 8
+                parts.append(text(left, y + 103, f"{what} {bytes_text(count)}", fill=FAINT, size=11))
+                parts.append(rect(left, y + 108, half, 9, PALE))
+                parts.append(rect(left, y + 108, half * count / most_moved, 9, _EXCHANGE, f"{what} {count:,} bytes"))
+        else:
+            parts.append(text(x + 8, y + 108, "bytes on its link: unknown", fill=FAINT, size=11))
+    return svg(WIDTH, 28 + _BOX * math.ceil(shown / columns), "hosts", "Hosts and what they hold", parts)
+
+
+def _held(held: Sequence[Held], x: float, y: float, bar: float, most: int) -> list[str]:
+    """The variables of a host, by route and size; small ones of a route together, as a model may have thousands."""
+    parts = [rect(x, y, bar, 12, PALE)]
+    for route, fill in COLOUR_BY_ROUTE.items():
+        of_route = sorted((h for h in held if h.route == route), key=lambda h: (-h.held_bytes, h.name))
+        seen = [h for h in of_route if bar * h.held_bytes / most >= _SEEN]
+        boxes = [(h.held_bytes, f"{h.name}: {bytes_text(h.held_bytes)}, {h.what}, {route}") for h in seen]
+        small = [h.held_bytes for h in of_route[len(seen) :]]
+        if sum(small):
+            words = f"{counted(len(small), 'smaller variable')}: {bytes_text(sum(small))}, {route}"
+            boxes.append((sum(small), words))
+        for count, tip in boxes:
+            width = bar * count / most
+            parts.append(rect(x, y, width, 12, fill, tip, ' class="held" stroke="#fff" stroke-width="0.5"'))
+            x += width
+    return parts
+
+
+def _memory(memory: tuple[int, int, int], x: float, y: float, bar: float, most: int) -> list[str]:
+    known = f"memory {bytes_text(sum(memory))}" + ("" if memory[2] else " without the model's own")
+    parts = [text(x, y, known, fill=FAINT, size=11), rect(x, y + 5, bar, 9, PALE)]
+    for count, (what, fill) in zip(memory, _MEMORY, strict=True):
+        if count:
+            parts.append(rect(x, y + 5, bar * count / most, 9, fill, f"{what}: {bytes_text(count)}"))
+            x += bar * count / most
+    return parts
+
+
+def hosts_words(plan: Plan) -> str:
+    """What the picture of the hosts leaves out."""
+    if len(plan.hosts) <= SHOWN_HOSTS:
+        return ""
+    totals = [sum(m) for m in memory_by_host(plan)]
+    words = f"The first {SHOWN_HOSTS} of {len(plan.hosts)} hosts. "
+    words += f"Of all, memory is {bytes_text(min(totals))} to {bytes_text(max(totals))}"
+    moved = [max(load.out_bytes, load.in_bytes) for load in plan.prediction.loads]
+    if moved:
+        words += f", and the busier direction of a link carries {bytes_text(min(moved))} to {bytes_text(max(moved))}"
+    return words + "."
+
+
+def routes_svg(plan: Plan) -> str:
+    """Bytes that one worker sends in a step, by route."""
+    sent = sent_by_route(plan)
+    most = max([count for count, _, _ in sent.values()] + [1])
+    parts = []
+    for place, (route, (count, variables, unknown)) in enumerate(sent.items()):
+        y = 8 + 30 * place
+        words = f"{bytes_text(count)}, {counted(variables, 'variable')}"
+        words += f", {unknown} of them of unknown bytes" if unknown else ""
+        width = (WIDTH - 420) * count / most
+        parts.append(text(4, y + 14, route))
+        parts.append(rect(84, y, width, 20, COLOUR_BY_ROUTE[route], f"{count:,} bytes", ' class="route"'))
+        parts.append(text(84 + width + 8, y + 14, words))
+    return svg(WIDTH, 12 + 30 * len(sent), "routes", "Bytes per worker and step, by route", parts)
+
+
+def timeline_svg(plan: Plan) -> str:
+    """The predicted step: a row for each phase, from left to right in time."""
+    phases, step_s = plan.prediction.phases, plan.prediction.step_s
+    if step_s is None or not step_s > 0:
+        return ""
+    left, right = 210.0, 190.0
+    scale = (WIDTH - left - right) / max(step_s, max((p.end_s for p in phases), default=0.0))
+    bottom = 10 + _ROW * len(phases)
+    parts = []
+    for value in ticks(1e3 * step_s):
+        x = left + scale * value / 1e3
+        parts += [line(x, 4, x, bottom, PALE), text(x, bottom + 16, f"{value:g} ms", "middle", FAINT, 11)]
+    for place, phase in enumerate(phases):
+        y, lasts_s = 8 + _ROW * place, phase.end_s - phase.start_s
+        fill = _COMPUTE if phase.name in ("compute", "session") else _EXCHANGE
+        tip = f"{phase.name}: {ms_text(phase.start_s)} to {ms_text(phase.end_s)}"
+        words = f"{ms_text(lasts_s)}, {100 * lasts_s / step_s:.0f} %"
+        words += f", host {phase.host}'s link" if phase.host is not None else ""
+        parts.append(text(4, y + 14, phase.name))
+        parts.append(rect(left + scale * phase.start_s, y + 2, scale * lasts_s, _ROW - 7, fill, tip, ' class="phase"'))
+        parts.append(text(left + scale * phase.end_s + 6, y + 14, words, fill=FAINT, size=11))
+    return svg(WIDTH, bottom + 24, "timeline", "The predicted step in time", parts)
+
+
+def link_flips_svg(plan: Plan) -> str:
+    """For each variable, its best route by the rate of the slowest link, all links scaled alike; empty without any."""
+
+    def name(value: float) -> str:
+        return f"{value / 1e9:g} Gbit/s" if value >= 1e9 else f"{value / 1e6:g} Mbit/s"
+
+    now = rate_now(plan)
+    rows = [(v, [f for f in v.flips if f.quantity == LINK], now) for v in plan.variables]
+    return _flips(rows, "link-flips", "Best route by the rate of the slowest link", name, 8)
+
+
+def touched_flips_svg(plan: Plan) -> str:
+    """For each variable, its best route by its touched rows; empty without any."""
+    rows = [
+        (v, [f for f in v.flips if f.quantity == TOUCHED], None if v.touched_rows is None else float(v.touched_rows))
+        for v in plan.variables
+    ]
+    return _flips(rows, "touched-flips", "Best route by touched rows", lambda value: f"{value:,.0f} rows")
+
+
+def _flips(
+    rows: Sequence[tuple[VariablePlan, list[Flip], float | None]],
+    name: str,
+    words: str,
+    tick: Callable[[float], str],
+    unit: float = 1,
+) -> str:
+    """One row a variable: the route now around its present value, others beyond the values where they begin.
+
+    The axis is labelled in units, of which each value has `unit`.
+    """
+    rows = [row for row in rows if row[1]][:SHOWN_FLIPS]
+    if not rows:
+        return ""
+    values = [f.value for _, flips, _ in rows for f in flips] + [now for _, _, now in rows if now is not None]
+    low = 10 ** (math.log10(max(min(values), 1e-9)) - _DECADES)
+    high = 10 ** (math.log10(max(values)) + _DECADES)
+    if name == "touched-flips":
+        low, high = max(low, 1.0), min(high, max(float(v.shape[0]) for v, _, _ in rows if v.shape))
+    left, right = 20 + LETTER * min(34, max(len(v.name) for v, _, _ in rows)), 50.0
+
+    def x(value: float) -> float:
+        place = (math.log10(max(value, low)) - math.log10(low)) / max(math.log10(high) - math.log10(low), 1e-9)
+        return left + (WIDTH - left - right) * min(max(place, 0.0), 1.0)
+
+    top = 28.0
+    bottom = top + _ROW * len(rows)
+    parts = [legend(4, 14, [(r, COLOUR_BY_ROUTE[r]) for r in _flip_routes(rows)] + [("now", INK)])]
+    for value in powers(unit * low, unit * high):
+        at = x(value / unit)
+        parts += [line(at, top - 4, at, bottom, PALE), text(at, bottom + 16, tick(value), "middle", FAINT, 11)]
+    for place, (variable, flips, now) in enumerate(rows):
+        y = top + _ROW * place
+        parts.append(text(4, y + 14, shortened(variable.name, 34)))
+        below = max((f.value for f in flips if not f.above), default=low)
+        above = min((f.value for f in flips if f.above), default=high)
+        spans = [(below, above, variable.route, "as planned")]
+        for flip in flips:
+            ends = (above, high) if flip.above else (low, below)
+            spans.append((*ends, flip.route, flip_texts((flip,))[0]))
+        for start, end, route, tip in spans:
+            words_of = f"{variable.name}: {route}, {tip}"
+            parts.append(
+                rect(x(start), y + 3, x(end) - x(start), _ROW - 8, COLOUR_BY_ROUTE[route], words_of, ' class="flip"')
+            )
+        if now is not None:
+            parts.append(line(x(now), y, x(now), y + _ROW - 2, INK, ' stroke-width="2.5"'))
+    return svg(WIDTH, bottom + 24, name, words, parts)
+
+
+def _flip_routes(rows: Sequence[tuple[VariablePlan, list[Flip], float | None]]) -> list[str]:
+    seen = {v.route for v, _, _ in rows} | {f.route for _, flips, _ in rows for f in flips}
+    return [route for route in COLOUR_BY_ROUTE if route in seen]
+
+
+def _routes(plan: Plan) -> list[str]:
+    seen = {v.route for v in plan.variables}
+    return [route for route in COLOUR_BY_ROUTE if route in seen]

@@ -1,0 +1,311 @@
+"""The plan as a person reads it: a table of all variables, and one variable explained."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from parallax.graph.spec import OPEN_SHAPE
+from parallax.plans.plan import NO_ROUTE, PS, Plan, RouteCost, VariablePlan
+from parallax.plans.prediction import LINK, Flip
+from parallax.profiles.profiles import ModelProfile
+
+_SHOWN_PARTITIONS = 8
+_SHOWN_NAMES = 3
+_IDS_WORDS = "IDS: how many ids of the table one worker looks up in a batch, at most"
+_COLUMNS = ("variable", "class", "shape", "touched", "route", "rows held by", "sent/step", "reason")
+_TIMED_COLUMNS = (*_COLUMNS[:-1], "ms/step", "next best", "another route", "reason")
+
+
+def plan_table(plan: Plan, shows_all: bool = False) -> str:
+    """The table that `parallax plan` prints; its bytes are what one worker sends per step, and it receives as many.
+
+    Args:
+        plan: what is printed.
+        shows_all: whether variables without a route have a row each; else a line stands for those that are alike.
+    """
+    trained = [v for v in plan.variables if v.route != NO_ROUTE]
+    rest = [v for v in plan.variables if v.route == NO_ROUTE]
+    folded = [] if shows_all else _folded(rest)
+    alone = [v for v in rest if not any(v in alike for alike in folded)]
+    step_s = plan.prediction.step_s
+    rows = [
+        _COLUMNS if step_s is None else _TIMED_COLUMNS,
+        *(_row(v, step_s) for v in (*trained, *alone)),
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [f"Plan for {', '.join(members_texts(plan))}, graph {plan.fingerprint[:12]}"]
+    for number, row in enumerate(rows):
+        lines.append("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+        if number == 0:
+            lines.append("  ".join("-" * width for width in widths))
+    lines += [_folded_text(alike) for alike in folded]
+    on_servers = [v for v in plan.variables if v.route == PS]
+    lines += [
+        *_touched_setting(trained),
+        *_by_route(trained),
+        _total(trained),
+        *(_server_total(plan, on_servers, server) for server in range(len(plan.servers))),
+    ]
+    lines += step_texts(plan)
+    lines.extend(f"note: {note}" for note in plan.notes)
+    return "\n".join(lines) + "\n"
+
+
+def _folded(rest: list[VariablePlan]) -> list[list[VariablePlan]]:
+    """The variables without a route that are alike, two or more each."""
+    by_kind: dict[tuple[str, str], list[VariablePlan]] = {}
+    for variable in rest:
+        by_kind.setdefault((variable.cls.value, variable.reason), []).append(variable)
+    return [alike for alike in by_kind.values() if len(alike) > 1]
+
+
+def _folded_text(alike: list[VariablePlan]) -> str:
+    names = ", ".join(variable.name for variable in alike[:_SHOWN_NAMES])
+    more = f" and {len(alike) - _SHOWN_NAMES} more, which --all shows" if len(alike) > _SHOWN_NAMES else ""
+    return f"{len(alike)} {alike[0].cls.value} variables ({alike[0].reason}): {names}{more}."
+
+
+def _by_route(trained: list[VariablePlan]) -> list[str]:
+    """How many variables take each route, and their bytes; nothing where that is each row's own, or the total."""
+    by_route: dict[str, list[VariablePlan]] = {}
+    for variable in trained:
+        by_route.setdefault(variable.route, []).append(variable)
+    if not 1 < len(by_route) < len(trained):
+        return []
+    found = []
+    for route, alike in sorted(by_route.items()):
+        sizes = [v.cost.sent_bytes for v in alike if v.cost.sent_bytes is not None]
+        size = f", {bytes_text(sum(sizes))}{_unknown(alike)}" if sizes else " of unknown size"
+        found.append(f"{route} {counted(len(alike), 'variable')}{size}")
+    return [f"By route: {'; '.join(found)}."]
+
+
+def _touched_setting(trained: list[VariablePlan]) -> list[str]:
+    """The setting that says what a plan does not know of tables; it stays to fill in how many ids a batch has."""
+    unknown = [v.name for v in trained if v.cost.sent_bytes is None]
+    if not unknown:
+        return []
+    entries = ", ".join(f'"{name}": IDS' for name in unknown)
+    return [f"To set what is unknown: parallax.Config(touched_rows={{{entries}}})  # {_IDS_WORDS}"]
+
+
+def explanation(plan: Plan, name: str) -> str:
+    """Everything the plan knows of one variable.
+
+    Raises:
+        PlanError: when the plan has no variable of that name.
+    """
+    variable = plan.variable(name)
+    lines = [f"{name}: {variable.cls.value}, {list(variable.shape)} {variable.dtype}"]
+    lines += [f"  because {line}" for line in variable.evidence]
+    if variable.slots:
+        lines.append(f"  with it go {', '.join(variable.slots)}")
+    sent = f"{_sent(variable.cost)} per worker and step, {_rounds(variable.cost)}"
+    lines.append(f"route {variable.route}: {sent}; {variable.reason}")
+    if variable.touched_rows is not None:
+        most = "about" if variable.touched_is_measured else "at most"
+        lines.append(f"  {most} {variable.touched_rows} of {variable.shape[0]} rows touched by a worker in a step")
+    lines += [*_terms(variable.cost), *(f"  {line}" for line in flip_texts(variable.flips))]
+    lines += _owners(plan, variable)
+    for r in variable.rejected:
+        lines.append(f"not {r.route}: {_sent(r)}, {_rounds(r)}{f'; {r.note}' if r.note else ''}")
+        lines += _terms(r)
+    return "\n".join(lines) + "\n"
+
+
+def bytes_text(count: int | None) -> str:
+    """A byte count for people: decimal units, three digits."""
+    if count is None:
+        return "?"
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}" if unit != "B" else f"{count} B"
+        size /= 1000
+    return f"{size:.4g} GB"
+
+
+def ms_text(seconds: float | None) -> str:
+    """Milliseconds for people: three digits, and all of the whole ones."""
+    if seconds is None:
+        return "?"
+    return f"{1e3 * seconds:.0f} ms" if abs(seconds) >= 0.9995 else f"{1e3 * seconds:.3g} ms"
+
+
+def flip_texts(flips: tuple[Flip, ...]) -> tuple[str, ...]:
+    """Where the choice would change, each in words: `allreduce above 1.97 Gbit/s`."""
+    found = []
+    for flip in flips:
+        value = f"{8 * flip.value / 1e9:.3g} Gbit/s" if flip.quantity == LINK else f"{flip.value:.0f} touched rows"
+        if flip.quantity == LINK and flip.value < 1.25e8:
+            value = f"{8 * flip.value / 1e6:.3g} Mbit/s"
+        found.append(f"{flip.route} {'above' if flip.above else 'below'} {value}")
+    return tuple(found)
+
+
+def step_texts(plan: Plan) -> list[str]:
+    """What is predicted of a step, and how far from the best it may be; nothing without a cluster profile."""
+    known = plan.prediction
+    if known.step_s is None:
+        return [known.unknown] if known.unknown and plan.profiles else []
+    what = "A step takes" if known.has_compute else "The exchanges of a step (compute was not measured) take"
+    lines = [f"{what} {ms_text(known.step_s)}, as predicted: {_phases(plan)}."]
+    if known.lower_bound_s is not None and known.gap is not None:
+        proof = "proven" if known.gap == 0 else f"at most {100 * known.gap:.2g} % from the best"
+        lines.append(f"No choice takes less than {ms_text(known.lower_bound_s)} ({proof}; of {known.bound_of}).")
+    used = (f"{p.kind} profile {p.name or p.fingerprint[:12]}" for p in plan.profiles)
+    return [*lines, f"Predicted from {' and '.join(used)}."]
+
+
+def _phases(plan: Plan) -> str:
+    return (
+        ", ".join(f"{phase.name} {ms_text(phase.end_s - phase.start_s)}" for phase in plan.prediction.phases) or "none"
+    )
+
+
+def _terms(cost: RouteCost) -> list[str]:
+    """The seconds of a route, term by term."""
+    if cost.seconds is None:
+        return []
+    lines = [f"  adds {ms_text(cost.seconds)} to the step; by itself, it would take"]
+    for term in cost.terms:
+        carried = f" ({bytes_text(term.link_bytes)})" if term.link_bytes else ""
+        what = {"rounds": "rounds", "link": f"on the busiest link{carried}", "beside": f"copies and checks{carried}"}
+        lines.append(f"    {ms_text(term.seconds)} {term.phase}: {what[term.what]}")
+    return lines if cost.terms else lines[:-1] + [f"  adds {ms_text(cost.seconds)} to the step"]
+
+
+def _row(variable: VariablePlan, step_s: float | None) -> tuple[str, ...]:
+    shape = shape_text(variable)
+    touched = "" if variable.touched_rows is None else f"<= {variable.touched_rows}"
+    touched = touched.removeprefix("<= ") if variable.touched_is_measured else touched
+    sent = "" if variable.route == NO_ROUTE else _sent(variable.cost)
+    held = held_by(variable)
+    row = (variable.name, variable.cls.value, shape, touched, variable.route, held, sent)
+    if step_s is None:
+        return (*row, variable.reason)
+    seconds = "" if variable.route == NO_ROUTE else ms_text(variable.cost.seconds).removesuffix(" ms")
+    second = variable.runner_up
+    percent = 100 * second.more_s / step_s if second is not None and step_s > 0 else 0.0
+    following = "" if second is None else f"+{percent:.2g} % {second.route}"
+    return (*row, seconds, following, "; ".join(flip_texts(variable.flips)), variable.reason)
+
+
+def held_by(variable: VariablePlan) -> str:
+    """Who holds a variable's rows, in words."""
+    if variable.servers:
+        partitions = [server for part in variable.servers for server in part]
+        return f"{counted(len(partitions), 'partition')} on {counted(len(set(partitions)), 'server')}"
+    owners = sum(rows > 0 for rows in variable.owner_rows)
+    return counted(owners, "owner") if variable.owner_rows else "every worker"
+
+
+def members_texts(plan: Plan) -> list[str]:
+    """The workers and servers of a plan, with their hosts where there are several."""
+    members = [counted(plan.num_workers, "worker")]
+    if len(plan.hosts) > 1:
+        of_host = (f"{workers} on host {host}" for host, workers in enumerate(plan.hosts) if workers)
+        members[0] += f" ({', '.join(of_host)})"
+    if plan.servers:
+        members.append(counted(len(plan.servers), "server"))
+        if len(plan.hosts) > 1:
+            of_host = (f"{plan.servers.count(host)} on host {host}" for host in dict.fromkeys(plan.servers))
+            members[1] += f" ({', '.join(of_host)})"
+    return members
+
+
+def _owners(plan: Plan, variable: VariablePlan) -> list[str]:
+    """Who holds which rows, one line each: rows and bytes of the variable itself, without what follows it."""
+    row_bytes = value_bytes(variable) // max(variable.shape[0], 1) if variable.shape else value_bytes(variable)
+    partitions = [server for part in variable.servers for server in part]
+    lines = []
+    for owner, rows in enumerate(variable.owner_rows):
+        line = f"{counted(rows, 'row')}, {bytes_text(rows * row_bytes)}"
+        if not partitions:
+            lines.append(f"  worker {owner} owns {line}")
+            continue
+        if not rows:
+            continue
+        numbers = [str(number) for number, server in enumerate(partitions) if server == owner]
+        more = f", ... ({len(numbers)} of {len(partitions)})" if len(numbers) > _SHOWN_PARTITIONS else ""
+        which = f": partition{'s' if len(numbers) != 1 else ''} {', '.join(numbers[:_SHOWN_PARTITIONS])}{more}"
+        host = f" on host {plan.servers[owner]}" if len(plan.hosts) > 1 else ""
+        lines.append(f"  server {owner}{host} holds {line}{which}")
+    return lines
+
+
+def shape_text(variable: VariablePlan) -> str:
+    """The shape of a variable, as `11x4`."""
+    return "unknown" if variable.shape == OPEN_SHAPE else "x".join(str(d) for d in variable.shape) or "scalar"
+
+
+def value_bytes(variable: VariablePlan) -> int:
+    """Bytes of the whole value; the names of element types end in their bits, but for bool."""
+    bits = re.search(r"\d+$", variable.dtype)
+    return math.prod(variable.shape) * (int(bits[0]) // 8 if bits else 1)
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things: `1 row`, `2 rows`."""
+    return f"{count} {what}{'s' if count != 1 else ''}"
+
+
+def _sent(cost: RouteCost) -> str:
+    return bytes_text(cost.sent_bytes)
+
+
+def _rounds(cost: RouteCost) -> str:
+    return counted(cost.rounds, "round")
+
+
+def _total(trained: list[VariablePlan]) -> str:
+    """What one worker moves in a step; the bytes of `ps` are those of both directions."""
+    among = [v for v in trained if v.route != PS]
+    served = [v for v in trained if v.route == PS]
+    sent, moved = (bytes_text(sum(v.cost.sent_bytes or 0 for v in some)) for some in (among, served))
+    text = f"A worker sends at most {sent} per step{_unknown(among)}, and receives as much." if among else ""
+    if served:
+        text += (
+            f"{' ' if text else ''}A worker and the servers send each other at most {moved} per step{_unknown(served)}."
+        )
+    return text
+
+
+def _server_total(plan: Plan, variables: list[VariablePlan], server: int) -> str:
+    """What a server holds, and moves in a step for all workers."""
+    held = sent = 0
+    for variable in variables:
+        rows = sum(variable.owner_rows) or 1
+        held += value_bytes(variable) * variable.owner_rows[server] // rows
+        sent += plan.num_workers * (variable.cost.sent_bytes or 0) * variable.owner_rows[server] // rows
+    host = f" on host {plan.servers[server]}" if len(plan.hosts) > 1 else ""
+    more = _unknown([v for v in variables if v.owner_rows[server]])
+    return (
+        f"Server {server}{host} holds {bytes_text(held)} of variables, and it and the workers send each other at most "
+        f"{bytes_text(sent)} per step{more}."
+    )
+
+
+def _unknown(variables: list[VariablePlan]) -> str:
+    unknown = sum(v.cost.sent_bytes is None for v in variables)
+    return f", and {counted(unknown, 'variable')} of unknown size" if unknown else ""
+
+
+def profile_table(profile: ModelProfile, notes: tuple[str, ...] = ()) -> str:
+    """A model profile as it is printed: rows are means of a worker's step, or of a step of some workers together."""
+    sizes = [k for k, _ in profile.tables[0].joined_rows] if profile.tables else []
+    header = ("table", "ids", *(f"rows of {k}" for k in sizes), "busiest owner")
+    lines = [
+        (t.name, f"{t.ids:.1f}", *(f"{rows:.1f}" for _, rows in t.joined_rows), f"{t.busiest_share:.2f} x the mean")
+        for t in profile.tables
+    ]
+    widths = [max(len(row[i]) for row in (header, *lines)) for i in range(len(header))]
+    text = [f"Profile of {counted(profile.steps, 'step')} ({profile.source}), graph {profile.graph[:12]}"]
+    if lines:
+        text += ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in (header, *lines)]
+    if profile.compute_s is not None:
+        text.append(f"A worker computes {profile.compute_s * 1000:.3g} ms in a step.")
+    if profile.memory_bytes is not None:
+        text.append(f"It takes {bytes_text(profile.memory_bytes)} besides variables and slots.")
+    return "\n".join([*text, *(f"note: {note}" for note in notes)]) + "\n"

@@ -1,0 +1,1 @@
+"""On the machine that starts a job: launches the ranks, reads their output, ends the job."""

@@ -1,0 +1,73 @@
+"""What `parallax run --dry-run` prints: the command that would start a job, and what each rank would find."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.mpirun import (
+    Launcher,
+    exported,
+    listen_address,
+    mpirun_argv,
+    mpirun_environment,
+    visible_gpus,
+)
+from parallax.settings.environment import HOST_ADDRESS
+
+_DRAWN = "(drawn at the start)"
+
+
+def dry_run_text(job: Job, launcher: Launcher) -> str:
+    """The command, whole and split; who runs where; and the variables."""
+    argv = mpirun_argv(job, launcher)
+    common = mpirun_environment(job, _DRAWN, launcher)
+    lines = [
+        "Nothing is started. The command:",
+        "",
+        shlex.join(argv),
+        "",
+        "The same, split:",
+        "",
+        argv[0],
+        *_split(argv, launcher.python),
+        "",
+    ]
+    lines += ["Ranks:", ""]
+    rows = [("rank", "role", "host", "own variables"), *(_row(job, launcher, rank) for rank in range(job.num_ranks))]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        lines.append("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]))
+    lines += ["", "Variables of every rank:", ""]
+    lines += [f"{name}={shlex.quote(common[name])}" for name in exported(job, launcher)]
+    if job.cluster.is_local:
+        lines.append("and all others of this process.")
+    return "\n".join(lines) + "\n"
+
+
+def _row(job: Job, launcher: Launcher, rank: int) -> tuple[str, str, str, str]:
+    role = f"worker {rank}" if rank < job.num_workers else job.label_of(rank)
+    own = [f"OMPI_COMM_WORLD_RANK={rank}", visible_gpus(job, rank)]
+    if job.servers:
+        own.append(f"{HOST_ADDRESS}={listen_address(job, rank)}")
+    own.append(f"LD_PRELOAD={launcher.preload_library}")
+    return str(rank), role, job.host_of(rank), " ".join(own)
+
+
+def _split(argv: list[str], python: str) -> Iterator[str]:
+    """One option a line, each with its values; the program of an application is one line."""
+    line: list[str] = []
+    in_program = False
+    for word in argv[1:]:
+        begins = word in (python, ":") or (word.startswith("-") and not in_program)
+        if begins and line:
+            yield f"    {shlex.join(line)}"
+            line = []
+        if word == ":":
+            yield "  :"
+            in_program = False
+            continue
+        in_program = in_program or word == python
+        line.append(word)
+    yield f"    {shlex.join(line)}"

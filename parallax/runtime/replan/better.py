@@ -1,0 +1,51 @@
+"""Whether another plan is worth a change, and the words for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parallax.plans.plan import Plan
+from parallax.report.diff import places_text
+from parallax.report.text import counted, ms_text
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of comparing the plan in force with the best one.
+
+    Attributes:
+        plan: the better one; None when the job stays with its plan.
+        text: what was compared, for people; lines that end with a newline.
+    """
+
+    plan: Plan | None
+    text: str
+
+
+def verdict(now: Plan, now_s: float | None, best: Plan, margin: float, steps: int) -> Verdict:
+    """Compares two plans of one graph by the steps that are predicted with the same profiles.
+
+    Args:
+        now: the plan in force.
+        now_s: its predicted step in seconds; None when it cannot be predicted.
+        best: another.
+        margin: by which share of `now_s` the other's step must be shorter.
+        steps: how many steps the profile is of.
+    """
+    best_s = best.prediction.step_s
+    since = f"After {counted(steps, 'step')}"
+    if now_s is None or best_s is None:
+        unknown = best.prediction.unknown or "the cluster profile lacks what the plan in force needs"
+        return Verdict(None, f"{since} the plan stays: {unknown}.\n")
+    changed = places_text(now, best)
+    if not changed:
+        return Verdict(None, f"{since} the plan stays: with what they touched it is still the best.\n")
+    gain = 1 - best_s / now_s if now_s > 0 else 0.0
+    compared = f"{ms_text(now_s)} a step are predicted of the plan in force, {ms_text(best_s)} of another"
+    if gain < margin:
+        return Verdict(None, f"{since} the plan stays: {compared}, {_percent(gain)} less, below {_percent(margin)}.\n")
+    return Verdict(best, f"{since}: {compared}, {_percent(gain)} less:\n{changed}")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

@@ -1,0 +1,175 @@
+"""Goes over to another plan in a session that runs, between two steps.
+
+The new plan's graph is added to the session's beside the one that runs (parallax/transform/swap.py), variables that
+the new plan holds elsewhere are moved, and from then on the user's names stand for the new graph. Whatever can fail for
+reasons of the graph or the plan comes first: then nothing has changed, and the job trains on with the plan it has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from parallax.analysis.stages import Analysed, decide
+from parallax.errors import ParallaxError
+from parallax.plans.plan import Plan
+from parallax.runtime.checkpoint.held import Places
+from parallax.runtime.checkpoint.hook import Checkpoints
+from parallax.runtime.checkpoint.stored import Stored
+from parallax.runtime.guard.guard import Guard
+from parallax.runtime.replan.move import move, moves, to_be_moved
+from parallax.runtime.worker.channels import open_channels
+from parallax.runtime.worker.hooks import Worker
+from parallax.runtime.worker.names import Names
+from parallax.runtime.worker.ranks import WORKER_TASK, Members
+from parallax.transform.building import editor
+from parallax.transform.pipeline import WorkerGraph, transform
+from parallax.transform.swap import Beside, beside, outside
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What came of a change of plan.
+
+    Attributes:
+        refusal: why nothing has changed; empty when the new plan is in force.
+        variables: how many were moved.
+        moved_bytes: bytes of them, on worker 0.
+        seconds: how long it took.
+        redrawn: random ops that began anew.
+    """
+
+    refusal: str = ""
+    variables: int = 0
+    moved_bytes: int = 0
+    seconds: float = 0.0
+    redrawn: tuple[str, ...] = ()
+
+
+class ChangeOver:
+    """The plan in force on one worker; all workers have one and call `to` after the same run.
+
+    Args:
+        members: the job.
+        worker: this one's graph.
+        analysed: the user's graph, with what hooks add to it.
+        place: which of the workers this is.
+        worker_graph: of the plan in force.
+        saved: the job's checkpoints, if there are any.
+        guard: compares the workers, if anything does.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        worker: Worker,
+        analysed: Analysed,
+        place: editor.Worker,
+        worker_graph: WorkerGraph,
+        saved: Checkpoints | None,
+        guard: Guard | None = None,
+    ) -> None:
+        self._members = members
+        self._worker = worker
+        self._analysed = analysed
+        self._place = place
+        self._planned = worker_graph  # as the transform made it
+        self._places = places_of(worker_graph)
+        self._names: Mapping[str, str] = {}
+        self._saved = saved
+        self._guard = guard
+        self._number = 1
+
+    def to(self, plan: Plan, steps: int) -> Changed:
+        """Goes over to a plan; every worker must call it with the same one, between two steps.
+
+        Args:
+            plan: the new one.
+            steps: how many steps were done before.
+
+        Returns:
+            What was done; on all workers a refusal when one of them cannot.
+        """
+        began_s = time.monotonic()
+        self._number += 1
+        new: WorkerGraph | None = None
+        added: Beside | None = None
+        stored: tuple[Stored, ...] = ()
+        refusal = decided = ""
+        try:
+            decisions = decide(self._analysed, plan, self._place.equal_randomness)
+            new = transform(self._analysed.captured.view, decisions, self._place)
+            added = beside(self._planned, self._names, new, self._number)
+            places = places_of(added.worker_graph, added.names)
+            stored = to_be_moved(self._analysed.captured.view, self._places, places)
+            decided = repr((decisions, stored))
+        except ParallaxError as error:
+            refusal = str(error)
+        refusal = self._agreed(refusal, plan.to_json() + decided)
+        if refusal or new is None or added is None:
+            return Changed(refusal)
+        moved_bytes = self._move(added, stored, places)
+        view = self._analysed.captured.view
+        self._worker.names = Names(view, added.worker_graph, added.names)
+        if self._worker.plan is not None:
+            self._worker.changes.append((steps, self._worker.plan))
+        self._worker.follow(plan, added.worker_graph)
+        self._planned, self._names, self._places = new, added.names, places
+        return Changed("", len(stored), moved_bytes, time.monotonic() - began_s, added.redrawn)
+
+    def _agreed(self, refusal: str, decided: str) -> str:
+        """Why not all workers can, or would do the same; equal on all of them."""
+        digest = hashlib.sha256(decided.encode()).hexdigest()
+        everyone = self._members.workers.allgather((refusal, digest))
+        for rank, (of_rank, other) in enumerate(everyone):
+            if of_rank:
+                return f"on worker {rank}: {of_rank}"
+            if other != everyone[0][1]:
+                return f"worker {rank} would make another graph of it than worker 0"
+        return ""
+
+    def _move(self, added: Beside, stored: tuple[Stored, ...], places: Places) -> int:
+        """Adds the new graph to the session's and fills the variables that go elsewhere; gives their bytes."""
+        session, comm = self._worker.raw, self._members.workers
+        open_channels(added.added, comm, self._members.host_workers)
+        graph = session.graph
+        graph._unsafe_unfinalize()  # TensorFlow's monitored session has finalized it, against ops by mistake
+        home = f"/job:{WORKER_TASK}/task:{self._members.rank}" if self._members.target else None
+        with graph.as_default():
+            _add(graph, added.added)
+            with tf.device(home):
+                movements = moves(stored, self._places, places, comm)
+                if self._saved is not None:
+                    self._saved.hold(self._worker.graph, places)
+                if self._guard is not None:
+                    self._guard.follow(added.worker_graph, added.names)
+        graph.finalize()
+        for name in added.worker_graph.counter_initializers:
+            session.run(name)
+        return sum(move(session, one) for one in movements)
+
+
+def places_of(worker_graph: WorkerGraph, names: Mapping[str, str] | None = None) -> Places:
+    """Where a plan holds variables.
+
+    Args:
+        worker_graph: made by it.
+        names: node of the user's graph -> node in the session, where that is another.
+    """
+    return Places(worker_graph.spread, worker_graph.partitions, worker_graph.on_servers, names or {})
+
+
+def _add(graph: Any, added: Any) -> None:
+    """Adds nodes to a graph, which take what they lack from there."""
+    given = {}
+    for name in outside(added):
+        if name.startswith("^"):
+            given[name] = graph.get_operation_by_name(name[1:]).outputs[0]
+        else:
+            given[name if ":" in name else f"{name}:0"] = graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
+    tf.graph_util.import_graph_def(added, input_map=given, name="")

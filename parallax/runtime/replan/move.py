@@ -1,0 +1,115 @@
+"""Moves variables from where one plan holds them to where another does, a piece at a time through worker 0.
+
+The same calls bring rows to worker 0 and back that checkpoints are written and read by (parallax/runtime/checkpoint).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from parallax.graph.view import GraphView
+from parallax.runtime.checkpoint.held import Held, Places, hold
+from parallax.runtime.checkpoint.stored import CHUNK_BYTES, Stored, chunks
+from parallax.transform.swap import VARIABLES
+
+v1 = tf.compat.v1
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One variable that goes elsewhere.
+
+    Attributes:
+        source: where it is.
+        target: where it goes.
+        make: ops of this worker that give room to what is written, with what each is fed.
+        free: ops of this worker that give room back.
+    """
+
+    source: Held
+    target: Held
+    make: tuple[tuple[Any, dict[Any, Any]], ...]
+    free: tuple[Any, ...]
+
+
+def to_be_moved(view: GraphView, before: Places, after: Places) -> tuple[Stored, ...]:
+    """The variables that the two hold in other places, in the order of the user's graph."""
+    found = []
+    for name, node in view.nodes.items():
+        if node.op not in VARIABLES or _place(name, before) == _place(name, after):
+            continue
+        dtype = tf.as_dtype(node.attr["dtype"].type)
+        shape = tuple(int(dim.size) for dim in node.attr["shape"].shape.dim)
+        found.append(Stored(name, name, dtype.name, int(dtype.size), shape, shape, (0,) * len(shape), False))
+    return tuple(found)
+
+
+def moves(stored: Sequence[Stored], before: Places, after: Places, comm: Any) -> tuple[Move, ...]:
+    """Builds what moves variables, in the default graph, which must be a worker's that has the ops of both.
+
+    Args:
+        stored: the variables.
+        before: where they are.
+        after: where they shall be.
+        comm: communicator of the workers.
+    """
+    sources, targets = hold(tuple(stored), before, comm), hold(tuple(stored), after, comm)
+    dims = v1.placeholder(tf.int64, [None], name="parallax/storage/dims")
+    found = []
+    for one, source, target in zip(stored, sources, targets, strict=True):
+        old, new = (_own(one.op, places, comm.Get_rank()) for places in (before, after))
+        make = tuple(_made(op, dims) for op in new if op not in old)
+        free = tuple(_freed(op) for op in old if op not in new)
+        found.append(Move(source, target, make, free))
+    return tuple(found)
+
+
+def move(session: Any, one: Move, chunk_bytes: int = CHUNK_BYTES) -> int:
+    """Moves one variable; every worker must call it. Gives the bytes that went through worker 0, on worker 0."""
+    for op, feeds in one.make:
+        session.run(op, feeds)
+    stored, moved_bytes = one.source.stored, 0
+    for first, count in chunks(stored.rows, stored.row_bytes, chunk_bytes):
+        rows = one.source.read(session, first, count)
+        moved_bytes += int(getattr(rows, "nbytes", 0))
+        one.target.write(session, first, count, rows)
+    for op in one.free:
+        session.run(op)
+    return moved_bytes
+
+
+def _place(op: str, places: Places) -> tuple[Any, ...]:
+    return places.here(op), places.partitions.get(op), places.spread.get(op), op in places.absent
+
+
+def _own(op: str, places: Places, rank: int) -> tuple[str, ...]:
+    """The variables in the session that hold something of a user's one and are this worker's to make and to free."""
+    served = places.partitions.get(op, ()) if rank == 0 else ()
+    return (*(() if op in places.absent else (places.here(op),)), *served)
+
+
+def _made(op: str, dims: Any) -> tuple[Any, dict[Any, Any]]:
+    """An op that makes a variable of zeros, and what it is fed: a constant would stay in the graph."""
+    variable = v1.get_default_graph().get_operation_by_name(op)
+    handle, dtype = variable.outputs[0], tf.as_dtype(variable.get_attr("dtype"))
+    with tf.device(handle.device or None):
+        value = tf.raw_ops.Fill(dims=dims, value=tf.zeros([], dtype))
+        if handle.dtype == tf.resource:
+            made = tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+        else:
+            made = tf.raw_ops.Assign(ref=handle, value=value).op
+    return made, {dims: tf.TensorShape(variable.get_attr("shape")).as_list()}
+
+
+def _freed(op: str) -> Any:
+    """An op that gives back the memory of a variable; a reference variable, which cannot go, becomes empty."""
+    handle = v1.get_default_graph().get_operation_by_name(op).outputs[0]
+    with tf.device(handle.device or None):
+        if handle.dtype == tf.resource:
+            return tf.raw_ops.DestroyResourceOp(resource=handle)
+        empty = tf.zeros([0], handle.dtype.base_dtype)
+        return tf.raw_ops.Assign(ref=handle, value=empty, validate_shape=False).op

@@ -1,0 +1,66 @@
+"""What a job shall do about better plans, put together from the configuration and the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from parallax.errors import ConfigError
+from parallax.settings.config import OFF, Config, ReplanConfig
+from parallax.settings.environment import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanWish:
+    """Whether a job looks for a better plan, and what it does with one.
+
+    Attributes:
+        mode: `ask` or `on`.
+        margin: by which share of the predicted step the other plan must be shorter.
+        steps: after how many steps.
+        path: where worker 0 writes the other plan; None for a name by the graph, in its working folder.
+    """
+
+    mode: str
+    margin: float
+    steps: int
+    path: Path | None
+
+
+def replan_wish(config: Config, wanted: Settings) -> ReplanWish | None:
+    """The wish of a configuration, in which the command line goes first; None when plans stay as they are.
+
+    Raises:
+        ConfigError: when the command line breaks a rule of the configuration.
+    """
+    asked: ReplanConfig = config.replan
+    if wanted.replan is not None:
+        asked = replace(asked, mode=wanted.replan)
+    if wanted.replan_steps is not None:
+        if asked.mode == OFF:
+            raise ConfigError(f"--replan-steps {wanted.replan_steps} needs --replan ask or on, or Config.replan.")
+        asked = replace(asked, after_steps=wanted.replan_steps)
+    if asked.mode == OFF:
+        return None
+    path = None if asked.plan_file is None else Path(asked.plan_file).absolute()
+    return ReplanWish(asked.mode, asked.margin, asked.after_steps, path)
+
+
+def check_possible(wish: ReplanWish | None, config: Config, sync: bool) -> None:
+    """Refuses before the start a wish that cannot be met.
+
+    Raises:
+        ConfigError: there is nothing to predict seconds from, or no step at which all workers are.
+    """
+    if wish is None:
+        return
+    if not sync:
+        raise ConfigError(
+            f"replan={wish.mode!r} changes plans at a step's end, which asynchronous workers (sync=False) do not have "
+            "in common. Leave it off, or train with sync=True."
+        )
+    if config.cluster_profile is None:
+        raise ConfigError(
+            f"replan={wish.mode!r} compares plans by predicted seconds, which need a cluster profile. Measure one with "
+            "`parallax calibrate -o FILE`, and give it by --cluster FILE or Config.cluster_profile."
+        )

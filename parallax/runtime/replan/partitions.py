@@ -1,0 +1,144 @@
+"""Tries numbers of partitions in the running job, and stays with the one whose steps are the shortest."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Mapping
+
+from parallax.analysis.whatif.partition_search import (
+    Sample,
+    best_count,
+    fit,
+    next_count,
+    searched_tables,
+    with_partitions,
+)
+from parallax.graph.spec import GraphSpec
+from parallax.plans.plan import Plan
+from parallax.report.text import counted, ms_text
+from parallax.runtime.replan.change_over import ChangeOver
+from parallax.runtime.worker.hooks import TrainingRuns, Worker
+from parallax.runtime.worker.ranks import Members
+from parallax.settings.config import Config
+
+WARM_UP, TIMED = 3, 12
+"""Steps of each count that are left out, as TensorFlow makes its executors in them, and steps that count."""
+MOST_PER_SERVER = 16
+"""Partitions of a table on one server at most: each costs every worker a request."""
+
+
+class PartitionSearch:
+    """Times steps and changes the plan between them; all workers have one, and call `after_run` after each run.
+
+    Attributes:
+        done: whether the search is over.
+
+    Args:
+        members: the job.
+        worker: this one's graph.
+        training: tells which runs are steps.
+        spec: of the graph that plans are of.
+        wished: variable name -> partitions that the user has given, which stay.
+        over: carries changes out.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        worker: Worker,
+        training: TrainingRuns,
+        spec: GraphSpec,
+        wished: Mapping[str, int],
+        over: ChangeOver,
+    ) -> None:
+        self.done = False
+        self._members = members
+        self._worker = worker
+        self._training = training
+        self._spec = spec
+        self._wished = wished
+        self._over = over
+        self._tables: tuple[str, ...] | None = None
+        self._count = 0
+        self._steps = 0
+        self._seconds: list[float] = []
+        self._samples: list[Sample] = []
+
+    def after_run(self, fetched: tuple[str, ...], seconds: float) -> None:
+        """Takes the time of a step, and after enough of them goes over to another count."""
+        if self.done or not self._training.trains(fetched):
+            return
+        plan = self._worker.plan
+        if plan is None or not self._begun(plan):
+            self.done = True
+            return
+        self._steps += 1
+        self._seconds.append(seconds)
+        if len(self._seconds) < WARM_UP + TIMED:
+            return
+        with self._worker.watch.run("the search for partitions", "partitions"):
+            times_s = self._members.workers.allgather(statistics.median(self._seconds[WARM_UP:]))
+            self._seconds = []
+            self._samples.append(Sample(self._count, statistics.mean(times_s)))
+            self._go_on(plan)
+
+    def _begun(self, plan: Plan) -> bool:
+        """Whether there is anything to search for."""
+        if self._tables is None:
+            self._tables = searched_tables(self._spec, plan, self._wished)
+            if self._tables:
+                self._count = max(len(part) for name in self._tables for part in plan.variable(name).servers)
+            elif self._members.rank == 0:
+                _say("No partitions are searched for: no table that is looked up by row is on servers.\n")
+        return bool(self._tables)
+
+    def _go_on(self, plan: Plan) -> None:
+        rows = max(self._spec.variable(name).rows for name in self._tables or ())
+        count = next_count(self._samples, min(rows, MOST_PER_SERVER * len(plan.servers)))
+        self.done = count is None
+        count = count or best_count(self._samples)
+        refusal = ""
+        if count != self._count:
+            changed = self._over.to(with_partitions(plan, self._spec, self._tables or (), count), self._steps)
+            refusal = changed.refusal
+            self.done = self.done or bool(refusal)
+        if not refusal:
+            self._count = count
+        if self._members.rank == 0 and self.done:
+            _say(search_text(self._samples, self._count, refusal))
+
+
+def searches(config: Config, plan: Plan, verifying: bool) -> bool:
+    """Whether a job tries numbers of partitions: it was asked to, has servers, and its workers step together.
+
+    Args:
+        config: of the job.
+        plan: that it begins with.
+        verifying: whether it is one side of a verification, which is too short.
+    """
+    return config.search_partitions and plan.synchronous and bool(plan.servers) and not verifying
+
+
+def search_text(samples: list[Sample], count: int, refusal: str = "") -> str:
+    """What is printed of a search.
+
+    Args:
+        samples: in the order in which they were tried.
+        count: of the plan that is in force now.
+        refusal: why the search ended early; empty when it did not.
+    """
+    found = fit(samples)
+    lines = ["Partitions of the tables on servers, and seconds of a step:"]
+    for sample in sorted(samples, key=lambda s: s.count):
+        fitted = "" if found is None else f", fitted {ms_text(found.seconds(sample.count))}"
+        lines.append(f"  {sample.count}: {ms_text(sample.step_s)} measured{fitted}")
+    if refusal:
+        lines.append(f"The search ended early, {refusal}")
+    lines.append(f"The job goes on with {counted(count, 'partition')}.")
+    return "\n".join(lines) + "\n"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

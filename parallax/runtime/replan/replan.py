@@ -1,0 +1,139 @@
+"""Looks for a better plan when the first steps have shown what they touch, and goes over to it or tells of it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from parallax.analysis.search.predict_plan import step_seconds
+from parallax.analysis.stages import Analysed, feasible
+from parallax.errors import ParallaxError
+from parallax.plans.plan import Layout, Plan, Wishes, plan_from_json
+from parallax.profiles.plan_inputs import Measured
+from parallax.profiles.profiles import ModelProfile, cluster_profile_from_json
+from parallax.report.text import bytes_text, counted
+from parallax.runtime.checkpoint.held import meet
+from parallax.runtime.measure.first_steps import FirstSteps
+from parallax.runtime.replan.better import Verdict, verdict
+from parallax.runtime.replan.change_over import Changed, ChangeOver
+from parallax.runtime.replan.options import ReplanWish
+from parallax.runtime.worker.hooks import Worker
+from parallax.runtime.worker.ranks import Members
+from parallax.settings.config import ON
+
+_LOG = logging.getLogger("parallax.replan")
+_DIGITS = 12
+
+
+class Replan:
+    """Compares plans once, after the first steps; all workers have one, and call `after_run` after each of their runs.
+
+    Attributes:
+        done: whether that has happened, and nothing is left to do.
+
+    Args:
+        wish: what to do with a better plan.
+        members: the job.
+        worker: this one's graph.
+        first: measures the first steps.
+        analysed: the graph that plans are of, without what hooks add.
+        wishes: what the user wants of plans.
+        over: carries a change out.
+    """
+
+    def __init__(
+        self,
+        wish: ReplanWish,
+        members: Members,
+        worker: Worker,
+        first: FirstSteps,
+        analysed: Analysed,
+        wishes: Wishes,
+        over: ChangeOver,
+    ) -> None:
+        self.done = False
+        self._wish = wish
+        self._members = members
+        self._worker = worker
+        self._first = first
+        self._analysed = analysed
+        self._wishes = wishes
+        self._over = over
+
+    def after_run(self, fetched: tuple[str, ...], seconds: float) -> None:
+        """After the last of the steps that are measured, compares; all workers come here after the same run."""
+        if self.done or not self._first.finished:
+            return
+        self.done = True
+        with self._worker.watch.run("a better plan", "replan"):
+            plan = self._better()
+        if plan is None or self._wish.mode != ON:
+            return
+        with self._worker.watch.run("the change of plan", "replan, change"):
+            changed = self._over.to(plan, self._wish.steps)
+        if self._members.rank == 0:
+            _say(change_text(changed))
+
+    def _better(self) -> Plan | None:
+        """The better plan on all workers; None when there is none."""
+        comm, text = self._members.workers, None
+        if self._members.rank == 0:
+            found = self._compared()
+            _say(found.text)
+            if found.plan is not None:
+                text = found.plan.to_json()
+                self._write(text)
+        meet(comm)  # planning may take its time
+        text = comm.bcast(text)
+        return None if text is None else plan_from_json(text)
+
+    def _compared(self) -> Verdict:
+        now, profile, steps = self._worker.plan, self._first.profile, self._wish.steps
+        if profile is None or now is None:
+            return Verdict(None, f"After {counted(steps, 'step')} the plan stays: no step was measured.\n")
+        try:
+            best, now_s = self._best(now, profile)
+        except ParallaxError as error:
+            return Verdict(None, f"After {counted(steps, 'step')} the plan stays: {error}\n")
+        return verdict(now, now_s, best, self._wish.margin, steps)
+
+    def _best(self, now: Plan, profile: ModelProfile) -> tuple[Plan, float | None]:
+        """The best plan that the running processes can carry out, and the predicted step of the one in force."""
+        parcel = self._members.parcel
+        measured = Measured(
+            cluster_profile_from_json(parcel.cluster, parcel.cluster_name), profile, parcel.cluster_name, "first steps"
+        )
+        layout = Layout(now.hosts, parcel.servers)  # no server can be started any more
+        best = feasible(self._analysed, layout, self._wishes, measured)
+        return best, step_seconds(self._analysed.spec, now, layout, self._wishes, measured)
+
+    def _write(self, text: str) -> None:
+        graph = "" if self._worker.plan is None else self._worker.plan.fingerprint[:_DIGITS]
+        path = self._wish.path or Path(f"parallax-plan-{graph}.json").absolute()
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:  # training is worth more than a plan's file
+            _LOG.warning("The better plan is not kept: %s cannot be written: %s.", path, error.strerror)
+            return
+        how = ""
+        if self._wish.mode != ON:
+            how = f" Take it with --plan {path} or Config.plan_file, or have jobs go over to it by replan='on'."
+        _say(f"The other plan is written to {path}.{how}\n")
+
+
+def change_text(changed: Changed) -> str:
+    """What is printed of a change."""
+    if changed.refusal:
+        return f"The plan stays as it is, {changed.refusal}\n"
+    moved = f"{counted(changed.variables, 'variable')} of {bytes_text(changed.moved_bytes)} moved"
+    anew = ""
+    if changed.redrawn:
+        anew = f" {counted(len(changed.redrawn), 'random op')} drew from other seeds from here on."
+    return f"The plan was changed in {changed.seconds:.2f} s, {moved}.{anew}\n"
+
+
+def _say(text: Any) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,42 @@
+"""The worker's way to tell its launcher something: one JSON object a line, written to an inherited pipe.
+
+The supervisor of the rank (`parallax.runtime.supervisor.agent`) opens the pipe and names its write end in an
+environment variable. Outside a job the variable is not set and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+
+CONTROL_FD = "PARALLAX_CONTROL_FD"
+
+_one_at_a_time = threading.Lock()
+
+
+def send(message: Mapping[str, object]) -> bool:
+    """Sends `message` to the launcher, or does nothing outside a job.
+
+    Args:
+        message: what is told; `kind` says which: `in_run`, `run_done`, `finished` or `failed`.
+
+    Returns:
+        Whether it was sent.
+
+    Raises:
+        ValueError: `message` has no JSON form.
+    """
+    number = os.environ.get(CONTROL_FD)
+    if not number:
+        return False
+    line = memoryview(json.dumps(message).encode("ascii") + b"\n")
+    with _one_at_a_time:
+        try:
+            while line:  # one write, unless a signal cuts it short
+                line = line[os.write(int(number), line) :]
+        except BrokenPipeError:
+            # The supervisor is dead: the kernel is ending this process too, and nobody is left to be told.
+            return False
+    return True

@@ -1,0 +1,41 @@
+"""On which address the TensorFlow servers of a host listen: found by the supervisor, on the host itself."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from parallax.settings.environment import HOST_ADDRESS
+
+_LOOPBACK = ("127.", "::1")
+_LOCAL = ("localhost", *_LOOPBACK)
+
+
+class CannotListen(OSError):
+    """The host has no address for its servers, or cannot keep them to it."""
+
+
+def listening_variables(address: str, library: str) -> dict[str, str]:
+    """The variables with which a worker or server is started, so that it listens on one address.
+
+    Args:
+        address: of this host, as the resource file gives it.
+        library: the one that narrows addresses, with which it is started too.
+
+    Raises:
+        CannotListen: the library is missing here, or the address means nothing that other hosts could reach.
+    """
+    host = socket.gethostname()
+    if not Path(library).exists():
+        raise CannotListen(f"{library} must be on every host of a job with servers, and is not on {host}.")
+    try:
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)]
+    except OSError as error:
+        raise CannotListen(f"A host must know its own address, and {host} does not know {address}: {error}.") from error
+    reachable = [text for text in found if not text.startswith(_LOOPBACK)]
+    if not reachable and not address.startswith(_LOCAL):
+        raise CannotListen(
+            f"The other hosts must reach {address} by its address, and on {host} itself that name means {found[0]}. "
+            "Give the IP address in the resource file."
+        )
+    return {HOST_ADDRESS: (reachable or found)[0]}

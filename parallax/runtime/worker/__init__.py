@@ -1,0 +1,1 @@
+"""Inside a rank: the session and what happens around its runs."""

@@ -1,0 +1,169 @@
+"""Which runs only keep gradients, and which one updates, where an update takes the gradients of several batches.
+
+A run that trains is one whose fetches need an update. Of every `accumulate_steps` of them all but the last keep their
+gradients: of what is fetched they carry out what no gradient and no write of a shared variable comes before. So shared
+variables, the global step among them, change with the update only; what a worker keeps for itself (counts of a metric)
+is written in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+from parallax.errors import SessionError
+from parallax.graph.ops import state_op
+from parallax.graph.view import GraphView, split_tensor
+from parallax.transform.pipeline import WorkerGraph
+
+_PASSES_ON = ("Identity", "Enter", "RefEnter", "RefIdentity", "Switch", "RefSwitch")
+_ACTS = ("Print", "PyFunc", "EagerPyFunc")
+"""Ops that give a tensor and do something besides; others that act give none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """A run without an update.
+
+    Attributes:
+        kept: the sources whose gradients it keeps, as `Keeping` names them; none where it does not train.
+        is_first: whether they take the place of what was kept before.
+    """
+
+    kept: frozenset[str]
+    is_first: bool
+
+
+@dataclass
+class Accumulation:
+    """How many batches of the next update a worker has.
+
+    Attributes:
+        steps: how many an update takes.
+        batches: source -> how many of them are kept.
+    """
+
+    steps: int = 1
+    batches: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def pending(self) -> int:
+        """Of how many batches gradients are kept that no update has taken yet."""
+        return max(self.batches.values(), default=0)
+
+    def next_run(self, kept: frozenset[str]) -> Gather | None:
+        """What a run is that trains with the gradients of these sources; None for one with the update.
+
+        Raises:
+            SessionError: some of them were run without the others before.
+        """
+        if self.steps == 1:
+            return None
+        counts = {self.batches.get(source, 0) for source in kept}
+        if len(counts) > 1:
+            most = max(sorted(kept), key=lambda source: self.batches.get(source, 0))
+            raise SessionError(
+                f"Gradients are kept over {self.steps} batches, and what is updated together must be run together in "
+                f"each of them: of {most!r} {self.batches[most]} are kept, and of others of this run "
+                f"{min(counts)}. Fetch the same train_op in every run until the update."
+            )
+        (count,) = counts or {0}
+        return Gather(kept, count == 0) if count < self.steps - 1 else None
+
+    def has_run(self, kept: frozenset[str]) -> None:
+        """Counts a run."""
+        for source in kept:
+            self.batches[source] = (self.batches.get(source, 0) + 1) % self.steps
+
+
+class KeptGradients:
+    """What of a worker's graph can be run before an update.
+
+    Args:
+        view: the user's graph.
+        worker_view: this worker's.
+        worker_graph: the same.
+        here: name in the user's graph -> name in this worker's.
+    """
+
+    def __init__(
+        self, view: GraphView, worker_view: GraphView, worker_graph: WorkerGraph, here: Callable[[str], str]
+    ) -> None:
+        self._view = worker_view
+        self.keepings = {keeping.source: keeping for keeping in worker_graph.keepings}
+        self._source_of = {node: keeping.source for keeping in worker_graph.keepings for node in keeping.take}
+        ops = {op for keeping in worker_graph.keepings for op in (*keeping.begin, *keeping.add)}
+        before = worker_view.ancestors(ops)  # what gradients need is run with every batch
+        local = worker_graph.local_variables
+        writes = {here(node) for node in view.nodes if _writes_shared(view, node, local)} - before
+        after = _after(worker_view, self._source_of)
+        self._updates = writes & after
+        self._of_gradients = after | self._source_of.keys()
+        self._later = self._of_gradients | _after(worker_view, writes) | writes
+        self._acting = {here(node): node for node in view.nodes if _acts(view, node)}
+
+    def of(self, runs: Collection[str]) -> frozenset[str]:
+        """The sources whose gradients an update needs that is among these nodes."""
+        return frozenset() if self._updates.isdisjoint(runs) else self.sources_in(runs)
+
+    def sources_in(self, runs: Collection[str]) -> frozenset[str]:
+        """The sources from which something among these nodes is made."""
+        return frozenset(source for node, source in self._source_of.items() if node in runs)
+
+    def without_update(self, tensor: str, gather: Gather) -> str | None:
+        """What gives the value of a tensor or op in a run without an update; None where only an update gives it.
+
+        What only waits for an update, as a loss that is handed on when it is done, can be had without.
+        """
+        later = self._later if gather.kept else self._of_gradients  # a run that does not train may write
+        while (node := split_tensor(tensor)[0] if ":" in tensor else tensor) in later:
+            if self._view.op(node) != "Identity" or ":" not in tensor:
+                return None
+            tensor = self._view.inputs(node)[0]
+        return tensor
+
+    def acting(self, runs: Collection[str]) -> dict[str, str]:
+        """Of these nodes those that are run for what they do, and can be in every run: name here -> user's name."""
+        return {node: user for node, user in self._acting.items() if node in runs and node not in self._later}
+
+    def ops(self, gather: Gather) -> list[str]:
+        """The ops by which a run keeps its gradients."""
+        kept = [self.keepings[source] for source in sorted(gather.kept)]
+        return [op for keeping in kept for op in (keeping.begin if gather.is_first else keeping.add)]
+
+
+def _after(view: GraphView, nodes: Iterable[str]) -> set[str]:
+    """Everything that comes after some nodes, through tensors or waiting."""
+    takers: dict[str, list[str]] = {}
+    for node in view.nodes:
+        for before in (*(split_tensor(t)[0] for t in view.inputs(node)), *view.controls(node)):
+            takers.setdefault(before, []).append(node)
+    found: set[str] = set()
+    waiting = list(nodes)
+    while waiting:
+        for taker in takers.get(waiting.pop(), ()):
+            if taker not in found:
+                found.add(taker)
+                waiting.append(taker)
+    return found
+
+
+def _writes_shared(view: GraphView, node: str, local: Collection[str]) -> bool:
+    """Whether a node writes a variable that is not this worker's own."""
+    state = state_op(view.op(node), len(view.inputs(node)))
+    if state is None:
+        return False
+    variable = split_tensor(view.inputs(node)[state.state[0]])[0]
+    while view.op(variable) in _PASSES_ON:
+        variable = split_tensor(view.inputs(variable)[0])[0]
+    return variable not in local
+
+
+def _acts(view: GraphView, node: str) -> bool:
+    """Whether a node is run for more than what it gives."""
+    from tensorflow.python.framework import op_def_registry
+
+    if state_op(view.op(node), len(view.inputs(node))) is not None or view.op(node) in _ACTS:
+        return True
+    definition = op_def_registry.get(view.op(node))
+    return definition is not None and definition.is_stateful and not definition.output_arg

@@ -1,0 +1,151 @@
+"""What a step of a user's graph is fed and runs, where the user's own loop does not say: verifications and profiles."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from parallax.analysis.propagation.train_ops import last_of, train_ops
+from parallax.errors import ConfigError
+from parallax.graph.view import GraphView
+
+_SHOWN = 8
+"""Ops that a message names."""
+
+Feeds = Callable[[int, int, int], dict[str, Any]]
+"""(step, worker, number of workers) -> batch by the names of tensors."""
+
+
+def train_op(graph: Any, name: str | None) -> Any:
+    """What a step runs: what is named, else the training op that an optimizer made and no other one depends on.
+
+    Raises:
+        ConfigError: when there is none, or several; the message lists the ops that train.
+    """
+    if name:
+        try:
+            return graph.as_graph_element(name)
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"--fetch must name an op or tensor of the graph, not {name!r}. {_candidates(graph)}"
+            ) from error
+    made = {op.name: op for op in graph.get_collection("train_op")}
+    if not made:
+        raise ConfigError(
+            f"The graph's training op must be known, and no optimizer made one: name it with --fetch NAME. "
+            f"{_candidates(graph)}"
+        )
+    last = list(made) if len(made) == 1 else last_of(GraphView(graph.as_graph_def()), list(made))
+    if len(last) > 1:
+        raise ConfigError(
+            f"What a step runs must be one op, and optimizers made {len(last)}: {', '.join(last[:_SHOWN])}. Name one "
+            f"with --fetch NAME, or an op that groups them. {_candidates(graph)}"
+        )
+    return made[last[0]]
+
+
+def _candidates(graph: Any) -> str:
+    """The ops that a step may run, in words."""
+    from parallax.analysis.stages import analyse
+
+    analysed = analyse(graph)
+    found = train_ops(analysed.captured, analysed.sources)
+    if not found:
+        return "No op of the graph updates a trained variable from its gradient."
+    trained = len({source.part for source in analysed.sources})
+    shown = [f"{op.name} ({len(op.variables)} of {trained} trained variables)" for op in found[:_SHOWN]]
+    more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"Ops that train, and on which no other update depends: {', '.join(shown)}{more}."
+
+
+def placeholders_in(view: GraphView, nodes: Iterable[str]) -> list[str]:
+    """Those of some nodes that must be fed, sorted."""
+    return sorted(n for n in nodes if view.op(n) in ("Placeholder", "PlaceholderV2"))
+
+
+def missing_feeds(what: str, placeholders: list[str]) -> ConfigError:
+    """The error for feeds that were not given."""
+    return ConfigError(
+        f"{what} feeds the placeholders ({', '.join(placeholders[:5])}), and was not told what: give "
+        "--feeds FILE.py:FUNCTION (step, worker, num_workers -> {name: batch}) or --feeds FILE.npz."
+    )
+
+
+def named_batch(graph: Any, batch: Any) -> dict[str, Any]:
+    """A batch by the names of tensors; the user may leave `:0` out."""
+    if not isinstance(batch, dict) or not all(isinstance(name, str) for name in batch):
+        raise ConfigError(f"A function of feeds must give a dict from names to arrays, and gave {batch!r}.")
+    found = {}
+    for name, value in batch.items():
+        tensor = name if ":" in name else f"{name}:0"
+        try:
+            graph.get_tensor_by_name(tensor)
+        except (KeyError, ValueError) as error:
+            raise ConfigError(f"A feed must be a tensor of the graph, and {name!r} is none.") from error
+        found[tensor] = np.asarray(value)
+    return found
+
+
+def read_feeds(text: str) -> Feeds:
+    """The feeds of a step and worker, from the user's file or function.
+
+    Raises:
+        ConfigError: when the text names neither.
+    """
+    return _feeds_of_file(Path(text)) if text.endswith(".npz") else _feeds_of_function(text)
+
+
+def _feeds_of_file(path: Path) -> Feeds:
+    """Arrays `[steps, rows, ...]` by placeholder; each worker takes its share of the rows. `[steps]` are scalars."""
+    try:
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, BadZipFile) as error:
+        raise ConfigError(f"{path}: a file of feeds must be an .npz of arrays [steps, rows, ...]: {error}.") from error
+
+    def feeds(step: int, worker: int, size: int) -> dict[str, Any]:
+        return {name: _share(path, name, array[step % len(array)], worker, size) for name, array in arrays.items()}
+
+    return feeds
+
+
+def _share(path: Path, name: str, batch: Any, worker: int, size: int) -> Any:
+    """The rows of one worker; the whole of a scalar."""
+    if not np.ndim(batch):
+        return batch
+    if len(batch) % size:
+        raise ConfigError(f"{path}: {name} has {len(batch)} rows a step, which {size} workers cannot share evenly.")
+    share = len(batch) // size
+    return batch[worker * share : (worker + 1) * share]
+
+
+def _feeds_of_function(text: str) -> Feeds:
+    file, _, name = text.rpartition(":")
+    if not file or not Path(file).is_file():
+        raise ConfigError(f"--feeds must be FILE.npz or FILE.py:FUNCTION, and {text!r} names no file.")
+    module = _module_of(Path(file).resolve())
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(
+            f"--feeds must name a function, and {file!r} has no {name!r} by the time it calls parallel_run."
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def _module_of(file: Path) -> Any:
+    """A file as a module; the running script is not run again."""
+    main = sys.modules["__main__"]
+    if Path(getattr(main, "__file__", None) or "").resolve() == file:
+        return main
+    spec = importlib.util.spec_from_file_location("parallax_feeds", file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"--feeds must name a Python file, and {str(file)!r} is none.")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

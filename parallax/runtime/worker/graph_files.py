@@ -1,0 +1,86 @@
+"""Writes the workers' graphs to files: for TensorBoard, and as text to be read and imported again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from parallax.errors import ConfigError
+from parallax.graph.view import GraphView
+from parallax.plans.plan import Plan
+from parallax.plans.rewrites import Decisions
+from parallax.transform.building.editor import Worker
+from parallax.transform.pipeline import WorkerGraph, transform
+
+
+def write_planned(view: GraphView, decisions: Decisions, plan: Plan, seed: int, folder: Path) -> None:
+    """Writes the graphs that all workers would run, without starting any.
+
+    Args:
+        view: the user's graph.
+        decisions: what is changed in it.
+        plan: for which workers and servers.
+        seed: of the job.
+        folder: where `worker-RANK` goes for each.
+
+    Raises:
+        ConfigError: when the folder cannot be written.
+    """
+    for rank in range(plan.num_workers):
+        worker = Worker(rank, plan.num_workers, seed, hosts=plan.layout.host_by_rank, servers=plan.servers)
+        write_events(folder, rank, transform(view, decisions, worker))
+
+
+def write_events(folder: Path, rank: int, worker_graph: WorkerGraph) -> None:
+    """Writes a worker's graph as an event file: `tensorboard --logdir FOLDER` shows the workers beside each other.
+
+    Raises:
+        ConfigError: when the folder cannot be written.
+    """
+    import tensorflow as tf
+
+    place = folder / f"worker-{rank}"
+    with _writing("--graph", place):
+        place.mkdir(parents=True, exist_ok=True)
+        for old in sorted(place.glob("events.out.tfevents.*")):  # TensorBoard would go on showing it
+            old.unlink()
+        with tf.Graph().as_default() as graph:
+            tf.graph_util.import_graph_def(worker_graph.graph_def, name="")
+            tf.compat.v1.summary.FileWriter(str(place), graph).close()
+
+
+def write_text(folder: Path, rank: int, imported: Any) -> None:
+    """Writes a worker's graph and collections as a MetaGraphDef in text, which `tf.train.import_meta_graph` reads.
+
+    Args:
+        folder: where `graph_worker_RANK` goes, as in Parallax 2019.
+        rank: whose graph it is.
+        imported: the tf.Graph that the worker runs.
+
+    Raises:
+        ConfigError: when the folder cannot be written.
+    """
+    place = folder / f"graph_worker_{rank}"
+    with _writing("export_graph_path", place):
+        folder.mkdir(parents=True, exist_ok=True)
+        place.write_text(str(meta_graph(imported)), encoding="utf-8")
+
+
+def meta_graph(graph: Any) -> Any:
+    """A graph as a MetaGraphDef."""
+    import tensorflow as tf
+
+    with graph.as_default():  # variables are not written while TensorFlow executes eagerly
+        return tf.compat.v1.train.export_meta_graph(graph=graph)
+
+
+@contextlib.contextmanager
+def _writing(setting: str, place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{setting} must name a folder that can be written: {place}: {error.strerror}. Name another."
+        ) from error

@@ -1,0 +1,277 @@
+"""Runs the user's session hooks as if on the user's graph, while the worker runs another.
+
+A hook builds its ops (`begin`) in the user's graph before that is transformed. Whatever it fetches and feeds later, by
+its wishes for a run or through the session it is given, is read in names of the user's graph and comes back as a plain
+TensorFlow session would give it, not in lists per replica.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.client.session import SessionInterface  # what Saver asks of a session
+
+from parallax.errors import SessionError
+from parallax.plans.plan import Plan
+from parallax.runtime.worker.accumulation import Accumulation, Gather
+from parallax.runtime.worker.fetches import Leaf, Request, put_together, read_request
+from parallax.runtime.worker.heartbeat import Watch
+from parallax.runtime.worker.names import Names, Resolved, fetch_text
+from parallax.runtime.worker.run_log import RunLog
+from parallax.runtime.worker.runs import Runs
+from parallax.transform.building.editor import Counter
+from parallax.transform.building.wire import Rounding
+from parallax.transform.pipeline import WorkerGraph
+
+v1 = tf.compat.v1
+
+
+@dataclass
+class Run:
+    """The run in progress.
+
+    Attributes:
+        context: what the user's hooks get of it.
+        names: what the user fetches.
+        fed: what the user and the hooks feed.
+        gather: for a run without an update, where updates take several batches.
+        hook_names: what the hooks fetch.
+    """
+
+    context: Any
+    names: tuple[str, ...]
+    fed: set[str]
+    gather: Gather | None = None
+    hook_names: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Worker:
+    """This worker's graph as the user's names see it, shared by the session and the hooks.
+
+    Attributes:
+        graph: the user's graph.
+        names: of this worker's graph.
+        watch: tells the launcher about runs.
+        raw: TensorFlow's session; None before it is made and after it is closed.
+        run: the run in progress.
+        plan: the plan in force.
+        counters: what counts its exchanges.
+        roundings: what measures rounding on the wire.
+        changes: the plans that were in force before, each with the number of steps after which it no longer was.
+        accumulation: how many batches of the next update are there.
+        runs: counts what runs did, for the guard; None without one.
+        log: follows the user's runs.
+    """
+
+    graph: Any
+    names: Names
+    watch: Watch
+    raw: Any = None
+    run: Run | None = None
+    plan: Plan | None = None
+    counters: tuple[Counter, ...] = ()
+    roundings: tuple[Rounding, ...] = ()
+    changes: list[tuple[int, Plan]] = field(default_factory=list)
+    accumulation: Accumulation = field(default_factory=Accumulation)
+    runs: Runs | None = None
+    log: RunLog | None = None
+
+    def ran(self, names: tuple[str, ...], began_s: float) -> None:
+        """Tells of a run of the user's that has ended well: what it fetched, and when it began."""
+        if self.log is not None:
+            self.log.ran(names, began_s, time.monotonic(), self.accumulation.pending, self.plan)
+
+    def follow(self, plan: Plan, worker_graph: WorkerGraph) -> None:
+        """Takes a plan as the one in force."""
+        self.plan, self.counters, self.roundings = plan, worker_graph.counters, worker_graph.roundings
+        self.accumulation.steps = worker_graph.accumulate_steps
+
+    def read(self, fetches: Any, feeds: Mapping[Any, Any] | None, per_replica: bool) -> Request:
+        """Checks and names fetches and feeds."""
+        return read_request(self.graph, fetches, feeds, per_replica, self.names.has)
+
+    def values(self, request: Request, found: Sequence[Any], per_replica: bool) -> Any:
+        """What a request gets, in the form in which it was asked for."""
+        return put_together(request, found, self._is_saved_path if per_replica else None)
+
+    def _is_saved_path(self, fetch: Leaf) -> bool:
+        # A tf.train.Saver asks by name, and takes what it gets for the path.
+        return isinstance(fetch.like, str) and self.names.is_saved_path(fetch.names[0])
+
+
+class PlainSession(SessionInterface):  # type: ignore[misc]
+    """TensorFlow's session of this worker with the user's names; nothing comes or goes in lists, no hook is called."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    @property
+    def graph(self) -> Any:
+        """The user's graph."""
+        return self._worker.graph
+
+    @property
+    def sess_str(self) -> str:
+        """The TensorFlow target; workers run in their own process."""
+        return ""
+
+    def run(
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        """As `tf.compat.v1.Session.run`; raises SessionError when something is not in the user's graph."""
+        worker = self._worker
+        request = worker.read(fetches, feed_dict, per_replica=False)
+        kept = worker.names.kept_by(request.names, request.feeds)
+        gather = worker.accumulation.next_run(kept)
+        resolved = worker.names.resolve(request.names, request.feeds, gather)
+        if worker.raw is None:
+            raise SessionError("A run needs an open session, and this one is closed.")
+        with worker.watch.run():
+            for_all = partial(worker.names.for_all, request.names, request.feeds)
+            worker.watch.begin(fetch_text(request.names, ()), resolved.collectives, for_all=for_all)
+            feeds = {**resolved.feeds(request.feeds), **resolved.empty}
+            began_s = time.monotonic()
+            found = worker.raw.run(list(resolved.tensors), feeds, options, run_metadata)
+            worker.accumulation.has_run(kept)
+            if worker.runs is not None:
+                worker.runs.add(worker.names, request.names, (), request.feeds, gather)
+            worker.ran(request.names, began_s)
+            return worker.values(request, resolved.values(found), per_replica=False)
+
+    def partial_run_setup(self, fetches: Any, feeds: Any = None) -> None:
+        """Not supported: collectives need whole runs."""
+        raise SessionError("A run must be whole, because all workers take part: use run in place of partial_run.")
+
+    def partial_run(self, handle: Any, fetches: Any, feed_dict: Any = None) -> None:
+        """Not supported: collectives need whole runs."""
+        self.partial_run_setup(fetches)
+
+
+class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """One of the user's hooks; `begin` has been called on it."""
+
+    def __init__(self, hook: Any, worker: Worker) -> None:
+        self._hook = hook
+        self._worker = worker
+        self._asked: tuple[Request, Resolved] | None = None
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Called when the session is there."""
+        self._worker.raw = session
+        self._call(self._hook.after_create_session, PlainSession(self._worker), coord)
+
+    def before_run(self, run_context: Any) -> Any:
+        """Passes the hook's wishes on, in the worker's names."""
+        run = self._run()
+        wishes = self._call(self._hook.before_run, run.context)
+        self._pass_on_stop(run_context)
+        self._asked = None
+        if wishes is None:
+            return None
+        fetches = [] if wishes.fetches is None else wishes.fetches
+        request = self._worker.read(fetches, wishes.feed_dict, per_replica=False)
+        resolved = self._worker.names.resolve(request.names, request.feeds, run.gather)
+        run.hook_names += request.names
+        run.fed |= request.feeds.keys()
+        self._asked = request, resolved
+        return v1.train.SessionRunArgs(list(resolved.tensors), resolved.feeds(request.feeds), wishes.options)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Gives the hook its values."""
+        results = None
+        if self._asked is not None:
+            request, resolved = self._asked
+            results = self._worker.values(request, resolved.values(run_values.results), per_replica=False)
+        values = v1.train.SessionRunValues(results, run_values.options, run_values.run_metadata)
+        self._call(self._hook.after_run, self._run().context, values)
+        self._pass_on_stop(run_context)
+
+    def end(self, session: Any) -> None:
+        """Called when the session ends well."""
+        self._call(self._hook.end, PlainSession(self._worker))
+
+    def _run(self) -> Run:
+        if self._worker.run is None:
+            raise SessionError("A hook is called within a run of the session that parallel_run returns.")
+        return self._worker.run
+
+    def _pass_on_stop(self, run_context: Any) -> None:
+        if self._run().context.stop_requested:
+            run_context.request_stop()
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        with self._worker.graph.as_default():
+            return function(*arguments)
+
+
+class TrainingRuns:
+    """Tells runs that train from others, and counts them; whoever goes by the count asks in every run.
+
+    Args:
+        worker: whose runs.
+        updates: the ops that train, by name.
+    """
+
+    def __init__(self, worker: Worker, updates: Set[str]) -> None:
+        self._worker = worker
+        self._updates = updates
+        self._names: Names | None = None
+        self._trains: dict[tuple[str, ...], bool] = {}
+        self._count = 0
+        self._run: Run | None = None
+        self._step: int | None = None
+
+    @property
+    def step(self) -> int | None:
+        """The number of the step in progress, from 0; None in a run that does not train."""
+        run = self._worker.run
+        if run is not self._run:
+            trains = run is not None and self.trains(run.names)
+            self._run, self._step = run, self._count if trains else None
+            self._count += trains
+        return self._step
+
+    def trains(self, fetched: tuple[str, ...]) -> bool:
+        """Whether a run trains that fetches these names of the user's graph."""
+        names = self._worker.names
+        if names is not self._names:  # the plan has changed
+            self._names, self._trains = names, {}
+        if fetched not in self._trains:
+            needed = names.run_view.ancestors({names.here(name.split(":")[0]) for name in fetched})
+            self._trains[fetched] = any(names.here(update) in needed for update in self._updates)
+        return self._trains[fetched]
+
+
+class LastHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Comes after the user's hooks, when all that a run asks for is known: feeds what it does not need with nothing."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Called when the session is there."""
+        self._worker.raw = session
+
+    def before_run(self, run_context: Any) -> Any:
+        """Resolves the whole run, and has it watched."""
+        run = self._worker.run
+        if run is None:
+            return None
+        resolved = self._worker.names.resolve((*run.names, *run.hook_names), run.fed, run.gather)
+        for_all = partial(self._worker.names.for_all, (*run.names, *run.hook_names), frozenset(run.fed))
+        fetch = fetch_text(run.names, run.hook_names)
+        self._worker.watch.begin(fetch, resolved.collectives, for_all=for_all)
+        return v1.train.SessionRunArgs(None, resolved.empty)
+
+
+def begin_hooks(hooks: Sequence[Any], graph: Any) -> None:
+    """Has the hooks build what they need in the user's graph."""
+    with graph.as_default():
+        for hook in hooks:
+            hook.begin()

@@ -1,0 +1,81 @@
+"""What every rank runs (`python -m parallax.runtime.worker.main SCRIPT ARGS...`): the user's script, as a worker.
+
+Gradients are recorded from the first line of the script on. A script that fails tells the launcher and ends at once,
+without waiting for collectives that will never come; one that ends well waits for the others before it leaves.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+from parallax.runtime.supervisor.control import send
+from parallax.runtime.supervisor.framework_log import join_deprecations
+from parallax.runtime.worker.heartbeat import watching
+from parallax.runtime.worker.random_state import AlikeUntilBuilt
+from parallax.runtime.worker.ranks import Members, membership
+from parallax.runtime.worker.script import error_text, run_script, what_text
+from parallax.settings.environment import settings
+
+_POLL_S = 0.02
+
+
+def main() -> None:
+    """Runs the script named in the arguments; `-m MODULE` runs a module."""
+    with watching() as watch:
+        try:
+            with membership() as members:
+                _run(sys.argv[1:], members)
+                watch.finish()
+                for last in members.at_end:
+                    last()
+        except BaseException as error:  # everything that ends a script is told to the launcher, then ends the process
+            _fail(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        wait_for_all(members.world)
+
+
+def wait_for_all(world: Any) -> None:
+    """Waits until every rank of the job has come here, without holding a core."""
+    last = world.Ibarrier()
+    while not last.Test():
+        time.sleep(_POLL_S)
+
+
+def _run(words: list[str], members: Members) -> None:
+    from parallax.analysis.reading import record  # imports TensorFlow, which must come after MPI
+
+    record.install()
+    join_deprecations()
+    members.when_built.append(AlikeUntilBuilt(settings().script_seed or members.parcel.seed).part)
+    try:
+        run_script(words)
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            raise
+
+
+def _fail(error: BaseException) -> None:
+    """Tells what happened and ends this process now: others may wait for it in a collective.
+
+    The launcher shows one rank's words for all. What is sent to nobody goes to stderr.
+    """
+    status = 1
+    if isinstance(error, SystemExit):
+        text = "" if isinstance(error.code, int) else f"{error.code}\n"
+        status = error.code if isinstance(error.code, int) else 1
+    else:
+        text = f"{error_text(error)}\n"
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not send({"kind": "failed", "error": text, "what": what_text(error)}):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    os._exit(status if 0 < status < 256 else 1)
+
+
+if __name__ == "__main__":
+    main()

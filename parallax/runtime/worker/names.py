@@ -1,0 +1,250 @@
+"""Which tensors of the worker's graph stand for the user's names, and what a run feeds besides.
+
+A variable, by whatever name, becomes its whole value; the parts of a fused exchange that a run does not need are fed
+with nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from parallax.errors import SessionError
+from parallax.graph.view import GraphView, split_tensor
+from parallax.runtime.worker.accumulation import Gather, KeptGradients
+from parallax.transform.building.all_to_all import ALL_TO_ALL
+from parallax.transform.building.reducers import MEETINGS
+from parallax.transform.passes.accumulators import FRONTS_GIVE
+from parallax.transform.pipeline import WorkerGraph
+from parallax.transform.swap import as_planned, renamed_tensor
+
+_READS = ("Identity", "ReadVariableOp")
+_GIVES = ("AccumulatorApplyGradient", "SparseAccumulatorApplyGradient")
+_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+_NAMED = 6  # fetches that a message lists
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a combination of fetches and feeds needs on this worker's graph.
+
+    Attributes:
+        tensors: names in the worker's graph: one for each name asked for that can be had, then what is run besides.
+        empty: what is fed with nothing.
+        collectives: digest of the collectives that the run takes part in; empty when it takes part in none.
+        fed: tensor of the user's graph -> tensor to feed, of those that have another name on this worker.
+        had: for each name asked for whether it can be had; what comes with an update only cannot between updates.
+    """
+
+    tensors: tuple[str, ...]
+    empty: dict[str, Any]
+    collectives: str
+    fed: Mapping[str, str] = field(default_factory=dict)
+    had: tuple[bool, ...] = ()
+
+    def feeds(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What is fed in the user's names, in those of this worker's graph."""
+        return {self.fed.get(name, name): value for name, value in given.items()} if self.fed else dict(given)
+
+    def values(self, found: Sequence[Any]) -> Sequence[Any]:
+        """What a run of `tensors` has given, for each name asked for; None for what cannot be had."""
+        if all(self.had):
+            return found[: len(self.had)]
+        values = iter(found)
+        return [next(values) if had else None for had in self.had]
+
+
+class Names:
+    """The names of one worker's graph.
+
+    Args:
+        view: the user's graph.
+        worker_graph: of this worker.
+        renamed: node of the user's graph -> node in this worker's, of those that have another name there.
+    """
+
+    def __init__(self, view: GraphView, worker_graph: WorkerGraph, renamed: Mapping[str, str] | None = None) -> None:
+        self._view = view
+        self._renamed = renamed or {}
+        self._worker_graph = worker_graph
+        self._worker_view = GraphView(worker_graph.graph_def)
+        self._resolved: dict[tuple[tuple[str, ...], frozenset[str], Gather | None], Resolved] = {}
+        self._kept: KeptGradients | None = None
+        self._sources: dict[tuple[tuple[str, ...], frozenset[str]], frozenset[str]] = {}
+
+    @property
+    def run_view(self) -> GraphView:
+        """The graph that this worker runs."""
+        return self._worker_view
+
+    def here(self, name: str) -> str:
+        """A node or tensor of the user's graph by the name that it has in this worker's."""
+        return renamed_tensor(name, self._renamed)
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor or operation is in the graph that was given to parallel_run."""
+        return _node(name) in self._view.nodes
+
+    def is_saved_path(self, name: str) -> bool:
+        """Whether a tensor is what a tf.train.Saver fetches: the path that it saves to."""
+        node = _node(name)
+        writers = {self._view.op(n) for n in self._view.controls(node)}
+        return self._view.op(node) == "Identity" and bool(writers & {"SaveV2", "MergeV2Checkpoints"})
+
+    def kept_by(self, names: tuple[str, ...], fed: Iterable[str]) -> frozenset[str]:
+        """The sources of gradients that a run of `names` trains with; none where every batch makes an update.
+
+        Raises:
+            SessionError: something of gradients is asked for, and no update.
+        """
+        if not self._worker_graph.keepings:
+            return frozenset()
+        key = (names, frozenset(fed))
+        if key not in self._sources:
+            cut_off = frozenset(self.here(name) for name in key[1])
+            nodes = {_node(t) for t in map(self._worker_name, names) if t not in cut_off}
+            runs = self._worker_view.ancestors(nodes, cut_off)
+            self._sources[key] = self._keeping().of(runs)
+            if not self._sources[key] and self._keeping().sources_in(runs):
+                raise SessionError(
+                    f"What is made of gradients is known with an update only, where they are kept over "
+                    f"{self._worker_graph.accumulate_steps} batches, and {fetch_text(names, ())} was fetched without "
+                    "one. Fetch it together with the train_op: it is None in every run but the one that updates."
+                )
+        return self._sources[key]
+
+    def resolve(self, names: tuple[str, ...], fed: Iterable[str], gather: Gather | None = None) -> Resolved:
+        """What must be run and fed for `names` when the tensors `fed` are fed.
+
+        Args:
+            names: of the user's graph.
+            fed: of the user's graph.
+            gather: for a run that keeps gradients for a later update.
+        """
+        key = (names, frozenset(fed), gather)
+        if key not in self._resolved:
+            self._resolved[key] = self._resolve(*key)
+        return self._resolved[key]
+
+    def _resolve(self, names: tuple[str, ...], fed: frozenset[str], gather: Gather | None) -> Resolved:
+        import numpy as np
+
+        for name in sorted(fed):
+            self._check_feed(name)
+        tensors = [self._worker_name(name) for name in names]
+        feeds = {name: self.here(name) for name in sorted(fed)}
+        cut_off = frozenset(feeds.values())
+        had, needed_nodes = [True] * len(names), {_node(name) for name in names if name not in fed}
+        if gather is not None:
+            kept = self._keeping()
+            runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in cut_off}, cut_off)
+            acting = kept.acting(runs) if gather.kept else {}
+            found = [t if t in cut_off else kept.without_update(t, gather) for t in tensors]
+            of_user = [n if t == own else t for n, t, own in zip(names, found, tensors, strict=True)]
+            needed_nodes = {_node(t) for t in of_user if t is not None and t not in fed and self.has(t)}
+            had, tensors = [tensor is not None for tensor in found], [tensor for tensor in found if tensor is not None]
+            tensors += [op for op in dict.fromkeys([*kept.ops(gather), *sorted(acting)]) if op not in tensors]
+            needed_nodes |= {_node(source) for source in gather.kept} | set(acting.values())
+        needed = self._view.ancestors(needed_nodes, fed)
+        runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in cut_off}, cut_off)
+        empty = {
+            cut.tensor: np.zeros(cut.shape, cut.dtype)
+            for cut in self._worker_graph.cuts
+            if _node(cut.tensor) in runs and not needed & set(cut.needed_by)
+        }
+        led = {a: b for a, b in feeds.items() if a != b}
+        return Resolved(tuple(tensors), empty, self._digest(runs), led, tuple(had))
+
+    def for_all(self, names: Iterable[str], fed: Iterable[str]) -> dict[str, list[str]]:
+        """For each fetch where workers meet for it; of fetches that meet alike one, of those that do not none.
+
+        A place to meet is told as `MEETING OP`, the same on all workers; OP is the user's whose value is exchanged.
+
+        Args:
+            names: of the user's graph, that can be fetched.
+            fed: of the user's graph.
+        """
+        users = {self.here(own): own for own in self._view.nodes}
+        cut_off = frozenset(self.here(name) for name in fed)
+        told: dict[frozenset[str], str] = {}
+        for name in names:
+            tensor = self._worker_name(name)
+            runs = self._worker_view.ancestors(() if tensor in cut_off else (_node(tensor),), cut_off)
+            places = {meeting: node for node in sorted(runs) if (meeting := self._meeting(node))}
+            digests = {hashlib.sha256(m.encode()).hexdigest()[:8]: node for m, node in places.items()}
+            told.setdefault(frozenset(f"{d} {self._behind(node, users)}" for d, node in digests.items()), name)
+        return {name: sorted(places) for places, name in told.items() if places}
+
+    def _behind(self, node: str, users: Mapping[str, str]) -> str:
+        """The nearest op of the user's graph among what a node takes; empty when there is none."""
+        waiting, seen = [node], {node}
+        for one in waiting:
+            if one in users and one != node:
+                return users[one]
+            needed = dict.fromkeys(split_tensor(t)[0] for t in self._worker_view.inputs(one))
+            waiting += [n for n in needed if n not in seen]
+            seen.update(needed)
+        return ""
+
+    def _keeping(self) -> KeptGradients:
+        if self._kept is None:
+            self._kept = KeptGradients(self._view, self._worker_view, self._worker_graph, self.here)
+        return self._kept
+
+    def _check_feed(self, name: str) -> None:
+        is_whole = name in self._worker_graph.whole and self._view.op(_node(name)) in _READS
+        if is_whole or name in self._worker_graph.held_by_row or _node(name) in self._worker_graph.tables:
+            raise SessionError(
+                f"A feed must be something that one worker has whole, and {name!r} is held by rows on all workers. "
+                "Feed a placeholder, and assign the variable from it."
+            )
+
+    def _digest(self, runs: set[str]) -> str:
+        collectives = sorted({self._meeting(n) for n in runs} - {""})
+        return hashlib.sha256("\n".join(collectives).encode()).hexdigest()[:16] if collectives else ""
+
+    def _meeting(self, node: str) -> str:
+        """What workers meet in at a node, by a name that all have; empty when they do not meet there."""
+        op = self._worker_view.op(node)
+        planned = as_planned(node)
+        if planned.startswith(MEETINGS):
+            return "/".join(planned.split("/")[:3])
+        gives = op in _GIVES and not planned.startswith(FRONTS_GIVE)
+        return node if op.startswith("Horovod") or op == ALL_TO_ALL or gives else ""
+
+    def _worker_name(self, name: str) -> str:
+        whole = self._worker_graph.whole
+        while name not in whole and name in self._worker_graph.held_by_row and self._view.op(_node(name)) == "Identity":
+            name = self._view.inputs(_node(name))[0]
+        node = _node(name)
+        if name in whole:
+            return whole[name]
+        if ":" in name and self._view.op(node) in _VARIABLES:
+            reads = [f"{e.node}:0" for e in self._view.consumers(name) if self._view.op(e.node) in _READS]
+            read = next((r for r in reads if r in whole or node not in self._worker_graph.tables), name)
+            return whole.get(read) or self.here(read)
+        if name in self._worker_graph.held_by_row:
+            raise SessionError(
+                f"A fetch must be something that one worker can have whole, and {name!r} is held by rows on all "
+                "workers. Fetch the variable itself."
+            )
+        return self.here(name)
+
+
+def fetch_text(names: Iterable[str], hook_names: Iterable[str]) -> str:
+    """The fetches of one run, for messages."""
+    texts = [_listed(tuple(names))]
+    if hook_names := tuple(hook_names):
+        texts.append(f"for hooks {_listed(hook_names)}")
+    return "; ".join(text for text in texts if text)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _node(name: str) -> str:
+    return split_tensor(name)[0] if ":" in name else name

@@ -1,0 +1,194 @@
+"""Who is in a running job: the ranks of its workers and servers, how they reach each other, and the start of both nets.
+
+All ranks of the job call `enter` first, before the user's script: the parcel goes from rank 0 to all, the workers get a
+communicator of their own, and, when there are servers, every rank picks the port of its TensorFlow server and all hear
+of it. Until a server is started its port is held by a bound socket, so nobody else gets it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from parallax.errors import LaunchError, SessionError
+from parallax.runtime.worker.job_message import Parcel, read_parcel
+from parallax.settings.environment import host_address, listening_on, reach_directly
+
+WORKER_TASK, SERVER_TASK = "worker", "ps"
+"""Job names in the TensorFlow cluster."""
+
+
+class Members:
+    """The job as one rank sees it; made by `enter`.
+
+    Attributes:
+        parcel: what the launcher sent.
+        world: communicator of workers and servers.
+        workers: communicator of the workers only; everything between workers goes over it. None on a server.
+        rank: number of this worker among the workers, or of this server among the servers.
+        size: how many workers.
+        is_server: whether this rank is a server.
+        worker_addresses: `address:port` of each worker's TensorFlow server; empty without servers.
+        server_addresses: `address:port` of each server; empty without servers.
+        target: what a session connects to: this rank's own TensorFlow server, or empty without servers or before
+            `start`.
+        host_workers: communicator of the workers of this host, where a host has several workers and there are several
+            hosts; else None. Set by `start`.
+        when_built: what a worker does, with its rank, once the session is there.
+        at_end: what a worker does when its script has ended well, with the others, who all come there.
+    """
+
+    def __init__(self, parcel: Parcel, world: Any, workers: Any, addresses: list[str], held: socket.socket | None):
+        self.parcel = parcel
+        self.world = world
+        self.workers = workers
+        self.size = len(parcel.hosts)
+        self.is_server = world.rank >= self.size
+        self.rank = world.rank - self.size if self.is_server else world.rank
+        self.worker_addresses = tuple(addresses[: self.size])
+        self.server_addresses = tuple(addresses[self.size :])
+        self.target = ""
+        self.host_workers: Any = None
+        self.when_built: list[Callable[[int], None]] = []
+        self.at_end: list[Callable[[], None]] = []
+        self._held = held
+        self._server: Any = None  # lives as long as the process
+
+    def start(self, config: Any = None) -> None:
+        """Starts this rank's TensorFlow server, if the job has servers, and Horovod on a worker.
+
+        Every worker must call it; it waits for the others.
+
+        Args:
+            config: a ConfigProto for the TensorFlow server.
+
+        Raises:
+            LaunchError: the server cannot listen.
+        """
+        if self.server_addresses:
+            self._start_server(config)
+        if not self.is_server:
+            self._start_horovod()
+
+    def _start_server(self, config: Any) -> None:
+        import tensorflow as tf
+
+        held = self._held
+        if held is None:  # it runs already
+            return
+        cluster = tf.train.ClusterSpec(
+            {SERVER_TASK: list(self.server_addresses), WORKER_TASK: list(self.worker_addresses)}
+        )
+        reach_directly(one.rpartition(":")[0].strip("[]") for one in (*self.worker_addresses, *self.server_addresses))
+        task = SERVER_TASK if self.is_server else WORKER_TASK
+        address, port = held.getsockname()[:2]
+        try:
+            with listening_on(address):
+                self._server = tf.distribute.Server(cluster, task, self.rank, config=config)
+        except tf.errors.OpError as error:
+            raise LaunchError(
+                f"A TensorFlow server must listen on {address}, port {port}, and cannot: {error.message} Name an "
+                "address of the host in the resource file, and free ports with `ports`."
+            ) from error
+        held.close()
+        self._held = None
+        self.target = self._server.target
+
+    def _start_horovod(self) -> None:
+        import horovod.tensorflow as hvd
+
+        hvd.init(comm=self.workers)
+        hosts = self.parcel.hosts
+        if 1 < len(set(hosts)) < len(hosts):
+            self.host_workers = self.workers.Split(hosts[self.rank], self.rank)
+
+
+def enter() -> Members:
+    """Joins the job; every rank calls it once, first of all that goes between ranks.
+
+    Raises:
+        LaunchError: on rank 0 when the launcher sent nothing; where no port is free.
+    """
+    # Before TensorFlow is loaded: both carry hwloc, and MPI must find its own.
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    parcel = world.bcast(_received() if world.rank == 0 else None, 0)
+    is_server = world.rank >= len(parcel.hosts)
+    if not parcel.servers:
+        return Members(parcel, world, world, [], None)
+    workers = world.Split(MPI.UNDEFINED if is_server else 0, world.rank)
+    held = hold_port(host_address(), parcel.ports)
+    addresses = world.allgather(_written(held))
+    return Members(parcel, world, None if is_server else workers, addresses, held)
+
+
+def _received() -> Parcel:
+    """The parcel from standard input, which is empty afterwards."""
+    parcel = read_parcel(sys.stdin.buffer)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return parcel
+
+
+def hold_port(address: str, ports: tuple[int, int] | None) -> socket.socket:
+    """A socket bound to a port of `address` that nobody else has, which a TensorFlow server can then take over.
+
+    Raises:
+        LaunchError: no port of the range is free, or the address is none of this host's.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    reason = ""
+    for port in range(ports[0], ports[1] + 1) if ports is not None else (0,):
+        held = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            held.bind((address, port))
+        except OSError as error:
+            held.close()
+            reason = str(error.strerror)
+            continue
+        # After the bind: with it before, two ranks would get the same port.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        return held
+    span = f"a port from {ports[0]} to {ports[1]}" if ports is not None else "any port"
+    raise LaunchError(
+        f"A TensorFlow server needs {span} of {address} on host {socket.gethostname()}, and got none: {reason}. "
+        "The resource file's address must be one of that host, and `ports` wide enough for all its workers and servers."
+    )
+
+
+def _written(held: socket.socket) -> str:
+    address, port = held.getsockname()[:2]
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+_of_this_process: ContextVar[Members | None] = ContextVar("members", default=None)
+
+
+@contextmanager
+def membership() -> Iterator[Members]:
+    """Joins the job; inside, `current_members` gives what was joined."""
+    members = enter()
+    token = _of_this_process.set(members)
+    try:
+        yield members
+    finally:
+        _of_this_process.reset(token)
+
+
+def current_members() -> Members:
+    """The job that this process is in.
+
+    Raises:
+        SessionError: outside a job.
+    """
+    members = _of_this_process.get()
+    if members is None:
+        raise SessionError("This can be done in a worker only: start the script itself, or `parallax run`.")
+    return members

@@ -1,0 +1,154 @@
+"""What the runs of a worker's session did: whether any trains, and how long a step takes.
+
+It is told of every run after it, and costs a look into a dictionary and two additions. At the end it says how long
+steps took, beside what the plan predicted; and that nothing was trained, where no run fetched what trains.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import deque
+from collections.abc import Set
+from dataclasses import dataclass
+
+from parallax.analysis.propagation.train_ops import ops_after
+from parallax.graph.view import GraphView
+from parallax.logger import log
+from parallax.plans.plan import Plan
+from parallax.report.text import counted, ms_text
+
+FIRST_STEPS = 5
+"""They are not counted: memory is taken, graphs are made ready, caches filled."""
+
+IDLE_RUNS = 20
+"""After so many runs of which none trains it is said, once."""
+
+_KEPT_STEPS = 10_000  # the last ones, whose median is told
+_SHOWN_OPS = 3
+_LIKE_A_TRAIN_OP = re.compile(r"(?:.*[/_])?train(?:ing)?(?:_?(?:op|step))?(?:_\d+)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """How long steps took on one worker, medians in seconds.
+
+    Attributes:
+        steps: how many were measured.
+        step_s: of a step, which is an update with all batches that it takes: the time in its runs.
+        between_s: from the end of the run before until a step's begin, which is the script's own time.
+    """
+
+    steps: int
+    step_s: float
+    between_s: float
+
+
+class RunLog:
+    """Follows one session's runs.
+
+    Args:
+        view: the user's graph.
+        updates: the ops in it that train.
+        tells: whether this worker says what was seen; one does, for all.
+    """
+
+    def __init__(self, view: GraphView, updates: Set[str], tells: bool) -> None:
+        self._view = view
+        self._updates = updates
+        self._tells = tells
+        self._trains: dict[tuple[str, ...], bool] = {}
+        self._plan: Plan | None = None
+        self._times: deque[tuple[float, float]] = deque(maxlen=_KEPT_STEPS)
+        self._steps = self._runs = self._trained = 0
+        self._warned = self._finished = False
+        self._step_s = self._between_s = 0.0
+        self._ended_s = 0.0
+
+    def ran(self, names: tuple[str, ...], began_s: float, ended_s: float, pending: int, plan: Plan | None) -> None:
+        """Takes in a run that has ended well.
+
+        Args:
+            names: of what was fetched, in the user's graph.
+            began_s: when it began, by the monotonic clock.
+            ended_s: when it ended.
+            pending: of how many batches gradients wait for an update.
+            plan: in force.
+        """
+        self._runs += 1
+        trains = self._trains.get(names)
+        if trains is None:
+            trains = self._trains[names] = self._looked_at(names)
+        if trains:
+            self._take_step(ended_s - began_s, began_s - self._ended_s, pending, plan)
+        elif not self._trained and self._runs == IDLE_RUNS:
+            self._warn(f"None of the first {IDLE_RUNS} runs of this session updated a trained variable.")
+        self._ended_s = ended_s
+
+    def times(self) -> StepTimes | None:
+        """What steps took under the plan in force; None when there were too few."""
+        if not self._times:
+            return None
+        step_s, between_s = zip(*self._times, strict=True)
+        return StepTimes(len(self._times), statistics.median(step_s), statistics.median(between_s))
+
+    def finish(self) -> None:
+        """Says what was seen, when the session or the script has ended well; a second call changes nothing."""
+        if self._finished:
+            return
+        self._finished = True
+        times = self.times()
+        if self._tells and times is not None:
+            log.info(times_text(times, self._plan))
+        if self._runs and not self._trained:
+            self._warn(f"No run of this session ({counted(self._runs, 'run')}) updated a trained variable.")
+
+    def _take_step(self, run_s: float, between_s: float, pending: int, plan: Plan | None) -> None:
+        self._trained += 1
+        if plan is not self._plan:
+            self._plan, self._steps = plan, 0
+            self._times.clear()
+        self._step_s += run_s
+        self._between_s += between_s
+        if pending:
+            return
+        self._steps += 1
+        if self._steps > FIRST_STEPS:
+            self._times.append((self._step_s, self._between_s))
+        self._step_s = self._between_s = 0.0
+
+    def _looked_at(self, names: tuple[str, ...]) -> bool:
+        """Whether a run of these fetches trains; an op that looks as if it should and does not is told of."""
+        for name in names:
+            if ":" not in name and _LIKE_A_TRAIN_OP.fullmatch(name) and not self._reaches_update((name,)):
+                self._warn(f"Fetching the op {name} updates no trained variable.")
+        return self._reaches_update(names)
+
+    def _reaches_update(self, names: tuple[str, ...]) -> bool:
+        return not self._updates.isdisjoint(self._view.ancestors({name.split(":")[0] for name in names}))
+
+    def _warn(self, what: str) -> None:
+        if not self._tells or self._warned:
+            return
+        self._warned = True
+        found = sorted(ops_after(self._view, self._updates))
+        more = f" and {len(found) - _SHOWN_OPS} more" if len(found) > _SHOWN_OPS else ""
+        remedy = (
+            f"Fetch an op that trains; the graph has {', '.join(found[:_SHOWN_OPS])}{more}."
+            if found
+            else "No op of the graph writes a variable from its gradient: build one with an optimizer's minimize()."
+        )
+        log.warning(f"{what} {remedy}")
+
+
+def times_text(times: StepTimes, plan: Plan | None) -> str:
+    """What steps took, beside what was predicted of them."""
+    known = None if plan is None else plan.prediction
+    predicted = ""
+    if known is not None and known.step_s is not None:
+        of = "" if known.has_compute else "of its exchanges alone, "
+        predicted = f"; {of}{ms_text(known.step_s)} predicted"
+    return (
+        f"A step took {ms_text(times.step_s)} (median of {counted(times.steps, 'step')}{predicted}), and the script "
+        f"{ms_text(times.between_s)} between two."
+    )

@@ -1,0 +1,112 @@
+"""The user's script: run as Python itself would run it, its errors shown without the frames around it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from parallax.errors import OtherGraphError, ParallaxError
+from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import
+from parallax.runtime.worker.random_state import AlikeUntilBuilt
+from parallax.settings.environment import framework_level, settings
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+
+
+def run_script(words: Sequence[str]) -> None:
+    """Runs a file, or `-m` and a module, with its arguments; `sys.argv` and `sys.path` are as the script expects them.
+
+    Args:
+        words: what would stand after `python`.
+    """
+    if words[0] == "-m":
+        sys.argv = list(words[1:])
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv = list(words)
+    sys.path[0] = os.path.dirname(os.path.abspath(words[0]))  # noqa: PTH100, PTH120  # as Python itself does
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def error_text(error: BaseException) -> str:
+    """What is shown of a script's failure: an error of Parallax with its place, any other as Python shows it."""
+    if not isinstance(error, ParallaxError):
+        return traceback_text(error).rstrip()
+    place = _place_of(error)
+    return f"{place}: parallax: {error}" if place else f"parallax: {error}"
+
+
+def what_text(error: BaseException) -> str:
+    """An error's kind and words without where it happened, by which ranks that failed alike are known."""
+    if isinstance(error, SystemExit):
+        return f"exit: {error.code}"
+    if isinstance(error, OtherGraphError):  # of graphs that all differ from the launcher's, one is enough
+        return OtherGraphError.__name__
+    if isinstance(error, ParallaxError):
+        return str(error)
+    return f"{type(error).__name__}: {getattr(error, 'message', None) or error}"
+
+
+def traceback_text(error: BaseException) -> str:
+    """The traceback from the script's first line on; of an error of the graph, to its last one.
+
+    TensorFlow raises an error of the graph twice, the second time with more words, below a dozen frames of its own.
+    """
+    chain = traceback.TracebackException.from_exception(error)
+    frames = list(chain.stack)
+    first = next((i for i, frame in enumerate(frames) if not _is_around(frame.filename)), 0)
+    end = len(frames)
+    if _is_of_graph(error):
+        end = max((i + 1 for i, frame in enumerate(frames) if not _is_below(frame.filename)), default=end)
+        if type(error.__context__) is type(error):
+            chain.__context__ = None
+    chain.stack = traceback.StackSummary.from_list(frames[first:end])
+    return "".join(chain.format())
+
+
+def _place_of(error: BaseException) -> str:
+    """`FILE:LINE` of the script's own line that led to an error; empty when there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inner = itertools.dropwhile(lambda frame: _is_around(frame.filename), frames)
+    own = list(itertools.takewhile(lambda frame: not _is_around(frame.filename), inner))
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+def _is_of_graph(error: BaseException) -> bool:
+    """Whether an op of a graph has failed; told by name, as this process may be without TensorFlow."""
+    return any(c.__name__ == "OpError" and c.__module__.startswith("tensorflow.") for c in type(error).__mro__)
+
+
+def _is_below(filename: str) -> bool:
+    """Whether a frame is Parallax's or TensorFlow's."""
+    return _is_around(filename) or f"{os.sep}tensorflow{os.sep}python{os.sep}" in filename
+
+
+def _is_around(filename: str) -> bool:
+    return filename in (runpy.__file__, "<frozen runpy>") or filename.startswith(_PACKAGE + os.sep)
+
+
+def main() -> None:
+    """Runs the script named in the arguments as the one process of a verification, without MPI."""
+    shown_from = framework_level()
+    with quiet_import(shown_from):
+        from parallax.analysis.reading import record
+
+        record.install()
+    join_deprecations(shown_from)
+    if (seed := settings().script_seed) is not None:
+        AlikeUntilBuilt(seed)
+    try:
+        run_script(sys.argv[1:])
+    except Exception as error:  # whatever the script raises is shown, and ends it
+        sys.stderr.write(f"{error_text(error)}\n")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

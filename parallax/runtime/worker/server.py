@@ -1,0 +1,19 @@
+"""What every server rank runs: a TensorFlow server that holds variables until the workers have finished."""
+
+from __future__ import annotations
+
+from parallax.runtime.worker.main import wait_for_all
+from parallax.runtime.worker.ranks import membership
+from parallax.transform.building.all_to_all import native_ops
+
+
+def main() -> None:
+    """Serves until all workers have ended well; a job that fails is ended by its launcher."""
+    with membership() as members:
+        native_ops()  # a partition's initial value may need one of them
+        members.start()
+        wait_for_all(members.world)
+
+
+if __name__ == "__main__":
+    main()

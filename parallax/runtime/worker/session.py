@@ -1,0 +1,269 @@
+"""The session that a worker's loop runs on: the user's names in, the transformed graph's values out.
+
+Every `run` is read in names of the user's graph (fetches.py) and carried out on this worker's graph (names.py). While a
+run with collectives lasts, a watch tells the launcher what it waits for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any, Protocol
+
+import tensorflow as tf
+from tensorflow.python.framework.stack import default_session  # what tf.Session enters
+
+from parallax.errors import SessionError
+from parallax.logger import log
+from parallax.runtime.guard.guard import Guard
+from parallax.runtime.worker.direct import DirectRuns
+from parallax.runtime.worker.exchange_report import ExchangeReport, exchange_report, measured_step, rounding_report
+from parallax.runtime.worker.fetches import Request
+from parallax.runtime.worker.hooks import PlainSession, Run, Worker
+from parallax.runtime.worker.id_errors import id_error
+from parallax.runtime.worker.names import fetch_text
+
+_GOOD_ENDS = (tf.errors.OutOfRangeError, StopIteration)
+"""Errors that only say that the data has ended."""
+
+
+class Afterwards(Protocol):
+    """Something that is done between the runs of a session, by all workers after the same one, once or in turns."""
+
+    done: bool
+    """Whether nothing is left to do."""
+
+    def after_run(self, fetched: tuple[str, ...], seconds: float) -> None:
+        """Looks whether it is time.
+
+        Args:
+            fetched: what the run fetched, in the user's names.
+            seconds: how long it took.
+        """
+
+
+class Verification(Protocol):
+    """Something that looks at the first runs that train, by all workers."""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to look at."""
+
+    def before_run(self, request: Request) -> None:
+        """Takes in what is about to run."""
+
+    def after_run(self) -> None:
+        """Looks at what it gave."""
+
+
+class DefaultSession(PlainSession):
+    """The default session inside `with sess:`, for `tensor.eval()` and `op.run()`: feeds and values come as they are.
+
+    Args:
+        worker: whose session it is.
+        run: of the session, with hooks; also takes whether feeds and values come in lists per replica.
+    """
+
+    def __init__(self, worker: Worker, run: Callable[..., Any]) -> None:
+        super().__init__(worker)
+        self._run_all = run
+
+    def run(
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        """As `Session.run`, without lists per replica."""
+        return self._run_all(fetches, feed_dict, options, run_metadata, per_replica=False)
+
+
+class Session(PlainSession):
+    """Runs the user's fetches on all workers' graphs.
+
+    Every fetch comes back as a list with one entry per replica, and every feed is given as one. Fetching a variable
+    gives its whole value in the user's row order; all workers must then run the fetch. Used as a context manager, or
+    ended by `close`.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        monitored: Any,
+        size: int,
+        workers: Any,
+        direct: DirectRuns | None = None,
+        afterwards: Sequence[Afterwards] = (),
+        guard: Guard | None = None,
+    ) -> None:
+        super().__init__(worker)
+        self._monitored = monitored
+        self._direct = direct
+        self._afterwards = list(afterwards)  # one after the other
+        self._guard = guard
+        self._size = size
+        self._workers = workers
+        self._defaults: list[ExitStack] = []
+        self._verification: Verification | None = None
+        for runner in self.graph.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS):
+            # They run in the monitored session already: tf.train.start_queue_runners starts no second one.
+            runner.create_threads(self, start=False)
+
+    def verify(self, make: Callable[[Worker], Verification]) -> None:
+        """Has the first runs looked at; `make` is given this worker's graph."""
+        self._verification = make(self._worker)
+
+    def run(
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        """Runs fetches of the user's graph.
+
+        Args:
+            fetches: a tensor, operation, variable, name, or a nest of them.
+            feed_dict: tensor or name -> list with one entry per replica.
+            options: RunOptions for TensorFlow.
+            run_metadata: RunMetadata that TensorFlow fills.
+
+        Returns:
+            The nest with a list per fetch, one entry per replica; None for operations, and, where an update takes
+            several batches, for what comes with the update only in a run without it.
+
+        Raises:
+            SessionError: when a fetch or feed is not in the user's graph, or cannot be had, or an id is no row of its
+                table.
+            GuardError: on all workers, when what they must have equal differs.
+        """
+        return self._run(fetches, feed_dict, options, run_metadata, per_replica=True)
+
+    def _run(
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None, options: Any, run_metadata: Any, per_replica: bool
+    ) -> Any:
+        worker = self._worker
+        self._check_open()
+        request = worker.read(fetches, feed_dict, per_replica)
+        if self._verification is not None:
+            self._verification.before_run(request)
+        kept = worker.names.kept_by(request.names, request.feeds)
+        gather = worker.accumulation.next_run(kept)
+        resolved = worker.names.resolve(request.names, request.feeds, gather)
+        began_s, hooked = time.monotonic(), []
+        with worker.watch.run():
+            try:
+                found = None
+                asked: tuple[tuple[str, ...], Any] = ((), request.feeds)  # for hooks, and all that is fed
+                if self._direct is not None and options is None and run_metadata is None:
+                    fetch = fetch_text(request.names, ())
+                    for_all = partial(worker.names.for_all, request.names, request.feeds)
+                    worker.watch.begin(fetch, resolved.collectives, for_all=for_all)
+                    found = self._direct.run(resolved.tensors, {**resolved.feeds(request.feeds), **resolved.empty})
+                if found is None:  # the last hook says what the run waits for
+                    arguments = tf.compat.v1.train.SessionRunArgs(fetches, feed_dict)
+                    context = tf.compat.v1.train.SessionRunContext(arguments, PlainSession(worker))
+                    worker.run = Run(context, request.names, set(request.feeds), gather)
+                    hooked = worker.run.hook_names  # filled while it runs
+                    feeds = resolved.feeds(request.feeds)
+                    found = self._monitored.run(list(resolved.tensors), feeds, options, run_metadata)
+                    asked = tuple(worker.run.hook_names), worker.run.fed
+            except tf.errors.InvalidArgumentError as error:
+                named = id_error(error, worker.names.run_view)
+                if named is None:
+                    raise
+                raise named from None  # TensorFlow's own says less, in forty lines
+            worker.watch.count()
+            worker.accumulation.has_run(kept)
+            worker.ran((*request.names, *hooked), began_s)
+            values = worker.values(request, resolved.values(found), per_replica)
+        seconds = time.monotonic() - began_s
+        if self._verification is not None:
+            self._verification.after_run()
+            if self._verification.done:
+                self._verification = None
+        if self._guard is not None:
+            self._guard.after_run(request.names, *asked, gather, seconds)
+        if self._afterwards and not worker.accumulation.pending:
+            self._afterwards[0].after_run(request.names, seconds)
+            if self._afterwards[0].done:
+                del self._afterwards[0]
+        return values
+
+    @property
+    def workers(self) -> Any:
+        """The workers as a communicator of mpi4py, for what a script adds up or waits for; ranks are worker ids.
+
+        Nothing of Parallax goes over it. `MPI.COMM_WORLD` has the servers too, which never answer.
+        """
+        return self._workers
+
+    @property
+    def accumulate_steps(self) -> int:
+        """How many runs of the train_op make an update; a fetch made of gradients is None in all but the last."""
+        return self._worker.accumulation.steps
+
+    def raw_session(self) -> PlainSession:
+        """The session without hooks and without lists per replica."""
+        return PlainSession(self._worker)
+
+    def should_stop(self) -> bool:
+        """Whether a hook or a queue runner asked to stop, or the session is closed."""
+        return self._worker.raw is None or bool(self._monitored.should_stop())
+
+    def close(self) -> None:
+        """Ends the session; a second call changes nothing."""
+        self._end(None, None, None)
+
+    def __enter__(self) -> Session:
+        with ExitStack() as defaults:  # graph and session, as tf.Session does it; Saver and `eval` rely on them
+            defaults.enter_context(self.graph.as_default())
+            defaults.enter_context(default_session(DefaultSession(self._worker, self._run)))
+            self._defaults.append(defaults.pop_all())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        try:
+            return self._end(kind, error, trace)
+        finally:
+            self._defaults.pop().close()
+
+    def _end(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        """Ends the session if it is open; whether the error only says that the data has ended."""
+        if self._worker.raw is None:
+            return False
+        pending = self._worker.accumulation.pending
+        if pending and error is None and self._workers.Get_rank() == 0:
+            log.info(
+                f"The gradients of the last {pending} batches were not applied: an update takes those of "
+                f"{self.accumulate_steps}."
+            )
+        if self._guard is not None and (error is None or isinstance(error, _GOOD_ENDS)):
+            self._guard.close()
+        try:
+            is_end = bool(self._monitored.__exit__(kind, error, trace))
+        finally:
+            self._worker.raw = None
+            self._worker.watch.finish()
+        if self._worker.log is not None and (error is None or is_end):
+            self._worker.log.finish()
+        return is_end
+
+    def exchange_report(self) -> ExchangeReport:
+        """Bytes of the training exchanges so far, predicted and counted, summed over the workers.
+
+        All workers must call it. The prediction is the plan's formula at the measured touched rows; what a plan made
+        with profiles predicted is told beside it. After a change of plan it is of the steps since then.
+        """
+        self._check_open()
+        with self._worker.watch.run("exchange_report()", "exchange_report()"):
+            counters, roundings = self._worker.counters, self._worker.roundings
+            counted = self._worker.raw.run([c.tensor for c in counters])
+            measured = self._worker.raw.run([r.tensor for r in roundings])
+            changes = tuple(self._worker.changes)
+            report = exchange_report(counters, counted, self._size, self._worker.plan, changes)
+            step_s = measured_step(None if self._worker.log is None else self._worker.log.times())
+            return replace(report, rounded=rounding_report(roundings, measured), step_s=step_s)
+
+    def _check_open(self) -> None:
+        if self._worker.raw is None:
+            raise SessionError("A run needs an open session, and this one is closed.")

@@ -1,0 +1,1 @@
+"""What a user can set: the configuration, its checks, and the environment."""

@@ -1,0 +1,121 @@
+"""The library of ops (parallax/native), and those by which workers exchange rows."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parallax.errors import TransformError
+
+ALL_TO_ALL = "ParallaxAllToAll"
+WORKERS, HOST = "workers", "host"
+
+
+def library() -> Path:
+    """Where the set-up has put the library: in the environment that this interpreter belongs to."""
+    return Path(sys.executable).parent.parent / "lib" / "libparallax_exchange.so"
+
+
+@functools.cache
+def native_ops() -> Any:
+    """The ops of the library.
+
+    Raises:
+        TransformError: it has not been built.
+    """
+    import tensorflow as tf
+
+    if not library().is_file():
+        raise TransformError(
+            f"Workers draw and exchange rows by ops of {library()}, which is not there. Build it: `make install`."
+        )
+    ops = tf.load_op_library(str(library()))
+    if not hasattr(ops, "parallax_random_rows"):
+        raise TransformError(f"{library()} must be as new as Parallax, and is older. Build it: `make install`.")
+    return ops
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """Keys merged, in the order of where they go.
+
+    Attributes:
+        keys: `[m]`, distinct, by destination.
+        splits: `[D]` int32, how many go to each destination.
+        positions: `[n]` int32, where in `keys` each of the keys is that came in.
+        local: `[m]`, on a leg to owners each key's local row number there (parallax/graph/ownership.py); else `[0]`.
+    """
+
+    keys: Any
+    splits: Any
+    positions: Any
+    local: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Ids of one lookup `[n]`, which ask for rows of a table.
+
+    Attributes:
+        ids: int32 or int64.
+        table: its name, for errors.
+        rows: of the table; -1 when the ids have been checked.
+        offset: what makes an id a key.
+    """
+
+    ids: Any
+    table: str = ""
+    rows: int = -1
+    offset: int = 0
+
+
+def leg(
+    wanted: Sequence[Wanted], destinations: Sequence[int], count: int, key_type: Any, to_owners: bool = False
+) -> Leg:
+    """Merges the keys of lookups and orders them by where they go: key k to `destinations[k % len(destinations)]`.
+
+    An id that is no row of its table ends the run with an error that names both (runtime/id_errors.py reads it).
+
+    Args:
+        wanted: by lookup; positions are of all of them, one after the other.
+        destinations: each below `count`.
+        count: of destinations.
+        key_type: int32 or int64.
+        to_owners: whether destinations are the owners of the rows, which shall be told local row numbers.
+    """
+    made = native_ops().parallax_leg(
+        ids=[one.ids for one in wanted],
+        Tkeys=key_type,
+        tables=[one.table for one in wanted],
+        rows=[one.rows for one in wanted],
+        offsets=[one.offset for one in wanted],
+        destinations=list(destinations),
+        count=count,
+        to_owners=to_owners,
+        name="leg",
+    )
+    return Leg(made.keys, made.splits, made.positions, made.local)
+
+
+def all_to_all(tensor: Any, splits: Any, among: str = WORKERS, arriving: Any = None) -> tuple[Any, Any]:
+    """Sends `splits[k]` rows of `tensor` `[n, ...]` to worker k of all, or of this host.
+
+    Args:
+        tensor: rows, ordered by where they go.
+        splits: `[W]` int32.
+        among: WORKERS or HOST.
+        arriving: `[W]` int32, how many come from each, where that is known; without it the workers tell each other.
+
+    Returns:
+        The rows received `[m, ...]`, by sender, and how many came from each worker (int32).
+
+    Raises:
+        TransformError: the library has not been built.
+    """
+    known = [] if arriving is None else [arriving]
+    made = native_ops().parallax_all_to_all(rows=tensor, splits=splits, arriving=known, among=among, name="all_to_all")
+    return made.received, made.received_splits

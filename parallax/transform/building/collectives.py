@@ -1,0 +1,86 @@
+"""Horovod's collectives as graph ops: the only place that builds them. The exchange of rows is in exchange_op.py.
+
+Horovod declares its ops stateless, so TensorFlow may fold one whose inputs are constant, or merge two with equal
+inputs. Inputs therefore pass through `open_end`, which is never folded. The node's name is the name on the wire: all
+workers build the same nodes in the same order, else they wait for each other for ever.
+
+Before each of them an op wakes Horovod's thread, which sleeps while there is nothing to do (parallax/native).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallax.transform.building.all_to_all import native_ops
+
+
+def open_end(tensor: Any, shape: list[int | None] | None = None) -> Any:
+    """The tensor behind a node that is not folded and that may be fed with another first dimension.
+
+    Args:
+        tensor: any tensor.
+        shape: static shape of the result; default that of the tensor with an open first dimension.
+    """
+    import tensorflow as tf
+
+    if shape is None and tensor.shape.rank:
+        shape = [None, *tensor.shape.as_list()[1:]]
+    return tf.compat.v1.placeholder_with_default(tensor, shape if shape is not None else tensor.shape)
+
+
+def all_gather(tensor: Any) -> Any:
+    """The rows of all workers `[sum of n, ...]`, by worker.
+
+    bfloat16, which Horovod does not know, travels as the integers of its bits.
+    """
+    import tensorflow as tf
+    from horovod.tensorflow import mpi_ops
+
+    if tensor.dtype == tf.bfloat16:
+        return tf.bitcast(all_gather(tf.bitcast(tensor, tf.int16)), tf.bfloat16)
+    with _announced(tensor):
+        gathered = mpi_ops.allgather(tensor, name="all_gather")
+    gathered.set_shape([None, *tensor.shape.as_list()[1:]])
+    return gathered
+
+
+def all_reduce(tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
+    """The elementwise sum (times `scale`), minimum or maximum over the workers; of the same shape on all.
+
+    bfloat16 travels as float32 and booleans as int32, which Horovod's MPI reductions know. Horovod keeps its factor as
+    float32, which is too coarse for float64.
+    """
+    import tensorflow as tf
+    from horovod.tensorflow import mpi_ops
+
+    if tensor.dtype == tf.float64 and scale != 1.0:
+        return all_reduce(tensor * scale, kind)
+    op = {"sum": mpi_ops.Sum, "min": mpi_ops.Min, "max": mpi_ops.Max}[kind]
+    wire = {tf.bfloat16: tf.float32, tf.bool: tf.int32}.get(tensor.dtype, tensor.dtype)
+    with _announced(tensor):
+        reduced = mpi_ops._allreduce(tf.cast(tensor, wire), op=op, prescale_factor=scale, name="all_reduce")
+    reduced.set_shape(tensor.shape)
+    return tf.cast(reduced, tensor.dtype)
+
+
+def broadcast(tensor: Any) -> Any:
+    """Worker 0's value on all workers; the shape must be the same on all.
+
+    What is fed may have a default, which TensorFlow takes for a constant in runs that do not feed it: it would run the
+    broadcast while it makes a run ready, on one worker without the others where that worker alone makes another. An op
+    with state in between, which prints nothing, is not folded.
+    """
+    import tensorflow as tf
+    from horovod.tensorflow import mpi_ops
+
+    tensor = tf.raw_ops.Print(input=tensor, data=[], first_n=0, name="unfolded")
+    with _announced(tensor):
+        return mpi_ops.broadcast(tensor, 0, name="broadcast")
+
+
+def _announced(tensor: Any) -> Any:
+    """A collective built in this context runs after Horovod's thread was told that `tensor` is coming."""
+    import tensorflow as tf
+
+    with tf.control_dependencies([tensor]):
+        return tf.control_dependencies([native_ops().parallax_announce(name="announce")])

@@ -1,0 +1,390 @@
+"""The graph under change: new ops are built beside the user's graph, and edges are led to them.
+
+New ops are built in a scratch tf.Graph, where a placeholder of the same shape and type stands for every tensor of the
+user's graph that they take; leading an edge elsewhere is bookkeeping. `finish` writes both into one GraphDef and puts
+the user's tensors in place of the placeholders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from parallax.errors import TransformError
+from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.plans.rewrites import Terms
+from parallax.transform.building.reducers import Alone, Collectives, Meetings, Together
+from parallax.transform.building.wire import Wire
+
+SCOPE = "parallax"
+"""All nodes that the transform adds are under this name."""
+_INPUT, _WAIT, _SHAPES = "parallax_input", "parallax_wait", "_output_shapes"
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """Which of the workers a graph is made for.
+
+    Attributes:
+        rank: number of the worker, from 0.
+        size: number of workers.
+        seed: the job's seed, from which unseeded random ops get theirs.
+        equal_randomness: whether all workers draw the same numbers (for verification only).
+        hosts: the number of each worker's host; empty for one host.
+        merges_in_host: whether the workers of a host merge what they ask for.
+        servers: the number of each server's host.
+    """
+
+    rank: int
+    size: int
+    seed: int
+    equal_randomness: bool = False
+    hosts: tuple[int, ...] = ()
+    merges_in_host: bool = False
+    servers: tuple[int, ...] = ()
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """The ranks of this host's workers, this one included."""
+        if not self.hosts:
+            return tuple(range(self.size))
+        return tuple(rank for rank, host in enumerate(self.hosts) if host == self.hosts[self.rank])
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A tensor that is fed with nothing when what it carries is not asked for.
+
+    Attributes:
+        tensor: the tensor to feed.
+        shape: the empty shape `[0]` or `[0, width]`.
+        dtype: numpy name of the element type.
+        needed_by: nodes of the user's graph; when a fetch needs none of them, the tensor is fed.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    dtype: str
+    needed_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A variable `[1 + tables + 2]` in which an exchange counts what it moves.
+
+    Entries: times run, distinct rows asked for or sent of each table, distinct rows that this worker asked the owners
+    for, and of them those that left: for another host where there are several, else for another process.
+
+    Attributes:
+        tensor: reads it.
+        kind: `pull`, `push` or `allgather`.
+        route: of the tables.
+        away: the share of the rows whose owners are where what leaves goes to.
+        variables: the tables' variables, in order.
+        row_bytes: bytes of one row's values.
+        id_bytes: bytes of one id on the wire; 0 where rows go to who remembers what it was asked for.
+        trains: whether the exchange is part of a training step.
+    """
+
+    tensor: str
+    kind: str
+    variables: tuple[str, ...]
+    row_bytes: int
+    id_bytes: int
+    trains: bool
+    route: str
+    away: float
+
+
+@dataclass(frozen=True, slots=True)
+class CutWhole:
+    """A value that is made whole, though a holder keeps its rows of it only.
+
+    Attributes:
+        variable: the user's name of the variable that takes it.
+        node: what makes it.
+        op: its type.
+        size_bytes: of the whole value; 0 where its shape is open.
+    """
+
+    variable: str
+    node: str
+    op: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """A gradient that is kept while batches are gathered for an update. All are ops of the worker's graph.
+
+    Attributes:
+        source: the tensor of the user's graph that is kept.
+        begin: keeps the first batch's, in place of what was kept before.
+        add: keeps another batch's besides.
+        take: reads what is kept, for the last batch, with which the update runs.
+    """
+
+    source: str
+    begin: tuple[str, ...]
+    add: tuple[str, ...]
+    take: tuple[str, ...]
+
+
+@dataclass
+class Editor:
+    """Mutable working state of one transform.
+
+    Attributes:
+        worker: whose graph it is.
+        view: the user's graph.
+        scratch: where new ops are built.
+        together: how workers put together what each has a part of.
+        meetings: how worker 0 tells the others something through servers.
+        wire: the element types in which this worker sends.
+        inputs: stand-ins for the user's tensors.
+        waits: stand-ins for the user's nodes.
+        kept: gradient as it leaves autodiff -> its mean over the batches that one update takes.
+        kept_sizes: ids of a piece of kept rows -> how many rows are kept of it.
+        keepings: what is kept.
+        led_to: what edges take instead.
+        led_to_parts: what edges of nodes that run on servers take, for each partition.
+        arrivals: for such an edge, the ops by which this worker gives its part of what arrives there.
+        partitions: variable op -> its partitions on servers, as handles or references.
+        waits_for: (node, node that it waits for) -> what it waits for instead.
+        no_ops: node that becomes a NoOp -> what that waits for.
+        attributes: (node, attribute) -> new value.
+        replaced: node -> the tensor that it becomes an Identity of.
+        constants: node -> the constant that it becomes.
+        whole: tensor of rows -> the tensor that has all rows.
+        cuts: what may be fed with nothing.
+        counters: what counts the exchanges.
+        counter_initializers: ops that set the counters to zero.
+        cut_whole: what is made whole and then cut to rows.
+    """
+
+    worker: Worker
+    view: GraphView
+    scratch: Any
+    together: Together
+    meetings: Meetings
+    wire: Wire
+    inputs: dict[str, Any] = field(default_factory=dict)
+    waits: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, Any] = field(default_factory=dict)
+    kept_sizes: dict[str, Any] = field(default_factory=dict)
+    keepings: list[Keeping] = field(default_factory=list)
+    led_to: dict[Edge, Any] = field(default_factory=dict)
+    led_to_parts: dict[Edge, list[Any]] = field(default_factory=dict)
+    arrivals: dict[Edge, list[Any]] = field(default_factory=dict)
+    partitions: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    waits_for: dict[tuple[str, str], Any] = field(default_factory=dict)
+    no_ops: dict[str, list[Any]] = field(default_factory=dict)
+    attributes: dict[tuple[str, str], Any] = field(default_factory=dict)
+    replaced: dict[str, Any] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+    whole: dict[str, str] = field(default_factory=dict)
+    cuts: list[Cut] = field(default_factory=list)
+    counters: list[Counter] = field(default_factory=list)
+    counter_initializers: list[str] = field(default_factory=list)
+    cut_whole: list[CutWhole] = field(default_factory=list)
+
+    def tensor(self, name: str) -> Any:
+        """A tensor of the user's graph, for new ops to take."""
+        import tensorflow as tf
+
+        if name not in self.inputs:
+            with self.scratch.as_default(), self.scratch.name_scope(None), tf.control_dependencies(None):
+                self.inputs[name] = tf.compat.v1.placeholder(
+                    self.view.dtype(name), self.view.shape(name), name=f"{_INPUT}/{len(self.inputs)}"
+                )
+        return self.inputs[name]
+
+    def operation(self, name: str) -> Any:
+        """A node of the user's graph, for new ops to wait for."""
+        import tensorflow as tf
+
+        if name not in self.waits:
+            with self.scratch.as_default(), self.scratch.name_scope(None), tf.control_dependencies(None):
+                self.waits[name] = tf.no_op(name=f"{_WAIT}/{len(self.waits)}")
+        return self.waits[name]
+
+    def reference(self, variable: str) -> Any:
+        """A reference variable of the user's graph, for new ops to write."""
+        import tensorflow as tf
+
+        name = f"{variable}:0"
+        if name not in self.inputs or self.inputs[name].op.type != "VariableV2":
+            with self.scratch.as_default(), self.scratch.name_scope(None), tf.control_dependencies(None):
+                self.inputs[name] = tf.raw_ops.VariableV2(
+                    shape=self.view.shape(name), dtype=self.view.dtype(name), name=f"{_INPUT}/{len(self.inputs)}"
+                )
+        return self.inputs[name]
+
+    def leaving(self, name: str) -> Any:
+        """A gradient as those outside of autodiff see it: of all batches of an update."""
+        return self.kept.get(name, self.tensor(name))
+
+    def size_of(self, ids: str) -> Any:
+        """How many gradient rows belong to a lookup by these ids, of all batches of an update; int32."""
+        import tensorflow as tf
+
+        return self.kept_sizes[ids] if ids in self.kept_sizes else tf.size(self.tensor(ids))
+
+    def at(self, edge: Edge) -> Any:
+        """What an edge takes now."""
+        found = self.led_to.get(edge)
+        return found if found is not None else self.tensor(self.view.inputs(edge.node)[edge.slot])
+
+    def lead(self, edges: Iterable[Edge], tensor: Any) -> None:
+        """From now on the edges take `tensor`."""
+        for edge in edges:
+            self.led_to[edge] = tensor
+
+    def become_identity(self, node: str, tensor: Any, no_wait: Container[str] = ()) -> None:
+        """A node of the user's graph becomes an identity of `tensor`, keeping its name and what it waits for."""
+        self.replaced[node] = tensor
+        self._wait_no_more(node, no_wait)
+
+    def become_no_op(self, node: str, waits: list[Any], no_wait: Container[str] = ()) -> None:
+        """A node of the user's graph gives nothing any more; it waits for new ops, and for what it waited for."""
+        self.no_ops[node] = waits
+        self._wait_no_more(node, no_wait)
+
+    def _wait_no_more(self, node: str, no_wait: Container[str]) -> None:
+        """A node waits no longer for those of `no_wait`: what replaces it does."""
+        for control in self.view.controls(node):
+            if control in no_wait:
+                self.waits_for[node, control] = None
+
+    def become_constant(self, node: str, value: Any) -> None:
+        """A node of the user's graph becomes a constant."""
+        self.constants[node] = value
+
+    def finish(self) -> Any:
+        """The changed graph as a GraphDef, without recorded shapes."""
+        graph_def = _without_shapes(self.view.graph_def)
+        nodes = {node.name: node for node in graph_def.node}
+        for edge, tensor in self.led_to.items():
+            _set_data_input(nodes[edge.node], edge.slot, tensor.name)
+        for (name, attribute), value in self.attributes.items():
+            nodes[name].attr[attribute].CopyFrom(value)
+        for name, tensor in self.replaced.items():
+            _make_identity(nodes[name], tensor)
+        for name, value in self.constants.items():
+            _make_constant(nodes[name], value)
+        for name, waits in self.no_ops.items():
+            _make_no_op(nodes[name], waits)
+        for (name, before), op in self.waits_for.items():
+            _set_control_input(nodes[name], before, op)
+        made = [n for n in self.scratch.as_graph_def().node if n.name.split("/")[0] not in (_INPUT, _WAIT)]
+        graph_def.node.extend(made)
+        self._put_in_inputs(graph_def)
+        if self.partitions or self.worker.servers:  # where servers run, all plans of a job give a node one place
+            self._stay_here(graph_def)
+        return graph_def
+
+    def _stay_here(self, graph_def: Any) -> None:
+        """Puts on this worker whatever is not on a server: else TensorFlow chooses among all tasks."""
+        for node in graph_def.node:
+            if "/job:" not in node.device:
+                node.device = f"/job:worker/task:{self.worker.rank}{node.device}"
+
+    def _put_in_inputs(self, graph_def: Any) -> None:
+        """Puts the user's tensors and nodes where placeholders stood for them."""
+        stands_for = {f"{tensor.op.name}": name for name, tensor in self.inputs.items()}
+        stands_for.update({f"^{tensor.op.name}": f"^{split_tensor(name)[0]}" for name, tensor in self.inputs.items()})
+        stands_for.update({f"^{op.name}": f"^{name}" for name, op in self.waits.items()})
+        beside = {f"loc:@{t.op.name}".encode(): f"loc:@{split_tensor(n)[0]}".encode() for n, t in self.inputs.items()}
+        for node in graph_def.node:
+            for i, name in enumerate(node.input):
+                if name.removesuffix(":0") in stands_for:
+                    node.input[i] = stands_for[name.removesuffix(":0")]
+            if "_class" in node.attr:
+                places = node.attr["_class"].list.s
+                places[:] = [beside.get(place, place) for place in places]
+
+
+def open_editor(view: GraphView, worker: Worker, terms: Terms) -> Editor:
+    """An editor on a captured graph, which itself is not changed.
+
+    Raises:
+        TransformError: when the user's graph already holds names under `parallax/`.
+    """
+    import tensorflow as tf
+
+    taken = next((name for name in view.nodes if name.split("/")[0].lower() == SCOPE), None)
+    if taken is not None:
+        raise TransformError(
+            f"Names under {SCOPE!r} are for ops that Parallax adds, and the graph holds {taken!r}. Rename it."
+        )
+    meetings = Meetings(worker.rank, worker.size, len(worker.servers))
+    wire = Wire(SCOPE, terms.wire_dtype)
+    together: Together = Collectives(wire)
+    if not terms.synchronous:
+        together = Alone()
+    elif terms.sums == "servers":
+        together = meetings
+    return Editor(worker, view, tf.Graph(), together, meetings, wire)
+
+
+def _without_shapes(graph_def: Any) -> Any:
+    """A copy without the recorded shapes, which the changes make untrue; TensorFlow infers them anew."""
+    copy = type(graph_def)()
+    copy.CopyFrom(graph_def)
+    for node in copy.node:
+        node.attr.pop(_SHAPES, None)
+    for function in copy.library.function:
+        for node in function.node_def:
+            node.attr.pop(_SHAPES, None)
+        for argument in function.arg_attr.values():
+            argument.attr.pop(_SHAPES, None)
+    return copy
+
+
+def _set_data_input(node: Any, slot: int, tensor: str) -> None:
+    data = [i for i, name in enumerate(node.input) if not name.startswith("^")]
+    node.input[data[slot]] = tensor
+
+
+def _set_control_input(node: Any, before: str, after: Any) -> None:
+    """Has a node wait for `after`, or for nothing, where it waited for `before`."""
+    kept = [name for name in node.input if name != f"^{before}"]
+    del node.input[:]
+    node.input.extend([*kept, f"^{after.name}"] if after is not None else kept)
+
+
+def _make_no_op(node: Any, waits: list[Any]) -> None:
+    controls = [name for name in node.input if name.startswith("^")]
+    node.op = "NoOp"
+    del node.input[:]
+    node.input.extend(dict.fromkeys([*(f"^{op.name}" for op in waits), *controls]))
+    node.attr.clear()
+
+
+def _make_identity(node: Any, tensor: Any) -> None:
+    controls = [name for name in node.input if name.startswith("^")]
+    colocation = node.attr["_class"] if "_class" in node.attr else None
+    node.op = "Identity"
+    del node.input[:]
+    node.input.extend([tensor.name, *controls])
+    kept = None
+    if colocation is not None:
+        kept = type(colocation)()
+        kept.CopyFrom(colocation)
+    node.attr.clear()
+    node.attr["T"].type = tensor.dtype.as_datatype_enum
+    if kept is not None:
+        node.attr["_class"].CopyFrom(kept)
+
+
+def _make_constant(node: Any, value: Any) -> None:
+    import tensorflow as tf
+
+    controls = [f"^{name.lstrip('^').split(':')[0]}" for name in node.input]
+    node.op = "Const"
+    del node.input[:]
+    node.input.extend(dict.fromkeys(controls))
+    node.attr.clear()
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))
+    node.attr["dtype"].type = tf.as_dtype(value.dtype).as_datatype_enum

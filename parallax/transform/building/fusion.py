@@ -1,0 +1,120 @@
+"""Decides which lookups share one pull and which pushes share one exchange.
+
+Lookups of equal width, type and owners are fused when none can depend on another: they are at the same *level* (how
+many exchanges must be done before), wait for the same nodes, and are pushed through by the same pushes. What a fetch
+does not need of a fused exchange is fed with nothing (edit.Cut), so fusing never asks for more feeds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from parallax.graph.control_flow import Branches, branches_of
+from parallax.graph.view import GraphView, split_tensor
+from parallax.plans.rewrites import Decisions, Lookup, Push
+
+
+@dataclass(frozen=True, slots=True)
+class PushSite:
+    """Pushes that travel together: at one level, one of each table, of one width, in the same branches."""
+
+    level: int
+    ordinal: int
+    branches: Branches = ()
+    width: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PullGroup:
+    """Lookups that share one exchange.
+
+    Attributes:
+        lookups: in the order of the graph.
+        sources: the tensors that give the rows (a table's handle or value), one for each table of the exchange.
+        sites: the pushes that go the same way back.
+    """
+
+    lookups: tuple[Lookup, ...]
+    sources: tuple[str, ...]
+    sites: tuple[PushSite, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """All pulls, and the site of every push (by its number in the decisions)."""
+
+    pulls: tuple[PullGroup, ...]
+    sites: tuple[PushSite, ...]
+
+
+def group(view: GraphView, decisions: Decisions) -> Groups:
+    """Groups the lookups and pushes of one graph; the same on every worker."""
+    levels = _levels(view, decisions)
+    sites = _sites(view, decisions, levels)
+    used_by: dict[str, set[PushSite]] = {}
+    for push, site in zip(decisions.pushes, sites, strict=True):
+        for node in push.lookups:
+            used_by.setdefault(node, set()).add(site)
+    tables = {t.op: t for t in decisions.tables}
+    found: dict[tuple[Any, ...], list[Lookup]] = {}
+    for lookup in decisions.lookups:
+        table = tables[lookup.table]
+        used = tuple(sorted(used_by.get(lookup.node, ()), key=lambda s: (s.level, s.ordinal, s.branches, s.width)))
+        waits = tuple(sorted(view.controls(lookup.node)))
+        alone = table.op if table.servers else ""  # on servers there is nothing to share between tables
+        key = (table.dtype, math.prod(lookup.row_shape), levels[lookup.node], waits, used, alone, table.pattern)
+        found.setdefault(key, []).append(lookup)
+    pulls = []
+    for key, lookups in found.items():
+        sources = tuple(dict.fromkeys(view.inputs(lookup.node)[0] for lookup in lookups))
+        pulls.append(PullGroup(tuple(lookups), sources, key[4]))
+    return Groups(tuple(pulls), sites)
+
+
+def push_nodes(push: Push) -> tuple[str, ...]:
+    """The nodes of the user's graph that take what a push delivers."""
+    return tuple(dict.fromkeys(edge.node for edge in (*push.values, *push.indices)))
+
+
+def push_width(view: GraphView, decisions: Decisions, push: Push) -> int:
+    """How many elements a row has that a push sends: the table's, or those of a slot that takes it."""
+    edges = push.values
+    shape = view.shape(view.inputs(edges[0].node)[edges[0].slot]) if edges else None
+    if shape is None or None in shape[1:]:
+        return math.prod(decisions.table(push.table).row_shape)
+    return math.prod(length or 0 for length in shape[1:])
+
+
+def _levels(view: GraphView, decisions: Decisions) -> dict[str, int]:
+    """For every node the number of exchanges, one after the other, that must be done before its outputs are there."""
+    also_needs: dict[str, set[str]] = {}
+    for push in decisions.pushes:
+        for node in push_nodes(push):
+            also_needs.setdefault(node, set()).update(push.lookups)
+    exchanges = {lookup.node for lookup in decisions.lookups} | also_needs.keys()
+    order = view.topological_order()
+    levels: dict[str, int] = {}
+    while True:  # a push may come before its pull in the user's order; the levels then need another round
+        before = dict(levels)
+        for node in order:
+            needed = [*(split_tensor(t)[0] for t in view.inputs(node)), *view.controls(node), *also_needs.get(node, ())]
+            levels[node] = max((levels.get(n, 0) for n in needed), default=0) + (node in exchanges)
+        if levels == before:
+            return levels
+
+
+def _sites(view: GraphView, decisions: Decisions, levels: dict[str, int]) -> tuple[PushSite, ...]:
+    sites, taken = [], set()
+    branches = branches_of(view)
+    for push in decisions.pushes:
+        edges = (*push.values, *push.indices)
+        before = [levels[split_tensor(view.inputs(e.node)[e.slot])[0]] for e in edges]
+        before += [levels[node] for node in push.lookups]
+        site = PushSite(1 + max(before), 0, branches[edges[0].node], push_width(view, decisions, push))
+        while (push.table, site) in taken:
+            site = replace(site, ordinal=site.ordinal + 1)
+        taken.add((push.table, site))
+        sites.append(site)
+    return tuple(sites)

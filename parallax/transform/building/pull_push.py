@@ -1,0 +1,141 @@
+"""The exchange of rows: rows pulled from their owners, gradient rows pushed to them.
+
+What a worker asks for travels in legs. In each leg equal keys are merged and ordered by where they go next; rows come
+back the same way, and gradient rows go forward on it, equal ones added up before each leg. With several workers on a
+host the first leg stays within the host (way.py), so that what leaves it are the union's rows. The last leg reaches the
+owners: the partitions in the workers, by all-to-all, or those on servers.
+
+Who owns a row, and as which local row, is said by a pattern of P slots (parallax/graph/ownership.py). Tables of equal
+width, type and pattern whose owners are workers share one exchange: their row numbers are laid one after the other,
+each table starting at a multiple of P, so that the same map holds for all of them together.
+
+Bytes each way, worker and step, for u distinct rows of width d, e bytes an element and i bytes an id, between workers:
+(1-s) * u * (i + 2de) where the worker itself owns a share s of the rows (1/W if all own as many), the ids and rows in
+the pull and the gradients in the push; the push needs no ids because the owner remembers them from the pull. Where
+gradients are kept over several batches (keep.py) the push names its own rows, and sends their ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from parallax.transform.building.all_to_all import Leg, Wanted
+from parallax.transform.building.collectives import open_end
+from parallax.transform.building.transports import TableRows, Way, table_of
+
+INT32_ROWS = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Rows of tables that some ids name, merged and in order for the first leg.
+
+    Attributes:
+        first: the leg; its keys are row numbers of all tables laid together.
+        positions: for each piece of ids, where in `first.keys` they are, `[n]` int32.
+        bases: the turn of the pattern at which each table begins, and at which the last one ends.
+        distinct: `[tables]` int64, distinct rows, by table.
+        id_cuts: the tensors that carry each piece of ids, which may be fed.
+    """
+
+    first: Leg
+    positions: tuple[Any, ...]
+    bases: tuple[int, ...]
+    distinct: Any
+    id_cuts: tuple[Any, ...]
+
+
+def id_bytes(rows: list[int], slots: int) -> int:
+    """Bytes of one id on the wire for tables of these many rows sharing an exchange."""
+    return 4 if sum(slots * -(-r // slots) for r in rows) < INT32_ROWS else 8
+
+
+def ask(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Way) -> Asked:
+    """Merges ids and orders them by where they go first.
+
+    Args:
+        tables: of equal width and type; one alone where the owners are servers.
+        lookups: (which table, ids of any shape).
+        way: to the owners.
+
+    Returns:
+        Asked. An id outside its table ends the run with an error that names the table and the id, before anything
+        is sent.
+    """
+    import tensorflow as tf
+
+    bases = [0]
+    for table in tables:
+        bases.append(bases[-1] + -(-table.rows // way.slots))
+    key_type = tf.int32 if bases[-1] * way.slots < INT32_ROWS else tf.int64
+    cuts = [open_end(tf.reshape(ids, [-1]), [None]) for _, ids in lookups]
+    wanted = [
+        Wanted(_of_a_key_type(cut), tables[t].name, tables[t].rows, bases[t] * way.slots)
+        for cut, (t, _) in zip(cuts, lookups, strict=True)
+    ]
+    first = way.first_leg(wanted, key_type)
+    pieces = tf.split(first.positions, [tf.size(cut) for cut in cuts]) if len(cuts) > 1 else [first.positions]
+    table_of_distinct = table_of(first.keys // way.slots, bases) if len(tables) > 1 else None
+    count = (
+        tf.size(first.keys, out_type=tf.int64)[None]
+        if table_of_distinct is None
+        else tf.math.bincount(table_of_distinct, minlength=len(tables), maxlength=len(tables), dtype=tf.int64)
+    )
+    return Asked(first, tuple(pieces), tuple(bases), count, tuple(cuts))
+
+
+def looked_up(pulled: Any, positions: Any, ids: Any, row_shape: tuple[int, ...]) -> Any:
+    """The result of one lookup, `[ids.shape..., row_shape...]`.
+
+    Args:
+        pulled: `[u, width]`, the rows that a pull has brought.
+        positions: where in them those of the lookup are, `[n]`.
+        ids: of the lookup.
+        row_shape: of one row.
+    """
+    import tensorflow as tf
+
+    rows = tf.gather(pulled, positions)
+    static = ids.shape.as_list() if ids.shape.rank is not None else None
+    if static is not None and static.count(None) <= 1:
+        # Written as constants where they are known: a fed-in empty lookup then fails only if somebody reads it.
+        return tf.reshape(rows, [-1 if d is None else d for d in static] + list(row_shape))
+    return tf.reshape(rows, tf.concat([tf.shape(ids), tf.constant(row_shape, tf.int32)], 0))
+
+
+def found_at(asked: Asked, table: int, ids: Any, slots: int) -> Any:
+    """Where in the keys of the first leg some ids of a table are, `[n]` int32; every id must have been asked for."""
+    import tensorflow as tf
+
+    keys = asked.first.keys
+    wanted = tf.cast(ids, keys.dtype) + tf.constant(asked.bases[table] * slots, keys.dtype)
+    order = tf.argsort(keys)
+    return tf.gather(order, tf.searchsorted(tf.gather(keys, order), wanted))
+
+
+def merged_rows(asked: Asked, values: list[Any], positions: list[Any]) -> Any:
+    """Gradient rows `[u, width]` in the order of the first leg's keys, equal ones of this worker added up.
+
+    Args:
+        asked: the rows.
+        values: pieces `[n, width]`.
+        positions: for each piece, where its rows are among the keys, `[n]`.
+    """
+    import tensorflow as tf
+
+    return tf.math.unsorted_segment_sum(tf.concat(values, 0), tf.concat(positions, 0), tf.size(asked.first.keys))
+
+
+def merge_equal_rows(values: Any, indices: Any) -> tuple[Any, Any]:
+    """Adds up the values `[n, width]` of equal indices `[n]`; each index comes once in the result."""
+    import tensorflow as tf
+
+    distinct, inverse = tf.unique(indices)
+    return tf.math.unsorted_segment_sum(values, inverse, tf.size(distinct)), distinct
+
+
+def _of_a_key_type(ids: Any) -> Any:
+    import tensorflow as tf
+
+    return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int64)

@@ -1,0 +1,70 @@
+"""Rows of random tensors, drawn by their owner alone (parallax/native/random_rows.cc)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parallax.graph.ownership import Ownership
+from parallax.transform.building.all_to_all import native_ops
+
+UNIFORM, NORMAL, TRUNCATED_NORMAL, UNIFORM_INT = "uniform", "normal", "truncated_normal", "uniform_int"
+TYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
+"""Names of the element types that can be drawn by row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A tensor that a random op draws.
+
+    Attributes:
+        distribution: one of the four above.
+        dtype: TensorFlow's element type, one of TYPES.
+        shape: whole, `[rows, ...]`.
+    """
+
+    distribution: str
+    dtype: Any
+    shape: tuple[int, ...]
+
+
+def random_rows(
+    drawn: Drawn,
+    ownership: Ownership,
+    holder: int,
+    seeds: tuple[int, int] = (0, 0),
+    stream: Sequence[Any] = (),
+    bounds: Sequence[Any] = (),
+) -> Any:
+    """One holder's rows of a random tensor, bit for bit, run by run.
+
+    Args:
+        drawn: what the whole tensor is.
+        ownership: who holds which of its rows.
+        holder: whose rows are drawn.
+        seeds: `seed` and `seed2` of the op that draws the whole; without a stream.
+        stream: key `[1]` and counter `[2]` (uint64) of a stateless op.
+        bounds: of integers the least, and the one after the greatest.
+
+    Returns:
+        `[count, ...]`, in the order of the holder's local rows.
+
+    Raises:
+        TransformError: the library has not been built.
+    """
+    import tensorflow as tf
+
+    total, *row_shape = drawn.shape
+    return native_ops().parallax_random_rows(
+        stream=list(stream),
+        bounds=[tf.cast(bound, tf.int64) for bound in bounds],
+        dtype=drawn.dtype,
+        distribution=drawn.distribution,
+        seeds=list(seeds),
+        total=total,
+        turn=ownership.slots,
+        slots=list(ownership.slots_of(holder)),
+        shape=[ownership.count(holder, total), *row_shape],
+        name="random_rows",
+    )

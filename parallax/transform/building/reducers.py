@@ -1,0 +1,189 @@
+"""How workers put together what each has a part of: by Horovod's collectives, through queues on servers, or not at all.
+
+Through servers, worker 0 takes what the others send, puts it together in the order of the ranks, and sends the result
+back: each value has a queue of length 1 for each receiver. As with collectives, all workers must run the same
+exchanges, else they wait for each other for ever; their nodes are under `parallax/meet/NUMBER`, numbered alike on all.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from parallax.transform.building import collectives
+from parallax.transform.building.wire import GRADIENTS, Wire
+
+MEETINGS = "parallax/meet"
+
+
+def device_of(server: int) -> str:
+    """TensorFlow's name of a server."""
+    return f"/job:ps/task:{server}"
+
+
+class Together(Protocol):
+    """How workers put together what each has a part of."""
+
+    def all_reduce(self, tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
+        """The elementwise sum (times `scale`), minimum or maximum over the workers; of the same shape on all."""
+
+    def add_gradients(self, tensor: Any, scale: float = 1.0) -> Any:
+        """As `all_reduce`, of gradients, which may travel in half precision."""
+
+    def broadcast(self, tensor: Any) -> Any:
+        """Worker 0's value on all workers; the shape must be the same on all."""
+
+
+class Collectives:
+    """By Horovod."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def all_reduce(self, tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
+        """As `Together.all_reduce`."""
+        return collectives.all_reduce(tensor, kind, scale)
+
+    def add_gradients(self, tensor: Any, scale: float = 1.0) -> Any:
+        """As `Together.add_gradients`; scaled before it is rounded, so that fewer sums overflow."""
+        import tensorflow as tf
+
+        if not self._wire.halves_sums_of(tensor.dtype):
+            return self.all_reduce(tensor, "sum", scale)
+        scaled = tensor if scale == 1.0 else tensor * tf.constant(scale, tensor.dtype)
+        return tf.cast(self.all_reduce(self._wire.out(scaled, GRADIENTS)), tensor.dtype)
+
+    def broadcast(self, tensor: Any) -> Any:
+        """As `Together.broadcast`."""
+        return collectives.broadcast(collectives.open_end(tensor))
+
+
+class Alone:
+    """Not at all: an asynchronous worker is by itself what one process would be."""
+
+    def all_reduce(self, tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
+        """The tensor itself."""
+        import tensorflow as tf
+
+        return tf.identity(tensor)
+
+    def add_gradients(self, tensor: Any, scale: float = 1.0) -> Any:
+        """The tensor itself."""
+        return self.all_reduce(tensor)
+
+    def broadcast(self, tensor: Any) -> Any:
+        """The tensor itself."""
+        import tensorflow as tf
+
+        return tf.identity(tensor)
+
+
+class Meetings:
+    """Through queues on servers; builds their ops for one worker.
+
+    Args:
+        rank: of the worker.
+        size: number of workers.
+        servers: number of servers, which take the queues in turn.
+    """
+
+    def __init__(self, rank: int, size: int, servers: int) -> None:
+        self._rank = rank
+        self._size = size
+        self._servers = servers
+        self._count = 0
+
+    def all_reduce(self, tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
+        """As `Together.all_reduce`."""
+        import tensorflow as tf
+
+        known = tf.cast(tensor, tf.int32) if tensor.dtype == tf.bool else tensor
+        queues = self._queues(known.dtype, known.shape)
+        if self._rank > 0:
+            with tf.control_dependencies([_give(queues[self._rank], known)]):
+                return tf.cast(self.deliver(None, known.dtype, known.shape), tensor.dtype)
+        values = [known, *(_take(queue, known) for queue in queues[1:])]
+        whole = {"sum": tf.add_n, "min": _folded(tf.minimum), "max": _folded(tf.maximum)}[kind](values)
+        if scale != 1.0:
+            whole = whole * tf.constant(scale, whole.dtype)
+        return tf.cast(self.deliver(whole, known.dtype, known.shape), tensor.dtype)
+
+    def add_gradients(self, tensor: Any, scale: float = 1.0) -> Any:
+        """As `Together.add_gradients`, never in half precision."""
+        return self.all_reduce(tensor, "sum", scale)
+
+    def broadcast(self, tensor: Any) -> Any:
+        """As `Together.broadcast`; the others compute their own all the same, as with collectives."""
+        import tensorflow as tf
+
+        with tf.control_dependencies([tensor]):
+            return self.deliver(tensor if self._rank == 0 else None, tensor.dtype, tensor.shape)
+
+    def deliver(self, value: Any, dtype: Any, shape: Any) -> Any:
+        """A value that worker 0 has (None elsewhere), on all workers."""
+        import tensorflow as tf
+
+        queues = self._queues(dtype, shape)
+        if self._rank > 0:
+            return _take(queues[self._rank], tf.TensorSpec(shape, dtype))
+        with tf.control_dependencies([_give(queue, value) for queue in queues[1:]]):
+            return tf.identity(value)
+
+    def token(self, after: list[Any]) -> list[Any]:
+        """The ops after which `after`, which worker 0 runs and nobody else, is known to have run."""
+        import tensorflow as tf
+
+        queues = self._queues(tf.bool, [])
+        if self._rank > 0:
+            return [_take(queues[self._rank], tf.TensorSpec([], tf.bool)).op]
+        with tf.control_dependencies(after), tf.device(queues[0].device):
+            done = tf.constant(True)
+        return [_give(queue, done) for queue in queues[1:]] or list(after)
+
+    def _queues(self, dtype: Any, shape: Any) -> list[Any]:
+        """A queue for each worker, on one server."""
+        import tensorflow as tf
+
+        label = f"{MEETINGS}/{self._count}"
+        device = device_of(self._count % self._servers)
+        self._count += 1
+        found = []
+        for rank in range(self._size):
+            with tf.device(device), tf.control_dependencies(None), tf.name_scope(f"{label}/"):
+                found.append(
+                    tf.raw_ops.FIFOQueueV2(
+                        component_types=[dtype], shapes=[shape], capacity=1, shared_name=f"{label}/{rank}", name="queue"
+                    )
+                )
+        return found
+
+
+def _give(queue: Any, value: Any) -> Any:
+    import tensorflow as tf
+
+    with tf.device(queue.device), tf.name_scope(f"{_label(queue)}/"):
+        return tf.raw_ops.QueueEnqueueV2(handle=queue, components=[value], name="give")
+
+
+def _take(queue: Any, like: Any) -> Any:
+    import tensorflow as tf
+
+    with tf.device(queue.device), tf.name_scope(f"{_label(queue)}/"):
+        (found,) = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[like.dtype], name="take")
+    found.set_shape(like.shape)
+    return found
+
+
+def _label(queue: Any) -> str:
+    return str(queue.op.name).rpartition("/")[0]
+
+
+def _folded(function: Any) -> Any:
+    """Puts many values together two by two."""
+
+    def fold(values: list[Any]) -> Any:
+        found = values[0]
+        for value in values[1:]:
+            found = function(found, value)
+        return found
+
+    return fold

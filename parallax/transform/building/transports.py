@@ -1,0 +1,303 @@
+"""The ways from a worker to the owners of rows: to partitions in the workers, or to those on servers.
+
+Both may begin with a leg to a meeting of workers, where each key goes to one of them, who merges what the others ask
+for and asks the owners once for all of them. Workers of one host meet so that what leaves it are their union's rows.
+Where every host has one worker, all meet for tables on servers: each server is asked by the worker on its host, its
+*front*, and by nobody else. Rows then cross between hosts in messages of workers, one to each other, not in requests of
+every worker to every server.
+
+Half precision is for the leg that leaves hosts alone: to the owners, or to fronts. A worker's own rows are rounded like
+those of others, so that all workers read the same.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from parallax.graph.ownership import Ownership
+from parallax.transform.building.all_to_all import WORKERS, Leg, Wanted, all_to_all, leg
+from parallax.transform.building.wire import GRADIENTS, ROWS, Wire
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """One table of an exchange.
+
+    Attributes:
+        name: its variable op.
+        variable: the user's name.
+        rows: of the whole table.
+        parts: its rows by partition, as handles or tensors: one here, where workers hold them; all, on servers.
+        dtype: of the elements.
+        row_shape: of one row.
+        devices: of the servers, for each partition; empty where workers hold them.
+    """
+
+    name: str
+    variable: str
+    rows: int
+    parts: tuple[Any, ...]
+    dtype: Any
+    row_shape: tuple[int, ...]
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Workers who merge what they ask owners for: each asks for some of the rows, for all of them.
+
+    Attributes:
+        among: HOST for those of this worker's host, WORKERS for all.
+        size: how many they are.
+        asker_of_slot: for each slot of the pattern of owners, who of them asks for its rows. For owners on servers, of
+            whom any may ask, the pattern may be another: keys go by their rest by its length.
+    """
+
+    among: str
+    size: int
+    asker_of_slot: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Givers:
+    """Who asks servers for rows, and gives them gradient rows.
+
+    Attributes:
+        partitions: those that this worker asks.
+        number: of the workers that ask a partition: all, or its server's front alone.
+    """
+
+    partitions: tuple[int, ...]
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """A pull as it was made, or the way of a push that names its own rows.
+
+    Attributes:
+        rows: `[u, width]`, in the order of the first leg's keys; None where none came back.
+        before: the leg to who asks, and what came from each worker; None without one.
+        last: the leg to the owners.
+        asked: where workers are owners: `[m]`, local row numbers that others asked of this one.
+        asked_splits: `[W]`, how many each of them asked for.
+        table_of_asked: `[m]`, which table each belongs to; None when there is one only.
+    """
+
+    rows: Any
+    before: tuple[Leg, Any] | None
+    last: Leg
+    asked: Any = None
+    asked_splits: Any = None
+    table_of_asked: Any = None
+
+
+class Way(ABC):
+    """To owners: what both kinds share."""
+
+    def __init__(self, ownership: Ownership, meeting: Meeting | None, wire: Wire) -> None:
+        self.ownership = ownership
+        self.meeting = meeting
+        self.wire = wire
+
+    @property
+    def slots(self) -> int:
+        """P, by whose rest and quotient keys are owned."""
+        return self.ownership.slots
+
+    def first_leg(self, wanted: list[Wanted], key_type: Any) -> Leg:
+        """Merges the keys of all lookups and orders them by where they go first."""
+        if self.meeting is not None:
+            return leg(wanted, self.meeting.asker_of_slot, self.meeting.size, key_type)
+        return self._to_owners(wanted, key_type)
+
+    def pull(self, first: Leg, tables: list[TableRows], bases: Sequence[int]) -> Trip:
+        """Brings the rows of the first leg's keys."""
+        import tensorflow as tf
+
+        trip = self.announce(first, bases)
+        trip = replace(trip, rows=self._from_owners(trip, tables, bases))
+        if self.meeting is None or trip.before is None:
+            return trip
+        given = tf.gather(trip.rows, trip.last.positions)
+        given = self.wire.out(given, ROWS) if self.meeting.among == WORKERS else given
+        rows, _ = all_to_all(given, trip.before[1], self.meeting.among, first.splits)
+        return replace(trip, rows=tf.cast(rows, trip.rows.dtype))
+
+    def announce(self, first: Leg, bases: Sequence[int]) -> Trip:
+        """Tells the owners which rows the first leg's keys are; none come back."""
+        if self.meeting is None:
+            return self._tell_owners(first, bases)
+        asked, counts = all_to_all(first.keys, first.splits, self.meeting.among)
+        last = self._to_owners([Wanted(asked)], asked.dtype)
+        return replace(self._tell_owners(last, bases), before=(first, counts))
+
+    def push(self, trip: Trip, rows: Any) -> Any:
+        """Sends gradient rows `[u, width]`, in the order of the first leg's keys, on to where `trip.last` leads."""
+        import tensorflow as tf
+
+        if trip.before is None or self.meeting is None:
+            return rows
+        first, counts = trip.before
+        sent = self.wire.out(rows, GRADIENTS) if self.meeting.among == WORKERS else rows
+        received = tf.cast(all_to_all(sent, first.splits, self.meeting.among, counts)[0], rows.dtype)
+        return tf.math.unsorted_segment_sum(received, trip.last.positions, tf.size(trip.last.keys))
+
+    def _to_owners(self, wanted: list[Wanted], key_type: Any) -> Leg:
+        return leg(wanted, self.ownership.pattern, self.ownership.holders, key_type, to_owners=True)
+
+    @abstractmethod
+    def _tell_owners(self, last: Leg, bases: Sequence[int]) -> Trip:
+        """Tells owners the last leg's keys, where they are not told with every request."""
+
+    @abstractmethod
+    def _from_owners(self, trip: Trip, tables: list[TableRows], bases: Sequence[int]) -> Any:
+        """The rows of the last leg's keys `[m, width]`."""
+
+
+class ToWorkers(Way):
+    """Owners are the workers, of whom this is one."""
+
+    def __init__(self, ownership: Ownership, meeting: Meeting | None, wire: Wire, rank: int) -> None:
+        super().__init__(ownership, meeting, wire)
+        self.share = ownership.shares[rank]
+
+    def _tell_owners(self, last: Leg, bases: Sequence[int]) -> Trip:
+        asked, counts = all_to_all(last.local, last.splits)
+        return Trip(None, None, last, asked, counts, table_of(asked, self._mine(bases)))
+
+    def _from_owners(self, trip: Trip, tables: list[TableRows], bases: Sequence[int]) -> Any:
+        import tensorflow as tf
+
+        given = _local_rows(tables, trip.asked, trip.table_of_asked, self._mine(bases))
+        rows, _ = all_to_all(self.wire.out(given, ROWS), trip.asked_splits, arriving=trip.last.splits)
+        return tf.cast(rows, tables[0].dtype)
+
+    def _mine(self, bases: Sequence[int]) -> list[int]:
+        """The local row number at which each table begins, and at which the last one ends."""
+        return [base * self.share for base in bases]
+
+    def arrive(self, trip: Trip, rows: Any, bases: Sequence[int]) -> list[tuple[Any, Any]]:
+        """Sends gradient rows, in the order of `trip.last`, to their owners.
+
+        Returns:
+            For each table the rows that came `[m, width]` and their local row numbers `[m]`; a row comes at most once
+            from each worker (or host).
+        """
+        import tensorflow as tf
+
+        sent = self.wire.out(rows, GRADIENTS)
+        received, _ = all_to_all(sent, trip.last.splits, arriving=trip.asked_splits)
+        received = tf.cast(received, rows.dtype)
+        tables = len(bases) - 1
+        if tables == 1:
+            return [(received, trip.asked)]
+        mine = tf.constant(self._mine(bases[:-1]), trip.asked.dtype)
+        local = trip.asked - tf.gather(mine, trip.table_of_asked)
+        received_by_table = tf.dynamic_partition(received, trip.table_of_asked, tables)
+        local_by_table = tf.dynamic_partition(local, trip.table_of_asked, tables)
+        return list(zip(received_by_table, local_by_table, strict=True))
+
+
+class ToServers(Way):
+    """Owners are servers: one request to each partition, or to those that this worker asks for all."""
+
+    def __init__(self, ownership: Ownership, meeting: Meeting | None, wire: Wire, givers: Givers) -> None:
+        super().__init__(ownership, meeting, wire)
+        self.givers = givers
+
+    @property
+    def fronts(self) -> tuple[int, ...]:
+        """For each slot of the pattern the worker that asks its server for all; empty where every worker asks."""
+        return self.meeting.asker_of_slot if self.meeting is not None and self.meeting.among == WORKERS else ()
+
+    def _tell_owners(self, last: Leg, bases: Sequence[int]) -> Trip:
+        return Trip(None, None, last)
+
+    def _from_owners(self, trip: Trip, tables: list[TableRows], bases: Sequence[int]) -> Any:
+        import tensorflow as tf
+
+        (table,) = tables
+        local = self.by_partition(trip.last, trip.last.local)
+        found = []
+        for number in self.givers.partitions:
+            with tf.device(table.devices[number]):
+                rows = _gather(table, table.parts[number], local[number])
+                found.append(rows if self.fronts else self.wire.rounded(rows))
+        rows = tf.concat(found, 0) if found else tf.zeros([0, math.prod(table.row_shape)], table.dtype)
+        return tf.cast(rows, table.dtype)
+
+    def to_servers(self, values: Any) -> Any:
+        """Gradient rows as they go to servers; between a front and its server they are as they are."""
+        return values if self.fronts else self.wire.out(values, GRADIENTS)
+
+    def by_partition(self, last: Leg, rows: Any) -> list[Any]:
+        """What is in the order of the last leg, cut into what goes to each partition."""
+        import tensorflow as tf
+
+        partitions = self.ownership.holders
+        return list(tf.split(rows, last.splits, num=partitions)) if partitions > 1 else [rows]
+
+
+def askers(hosts: Sequence[int], host: int, pattern: Sequence[int]) -> tuple[int, ...]:
+    """For each slot of a pattern of owners, who of one host's workers asks for its rows.
+
+    Owners on the host ask themselves: what they hold goes no further. The other slots go to whoever has the least to
+    ask for so far, of equals to the one that has the owner's place on this host.
+
+    Args:
+        hosts: the number of each worker's host.
+        host: the number of the host that asks.
+        pattern: the owner of each slot.
+
+    Returns:
+        `[P]`, places on the host, from 0.
+    """
+    members = [rank for rank, number in enumerate(hosts) if number == host]
+    asks = [pattern.count(rank) for rank in members]
+    found = []
+    for owner in pattern:
+        if owner in members:
+            found.append(members.index(owner))
+            continue
+        near = sum(number == hosts[owner] for number in hosts[:owner]) % len(members)
+        found.append(min((asks[place], place != near, place) for place in range(len(members)))[2])
+        asks[found[-1]] += 1
+    return tuple(found)
+
+
+def table_of(keys: Any, bases: Sequence[int]) -> Any:
+    """Which table each local row number belongs to; None when there is one table."""
+    import tensorflow as tf
+
+    if len(bases) == 2:
+        return None
+    return tf.searchsorted(tf.constant(bases[1:-1], keys.dtype), keys, side="right")
+
+
+def _local_rows(tables: list[TableRows], asked: Any, table_of_asked: Any, bases: Sequence[int]) -> Any:
+    import tensorflow as tf
+
+    if table_of_asked is None:
+        return _gather(tables[0], tables[0].parts[0], asked)
+    count = len(tables)
+    numbers = tf.dynamic_partition(asked, table_of_asked, count)
+    places = tf.dynamic_partition(tf.range(tf.size(asked)), table_of_asked, count)
+    rows = [
+        _gather(t, t.parts[0], n - tf.constant(b, n.dtype)) for t, n, b in zip(tables, numbers, bases, strict=False)
+    ]
+    return tf.dynamic_stitch(places, rows)
+
+
+def _gather(table: TableRows, rows: Any, local: Any) -> Any:
+    import tensorflow as tf
+
+    if rows.dtype == tf.resource:
+        found = tf.raw_ops.ResourceGather(resource=rows, indices=local, dtype=table.dtype)
+    else:
+        found = tf.raw_ops.GatherV2(params=rows, indices=local, axis=0)
+    return tf.reshape(found, [-1, math.prod(table.row_shape)])

@@ -1,0 +1,109 @@
+"""Half precision on the wire: float32 is rounded right before it leaves, and how much that costs is measured.
+
+Which type travels is said by parallax/plans/wire.py. The rounding is measured where the worker rounds, in every run,
+by the first rows of each exchange: |rounded - row| / |row|, in the Euclidean norm. What servers round is not measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from parallax.plans.wire import rows_travel_as, sums_travel_as
+
+ROWS, GRADIENTS = "rows", "gradients"
+
+SAMPLED_ROWS = 64
+"""Of each exchange and run; enough for a mean over a few steps, and little beside the exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """A variable `[5]`, float64, in which a worker measures what rounding before an exchange costs.
+
+    Entries: times run, rows sampled that are not zero, the sum of their relative errors, the largest of these, the
+    largest absolute value of all elements.
+
+    Attributes:
+        tensor: reads it.
+        initializer: the op that sets it to zero.
+        kind: ROWS for rows pulled, GRADIENTS for what is pushed, gathered or all-reduced.
+    """
+
+    tensor: str
+    initializer: str
+    kind: str
+
+
+class Wire:
+    """The element types in which one worker sends.
+
+    Args:
+        scope: of the ops that are added.
+        dtype: `bfloat16`, `float16`, or None for no rounding.
+
+    Attributes:
+        roundings: what is measured, in the order in which it was built.
+    """
+
+    def __init__(self, scope: str, dtype: str | None) -> None:
+        self._scope = scope
+        self._dtype = dtype
+        self.roundings: list[Rounding] = []
+
+    def rows_type(self, dtype: Any) -> Any:
+        """The type in which rows of a type travel that are only moved."""
+        import tensorflow as tf
+
+        return tf.dtypes.as_dtype(rows_travel_as(dtype.name, self._dtype))
+
+    def rounded(self, rows: Any) -> Any:
+        """Rows as they travel, not measured."""
+        import tensorflow as tf
+
+        return tf.cast(rows, self.rows_type(rows.dtype))
+
+    def out(self, exact: Any, kind: str) -> Any:
+        """Rows, or a gradient of any shape, as they travel; what is rounded is measured."""
+        import tensorflow as tf
+
+        sent = self.rounded(exact)
+        if sent is exact:
+            return exact
+        with tf.control_dependencies([self._measure(exact, sent, kind)]):
+            return tf.identity(sent)
+
+    def halves_sums_of(self, dtype: Any) -> bool:
+        """Whether gradients of a type are added up in half precision on their way."""
+        return self._dtype is not None and sums_travel_as(dtype.name, self._dtype) == self._dtype != dtype.name
+
+    def _measure(self, exact: Any, sent: Any, kind: str) -> Any:
+        """The op that adds one run to what is measured."""
+        import tensorflow as tf
+
+        graph, name = tf.compat.v1.get_default_graph(), f"{self._scope}/rounding_{len(self.roundings)}"
+        with tf.name_scope(f"{name}/"), tf.init_scope(), graph.as_default():
+            handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[5], shared_name=name, name="handle")
+            start = tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros([5], tf.float64))
+            read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64)
+        self.roundings.append(Rounding(str(read.name), str(start.name), kind))
+        with tf.name_scope(f"{name}/"):
+            rows, rounded = _sample(exact), tf.cast(_sample(sent), exact.dtype)
+            norms = tf.norm(rows, axis=1)
+            errors = tf.cast(tf.math.divide_no_nan(tf.norm(rounded - rows, axis=1), norms), tf.float64)
+            none = tf.zeros([1], tf.float64)  # of no rows there is no largest
+            largest = tf.reduce_max(tf.concat([errors, none], 0))
+            magnitude = tf.reduce_max(tf.concat([tf.reshape(tf.abs(exact), [-1]), tf.zeros([1], exact.dtype)], 0))
+            counted = tf.math.count_nonzero(norms, dtype=tf.int64)
+            before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64)
+            added = tf.stack([tf.constant(1.0, tf.float64), tf.cast(counted, tf.float64), tf.reduce_sum(errors)])
+            most = tf.maximum(before[3:], tf.stack([largest, tf.cast(magnitude, tf.float64)]))
+            return tf.raw_ops.AssignVariableOp(resource=handle, value=tf.concat([before[:3] + added, most], 0))
+
+
+def _sample(tensor: Any) -> Any:
+    """Its first rows, `[n, width]`; what has no rows is one."""
+    import tensorflow as tf
+
+    width = tensor.shape[-1] if tensor.shape.rank and tensor.shape.rank > 1 else None
+    return tf.reshape(tensor, [-1, width])[:SAMPLED_ROWS] if width else tf.reshape(tensor, [1, -1])

@@ -1,0 +1,1 @@
+"""What is rewritten: one pass, one file."""

@@ -1,0 +1,95 @@
+"""Pass: gradients are kept where they leave autodiff, until the batches of one update are together.
+
+Each batch's run has the worker keep what it finds (`Keeping.begin`, `Keeping.add`), and no gradient travels. The last
+batch's run reads what was kept, and everything outside of autodiff sees the mean over all batches, as if the worker had
+had them in one. Nothing needs to be cleared: the first batch of the next update takes the place of what was kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from parallax.plans.rewrites import Decisions, Keep
+from parallax.transform.building.editor import SCOPE, Editor, Keeping
+
+
+def keep_gradients(editor: Editor, decisions: Decisions) -> None:
+    """Has every gradient kept, and those who take it see all of an update's batches."""
+    import tensorflow as tf
+
+    for number, keep in enumerate(decisions.keeps):
+        _keep(editor, keep, decisions.terms.accumulate_steps, f"{SCOPE}/keep_{number}")
+    for alike in decisions.alike_rows:
+        with tf.name_scope(f"{SCOPE}/alike_rows/"):
+            row = editor.at(alike.edge)[:1]
+            rows = tf.raw_ops.Shape(input=editor.at(alike.like))[:1]  # tf.shape would take the static one
+            editor.lead([alike.edge], tf.broadcast_to(row, tf.concat([rows, tf.shape(row)[1:]], 0)))
+
+
+def _keep(editor: Editor, keep: Keep, steps: int, label: str) -> None:
+    import tensorflow as tf
+
+    kept: list[_Kept] = []
+    with tf.name_scope(f"{label}/"):
+        gradient = editor.tensor(keep.values)
+        if keep.indices:
+            total = _rows(editor, keep, kept, label)
+        else:
+            total = _total(gradient, f"{label}/gradient", kept, adds=True)
+        editor.kept[keep.values] = total * tf.constant(1.0 / steps, gradient.dtype)
+    editor.lead(keep.value_edges, editor.kept[keep.values])
+    if keep.indices:
+        editor.lead(keep.index_edges, editor.kept[keep.indices])
+    begin, add, take = zip(*((one.begin, one.add, one.take) for one in kept), strict=True)
+    editor.keepings.append(Keeping(keep.values, begin, add, take))
+
+
+def _rows(editor: Editor, keep: Keep, kept: list[_Kept], label: str) -> Any:
+    """The values of all batches; each piece by itself, as what becomes of them depends on the piece."""
+    import tensorflow as tf
+
+    values, indices = [editor.tensor(keep.values)], [editor.tensor(keep.indices)]
+    if len(keep.pieces) > 1:
+        sizes = [tf.size(editor.tensor(piece.ids)) for piece in keep.pieces]
+        values, indices = tf.split(values[0], sizes), tf.split(indices[0], sizes)
+    all_values, all_indices = [], []
+    for number, (rows, ids) in enumerate(zip(values, indices, strict=True)):
+        adds = keep.constant[number] if keep.constant else False
+        all_values.append(_total(rows, f"{label}/values_{number}", kept, adds))
+        all_indices.append(ids if adds else _total(ids, f"{label}/indices_{number}", kept))
+        if keep.pieces:
+            editor.kept_sizes[keep.pieces[number].ids] = tf.size(all_indices[-1])
+    editor.kept[keep.indices] = tf.concat(all_indices, 0)
+    return tf.concat(all_values, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The ops of one variable, by name, as `Keeping` has them."""
+
+    begin: str
+    add: str
+    take: str
+
+
+def _total(tensor: Any, name: str, kept: list[_Kept], adds: bool = False) -> Any:
+    """A tensor of all batches so far, this run's included: added up, or else put one after the other.
+
+    Args:
+        tensor: this run's.
+        name: of the variable in which it is kept.
+        kept: to which the variable's ops are added.
+        adds: whether batches are added up.
+    """
+    import tensorflow as tf
+
+    shape = tensor.shape if adds else tf.TensorShape([None]).concatenate(tensor.shape[1:])
+    with tf.name_scope(f"{name}/"):
+        handle = tf.raw_ops.VarHandleOp(dtype=tensor.dtype, shape=shape, shared_name=name, name="handle")
+        before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tensor.dtype, name="take")
+        total = before + tensor if adds else tf.concat([before, tensor], 0)
+        begin = tf.raw_ops.AssignVariableOp(resource=handle, value=tensor, name="begin")
+        add = tf.raw_ops.AssignVariableOp(resource=handle, value=total, name="add")
+    kept.append(_Kept(str(begin.name), str(add.name), str(before.op.name)))
+    return total

@@ -1,0 +1,155 @@
+"""Gradients on their way to servers: through accumulators that wait for all workers, or directly from one worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallax.graph.view import Edge
+from parallax.plans.rewrites import Decisions, Scatter
+from parallax.transform.building.editor import SCOPE, Editor
+from parallax.transform.building.pull_push import merge_equal_rows
+from parallax.transform.building.reducers import device_of
+from parallax.transform.building.transports import Givers
+from parallax.transform.passes.partitions import cut_rows
+
+ALL_GIVE, FRONTS_GIVE = f"{SCOPE}/accumulate", f"{SCOPE}/front"
+"""Where the nodes are by which gradient rows are given: by all workers alike, or by the front of each server."""
+NEVER_STALE = 2**63 - 1
+"""Local step of what is given: an accumulator drops what is older than its own step."""
+
+
+def scatter_gradients(editor: Editor, decisions: Decisions) -> None:
+    """Dense gradients of tables on servers: each partition gets its rows of the mean over the workers."""
+    for number, scatter in enumerate(decisions.scatters):
+        _scatter(editor, decisions, scatter, f"{SCOPE}/scatter/{number}")
+
+
+def _scatter(editor: Editor, decisions: Decisions, scatter: Scatter, label: str) -> None:
+    import tensorflow as tf
+
+    table = decisions.table(scatter.table)
+    with tf.name_scope(f"{label}/"):
+        pieces = cut_rows(editor.leaving(scatter.tensor), len(table.servers), table.is_scalar)
+        if not decisions.terms.synchronous:
+            _lead_parts(editor, scatter.edges, pieces, [])
+            return
+        taken: list[Any] = []
+        given: list[Any] = []
+        for piece, server in zip(pieces, table.servers, strict=True):
+            with tf.device(device_of(server)):
+                handle = tf.raw_ops.ConditionalAccumulator(
+                    dtype=piece.dtype,
+                    shape=piece.shape,
+                    shared_name=f"{label}/{len(given)}",
+                    reduction_type="SUM",
+                    name="accumulator",
+                )
+                given.append(
+                    tf.raw_ops.AccumulatorApplyGradient(
+                        handle=handle, local_step=tf.constant(NEVER_STALE, tf.int64), gradient=piece, name="give"
+                    )
+                )
+                if editor.worker.rank == 0:
+                    size = tf.constant(editor.worker.size)
+                    with tf.control_dependencies([given[-1]]):
+                        total = tf.raw_ops.AccumulatorTakeGradient(handle=handle, num_required=size, dtype=piece.dtype)
+                    total.set_shape(piece.shape)
+                    taken.append(total * tf.constant(1.0 / editor.worker.size, piece.dtype))
+    _lead_parts(editor, scatter.edges, taken, given)
+
+
+def push_rows(
+    editor: Editor, decisions: Decisions, index: int, sent: list[tuple[list[Any], list[Any]]], givers: Givers
+) -> None:
+    """Gradient rows of a table on servers: each partition gets those of all workers, added up.
+
+    Args:
+        editor: the graph.
+        decisions: what shall be changed.
+        index: which of the pushes it is.
+        sent: for each pull that the rows were looked up in, (values `[n, width]` as they travel, local row
+            numbers `[n]`), both by partition.
+        givers: who gives them.
+    """
+    import tensorflow as tf
+
+    push = decisions.pushes[index]
+    table, label = decisions.table(push.table), f"{ALL_GIVE if givers.number > 1 else FRONTS_GIVE}/{index}"
+    row_shape = editor.at(push.values[0]).shape.as_list()[1:] if push.values else None
+    index_type = editor.at(push.indices[0]).dtype
+    all_values, all_indices, given = [], [], []
+    for number, server in enumerate(table.servers):
+        values = _joined([v[number] for v, _ in sent])
+        indices = tf.cast(_joined([i[number] for _, i in sent]), tf.int64)
+        with tf.device(device_of(server)), tf.name_scope(f"{label}/{number}/"):
+            values = tf.cast(values, table.dtype)
+            if decisions.terms.synchronous:
+                rows = table.local_shape(number, editor.worker.size)[0]
+                handle = accumulator(values, rows, f"{label}/{number}")
+                gives = [give(handle, values, indices, rows)] if number in givers.partitions else []
+                given += gives
+                if editor.worker.rank > 0:
+                    continue
+                with tf.control_dependencies(gives):
+                    values, indices = take(handle, values, givers.number)
+            if push.merge:
+                values, indices = merge_equal_rows(values, indices)
+            all_indices.append(tf.cast(indices, index_type))
+            if row_shape is not None:
+                all_values.append(tf.reshape(values, [-1, *row_shape]))
+    # A worker that gives nothing takes part in what brings the rows to those that do.
+    gone = given or [pieces[0].op for pair in sent for pieces in pair]
+    _lead_parts(editor, push.values, all_values, gone)
+    _lead_parts(editor, push.indices, all_indices, gone)
+
+
+def accumulator(values: Any, rows: int, name: str) -> Any:
+    """The accumulator of a partition's gradient rows, which all workers share by its name."""
+    import tensorflow as tf
+
+    return tf.raw_ops.SparseConditionalAccumulator(
+        dtype=values.dtype,
+        shape=[rows, int(values.shape[1])],
+        shared_name=name,
+        reduction_type="SUM",
+        name="accumulator",
+    )
+
+
+def give(handle: Any, values: Any, indices: Any, rows: int) -> Any:
+    """Gives this worker's gradient rows `[n, width]` of a partition of so many rows, with their numbers `[n]` int64."""
+    import tensorflow as tf
+
+    return tf.raw_ops.SparseAccumulatorApplyGradient(
+        handle=handle,
+        local_step=tf.constant(NEVER_STALE, tf.int64),
+        gradient_indices=indices,
+        gradient_values=values,
+        gradient_shape=tf.constant([rows, int(values.shape[1])], tf.int64),
+        has_known_shape=True,
+        name="give",
+    )
+
+
+def take(handle: Any, like: Any, givers: int) -> tuple[Any, Any]:
+    """The sum of what all givers gave: values `[m, width]` and row numbers `[m]`."""
+    import tensorflow as tf
+
+    taken = tf.raw_ops.SparseAccumulatorTakeGradient(handle=handle, num_required=tf.constant(givers), dtype=like.dtype)
+    taken.values.set_shape([None, int(like.shape[1])])
+    taken.indices.set_shape([None])
+    return taken.values, taken.indices
+
+
+def _joined(pieces: list[Any]) -> Any:
+    import tensorflow as tf
+
+    return tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0]
+
+
+def _lead_parts(editor: Editor, edges: tuple[Edge, ...], parts: list[Any], given: list[Any]) -> None:
+    for edge in edges:
+        if parts:
+            editor.led_to_parts[edge] = parts
+        if given:
+            editor.arrivals[edge] = given

@@ -1,0 +1,237 @@
+"""Passes for gradients of what every worker holds: scaling, all-reduce, broadcast, and sparse rows sent to all."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from parallax.graph.view import split_tensor
+from parallax.plans.plan import ALLGATHER
+from parallax.plans.rewrites import Collect, Decisions, Piece, SharedRows
+from parallax.transform.building.collectives import all_gather, open_end
+from parallax.transform.building.editor import SCOPE, Counter, Editor
+from parallax.transform.building.pull_push import INT32_ROWS, merge_equal_rows
+from parallax.transform.building.wire import GRADIENTS
+
+
+def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
+    """Scales joined rows by 1/W, all-reduces dense gradients and sums over joined rows, broadcasts what is fed."""
+    import tensorflow as tf
+
+    for scale in decisions.scales:
+        values = editor.leaving(scale.tensor)
+        with tf.name_scope(f"{SCOPE}/scale/"):
+            editor.lead(scale.edges, values * tf.constant(_row_scale(editor, decisions), values.dtype))
+    for shared in decisions.shared_rows:
+        if not decisions.terms.synchronous:
+            continue  # a worker by itself has the one process's rows
+        with tf.name_scope(f"{SCOPE}/shared_rows/"):
+            editor.lead(shared.edges, _held_by_worker_0(editor, editor.at(shared.edges[0]), shared))
+    for feed in decisions.broadcasts:
+        with tf.name_scope(f"{SCOPE}/broadcast/"):
+            editor.lead(feed.edges, editor.together.broadcast(editor.tensor(feed.tensor)))
+    for reduction in decisions.all_reduces:
+        if reduction.table:
+            continue  # its parts are on servers
+        tensor = editor.leaving(reduction.tensor)
+        with tf.name_scope(f"{SCOPE}/all_reduce/"):
+            if reduction.kind == "rows_mean":
+                reduced = _mean_of_rows(editor, tensor, editor.leaving(reduction.weight))
+            elif reduction.kind == "workers_mean":
+                reduced = editor.together.all_reduce(tensor, "sum", 1.0 / editor.worker.size)
+            elif reduction.kind == "mean":
+                reduced = editor.together.add_gradients(tensor, 1.0 / editor.worker.size)
+            elif reduction.kind == "sum" and editor.view.op(split_tensor(reduction.tensor)[0]) == "UnsortedSegmentSum":
+                reduced = editor.together.add_gradients(tensor)  # rows that became a dense gradient
+            else:
+                reduced = editor.together.all_reduce(tensor, reduction.kind)
+        editor.lead(reduction.edges, reduced)
+        if (
+            reduction.kind != "mean" and not reduction.keeps_own
+        ):  # a worker's own gradient may be fetched, its part of a sum over rows is nothing
+            editor.whole[reduction.tensor] = str(reduced.name)
+
+
+def weigh_losses(editor: Editor, decisions: Decisions) -> None:
+    """Losses that are divided by what the batch has of something are divided by what all workers have of it."""
+    import tensorflow as tf
+
+    if not decisions.terms.synchronous:
+        return  # a worker by itself has the one process's loss
+    size = editor.worker.size
+    for divided in decisions.divided:
+        if divided.edges:
+            with tf.name_scope(f"{SCOPE}/denominator/"):
+                whole = editor.at(divided.edges[0])
+                part = whole / tf.constant(size, whole.dtype)
+            editor.lead(divided.edges, part)
+            if divided.is_mean:
+                editor.whole[divided.tensor] = str(part.name)
+    for one in decisions.selected:
+        with tf.name_scope(f"{SCOPE}/denominator/"):
+            mean = editor.tensor(f"{one.node}:0")
+            own = tf.cast(tf.raw_ops.Size(input=editor.tensor(one.values)), mean.dtype)
+            share = editor.together.all_reduce(own) / tf.constant(size, mean.dtype)
+            weighed = tf.where(own > 0, mean * own / share, tf.zeros_like(mean))  # a mean of nothing is no number
+            editor.lead(editor.view.consumers(f"{one.node}:0"), weighed)
+            editor.lead(one.counted, share)
+
+
+def _held_by_worker_0(editor: Editor, values: Any, shared: SharedRows) -> Any:
+    """Joined rows in which those of shared pieces are the sum over the workers on worker 0, and zero elsewhere."""
+    import tensorflow as tf
+
+    found = []
+    for piece, rows in zip(shared.pieces, _split(editor, values, shared.pieces), strict=True):
+        if piece.kind == "shared":
+            # An open end: TensorFlow would fold a product with a known zero, and leave the all-reduce out there.
+            mine = open_end(tf.constant(1.0 if editor.worker.rank == 0 else 0.0, rows.dtype))
+            rows = editor.together.add_gradients(rows) * mine
+        found.append(rows)
+    return tf.concat(found, 0)
+
+
+def _split(editor: Editor, rows: Any, pieces: tuple[Piece, ...]) -> list[Any]:
+    """The rows of each piece."""
+    import tensorflow as tf
+
+    if len(pieces) < 2:
+        return [rows]
+    return list(tf.split(rows, [editor.size_of(piece.ids) for piece in pieces]))
+
+
+def _row_scale(editor: Editor, decisions: Decisions) -> float:
+    """What a worker's gradient rows count for among all workers'."""
+    terms = decisions.terms
+    return 1.0 / editor.worker.size if terms.synchronous and terms.average_sparse else 1.0
+
+
+def _mean_of_rows(editor: Editor, mean: Any, rows: Any) -> Any:
+    """The mean over all workers' rows, from each worker's mean over its own (which may be none)."""
+    import tensorflow as tf
+
+    count = tf.raw_ops.Shape(input=rows)[0]  # tf.shape would take the user's whole static shape
+    weight = tf.cast(count, mean.dtype)
+    total = tf.where(count > 0, mean * weight, tf.zeros_like(mean))
+    return editor.together.all_reduce(total) / editor.together.all_reduce(weight)
+
+
+def collect_rows(editor: Editor, decisions: Decisions) -> None:
+    """Sparse gradients of variables that every worker holds: all workers get all touched rows."""
+    import tensorflow as tf
+
+    collected = []
+    for collect in decisions.collects:
+        with tf.name_scope(f"{SCOPE}/collect/{collect.op}/"):
+            collected.append(_collected(editor, collect))
+    # Afterwards: two gradients may have one tensor of row numbers.
+    for collect, (values, indices) in zip(decisions.collects, collected, strict=True):
+        editor.lead(collect.values, values)
+        editor.lead(collect.indices, indices)
+
+
+def _collected(editor: Editor, collect: Collect) -> tuple[Any, Any]:
+    """(values `[m, row...]`, indices `[m]`) over all workers; the same on all."""
+    import tensorflow as tf
+
+    indices = open_end(editor.at(collect.indices[0]), [None])
+    values = editor.at(collect.values[0]) if collect.values else None
+    row_shape = values.shape.as_list()[1:] if values is not None else []
+    flat = open_end(tf.reshape(values, [-1, math.prod(row_shape)])) if values is not None else None
+    if flat is None:
+        flat = tf.zeros([tf.size(indices), 0])
+    if collect.route == "allreduce":
+        all_values, all_indices = _densified(editor, flat, indices, collect.rows)
+    elif collect.route == "raw":
+        all_values, all_indices = _as_one_process(editor, collect, flat, indices)
+    else:
+        all_values, all_indices = _gathered(editor, collect, flat, indices)
+    return tf.reshape(all_values, [-1, *row_shape]), tf.cast(all_indices, indices.dtype)
+
+
+def _densified(editor: Editor, values: Any, indices: Any, rows: int) -> tuple[Any, Any]:
+    """Summed over a whole table, with a column that counts who touched a row: only the union is given on."""
+    import tensorflow as tf
+
+    counted = tf.concat([values, tf.ones([tf.shape(values)[0], 1], values.dtype)], 1)
+    total = editor.together.add_gradients(tf.math.unsorted_segment_sum(counted, indices, rows))
+    touched = tf.where(total[:, -1] > 0)[:, 0]
+    return tf.gather(total[:, :-1], touched), touched
+
+
+def _gathered(editor: Editor, collect: Collect, values: Any, indices: Any) -> tuple[Any, Any]:
+    values, indices = _sent_to_all(editor, collect, *merge_equal_rows(values, indices))
+    return merge_equal_rows(values, indices) if collect.merge else (values, indices)
+
+
+def _as_one_process(editor: Editor, collect: Collect, values: Any, indices: Any) -> tuple[Any, Any]:
+    """Every row that the one process would have, piece by piece."""
+    import tensorflow as tf
+
+    pieces = collect.pieces
+    parts = list(zip(pieces, _split(editor, values, pieces), _split(editor, indices, pieces), strict=True))
+    found = []
+    for place, (piece, rows, numbers) in enumerate(parts):
+        alike = [part for part in parts if piece.merged and part[0].merged == piece.merged]
+        if piece.kind == "shared":
+            found.append((editor.together.add_gradients(rows), numbers))
+        elif len(alike) < 2:
+            found.append(_of_all_workers(editor, collect, piece, rows, numbers))
+        elif alike[0] is parts[place]:  # several cuts of merged ids
+            rows, numbers = (tf.concat([part[number] for part in alike], 0) for number in (1, 2))
+            found.append(_of_all_workers(editor, collect, piece, rows, numbers))
+    return tf.concat([v for v, _ in found], 0), tf.concat([tf.cast(i, indices.dtype) for _, i in found], 0)
+
+
+def _of_all_workers(editor: Editor, collect: Collect, piece: Piece, rows: Any, numbers: Any) -> tuple[Any, Any]:
+    """The rows of all workers for one lookup; those of equal ids, or equal keys where they say it, are added up."""
+    import tensorflow as tf
+
+    sent = _sent_to_all(editor, collect, rows, numbers)
+    if piece.of:
+        return _merged_by(all_gather(tf.reshape(editor.tensor(piece.of), [-1])), *sent)
+    return merge_equal_rows(*sent) if piece.kind == "unique" else sent
+
+
+def _merged_by(keys: Any, values: Any, numbers: Any) -> tuple[Any, Any]:
+    """Rows of equal keys added up; (values, row numbers), one for each key."""
+    import tensorflow as tf
+
+    distinct, place = tf.unique(keys)
+    count = tf.size(distinct)
+    return tf.math.unsorted_segment_sum(values, place, count), tf.math.unsorted_segment_max(numbers, place, count)
+
+
+def _sent_to_all(editor: Editor, collect: Collect, values: Any, indices: Any) -> tuple[Any, Any]:
+    import tensorflow as tf
+
+    indices = tf.cast(indices, tf.int32 if collect.rows < INT32_ROWS else tf.int64)
+    sent = tf.size(indices, out_type=tf.int64)
+    counted = count(editor, collect, values, indices, [sent, sent, sent * (editor.worker.size - 1)])
+    with tf.control_dependencies([counted]):
+        return tf.cast(all_gather(editor.wire.out(values, GRADIENTS)), values.dtype), all_gather(indices)
+
+
+def count(editor: Editor, collect: Collect, values: Any, indices: Any, numbers: list[Any]) -> Any:
+    """Counts one run of an allgather exchange."""
+    row_bytes = int(values.shape[1]) * editor.wire.rows_type(values.dtype).size
+    counter = Counter("", ALLGATHER, (collect.variable,), row_bytes, indices.dtype.size, True, ALLGATHER, 1.0)
+    return add_counter(editor, counter, numbers)
+
+
+def add_counter(editor: Editor, counter: Counter, numbers: list[Any]) -> Any:
+    """Adds a variable that counts; returns the op that adds 1 and then `numbers` to it."""
+    from dataclasses import replace
+
+    import tensorflow as tf
+
+    length = 1 + len(numbers)
+    name = f"{SCOPE}/counter_{len(editor.counters)}"
+    with tf.name_scope(f"{name}/"), tf.init_scope(), editor.scratch.as_default():
+        handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[length], shared_name=name, name="handle")
+        start = tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros([length], tf.int64))
+        read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
+    editor.counters.append(replace(counter, tensor=str(read.name)))
+    editor.counter_initializers.append(str(start.name))
+    steps = [tf.constant(1, tf.int64), *(tf.cast(n, tf.int64) for n in numbers)]
+    return tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.stack(steps))

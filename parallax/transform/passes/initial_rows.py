@@ -1,0 +1,257 @@
+"""One holder's rows of a whole value, made without the whole where its ops allow.
+
+The cut to a holder's rows goes up through the ops that make the value. An elementwise op works on the rows of its
+operands; a fill makes fewer rows; a random op draws those rows from the same place of its stream (random_rows.py). Each
+gives bit for bit the rows that it would have given whole, so ops whose last bit may depend on where a value lies in a
+vector (exp, tanh) are not among them. What has no rule here is made whole, and then cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from parallax.graph.ownership import Ownership
+from parallax.graph.view import Edge, split_tensor
+from parallax.plans.rewrites import Decisions
+from parallax.transform.building.editor import CutWhole, Editor
+from parallax.transform.building.random_rows import (
+    NORMAL,
+    TRUNCATED_NORMAL,
+    TYPES,
+    UNIFORM,
+    UNIFORM_INT,
+    Drawn,
+    random_rows,
+)
+from parallax.transform.passes.partitions import rows_of
+from parallax.transform.passes.seeds import seeds_of
+
+_ELEMENTWISE = frozenset("Abs Add AddV2 Cast Identity Maximum Minimum Mul Neg RealDiv Square StopGradient Sub".split())
+_STATEFUL = {
+    "RandomUniform": UNIFORM,
+    "RandomStandardNormal": NORMAL,
+    "TruncatedNormal": TRUNCATED_NORMAL,
+    "RandomUniformInt": UNIFORM_INT,
+}
+_STATELESS = {
+    "StatelessRandomUniformV2": UNIFORM,
+    "StatelessRandomNormalV2": NORMAL,
+    "StatelessTruncatedNormalV2": TRUNCATED_NORMAL,
+}
+_PHILOX = (1, 3)
+"""Numbers of the algorithms that are Philox on a CPU: Philox itself, and TensorFlow's own choice."""
+
+
+class OwnRows:
+    """Makes rows of whole values while a graph is under change.
+
+    A value that two tables of equal ownership take is made once, as it is in the user's graph.
+
+    Attributes:
+        editor: the graph under change.
+        initial_random: random ops that give initial values, equal on all workers.
+        read_whole: edges to which local rows are led whole; that is done later, to the user's own nodes.
+        made: (tensor, rows, ownership, holder, device) -> the rows.
+    """
+
+    def __init__(self, editor: Editor, decisions: Decisions) -> None:
+        self.editor = editor
+        self.initial_random = frozenset(decisions.equal_random_ops)
+        self.read_whole = frozenset(edge for gather in decisions.gathers for edge in gather.edges)
+        self.made: dict[tuple[str, int, Ownership, int, str], Any] = {}
+
+    def at(self, edge: Edge, variable: str, rows: int, ownership: Ownership, holder: int, device: str = "") -> Any:
+        """The rows of what an edge takes that one holder has, in the order of its local rows.
+
+        Args:
+            edge: takes a value of `rows` rows.
+            variable: whose rows they are, for the record of what is made whole (Editor.cut_whole).
+            rows: of the whole value.
+            ownership: who holds which of them.
+            holder: whose rows are made.
+            device: where they shall be made; what is made whole stays on this worker.
+        """
+        return _Cut(self, variable, rows, ownership, holder, device).at(edge)
+
+
+class _Cut:
+    """The rows of one holder."""
+
+    def __init__(self, own: OwnRows, variable: str, rows: int, ownership: Ownership, holder: int, device: str) -> None:
+        self.own, self.editor, self.view = own, own.editor, own.editor.view
+        self.variable, self.rows, self.ownership, self.holder, self.device = variable, rows, ownership, holder, device
+        self.count = ownership.count(holder, rows)
+        self.rules: dict[str, Callable[[str, tuple[int, ...]], Any]] = {
+            **dict.fromkeys(_ELEMENTWISE, self._elementwise),
+            **dict.fromkeys(_STATEFUL, self._stateful),
+            **dict.fromkeys(_STATELESS, self._stateless),
+            "BroadcastTo": self._broadcast,
+            "Const": self._constant,
+            "Fill": self._fill,
+            "OnesLike": self._ones,
+            "Reshape": self._reshape,
+            "ZerosLike": self._zeros,
+        }
+
+    def at(self, edge: Edge) -> Any:
+        """The rows of what an edge takes."""
+        if edge in self.editor.led_to:
+            return self._cut(self.editor.at(edge))
+        tensor = self.view.inputs(edge.node)[edge.slot]
+        key = (tensor, self.rows, self.ownership, self.holder, self.device)
+        if key not in self.own.made:
+            made = self._computed(tensor)
+            if made is None:
+                self._note(tensor)
+                made = self._cut(self.editor.tensor(tensor))
+            self.own.made[key] = made
+        return self.own.made[key]
+
+    def _computed(self, tensor: str) -> Any | None:
+        """The rows, by the rule for the op that makes them; None where there is none."""
+        import tensorflow as tf
+
+        node, shape = split_tensor(tensor)[0], self._shape(tensor)
+        rule = self.rules.get(self.view.op(node))
+        edges = [Edge(node, slot) for slot in range(len(self.view.inputs(node)))]
+        if rule is None or shape is None or not self._has_rows(shape) or not self.own.read_whole.isdisjoint(edges):
+            return None
+        with tf.device(self._place(node)), tf.control_dependencies(self._waits(node)):
+            return rule(node, shape)
+
+    def _place(self, node: str) -> str:
+        """Where a node's rows are made."""
+        return self.device or str(self.view.nodes[node].device)
+
+    def _waits(self, node: str) -> list[Any]:
+        """What a node waited for."""
+        return [self.editor.operation(name) for name in self.view.controls(node)]
+
+    def _cut(self, whole: Any) -> Any:
+        import tensorflow as tf
+
+        with tf.device(None), tf.control_dependencies(None):
+            return rows_of(whole, self.ownership, self.holder)
+
+    def _note(self, tensor: str) -> None:
+        """Records that a value is made whole."""
+        import tensorflow as tf
+
+        node, shape = split_tensor(tensor)[0], self._shape(tensor)
+        size = math.prod(shape) * tf.dtypes.as_dtype(self.view.dtype(tensor)).size if shape is not None else 0
+        found = CutWhole(self.variable, node, self.view.op(node), size)
+        if found not in self.editor.cut_whole:
+            self.editor.cut_whole.append(found)
+
+    def _shape(self, tensor: str) -> tuple[int, ...] | None:
+        """The static shape, where all of it is known."""
+        shape = self.view.shape(tensor)
+        return None if shape is None or None in shape else tuple(d for d in shape if d is not None)
+
+    def _has_rows(self, shape: tuple[int, ...]) -> bool:
+        return bool(shape) and shape[0] == self.rows
+
+    def _local(self, shape: tuple[int, ...]) -> list[int]:
+        return [self.count, *shape[1:]]
+
+    def _elementwise(self, node: str, shape: tuple[int, ...]) -> Any | None:
+        """The op itself on the rows of those operands that have all rows; others are scalars, or one row for all."""
+        from tensorflow.python.framework import ops  # the public create_op cannot take a node as it is
+
+        edges = [Edge(node, slot) for slot in range(len(self.view.inputs(node)))]
+        shapes = [self._shape(self.view.inputs(node)[edge.slot]) for edge in edges]
+        if None in shapes:
+            return None
+        inputs = [
+            self.at(edge) if len(of) == len(shape) and self._has_rows(of) else self.editor.at(edge)
+            for edge, of in zip(edges, shapes, strict=True)
+            if of is not None
+        ]
+        definition = type(self.view.nodes[node])()
+        definition.CopyFrom(self.view.nodes[node])
+        definition.name = self.editor.scratch.unique_name(node)  # in the name scope now open
+        definition.device = self._place(node)
+        del definition.input[:]
+        for attribute in ("_class", "_output_shapes"):
+            definition.attr.pop(attribute, None)
+        made = ops.Operation.from_node_def(
+            definition, self.editor.scratch, inputs=inputs, control_inputs=self._waits(node)
+        )
+        return made.outputs[0]
+
+    def _stateful(self, node: str, shape: tuple[int, ...]) -> Any | None:
+        import tensorflow as tf
+
+        dtype = tf.dtypes.as_dtype(self.view.dtype(f"{node}:0"))
+        if node not in self.own.initial_random or dtype.name not in TYPES:
+            return None
+        drawn = Drawn(_STATEFUL[self.view.op(node)], dtype, shape)
+        bounds = [self.editor.at(Edge(node, slot)) for slot in range(1, len(self.view.inputs(node)))]
+        seeds = seeds_of(self.view.nodes[node], node, True, self.editor.worker)
+        return random_rows(drawn, self.ownership, self.holder, seeds=seeds, bounds=bounds)
+
+    def _stateless(self, node: str, shape: tuple[int, ...]) -> Any | None:
+        import tensorflow as tf
+
+        dtype = tf.dtypes.as_dtype(self.view.dtype(f"{node}:0"))
+        algorithm = self.view.inputs(node)[3]
+        known = self.view.constant(algorithm)
+        is_philox = known in _PHILOX if known is not None else self._op_of(algorithm) == "StatelessRandomGetAlg"
+        if not is_philox or dtype.name not in TYPES:
+            return None
+        stream = [self.editor.at(Edge(node, slot)) for slot in (1, 2)]
+        drawn = Drawn(_STATELESS[self.view.op(node)], dtype, shape)
+        return random_rows(drawn, self.ownership, self.holder, stream=stream)
+
+    def _op_of(self, tensor: str) -> str:
+        return self.view.op(split_tensor(tensor)[0])
+
+    def _fill(self, node: str, shape: tuple[int, ...]) -> Any:
+        import tensorflow as tf
+
+        return tf.fill(self._local(shape), self.editor.at(Edge(node, 1)))
+
+    def _zeros(self, node: str, shape: tuple[int, ...]) -> Any:
+        import tensorflow as tf
+
+        return tf.fill(self._local(shape), tf.zeros([], self.view.dtype(f"{node}:0")))
+
+    def _ones(self, node: str, shape: tuple[int, ...]) -> Any:
+        import tensorflow as tf
+
+        return tf.fill(self._local(shape), tf.ones([], self.view.dtype(f"{node}:0")))
+
+    def _constant(self, node: str, shape: tuple[int, ...]) -> Any | None:
+        """Of a constant that repeats one value; any other is in the graph whole."""
+        import tensorflow as tf
+        from tensorflow.python.framework import tensor_util  # TensorFlow's own reader of constant protos
+
+        value = self.view.nodes[node].attr["value"].tensor
+        lengths = [len(getattr(value, field.name)) for field, _ in value.ListFields() if field.name.endswith("_val")]
+        if value.tensor_content or lengths != [1]:
+            return None
+        one = type(value)()
+        one.CopyFrom(value)
+        del one.tensor_shape.dim[:]
+        return tf.fill(self._local(shape), tf.constant(tensor_util.MakeNdarray(one)))
+
+    def _broadcast(self, node: str, shape: tuple[int, ...]) -> Any | None:
+        import tensorflow as tf
+
+        of = self._shape(self.view.inputs(node)[0])
+        if of is None:
+            return None
+        has_rows = len(of) == len(shape) and self._has_rows(of)
+        taken = self.at(Edge(node, 0)) if has_rows else self.editor.at(Edge(node, 0))
+        return tf.broadcast_to(taken, self._local(shape))
+
+    def _reshape(self, node: str, shape: tuple[int, ...]) -> Any | None:
+        """Within the rows."""
+        import tensorflow as tf
+
+        of = self._shape(self.view.inputs(node)[0])
+        if of is None or not self._has_rows(of) or math.prod(of[1:]) != math.prod(shape[1:]):
+            return None
+        return tf.reshape(self.at(Edge(node, 0)), self._local(shape))

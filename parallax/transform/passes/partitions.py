@@ -1,0 +1,105 @@
+"""Partitions of tables on servers: the variables themselves, whole values cut into them and put together from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallax.graph.ownership import Ownership
+from parallax.plans.rewrites import Decisions, Table
+from parallax.transform.building.editor import SCOPE, Editor
+from parallax.transform.building.reducers import device_of
+
+
+def place_tables(editor: Editor, decisions: Decisions) -> None:
+    """Builds the partitions of all tables on servers, slots included."""
+    for table in decisions.tables:
+        if table.servers:
+            for member in table.members:
+                parts = tuple(_partition(editor, table, member, number) for number in range(len(table.servers)))
+                editor.partitions[member] = parts
+
+
+def partition_name(node: str, number: int) -> str:
+    """The name of a variable's partition, or of a node's copy beside it."""
+    return f"{SCOPE}/server/{node}/part_{number}"
+
+
+def cut_rows(value: Any, partitions: int, is_scalar: bool = False) -> list[Any]:
+    """The rows of each partition of a whole value."""
+    if partitions == 1 or is_scalar:
+        return [value]
+    ownership = Ownership.even(partitions)
+    return [rows_of(value, ownership, number) for number in range(partitions)]
+
+
+def rows_of(value: Any, ownership: Ownership, holder: int) -> Any:
+    """The rows of a whole value that one holder has, in the order of its local rows."""
+    import tensorflow as tf
+
+    slots = ownership.slots_of(holder)
+    if ownership.slots == len(slots):
+        return tf.identity(value)
+    if not slots:
+        return value[:0]
+    if len(slots) == 1:
+        return value[slots[0] :: ownership.slots]
+    total = tf.raw_ops.Shape(input=value)[0]
+    counts = [(total + ownership.slots - 1 - slot) // ownership.slots for slot in slots]
+    local = tf.range(tf.add_n(counts))
+    return tf.gather(value, local // len(slots) * ownership.slots + tf.gather(tf.constant(slots), local % len(slots)))
+
+
+def put_together(parts: list[Any], kind: str) -> Any:
+    """The elementwise sum, minimum or maximum of what partitions give; all of one shape."""
+    import tensorflow as tf
+
+    function = {"min": tf.minimum, "max": tf.maximum}.get(kind)
+    if parts[0].dtype == tf.bool:
+        function = {"min": tf.logical_and, "max": tf.logical_or}[kind]
+    if function is None:
+        return tf.add_n(parts)
+    found = parts[0]
+    for part in parts[1:]:
+        found = function(found, part)
+    return tf.identity(found)
+
+
+def row_places(rows: int, ownership: Ownership) -> Any:
+    """Where each of a table's rows is among all holders' rows, one holder after the other, `[rows]`."""
+    import tensorflow as tf
+
+    counts, shares = ownership.counts(rows), ownership.shares
+    by_slot = list(zip(ownership.pattern, ownership.places, strict=True))
+    starts = tf.constant([sum(counts[:holder]) + place for holder, place in by_slot])
+    row = tf.range(rows)
+    slot, turn = row % ownership.slots, row // ownership.slots
+    if max(shares) > 1:
+        turn *= tf.gather(tf.constant([shares[holder] for holder in ownership.pattern]), slot)
+    return tf.gather(starts, slot) + turn
+
+
+def whole_of(parts: list[Any], rows: int, shape: Any) -> Any:
+    """All rows, in the user's order, of what partitions hold."""
+    import tensorflow as tf
+
+    if len(parts) == 1:
+        whole = tf.identity(parts[0])
+    else:
+        whole = tf.gather(tf.concat(parts, 0), row_places(rows, Ownership.even(len(parts))))
+    if shape is not None:
+        whole.set_shape(shape)
+    return whole
+
+
+def _partition(editor: Editor, table: Table, member: str, number: int) -> Any:
+    import tensorflow as tf
+
+    node = editor.view.nodes[member]
+    whole = [int(dim.size) for dim in node.attr["shape"].shape.dim]
+    shape = [Ownership.even(len(table.servers)).count(number, whole[0]), *whole[1:]] if whole else []
+    dtype = tf.dtypes.as_dtype(node.attr["dtype"].type)
+    name = partition_name(member, number)
+    with tf.device(device_of(table.servers[number])), editor.scratch.name_scope(None):
+        if node.op == "VarHandleOp":
+            return tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name, name=name)
+        return tf.raw_ops.VariableV2(dtype=dtype, shape=shape, shared_name=name, name=name)

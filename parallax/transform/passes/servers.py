@@ -1,0 +1,329 @@
+"""Pass: what runs on servers. Partitions of tables, the nodes that compute or write them, and how workers take part.
+
+Every node that holds, computes or writes rows of a table on servers (decisions.Owned) is built anew for each partition,
+beside it on its server. In synchronous training worker 0's graph has all of them. It takes the gradients of all workers
+from accumulators, applies them once, and tells the others through queues. Their graphs have the nodes that only read;
+where worker 0 writes, they give their gradients and wait. In asynchronous training every worker has all nodes and
+applies its own gradients at once, one worker at a time for each partition (locks.py); initial values are worker 0's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallax.graph.ownership import Ownership
+from parallax.graph.view import Edge, split_tensor
+from parallax.plans.rewrites import AllReduce, Decisions, GatherRows, Owned, Table
+from parallax.transform.building.editor import Editor
+from parallax.transform.building.reducers import device_of
+from parallax.transform.passes.initial_rows import OwnRows
+from parallax.transform.passes.locks import Locks
+from parallax.transform.passes.partitions import partition_name, put_together, whole_of
+
+_READS = ("Identity", "ReadVariableOp")
+
+
+def run_on_servers(editor: Editor, decisions: Decisions) -> None:
+    """Builds the nodes that run on servers, and leads the user's graph to what they give."""
+    if editor.partitions:
+        _Servers(editor, decisions).build()
+
+
+class _Servers:
+    """The nodes on servers while they are built, for one worker."""
+
+    def __init__(self, editor: Editor, decisions: Decisions) -> None:
+        self.editor = editor
+        self.view = editor.view
+        self.owned = {one.node: one for one in decisions.owned}
+        self.tables = {table.op: table for table in decisions.tables if table.servers}
+        self.synchronous = decisions.terms.synchronous
+        self.leads = editor.worker.rank == 0
+        self.own = OwnRows(editor, decisions)
+        self.ops: dict[str, list[Any]] = {}
+        self.driven = self._driven(decisions)
+        self.locks = Locks(editor, decisions) if not self.synchronous else None
+        self.done: dict[str, Any] = {}
+        self.given: dict[str, list[Any]] = {}
+        slices = [cut for cut in decisions.slices if cut.table in self.tables]
+        self.cut = {edge: self.tables[cut.table] for cut in slices for edge in cut.edges}
+        self.gathers: dict[str, list[GatherRows]] = {}
+        for gather in decisions.gathers:
+            if gather.table in self.tables:
+                self.gathers.setdefault(gather.tensor, []).append(gather)
+        self.sums: dict[str, list[AllReduce]] = {}
+        for reduction in decisions.all_reduces:
+            if reduction.table:
+                self.sums.setdefault(reduction.tensor, []).append(reduction)
+
+    def build(self) -> None:
+        """All of it, in the same order on every worker."""
+        for tensor in [t for t in self.gathers if split_tensor(t)[0] not in self.owned]:
+            self._gather(tensor, self._parts_of_input(tensor))
+        for one in self.owned.values():
+            if one.node not in self.driven or self.leads:
+                count = len(self.tables[one.table].servers)
+                self.ops[one.node] = [self._copy(one, number) for number in range(count)]
+            self._give_results(one)
+        for one in self.owned.values():
+            if one.writes:
+                self._end_of_write(one)
+        self._leave_nothing_behind()
+        if not self.synchronous:
+            self._fetch_from_servers()
+
+    def _driven(self, decisions: Decisions) -> set[str]:
+        """The nodes that worker 0 alone runs: those that write, or compute from the gradients of all workers."""
+        found: set[str] = set()
+        for one in decisions.owned:
+            edges = [Edge(one.node, slot) for slot in range(len(self.view.inputs(one.node)))]
+            taken = self.synchronous and any(edge in self.editor.arrivals for edge in edges)
+            from_driven = not found.isdisjoint(self._before(one.node))
+            if taken or from_driven or (one.writes and (self.synchronous or one.initial)):
+                found.add(one.node)
+        return found
+
+    def _before(self, node: str) -> list[str]:
+        """The nodes on servers that a node takes from or waits for."""
+        nodes = (*(split_tensor(t)[0] for t in self.view.inputs(node)), *self.view.controls(node))
+        return [before for before in dict.fromkeys(nodes) if before in self.owned]
+
+    def _copy(self, one: Owned, number: int) -> Any:
+        """The node of one partition, beside it."""
+        from tensorflow.python.framework import ops  # the public create_op cannot take a node as it is
+
+        definition = type(self.view.nodes[one.node])()
+        definition.CopyFrom(self.view.nodes[one.node])
+        definition.name = partition_name(one.node, number)
+        definition.device = device_of(self.tables[one.table].servers[number])
+        del definition.input[:]
+        for attribute in ("_class", "_output_shapes"):
+            definition.attr.pop(attribute, None)
+        count = len(self.view.inputs(one.node))
+        inputs = [self._input(Edge(one.node, slot), number) for slot in range(count)]
+        waits = [op for c in self.view.controls(one.node) for op in self._waits(one, c, number)]
+        if self.locks is not None:
+            waits += self.locks.waits(one, number, self._input)
+        return ops.Operation.from_node_def(
+            definition, self.editor.scratch, inputs=inputs, control_inputs=list(dict.fromkeys(waits))
+        )
+
+    def _input(self, edge: Edge, number: int) -> Any:
+        """What an input is for one partition."""
+        parts = self.editor.led_to_parts.get(edge)
+        if parts is not None:
+            return parts[number]
+        if edge in self.cut:
+            self.editor.led_to_parts[edge] = self._cut(edge, self.cut[edge])
+            return self.editor.led_to_parts[edge][number]
+        tensor = self.view.inputs(edge.node)[edge.slot]
+        node, output = split_tensor(tensor)
+        if edge in self.editor.led_to:
+            return self.editor.at(edge)
+        if node in self.editor.partitions:
+            return self.editor.partitions[node][number]
+        if node in self.owned:
+            return self.ops[node][number].outputs[output]
+        return self.editor.tensor(tensor)
+
+    def _cut(self, edge: Edge, table: Table) -> list[Any]:
+        """A whole value by partition; what can be made by row is made beside the partition."""
+        import tensorflow as tf
+
+        if table.is_scalar:
+            return [self.editor.at(edge)]
+        places = enumerate(map(device_of, table.servers))
+        variable, rows, ownership = table.variable, table.rows, Ownership.even(len(table.servers))
+        with tf.name_scope("parallax/local_rows/"):
+            return [self.own.at(edge, variable, rows, ownership, number, place) for number, place in places]
+
+    def _waits(self, one: Owned, control: str, number: int) -> list[Any]:
+        """What a copy waits for where the node waited for `control`."""
+        if control not in self.owned:
+            return [self.editor.operation(control)]
+        return [self.ops[control][number]] if self.owned[control].table == one.table else self.ops[control]
+
+    def _finished(self, node: str) -> Any:
+        """An op of this worker after which a node on servers is known to have run."""
+        import tensorflow as tf
+
+        if self.owned[node].writes:
+            return self.editor.operation(node)  # becomes a NoOp that waits for all of it
+        if node not in self.done:
+            waits = [*(self.ops.get(node) or self._given(node)), *map(self.editor.operation, self._last_writers(node))]
+            with tf.control_dependencies(waits), self.editor.scratch.name_scope(None):
+                self.done[node] = tf.no_op(name=f"{partition_name(node, 0).rpartition('/')[0]}/done")
+        return self.done[node]
+
+    def _last_writers(self, node: str) -> list[str]:
+        """The nodes whose writing a node waits for that worker 0 runs, those left out that others of them wait for."""
+        found, waiting, seen = set[str](), [node], {node}
+        while waiting:
+            for before in self._before(waiting.pop()):
+                if before in self.driven and before not in seen:
+                    seen.add(before)
+                    if self.owned[before].writes:
+                        found.add(before)
+                    else:
+                        waiting.append(before)
+        return sorted(w for w in found if not any(w in self.view.ancestors([o]) for o in found - {w}))
+
+    def _given(self, node: str) -> list[Any]:
+        """The ops by which this worker gives what worker 0 needs for a node and all before it."""
+        if node not in self.given:
+            found: list[Any] = []
+            for slot, tensor in enumerate(self.view.inputs(node)):
+                edge, before = Edge(node, slot), split_tensor(tensor)[0]
+                if edge in self.editor.arrivals:
+                    found += self.editor.arrivals[edge]
+                elif edge in self.editor.led_to:
+                    found.append(self.editor.led_to[edge].op)
+                elif before not in {*self.editor.partitions, *self.owned} and not self.owned[node].initial:
+                    found.append(self.editor.operation(before))
+            for before in self._before(node):
+                if before in self.driven:
+                    found += self._given(before)
+            self.given[node] = list(dict.fromkeys(found))
+        return self.given[node]
+
+    def _give_results(self, one: Owned) -> None:
+        """Leads those who take what a node gives, put together from all partitions."""
+        for tensor in self.view.outputs(one.node):
+            output = split_tensor(tensor)[1]
+            parts = [op.outputs[output] for op in self.ops[one.node]] if one.node in self.ops else None
+            for reduction in self.sums.get(tensor, ()):
+                self._sum(one, reduction, parts)
+            self._gather(tensor, parts)
+
+    def _sum(self, one: Owned, reduction: AllReduce, parts: list[Any] | None) -> None:
+        import tensorflow as tf
+
+        tensor = reduction.tensor
+        value = None
+        if parts is not None:
+            if reduction.kind == "rows_mean":
+                weighed = self._parts_of_input(reduction.weight) or []
+                counts = [tf.cast(tf.raw_ops.Shape(input=w)[0], parts[0].dtype) for w in weighed]
+                sums = [tf.where(c > 0, p * c, tf.zeros_like(p)) for p, c in zip(parts, counts, strict=True)]
+                value = tf.add_n(sums) / tf.add_n(counts)
+            else:
+                value = put_together(parts, reduction.kind)
+        value = self._shared(one.node, tensor, value, self.view.shape(tensor))
+        self.editor.lead(reduction.edges, value)
+        self.editor.whole[tensor] = str(value.name)
+
+    def _gather(self, tensor: str, parts: list[Any] | None) -> None:
+        for gather in self.gathers.get(tensor, ()):
+            table = self.tables[gather.table]
+            value = None
+            shape = self.view.shape(tensor)
+            if parts is not None:
+                value = whole_of(parts, table.rows, shape)
+            value = self._shared(split_tensor(tensor)[0], tensor, value, shape)
+            self.editor.lead(gather.edges, value)
+            self.editor.whole[tensor] = str(value.name)
+
+    def _shared(self, node: str, tensor: str, value: Any, shape: Any) -> Any:
+        """A value on this worker, from worker 0 where only that has it."""
+        import tensorflow as tf
+
+        arrives = any(edge in self.editor.arrivals for edge in self.view.consumers(tensor))
+        if node not in self.driven and not (node not in self.owned and arrives):
+            return value
+        with tf.control_dependencies([] if value is not None else self._gave(node, tensor)):
+            dtype = value.dtype.base_dtype if value is not None else tf.dtypes.as_dtype(self.view.dtype(tensor))
+            return self.editor.meetings.deliver(value, dtype, tf.TensorShape(shape))
+
+    def _gave(self, node: str, tensor: str) -> list[Any]:
+        if node in self.owned:
+            return self._given(node)
+        return [op for e in self.view.consumers(tensor) for op in self.editor.arrivals.get(e, ())]
+
+    def _parts_of_input(self, tensor: str) -> list[Any] | None:
+        """A tensor by partition, where this worker has it: of a variable, of a node, or of a gradient given by all."""
+        node, output = split_tensor(tensor)
+        if node in self.editor.partitions:
+            return list(self.editor.partitions[node])
+        if node in self.ops:
+            return [op.outputs[output] for op in self.ops[node]]
+        edges = self.view.consumers(tensor)
+        return next((self.editor.led_to_parts[e] for e in edges if e in self.editor.led_to_parts), None)
+
+    def _end_of_write(self, one: Owned) -> None:
+        """What the user's node becomes: it has run when all partitions are written and this worker's copy is new."""
+        ops = self.ops.get(one.node, [])
+        if self.locks is not None:
+            ops = [*ops, *self.locks.releases(one, self.ops)]
+        waits = ops
+        if one.node in self.driven:
+            given = [] if self.leads else self._given(one.node)
+            waits = [*ops, *given, *self.editor.meetings.token(ops)]
+        table = self.tables[one.table]
+        if table.mirrored and self._written(one.node) == table.op:
+            value, refreshed = self._refresh(table, waits)
+            if self.view.outputs(one.node):  # a reference goes on from here
+                self.editor.become_identity(one.node, value, self.owned)
+                return
+            waits = [*waits, refreshed]
+        self.editor.become_no_op(one.node, waits, self.owned)
+
+    def _written(self, node: str) -> str:
+        """The variable op that a node writes, seen through references that other writers gave on."""
+        while node not in self.editor.partitions:
+            node = split_tensor(self.view.inputs(node)[0])[0]
+        return node
+
+    def _refresh(self, table: Table, waits: list[Any]) -> tuple[Any, Any]:
+        """Gives this worker's copy of a variable the servers' value; (that value afterwards, the op that does it)."""
+        import tensorflow as tf
+
+        with tf.name_scope("parallax/refresh/"), tf.control_dependencies(waits):
+            whole = self._read(table)
+            if self.view.op(table.op) == "VarHandleOp":
+                write = tf.raw_ops.AssignVariableOp(resource=self.editor.tensor(f"{table.op}:0"), value=whole)
+            else:
+                write = tf.raw_ops.Assign(ref=self.editor.reference(table.op), value=whole).op
+            with tf.control_dependencies([write]):
+                return tf.identity(whole), write
+
+    def _read(self, table: Table) -> Any:
+        """What the servers have of a variable, whole."""
+        import tensorflow as tf
+
+        is_resource, dtype = self.view.op(table.op) == "VarHandleOp", tf.dtypes.as_dtype(table.dtype)
+        parts = []
+        for part, server in zip(self.editor.partitions[table.op], table.servers, strict=True):
+            with tf.device(device_of(server)):
+                parts.append(
+                    tf.raw_ops.ReadVariableOp(resource=part, dtype=dtype) if is_resource else tf.identity(part)
+                )
+        return whole_of(parts, table.rows, table.shape)
+
+    def _fetch_from_servers(self) -> None:
+        """Whoever fetches a variable gets what the servers have: a worker's copy is as old as its own last update."""
+        import tensorflow as tf
+
+        for table in self.tables.values():
+            if table.mirrored:
+                with tf.name_scope("parallax/whole/"):
+                    whole = str(self._read(table).name)
+                reads = [e.node for e in self.view.consumers(f"{table.op}:0") if self.view.op(e.node) in _READS]
+                self.editor.whole.update({f"{node}:0": whole for node in (table.op, *reads)})
+
+    def _leave_nothing_behind(self) -> None:
+        """The user's own nodes, where copies run now, give nothing; who waited for them waits for the copies.
+
+        Reads of variables stay as they are, and nobody runs them: TensorFlow looks for them by name.
+        """
+        waited_for = {c for n in self.view.nodes if not self._is_idle(n) for c in self.view.controls(n)}
+        for node, one in self.owned.items():
+            if one.writes:
+                continue
+            if not all(split_tensor(t)[0] in self.editor.partitions for t in self.view.inputs(node)):
+                self.editor.become_no_op(node, [self._finished(node)] if node in waited_for else [], self.owned)
+            elif node in waited_for:
+                for waiting in [n for n in self.view.nodes if node in self.view.controls(n)]:
+                    self.editor.waits_for[waiting, node] = self._finished(node)
+
+    def _is_idle(self, node: str) -> bool:
+        return node in self.owned and not self.owned[node].writes

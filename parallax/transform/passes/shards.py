@@ -1,0 +1,30 @@
+"""Pass: the number of shards and the number of this worker's shard become constants of this worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallax.compat.shard import MARK, NUM_SHARDS, mark_of
+from parallax.transform.building.editor import Worker
+
+
+def set_shards(graph_def: Any, worker: Worker) -> None:
+    """Sets the nodes that are marked (parallax/compat/shard.py), also in functions, as those of one-shot iterators.
+    Args:
+        graph_def: changed in place.
+        worker: whose graph it is.
+    """
+    import tensorflow as tf
+
+    for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
+        for node in nodes:
+            mark = mark_of(node)
+            if not mark:
+                continue
+            value = worker.size if mark == NUM_SHARDS else worker.rank
+            node.op = "Const"
+            del node.input[:]
+            node.attr.clear()
+            node.attr[MARK].s = mark
+            node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64, shape=[]))
+            node.attr["dtype"].type = tf.int64.as_datatype_enum

@@ -1,0 +1,89 @@
+"""Passes for tables: local shapes, whole values cut to local rows, and local rows put together whole.
+
+The row-local view: a table and its slot variables hold the rows that this worker owns; row-wise update ops then stay
+as the user wrote them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallax.graph.ownership import Ownership
+from parallax.plans.rewrites import Decisions, Table
+from parallax.transform.building.collectives import all_gather, open_end
+from parallax.transform.building.editor import SCOPE, Editor
+from parallax.transform.passes.initial_rows import OwnRows
+from parallax.transform.passes.partitions import row_places
+
+
+def spread_tables(editor: Editor, decisions: Decisions) -> None:
+    """Gives tables and their slots the local shape, and conditionals over them an open one."""
+    from tensorflow.core.framework import attr_value_pb2
+
+    for table in decisions.tables:
+        if table.servers:
+            continue
+        local = table.local_shape(editor.worker.rank, editor.worker.size)
+        for member in table.members:
+            shape = attr_value_pb2.AttrValue()
+            shape.CopyFrom(editor.view.nodes[member].attr["shape"])
+            if local:  # a slot may have other columns than its table
+                shape.shape.dim[0].size = local[0]
+            editor.attributes[(member, "shape")] = shape
+    for node in decisions.conditionals:
+        unknown = attr_value_pb2.AttrValue()
+        unknown.list.shape.add().unknown_rank = True
+        editor.attributes[(node, "output_shapes")] = unknown
+    _whole_shapes(editor, decisions)
+
+
+def _whole_shapes(editor: Editor, decisions: Decisions) -> None:
+    import numpy as np
+
+    for shape in decisions.shapes:
+        number = editor.tensor(f"{shape.node}:0").dtype.as_numpy_dtype
+        editor.become_constant(shape.node, np.array(shape.shape, number))
+
+
+def slice_rows(editor: Editor, decisions: Decisions) -> None:
+    """Where a whole value meets local rows, it is cut to them, or only they are made of it."""
+    import tensorflow as tf
+
+    own, worker = OwnRows(editor, decisions), editor.worker
+    for cut in decisions.slices:
+        table = decisions.table(cut.table)
+        if table.servers:
+            continue
+        for edge in cut.edges:
+            with tf.name_scope(f"{SCOPE}/local_rows/"):
+                rows = own.at(edge, table.variable, table.rows, table.ownership(worker.size), worker.rank)
+                editor.lead([edge], rows)
+
+
+def gather_rows(editor: Editor, decisions: Decisions) -> None:
+    """Where local rows are read whole, or may be fetched, they are put together in the user's order."""
+    import tensorflow as tf
+
+    tables = {t.op: t for t in decisions.tables}
+    places: dict[tuple[int, Ownership], Any] = {}
+    for gather in decisions.gathers:
+        table = tables[gather.table]
+        if table.servers:
+            continue
+        with tf.name_scope(f"{SCOPE}/whole/"):
+            key = (table.rows, table.ownership(editor.worker.size))
+            if key not in places:
+                places[key] = row_places(*key)
+            whole = _whole(editor.tensor(gather.tensor), table, places[key])
+        editor.lead(gather.edges, whole)
+        editor.whole[gather.tensor] = str(whole.name)
+
+
+def _whole(local: Any, table: Table, places: Any) -> Any:
+    """All rows `[rows, ...]` of local rows; every worker must run it."""
+    import tensorflow as tf
+
+    row_shape = local.shape.as_list()[1:] if local.shape.rank else list(table.row_shape)
+    whole = tf.gather(all_gather(open_end(local, [None, *row_shape])), places)
+    whole.set_shape([table.rows, *row_shape])
+    return whole

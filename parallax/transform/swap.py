@@ -1,0 +1,273 @@
+"""The graph of another plan beside the one that runs, in one session: what both have alike is there once.
+
+What a session keeps between runs hangs on its nodes: the position of a dataset's iterator, the contents of queues and
+word tables, the counters of random ops, variables. So another plan's graph is not opened in a session of its own. Its
+nodes that are as they were, with all that they need, are those which run already; all others are added under
+`parallax/plan_NUMBER/`, and take what they share from there. What is added is
+
+- a variable that a plan holds in other places than the one before, for its rows are to be moved,
+- what the transform made, so that collectives have the same names on all workers, whatever is alike on one of them,
+- what differs in any attribute or input,
+
+and whatever takes something of these or waits for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from parallax.errors import TransformError
+from parallax.graph.view import split_tensor
+from parallax.transform.building.editor import SCOPE, Keeping
+from parallax.transform.passes.seeds import mixed
+from parallax.transform.pipeline import WorkerGraph
+
+VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
+_PREFIX = re.compile(rf"{SCOPE}/plan_\d+/")
+_OF_ONE_RUN = ("TensorArray", "Stack", "TemporaryVariable")
+"""Beginnings of the types of ops whose state does not outlive a run."""
+_WITHOUT_HANDLE = ("Stage", "Unstage", "MapStage", "MapUnstage", "OrderedMapStage", "OrderedMapUnstage", "Barrier")
+_RESOURCE = 20  # TensorFlow's number of the type of handles
+_NAMED = 5  # ops that a message lists
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Another plan's graph in a session that runs.
+
+    Attributes:
+        worker_graph: of the new plan. Tensors and ops to be run have the names that they have in the session; what is
+            looked up by the user's names keeps these.
+        names: node as the transform calls it -> node in the session, of those that have another name there.
+        added: GraphDef of the nodes that are not in the session yet.
+        redrawn: random ops that begin anew, as what they take is no longer the same.
+    """
+
+    worker_graph: WorkerGraph
+    names: Mapping[str, str]
+    added: Any
+    redrawn: tuple[str, ...]
+
+
+def as_planned(name: str) -> str:
+    """The name that the transform gave to a node or tensor of a session."""
+    return _PREFIX.sub("", name, count=1) if name.startswith(f"{SCOPE}/plan_") else name
+
+
+def renamed_tensor(tensor: str, names: Mapping[str, str]) -> str:
+    """The name of a tensor or node in the session."""
+    if ":" not in tensor:
+        return names.get(tensor, tensor)
+    node, number = split_tensor(tensor)
+    return f"{names[node]}:{number}" if node in names else tensor
+
+
+def held_elsewhere(running: WorkerGraph, new: WorkerGraph) -> frozenset[str]:
+    """The variable ops of which a worker has other rows by the new plan, on whichever worker."""
+    return frozenset(
+        op
+        for op in running.spread.keys() | new.spread.keys() | running.on_servers | new.on_servers
+        if running.spread.get(op) != new.spread.get(op) or (op in running.on_servers) != (op in new.on_servers)
+    )
+
+
+def beside(running: WorkerGraph, names: Mapping[str, str], new: WorkerGraph, number: int) -> Beside:
+    """Puts a new plan's graph beside the one that runs.
+
+    Args:
+        running: the graph of the plan in force, as the transform made it.
+        names: node of it -> node in the session, of those that have another name there.
+        new: the graph of the new plan.
+        number: which plan of this session it is; every number is used once.
+
+    Raises:
+        TransformError: when state of an op would be lost; the message names it.
+    """
+    changed = _changed(running, new)
+    nodes = {node.name: node for node in new.graph_def.node}
+    _check_state(new, changed)
+    prefix = f"{SCOPE}/plan_{number}/"
+    here = {name: prefix + name if name in changed else names.get(name, name) for name in nodes}
+    here = {name: there for name, there in here.items() if name != there}
+    whole, added = type(new.graph_def)(), type(new.graph_def)()
+    for graph_def in (whole, added):
+        graph_def.versions.CopyFrom(new.graph_def.versions)
+    redrawn = []
+    known = {function.signature.name: function for function in running.graph_def.library.function}
+    for function in new.graph_def.library.function:
+        whole.library.function.add().CopyFrom(function)
+        if function.signature.name not in known:
+            added.library.function.add().CopyFrom(function)
+    whole.library.gradient.extend(new.graph_def.library.gradient)
+    for name, node in nodes.items():
+        copy = whole.node.add()
+        copy.CopyFrom(node)
+        _rename(copy, here)
+        if name not in changed:
+            continue
+        if "seed" in node.attr and "seed2" in node.attr:
+            copy.attr["seed2"].i = mixed(node.attr["seed2"].i, copy.name, 0)  # the first numbers have been drawn
+            redrawn.append(name)
+        _give_own_state(copy, name, prefix)
+        _forget_places_outside(added.node.add(), copy, prefix)
+    return Beside(_in_session(new, whole, here), here, added, tuple(sorted(redrawn)))
+
+
+def _changed(running: WorkerGraph, new: WorkerGraph) -> set[str]:
+    """The nodes of the new graph that cannot be those that run."""
+    before = {node.name: node for node in running.graph_def.node}
+    elsewhere = held_elsewhere(running, new)
+    kept = _kept_partitions(running, new, before)
+    functions = {function.signature.name: function for function in running.graph_def.library.function}
+    odd = {f.signature.name for f in new.graph_def.library.function if functions.get(f.signature.name, f) != f}
+    if odd:
+        raise TransformError(f"A function must be the same by every plan, and {min(odd)!r} is not.")
+    takers: dict[str, list[str]] = {}
+    for node in new.graph_def.node:
+        for name in node.input:
+            takers.setdefault(_node(name), []).append(node.name)
+    own = f"{SCOPE}/"
+    waiting = [
+        node.name
+        for node in new.graph_def.node
+        if (node.name.startswith(own) and node.name not in kept)
+        or node.name in elsewhere
+        or before.get(node.name) != node
+    ]
+    nodes = {node.name: node for node in new.graph_def.node}
+    changed: set[str] = set()
+    while waiting:
+        while waiting:
+            name = waiting.pop()
+            if name not in changed:
+                changed.add(name)
+                waiting += takers.get(name, ())
+        # What gives no tensor cannot be named from outside when nodes are added: who waits for it has one of its own.
+        waiting = [
+            _node(name)
+            for node in changed
+            for name in nodes[node].input
+            if name.startswith("^") and _node(name) not in changed and not _gives(nodes[_node(name)])
+        ]
+    return changed
+
+
+def _kept_partitions(running: WorkerGraph, new: WorkerGraph, before: Mapping[str, Any]) -> frozenset[str]:
+    """The partitions of those variables of which servers hold the same rows by both plans."""
+    after = {node.name: node for node in new.graph_def.node}
+    return frozenset(
+        part
+        for op, parts in new.partitions.items()
+        if running.partitions.get(op) == parts and all(before.get(p) == after.get(p) for p in parts)
+        for part in parts
+    )
+
+
+def _check_state(new: WorkerGraph, changed: set[str]) -> None:
+    """Refuses to build anew what holds something from run to run, other than variables."""
+    lost = [
+        node.name
+        for node in new.graph_def.node
+        if node.name in changed and not node.name.startswith(f"{SCOPE}/") and _keeps_state(node)
+    ]
+    if lost:
+        more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+        raise TransformError(
+            "What a session keeps from run to run must be the same by both plans, and this is not, as it takes what "
+            f"changes: {', '.join(sorted(lost)[:_NAMED])}{more}. Give the better plan to the job when it starts."
+        )
+
+
+def _keeps_state(node: Any) -> bool:
+    """Whether an op has state of its own, which its node's name leads to."""
+    if node.op in VARIABLES or node.op.startswith(_OF_ONE_RUN):
+        return False
+    definition = _definition(node)
+    if node.op in _WITHOUT_HANDLE:
+        return True
+    if definition is None or not definition.is_stateful:
+        return False
+    creates = not any(argument.type == _RESOURCE or argument.is_ref for argument in definition.input_arg)
+    return creates and any(argument.type == _RESOURCE or argument.is_ref for argument in definition.output_arg)
+
+
+def _definition(node: Any) -> Any:
+    from tensorflow.python.framework import op_def_registry
+
+    return op_def_registry.get(node.op)
+
+
+def _gives(node: Any) -> bool:
+    """Whether a node has an output; one that is a function's call counts as having one."""
+    definition = _definition(node)
+    return definition is None or bool(definition.output_arg)
+
+
+def _rename(node: Any, names: Mapping[str, str]) -> None:
+    """A node's own name, those of its inputs, and of what it is to be beside, as in the session."""
+    node.name = names.get(node.name, node.name)
+    for place, name in enumerate(node.input):
+        mark = "^" if name.startswith("^") else ""
+        known = name.removeprefix("^")
+        node.input[place] = mark + renamed_tensor(known, names)
+    if "_class" in node.attr:
+        places = node.attr["_class"].list.s
+        for place, value in enumerate(places):
+            op = value.decode().removeprefix("loc:@")
+            places[place] = f"loc:@{names.get(op, op)}".encode()
+
+
+def _give_own_state(node: Any, name: str, prefix: str) -> None:
+    """A variable, and what the transform made, is not what another plan has under the same name."""
+    if "shared_name" not in node.attr:
+        return
+    if node.op in VARIABLES:
+        node.attr["shared_name"].s = node.name.encode()
+    elif name.startswith(f"{SCOPE}/") and node.attr["shared_name"].s:
+        node.attr["shared_name"].s = prefix.encode() + node.attr["shared_name"].s
+
+
+def _forget_places_outside(added: Any, node: Any, prefix: str) -> None:
+    """A node as it is added, which can be told to be beside others that are added only."""
+    added.CopyFrom(node)
+    if "_class" in added.attr:
+        inside = [p for p in added.attr["_class"].list.s if p.startswith(f"loc:@{prefix}".encode())]
+        if inside:
+            added.attr["_class"].list.s[:] = inside
+        else:
+            del added.attr["_class"]
+
+
+def _in_session(new: WorkerGraph, graph_def: Any, names: Mapping[str, str]) -> WorkerGraph:
+    def tensors(found: Iterable[str]) -> tuple[str, ...]:
+        return tuple(renamed_tensor(name, names) for name in found)
+
+    return replace(
+        new,
+        graph_def=graph_def,
+        whole={name: renamed_tensor(tensor, names) for name, tensor in new.whole.items()},
+        cuts=tuple(replace(cut, tensor=renamed_tensor(cut.tensor, names)) for cut in new.cuts),
+        counters=tuple(replace(one, tensor=renamed_tensor(one.tensor, names)) for one in new.counters),
+        roundings=tuple(
+            replace(one, tensor=renamed_tensor(one.tensor, names), initializer=renamed_tensor(one.initializer, names))
+            for one in new.roundings
+        ),
+        counter_initializers=tensors(new.counter_initializers),
+        partitions={op: tensors(parts) for op, parts in new.partitions.items()},
+        keepings=tuple(
+            Keeping(one.source, tensors(one.begin), tensors(one.add), tensors(one.take)) for one in new.keepings
+        ),
+    )
+
+
+def outside(added: Any) -> Sequence[str]:
+    """The tensors, and with a `^` the nodes, that added nodes take from those that are in the session; sorted."""
+    inside = {node.name for node in added.node}
+    return sorted({name for node in added.node for name in node.input if _node(name) not in inside})
+
+
+def _node(name: str) -> str:
+    return name.removeprefix("^").split(":")[0]

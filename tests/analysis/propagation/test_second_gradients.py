@@ -1,0 +1,137 @@
+"""Gradients that are used within a loss: which of them the workers average, and what is refused; no cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from parallax.analysis.reading import record
+from parallax.analysis.stages import analyse, decide, feasible
+from parallax.errors import GraphError
+from parallax.plans.plan import Wishes, one_host
+from tests.equality import gradient_models, models
+
+v1 = tf.compat.v1
+record.install()
+
+
+def averaged(build: Any, accumulate_steps: int = 1) -> list[str]:
+    """The tensors that are averaged over two workers."""
+    graph = tf.Graph()
+    with graph.as_default(), v1.variable_scope("", use_resource=True):
+        build()
+    analysed = analyse(graph)
+    wishes = Wishes(accumulate_steps=accumulate_steps)
+    return [a.tensor for a in decide(analysed, feasible(analysed, one_host(2), wishes)).all_reduces if a.kind == "mean"]
+
+
+def loss_of(w: Any, features: Any = None) -> Any:
+    x = v1.placeholder(tf.float32, [6, 3]) if features is None else features
+    return tf.reduce_mean(tf.square(tf.tanh(x @ w)))
+
+
+def train(loss: Any, *variables: Any) -> None:
+    v1.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=list(variables) or None)
+
+
+def test_what_flows_back_through_an_averaged_gradient_is_averaged() -> None:
+    assert averaged(lambda: gradient_models.adapted(6, 1)) == [
+        "gradients/matmul_1_grad/MatMul_1:0",  # of the first loss
+        "gradients/matmul_grad/MatMul_1:0",
+        "gradients_1/mul_1_grad/tuple/control_dependency_1:0",  # what arrives at these two
+        "gradients_1/mul_grad/tuple/control_dependency_1:0",
+        "gradients_1/AddN_2:0",  # of the loss after the step
+        "gradients_1/AddN_3:0",
+    ]
+
+
+def test_a_gradient_by_inputs_is_not_averaged() -> None:
+    assert len(averaged(lambda: gradient_models.gradient_penalty(6, False))) == 2
+
+
+def test_a_gradient_of_weights_after_a_step_is_averaged_like_a_variable_s() -> None:
+    assert len(averaged(lambda: gradient_models.adapted(6, 2))) == 10
+
+
+def test_a_gradient_taken_outside_of_the_function_that_goes_back_through_it_is_averaged() -> None:
+    def build() -> None:
+        w, x = v1.get_variable("w", [3, 1]), v1.placeholder(tf.float32, [6, 3])
+        (slope,) = tf.gradients(loss_of(w, x), [w])
+        after = tf.function(lambda x: tf.gradients(loss_of(w - slope, x), [w])[0])
+        v1.assign_sub(w, after(x))
+
+    assert len(averaged(build)) == 3
+
+
+def test_gradients_of_no_batch_are_not_averaged() -> None:
+    def build() -> None:
+        w = v1.get_variable("w", [3, 1])
+        (slope,) = tf.gradients(tf.nn.l2_loss(tf.square(w)), [w])
+        train(loss_of(w) + tf.nn.l2_loss(slope))
+
+    assert len(averaged(build)) == 1
+
+
+def _of_rows() -> None:
+    emb = models.table()
+    (first,) = tf.gradients(tf.reduce_mean(tf.square(tf.nn.embedding_lookup(emb, models.ids(6)))), [emb])
+    train(tf.nn.l2_loss(emb - tf.convert_to_tensor(first)))
+
+
+def _by_rows_of_no_variable() -> None:
+    emb, w = models.table(), v1.get_variable("w", [])
+    (slope,) = tf.gradients(tf.reduce_mean(tf.square(tf.gather(at := emb * w, models.ids(6)))), [at])
+    train(tf.nn.l2_loss(emb - tf.convert_to_tensor(slope)))
+
+
+def _mixed() -> None:
+    v, u = v1.get_variable("v", [3, 1]), v1.get_variable("u", [3, 1])
+    first = tf.gradients(loss_of(v + tf.sin(u)), [v, u])
+    train(loss_of(v - first[0]) + loss_of(u - first[1]))
+
+
+def _in_a_loop() -> None:
+    w = v1.get_variable("w", [3, 1])
+    x = v1.placeholder(tf.float32, [6, 3])
+    step = lambda i, at: (i + 1, at - tf.gradients(loss_of(w, x), [w])[0])  # noqa: E731
+    train(loss_of(tf.while_loop(lambda i, _: i < 2, step, [0, w])[1], x))
+
+
+def _hessian() -> None:
+    w = v1.get_variable("w", [3, 1])
+    loss = loss_of(w)
+    (second,) = tf.hessians(loss, [w])
+    v1.assign_sub(w, tf.gradients(loss, [w])[0] / (1.0 + tf.reshape(tf.linalg.diag_part(second[:, 0, :, 0]), [3, 1])))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (_of_rows, "differentiated again must not have rows only: .* Take the first gradient by the looked-up rows"),
+        (_by_rows_of_no_variable, "by what is no variable must not have rows only: .* Look rows up by tf.matmul"),
+        (_mixed, "differentiated again must be computed apart: .* Call tf.gradients once for each variable"),
+        (_in_a_loop, "within a loop or a conditional: .*While 'while' takes one of 'w'"),
+        (_hessian, "within a loop or a conditional: .*in place of tf.hessians, take products"),
+    ],
+)
+def test_a_gradient_of_a_gradient_without_a_rule_is_refused_with_a_remedy(build: Any, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        averaged(build)
+
+
+def test_gradients_used_within_a_loss_are_not_kept_over_batches() -> None:
+    with pytest.raises(GraphError, match="several batches, .*accumulate_steps at 1"):
+        averaged(lambda: gradient_models.adapted(6, 1), accumulate_steps=2)
+
+
+def test_a_gradient_that_a_conditional_gives_is_refused() -> None:
+    def build() -> None:
+        w, step = v1.get_variable("w", [3, 1]), v1.train.get_or_create_global_step()
+        x = v1.placeholder(tf.float32, [6, 3])
+        train(loss_of(w, x))
+        v1.assign_sub(w, tf.cond(step > 3, lambda: tf.gradients(loss_of(w, x), [w])[0], lambda: tf.zeros([3, 1])))
+
+    with pytest.raises(GraphError, match="within a loop or a conditional: If 'cond' takes one of 'w'.* Take it before"):
+        averaged(build)

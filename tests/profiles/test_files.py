@@ -1,0 +1,37 @@
+"""Model profiles as files."""
+
+from pathlib import Path
+
+import pytest
+
+from parallax.errors import ConfigError, PlanError
+from parallax.profiles.files import check_writable, default_path, write_model_profile
+from parallax.profiles.plan_inputs import read_measured
+from parallax.profiles.profiles import ModelProfile, TableProfile
+
+PROFILE = ModelProfile(
+    version=1,
+    graph="a" * 64,
+    cluster="c" * 64,
+    steps=20,
+    source="sample batches",
+    tables=(TableProfile("emb", 6.0, 4.5, ((1, 4.5), (2, 7.25)), 1.125),),
+    compute_s=0.25,
+)
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / default_path(PROFILE)
+    assert path.name == "parallax-profile-aaaaaaaaaaaa-cccccccccccc.json"
+    write_model_profile(PROFILE, path)
+    assert read_measured(None, path).model == PROFILE
+
+
+def test_files_that_cannot_be_are_refused(tmp_path):
+    with pytest.raises(PlanError, match="must be a readable text file: No such file"):
+        read_measured(None, tmp_path / "none.json")
+    for path in (tmp_path, tmp_path / "none" / "p.json", Path("/dev/null/p.json")):
+        with pytest.raises(ConfigError, match="that can be written"):
+            check_writable(path)
+        with pytest.raises(ConfigError, match="that can be written"):
+            write_model_profile(PROFILE, path)

@@ -1,0 +1,433 @@
+"""Runs under mpirun with four workers: writes and reads checkpoints in many ways, each check on all ranks.
+
+    python -m tests.runtime.checkpoint.program RESULT.json FOLDER
+
+Rank 0 writes the names of the checks that were made. Only rank 0 touches FOLDER.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("HOROVOD_CYCLE_TIME", "1")
+os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")  # sums of tensors sent together depend on which those are
+
+from mpi4py import MPI  # noqa: E402
+
+from parallax.analysis.reading import record  # noqa: E402
+
+record.install()
+
+import horovod.tensorflow as hvd  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from parallax.analysis.planner import make_plan  # noqa: E402
+from parallax.analysis.reading.capture import initialization_phases  # noqa: E402
+from parallax.analysis.stages import analyse, decide  # noqa: E402
+from parallax.errors import CheckpointError, PlanError  # noqa: E402
+from parallax.plans.plan import Wishes, one_host  # noqa: E402
+from parallax.runtime.checkpoint.folder import Writer, latest  # noqa: E402
+from parallax.runtime.checkpoint.held import Places, SpreadRows, hold, meet  # noqa: E402
+from parallax.runtime.checkpoint.storage import Storage  # noqa: E402
+from parallax.runtime.checkpoint.stored import stored_variables  # noqa: E402
+from parallax.runtime.worker.channels import open_channels  # noqa: E402
+from parallax.transform.building.editor import Worker  # noqa: E402
+from parallax.transform.pipeline import transform  # noqa: E402
+
+v1 = tf.compat.v1
+COMM = MPI.COMM_WORLD
+RANK = COMM.Get_rank()
+FOLDER = Path(sys.argv[2])
+CHUNK_BYTES = 64  # four rows of four float32; two of the table of float64
+STEPS = 3
+UNEQUAL, OTHERS = (3, 0, 0, 2, 3, 0), (2, 0)  # owners of rows in turns; worker 1 owns nothing
+
+
+def build(use_resource, emb_rows=11, extra=False):
+    """Tables, one of them in parts, and variables of many types that all workers hold."""
+    graph = tf.Graph()
+    with graph.as_default(), v1.variable_scope("", use_resource=use_resource):
+        v1.set_random_seed(3)
+        ids = v1.placeholder(tf.int64, [6], name="ids")
+        y = v1.placeholder(tf.float32, [6, 1], name="y")
+        emb = v1.get_variable("emb", [emb_rows, 4])
+        parted = v1.get_variable("parted", [13, 4], partitioner=v1.fixed_size_partitioner(3))
+        double = v1.get_variable("double", [7, 3], tf.float64)
+        tiny = v1.get_variable("tiny", [5, 2])
+        bias = v1.get_variable("bias", [11])
+        w = v1.get_variable("w", [4, 1])
+        columns = v1.get_variable("columns", [2, 5], partitioner=v1.fixed_size_partitioner(2, axis=1))
+        v1.get_variable("half", initializer=tf.cast(tf.range(15), tf.bfloat16), trainable=False)
+        v1.get_variable("counts", initializer=tf.reshape(tf.range(14, dtype=tf.int64), [7, 2]), trainable=False)
+        v1.get_variable("flags", initializer=tf.constant([True, False, True]), trainable=False)
+        v1.get_variable("words", initializer=tf.constant(["one", "two"]), trainable=False)
+        v1.get_variable("scalar", initializer=tf.constant(2.5), trainable=False)
+        if extra:
+            v1.get_variable("added", [2], trainable=False)
+        h = tf.nn.embedding_lookup(emb, ids) + v1.nn.embedding_lookup(parted, ids)
+        h += tf.cast(tf.reduce_sum(tf.nn.embedding_lookup(double, ids % 7), 1, keepdims=True), tf.float32)
+        h += tf.reduce_sum(tf.nn.embedding_lookup(tiny, ids % 5), 1, keepdims=True) + tf.reduce_sum(columns)
+        loss = tf.reduce_mean(tf.square(h @ w + tf.expand_dims(tf.gather(bias, ids), 1) - y))
+        step = v1.train.get_or_create_global_step()
+        v1.train.AdamOptimizer(0.05).minimize(loss, global_step=step, name="train")
+    return graph
+
+
+class Job:
+    """A graph on some of the ranks, with a session in which initializers have run; closed after a `with` block."""
+
+    def __init__(self, graph, route, comm=COMM, chunk_bytes=CHUNK_BYTES, folder=FOLDER, pattern=()):
+        analysed = analyse(graph)
+        size, rank = comm.Get_size(), comm.Get_rank()
+        routes = {}
+        for variable in analysed.spec.variables:
+            try:
+                make_plan(analysed.spec, one_host(size), Wishes(routes={variable.name: route}))
+                routes[variable.name] = route
+            except PlanError:
+                continue
+        plan = make_plan(analysed.spec, one_host(size), Wishes(routes=routes))
+        spread = {v.name for v in plan.variables if v.route == "alltoall"}
+        plan = replace(
+            plan,
+            variables=tuple(replace(v, owner_pattern=pattern if v.name in spread else ()) for v in plan.variables),
+        )
+        self.made = transform(analysed.captured.view, decide(analysed, plan), Worker(rank, size, 7))
+        open_channels(self.made.graph_def, comm)
+        self.graph, worker_graph = graph, tf.Graph()
+        with worker_graph.as_default():
+            tf.graph_util.import_graph_def(self.made.graph_def, name="")
+            held = hold(stored_variables(graph), Places(self.made.spread), comm)
+        self.storage = Storage(str(folder), held, comm, chunk_bytes)
+        self.session = v1.Session(graph=worker_graph)
+        for phase in initialization_phases(analysed.captured):
+            self.session.run(phase)
+        self.session.run(self.made.counter_initializers)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.session.close()
+
+    def train(self, steps=STEPS):
+        for step in range(steps):
+            draw = np.random.RandomState(100 * step + RANK)
+            self.session.run("train", {"ids:0": draw.randint(0, 11, 6), "y:0": draw.rand(6, 1)})
+
+    def values(self):
+        """Every variable whole, by name of its op; all workers of the job must call it."""
+        found = {}
+        for variable in self.graph.get_collection("variables"):
+            tensor = self.graph.as_graph_element(variable).name
+            found[variable.op.name] = self.session.run(self.made.whole.get(tensor, tensor))
+        return found
+
+    def at(self, folder, chunk_bytes=CHUNK_BYTES):
+        """The same job with another folder."""
+        self.storage = Storage(str(FOLDER / folder), self.storage.held, self.storage.comm, chunk_bytes)
+        return self
+
+    def is_spread(self, op):
+        return any(h.stored.op == op and isinstance(h, SpreadRows) for h in self.storage.held)
+
+
+def saver_of(graph):
+    with graph.as_default():
+        return v1.train.Saver(v1.global_variables())
+
+
+def one_process(graph, restore="", save=""):
+    """The user's graph without this project: all values after Saver has restored or before it has saved."""
+    saver = saver_of(graph)
+    with v1.Session(graph=graph) as session:
+        if restore:
+            saver.restore(session, restore)
+        else:
+            with graph.as_default():
+                session.run(v1.global_variables_initializer())
+        if save:
+            saver.save(session, save, write_meta_graph=False)
+        return {v.op.name: session.run(v) for v in graph.get_collection("variables")}
+
+
+def assert_equal(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def on_rank_0(function):
+    """What a function gives on rank 0, on all; only there are the files."""
+    found = function() if RANK == 0 else None
+    meet(COMM)
+    return COMM.bcast(found)
+
+
+def prefix_of(folder, step):
+    return str(FOLDER / folder / f"model.ckpt-{step}")
+
+
+def refused(function):
+    """The message of a CheckpointError that all ranks must get alike."""
+    try:
+        function()
+    except CheckpointError as error:
+        message = str(error)
+    else:
+        message = "nothing was refused"
+    everyone = COMM.allgather(message)
+    assert everyone == [everyone[0]] * len(everyone), everyone
+    return message
+
+
+def shape_and_type_by_key(prefix):
+    reader = tf.train.load_checkpoint(prefix)
+    types = {k: t.name for k, t in reader.get_variable_to_dtype_map().items()}
+    return {k: (shape, types[k]) for k, shape in reader.get_variable_to_shape_map().items()}
+
+
+def four_workers_write_what_saver_writes(use_resource, pattern=()):
+    folder = f"four-{use_resource}"
+    with Job(build(use_resource), "alltoall", folder=FOLDER / folder, pattern=pattern) as job:
+        spread = ["emb", "emb/Adam", "emb/Adam_1", "parted/part_0", "parted/part_2/Adam", "double", "tiny", "bias"]
+        assert not (missing := [op for op in spread if not job.is_spread(op)]), missing
+        assert not job.is_spread("w") and not job.is_spread("counts")
+        job.train()
+        moved = job.storage.save(job.session, STEPS)
+        wanted = job.values()
+    if RANK == 0:
+        assert moved.prefix == latest(str(FOLDER / folder)) == prefix_of(folder, STEPS)
+        assert tf.train.latest_checkpoint(str(FOLDER / folder)) == moved.prefix
+        # The largest thing that was ever whole in one process: a chunk. The largest table has 176 bytes.
+        assert moved.largest_bytes == CHUNK_BYTES, moved
+        assert_equal(one_process(build(use_resource), restore=moved.prefix), wanted)
+        plain = str(FOLDER / f"keys-{use_resource}" / "model")
+        one_process(build(use_resource), save=plain)
+        assert shape_and_type_by_key(moved.prefix) == shape_and_type_by_key(plain)
+        reader = tf.train.load_checkpoint(moved.prefix)
+        np.testing.assert_array_equal(reader.get_tensor("emb/Adam"), wanted["emb/Adam"])
+        whole = np.concatenate([wanted[f"parted/part_{i}/Adam"] for i in range(3)])
+        np.testing.assert_array_equal(reader.get_tensor("parted/Adam"), whole)
+        names = sorted(p.name.split(".data")[0] for p in (FOLDER / folder).iterdir())
+        assert set(names) == {"checkpoint", "model.ckpt-3", "model.ckpt-3.index"}, names
+
+
+def another_number_of_workers_reads_it(use_resource, workers, route, pattern=()):
+    """On some of the ranks: reads, and writes again what it has read."""
+    folder, again = f"four-{use_resource}", f"again-{use_resource}-{workers}"
+    part = COMM.Split(0 if workers > RANK else MPI.UNDEFINED, RANK)
+    if workers > RANK:
+        with Job(build(use_resource), route, part, folder=FOLDER / folder, pattern=pattern) as job:
+            assert job.is_spread("emb") == (route == "alltoall")
+            moved = job.storage.load(job.session)
+            assert moved.prefix == prefix_of(folder, STEPS)
+            if RANK == 0:
+                assert moved.largest_bytes == CHUNK_BYTES, moved
+            Storage(str(FOLDER / again), job.storage.held, part, 32).save(job.session, STEPS)
+    meet(COMM)
+    if RANK == 0:
+        first = one_process(build(use_resource), restore=prefix_of(folder, STEPS))
+        assert_equal(one_process(build(use_resource), restore=prefix_of(again, STEPS)), first)
+
+
+def a_checkpoint_of_saver_is_read(use_resource):
+    folder = FOLDER / f"plain-{use_resource}"
+    wanted = on_rank_0(lambda: one_process(build(use_resource), save=str(folder / "model.ckpt-0")))
+    with Job(build(use_resource), "alltoall", folder=folder) as job:
+        moved = job.storage.load(job.session)
+        assert RANK or moved.largest_bytes == CHUNK_BYTES, moved
+        assert_equal(job.values(), wanted)
+
+
+@functools.cache
+def usual():
+    """A job on all ranks for all checks that need nothing special of it."""
+    return Job(build(True), "alltoall")
+
+
+@functools.cache
+def alone():
+    """A job of rank 0: what fails there in the middle would leave others waiting for the end of the job."""
+    return Job(build(True), "alltoall", MPI.COMM_SELF)
+
+
+def training_goes_on_after_reading_as_it_would_have():
+    job = usual().at("continued")
+    job.train()
+    job.storage.save(job.session, STEPS)
+    job.train(2)
+    straight = job.values()
+    job.storage.load(job.session)
+    job.train(2)
+    for name, value in job.values().items():
+        np.testing.assert_array_equal(value, straight[name], err_msg=name)
+
+
+def one_chunk_is_enough_for_all():
+    job = usual().at("large", 2**20)
+    job.storage.save(job.session, 0)
+    wanted = job.values()
+    job.train(1)
+    job.storage.load(job.session)
+    assert_equal(job.values(), wanted)
+    if RANK == 0:
+        assert len(list((FOLDER / "large").glob("model.ckpt-0.data-*"))) == 1
+
+
+def a_failure_while_writing_keeps_the_one_before():
+    if RANK:
+        return
+    folder, job, flush = FOLDER / "crash", alone().at("crash"), Writer._flush
+    job.storage.save(job.session, 1)
+    wanted = one_process(build(True), restore=prefix_of("crash", 1))
+
+    def dies(writer):
+        if len(writer._parts) == 4:
+            raise KeyboardInterrupt  # no error of files: nothing is tidied, as if the process had died
+        flush(writer)
+
+    Writer._flush = dies
+    try:
+        job.storage.save(job.session, 2)
+        raise AssertionError("the save ended well")
+    except KeyboardInterrupt:
+        pass
+    finally:
+        Writer._flush = flush
+    assert (folder / "model.ckpt-2.unfinished").exists()
+    assert latest(str(folder)) == tf.train.latest_checkpoint(str(folder)) == prefix_of("crash", 1)
+    assert_equal(one_process(build(True), restore=prefix_of("crash", 1)), wanted)
+    assert job.storage.load(job.session).prefix == prefix_of("crash", 1)
+    job.storage.save(job.session, 3)
+    names = {p.name.split(".data")[0] for p in folder.iterdir()} - {"checkpoint"}
+    assert names == {f"model.ckpt-{step}{end}" for step in (1, 3) for end in ("", ".index")}, names
+    state = v1.train.get_checkpoint_state(str(folder))
+    assert list(state.all_model_checkpoint_paths) == [prefix_of("crash", 1), prefix_of("crash", 3)]
+
+
+def a_full_disk_is_told_in_words():
+    """No file may grow beyond some bytes, which is what a write to a full disk meets."""
+    if RANK:
+        return
+    folder, job = FOLDER / "full", alone().at("full")
+    job.storage.save(job.session, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40, before[1]))
+    try:
+        job.storage.save(job.session, 2)
+        message = ""
+    except CheckpointError as error:
+        message = str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "step 2 must be written to" in message and "File too large" in message, message
+    assert latest(str(folder)) == prefix_of("full", 1)
+    assert not list(folder.glob("*unfinished*"))
+
+
+def what_does_not_fit_is_refused():
+    with Job(build(True, emb_rows=12, extra=True), "alltoall", folder=FOLDER / "four-True") as job:
+        message = refused(lambda: job.storage.load(job.session))
+    assert "emb is [12, 4] in the graph and [11, 4] in it" in message, message
+    assert "added [2] of the graph is not in it" in message, message
+    assert prefix_of("four-True", STEPS) in message
+
+
+def no_checkpoint_is_no_error():
+    job = usual().at("nowhere")
+    assert job.storage.load(job.session) is None
+    assert RANK or not (FOLDER / "nowhere").exists()
+
+
+def a_named_checkpoint_that_is_gone_is_refused():
+    folder, job = FOLDER / "gone", usual().at("gone")
+    on_rank_0(lambda: (folder.mkdir(), (folder / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-9"\n')))
+    assert "model.ckpt-9.index is not" in refused(lambda: job.storage.load(job.session))
+
+
+def a_damaged_checkpoint_is_refused():
+    def damage():
+        (FOLDER / "damaged").mkdir()
+        for path in (FOLDER / "four-True").iterdir():
+            (FOLDER / "damaged" / path.name).write_bytes(path.read_bytes())
+        index = FOLDER / "damaged" / f"model.ckpt-{STEPS}.index"
+        index.write_bytes(index.read_bytes()[:-30])
+
+    on_rank_0(damage)
+    job = usual().at("damaged")
+    assert "must be a whole file" in refused(lambda: job.storage.load(job.session))
+
+
+def a_folder_that_cannot_be_written_is_refused():
+    on_rank_0(lambda: (FOLDER / "file").write_text("in the way"))
+    job = usual().at("file/below")
+    message = refused(lambda: job.storage.save(job.session, 0))
+    assert "step 0 must be written to" in message and "CheckPointConfig.ckpt_dir" in message, message
+
+
+def workers_at_different_steps_are_refused():
+    job = usual().at("steps")
+    message = refused(lambda: job.storage.save(job.session, 5 + (RANK == 2)))
+    assert "worker 0 is at 5, and worker 2 at 6" in message, message
+
+
+CHECKS = {
+    "four_workers_write_what_saver_writes, resource": lambda: four_workers_write_what_saver_writes(True),
+    "four_workers_write_what_saver_writes, reference": lambda: four_workers_write_what_saver_writes(False, UNEQUAL),
+    "a_checkpoint_of_saver_is_read": lambda: a_checkpoint_of_saver_is_read(True),
+    "2 workers read it by allgather": lambda: another_number_of_workers_reads_it(True, 2, "allgather"),
+    "3 workers read it by alltoall, reference": lambda: another_number_of_workers_reads_it(
+        False, 3, "alltoall", OTHERS
+    ),
+    **{
+        check.__name__: check
+        for check in (
+            training_goes_on_after_reading_as_it_would_have,
+            one_chunk_is_enough_for_all,
+            a_failure_while_writing_keeps_the_one_before,
+            what_does_not_fit_is_refused,
+            no_checkpoint_is_no_error,
+            a_named_checkpoint_that_is_gone_is_refused,
+            a_damaged_checkpoint_is_refused,
+            a_folder_that_cannot_be_written_is_refused,
+            a_full_disk_is_told_in_words,
+            workers_at_different_steps_are_refused,
+        )
+    },
+}
+
+
+def main():
+    faulthandler.dump_traceback_later(400, exit=True)  # where each rank hangs, if one does
+    hvd.init()
+    done = []
+    for name, check in CHECKS.items():
+        began_s = time.monotonic()
+        try:
+            check()
+        except Exception:
+            # A rank that fails alone would leave the others waiting: the job ends here.
+            print(f"{name}: {traceback.format_exc()}", flush=True)
+            os._exit(1)
+        meet(COMM)
+        if RANK == 0:
+            print(f"{name}: {time.monotonic() - began_s:.1f} s", flush=True)
+        done.append(name)
+    if RANK == 0:
+        Path(sys.argv[1]).write_text(json.dumps(done))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Checkpoints of four workers, of other numbers of workers and of one process without the project: one job makes all
+checks (program.py), and each is then a test of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIMIT_S = 450  # it takes some 40 s on a machine of two cores that does nothing else
+LAUNCH = """
+import sys
+from parallax.cluster.machines import local_cluster
+from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.launch import launch
+sys.exit(launch(Job(("-m", "tests.runtime.checkpoint.program", *sys.argv[1:]), local_cluster(4, ""))))
+"""
+ROOT = Path(__file__).resolve().parents[3]
+CHECKS = [
+    "four_workers_write_what_saver_writes, resource",
+    "four_workers_write_what_saver_writes, reference",
+    "a_checkpoint_of_saver_is_read",
+    "2 workers read it by allgather",
+    "3 workers read it by alltoall, reference",
+    "training_goes_on_after_reading_as_it_would_have",
+    "one_chunk_is_enough_for_all",
+    "a_failure_while_writing_keeps_the_one_before",
+    "what_does_not_fit_is_refused",
+    "no_checkpoint_is_no_error",
+    "a_named_checkpoint_that_is_gone_is_refused",
+    "a_damaged_checkpoint_is_refused",
+    "a_folder_that_cannot_be_written_is_refused",
+    "a_full_disk_is_told_in_words",
+    "workers_at_different_steps_are_refused",
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The names of the checks that were made, all well."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    argv = [sys.executable, "-c", LAUNCH, str(folder / "result.json"), str(folder)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, "\n".join((done.stdout + done.stderr).splitlines()[-40:])
+    return json.loads((folder / "result.json").read_text())
+
+
+@pytest.mark.timeout(LIMIT_S + 60)
+@pytest.mark.parametrize("check", CHECKS)
+def test_checkpoints(results: Any, check: str) -> None:
+    assert check in results
+
+
+@pytest.mark.timeout(LIMIT_S + 60)
+def test_every_check_is_listed(results: Any) -> None:
+    assert sorted(results) == sorted(CHECKS)

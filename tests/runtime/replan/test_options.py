@@ -1,0 +1,67 @@
+"""What a job is to do about better plans: configuration and command line put together, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from parallax.errors import ConfigError
+from parallax.runtime.replan.options import ReplanWish, check_possible, replan_wish
+from parallax.runtime.worker.job_message import Parcel, parcel_from_bytes
+from parallax.settings.config import Config, ReplanConfig
+from parallax.settings.environment import Settings
+
+
+def test_plans_stay_unless_somebody_asks():
+    assert replan_wish(Config(), Settings()) is None
+    assert replan_wish(Config(replan="on"), Settings(replan="off")) is None
+    assert Config(replan=None).replan == ReplanConfig()
+
+
+def test_the_command_line_goes_before_the_configuration(tmp_path):
+    config = Config(replan=ReplanConfig("ask", 0.3, 7, tmp_path / "plan.json"))
+    assert replan_wish(config, Settings()) == ReplanWish("ask", 0.3, 7, tmp_path / "plan.json")
+    found = replan_wish(config, Settings(replan="on", replan_steps=9))
+    assert found == ReplanWish("on", 0.3, 9, tmp_path / "plan.json")
+    assert replan_wish(Config(replan="on"), Settings()) == ReplanWish("on", 0.1, 20, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"mode": "yes"}, "replan must be one of off, ask, on, and 'yes' was given"),
+        ({"margin": 1}, "margin must be a share from 0 up to 1, and 1 was given"),
+        ({"margin": True}, "margin must be a share"),
+        ({"after_steps": 0}, "after_steps must be a whole number from 1, and 0 was given"),
+        ({"plan_file": 3}, "plan_file must be a path"),
+    ],
+)
+def test_what_breaks_a_rule_is_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        ReplanConfig(**{"mode": "on", **values})
+
+
+def test_a_mode_alone_is_checked_too():
+    with pytest.raises(ConfigError, match="replan must be one of off, ask, on"):
+        Config(replan="sometimes")
+    with pytest.raises(ConfigError, match="replan must be a parallax.ReplanConfig"):
+        Config(replan=3)
+
+
+def test_steps_without_a_mode_are_refused():
+    with pytest.raises(ConfigError, match="--replan-steps 5 needs --replan ask or on"):
+        replan_wish(Config(), Settings(replan_steps=5))
+
+
+def test_a_wish_that_cannot_be_met_is_refused_before_the_start():
+    wish = replan_wish(Config(replan="ask"), Settings())
+    with pytest.raises(ConfigError, match="replan='ask' changes plans at a step's end, which asynchronous workers"):
+        check_possible(wish, Config(cluster_profile="c.json"), False)
+    with pytest.raises(ConfigError, match="predicted seconds, which need a cluster profile. Measure one"):
+        check_possible(wish, Config(), True)
+    check_possible(wish, Config(cluster_profile="c.json"), True)
+    check_possible(None, Config(), False)
+
+
+def test_the_cluster_profile_reaches_the_workers_in_the_parcel():
+    parcel = Parcel("{}", b"", 1, (0, 0), cluster="{}\n", cluster_name=str(Path("c.json")))
+    assert parcel_from_bytes(parcel.to_bytes()) == parcel

@@ -1,0 +1,38 @@
+"""Which of what is fetched has all workers meet, and by which op of the user's graph."""
+
+import tensorflow as tf
+
+from parallax.analysis.reading import record
+from parallax.analysis.stages import analyse, decide, plan_for
+from parallax.plans.plan import one_host
+from parallax.runtime.worker.names import Names
+from parallax.settings.config import Config
+from parallax.transform.building.editor import Worker
+from parallax.transform.pipeline import transform
+
+v1 = tf.compat.v1
+record.install()
+
+
+def test_a_norm_that_only_the_chief_fetches_is_told_from_what_all_fetch():
+    graph = tf.Graph()
+    with graph.as_default():
+        ids = v1.placeholder(tf.int32, [6], name="ids")
+        rows = tf.nn.embedding_lookup(v1.get_variable("table", [11, 4]), ids)
+        outputs = rows @ v1.get_variable("weights", [4, 1])
+        loss = tf.reduce_mean(tf.square(outputs), name="loss")
+        optimizer = v1.train.AdagradOptimizer(0.1)
+        gradients, variables = zip(*optimizer.compute_gradients(loss), strict=True)
+        clipped, _ = tf.clip_by_global_norm(gradients, 1.0, name="clip")
+        train = optimizer.apply_gradients(zip(clipped, variables, strict=True), name="train")
+        tf.linalg.global_norm(clipped, name="after")
+    analysed = analyse(graph)
+    plan = plan_for(analysed, one_host(2), Config())
+    worker_graph = transform(analysed.captured.view, decide(analysed, plan), Worker(0, 2, 7))
+    names = Names(analysed.captured.view, worker_graph)
+    trained = names.for_all([train.name, "ids:0"], ["ids:0"])
+    assert list(trained) == ["train"] and any(place.endswith(" ids") for place in trained["train"])
+    found = names.for_all(["loss:0", "after/global_norm:0", "train"], ["ids:0"])
+    assert set(found["loss:0"]) < set(trained["train"]) == set(found["train"])
+    (alone,) = {place.split()[1] for place in found["after/global_norm:0"]} - {p.split()[1] for p in found["train"]}
+    assert alone == "after/L2Loss"
