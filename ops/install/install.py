@@ -18,6 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+NATIVE = ROOT / "parallax" / "native"
 SUPPORTED = ((3, 10), (3, 13))
 
 
@@ -49,7 +50,7 @@ def main() -> None:
 def preload_library_argv(folder: Path) -> list[str]:
     """The command that builds the library which the ranks of a job are started with."""
     library = str(folder / "lib" / "libparallax_preload.so")
-    sources = map(str, sorted((HERE / "native" / "preload").glob("*.c")))
+    sources = map(str, sorted((NATIVE / "preload").glob("*.c")))
     return ["cc", "-O2", "-shared", "-fPIC", "-o", library, *sources, "-ldl"]
 
 
@@ -60,14 +61,14 @@ def exchange_library_argv(folder: Path) -> list[str]:
         [str(folder / "bin" / "python"), "-c", script], stdout=subprocess.PIPE, text=True, check=True
     )
     library = folder / "lib" / "libparallax_exchange.so"
-    sources = map(str, sorted((HERE / "native").glob("*.cc")))
+    sources = map(str, sorted(NATIVE.glob("*.cc")))
     built = ["-O2", "-shared", "-fPIC", "-w", "-Wl,-rpath,$ORIGIN", "-o", str(library)]
     return [str(folder / "bin" / "mpicxx"), *built, *sources, *found.stdout.split()]
 
 
 def _fingerprint() -> str:
     digest = hashlib.sha256(sys.version.encode())
-    for file in [*sorted(HERE.rglob("*")), ROOT / "pyproject.toml"]:
+    for file in [*sorted(HERE.rglob("*")), *sorted(NATIVE.rglob("*")), ROOT / "pyproject.toml"]:
         if file.is_file():
             digest.update(file.read_bytes())
     return digest.hexdigest()

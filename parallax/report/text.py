@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from parallax.graph.spec import OPEN_SHAPE
 from parallax.plans.plan import NO_ROUTE, PS, Plan, RouteCost, VariablePlan
@@ -244,6 +245,18 @@ def value_bytes(variable: VariablePlan) -> int:
     """Bytes of the whole value; the names of element types end in their bits, but for bool."""
     bits = re.search(r"\d+$", variable.dtype)
     return math.prod(variable.shape) * (int(bits[0]) // 8 if bits else 1)
+
+
+def name_ranks(ranks: Sequence[int], noun: str = "rank") -> str:
+    """Ascending ranks for a message: `rank 3`, `ranks 0-3, 7`."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    names = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"{noun} {names}" if len(ranks) == 1 else f"{noun}s {names}"
 
 
 def counted(count: int, what: str) -> str:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from parallax.analysis.propagation.states import PLAIN, SAME
 from parallax.analysis.propagation.walk import NoRule, Walk, part_of
 from parallax.analysis.reading.capture import Captured, variable_of_tensor
-from parallax.analysis.reading.recorded import Record
+from parallax.analysis.reading.gradients import inside_of
+from parallax.analysis.reading.recorded import Record, downstream
 from parallax.errors import GraphError
 from parallax.graph.control_flow import MERGES, is_loop_merge
-from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.graph.view import Edge, split_tensor
 from parallax.plans.rewrites import AllReduce
 
 
@@ -40,19 +41,6 @@ class Passage:
     of_rows: bool
     gradient: str = ""
     is_mixed: bool = False
-
-
-def inside_of(captured: Captured) -> tuple[frozenset[str], ...]:
-    """For each record the nodes that take its gradients as a worker has them: its own, and their adjoints."""
-    view, found = captured.view, []
-    for record in captured.records:
-        delivered = {values for _, values, _ in record.gradients}
-        inside = set(record.ops)
-        for later in captured.records:
-            starts = [cotangent for gradient, cotangent in later.cotangents if gradient in delivered]
-            inside |= _downstream(view, starts, later.ops)
-        found.append(frozenset(inside))
-    return tuple(found)
 
 
 def find_passages(captured: Captured) -> dict[str, list[Passage]]:
@@ -199,7 +187,7 @@ def _adjoint_of(captured: Captured, tensor: str) -> set[str]:
     found: set[str] = set()
     for record in captured.records:
         starts = [cotangent for gradient, cotangent in record.cotangents if gradient == tensor]
-        found |= _downstream(captured.view, starts, record.ops)
+        found |= downstream(captured.view, starts, record.ops)
     return found
 
 
@@ -212,22 +200,10 @@ def _is_mixed(captured: Captured, gradient: str, cotangent: str) -> bool:
             continue
         for later in captured.records:
             starts = [c for g, c in later.cotangents if g in others and c != cotangent]
-            if split_tensor(cotangent)[0] in _downstream(view, starts, later.ops):
+            if split_tensor(cotangent)[0] in downstream(view, starts, later.ops):
                 return True
     return False
 
 
 def _delivers(record: Record, gradient: str) -> bool:
     return any(values == gradient for _, values, _ in record.gradients)
-
-
-def _downstream(view: GraphView, tensors: list[str], within: frozenset[str]) -> set[str]:
-    """The nodes among some that tensors reach through nodes among them."""
-    found: set[str] = set()
-    waiting = list(tensors)
-    while waiting:
-        for edge in view.consumers(waiting.pop()):
-            if edge.node in within and edge.node not in found:
-                found.add(edge.node)
-                waiting += view.outputs(edge.node)
-    return found

@@ -7,8 +7,8 @@ op. Each source says how it was found.
 
 from __future__ import annotations
 
-from parallax.analysis.propagation.passages import inside_of
 from parallax.analysis.reading.capture import Captured, variable_of_tensor
+from parallax.analysis.reading.recorded import downstream
 from parallax.errors import GraphError
 from parallax.graph.control_flow import SWITCHES
 from parallax.graph.ops import ADDITIVE_SCATTERS, StateOp, state_op
@@ -43,6 +43,19 @@ def find_gradients(captured: Captured) -> tuple[GradientSource, ...]:
         if part not in accounted or (state.kind == "apply" and found[0].found_by == NAME_SCOPE):
             sources += found
     return tuple(dict.fromkeys(sources))
+
+
+def inside_of(captured: Captured) -> tuple[frozenset[str], ...]:
+    """For each record the nodes that take its gradients as a worker has them: its own, and their adjoints."""
+    view, found = captured.view, []
+    for record in captured.records:
+        delivered = {values for _, values, _ in record.gradients}
+        inside = set(record.ops)
+        for later in captured.records:
+            starts = [cotangent for gradient, cotangent in later.cotangents if gradient in delivered]
+            inside |= downstream(view, starts, later.ops)
+        found.append(frozenset(inside))
+    return tuple(found)
 
 
 def written_variable(captured: Captured, node: str) -> str:

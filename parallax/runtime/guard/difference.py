@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from parallax.report.text import name_ranks
 from parallax.runtime.guard.watched import Watched
-from parallax.runtime.launcher.stall import name_ranks
 
 ROUNDINGS = 32
 """Of so many operations of a step may two processors round each otherwise; from step to step that is a random walk."""

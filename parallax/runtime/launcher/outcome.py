@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from parallax.runtime.launcher.stall import name_ranks
+from parallax.report.text import name_ranks
 from parallax.runtime.supervisor.frames import Control, Exit, Frame
 
 _LAST_STATUS = 127

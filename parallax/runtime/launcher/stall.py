@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from parallax.report.text import name_ranks
+
 _CAUSES = 3  # ops behind a fetch that a message lists
 
 
@@ -128,18 +130,6 @@ class StallWatch:
     def _ended_s(self, rank: int) -> float:
         state = self._state_by_rank[rank]
         return state.since_s if isinstance(state, _Elsewhere) else float("-inf")
-
-
-def name_ranks(ranks: Sequence[int], noun: str = "rank") -> str:
-    """Ascending ranks for a message: `rank 3`, `ranks 0-3, 7`."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    names = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-    return f"{noun} {names}" if len(ranks) == 1 else f"{noun}s {names}"
 
 
 def _why_absent(state: _InRun | _Elsewhere, run: _InRun) -> str:

@@ -19,7 +19,7 @@ from tensorflow.python.framework.stack import default_session  # what tf.Session
 
 from parallax.errors import SessionError
 from parallax.logger import log
-from parallax.runtime.guard.guard import Guard
+from parallax.runtime.worker.accumulation import Gather
 from parallax.runtime.worker.direct import DirectRuns
 from parallax.runtime.worker.exchange_report import ExchangeReport, exchange_report, measured_step, rounding_report
 from parallax.runtime.worker.fetches import Request
@@ -60,6 +60,23 @@ class Verification(Protocol):
         """Looks at what it gave."""
 
 
+class RunGuard(Protocol):
+    """Something that compares the workers after runs (guard/guard.py)."""
+
+    def after_run(
+        self,
+        fetched: tuple[str, ...],
+        for_hooks: tuple[str, ...],
+        fed: Mapping[str, Any] | set[str],
+        gather: Gather | None,
+        seconds: float,
+    ) -> None:
+        """Counts a run, and compares the workers when it is time."""
+
+    def close(self) -> None:
+        """Takes in that the session ends well."""
+
+
 class DefaultSession(PlainSession):
     """The default session inside `with sess:`, for `tensor.eval()` and `op.run()`: feeds and values come as they are.
 
@@ -95,7 +112,7 @@ class Session(PlainSession):
         workers: Any,
         direct: DirectRuns | None = None,
         afterwards: Sequence[Afterwards] = (),
-        guard: Guard | None = None,
+        guard: RunGuard | None = None,
     ) -> None:
         super().__init__(worker)
         self._monitored = monitored

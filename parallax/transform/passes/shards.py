@@ -9,7 +9,8 @@ from parallax.transform.building.editor import Worker
 
 
 def set_shards(graph_def: Any, worker: Worker) -> None:
-    """Sets the nodes that are marked (parallax/compat/shard.py), also in functions, as those of one-shot iterators.
+    """Sets the nodes that are marked (parallax/compat/shard.py), in functions too: a one-shot iterator's dataset is one.
+
     Args:
         graph_def: changed in place.
         worker: whose graph it is.

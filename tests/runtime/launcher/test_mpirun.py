@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-import parallax.runtime
 from parallax.cluster.machines import Cluster, Host, Network, Ssh, local_cluster
 from parallax.errors import LaunchError
+from parallax.runtime.launcher import mpirun
 from parallax.runtime.launcher.dry_run import dry_run_text
 from parallax.runtime.launcher.job import Job, layout_of
 from parallax.runtime.launcher.mpirun import Launcher, check_startable, find_mpirun, mpirun_argv, mpirun_environment
@@ -112,7 +112,7 @@ def test_workers_come_before_servers_and_a_host_may_have_servers_only():
     cluster = Cluster(
         (Host("10.0.0.1", 1, (0,)), Host("10.0.0.2", 0, num_servers=2)), Ssh(agent="/opt/agent"), (), Network("eth1")
     )
-    rules_file = Path(parallax.runtime.__file__).with_name("allreduce.conf")
+    rules_file = Path(mpirun.__file__).with_name("allreduce.conf")
     assert mpirun_argv(Job(("train.py",), cluster, layout_of(cluster).servers), launcher()) == [
         *LOCAL[:-3],
         *("--mca", "coll_tuned_dynamic_rules_filename", str(rules_file)),

@@ -1,4 +1,5 @@
-from parallax.runtime.launcher.stall import StallWatch, name_ranks
+from parallax.report.text import name_ranks
+from parallax.runtime.launcher.stall import StallWatch
 
 
 def in_run(fetch="train_op", collectives="d1", seconds=2.0):
