@@ -1,43 +1,53 @@
 """Parallax: data-parallel training of TensorFlow graphs, each variable by the route that suits its gradients.
 
 sess, num_workers, worker_id, num_replicas_per_worker = parallax.parallel_run(graph, resource_file)
+
+Its names are imported when they are first used, so that no process loads what it does not need.
 """
 
-import sys
+from __future__ import annotations
 
-from parallax.api import parallel_run
-from parallax.compat import shard
-from parallax.compat.partitioner import get_partitioner
-from parallax.errors import (
-    CheckpointError,
-    ConfigError,
-    GraphError,
-    LaunchError,
-    ParallaxError,
-    PlanError,
-    ResourceFileError,
-    SessionError,
-    TransformError,
-)
-from parallax.logger import log
-from parallax.settings.config import (
-    CheckPointConfig,
-    CommunicationConfig,
-    Config,
-    MPIConfig,
-    ParallaxConfig,
-    ProfileConfig,
-    PSConfig,
-    ReplanConfig,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from parallax.after_import import after_import
+
+if TYPE_CHECKING:
+    from parallax.api import parallel_run
+    from parallax.compat import shard
+    from parallax.compat.partitioner import get_partitioner
+    from parallax.errors import (
+        CheckpointError,
+        ConfigError,
+        GraphError,
+        GuardError,
+        LaunchError,
+        ParallaxError,
+        PlanError,
+        ResourceFileError,
+        SessionError,
+        TransformError,
+    )
+    from parallax.logger import log
+    from parallax.settings.config import (
+        CheckPointConfig,
+        CommunicationConfig,
+        Config,
+        MPIConfig,
+        ParallaxConfig,
+        ProfileConfig,
+        PSConfig,
+        ReplanConfig,
+    )
 
 __all__ = [
     "CheckPointConfig",
-    "CommunicationConfig",
     "CheckpointError",
+    "CommunicationConfig",
     "Config",
     "ConfigError",
     "GraphError",
+    "GuardError",
     "LaunchError",
     "MPIConfig",
     "PSConfig",
@@ -55,7 +65,28 @@ __all__ = [
     "shard",
 ]
 
-if "tensorflow" in sys.modules:  # the script has TensorFlow already: what it builds from here on is recorded
-    from parallax.analysis.reading import record
+_MODULE_BY_NAME = {"get_partitioner": "compat.partitioner", "log": "logger", "parallel_run": "api"}
+_SHARD = "compat.shard"  # a module: users call shard.shard
 
-    record.install()
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name from the module that has it (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "shard":
+        return import_module(f"{__name__}.{_SHARD}")
+    module = _MODULE_BY_NAME.get(name, "errors" if name.endswith("Error") else "settings.config")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _record_gradients() -> None:
+    """From here on it is remembered which gradients a script takes, whichever of both it imported first."""
+    import_module(f"{__name__}.analysis.reading.record").install()
+
+
+after_import("tensorflow", _record_gradients)

@@ -3,10 +3,13 @@
 import ast
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+import parallax
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "parallax"
@@ -15,55 +18,69 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 
-# A module may import from groups of a smaller number, and from its own group.
-LAYER_BY_GROUP = {
-    "errors": 0,
-    "values": 1,
-    "analysis": 2,
-    "transform": 2,
-    "views": 2,
-    "runtime": 3,
-    "api": 4,
-    "cli": 4,
-    "root": 4,
+# What is in the package may import from the rows above its own, and from its own folder.
+LAYERS = (
+    ("errors", "after_import"),
+    ("graph", "cluster"),
+    ("plans",),
+    ("settings", "profiles"),
+    ("logger",),
+    ("report", "compat"),
+    ("analysis", "transform"),
+    ("runtime",),
+    ("api",),
+    ("cli",),
+)
+# The same within a folder; what stands in the folder itself may import all of it.
+INSIDE = {
+    "analysis": (
+        ("reading",),
+        ("propagation", "routes"),
+        ("timing",),
+        ("measuring",),
+        ("search",),
+        ("whatif",),
+    ),
+    "transform": (("building",), ("passes",)),
+    "runtime": (
+        ("supervisor",),
+        ("launcher", "worker"),
+        ("checkpoint", "trace"),
+        ("guard", "measure"),
+        ("calibrate", "check", "replan", "verify"),
+    ),
 }
-TOP_LAYER = 4  # its groups may import each other
 
 HEAVY = ("tensorflow", "horovod", "mpi4py")
-# Modules that own a heavy package and may import it at their top. Keep it short: a plan needs none of them.
-MAY_IMPORT_HEAVY: tuple[str, ...] = (
-    "parallax.runtime.worker.bfloat16",
-    "parallax.runtime.replan.move",
-    "parallax.runtime.replan.change_over",
-    "parallax.runtime.checkpoint.hook",
-    "parallax.runtime.worker.hooks",
-    "parallax.runtime.measure.first_steps",
-    "parallax.runtime.worker.profile",
-    "parallax.runtime.worker.session",
-    "parallax.runtime.trace.hook",
-    "parallax.runtime.verify.claimed",
-    "parallax.runtime.verify.single",
-    "parallax.runtime.open_session",
+# What reads, makes or shows a plan, and what launches and watches a job, loads none of them by being imported.
+LOADS_NOTHING_HEAVY = (
+    "parallax",
+    "parallax.cli",
+    "parallax.errors",
+    "parallax.logger",
+    "parallax.cluster.*",
+    "parallax.graph.ownership",
+    "parallax.graph.spec",
+    "parallax.plans.*",
+    "parallax.profiles.*",
+    "parallax.report.*",
+    "parallax.settings.*",
+    "parallax.analysis.planner",
+    "parallax.analysis.routes.*",
+    "parallax.analysis.search.*",
+    "parallax.analysis.timing.*",
+    "parallax.analysis.whatif.*",
+    "parallax.runtime.launcher.*",
+    "parallax.runtime.supervisor.*",
 )
+# How many modules of the package importing one may load.
+MAY_LOAD = {"parallax.errors": 5, "parallax.runtime.supervisor.agent": 12}
 
 MAY_READ_ENVIRONMENT = (
     "parallax.settings.environment",
     "parallax.runtime.supervisor.agent",
     "parallax.runtime.supervisor.control",
     "parallax.runtime.launcher.mpirun",
-)
-
-# What makes or checks a plan, or reads its inputs.
-NEEDS_NO_TENSORFLOW = (
-    "parallax.cluster.machines",
-    "parallax.cluster.resource_file",
-    "parallax.graph.spec",
-    "parallax.plans.plan",
-    "parallax.analysis.planner",
-    "parallax.analysis.whatif.simulate",
-    "parallax.report.diff",
-    "parallax.report.html.page",
-    "parallax.report.html.simulated",
 )
 
 MAX_LINES = 400
@@ -103,25 +120,60 @@ def imports(source, module, is_package=False):
     return found
 
 
-def group(target, modules=MODULES):
-    """The group that a module, or a name in a module, of parallax belongs to."""
-    parts = target.split(".")
-    if len(parts) > 1 and parts[1] in LAYER_BY_GROUP:
-        return parts[1]
-    path = modules.get(".".join(parts[:2]))
-    if path is None or len(parts) == 1 or parts[1] == "__main__":
-        return "root"  # the package itself: what it offers its users
-    return f"{parts[1]}/ (unknown: give it a layer in LAYER_BY_GROUP)" if path.name == "__init__.py" else "values"
+def room(module):
+    """The folders of a module within the package; of a module right in the package, its own name."""
+    parts = module.split(".")[1:]
+    return tuple(parts if MODULES[module].name == "__init__.py" or len(parts) == 1 else parts[:-1])
+
+
+def rank(name, layers):
+    """The number of the row that names a folder or module; None when no row does."""
+    return next((number for number, row in enumerate(layers) if name in row), None)
 
 
 def import_is_allowed(importer, imported):
+    """Whether modules of one room may import those of another; both are tuples of folder names."""
     if importer == imported:
         return True
-    if importer not in LAYER_BY_GROUP or imported not in LAYER_BY_GROUP:
-        return False
-    if LAYER_BY_GROUP[importer] == LAYER_BY_GROUP[imported] == TOP_LAYER:
+    if importer[0] != imported[0]:
+        ranks = rank(importer[0], LAYERS), rank(imported[0], LAYERS)
+        return None not in ranks and ranks[1] < ranks[0]
+    inside = INSIDE.get(importer[0])
+    if inside is None or len(importer) == 1:
         return True
-    return LAYER_BY_GROUP[imported] < LAYER_BY_GROUP[importer]
+    if len(imported) == 1:
+        return False  # what stands in the folder itself is made of what is in its folders
+    ranks = rank(importer[1], inside), rank(imported[1], inside)
+    return importer[1] == imported[1] or (None not in ranks and ranks[1] < ranks[0])
+
+
+def module_of(target):
+    """The module of the package that an import names, or that has the name which it names; None outside the package."""
+    parts = target.split(".")
+    for end in range(len(parts), 1, -1):
+        if ".".join(parts[:end]) in MODULES:
+            return ".".join(parts[:end])
+    return None
+
+
+def loaded_by(module):
+    """All modules that importing one loads, those of other packages too, by their imports."""
+    found, waiting = set(), [module]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        if name in MODULES:
+            path = MODULES[name]
+            targets = [
+                i.target
+                for i in imports(path.read_text(encoding="utf-8"), name, path.name == "__init__.py")
+                if i.at_import
+            ]
+            waiting += [module_of(target) or target for target in targets]
+            waiting += [".".join(name.split(".")[:end]) for end in range(1, name.count(".") + 1)]
+    return found
 
 
 def environment_reads(source):
@@ -161,11 +213,26 @@ def _place(path, line):
 
 def test_imports_point_one_way():
     wrong = [
-        f"{_place(path, found.line)}: {group(module)} imports {group(found.target)} ({found.target})"
+        f"{_place(path, found.line)}: {'/'.join(room(module))} imports {found.target}"
         for module, path, found in _package_imports()
-        if found.target.split(".")[0] == "parallax" and not import_is_allowed(group(module), group(found.target))
+        if module != "parallax"
+        and (imported := module_of(found.target))
+        and not import_is_allowed(room(module), room(imported))
     ]
     assert wrong == []
+
+
+def test_no_two_folders_import_each_other():
+    arrows = {
+        (room(module), room(imported))
+        for module, _, found in _package_imports()
+        if module != "parallax" and (imported := module_of(found.target)) and room(module) != room(imported)
+    }
+    later = {room_: {b for a, b in arrows if a == room_} for pair in arrows for room_ in pair}
+    while free := [room_ for room_, needed in later.items() if not needed & later.keys()]:
+        for room_ in free:
+            del later[room_]
+    assert later == {}
 
 
 def test_every_folder_with_modules_is_a_package():
@@ -176,13 +243,33 @@ def test_every_folder_with_modules_is_a_package():
     ] == []
 
 
-def test_heavy_packages_are_imported_at_the_top_by_their_owners_only():
-    wrong = [
-        f"{_place(path, found.line)}: {found.target}"
-        for module, path, found in _package_imports()
-        if found.at_import and found.target.split(".")[0] in HEAVY and module not in MAY_IMPORT_HEAVY
-    ]
-    assert wrong == []
+def test_planning_and_launching_load_neither_tensorflow_nor_mpi():
+    modules = [module for module in MODULES if any(fnmatchcase(module, pattern) for pattern in LOADS_NOTHING_HEAVY)]
+    wrong = {module: sorted({name.split(".")[0] for name in loaded_by(module)} & {*HEAVY}) for module in modules}
+    assert {module: heavy for module, heavy in wrong.items() if heavy} == {}
+
+
+@pytest.mark.parametrize("module", MAY_LOAD)
+def test_a_process_loads_few_modules(module):
+    code = (
+        f"import sys, {module}; print(*[name for name in sys.modules if name.split('.')[0] in ('parallax', *{HEAVY})])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    loaded = set(done.stdout.split())
+    assert loaded == {name for name in loaded_by(module) if name.split(".")[0] == "parallax"}, done.stderr
+    assert len(loaded) <= MAY_LOAD[module]
+
+
+def test_public_names_are_those_that_type_checkers_see():
+    typed = {
+        alias.asname or alias.name
+        for node in ast.walk(ast.parse(MODULES["parallax"].read_text(encoding="utf-8")))
+        if isinstance(node, ast.If)
+        for statement in node.body
+        for alias in getattr(statement, "names", [])
+    }
+    assert typed == {*parallax.__all__}
+    assert [name for name in parallax.__all__ if getattr(parallax, name) is None] == []
 
 
 def test_one_module_reads_the_environment():
@@ -208,13 +295,6 @@ def test_nothing_shipped_points_into_the_workshop():
         if path.is_file() and "__pycache__" not in path.parts and b"shared/" in path.read_bytes()
     ]
     assert wrong == []
-
-
-@pytest.mark.parametrize("module", [module for module in NEEDS_NO_TENSORFLOW if module in MODULES])
-def test_planning_needs_no_tensorflow(module):
-    code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
 # --- the checks themselves ---
@@ -248,23 +328,24 @@ class H:
     assert imports("from .m import n", "parallax.runtime", is_package=True) == [Import(1, "parallax.runtime.m.n", True)]
 
 
-def test_every_module_has_a_group():
-    modules = {
-        "parallax": Path("parallax/__init__.py"),
-        "parallax.errors": Path("parallax/errors.py"),
-        "parallax.plans.plan": Path("parallax/plans/plan.py"),
-        "parallax.analysis": Path("parallax/analysis/__init__.py"),
-        "parallax.new": Path("parallax/new/__init__.py"),
-    }
-    targets = ("parallax.errors.PlanError", "parallax.plans.plan", "parallax.analysis.planner", "parallax.parallel_run")
-    assert [group(target, modules) for target in targets] == ["errors", "values", "analysis", "root"]
-    assert "give it a layer" in group("parallax.new.x", modules)
-
-
 def test_imports_that_point_back_or_across_are_refused():
-    allowed = [("values", "errors"), ("values", "values"), ("transform", "values"), ("cli", "runtime"), ("cli", "api")]
-    refused = [("errors", "values"), ("values", "analysis"), ("analysis", "transform"), ("transform", "analysis")]
-    refused += [("transform", "runtime"), ("runtime", "api"), ("values", "root"), ("runtime", "new/ (unknown)")]
+    launcher, worker = ("runtime", "launcher"), ("runtime", "worker")
+    reading, propagation = ("analysis", "reading"), ("analysis", "propagation")
+    allowed = [
+        (("plans",), ("errors",)),
+        (("report", "html"), ("report",)),
+        (("cli",), launcher),
+        (("analysis",), reading),
+    ]
+    allowed += [(propagation, reading), (worker, ("runtime", "supervisor")), (("transform", "passes"), ("graph",))]
+    refused = [(("errors",), ("plans",)), (reading, ("transform",)), (("transform",), reading), (reading, propagation)]
+    refused += [
+        (launcher, worker),
+        (worker, launcher),
+        (reading, ("analysis",)),
+        (("runtime",), ("api",)),
+        (("new",), worker),
+    ]
     assert [pair for pair in allowed if not import_is_allowed(*pair)] == []
     assert [pair for pair in refused if import_is_allowed(*pair)] == []
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.errors import ConfigError
 from parallax.settings import checked
 
@@ -26,6 +28,4 @@ def get_partitioner(min_partitions: int) -> Any:
     """
     if not checked.is_int(min_partitions) or min_partitions < 1:
         raise ConfigError(f"min_partitions must be a whole number from 1, and {min_partitions!r} was given.")
-    import tensorflow as tf
-
     return tf.compat.v1.fixed_size_partitioner(min_partitions)

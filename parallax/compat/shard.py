@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.data.ops import dataset_ops
+
 from parallax.errors import GraphError
 
 MARK = "_parallax_shard"
@@ -55,8 +59,6 @@ def create_num_shards_and_shard_id() -> tuple[Any, Any]:
     Raises:
         GraphError: when TensorFlow executes eagerly, so that there is no graph.
     """
-    import tensorflow as tf
-
     with tf.init_scope():  # out of functions, where the analysis would not see which tensors differ between workers
         if tf.executing_eagerly():
             raise GraphError(
@@ -97,9 +99,6 @@ def shard(dataset: Any) -> Any:
     Raises:
         GraphError: when TensorFlow executes eagerly, or a dataset is sharded twice.
     """
-    import tensorflow as tf
-    from tensorflow.python.data.ops import dataset_ops  # a dataset made of an op has no public constructor
-
     num_shards, shard_id = create_num_shards_and_shard_id()
     _check_not_sharded(dataset._variant_tensor.op)
     tensor, runs = _path(dataset._variant_tensor)
@@ -120,9 +119,6 @@ def shard(dataset: Any) -> Any:
 
 def _marked(name: str, value: int, mark: bytes) -> Any:
     """A tensor that no shape inference takes for the constant that it is before the transform."""
-    import tensorflow as tf
-    from tensorflow.core.framework import attr_value_pb2
-
     constant = tf.constant(value, tf.int64, name=f"{name}/default")
     tensor = tf.raw_ops.PlaceholderWithDefault(input=constant, shape=[], name=name)
     tensor.op._set_attr(MARK, attr_value_pb2.AttrValue(s=mark))
@@ -141,8 +137,6 @@ def _path(tensor: Any) -> tuple[Any, list[list[Any]]]:
 
 
 def _is_cache_in_memory(op: Any) -> bool:
-    import tensorflow as tf
-
     if op.type not in _CACHES:
         return False
     name = tf.get_static_value(op.inputs[1])
@@ -151,17 +145,12 @@ def _is_cache_in_memory(op: Any) -> bool:
 
 def _is_enough(tensor: Any, num_shards: Any) -> Any:
     """Whether a dataset has an element for every worker; one that does not know its number has many."""
-    import tensorflow as tf
-
     number = tf.raw_ops.DatasetCardinality(input_dataset=tensor)
     return (number < 0) | (number >= num_shards)
 
 
 def _share(tensor: Any, num_shards: Any, shard_id: Any) -> Any:
     """Every `num_shards`-th element from number `shard_id` on; taken before what only makes one element of each."""
-    import tensorflow as tf
-    from tensorflow.core.framework import attr_value_pb2
-
     if tensor.op.type == "ZipDataset" or tensor.op.type in _ONE_FOR_ONE or _is_cache_in_memory(tensor.op):
         parts = tensor.op.inputs if tensor.op.type == "ZipDataset" else tensor.op.inputs[:1]
         return _rebuilt(tensor.op, [_share(part, num_shards, shard_id) for part in parts])

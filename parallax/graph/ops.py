@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from tensorflow.core.framework import types_pb2
+from tensorflow.python.framework import op_def_registry
+
 _APPLY = re.compile(r"^(Resource)?(Sparse)?Apply\w+$")
 _SCATTER = re.compile(r"^(Resource)?Scatter(Add|Sub|Mul|Div|Min|Max|Update)$")
 _ASSIGN = {
@@ -83,16 +86,12 @@ def takes_state(op: str, slot: int) -> bool:
 @cache
 def op_definition(op: str) -> Any | None:
     """TensorFlow's definition of an op type; None for functions and ops that are not registered."""
-    from tensorflow.python.framework import op_def_registry
-
     return op_def_registry.get(op)
 
 
 @cache
 def _argument_kinds(op: str) -> tuple[tuple[str, bool], ...]:
     """(name, is state) of every input, where no argument is a list."""
-    from tensorflow.core.framework import types_pb2
-
     definition = op_definition(op)
     if definition is None:
         return ()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import meta_graph
 
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.gradients import gradient_updates
@@ -313,8 +314,6 @@ def _options(config: Config, members: Members) -> Any:
 
 def _imported(graph: Any, worker_graph: WorkerGraph) -> Any:
     """The worker's graph, with those of the user's collections that a session needs."""
-    from tensorflow.python.framework import meta_graph  # the public import_meta_graph builds a Saver, see above
-
     keys = v1.GraphKeys
     needed = [keys.GLOBAL_VARIABLES, keys.LOCAL_VARIABLES, keys.TABLE_INITIALIZERS, keys.QUEUE_RUNNERS]
     with graph.as_default():  # variables are not written while TensorFlow executes eagerly

@@ -17,9 +17,6 @@ from parallax.errors import ConfigError
 
 _PREFIX = "PARALLAX_"
 
-HOST_ADDRESS = "PARALLAX_HOST_ADDRESS"
-"""Set by the supervisor of a rank in a job with servers: the address of its host, in digits."""
-
 LISTEN_ADDRESS = "PARALLAX_LISTEN_ADDRESS"
 """Read by the library that narrows a server's address (parallax/native/preload/listen_address.c)."""
 
@@ -229,11 +226,6 @@ def framework_level() -> int:
     """
     text = _get("FRAMEWORK_LOG") or os.environ.get(MIN_LOG_LEVEL, "")
     return int(text) if text.isdecimal() else FRAMEWORK_QUIET
-
-
-def host_address() -> str:
-    """The address on which this rank's TensorFlow server listens, in digits; its supervisor has put it there."""
-    return os.environ.get(HOST_ADDRESS) or "127.0.0.1"
 
 
 @contextmanager

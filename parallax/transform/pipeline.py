@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import GraphView
 from parallax.plans.rewrites import Decisions
@@ -77,8 +79,6 @@ def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGr
     Raises:
         TransformError: when the graph cannot be edited, or a promise does not hold afterwards.
     """
-    import tensorflow as tf
-
     editor = open_editor(view, worker, decisions.terms)
     with editor.scratch.as_default(), tf.name_scope(f"{SCOPE}/"):
         spread_tables(editor, decisions)

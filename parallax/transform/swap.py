@@ -19,6 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tensorflow.python.framework import op_def_registry
+
 from parallax.errors import TransformError
 from parallax.graph.view import split_tensor
 from parallax.transform.building.editor import SCOPE, Keeping
@@ -195,8 +197,6 @@ def _keeps_state(node: Any) -> bool:
 
 
 def _definition(node: Any) -> Any:
-    from tensorflow.python.framework import op_def_registry
-
     return op_def_registry.get(node.op)
 
 

@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
+
 from parallax.analysis.propagation.axis_part import ALIKE, MIXED, Part
 from parallax.analysis.propagation.states import LOCAL, SAME, State
 from parallax.analysis.reading.functions import is_stateful
@@ -40,9 +43,6 @@ class Body:
 
 def body_of(library: Any, name: str) -> Body:
     """The graph of a function, with the shapes of its tensors; calls in it are inlined."""
-    import tensorflow as tf
-    from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
-
     function = next(f for f in library.function if f.signature.name == name)
     graph_def, flat_names = function_def_to_graph_def(function)
     graph_def.library.CopyFrom(library)

@@ -12,6 +12,8 @@ The rows of IndexedSlices come in pieces, one for each lookup, and what the one 
 
 from __future__ import annotations
 
+from tensorflow.python.framework import op_def_registry
+
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.equal_ids import kind_of_equal_ids
 from parallax.analysis.propagation.states import SAME, State
@@ -191,8 +193,6 @@ def _is_constant(view: GraphView, tensor: str) -> bool:
 
 
 def _is_stateful(op: str) -> bool:
-    from tensorflow.python.framework import op_def_registry
-
     definition = op_def_registry.get(op)
     return definition is None or bool(definition.is_stateful)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.analysis.reading.digests import fingerprint
 from parallax.analysis.reading.inline import Call, inline_calls
 from parallax.analysis.reading.launcher_graph import meant
@@ -99,8 +101,6 @@ def _flat(graph_def: Any) -> tuple[Any, tuple[Call, ...]]:
 
 def _with_shapes(graph_def: Any) -> Any:
     """Has TensorFlow infer the shapes anew; those that were known before it takes as they are."""
-    import tensorflow as tf
-
     scratch = tf.Graph()
     with scratch.as_default():
         tf.graph_util.import_graph_def(graph_def, name="")
@@ -138,8 +138,6 @@ def _shape_of(node: Any) -> tuple[int, ...] | None:
 
 def _declared(graph: Any) -> dict[str, Any]:
     """The variables of a graph's collections, by op."""
-    import tensorflow as tf
-
     keys, declared = tf.compat.v1.GraphKeys, {}
     for key in (keys.GLOBAL_VARIABLES, keys.LOCAL_VARIABLES, keys.TRAINABLE_VARIABLES):
         declared.update({_op_name(v): v for v in graph.get_collection(key)})
@@ -147,8 +145,6 @@ def _declared(graph: Any) -> dict[str, Any]:
 
 
 def _variables(graph: Any, view: GraphView, is_open: set[str]) -> dict[str, CapturedVariable]:
-    import tensorflow as tf
-
     trainable = {_op_name(v) for v in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
     declared, found = _declared(graph), {}
     for name, node in view.nodes.items():

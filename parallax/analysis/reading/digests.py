@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 SEEDS = ("seed", "seed2")
 _OWN_NAMES = ("_gradient_op_type",)
 """Attributes by which one process finds a Python object of its own."""
@@ -216,8 +218,6 @@ def _attribute(node: Any, name: str) -> Any:
 
 def _shown(value: Any) -> str:
     """An attribute's value in a line."""
-    import tensorflow as tf
-
     if value is None:
         return "not there"
     kind = value.WhichOneof("value")

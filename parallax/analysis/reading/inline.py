@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tensorflow.core.framework import graph_pb2
+from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
+
 from parallax.graph.view import split_tensor, tensor_name
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -65,8 +68,6 @@ def _led_to_results(graph_def: Any, calls: list[Call]) -> tuple[Call, ...]:
 
 
 def _inline_once(graph_def: Any, calls: list[Call]) -> Any:
-    from tensorflow.core.framework import graph_pb2
-
     functions = {f.signature.name: f for f in graph_def.library.function}
     out = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
@@ -79,8 +80,6 @@ def _inline_once(graph_def: Any, calls: list[Call]) -> Any:
 
 def _expand(out: Any, call: Any, function: Any) -> Call:
     """Appends the nodes of a function's body for one call, and the IdentityN that takes the call's name."""
-    from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
-
     body, flat_names = function_def_to_graph_def(function)
     data = [tensor_name(i) for i in call.input if not i.startswith("^")]
     controls = [i for i in call.input if i.startswith("^")]

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tensorflow.core.framework import graph_pb2
+
 from parallax.analysis.reading.digests import SHAPES, first_difference, function_names, has_value, value_digest
 
 _ATTRIBUTE = "_parallax_launcher_graph"
@@ -57,8 +59,6 @@ def packed(graph: Any, large_bytes: float = LARGE_BYTES) -> bytes:
 
 def unpacked(data: bytes) -> LauncherGraph:
     """What `packed` made."""
-    from tensorflow.core.framework import graph_pb2
-
     graph_def = graph_pb2.GraphDef()
     graph_def.ParseFromString(zlib.decompress(data))
     digests = {}

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensorflow.core.framework import graph_pb2
+
 from parallax.analysis.reading.functions import Functions
 
 _CONDITIONALS = ("If", "StatelessIf")
@@ -16,8 +18,6 @@ _BOOL, _RESOURCE = 10, 20  # types.proto
 
 def lower_conditionals(graph_def: Any) -> Any:
     """A copy of the graph in which no If at its top level writes a variable; the graph itself when none does."""
-    from tensorflow.core.framework import graph_pb2
-
     functions = Functions(graph_def.library, lambda op: False)
     writing = {n.name for n in graph_def.node if n.op in _CONDITIONALS and functions.written_slots(n)}
     if not writing:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
 from parallax.runtime.calibrate.points import ROW_WIDTH, SERVER_ROWS, Group, Point
@@ -84,8 +85,6 @@ class Operations:
 
     def _local(self, team: Any) -> tuple[DirectRuns, dict[str, tuple[Any, list[Any]]]]:
         """The collectives, in a session of this process."""
-        import tensorflow as tf
-
         graph, ops = tf.Graph(), {}
         with graph.as_default(), tf.device("/cpu:0"), tf.name_scope(f"{self._label}/"):
             ops["allreduce"] = self._all_reduce()
@@ -95,16 +94,12 @@ class Operations:
         return DirectRuns(tf.compat.v1.Session(graph=graph, config=_options())), ops
 
     def _all_reduce(self) -> tuple[Any, list[Any]]:
-        import tensorflow as tf
-
         values = given = tf.compat.v1.placeholder(tf.float32, [None])
         for _ in range(_CHAIN["allreduce"]):
             values = collectives.all_reduce(values)
         return values.op, [given]
 
     def _all_to_all(self) -> tuple[Any, list[Any]]:
-        import tensorflow as tf
-
         given = tf.compat.v1.placeholder(tf.float32, [None, ROW_WIDTH])
         splits = tf.compat.v1.placeholder(tf.int32, [self._group.members])
         rows, arriving = all_to_all(given, splits)
@@ -113,8 +108,6 @@ class Operations:
         return rows.op, [given, splits]
 
     def _all_gather(self) -> tuple[Any, list[Any]]:
-        import tensorflow as tf
-
         values = given = tf.compat.v1.placeholder(tf.float32, [None])
         for _ in range(_CHAIN["allgather"]):  # each takes from the one before: equal ones would be run once
             gathered = collectives.all_gather(values)
@@ -123,8 +116,6 @@ class Operations:
 
     def _remote(self, rank: int, target: str) -> tuple[Any, dict[str, tuple[Any, list[Any]]]]:
         """Pull and push, in a session on TensorFlow's servers."""
-        import tensorflow as tf
-
         v1 = tf.compat.v1
         graph, ops = tf.Graph(), {}
         home = f"/job:{WORKER_TASK}/task:{rank}"
@@ -145,8 +136,6 @@ class Operations:
         return session, ops
 
     def _pull(self, parts: list[Any]) -> tuple[Any, list[Any]]:
-        import tensorflow as tf
-
         given = tf.compat.v1.placeholder(tf.int32, [None])
         devices = tuple(device_of(server) for server in range(len(parts)))
         handles = tuple(part.handle for part in parts)
@@ -161,8 +150,6 @@ class Operations:
         return done[0], [given]
 
     def _push(self) -> tuple[Any, list[Any]]:
-        import tensorflow as tf
-
         servers = self._group.servers
         meetings = Meetings(self._rank, self._group.members, servers)
         values = tf.compat.v1.placeholder(tf.float32, [None, ROW_WIDTH])
@@ -191,6 +178,4 @@ def operations_in_a_run(operation: str) -> int:
 
 def _options() -> Any:
     """Of a session that sees no GPU: what is measured runs on CPUs."""
-    import tensorflow as tf
-
     return tf.compat.v1.ConfigProto(allow_soft_placement=True, device_count={"GPU": 0})

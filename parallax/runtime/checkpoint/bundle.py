@@ -15,6 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import tensor_bundle_pb2
+
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.stored import chunks, slice_text
 
@@ -76,9 +80,6 @@ class Bundle:
 
     def read(self, key: str, start: tuple[int, ...], shape: tuple[int, ...]) -> Any:
         """The box from `start` of `shape`, of a tensor that is neither a scalar nor of strings."""
-        import numpy as np
-        import tensorflow as tf
-
         tensor = self.tensors[key]
         found = np.empty(shape, tf.as_dtype(tensor.dtype).as_numpy_dtype)
         filled = 0
@@ -102,9 +103,6 @@ class Bundle:
 
     def _rows(self, tensor: Tensor, piece: Piece, first: int, count: int) -> Any:
         """Rows of one piece, as wide as the piece."""
-        import numpy as np
-        import tensorflow as tf
-
         if count == piece.shape[0]:
             spec = slice_text(tensor.shape, piece.start, piece.shape) if tensor.is_cut else ""
             return restore(self._prefix, tensor.key, spec, tensor.dtype)
@@ -121,8 +119,6 @@ def _cut(low: list[int], high: list[int], start: tuple[int, ...]) -> tuple[slice
 
 def restore(prefix: str, key: str, spec: str, dtype: str) -> Any:
     """One slice of a tensor by RestoreV2, which reads all of every stored piece that the slice touches."""
-    import tensorflow as tf
-
     with tf.Graph().as_default():
         [value] = tf.raw_ops.RestoreV2(
             prefix=prefix, tensor_names=[key], shape_and_slices=[spec], dtypes=[tf.as_dtype(dtype)]
@@ -132,8 +128,6 @@ def restore(prefix: str, key: str, spec: str, dtype: str) -> Any:
 
 def run(fetch: Any, feeds: Any = None) -> Any:
     """Runs an op of the default graph in a session of its own, without GPUs."""
-    import tensorflow as tf
-
     options = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
     options.graph_options.rewrite_options.disable_meta_optimizer = True  # one op: nothing to optimize
     with tf.compat.v1.Session(config=options) as session:
@@ -142,9 +136,6 @@ def run(fetch: Any, feeds: Any = None) -> Any:
 
 def _tensors(prefix: str, entries: dict[bytes, bytes]) -> dict[str, Tensor]:
     """The tensors of an index; the slices of a tensor have entries of their own."""
-    import tensorflow as tf
-    from tensorflow.core.protobuf import tensor_bundle_pb2
-
     header = tensor_bundle_pb2.BundleHeaderProto.FromString(entries.get(b"", b""))
     found = {}
     for name, value in entries.items():
@@ -182,8 +173,6 @@ def _box(extents: list[tuple[int, int]], whole: tuple[int, ...]) -> tuple[tuple[
 
 def _table(path: str) -> Iterator[tuple[bytes, bytes]]:
     """All keys and values of a sorted string table."""
-    import tensorflow as tf
-
     with tf.io.gfile.GFile(path, "rb") as file:
         content = file.read()
     footer = content[-_FOOTER_BYTES:]
@@ -235,8 +224,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _bytes_at(path: str, position: int, length: int) -> bytes:
-    import tensorflow as tf
-
     with tf.io.gfile.GFile(path, "rb") as file:
         try:
             file.seek(position)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import run
 
@@ -28,8 +30,6 @@ def file_errors(rule: str, remedy: str) -> Iterator[None]:
     Raises:
         CheckpointError: from TensorFlow's and Python's errors about files.
     """
-    import tensorflow as tf
-
     try:
         yield
     except (tf.errors.OpError, OSError) as error:
@@ -55,8 +55,6 @@ def latest(folder: str) -> str | None:
     Raises:
         CheckpointError: when the file `checkpoint` names one that is not there.
     """
-    import tensorflow as tf
-
     state = tf.compat.v1.train.get_checkpoint_state(folder)
     if state is None or not state.model_checkpoint_path:
         return None
@@ -99,8 +97,6 @@ class Writer:
 
     def begin(self) -> None:
         """Makes the folder, and deletes what a process that died left in it."""
-        import tensorflow as tf
-
         tf.io.gfile.makedirs(self.folder)
         for left in tf.io.gfile.glob(posixpath.join(self.folder, f"{NAME}-*{_UNFINISHED}")):
             tf.io.gfile.rmtree(left)
@@ -117,8 +113,6 @@ class Writer:
 
     def finish(self) -> str:
         """Makes of the parts a checkpoint, the latest; gives its prefix."""
-        import tensorflow as tf
-
         self._flush()
         merged = posixpath.join(self._temporary, posixpath.basename(self.prefix))
         with tf.Graph().as_default():
@@ -133,15 +127,11 @@ class Writer:
 
     def discard(self) -> None:
         """Deletes what is unfinished."""
-        import tensorflow as tf
-
         if tf.io.gfile.exists(self._temporary):
             tf.io.gfile.rmtree(self._temporary)
 
     def _flush(self) -> None:
         """Writes what waits into a file of its own."""
-        import tensorflow as tf
-
         if not self._waiting:
             return
         part = posixpath.join(self._temporary, "parts", f"{len(self._parts):05d}")
@@ -160,16 +150,12 @@ class Writer:
 
     def _remove_same_name(self) -> None:
         """An older checkpoint of this step goes, its index first: it may have more files than the new one."""
-        import tensorflow as tf
-
         for pattern in (f"{self.prefix}.index", f"{self.prefix}.data-*", f"{self.prefix}.meta"):
             for path in tf.io.gfile.glob(pattern):
                 tf.io.gfile.remove(path)
 
     def _become_latest(self) -> None:
         """Names it in the file `checkpoint`, after those that are named there already."""
-        import tensorflow as tf
-
         state = tf.compat.v1.train.get_checkpoint_state(self.folder)
         before = [] if state is None else [posixpath.relpath(p, self.folder) for p in state.all_model_checkpoint_paths]
         name = posixpath.basename(self.prefix)

@@ -7,16 +7,18 @@ it does not hold, and nobody gets more than the range.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+import tensorflow as tf
+
 from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.stored import Stored
+from parallax.runtime.worker.barrier import barrier
 
 _SCOPE = "parallax/storage/"
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 5e-5, 2e-3  # short beside a small variable, and beside a chunk
 
 
 class Held(Protocol):
@@ -88,12 +90,10 @@ class SpreadRows:
 
     def read(self, session: Any, first: int, count: int) -> Any:
         """Each worker sends its rows of the range; worker 0 puts them in order."""
-        import numpy as np
-
         rank = self.comm.Get_rank()
         low, high = self.ownership.local_range(rank, first, count)
         mine = self.ops.read(session, low, high) if low < high else self._rows(0)
-        meet(self.comm)
+        barrier(self.comm)
         if rank:
             self.comm.Gatherv(_bytes(mine), None)
             return None
@@ -107,12 +107,10 @@ class SpreadRows:
 
     def write(self, session: Any, first: int, count: int, rows: Any) -> None:
         """Worker 0 sends every owner its rows of the range."""
-        import numpy as np
-
         rank = self.comm.Get_rank()
         low, high = self.ownership.local_range(rank, first, count)
         mine = self._rows(high - low)
-        meet(self.comm)
+        barrier(self.comm)
         if rank:
             self.comm.Scatterv(None, _bytes(mine))
         else:
@@ -166,7 +164,7 @@ class ServedRows:
         if self.copy is not None:
             self.copy.write(session, first, count, rows)
         else:
-            meet(self.comm)
+            barrier(self.comm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +200,8 @@ class CopiedRows:
 
     def write(self, session: Any, first: int, count: int, rows: Any) -> None:
         """Worker 0's rows go to all."""
-        import numpy as np
-
         mine = np.ascontiguousarray(rows) if self.comm.Get_rank() == 0 else _empty(self.stored, count)
-        meet(self.comm)
+        barrier(self.comm)
         self.comm.Bcast(_bytes(mine))
         if count:
             self.ops.write(session, first, mine)
@@ -230,14 +226,6 @@ class CopiedValue:
         session.run(self.update, {self.new_value: self.comm.bcast(rows)})
 
 
-def meet(comm: Any) -> None:
-    """Waits for all workers without keeping a core busy, as MPI's own waiting does: worker 0 may write for long."""
-    arrived, pause_s = comm.Ibarrier(), _FIRST_PAUSE_S
-    while not arrived.Test():
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LAST_PAUSE_S)
-
-
 def hold(stored: tuple[Stored, ...], places: Places, comm: Any) -> tuple[Held, ...]:
     """Builds what reads and writes the variables, in the default graph, which must be a worker's graph.
 
@@ -246,8 +234,6 @@ def hold(stored: tuple[Stored, ...], places: Places, comm: Any) -> tuple[Held, .
         places: where their rows are.
         comm: communicator of the workers (mpi4py).
     """
-    import tensorflow as tf
-
     found: list[Held] = []
     with tf.name_scope(_SCOPE):
         low = tf.compat.v1.placeholder(tf.int64, [], name="low")
@@ -274,8 +260,6 @@ def hold(stored: tuple[Stored, ...], places: Places, comm: Any) -> tuple[Held, .
 
 def _row_ops(stored: Stored, op: str, low: Any, high: Any, local_rows: Any) -> RowOps:
     """Ops on the rows of a variable op that has rows of `stored`, on the device where it is."""
-    import tensorflow as tf
-
     variable, dtype = _variable(stored, op)
     new_rows = tf.compat.v1.placeholder(dtype, [None, *(stored.shape or ())[1:]])
     with tf.device(variable.device or None):
@@ -289,8 +273,6 @@ def _row_ops(stored: Stored, op: str, low: Any, high: Any, local_rows: Any) -> R
 
 
 def _copied_value(stored: Stored, op: str, comm: Any) -> CopiedValue:
-    import tensorflow as tf
-
     variable, dtype = _variable(stored, op)
     new_value = tf.compat.v1.placeholder(dtype, stored.shape)
     with tf.device(variable.device or None):
@@ -305,20 +287,13 @@ def _copied_value(stored: Stored, op: str, comm: Any) -> CopiedValue:
 
 def _variable(stored: Stored, op: str) -> tuple[Any, Any]:
     """The handle or reference in the default graph, and the element type."""
-    import tensorflow as tf
-
     return tf.compat.v1.get_default_graph().get_tensor_by_name(f"{op}:0"), tf.as_dtype(stored.dtype)
 
 
 def _empty(stored: Stored, count: int) -> Any:
-    import numpy as np
-    import tensorflow as tf
-
     return np.empty((count, *(stored.shape or ())[1:]), tf.as_dtype(stored.dtype).as_numpy_dtype)
 
 
 def _bytes(rows: Any) -> Any:
     """The bytes of an array, which MPI sends whatever their type; no copy of what is contiguous."""
-    import numpy as np
-
     return np.ascontiguousarray(rows).reshape(-1).view(np.uint8)

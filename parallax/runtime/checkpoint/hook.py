@@ -21,9 +21,10 @@ import tensorflow as tf
 
 from parallax.errors import ConfigError
 from parallax.graph.view import GraphView, split_tensor
-from parallax.runtime.checkpoint.held import Places, hold, meet
+from parallax.runtime.checkpoint.held import Places, hold
 from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, stored_variables, variable_op
+from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import Worker
 from parallax.settings.config import CheckPointConfig
 
@@ -153,7 +154,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             return
         # One worker may evaluate long after the others have ended, so this waits without limit for those who still run.
         with self.worker.watch.run("the last checkpoint", "checkpoint, end", patient=True):
-            meet(self.checkpoints.storage.comm)
+            barrier(self.checkpoints.storage.comm)
         self._save(session, step)
 
     def _save(self, session: Any, step: int) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.folder import Writer, absolute, file_errors, latest
-from parallax.runtime.checkpoint.held import Held, meet
+from parallax.runtime.checkpoint.held import Held
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, Stored, chunks
+from parallax.runtime.worker.barrier import barrier
 
 _MOST_NAMED = 5  # variables that a message lists
 
@@ -114,7 +115,7 @@ class Storage:
                         ranges = [_ranges(bundle, held.stored, self.chunk_bytes) for held in self.held]
             except CheckpointError as found:
                 error = str(found)
-        meet(self.comm)
+        barrier(self.comm)
         prefix, error, ranges = self.comm.bcast((prefix, error, ranges))
         if error is not None:
             raise CheckpointError(error)
@@ -129,7 +130,7 @@ class Storage:
                     do()
             except CheckpointError as found:
                 error = str(found)
-        meet(self.comm)
+        barrier(self.comm)
         error = self.comm.bcast(error)
         if error is not None:
             raise CheckpointError(error)

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 CHUNK_BYTES = 64 * 2**20
 """The most that is written, read or sent at once; rows are never cut. Beside it a process needs two or three copies."""
 
@@ -89,8 +91,6 @@ def stored_variables(graph: Any) -> tuple[Stored, ...]:
     Args:
         graph: the user's graph.
     """
-    import tensorflow as tf
-
     found: dict[str, Stored] = {}
     for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
         op = variable_op(variable)

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from parallax.report.text import name_ranks
 from parallax.runtime.guard.watched import Watched
 
@@ -191,8 +193,6 @@ def _more(count: int) -> str:
 
 def _of_worker_0(comm: Any, value: Any) -> Any | None:
     """Worker 0's array; None, on all workers, when shapes differ."""
-    import numpy as np
-
     if len(set(comm.allgather((value.shape, str(value.dtype))))) > 1:
         return None
     if value.dtype == object:  # strings
@@ -205,8 +205,6 @@ def _of_worker_0(comm: Any, value: Any) -> Any | None:
 
 
 def _largest(mine: Any, first: Any) -> Largest | None:
-    import numpy as np
-
     if mine.dtype == object or mine.dtype == bool:
         unlike = np.asarray(mine != first)
         size = np.where(unlike, np.inf, 0.0)
@@ -225,8 +223,6 @@ def _largest(mine: Any, first: Any) -> Largest | None:
 
 
 def _magnitude(value: Any) -> float:
-    import numpy as np
-
     if value.dtype == object or value.dtype == bool or not value.size:
         return 0.0
     wide = np.abs(value.astype(np.complex128 if np.iscomplexobj(value) else np.float64))

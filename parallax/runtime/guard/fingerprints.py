@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, chunks
 from parallax.runtime.guard.watched import Watched, size_bytes
 
@@ -41,8 +43,6 @@ def fingerprint(variable: Any, one: Watched, chunk_bytes: int = CHUNK_BYTES) -> 
         one: what is known of it.
         chunk_bytes: of what is written by row, so much is read at once.
     """
-    import tensorflow as tf
-
     with tf.name_scope(_SCOPE):
         handle = variable.outputs[0]
         if handle.dtype != tf.resource:
@@ -60,16 +60,12 @@ def fingerprint(variable: Any, one: Watched, chunk_bytes: int = CHUNK_BYTES) -> 
 
 def _digest(value: Any) -> Any:
     """`[1]` int64 of any value; the op is there for CPUs only."""
-    import tensorflow as tf
-
     with tf.device("/device:CPU:0"):
         made = tf.raw_ops.Fingerprint(data=tf.reshape(value, [1, -1]), method="farmhash64")
         return tf.bitcast(made, tf.int64)
 
 
 def _has_nan(pieces: Sequence[Any]) -> Any:
-    import tensorflow as tf
-
     if not pieces[0].dtype.is_floating:
         return None
     return tf.reduce_any([tf.reduce_any(tf.math.is_nan(piece)) for piece in pieces])
@@ -77,8 +73,6 @@ def _has_nan(pieces: Sequence[Any]) -> Any:
 
 def _by_row(handle: Any, dtype: Any, one: Watched, chunk_bytes: int) -> tuple[tuple[Any, ...], list[Any]]:
     """Pieces of rows, and the digest of each; a piece is read when the one before is done with."""
-    import tensorflow as tf
-
     rows = (one.shape or (1,))[0]
     pieces: list[Any] = []
     digests: list[Any] = []

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import tensorflow as tf
+
 from parallax.errors import GuardError
 from parallax.graph.view import GraphView
 from parallax.logger import log
 from parallax.report.text import counted
-from parallax.runtime.checkpoint.held import meet
 from parallax.runtime.guard.difference import (
     Largest,
     difference_text,
@@ -36,6 +38,7 @@ from parallax.runtime.guard.fingerprints import Fingerprint, fingerprint
 from parallax.runtime.guard.schedule import Times, next_check
 from parallax.runtime.guard.watched import Watched, applied, watched_variables, writers_of
 from parallax.runtime.worker.accumulation import Gather
+from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import TrainingRuns, Worker
 from parallax.runtime.worker.runs import Runs
 from parallax.transform.pipeline import WorkerGraph
@@ -125,8 +128,6 @@ class Guard:
             worker_graph: made by the plan.
             names: node of the user's graph -> node in the session, where that is another.
         """
-        import tensorflow as tf
-
         graph = tf.compat.v1.get_default_graph()
         self._watched = watched_variables(self._view, self._updates, worker_graph)
         self._here = {one.op: (names or {}).get(one.op, one.op) for one in self._watched}
@@ -201,7 +202,7 @@ class Guard:
         self._finished = True
         if self._last is None and self._worker.raw is not None:
             self.close()
-        meet(self._comm)
+        barrier(self._comm)
         ends: list[_State | None] = self._comm.allgather(self._last)
         known = [end for end in ends if end is not None]
         if len(known) == len(ends) and len({end.step for end in known}) == 1:
@@ -307,8 +308,6 @@ class Guard:
 
     def _pieces(self, one: Watched) -> Iterator[Any]:
         """The value of a variable, in pieces by row."""
-        import numpy as np
-
         for piece in self._ops[self._here[one.op]].pieces:
             value = self._worker.raw.run(piece)
             yield np.asarray(value, object if isinstance(value, bytes) else None)
@@ -316,8 +315,6 @@ class Guard:
 
 def _processor() -> str:
     """What this worker's arithmetic depends on: alike everywhere, equal steps give equal bits."""
-    import tensorflow as tf
-
     lines = _CPU_INFO.read_text(encoding="utf-8").splitlines() if _CPU_INFO.is_file() else [platform.processor()]
     of_cpu = sorted({line for line in lines if line.startswith(_PROCESSOR)} or {platform.machine()})
     # TensorFlow cuts a sum into as many parts as it may use cores, and adds in no order on a GPU.

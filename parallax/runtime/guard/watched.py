@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import tensorflow as tf
+
 from parallax.graph.ops import CONTROL_FLOW, op_definition, state_op, takes_state
 from parallax.graph.view import GraphView, split_tensor
 from parallax.transform.pipeline import WorkerGraph
@@ -51,8 +53,6 @@ def watched_variables(view: GraphView, updates: Iterable[str], worker_graph: Wor
         updates: the ops that write variables from gradients.
         worker_graph: of the plan in force.
     """
-    import tensorflow as tf
-
     elsewhere = worker_graph.tables | worker_graph.on_servers | worker_graph.local_variables
     taken = _taken_by(view, updates)
     found = []
@@ -125,6 +125,4 @@ def _taken_by(view: GraphView, nodes: Iterable[str]) -> set[str]:
 
 def size_bytes(one: Watched) -> int:
     """Bytes of its value; 0 where the shape is not fixed."""
-    import tensorflow as tf
-
     return 0 if one.shape is None else math.prod(one.shape) * int(tf.as_dtype(one.dtype).size)

@@ -14,7 +14,7 @@ from parallax.runtime.launcher.mpirun import (
     mpirun_environment,
     visible_gpus,
 )
-from parallax.settings.environment import HOST_ADDRESS
+from parallax.runtime.supervisor.control import HOST_ADDRESS
 
 _DRAWN = "(drawn at the start)"
 

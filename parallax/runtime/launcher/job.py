@@ -10,10 +10,10 @@ from pathlib import Path
 from parallax.cluster.machines import Cluster
 from parallax.errors import ConfigError
 from parallax.plans.plan import Layout
-from parallax.runtime.supervisor.control import CONTROL_FD
+from parallax.runtime.supervisor.control import CONTROL_FD, HOST_ADDRESS
 from parallax.runtime.supervisor.processes import JOB_ID
 from parallax.settings.config import STALL_TIMEOUT_S
-from parallax.settings.environment import EQUAL_HASHES, FRAMEWORK_QUIET, HASH_SEED, HOST_ADDRESS, MIN_LOG_LEVEL
+from parallax.settings.environment import EQUAL_HASHES, FRAMEWORK_QUIET, HASH_SEED, MIN_LOG_LEVEL
 
 # Open MPI's libopen-pal and TensorFlow's libtensorflow_framework both export hwloc's functions. A call that is bound
 # late, at MPI_Finalize, may reach TensorFlow's copy and crash; bound when the library is loaded, it cannot.

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.errors import GraphError
 from parallax.report.text import bytes_text
 from parallax.runtime.measure.inputs import Inputs, opened
@@ -58,8 +60,6 @@ def computed(
     Raises:
         GraphError: when the variables do not fit into memory, or a step fails.
     """
-    import tensorflow as tf
-
     from parallax.runtime.worker.bfloat16 import options_with
 
     def timed(session: Any, step: int) -> float:

@@ -26,11 +26,11 @@ from parallax.graph.view import split_tensor
 from parallax.profiles.files import write_model_profile
 from parallax.profiles.profiles import MODEL_PROFILE_VERSION, ModelProfile
 from parallax.report.text import profile_table
-from parallax.runtime.checkpoint.held import meet
 from parallax.runtime.measure.memory import peak_bytes, reset_peak, variable_bytes
 from parallax.runtime.measure.options import MeasureWish
 from parallax.runtime.trace.ops import COMPUTE, read_step
 from parallax.runtime.trace.rows import length_us
+from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import TrainingRuns, Worker
 from parallax.runtime.worker.ranks import Members
 
@@ -137,7 +137,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             return
         self.finished = True
         own = (self._asked, self._compute_s(), self._peak if self._peak is not None else self._own_peak())
-        meet(self._comm)
+        barrier(self._comm)
         everyone = self._comm.gather(own)
         self._asked, self._traced = [], []
         if self._members.rank == 0:

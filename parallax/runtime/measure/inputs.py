@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.analysis.reading.capture import Captured, initialization_phases
 from parallax.errors import ConfigError, GraphError
 from parallax.graph.view import split_tensor
@@ -160,8 +162,6 @@ def opened(inputs: Inputs, worker: Worker, first: Mapping[str, Any], options: An
         first: the worker's first batch, by the names of tensors: initial values may need some of it.
         options: a ConfigProto; without one the session leaves GPUs alone.
     """
-    import tensorflow as tf
-
     v1 = tf.compat.v1
     graph_def = type(inputs.graph_def)()
     graph_def.CopyFrom(inputs.graph_def)
@@ -184,8 +184,6 @@ def opened(inputs: Inputs, worker: Worker, first: Mapping[str, Any], options: An
 
 
 def _no_gpu() -> Any:
-    import tensorflow as tf
-
     return tf.compat.v1.ConfigProto(allow_soft_placement=True, device_count={"GPU": 0})
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 _STATUS, _CLEAR, _MACHINE = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
 _RESET_PEAK = "5"  # proc(5): sets the peak to what is held now
 _LIMITS = (
@@ -41,8 +43,6 @@ def free_bytes() -> int:
 
 def variable_bytes(nodes: Iterable[Any]) -> int:
     """Bytes of the variables among a graph's nodes that this process holds: those that are on no server."""
-    import tensorflow as tf
-
     total = 0
     for node in nodes:
         if node.op in _VARIABLES and "/job:ps" not in node.device:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.analysis.measuring.count_ids import Asked
 from parallax.analysis.measuring.ids import (
     TableIds,
@@ -160,8 +162,6 @@ def _seen(asking: _Asking, tables: Sequence[TableIds], steps: int) -> list[list[
 
 
 def _seen_by(asking: _Asking, inputs: Inputs, tables: Sequence[TableIds], rank: int, steps: int) -> list[list[Asked]]:
-    import tensorflow as tf
-
     tensors = [one.tensor for table in tables for one in table.tensors]
     found: list[list[Asked]] = []
     try:

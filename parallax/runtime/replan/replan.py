@@ -14,11 +14,11 @@ from parallax.plans.plan import Layout, Plan, Wishes, plan_from_json
 from parallax.profiles.plan_inputs import Measured
 from parallax.profiles.profiles import ModelProfile, cluster_profile_from_json
 from parallax.report.text import bytes_text, counted
-from parallax.runtime.checkpoint.held import meet
 from parallax.runtime.measure.first_steps import FirstSteps
 from parallax.runtime.replan.better import Verdict, verdict
 from parallax.runtime.replan.change_over import Changed, ChangeOver
 from parallax.runtime.replan.options import ReplanWish
+from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import Worker
 from parallax.runtime.worker.ranks import Members
 from parallax.settings.config import ON
@@ -85,7 +85,7 @@ class Replan:
             if found.plan is not None:
                 text = found.plan.to_json()
                 self._write(text)
-        meet(comm)  # planning may take its time
+        barrier(comm)  # planning may take its time
         text = comm.bcast(text)
         return None if text is None else plan_from_json(text)
 

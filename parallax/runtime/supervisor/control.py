@@ -1,4 +1,4 @@
-"""The worker's way to tell its launcher something: one JSON object a line, written to an inherited pipe.
+"""What a worker and its supervisor tell each other: to the launcher one JSON object a line, by an inherited pipe.
 
 The supervisor of the rank (`parallax.runtime.supervisor.agent`) opens the pipe and names its write end in an
 environment variable. Outside a job the variable is not set and nothing is sent.
@@ -12,6 +12,8 @@ import threading
 from collections.abc import Mapping
 
 CONTROL_FD = "PARALLAX_CONTROL_FD"
+HOST_ADDRESS = "PARALLAX_HOST_ADDRESS"
+"""Set by the supervisor of a rank in a job with servers: the address of its host, in digits."""
 
 _one_at_a_time = threading.Lock()
 
@@ -40,3 +42,8 @@ def send(message: Mapping[str, object]) -> bool:
             # The supervisor is dead: the kernel is ending this process too, and nobody is left to be told.
             return False
     return True
+
+
+def host_address() -> str:
+    """The address on which this rank's TensorFlow server listens, in digits; its supervisor has put it there."""
+    return os.environ.get(HOST_ADDRESS) or "127.0.0.1"

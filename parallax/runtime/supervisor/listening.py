@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from parallax.settings.environment import HOST_ADDRESS
+from parallax.runtime.supervisor.control import HOST_ADDRESS
 
 _LOOPBACK = ("127.", "::1")
 _LOCAL = ("localhost", *_LOOPBACK)

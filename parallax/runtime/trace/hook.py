@@ -16,7 +16,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.runtime.checkpoint.held import meet
 from parallax.runtime.trace.chrome import trace_text
 from parallax.runtime.trace.offsets import (
     SAME_CLOCK,
@@ -34,6 +33,7 @@ from parallax.runtime.trace.options import MERGED, SUMMARY, TraceWish, rank_file
 from parallax.runtime.trace.rows import RankTrace, corrected, rank_trace
 from parallax.runtime.trace.summary import summary
 from parallax.runtime.trace.waits import arrivals, last_arrivals, waits
+from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import TrainingRuns, Worker
 from parallax.runtime.worker.ranks import Members
 from parallax.transform.building.all_to_all import ALL_TO_ALL, HOST
@@ -111,7 +111,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self.finished = True
         steps = self._write_alone()
         comm, rank = self._comm, self._members.rank
-        meet(comm)
+        barrier(comm)
         self._offsets.append(_measured_offset(comm, self._members.parcel.hosts))
         trace, steps = self._with_others(steps)
         self._write(rank_file(self._wish.folder, rank), trace_text([trace], steps))

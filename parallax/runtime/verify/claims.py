@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
 from parallax.analysis.propagation.walk import Walk
 from parallax.graph.control_flow import branches_of
@@ -74,8 +75,6 @@ class Tried(NamedTuple):
 
 def watched(view: GraphView, op: str) -> tuple[str, ...]:
     """The tensors between batch and an update that can be fetched with it, in topological order."""
-    import tensorflow as tf
-
     found: list[str] = []
     needed, branches, fleeting = view.ancestors([op]), branches_of(view), set[str]()
     for node in view.topological_order():

@@ -19,11 +19,11 @@ from parallax.analysis.reading.gradients import gradient_updates
 from parallax.analysis.stages import Analysed, analyse
 from parallax.errors import ConfigError, GraphError
 from parallax.plans.plan import Plan
-from parallax.runtime.checkpoint.held import meet
 from parallax.runtime.verify.judging import OTHERS, OWN, Judged, judge, measure
 from parallax.runtime.verify.sides import digest, margin_of, rounding_of, tolerance_of
 from parallax.runtime.verify.single import OneProcess, Values, joined_batch, variables_of
 from parallax.runtime.verify.table import is_wrong, table_text, verdict_text
+from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.fetches import Request
 from parallax.runtime.worker.hooks import PlainSession, TrainingRuns, Worker
 from parallax.runtime.worker.ranks import Members
@@ -109,7 +109,7 @@ class VerifiedSteps:
             copies = self._copies(after)
             if self._members.rank == 0:
                 self._compare(copies)
-            meet(self._members.workers)  # the one process takes its time; if it finds an error, the job ends here
+            barrier(self._members.workers)  # the one process takes its time; if it finds an error, the job ends here
         self._left -= 1
         self._batches = []
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
+from tensorflow.python.framework import op_def_registry
+
 from parallax.errors import SessionError
 from parallax.graph.ops import state_op
 from parallax.graph.view import GraphView, split_tensor
@@ -161,8 +163,6 @@ def _writes_shared(view: GraphView, node: str, local: Collection[str]) -> bool:
 
 def _acts(view: GraphView, node: str) -> bool:
     """Whether a node is run for more than what it gives."""
-    from tensorflow.python.framework import op_def_registry
-
     if state_op(view.op(node), len(view.inputs(node))) is not None or view.op(node) in _ACTS:
         return True
     definition = op_def_registry.get(view.op(node))

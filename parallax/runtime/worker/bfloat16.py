@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.protobuf import rewriter_config_pb2
 
 from parallax.logger import log
 from parallax.runtime.worker.hooks import TrainingRuns
@@ -63,8 +64,6 @@ def options_with(options: Any, compute_dtype: str | None) -> Any:
         options: a ConfigProto.
         compute_dtype: `bfloat16`, or None for products as they are.
     """
-    from tensorflow.core.protobuf import rewriter_config_pb2
-
     found = v1.ConfigProto()
     found.CopyFrom(options)
     if compute_dtype is not None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from tensorflow.core.protobuf import config_pb2
 
 
 @runtime_checkable
@@ -60,8 +61,6 @@ class _Ready:
     """One set of fetches and feeds."""
 
     def __init__(self, raw: Any, tensors: Sequence[str], fed: Sequence[str]) -> None:
-        from tensorflow.core.protobuf import config_pb2
-
         given = [raw.graph.get_tensor_by_name(name) for name in fed]
         self._takes = [(tensor.dtype.base_dtype.as_numpy_dtype, tensor.shape) for tensor in given]
         self._places = [":" in name for name in tensors]

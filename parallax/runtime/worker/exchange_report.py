@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from parallax.plans.plan import ALLGATHER, ALLTOALL, PS, Plan
 from parallax.report.diff import places_text
 from parallax.report.text import bytes_text, ms_text
@@ -175,8 +177,6 @@ def exchange_report(
         plan: in force.
         before: the plans before it, each with the number of steps after which it no longer was in force.
     """
-    import numpy as np
-
     workers = current_members().workers
     totals = [np.asarray(workers.allreduce(np.asarray(numbers))) for numbers in counted]
     expected = [c.away * float(numbers[-2]) for c, numbers in zip(counters, counted, strict=True)]
@@ -220,8 +220,6 @@ def rounding_report(roundings: Sequence[Rounding], measured: Sequence[Any]) -> t
         roundings: what each measures.
         measured: `[5]` for each, as `Rounding` says.
     """
-    import numpy as np
-
     mine = [(rounding.kind, np.asarray(numbers)) for rounding, numbers in zip(roundings, measured, strict=True)]
     everybody = [one for of_worker in current_members().workers.allgather(mine) for one in of_worker]
     reports = []

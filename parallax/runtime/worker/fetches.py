@@ -10,6 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework.indexed_slices import IndexedSlicesValue
+
 from parallax.errors import SessionError
 
 REPLICAS = 1
@@ -120,10 +124,6 @@ def put_together(request: Request, values: Sequence[Any], is_plain: Callable[[Le
 
 def _value(leaf: Leaf, values: list[Any]) -> Any:
     """The value of one fetch from the values of its names."""
-    import numpy as np
-    import tensorflow as tf
-    from tensorflow.python.framework.indexed_slices import IndexedSlicesValue  # what tf.Session gives
-
     if isinstance(leaf.like, tf.IndexedSlices):
         return IndexedSlicesValue(*values, *[None] * (3 - len(values)))
     if isinstance(leaf.like, tf.SparseTensor):
@@ -138,16 +138,12 @@ def _value(leaf: Leaf, values: list[Any]) -> Any:
 
 def _ragged_value(flat: Any, row_splits: Sequence[Any]) -> Any:
     """A ragged tensor's value; the outermost splits come first."""
-    import tensorflow as tf
-
     return tf.compat.v1.ragged.RaggedTensorValue(
         _ragged_value(flat, row_splits[1:]) if len(row_splits) > 1 else flat, row_splits[0]
     )
 
 
 def _names_of(known: _Known, fetch: Any) -> tuple[str, ...]:
-    import tensorflow as tf
-
     if fetch is None:
         raise SessionError("A fetch must be a tensor, operation, variable or name of the user's graph, and is None.")
     pieces = getattr(fetch, "_variable_list", None) or [fetch]
@@ -204,8 +200,6 @@ def _of_one_replica(key: Any, value: Any) -> Any:
 
 
 def _feed(known: _Known, key: Any, value: Any) -> dict[str, Any]:
-    import tensorflow as tf
-
     if isinstance(key, tf.SparseTensor):
         parts = (key.indices, key.values, key.dense_shape)
         return {known.name(t): v for t, v in zip(parts, value, strict=True)}

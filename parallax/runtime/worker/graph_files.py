@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.errors import ConfigError
 from parallax.graph.view import GraphView
 from parallax.plans.plan import Plan
@@ -39,8 +41,6 @@ def write_events(folder: Path, rank: int, worker_graph: WorkerGraph) -> None:
     Raises:
         ConfigError: when the folder cannot be written.
     """
-    import tensorflow as tf
-
     place = folder / f"worker-{rank}"
     with _writing("--graph", place):
         place.mkdir(parents=True, exist_ok=True)
@@ -70,8 +70,6 @@ def write_text(folder: Path, rank: int, imported: Any) -> None:
 
 def meta_graph(graph: Any) -> Any:
     """A graph as a MetaGraphDef."""
-    import tensorflow as tf
-
     with graph.as_default():  # variables are not written while TensorFlow executes eagerly
         return tf.compat.v1.train.export_meta_graph(graph=graph)
 

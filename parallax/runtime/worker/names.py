@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from parallax.errors import SessionError
 from parallax.graph.view import GraphView, split_tensor
 from parallax.runtime.worker.accumulation import Gather, KeptGradients
@@ -129,8 +131,6 @@ class Names:
         return self._resolved[key]
 
     def _resolve(self, names: tuple[str, ...], fed: frozenset[str], gather: Gather | None) -> Resolved:
-        import numpy as np
-
         for name in sorted(fed):
             self._check_feed(name)
         tensors = [self._worker_name(name) for name in names]

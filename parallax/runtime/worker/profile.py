@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.client.timeline import Timeline
 
 from parallax.errors import ConfigError
 from parallax.runtime.worker.graph_files import meta_graph
@@ -64,8 +65,6 @@ class ProfileHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Writes the trace."""
         if self._step is None:
             return
-        from tensorflow.python.client.timeline import Timeline  # no public name has it
-
         metadata = run_values.run_metadata
         self._write(f"run_meta/run_meta_{self._step}", metadata.SerializeToString())
         trace = Timeline(metadata.step_stats).generate_chrome_trace_format()

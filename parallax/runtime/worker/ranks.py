@@ -16,8 +16,9 @@ from contextvars import ContextVar
 from typing import Any
 
 from parallax.errors import LaunchError, SessionError
+from parallax.runtime.supervisor.control import host_address
 from parallax.runtime.worker.job_message import Parcel, read_parcel
-from parallax.settings.environment import host_address, listening_on, reach_directly
+from parallax.settings.environment import listening_on, reach_directly
 
 WORKER_TASK, SERVER_TASK = "worker", "ps"
 """Job names in the TensorFlow cluster."""

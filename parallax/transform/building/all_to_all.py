@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.errors import TransformError
 
 ALL_TO_ALL = "ParallaxAllToAll"
@@ -27,8 +29,6 @@ def native_ops() -> Any:
     Raises:
         TransformError: it has not been built.
     """
-    import tensorflow as tf
-
     if not library().is_file():
         raise TransformError(
             f"Workers draw and exchange rows by ops of {library()}, which is not there. Build it: `make install`."

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.transform.building.all_to_all import native_ops
 
 
@@ -21,8 +23,6 @@ def open_end(tensor: Any, shape: list[int | None] | None = None) -> Any:
         tensor: any tensor.
         shape: static shape of the result; default that of the tensor with an open first dimension.
     """
-    import tensorflow as tf
-
     if shape is None and tensor.shape.rank:
         shape = [None, *tensor.shape.as_list()[1:]]
     return tf.compat.v1.placeholder_with_default(tensor, shape if shape is not None else tensor.shape)
@@ -33,7 +33,6 @@ def all_gather(tensor: Any) -> Any:
 
     bfloat16, which Horovod does not know, travels as the integers of its bits.
     """
-    import tensorflow as tf
     from horovod.tensorflow import mpi_ops
 
     if tensor.dtype == tf.bfloat16:
@@ -50,7 +49,6 @@ def all_reduce(tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
     bfloat16 travels as float32 and booleans as int32, which Horovod's MPI reductions know. Horovod keeps its factor as
     float32, which is too coarse for float64.
     """
-    import tensorflow as tf
     from horovod.tensorflow import mpi_ops
 
     if tensor.dtype == tf.float64 and scale != 1.0:
@@ -70,7 +68,6 @@ def broadcast(tensor: Any) -> Any:
     broadcast while it makes a run ready, on one worker without the others where that worker alone makes another. An op
     with state in between, which prints nothing, is not folded.
     """
-    import tensorflow as tf
     from horovod.tensorflow import mpi_ops
 
     tensor = tf.raw_ops.Print(input=tensor, data=[], first_n=0, name="unfolded")
@@ -80,7 +77,5 @@ def broadcast(tensor: Any) -> Any:
 
 def _announced(tensor: Any) -> Any:
     """A collective built in this context runs after Horovod's thread was told that `tensor` is coming."""
-    import tensorflow as tf
-
     with tf.control_dependencies([tensor]):
         return tf.control_dependencies([native_ops().parallax_announce(name="announce")])

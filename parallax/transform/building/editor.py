@@ -11,6 +11,8 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.errors import TransformError
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.rewrites import Terms
@@ -191,8 +193,6 @@ class Editor:
 
     def tensor(self, name: str) -> Any:
         """A tensor of the user's graph, for new ops to take."""
-        import tensorflow as tf
-
         if name not in self.inputs:
             with self.scratch.as_default(), self.scratch.name_scope(None), tf.control_dependencies(None):
                 self.inputs[name] = tf.compat.v1.placeholder(
@@ -202,8 +202,6 @@ class Editor:
 
     def operation(self, name: str) -> Any:
         """A node of the user's graph, for new ops to wait for."""
-        import tensorflow as tf
-
         if name not in self.waits:
             with self.scratch.as_default(), self.scratch.name_scope(None), tf.control_dependencies(None):
                 self.waits[name] = tf.no_op(name=f"{_WAIT}/{len(self.waits)}")
@@ -211,8 +209,6 @@ class Editor:
 
     def reference(self, variable: str) -> Any:
         """A reference variable of the user's graph, for new ops to write."""
-        import tensorflow as tf
-
         name = f"{variable}:0"
         if name not in self.inputs or self.inputs[name].op.type != "VariableV2":
             with self.scratch.as_default(), self.scratch.name_scope(None), tf.control_dependencies(None):
@@ -227,8 +223,6 @@ class Editor:
 
     def size_of(self, ids: str) -> Any:
         """How many gradient rows belong to a lookup by these ids, of all batches of an update; int32."""
-        import tensorflow as tf
-
         return self.kept_sizes[ids] if ids in self.kept_sizes else tf.size(self.tensor(ids))
 
     def at(self, edge: Edge) -> Any:
@@ -311,8 +305,6 @@ def open_editor(view: GraphView, worker: Worker, terms: Terms) -> Editor:
     Raises:
         TransformError: when the user's graph already holds names under `parallax/`.
     """
-    import tensorflow as tf
-
     taken = next((name for name in view.nodes if name.split("/")[0].lower() == SCOPE), None)
     if taken is not None:
         raise TransformError(
@@ -379,8 +371,6 @@ def _make_identity(node: Any, tensor: Any) -> None:
 
 
 def _make_constant(node: Any, value: Any) -> None:
-    import tensorflow as tf
-
     controls = [f"^{name.lstrip('^').split(':')[0]}" for name in node.input]
     node.op = "Const"
     del node.input[:]

@@ -20,6 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.transform.building.all_to_all import Leg, Wanted
 from parallax.transform.building.collectives import open_end
 from parallax.transform.building.transports import TableRows, Way, table_of
@@ -63,8 +65,6 @@ def ask(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Way) -> As
         Asked. An id outside its table ends the run with an error that names the table and the id, before anything
         is sent.
     """
-    import tensorflow as tf
-
     bases = [0]
     for table in tables:
         bases.append(bases[-1] + -(-table.rows // way.slots))
@@ -94,8 +94,6 @@ def looked_up(pulled: Any, positions: Any, ids: Any, row_shape: tuple[int, ...])
         ids: of the lookup.
         row_shape: of one row.
     """
-    import tensorflow as tf
-
     rows = tf.gather(pulled, positions)
     static = ids.shape.as_list() if ids.shape.rank is not None else None
     if static is not None and static.count(None) <= 1:
@@ -106,8 +104,6 @@ def looked_up(pulled: Any, positions: Any, ids: Any, row_shape: tuple[int, ...])
 
 def found_at(asked: Asked, table: int, ids: Any, slots: int) -> Any:
     """Where in the keys of the first leg some ids of a table are, `[n]` int32; every id must have been asked for."""
-    import tensorflow as tf
-
     keys = asked.first.keys
     wanted = tf.cast(ids, keys.dtype) + tf.constant(asked.bases[table] * slots, keys.dtype)
     order = tf.argsort(keys)
@@ -122,20 +118,14 @@ def merged_rows(asked: Asked, values: list[Any], positions: list[Any]) -> Any:
         values: pieces `[n, width]`.
         positions: for each piece, where its rows are among the keys, `[n]`.
     """
-    import tensorflow as tf
-
     return tf.math.unsorted_segment_sum(tf.concat(values, 0), tf.concat(positions, 0), tf.size(asked.first.keys))
 
 
 def merge_equal_rows(values: Any, indices: Any) -> tuple[Any, Any]:
     """Adds up the values `[n, width]` of equal indices `[n]`; each index comes once in the result."""
-    import tensorflow as tf
-
     distinct, inverse = tf.unique(indices)
     return tf.math.unsorted_segment_sum(values, inverse, tf.size(distinct)), distinct
 
 
 def _of_a_key_type(ids: Any) -> Any:
-    import tensorflow as tf
-
     return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int64)

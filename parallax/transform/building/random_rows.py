@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.graph.ownership import Ownership
 from parallax.transform.building.all_to_all import native_ops
 
@@ -53,8 +55,6 @@ def random_rows(
     Raises:
         TransformError: the library has not been built.
     """
-    import tensorflow as tf
-
     total, *row_shape = drawn.shape
     return native_ops().parallax_random_rows(
         stream=list(stream),

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import tensorflow as tf
+
 from parallax.transform.building import collectives
 from parallax.transform.building.wire import GRADIENTS, Wire
 
@@ -45,8 +47,6 @@ class Collectives:
 
     def add_gradients(self, tensor: Any, scale: float = 1.0) -> Any:
         """As `Together.add_gradients`; scaled before it is rounded, so that fewer sums overflow."""
-        import tensorflow as tf
-
         if not self._wire.halves_sums_of(tensor.dtype):
             return self.all_reduce(tensor, "sum", scale)
         scaled = tensor if scale == 1.0 else tensor * tf.constant(scale, tensor.dtype)
@@ -62,8 +62,6 @@ class Alone:
 
     def all_reduce(self, tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
         """The tensor itself."""
-        import tensorflow as tf
-
         return tf.identity(tensor)
 
     def add_gradients(self, tensor: Any, scale: float = 1.0) -> Any:
@@ -72,8 +70,6 @@ class Alone:
 
     def broadcast(self, tensor: Any) -> Any:
         """The tensor itself."""
-        import tensorflow as tf
-
         return tf.identity(tensor)
 
 
@@ -94,8 +90,6 @@ class Meetings:
 
     def all_reduce(self, tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
         """As `Together.all_reduce`."""
-        import tensorflow as tf
-
         known = tf.cast(tensor, tf.int32) if tensor.dtype == tf.bool else tensor
         queues = self._queues(known.dtype, known.shape)
         if self._rank > 0:
@@ -113,15 +107,11 @@ class Meetings:
 
     def broadcast(self, tensor: Any) -> Any:
         """As `Together.broadcast`; the others compute their own all the same, as with collectives."""
-        import tensorflow as tf
-
         with tf.control_dependencies([tensor]):
             return self.deliver(tensor if self._rank == 0 else None, tensor.dtype, tensor.shape)
 
     def deliver(self, value: Any, dtype: Any, shape: Any) -> Any:
         """A value that worker 0 has (None elsewhere), on all workers."""
-        import tensorflow as tf
-
         queues = self._queues(dtype, shape)
         if self._rank > 0:
             return _take(queues[self._rank], tf.TensorSpec(shape, dtype))
@@ -130,8 +120,6 @@ class Meetings:
 
     def token(self, after: list[Any]) -> list[Any]:
         """The ops after which `after`, which worker 0 runs and nobody else, is known to have run."""
-        import tensorflow as tf
-
         queues = self._queues(tf.bool, [])
         if self._rank > 0:
             return [_take(queues[self._rank], tf.TensorSpec([], tf.bool)).op]
@@ -141,8 +129,6 @@ class Meetings:
 
     def _queues(self, dtype: Any, shape: Any) -> list[Any]:
         """A queue for each worker, on one server."""
-        import tensorflow as tf
-
         label = f"{MEETINGS}/{self._count}"
         device = device_of(self._count % self._servers)
         self._count += 1
@@ -158,15 +144,11 @@ class Meetings:
 
 
 def _give(queue: Any, value: Any) -> Any:
-    import tensorflow as tf
-
     with tf.device(queue.device), tf.name_scope(f"{_label(queue)}/"):
         return tf.raw_ops.QueueEnqueueV2(handle=queue, components=[value], name="give")
 
 
 def _take(queue: Any, like: Any) -> Any:
-    import tensorflow as tf
-
     with tf.device(queue.device), tf.name_scope(f"{_label(queue)}/"):
         (found,) = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[like.dtype], name="take")
     found.set_shape(like.shape)

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.graph.ownership import Ownership
 from parallax.transform.building.all_to_all import WORKERS, Leg, Wanted, all_to_all, leg
 from parallax.transform.building.wire import GRADIENTS, ROWS, Wire
@@ -117,8 +119,6 @@ class Way(ABC):
 
     def pull(self, first: Leg, tables: list[TableRows], bases: Sequence[int]) -> Trip:
         """Brings the rows of the first leg's keys."""
-        import tensorflow as tf
-
         trip = self.announce(first, bases)
         trip = replace(trip, rows=self._from_owners(trip, tables, bases))
         if self.meeting is None or trip.before is None:
@@ -138,8 +138,6 @@ class Way(ABC):
 
     def push(self, trip: Trip, rows: Any) -> Any:
         """Sends gradient rows `[u, width]`, in the order of the first leg's keys, on to where `trip.last` leads."""
-        import tensorflow as tf
-
         if trip.before is None or self.meeting is None:
             return rows
         first, counts = trip.before
@@ -171,8 +169,6 @@ class ToWorkers(Way):
         return Trip(None, None, last, asked, counts, table_of(asked, self._mine(bases)))
 
     def _from_owners(self, trip: Trip, tables: list[TableRows], bases: Sequence[int]) -> Any:
-        import tensorflow as tf
-
         given = _local_rows(tables, trip.asked, trip.table_of_asked, self._mine(bases))
         rows, _ = all_to_all(self.wire.out(given, ROWS), trip.asked_splits, arriving=trip.last.splits)
         return tf.cast(rows, tables[0].dtype)
@@ -188,8 +184,6 @@ class ToWorkers(Way):
             For each table the rows that came `[m, width]` and their local row numbers `[m]`; a row comes at most once
             from each worker (or host).
         """
-        import tensorflow as tf
-
         sent = self.wire.out(rows, GRADIENTS)
         received, _ = all_to_all(sent, trip.last.splits, arriving=trip.asked_splits)
         received = tf.cast(received, rows.dtype)
@@ -219,8 +213,6 @@ class ToServers(Way):
         return Trip(None, None, last)
 
     def _from_owners(self, trip: Trip, tables: list[TableRows], bases: Sequence[int]) -> Any:
-        import tensorflow as tf
-
         (table,) = tables
         local = self.by_partition(trip.last, trip.last.local)
         found = []
@@ -237,8 +229,6 @@ class ToServers(Way):
 
     def by_partition(self, last: Leg, rows: Any) -> list[Any]:
         """What is in the order of the last leg, cut into what goes to each partition."""
-        import tensorflow as tf
-
         partitions = self.ownership.holders
         return list(tf.split(rows, last.splits, num=partitions)) if partitions > 1 else [rows]
 
@@ -272,16 +262,12 @@ def askers(hosts: Sequence[int], host: int, pattern: Sequence[int]) -> tuple[int
 
 def table_of(keys: Any, bases: Sequence[int]) -> Any:
     """Which table each local row number belongs to; None when there is one table."""
-    import tensorflow as tf
-
     if len(bases) == 2:
         return None
     return tf.searchsorted(tf.constant(bases[1:-1], keys.dtype), keys, side="right")
 
 
 def _local_rows(tables: list[TableRows], asked: Any, table_of_asked: Any, bases: Sequence[int]) -> Any:
-    import tensorflow as tf
-
     if table_of_asked is None:
         return _gather(tables[0], tables[0].parts[0], asked)
     count = len(tables)
@@ -294,8 +280,6 @@ def _local_rows(tables: list[TableRows], asked: Any, table_of_asked: Any, bases:
 
 
 def _gather(table: TableRows, rows: Any, local: Any) -> Any:
-    import tensorflow as tf
-
     if rows.dtype == tf.resource:
         found = tf.raw_ops.ResourceGather(resource=rows, indices=local, dtype=table.dtype)
     else:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.plans.wire import rows_travel_as, sums_travel_as
 
 ROWS, GRADIENTS = "rows", "gradients"
@@ -53,20 +55,14 @@ class Wire:
 
     def rows_type(self, dtype: Any) -> Any:
         """The type in which rows of a type travel that are only moved."""
-        import tensorflow as tf
-
         return tf.dtypes.as_dtype(rows_travel_as(dtype.name, self._dtype))
 
     def rounded(self, rows: Any) -> Any:
         """Rows as they travel, not measured."""
-        import tensorflow as tf
-
         return tf.cast(rows, self.rows_type(rows.dtype))
 
     def out(self, exact: Any, kind: str) -> Any:
         """Rows, or a gradient of any shape, as they travel; what is rounded is measured."""
-        import tensorflow as tf
-
         sent = self.rounded(exact)
         if sent is exact:
             return exact
@@ -79,8 +75,6 @@ class Wire:
 
     def _measure(self, exact: Any, sent: Any, kind: str) -> Any:
         """The op that adds one run to what is measured."""
-        import tensorflow as tf
-
         graph, name = tf.compat.v1.get_default_graph(), f"{self._scope}/rounding_{len(self.roundings)}"
         with tf.name_scope(f"{name}/"), tf.init_scope(), graph.as_default():
             handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[5], shared_name=name, name="handle")
@@ -103,7 +97,5 @@ class Wire:
 
 def _sample(tensor: Any) -> Any:
     """Its first rows, `[n, width]`; what has no rows is one."""
-    import tensorflow as tf
-
     width = tensor.shape[-1] if tensor.shape.rank and tensor.shape.rank > 1 else None
     return tf.reshape(tensor, [-1, width])[:SAMPLED_ROWS] if width else tf.reshape(tensor, [1, -1])

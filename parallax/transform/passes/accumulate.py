@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.plans.rewrites import Decisions, Keep
 from parallax.transform.building.editor import SCOPE, Editor, Keeping
 
 
 def keep_gradients(editor: Editor, decisions: Decisions) -> None:
     """Has every gradient kept, and those who take it see all of an update's batches."""
-    import tensorflow as tf
-
     for number, keep in enumerate(decisions.keeps):
         _keep(editor, keep, decisions.terms.accumulate_steps, f"{SCOPE}/keep_{number}")
     for alike in decisions.alike_rows:
@@ -28,8 +28,6 @@ def keep_gradients(editor: Editor, decisions: Decisions) -> None:
 
 
 def _keep(editor: Editor, keep: Keep, steps: int, label: str) -> None:
-    import tensorflow as tf
-
     kept: list[_Kept] = []
     with tf.name_scope(f"{label}/"):
         gradient = editor.tensor(keep.values)
@@ -47,8 +45,6 @@ def _keep(editor: Editor, keep: Keep, steps: int, label: str) -> None:
 
 def _rows(editor: Editor, keep: Keep, kept: list[_Kept], label: str) -> Any:
     """The values of all batches; each piece by itself, as what becomes of them depends on the piece."""
-    import tensorflow as tf
-
     values, indices = [editor.tensor(keep.values)], [editor.tensor(keep.indices)]
     if len(keep.pieces) > 1:
         sizes = [tf.size(editor.tensor(piece.ids)) for piece in keep.pieces]
@@ -82,8 +78,6 @@ def _total(tensor: Any, name: str, kept: list[_Kept], adds: bool = False) -> Any
         kept: to which the variable's ops are added.
         adds: whether batches are added up.
     """
-    import tensorflow as tf
-
     shape = tensor.shape if adds else tf.TensorShape([None]).concatenate(tensor.shape[1:])
     with tf.name_scope(f"{name}/"):
         handle = tf.raw_ops.VarHandleOp(dtype=tensor.dtype, shape=shape, shared_name=name, name="handle")

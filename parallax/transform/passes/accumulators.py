@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.graph.view import Edge
 from parallax.plans.rewrites import Decisions, Scatter
 from parallax.transform.building.editor import SCOPE, Editor
@@ -25,8 +27,6 @@ def scatter_gradients(editor: Editor, decisions: Decisions) -> None:
 
 
 def _scatter(editor: Editor, decisions: Decisions, scatter: Scatter, label: str) -> None:
-    import tensorflow as tf
-
     table = decisions.table(scatter.table)
     with tf.name_scope(f"{label}/"):
         pieces = cut_rows(editor.leaving(scatter.tensor), len(table.servers), table.is_scalar)
@@ -71,8 +71,6 @@ def push_rows(
             numbers `[n]`), both by partition.
         givers: who gives them.
     """
-    import tensorflow as tf
-
     push = decisions.pushes[index]
     table, label = decisions.table(push.table), f"{ALL_GIVE if givers.number > 1 else FRONTS_GIVE}/{index}"
     row_shape = editor.at(push.values[0]).shape.as_list()[1:] if push.values else None
@@ -105,8 +103,6 @@ def push_rows(
 
 def accumulator(values: Any, rows: int, name: str) -> Any:
     """The accumulator of a partition's gradient rows, which all workers share by its name."""
-    import tensorflow as tf
-
     return tf.raw_ops.SparseConditionalAccumulator(
         dtype=values.dtype,
         shape=[rows, int(values.shape[1])],
@@ -118,8 +114,6 @@ def accumulator(values: Any, rows: int, name: str) -> Any:
 
 def give(handle: Any, values: Any, indices: Any, rows: int) -> Any:
     """Gives this worker's gradient rows `[n, width]` of a partition of so many rows, with their numbers `[n]` int64."""
-    import tensorflow as tf
-
     return tf.raw_ops.SparseAccumulatorApplyGradient(
         handle=handle,
         local_step=tf.constant(NEVER_STALE, tf.int64),
@@ -133,8 +127,6 @@ def give(handle: Any, values: Any, indices: Any, rows: int) -> Any:
 
 def take(handle: Any, like: Any, givers: int) -> tuple[Any, Any]:
     """The sum of what all givers gave: values `[m, width]` and row numbers `[m]`."""
-    import tensorflow as tf
-
     taken = tf.raw_ops.SparseAccumulatorTakeGradient(handle=handle, num_required=tf.constant(givers), dtype=like.dtype)
     taken.values.set_shape([None, int(like.shape[1])])
     taken.indices.set_shape([None])
@@ -142,8 +134,6 @@ def take(handle: Any, like: Any, givers: int) -> tuple[Any, Any]:
 
 
 def _joined(pieces: list[Any]) -> Any:
-    import tensorflow as tf
-
     return tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.graph.view import split_tensor
 from parallax.plans.plan import ALLGATHER
 from parallax.plans.rewrites import Collect, Decisions, Piece, SharedRows
@@ -16,8 +18,6 @@ from parallax.transform.building.wire import GRADIENTS
 
 def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
     """Scales joined rows by 1/W, all-reduces dense gradients and sums over joined rows, broadcasts what is fed."""
-    import tensorflow as tf
-
     for scale in decisions.scales:
         values = editor.leaving(scale.tensor)
         with tf.name_scope(f"{SCOPE}/scale/"):
@@ -54,8 +54,6 @@ def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
 
 def weigh_losses(editor: Editor, decisions: Decisions) -> None:
     """Losses that are divided by what the batch has of something are divided by what all workers have of it."""
-    import tensorflow as tf
-
     if not decisions.terms.synchronous:
         return  # a worker by itself has the one process's loss
     size = editor.worker.size
@@ -79,8 +77,6 @@ def weigh_losses(editor: Editor, decisions: Decisions) -> None:
 
 def _held_by_worker_0(editor: Editor, values: Any, shared: SharedRows) -> Any:
     """Joined rows in which those of shared pieces are the sum over the workers on worker 0, and zero elsewhere."""
-    import tensorflow as tf
-
     found = []
     for piece, rows in zip(shared.pieces, _split(editor, values, shared.pieces), strict=True):
         if piece.kind == "shared":
@@ -93,8 +89,6 @@ def _held_by_worker_0(editor: Editor, values: Any, shared: SharedRows) -> Any:
 
 def _split(editor: Editor, rows: Any, pieces: tuple[Piece, ...]) -> list[Any]:
     """The rows of each piece."""
-    import tensorflow as tf
-
     if len(pieces) < 2:
         return [rows]
     return list(tf.split(rows, [editor.size_of(piece.ids) for piece in pieces]))
@@ -108,8 +102,6 @@ def _row_scale(editor: Editor, decisions: Decisions) -> float:
 
 def _mean_of_rows(editor: Editor, mean: Any, rows: Any) -> Any:
     """The mean over all workers' rows, from each worker's mean over its own (which may be none)."""
-    import tensorflow as tf
-
     count = tf.raw_ops.Shape(input=rows)[0]  # tf.shape would take the user's whole static shape
     weight = tf.cast(count, mean.dtype)
     total = tf.where(count > 0, mean * weight, tf.zeros_like(mean))
@@ -118,8 +110,6 @@ def _mean_of_rows(editor: Editor, mean: Any, rows: Any) -> Any:
 
 def collect_rows(editor: Editor, decisions: Decisions) -> None:
     """Sparse gradients of variables that every worker holds: all workers get all touched rows."""
-    import tensorflow as tf
-
     collected = []
     for collect in decisions.collects:
         with tf.name_scope(f"{SCOPE}/collect/{collect.op}/"):
@@ -132,8 +122,6 @@ def collect_rows(editor: Editor, decisions: Decisions) -> None:
 
 def _collected(editor: Editor, collect: Collect) -> tuple[Any, Any]:
     """(values `[m, row...]`, indices `[m]`) over all workers; the same on all."""
-    import tensorflow as tf
-
     indices = open_end(editor.at(collect.indices[0]), [None])
     values = editor.at(collect.values[0]) if collect.values else None
     row_shape = values.shape.as_list()[1:] if values is not None else []
@@ -151,8 +139,6 @@ def _collected(editor: Editor, collect: Collect) -> tuple[Any, Any]:
 
 def _densified(editor: Editor, values: Any, indices: Any, rows: int) -> tuple[Any, Any]:
     """Summed over a whole table, with a column that counts who touched a row: only the union is given on."""
-    import tensorflow as tf
-
     counted = tf.concat([values, tf.ones([tf.shape(values)[0], 1], values.dtype)], 1)
     total = editor.together.add_gradients(tf.math.unsorted_segment_sum(counted, indices, rows))
     touched = tf.where(total[:, -1] > 0)[:, 0]
@@ -166,8 +152,6 @@ def _gathered(editor: Editor, collect: Collect, values: Any, indices: Any) -> tu
 
 def _as_one_process(editor: Editor, collect: Collect, values: Any, indices: Any) -> tuple[Any, Any]:
     """Every row that the one process would have, piece by piece."""
-    import tensorflow as tf
-
     pieces = collect.pieces
     parts = list(zip(pieces, _split(editor, values, pieces), _split(editor, indices, pieces), strict=True))
     found = []
@@ -185,8 +169,6 @@ def _as_one_process(editor: Editor, collect: Collect, values: Any, indices: Any)
 
 def _of_all_workers(editor: Editor, collect: Collect, piece: Piece, rows: Any, numbers: Any) -> tuple[Any, Any]:
     """The rows of all workers for one lookup; those of equal ids, or equal keys where they say it, are added up."""
-    import tensorflow as tf
-
     sent = _sent_to_all(editor, collect, rows, numbers)
     if piece.of:
         return _merged_by(all_gather(tf.reshape(editor.tensor(piece.of), [-1])), *sent)
@@ -195,16 +177,12 @@ def _of_all_workers(editor: Editor, collect: Collect, piece: Piece, rows: Any, n
 
 def _merged_by(keys: Any, values: Any, numbers: Any) -> tuple[Any, Any]:
     """Rows of equal keys added up; (values, row numbers), one for each key."""
-    import tensorflow as tf
-
     distinct, place = tf.unique(keys)
     count = tf.size(distinct)
     return tf.math.unsorted_segment_sum(values, place, count), tf.math.unsorted_segment_max(numbers, place, count)
 
 
 def _sent_to_all(editor: Editor, collect: Collect, values: Any, indices: Any) -> tuple[Any, Any]:
-    import tensorflow as tf
-
     indices = tf.cast(indices, tf.int32 if collect.rows < INT32_ROWS else tf.int64)
     sent = tf.size(indices, out_type=tf.int64)
     counted = count(editor, collect, values, indices, [sent, sent, sent * (editor.worker.size - 1)])
@@ -222,8 +200,6 @@ def count(editor: Editor, collect: Collect, values: Any, indices: Any, numbers: 
 def add_counter(editor: Editor, counter: Counter, numbers: list[Any]) -> Any:
     """Adds a variable that counts; returns the op that adds 1 and then `numbers` to it."""
     from dataclasses import replace
-
-    import tensorflow as tf
 
     length = 1 + len(numbers)
     name = f"{SCOPE}/counter_{len(editor.counters)}"

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.graph.view import Edge, GraphView
 from parallax.plans.plan import ALLTOALL, PS, fronts_of
 from parallax.plans.rewrites import Decisions, Push, Table
@@ -105,8 +107,6 @@ def _nodes(exchange: _Exchange, one: Push) -> list[str]:
 
 
 def _pull(editor: Editor, view: GraphView, decisions: Decisions, number: int, together: PullGroup) -> _Exchange:
-    import tensorflow as tf
-
     tables, table_of = [], {x.node: together.sources.index(view.inputs(x.node)[0]) for x in together.lookups}
     for place, source in enumerate(together.sources):
         lookup = next(x for x in together.lookups if table_of[x.node] == place)
@@ -140,8 +140,6 @@ def _pull(editor: Editor, view: GraphView, decisions: Decisions, number: int, to
 
 def _rows_of(editor: Editor, table: Table, source: str, row_shape: tuple[int, ...]) -> TableRows:
     """What gives the rows of a table: this worker's partition as `source` reads it, or all partitions on servers."""
-    import tensorflow as tf
-
     dtype = tf.dtypes.as_dtype(table.dtype)
     parts = editor.partitions[table.op] if table.servers else (editor.tensor(source),)
     devices = tuple(device_of(server) for server in table.servers)
@@ -165,8 +163,6 @@ def _way(editor: Editor, table: Table, synchronous: bool) -> ToWorkers | ToServe
 
 def _gathered(editor: Editor, decisions: Decisions, exchange: _Exchange, members: list[int]) -> _Gathered:
     """The gradient rows of the pushes `members`, merged, on the way that the pull went, or on one of their own."""
-    import tensorflow as tf
-
     pushes = [decisions.pushes[i] for i in members]
     with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
         if decisions.keeps:
@@ -181,8 +177,6 @@ def _gathered(editor: Editor, decisions: Decisions, exchange: _Exchange, members
 
 def _with_own_rows(editor: Editor, decisions: Decisions, exchange: _Exchange, pushes: list[Push]) -> _Gathered:
     """Gradient rows of several batches, of which the pull of the last one has a part only."""
-    import tensorflow as tf
-
     way, width = exchange.way, push_width(editor.view, decisions, pushes[0])
     ids = [editor.at(one.indices[0]) for one in pushes]
     tables = [exchange.table_of[one.lookups[0]] for one in pushes]
@@ -209,8 +203,6 @@ def _push(
     editor: Editor, decisions: Decisions, exchange: _Exchange, members: list[int], gathered: _Gathered
 ) -> dict[int, tuple[Any, Any]]:
     """One exchange between workers for the pushes `members`; what arrives for each: (values, local row numbers)."""
-    import tensorflow as tf
-
     if not isinstance(exchange.way, ToWorkers):
         return {}
     with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
@@ -221,8 +213,6 @@ def _push(
 
 def _push_to_servers(editor: Editor, decisions: Decisions, index: int, sent: list[tuple[_Exchange, _Gathered]]) -> None:
     """Sends the gradient rows of one push, of all the pulls they were looked up in, to servers."""
-    import tensorflow as tf
-
     by_partition = []
     for exchange, gathered in sent:
         if not isinstance(exchange.way, ToServers):
@@ -237,8 +227,6 @@ def _push_to_servers(editor: Editor, decisions: Decisions, index: int, sent: lis
 
 
 def _of_table(rows: tuple[Any, Any]) -> tuple[Any, Any]:
-    import tensorflow as tf
-
     return tf.identity(rows[0]), tf.identity(rows[1])
 
 
@@ -258,8 +246,6 @@ def _places(editor: Editor, exchange: _Exchange, one: Push) -> list[Any]:
 
 def _values(editor: Editor, decisions: Decisions, exchange: _Exchange, one: Push) -> Any:
     """The gradient rows `[n, width]` of those lookups of a push that this exchange pulled."""
-    import tensorflow as tf
-
     width = push_width(editor.view, decisions, one)
     if not one.values:
         return tf.zeros([tf.add_n([tf.size(place) for place in _places(editor, exchange, one)]), width])
@@ -274,8 +260,6 @@ def _values(editor: Editor, decisions: Decisions, exchange: _Exchange, one: Push
 
 def _deliver(editor: Editor, one: Push, pieces: list[tuple[Any, Any]]) -> None:
     """Leads the update to what arrived, in the shape and type that it takes."""
-    import tensorflow as tf
-
     with tf.name_scope(f"{SCOPE}/deliver/{one.table}/"):
         values = tf.concat([v for v, _ in pieces], 0) if len(pieces) > 1 else pieces[0][0]
         indices = tf.concat([i for _, i in pieces], 0) if len(pieces) > 1 else pieces[0][1]
@@ -311,8 +295,6 @@ def _count(
 
     Where `rows` are sent, what is counted waits for them: in a branch that is not taken nothing is sent.
     """
-    import tensorflow as tf
-
     way, splits, asked_of = exchange.way, trip.last.splits, exchange.way.ownership.pattern
     from_server = isinstance(way, ToServers)
     if isinstance(way, ToServers) and way.fronts:  # what they ask their servers stays on their hosts

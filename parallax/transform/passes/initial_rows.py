@@ -12,6 +12,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+from tensorflow.python.framework import ops, tensor_util
+
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.rewrites import Decisions
@@ -111,8 +114,6 @@ class _Cut:
 
     def _computed(self, tensor: str) -> Any | None:
         """The rows, by the rule for the op that makes them; None where there is none."""
-        import tensorflow as tf
-
         node, shape = split_tensor(tensor)[0], self._shape(tensor)
         rule = self.rules.get(self.view.op(node))
         edges = [Edge(node, slot) for slot in range(len(self.view.inputs(node)))]
@@ -130,15 +131,11 @@ class _Cut:
         return [self.editor.operation(name) for name in self.view.controls(node)]
 
     def _cut(self, whole: Any) -> Any:
-        import tensorflow as tf
-
         with tf.device(None), tf.control_dependencies(None):
             return rows_of(whole, self.ownership, self.holder)
 
     def _note(self, tensor: str) -> None:
         """Records that a value is made whole."""
-        import tensorflow as tf
-
         node, shape = split_tensor(tensor)[0], self._shape(tensor)
         size = math.prod(shape) * tf.dtypes.as_dtype(self.view.dtype(tensor)).size if shape is not None else 0
         found = CutWhole(self.variable, node, self.view.op(node), size)
@@ -158,8 +155,6 @@ class _Cut:
 
     def _elementwise(self, node: str, shape: tuple[int, ...]) -> Any | None:
         """The op itself on the rows of those operands that have all rows; others are scalars, or one row for all."""
-        from tensorflow.python.framework import ops  # the public create_op cannot take a node as it is
-
         edges = [Edge(node, slot) for slot in range(len(self.view.inputs(node)))]
         shapes = [self._shape(self.view.inputs(node)[edge.slot]) for edge in edges]
         if None in shapes:
@@ -182,8 +177,6 @@ class _Cut:
         return made.outputs[0]
 
     def _stateful(self, node: str, shape: tuple[int, ...]) -> Any | None:
-        import tensorflow as tf
-
         dtype = tf.dtypes.as_dtype(self.view.dtype(f"{node}:0"))
         if node not in self.own.initial_random or dtype.name not in TYPES:
             return None
@@ -193,8 +186,6 @@ class _Cut:
         return random_rows(drawn, self.ownership, self.holder, seeds=seeds, bounds=bounds)
 
     def _stateless(self, node: str, shape: tuple[int, ...]) -> Any | None:
-        import tensorflow as tf
-
         dtype = tf.dtypes.as_dtype(self.view.dtype(f"{node}:0"))
         algorithm = self.view.inputs(node)[3]
         known = self.view.constant(algorithm)
@@ -209,25 +200,16 @@ class _Cut:
         return self.view.op(split_tensor(tensor)[0])
 
     def _fill(self, node: str, shape: tuple[int, ...]) -> Any:
-        import tensorflow as tf
-
         return tf.fill(self._local(shape), self.editor.at(Edge(node, 1)))
 
     def _zeros(self, node: str, shape: tuple[int, ...]) -> Any:
-        import tensorflow as tf
-
         return tf.fill(self._local(shape), tf.zeros([], self.view.dtype(f"{node}:0")))
 
     def _ones(self, node: str, shape: tuple[int, ...]) -> Any:
-        import tensorflow as tf
-
         return tf.fill(self._local(shape), tf.ones([], self.view.dtype(f"{node}:0")))
 
     def _constant(self, node: str, shape: tuple[int, ...]) -> Any | None:
         """Of a constant that repeats one value; any other is in the graph whole."""
-        import tensorflow as tf
-        from tensorflow.python.framework import tensor_util  # TensorFlow's own reader of constant protos
-
         value = self.view.nodes[node].attr["value"].tensor
         lengths = [len(getattr(value, field.name)) for field, _ in value.ListFields() if field.name.endswith("_val")]
         if value.tensor_content or lengths != [1]:
@@ -238,8 +220,6 @@ class _Cut:
         return tf.fill(self._local(shape), tf.constant(tensor_util.MakeNdarray(one)))
 
     def _broadcast(self, node: str, shape: tuple[int, ...]) -> Any | None:
-        import tensorflow as tf
-
         of = self._shape(self.view.inputs(node)[0])
         if of is None:
             return None
@@ -249,8 +229,6 @@ class _Cut:
 
     def _reshape(self, node: str, shape: tuple[int, ...]) -> Any | None:
         """Within the rows."""
-        import tensorflow as tf
-
         of = self._shape(self.view.inputs(node)[0])
         if of is None or not self._has_rows(of) or math.prod(of[1:]) != math.prod(shape[1:]):
             return None

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.errors import TransformError
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.rewrites import Decisions, Owned
@@ -48,8 +50,6 @@ class Locks:
 
     def releases(self, one: Owned, ops: dict[str, list[Any]]) -> list[Any]:
         """The ops that let the next worker in, when all of the update has been done."""
-        import tensorflow as tf
-
         group = self._group_of.get(one.node)
         if group is None:
             return []
@@ -63,8 +63,6 @@ class Locks:
         return self._released[group]
 
     def _take(self, group: str, number: int, input_of: Callable[[Edge, int], Any]) -> Any:
-        import tensorflow as tf
-
         table = self._owned[group].table
         with tf.device(device_of(self._servers[table][number])), tf.name_scope(f"{SCOPE}/lock/"):
             arrived = [tf.identity(input_of(edge, number)) for edge in self._arrivals(group)]

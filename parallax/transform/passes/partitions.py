@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.graph.ownership import Ownership
 from parallax.plans.rewrites import Decisions, Table
 from parallax.transform.building.editor import SCOPE, Editor
@@ -34,8 +36,6 @@ def cut_rows(value: Any, partitions: int, is_scalar: bool = False) -> list[Any]:
 
 def rows_of(value: Any, ownership: Ownership, holder: int) -> Any:
     """The rows of a whole value that one holder has, in the order of its local rows."""
-    import tensorflow as tf
-
     slots = ownership.slots_of(holder)
     if ownership.slots == len(slots):
         return tf.identity(value)
@@ -51,8 +51,6 @@ def rows_of(value: Any, ownership: Ownership, holder: int) -> Any:
 
 def put_together(parts: list[Any], kind: str) -> Any:
     """The elementwise sum, minimum or maximum of what partitions give; all of one shape."""
-    import tensorflow as tf
-
     function = {"min": tf.minimum, "max": tf.maximum}.get(kind)
     if parts[0].dtype == tf.bool:
         function = {"min": tf.logical_and, "max": tf.logical_or}[kind]
@@ -66,8 +64,6 @@ def put_together(parts: list[Any], kind: str) -> Any:
 
 def row_places(rows: int, ownership: Ownership) -> Any:
     """Where each of a table's rows is among all holders' rows, one holder after the other, `[rows]`."""
-    import tensorflow as tf
-
     counts, shares = ownership.counts(rows), ownership.shares
     by_slot = list(zip(ownership.pattern, ownership.places, strict=True))
     starts = tf.constant([sum(counts[:holder]) + place for holder, place in by_slot])
@@ -80,8 +76,6 @@ def row_places(rows: int, ownership: Ownership) -> Any:
 
 def whole_of(parts: list[Any], rows: int, shape: Any) -> Any:
     """All rows, in the user's order, of what partitions hold."""
-    import tensorflow as tf
-
     if len(parts) == 1:
         whole = tf.identity(parts[0])
     else:
@@ -92,8 +86,6 @@ def whole_of(parts: list[Any], rows: int, shape: Any) -> Any:
 
 
 def _partition(editor: Editor, table: Table, member: str, number: int) -> Any:
-    import tensorflow as tf
-
     node = editor.view.nodes[member]
     whole = [int(dim.size) for dim in node.attr["shape"].shape.dim]
     shape = [Ownership.even(len(table.servers)).count(number, whole[0]), *whole[1:]] if whole else []

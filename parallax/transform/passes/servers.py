@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+from tensorflow.python.framework import ops
+
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.rewrites import AllReduce, Decisions, GatherRows, Owned, Table
@@ -90,8 +93,6 @@ class _Servers:
 
     def _copy(self, one: Owned, number: int) -> Any:
         """The node of one partition, beside it."""
-        from tensorflow.python.framework import ops  # the public create_op cannot take a node as it is
-
         definition = type(self.view.nodes[one.node])()
         definition.CopyFrom(self.view.nodes[one.node])
         definition.name = partition_name(one.node, number)
@@ -128,8 +129,6 @@ class _Servers:
 
     def _cut(self, edge: Edge, table: Table) -> list[Any]:
         """A whole value by partition; what can be made by row is made beside the partition."""
-        import tensorflow as tf
-
         if table.is_scalar:
             return [self.editor.at(edge)]
         places = enumerate(map(device_of, table.servers))
@@ -145,8 +144,6 @@ class _Servers:
 
     def _finished(self, node: str) -> Any:
         """An op of this worker after which a node on servers is known to have run."""
-        import tensorflow as tf
-
         if self.owned[node].writes:
             return self.editor.operation(node)  # becomes a NoOp that waits for all of it
         if node not in self.done:
@@ -196,8 +193,6 @@ class _Servers:
             self._gather(tensor, parts)
 
     def _sum(self, one: Owned, reduction: AllReduce, parts: list[Any] | None) -> None:
-        import tensorflow as tf
-
         tensor = reduction.tensor
         value = None
         if parts is not None:
@@ -225,8 +220,6 @@ class _Servers:
 
     def _shared(self, node: str, tensor: str, value: Any, shape: Any) -> Any:
         """A value on this worker, from worker 0 where only that has it."""
-        import tensorflow as tf
-
         arrives = any(edge in self.editor.arrivals for edge in self.view.consumers(tensor))
         if node not in self.driven and not (node not in self.owned and arrives):
             return value
@@ -275,8 +268,6 @@ class _Servers:
 
     def _refresh(self, table: Table, waits: list[Any]) -> tuple[Any, Any]:
         """Gives this worker's copy of a variable the servers' value; (that value afterwards, the op that does it)."""
-        import tensorflow as tf
-
         with tf.name_scope("parallax/refresh/"), tf.control_dependencies(waits):
             whole = self._read(table)
             if self.view.op(table.op) == "VarHandleOp":
@@ -288,8 +279,6 @@ class _Servers:
 
     def _read(self, table: Table) -> Any:
         """What the servers have of a variable, whole."""
-        import tensorflow as tf
-
         is_resource, dtype = self.view.op(table.op) == "VarHandleOp", tf.dtypes.as_dtype(table.dtype)
         parts = []
         for part, server in zip(self.editor.partitions[table.op], table.servers, strict=True):
@@ -301,8 +290,6 @@ class _Servers:
 
     def _fetch_from_servers(self) -> None:
         """Whoever fetches a variable gets what the servers have: a worker's copy is as old as its own last update."""
-        import tensorflow as tf
-
         for table in self.tables.values():
             if table.mirrored:
                 with tf.name_scope("parallax/whole/"):

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.compat.shard import MARK, NUM_SHARDS, mark_of
 from parallax.transform.building.editor import Worker
 
 
 def set_shards(graph_def: Any, worker: Worker) -> None:
-    """Sets the nodes that are marked (parallax/compat/shard.py), in functions too: a one-shot iterator's dataset is one.
+    """Sets the nodes that are marked (parallax/compat/shard.py), also in functions, as those of one-shot iterators.
 
     Args:
         graph_def: changed in place.
         worker: whose graph it is.
     """
-    import tensorflow as tf
-
     for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
         for node in nodes:
             mark = mark_of(node)

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+
 from parallax.graph.ownership import Ownership
 from parallax.plans.rewrites import Decisions, Table
 from parallax.transform.building.collectives import all_gather, open_end
@@ -18,8 +22,6 @@ from parallax.transform.passes.partitions import row_places
 
 def spread_tables(editor: Editor, decisions: Decisions) -> None:
     """Gives tables and their slots the local shape, and conditionals over them an open one."""
-    from tensorflow.core.framework import attr_value_pb2
-
     for table in decisions.tables:
         if table.servers:
             continue
@@ -38,8 +40,6 @@ def spread_tables(editor: Editor, decisions: Decisions) -> None:
 
 
 def _whole_shapes(editor: Editor, decisions: Decisions) -> None:
-    import numpy as np
-
     for shape in decisions.shapes:
         number = editor.tensor(f"{shape.node}:0").dtype.as_numpy_dtype
         editor.become_constant(shape.node, np.array(shape.shape, number))
@@ -47,8 +47,6 @@ def _whole_shapes(editor: Editor, decisions: Decisions) -> None:
 
 def slice_rows(editor: Editor, decisions: Decisions) -> None:
     """Where a whole value meets local rows, it is cut to them, or only they are made of it."""
-    import tensorflow as tf
-
     own, worker = OwnRows(editor, decisions), editor.worker
     for cut in decisions.slices:
         table = decisions.table(cut.table)
@@ -62,8 +60,6 @@ def slice_rows(editor: Editor, decisions: Decisions) -> None:
 
 def gather_rows(editor: Editor, decisions: Decisions) -> None:
     """Where local rows are read whole, or may be fetched, they are put together in the user's order."""
-    import tensorflow as tf
-
     tables = {t.op: t for t in decisions.tables}
     places: dict[tuple[int, Ownership], Any] = {}
     for gather in decisions.gathers:
@@ -81,8 +77,6 @@ def gather_rows(editor: Editor, decisions: Decisions) -> None:
 
 def _whole(local: Any, table: Table, places: Any) -> Any:
     """All rows `[rows, ...]` of local rows; every worker must run it."""
-    import tensorflow as tf
-
     row_shape = local.shape.as_list()[1:] if local.shape.rank else list(table.row_shape)
     whole = tf.gather(all_gather(open_end(local, [None, *row_shape])), places)
     whole.set_shape([table.rows, *row_shape])

@@ -38,9 +38,10 @@ from parallax.analysis.stages import analyse, decide  # noqa: E402
 from parallax.errors import CheckpointError, PlanError  # noqa: E402
 from parallax.plans.plan import Wishes, one_host  # noqa: E402
 from parallax.runtime.checkpoint.folder import Writer, latest  # noqa: E402
-from parallax.runtime.checkpoint.held import Places, SpreadRows, hold, meet  # noqa: E402
+from parallax.runtime.checkpoint.held import Places, SpreadRows, hold  # noqa: E402
 from parallax.runtime.checkpoint.storage import Storage  # noqa: E402
 from parallax.runtime.checkpoint.stored import stored_variables  # noqa: E402
+from parallax.runtime.worker.barrier import barrier  # noqa: E402
 from parallax.runtime.worker.channels import open_channels  # noqa: E402
 from parallax.transform.building.editor import Worker  # noqa: E402
 from parallax.transform.pipeline import transform  # noqa: E402
@@ -171,7 +172,7 @@ def assert_equal(found, wanted):
 def on_rank_0(function):
     """What a function gives on rank 0, on all; only there are the files."""
     found = function() if RANK == 0 else None
-    meet(COMM)
+    barrier(COMM)
     return COMM.bcast(found)
 
 
@@ -236,7 +237,7 @@ def another_number_of_workers_reads_it(use_resource, workers, route, pattern=())
             if RANK == 0:
                 assert moved.largest_bytes == CHUNK_BYTES, moved
             Storage(str(FOLDER / again), job.storage.held, part, 32).save(job.session, STEPS)
-    meet(COMM)
+    barrier(COMM)
     if RANK == 0:
         first = one_process(build(use_resource), restore=prefix_of(folder, STEPS))
         assert_equal(one_process(build(use_resource), restore=prefix_of(again, STEPS)), first)
@@ -421,7 +422,7 @@ def main():
             # A rank that fails alone would leave the others waiting: the job ends here.
             print(f"{name}: {traceback.format_exc()}", flush=True)
             os._exit(1)
-        meet(COMM)
+        barrier(COMM)
         if RANK == 0:
             print(f"{name}: {time.monotonic() - began_s:.1f} s", flush=True)
         done.append(name)
