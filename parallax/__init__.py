@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from parallax.after_import import after_import
 
 if TYPE_CHECKING:
-    from parallax.api import parallel_run
+    from parallax.api import parallel_run, plan
     from parallax.compat import shard
     from parallax.compat.partitioner import get_partitioner
     from parallax.errors import (
@@ -62,10 +62,11 @@ __all__ = [
     "get_partitioner",
     "log",
     "parallel_run",
+    "plan",
     "shard",
 ]
 
-_MODULE_BY_NAME = {"get_partitioner": "compat.partitioner", "log": "logger", "parallel_run": "api"}
+_MODULE_BY_NAME = {"get_partitioner": "compat.partitioner", "log": "logger", "parallel_run": "api", "plan": "api"}
 _SHARD = "compat.shard"  # a module: users call shard.shard
 
 

@@ -1,43 +1,42 @@
-"""`parallel_run`: the one call of a user's script, in the launcher and in every worker."""
+"""What a user calls: `parallel_run`, in the launcher and in every worker, and `plan`.
+
+What `parallel_run` does depends on the role of the process; `_BY_ROLE` has a function for each.
+"""
 
 from __future__ import annotations
 
-import math
-import os
 import shutil
 import sys
-import tempfile
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 from parallax.analysis.stages import Analysed, analyse, decide, plan_for, simulation_of
 from parallax.analysis.whatif.simulate import HostKind
-from parallax.cluster.machines import Cluster, local_cluster
-from parallax.cluster.resource_file import parse_resource_file
-from parallax.errors import ConfigError, LaunchError, ParallaxError
+from parallax.cluster.machines import Cluster
+from parallax.errors import ConfigError, ParallaxError
 from parallax.logger import log
 from parallax.plans.plan import Plan
 from parallax.plans.what_if import what_if_from
 from parallax.profiles.files import check_writable
-from parallax.profiles.plan_inputs import Measured, read_measured
 from parallax.report.html.files import write_file
 from parallax.report.html.page import plan_page
 from parallax.report.html.simulated import simulation_page, simulation_text
-from parallax.report.text import explanation, plan_table
+from parallax.report.text import PrintedPlan, explanation, plan_table
 from parallax.runtime.check.builds import write_build
 from parallax.runtime.check.command import FirstBuild
 from parallax.runtime.launcher.dry_run import dry_run_text
-from parallax.runtime.launcher.job import Job, layout_of, servers_by_host, worker_defaults
+from parallax.runtime.launcher.job import layout_of, servers_by_host
 from parallax.runtime.launcher.launch import launch
 from parallax.runtime.launcher.mpirun import find_mpirun, this_launcher
+from parallax.runtime.make_job import check_profile, cluster_of, job_of, new_folder
 from parallax.runtime.measure.options import measure_wish
 from parallax.runtime.replan.options import check_possible, replan_wish
 from parallax.runtime.trace.options import make_ready, trace_wish
 from parallax.runtime.worker import graph_files
 from parallax.runtime.worker.fetches import REPLICAS
-from parallax.runtime.worker.job_message import Parcel
 from parallax.runtime.worker.random_state import drawn_seed
 from parallax.runtime.worker.ranks import current_members
 from parallax.settings import checked
@@ -45,17 +44,7 @@ from parallax.settings.config import Config, moot_settings
 from parallax.settings.environment import (
     Role,
     Settings,
-    as_variables,
-    framework_level,
-    python_path_with,
     settings,
-    visible_gpus,
-    with_defaults,
-)
-
-_UNWRITABLE = (
-    "A verification keeps both sides' variables in a temporary folder, and {place} cannot be written: {reason}. Free "
-    "space there, or name another place with TMPDIR."
 )
 
 
@@ -74,6 +63,25 @@ class GraphChecked(JobEnded):
     def __init__(self, found: FirstBuild) -> None:
         super().__init__(0)
         self.found = found
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of `parallel_run`, or of `plan`.
+
+    Attributes:
+        graph: the user's tf.Graph.
+        resource_info: a resource file; None for workers on this machine.
+        sync: whether every step takes the gradients of all workers.
+        config: settings, checked again, with what the command line says.
+        wanted: what the command line or the launcher asks of this process.
+    """
+
+    graph: Any
+    resource_info: str | Path | None
+    sync: bool
+    config: Config
+    wanted: Settings
 
 
 def parallel_run(
@@ -100,95 +108,118 @@ def parallel_run(
     Raises:
         ParallaxError: before anything is started, when graph, plan, configuration or resource file break a rule.
     """
-    config = parallax_config if parallax_config is not None else Config()
+    call = _call(single_gpu_graph, resource_info, sync, parallax_config)
+    found = _BY_ROLE[call.wanted.role](call)
+    if isinstance(found, int):
+        raise JobEnded(found)
+    return found
+
+
+def plan(
+    single_gpu_graph: Any,
+    resource_info: str | Path | None = None,
+    sync: bool = True,
+    parallax_config: Config | None = None,
+) -> Plan:
+    """The plan that `parallel_run` makes of these arguments. Starts nothing; in a notebook too.
+
+    Args:
+        single_gpu_graph: a tf.Graph that trains on one device, with its update ops.
+        resource_info: a resource file; None for workers on this machine.
+        sync: whether every step takes the gradients of all workers.
+        parallax_config: settings.
+
+    Returns:
+        The plan; `print` shows it as the command `parallax plan` does.
+
+    Raises:
+        ParallaxError: when graph, plan, configuration or resource file break a rule.
+    """
+    return PrintedPlan.of(_planned(_call(single_gpu_graph, resource_info, sync, parallax_config)).plan)
+
+
+def _call(graph: Any, resource_info: str | Path | None, sync: bool, given: Config | None) -> Call:
+    """The arguments of a call, checked, the command line before the script's configuration."""
+    config = given if given is not None else Config()
     if not isinstance(config, Config):
         raise ConfigError(f"parallax_config must be a parallax.Config, and {config!r} was given.")
     config = replace(config)  # checked again, and what the script assigns later changes nothing
     checked.truth("sync", sync)
     wanted = settings()
     config.compute_dtype = wanted.compute_dtype or config.compute_dtype
-    wanted = replace(wanted, compute_dtype=config.compute_dtype)
-    if wanted.role == Role.VERIFY_SINGLE:
-        from parallax.runtime.verify.sides import run_single
-
-        run_single(single_gpu_graph, wanted)
-        raise JobEnded(0)
-    if wanted.role == Role.CHECK_BUILD:
-        write_build(single_gpu_graph, wanted)
-        raise JobEnded(0)
-    if wanted.role in (Role.WORKER, Role.VERIFY_WORKER):
-        return _worker(single_gpu_graph, config, wanted)
-    if wanted.role == Role.CHECK:
-        raise GraphChecked(_look(single_gpu_graph, resource_info, sync, config, wanted))
-    trace = trace_wish(wanted.trace, wanted.trace_steps)
-    measure = measure_wish(wanted) if wanted.role == Role.LAUNCH else None
-    for line in moot_settings(config):
-        log.info(line)
-    analysed = analyse(single_gpu_graph)
     config.cluster_profile = wanted.cluster_profile or config.cluster_profile
     config.model_profile = wanted.model_profile or config.model_profile
     config.plan_file = wanted.plan_file or config.plan_file
     config.wire_dtype = wanted.wire_dtype or config.wire_dtype
     config.accumulate_steps = wanted.accumulate_steps or config.accumulate_steps
-    if wanted.role == Role.SIMULATE:
-        _simulate(analysed, resource_info, config, sync, wanted)
-        raise JobEnded(0)
-    cluster = _checked_cluster(single_gpu_graph, resource_info, sync, config, wanted)
-    if wanted.role == Role.PROFILE:
-        from parallax.runtime.measure.samples import write_profile
-
-        write_profile(single_gpu_graph, analysed, cluster.num_workers, config, wanted)
-        raise JobEnded(0)
-    if trace is not None and wanted.role == Role.LAUNCH and any(host.is_this_machine for host in cluster.hosts):
-        make_ready(trace.folder)
-    if measure is not None and measure.path is not None and cluster.hosts[0].is_this_machine:
-        check_writable(measure.path)
-    plan = plan_for(analysed, layout_of(cluster), config, sync, [host.address for host in cluster.hosts])
-    if wanted.role == Role.PLAN:
-        _show(plan, wanted)
-        if wanted.graph:
-            view, folder = analysed.captured.view, Path(wanted.graph)
-            graph_files.write_planned(view, decide(analysed, plan), plan, config.seed or 1, folder)
-        raise JobEnded(0)
-    raise JobEnded(_launch(single_gpu_graph, analysed, plan, cluster, config, wanted))
+    return Call(graph, resource_info, sync, config, replace(wanted, compute_dtype=config.compute_dtype))
 
 
-def _look(graph: Any, resource_info: str | Path | None, sync: bool, config: Config, wanted: Settings) -> FirstBuild:
+class _Planned(NamedTuple):
+    """What is known before a job is started."""
+
+    analysed: Analysed
+    cluster: Cluster
+    plan: Plan
+
+
+def _planned(call: Call) -> _Planned:
+    """Analyses and plans a graph for the machines of a job."""
+    for line in moot_settings(call.config):
+        log.info(line)
+    analysed = analyse(call.graph)
+    cluster = _checked_cluster(call)
+    return _Planned(analysed, cluster, _plan_on(cluster, analysed, call))
+
+
+def _plan_on(cluster: Cluster, analysed: Analysed, call: Call) -> Plan:
+    return plan_for(analysed, layout_of(cluster), call.config, call.sync, [host.address for host in cluster.hosts])
+
+
+def _single(call: Call) -> int:
+    """The one process of a verification."""
+    from parallax.runtime.verify.sides import run_single
+
+    run_single(call.graph, call.wanted)
+    return 0
+
+
+def _check_build(call: Call) -> int:
+    """The second build of a check."""
+    write_build(call.graph, call.wanted)
+    return 0
+
+
+def _check(call: Call) -> NoReturn:
     """What `parallax check` looks at: the graph, its plan, or why there is none."""
     analysed = plan = None
     refusal = ""
     try:
-        analysed = analyse(graph)
-        cluster = _checked_cluster(graph, resource_info, sync, config, wanted)
-        plan = plan_for(analysed, layout_of(cluster), config, sync, [host.address for host in cluster.hosts])
+        analysed = analyse(call.graph)
+        plan = _plan_on(_checked_cluster(call), analysed, call)
     except ParallaxError as error:
         refusal = str(error)
-    return FirstBuild(graph, analysed, plan, refusal)
+    raise GraphChecked(FirstBuild(call.graph, analysed, plan, refusal))
 
 
-def _checked_cluster(
-    graph: Any, resource_info: str | Path | None, sync: bool, config: Config, wanted: Settings
-) -> Cluster:
+def _checked_cluster(call: Call) -> Cluster:
     """The machines of a job, when nothing speaks against it but the plan."""
-    _check_checkpoints(graph, config)
-    check_possible(replan_wish(config, wanted), config, sync)
-    cluster = _cluster(resource_info, config, wanted)
+    from parallax.runtime.checkpoint.hook import check_global_step
+
+    config = call.config
+    check_global_step(call.graph, config.ckpt_config)  # what every worker would refuse
+    check_possible(replan_wish(config, call.wanted), config, call.sync)
+    cluster = cluster_of(call.resource_info, config, call.wanted)
     options = (*cluster.mpirun_options, *config.communication_config.mpi_config.words)
-    _check_profile(config, cluster.num_workers)
+    check_profile(config, cluster.num_workers)
     return replace(cluster, mpirun_options=options)
 
 
-def _check_checkpoints(graph: Any, config: Config) -> None:
-    """Refuses before the start what every worker would refuse."""
-    from parallax.runtime.checkpoint.hook import check_global_step
-
-    check_global_step(graph, config.ckpt_config)
-
-
-def _worker(graph: Any, config: Config, wanted: Settings) -> tuple[Any, int, int, int]:
+def _worker(call: Call) -> tuple[Any, int, int, int]:
     from parallax.runtime.open_session import open_session
     from parallax.runtime.verify.sides import run_worker
 
+    graph, config, wanted = call.graph, call.config, call.wanted
     verifying = wanted.role == Role.VERIFY_WORKER
     session, size, rank = open_session(
         graph,
@@ -211,37 +242,10 @@ def _worker(graph: Any, config: Config, wanted: Settings) -> tuple[Any, int, int
     return session, size, rank, REPLICAS
 
 
-def _cluster(resource_info: str | Path | None, config: Config, wanted: Settings) -> Cluster:
-    """The machines: the command line goes before the script's own arguments."""
-    if wanted.workers is not None:
-        return local_cluster(wanted.workers, visible_gpus())
-    file = wanted.resource or resource_info
-    if file is None or str(file) in ("localhost", "127.0.0.1"):
-        return local_cluster(config.workers, visible_gpus())
-    if not isinstance(file, str | os.PathLike):
-        raise ConfigError(f"resource_info must be the path of a resource file, or None, and {file!r} was given.")
-    this_machine = local_cluster(config.workers, visible_gpus()).hosts[0]
-    cluster = parse_resource_file(file, this_machine)
-    if wanted.role == Role.VERIFY and not cluster.is_local:
-        away = ", ".join(host.address for host in cluster.hosts if not host.is_this_machine)
-        raise ConfigError(
-            f"{file}: a verification runs on this machine only, where both sides keep their variables, and {away} is "
-            "another one. Name localhost, or give --workers."
-        )
-    return cluster
-
-
-def _check_profile(config: Config, num_workers: int) -> None:
-    """The worker to be traced must be one of the job's."""
-    worker = config.profile_config.profile_worker
-    if worker is not None and worker >= num_workers:
-        raise ConfigError(
-            f"profile_worker must be a worker of the job, from 0 to {num_workers - 1}, and {worker} was given."
-        )
-
-
-def _show(plan: Plan, wanted: Settings) -> None:
-    """What `parallax plan` gives: the table or one variable explained, and the file."""
+def _show(call: Call) -> int:
+    """What `parallax plan` gives: the table or one variable explained, and the files."""
+    wanted = call.wanted
+    analysed, _, plan = _planned(call)
     text = explanation(plan, wanted.explain) if wanted.explain else plan_table(plan, bool(wanted.show_all))
     sys.stdout.write(text)
     sys.stdout.flush()
@@ -249,24 +253,50 @@ def _show(plan: Plan, wanted: Settings) -> None:
         write_file(wanted.plan_json, plan.to_json(), "--json")
     if wanted.html:
         write_file(wanted.html, plan_page(plan), "--html")
+    if wanted.graph:
+        decisions, seed = decide(analysed, plan), call.config.seed or 1
+        graph_files.write_planned(analysed.captured.view, decisions, plan, seed, Path(wanted.graph))
+    return 0
 
 
-def _simulate(
-    analysed: Analysed, resource_info: str | Path | None, config: Config, sync: bool, wanted: Settings
-) -> None:
+def _profile(call: Call) -> int:
+    """What `parallax profile` gives: a model profile."""
+    from parallax.runtime.measure.samples import write_profile
+
+    analysed, cluster = analyse(call.graph), _checked_cluster(call)
+    write_profile(call.graph, analysed, cluster.num_workers, call.config, call.wanted)
+    return 0
+
+
+def _simulate(call: Call) -> int:
     """What `parallax simulate` gives: the table of sizes, and the page."""
-    named = wanted.resource or resource_info
+    analysed, wanted = analyse(call.graph), call.wanted
+    named = wanted.resource or call.resource_info
     kinds, addresses = [HostKind()], []
     if named is not None and str(named) not in ("localhost", "127.0.0.1"):
-        cluster = _cluster(resource_info, config, wanted)
+        cluster = cluster_of(call.resource_info, call.config, wanted)
         numbers = zip(cluster.hosts, servers_by_host(cluster), strict=True)
         kinds = [HostKind(host.num_workers, servers, host.link_bytes_per_s) for host, servers in numbers]
         addresses = [host.address for host in cluster.hosts]
-    simulation = simulation_of(analysed, kinds, config, sync, what_if_from(wanted.what_if or ""), addresses)
+    what_if = what_if_from(wanted.what_if or "")
+    simulation = simulation_of(analysed, kinds, call.config, call.sync, what_if, addresses)
     sys.stdout.write(simulation_text(simulation))
     sys.stdout.flush()
     if wanted.html:
         write_file(wanted.html, simulation_page(simulation), "--html")
+    return 0
+
+
+def _run(call: Call) -> int:
+    """What `parallax run` and `parallax verify` give, and the script itself: a job."""
+    trace = trace_wish(call.wanted.trace, call.wanted.trace_steps)
+    measure = measure_wish(call.wanted) if call.wanted.role == Role.LAUNCH else None
+    analysed, cluster, plan = _planned(call)
+    if trace is not None and call.wanted.role == Role.LAUNCH and any(host.is_this_machine for host in cluster.hosts):
+        make_ready(trace.folder)
+    if measure is not None and measure.path is not None and cluster.hosts[0].is_this_machine:
+        check_writable(measure.path)
+    return _launch(call.graph, analysed, plan, cluster, call.config, call.wanted)
 
 
 def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, wanted: Settings) -> int:
@@ -297,14 +327,14 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
         plan_file=None,
     )
     if wanted.role == Role.DRY_RUN:
-        sys.stdout.write("\n" + dry_run_text(_job(graph, plan, cluster, config, mine, seed), this_launcher()))
+        sys.stdout.write("\n" + dry_run_text(job_of(graph, plan, cluster, config, mine, seed), this_launcher()))
         return 0
     if not verifying:
-        return launch(_job(graph, plan, cluster, config, mine, seed))
-    folder = _job_folder()
+        return launch(job_of(graph, plan, cluster, config, mine, seed))
+    folder = new_folder()
     try:
         mine = replace(mine, role=Role.VERIFY_WORKER, job_folder=str(folder))
-        job = _job(graph, plan, cluster, config, mine, seed)
+        job = job_of(graph, plan, cluster, config, mine, seed)
         keep_graph(graph, folder)
         wanted = replace(wanted, seed=seed)
         hidden = prepare(graph, analysed, plan, folder, cluster.num_workers, wanted)
@@ -313,62 +343,17 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _job(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Settings, seed: int) -> Job:
-    """The job of a plan; `mine` is what its workers are to do."""
-    from parallax.analysis.reading.launcher_graph import packed
-
-    looks = replan_wish(config, mine) is not None
-    addresses = [host.address for host in cluster.hosts]
-    cluster_profile = read_measured(config.cluster_profile, None) if looks else Measured()
-    cluster_profile.check_names(addresses)
-    parcel = Parcel(
-        plan=plan.to_json(),
-        # The one process of a verification has every value of the launcher's: so must the workers.
-        graph=packed(graph, math.inf) if mine.role == Role.VERIFY_WORKER else packed(graph),
-        seed=seed,
-        hosts=plan.layout.host_by_rank,
-        servers=plan.servers,
-        addresses=tuple(addresses),
-        ports=cluster.ports,
-        cluster="" if cluster_profile.cluster is None else cluster_profile.cluster.to_json(),
-        cluster_name=cluster_profile.cluster_name,
-    )
-    return Job(
-        ("-m", "parallax.runtime.worker.main", *_script()),
-        cluster,
-        plan.servers,
-        (
-            *as_variables(mine).items(),
-            *with_defaults(worker_defaults(cluster, plan.servers)),
-            ("PYTHONPATH", python_path_with(Path(__file__).resolve().parent.parent)),
-        ),
-        config.stall_timeout_s,
-        parcel.to_bytes(),
-        Path(config.redirect_path) if config.redirect_path is not None else None,
-        framework_level(),
-    )
-
-
-def _job_folder() -> Path:
-    """A new folder in which both sides of a verification leave their variables."""
-    try:
-        return Path(tempfile.mkdtemp(prefix="parallax-"))
-    except OSError as error:
-        raise LaunchError(_UNWRITABLE.format(place=tempfile.gettempdir(), reason=error.strerror)) from error
-
-
-def _script() -> tuple[str, ...]:
-    """How this process was started, for the workers to be started alike: a file, or -m and a module, and arguments."""
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name == "__main__":  # a folder or a zip file
-        return (str(Path(sys.argv[0]).resolve()), *sys.argv[1:])
-    if spec is not None:
-        return ("-m", spec.name.removesuffix(".__main__"), *sys.argv[1:])
-    file = getattr(main, "__file__", None)
-    if file is None:
-        raise LaunchError(
-            "The workers run the script that called parallel_run, and this process runs none: it was started without "
-            "a file, as a notebook is. Write the training loop to a file and run that."
-        )
-    return (str(Path(file).resolve()), *sys.argv[1:])
+_BY_ROLE: dict[Role, Callable[[Call], tuple[Any, int, int, int] | int]] = {
+    Role.LAUNCH: _run,
+    Role.DRY_RUN: _run,
+    Role.VERIFY: _run,
+    Role.PLAN: _show,
+    Role.PROFILE: _profile,
+    Role.SIMULATE: _simulate,
+    Role.CHECK: _check,
+    Role.CHECK_BUILD: _check_build,
+    Role.WORKER: _worker,
+    Role.VERIFY_WORKER: _worker,
+    Role.VERIFY_SINGLE: _single,
+}
+"""What this process does: gives a session, or ends with an exit status."""

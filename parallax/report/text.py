@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import fields
 
 from parallax.graph.spec import OPEN_SHAPE
 from parallax.plans.plan import NO_ROUTE, PS, Plan, RouteCost, VariablePlan
@@ -51,6 +52,20 @@ def plan_table(plan: Plan, shows_all: bool = False) -> str:
     lines += step_texts(plan)
     lines.extend(f"note: {note}" for note in plan.notes)
     return "\n".join(lines) + "\n"
+
+
+class PrintedPlan(Plan):
+    """A plan whose text is its table."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, plan: Plan) -> PrintedPlan:
+        """The plan with a text."""
+        return cls(**{field.name: getattr(plan, field.name) for field in fields(plan)})
+
+    def __str__(self) -> str:
+        return plan_table(self).rstrip("\n")
 
 
 def _folded(rest: list[VariablePlan]) -> list[list[VariablePlan]]:

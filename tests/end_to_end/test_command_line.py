@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parallax import api
 from parallax.errors import LaunchError
 from parallax.plans.plan import plan_from_json
 from parallax.profiles.profiles import ClusterProfile, HostProfile, Line
 from parallax.report.html.page import plan_page
+from parallax.runtime import make_job
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -251,19 +251,19 @@ class Spec:
 def test_workers_are_started_as_the_launcher_was(monkeypatch, main, program):
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(sys, "argv", ["/jobs.zip", "--lr", "1"])
-    assert api._script() == program
+    assert make_job.script_words() == program
 
 
 def test_a_process_without_a_script_cannot_start_workers(monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", Main())
     with pytest.raises(LaunchError, match="as a notebook is"):
-        api._script()
+        make_job.script_words()
 
 
 def test_a_full_disk_is_told_before_anything_starts(monkeypatch):
     def full(**_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(api.tempfile, "mkdtemp", full)
+    monkeypatch.setattr(make_job.tempfile, "mkdtemp", full)
     with pytest.raises(LaunchError, match="cannot be written: No space left on device. Free space there"):
-        api._job_folder()
+        make_job.new_folder()

@@ -1,0 +1,124 @@
+"""From a call of `parallel_run` to the job that is started for it: machines, the script's words, the parcel."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from parallax.cluster.machines import Cluster, local_cluster
+from parallax.cluster.resource_file import parse_resource_file
+from parallax.errors import ConfigError, LaunchError
+from parallax.plans.plan import Plan
+from parallax.profiles.plan_inputs import Measured, read_measured
+from parallax.runtime.launcher.job import Job, worker_defaults
+from parallax.runtime.replan.options import replan_wish
+from parallax.runtime.worker.job_message import Parcel
+from parallax.settings.config import Config
+from parallax.settings.environment import (
+    Role,
+    Settings,
+    as_variables,
+    framework_level,
+    python_path_with,
+    visible_gpus,
+    with_defaults,
+)
+
+_UNWRITABLE = (
+    "A verification keeps both sides' variables in a temporary folder, and {place} cannot be written: {reason}. Free "
+    "space there, or name another place with TMPDIR."
+)
+
+
+def cluster_of(resource_info: str | Path | None, config: Config, wanted: Settings) -> Cluster:
+    """The machines: the command line goes before the script's own arguments."""
+    if wanted.workers is not None:
+        return local_cluster(wanted.workers, visible_gpus())
+    file = wanted.resource or resource_info
+    if file is None or str(file) in ("localhost", "127.0.0.1"):
+        return local_cluster(config.workers, visible_gpus())
+    if not isinstance(file, str | os.PathLike):
+        raise ConfigError(f"resource_info must be the path of a resource file, or None, and {file!r} was given.")
+    this_machine = local_cluster(config.workers, visible_gpus()).hosts[0]
+    cluster = parse_resource_file(file, this_machine)
+    if wanted.role == Role.VERIFY and not cluster.is_local:
+        away = ", ".join(host.address for host in cluster.hosts if not host.is_this_machine)
+        raise ConfigError(
+            f"{file}: a verification runs on this machine only, where both sides keep their variables, and {away} is "
+            "another one. Name localhost, or give --workers."
+        )
+    return cluster
+
+
+def check_profile(config: Config, num_workers: int) -> None:
+    """The worker to be traced must be one of the job's."""
+    worker = config.profile_config.profile_worker
+    if worker is not None and worker >= num_workers:
+        raise ConfigError(
+            f"profile_worker must be a worker of the job, from 0 to {num_workers - 1}, and {worker} was given."
+        )
+
+
+def job_of(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Settings, seed: int) -> Job:
+    """The job of a plan; `mine` is what its workers are to do."""
+    from parallax.analysis.reading.launcher_graph import packed
+
+    looks = replan_wish(config, mine) is not None
+    addresses = [host.address for host in cluster.hosts]
+    cluster_profile = read_measured(config.cluster_profile, None) if looks else Measured()
+    cluster_profile.check_names(addresses)
+    parcel = Parcel(
+        plan=plan.to_json(),
+        # The one process of a verification has every value of the launcher's: so must the workers.
+        graph=packed(graph, math.inf) if mine.role == Role.VERIFY_WORKER else packed(graph),
+        seed=seed,
+        hosts=plan.layout.host_by_rank,
+        servers=plan.servers,
+        addresses=tuple(addresses),
+        ports=cluster.ports,
+        cluster="" if cluster_profile.cluster is None else cluster_profile.cluster.to_json(),
+        cluster_name=cluster_profile.cluster_name,
+    )
+    return Job(
+        ("-m", "parallax.runtime.worker.main", *script_words()),
+        cluster,
+        plan.servers,
+        (
+            *as_variables(mine).items(),
+            *with_defaults(worker_defaults(cluster, plan.servers)),
+            ("PYTHONPATH", python_path_with(Path(__file__).resolve().parents[2])),
+        ),
+        config.stall_timeout_s,
+        parcel.to_bytes(),
+        Path(config.redirect_path) if config.redirect_path is not None else None,
+        framework_level(),
+    )
+
+
+def new_folder() -> Path:
+    """A new folder in which both sides of a verification leave their variables."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="parallax-"))
+    except OSError as error:
+        raise LaunchError(_UNWRITABLE.format(place=tempfile.gettempdir(), reason=error.strerror)) from error
+
+
+def script_words() -> tuple[str, ...]:
+    """How this process was started, for the workers to be started alike: a file, or -m and a module, and arguments."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name == "__main__":  # a folder or a zip file
+        return (str(Path(sys.argv[0]).resolve()), *sys.argv[1:])
+    if spec is not None:
+        return ("-m", spec.name.removesuffix(".__main__"), *sys.argv[1:])
+    file = getattr(main, "__file__", None)
+    if file is None:
+        raise LaunchError(
+            "The workers run the script that called parallel_run, and this process runs none: it was started without "
+            "a file, as a notebook is. Write the training loop to a file and run that."
+        )
+    return (str(Path(file).resolve()), *sys.argv[1:])
