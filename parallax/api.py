@@ -327,14 +327,15 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
         plan_file=None,
     )
     if wanted.role == Role.DRY_RUN:
-        sys.stdout.write("\n" + dry_run_text(job_of(graph, plan, cluster, config, mine, seed), this_launcher()))
+        job = job_of(graph, analysed, plan, cluster, config, mine, seed)
+        sys.stdout.write("\n" + dry_run_text(job, this_launcher()))
         return 0
     if not verifying:
-        return launch(job_of(graph, plan, cluster, config, mine, seed))
+        return launch(job_of(graph, analysed, plan, cluster, config, mine, seed))
     folder = new_folder()
     try:
         mine = replace(mine, role=Role.VERIFY_WORKER, job_folder=str(folder))
-        job = job_of(graph, plan, cluster, config, mine, seed)
+        job = job_of(graph, analysed, plan, cluster, config, mine, seed)
         keep_graph(graph, folder)
         wanted = replace(wanted, seed=seed)
         hidden = prepare(graph, analysed, plan, folder, cluster.num_workers, wanted)

@@ -17,6 +17,7 @@ from parallax.analysis.whatif.simulate import HostKind, simulate
 from parallax.errors import GraphError, PlanError
 from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GradientSource, GraphSpec
+from parallax.graph.spec_json import spec_from_json, spec_to_json
 from parallax.plans.plan import ALLTOALL, NO_ROUTE, PS, Layout, Plan, VariablePlan, Wishes, read_plan
 from parallax.plans.rewrites import Decisions
 from parallax.plans.what_if import Simulation, WhatIf
@@ -32,6 +33,10 @@ class Analysed:
     spec: GraphSpec
     sources: tuple[GradientSource, ...]
 
+    def to_json(self) -> str:
+        """The classes, and where gradients come from; `analysed_as` reads them."""
+        return spec_to_json(self.spec, self.sources)
+
 
 def analyse(graph: Any) -> Analysed:
     """Captures and classifies a tf.Graph.
@@ -46,6 +51,18 @@ def analyse(graph: Any) -> Analysed:
     captured = capture(graph)
     spec, sources = classify(captured)
     return Analysed(captured, spec, sources)
+
+
+def analysed_as(graph: Any, text: str, digest: str) -> Analysed:
+    """Captures a worker's graph and takes the launcher's classes for it.
+
+    Args:
+        graph: the tf.Graph.
+        text: `Analysed.to_json` of the launcher's analysis.
+        digest: fingerprint of the worker's graph.
+    """
+    spec, sources = spec_from_json(text)
+    return Analysed(capture(graph, digest), replace(spec, fingerprint=digest), sources)
 
 
 def plan_for(

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from parallax.analysis.stages import Analysed
 from parallax.cluster.machines import Cluster, local_cluster
 from parallax.cluster.resource_file import parse_resource_file
 from parallax.errors import ConfigError, LaunchError
@@ -63,7 +64,9 @@ def check_profile(config: Config, num_workers: int) -> None:
         )
 
 
-def job_of(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Settings, seed: int) -> Job:
+def job_of(
+    graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, mine: Settings, seed: int
+) -> Job:
     """The job of a plan; `mine` is what its workers are to do."""
     from parallax.analysis.reading.launcher_graph import packed
 
@@ -82,6 +85,7 @@ def job_of(graph: Any, plan: Plan, cluster: Cluster, config: Config, mine: Setti
         ports=cluster.ports,
         cluster="" if cluster_profile.cluster is None else cluster_profile.cluster.to_json(),
         cluster_name=cluster_profile.cluster_name,
+        spec=analysed.to_json(),
     )
     return Job(
         ("-m", "parallax.runtime.worker.main", *script_words()),

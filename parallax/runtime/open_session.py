@@ -14,7 +14,7 @@ from tensorflow.python.framework import meta_graph
 
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.gradients import gradient_updates
-from parallax.analysis.stages import Analysed, analyse, decide, wishes_of
+from parallax.analysis.stages import Analysed, analyse, analysed_as, decide, wishes_of
 from parallax.errors import PlanError
 from parallax.logger import log
 from parallax.plans.plan import plan_from_json
@@ -87,11 +87,11 @@ def open_session(
     watch.open()
     with watch.run("parallel_run", "parallel_run"):
         size, rank = members.size, members.rank
-        launcher = launchers_graph(graph, parcel.graph, rank)
+        plan = plan_from_json(parcel.plan)
+        launcher, digest = launchers_graph(graph, parcel.graph, plan.fingerprint, rank)
         members.start()
         take_launchers_graph(graph, launcher, members.workers)
-        analysed = analyse(graph)
-        plan = plan_from_json(parcel.plan)
+        analysed = analysed_as(graph, parcel.spec, digest)
         plan.check_belongs_to(analysed.spec, plan.layout)
         alone, analysed = analysed, _with_hooks(analysed, graph, config)
         decisions = decide(analysed, plan, equal_randomness)

@@ -69,14 +69,15 @@ class Captured:
     hidden: tuple[Hidden, ...] = ()
 
 
-def capture(graph: Any) -> Captured:
+def capture(graph: Any, digest: str | None = None) -> Captured:
     """Captures a TF1-style graph, whether built or imported, before or after Parallax was imported.
 
     Args:
         graph: a tf.Graph.
+        digest: its fingerprint, where the process knows it already.
     """
     graph_def = meant(graph)
-    digest = fingerprint(graph_def)
+    digest = fingerprint(graph_def) if digest is None else digest
     inlined, calls = _flat(graph_def)
     names = [op.name for op in graph.get_operations()]
     view = GraphView(graph_def if inlined is graph_def else _with_shapes(inlined))

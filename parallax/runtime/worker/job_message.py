@@ -1,4 +1,4 @@
-"""What the launcher sends to every rank: the plan, the graph, the seed, and who is where.
+"""What the launcher sends to every rank: the plan, the graph and its classes, the seed, and who is where.
 
 It travels on standard input: the launcher writes it to mpirun, which passes its input to rank 0, and rank 0 sends it to
 the others with MPI. So no folder must be seen by all hosts.
@@ -32,6 +32,7 @@ class Parcel:
         ports: first and last port that servers may listen on; None for any.
         cluster: JSON of the cluster profile, where the job may look for a better plan; else empty.
         cluster_name: of the file that it came from.
+        spec: JSON of the graph's spec and of where its gradients come from (parallax/graph/spec_json.py).
     """
 
     plan: str
@@ -43,6 +44,7 @@ class Parcel:
     ports: tuple[int, int] | None = None
     cluster: str = ""
     cluster_name: str = ""
+    spec: str = ""
 
     def to_bytes(self) -> bytes:
         """The parcel on the wire: a mark, two lengths, and what they are of: compressed JSON, then the graph."""

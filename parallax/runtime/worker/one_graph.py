@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from parallax.analysis.reading.digests import Difference, first_difference, value_digest, values_differ
+from parallax.analysis.reading.digests import Difference, fingerprint, first_difference, value_digest, values_differ
 from parallax.analysis.reading.launcher_graph import LauncherGraph, hold, unpacked
 from parallax.errors import OtherGraphError
 from parallax.logger import log
@@ -22,24 +22,28 @@ _LIBRARIES = ("tensorflow", "keras", "tf_keras", "parallax")
 _NAMED = 3  # ops that a message lists
 
 
-def launchers_graph(graph: Any, data: bytes, rank: int) -> LauncherGraph:
-    """The launcher's graph, of which this worker's has the structure.
+def launchers_graph(graph: Any, data: bytes, expected: str, rank: int) -> tuple[LauncherGraph, str]:
+    """The launcher's graph, of which this worker's has the structure, and the fingerprint of this worker's.
 
     It is looked at as soon as the script has built its graph, before anything waits for another worker.
 
     Args:
         graph: the tf.Graph that this worker's script built.
         data: the launcher's graph, packed.
+        expected: fingerprint of the graph that was planned.
         rank: of this worker.
 
     Raises:
         OtherGraphError: this worker's graph has another structure.
     """
-    launcher = unpacked(data)
-    difference = first_difference(launcher.graph_def, graph.as_graph_def(add_shapes=True))
+    launcher, own = unpacked(data), graph.as_graph_def(add_shapes=True)
+    digest = fingerprint(own)
+    # The launcher's digests are only made to say where the graphs differ.
+    is_planned = digest == expected and len(own.node) == len(launcher.graph_def.node)
+    difference = None if is_planned else first_difference(launcher.graph_def, own)
     if difference is not None:
         raise OtherGraphError(_refusal(difference, rank, graph))
-    return launcher
+    return launcher, digest
 
 
 def take_launchers_graph(graph: Any, launcher: LauncherGraph, workers: Any) -> None:
@@ -55,6 +59,7 @@ def take_launchers_graph(graph: Any, launcher: LauncherGraph, workers: Any) -> N
     launcher = replace(launcher, others=others)
     hold(graph, launcher)
     _tell(launcher, mine, workers)
+    return digest
 
 
 def _of_worker_0(launcher: LauncherGraph, mine: dict[str, Any], workers: Any) -> dict[str, Any]:

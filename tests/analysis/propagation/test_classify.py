@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from parallax.analysis import stages
 from parallax.analysis.reading import record
 from parallax.analysis.reading.capture import capture
 from parallax.analysis.reading.gradients import find_gradients
-from parallax.analysis.stages import analyse
+from parallax.analysis.stages import analyse, analysed_as, decide, plan_for
 from parallax.errors import GraphError
 from parallax.graph.spec import GraphSpec, VariableClass
+from parallax.plans.plan import one_host
+from parallax.settings.config import Config
 from tests.equality import models
 
 v1 = tf.compat.v1
@@ -49,6 +52,23 @@ def test_a_bias_looked_up_by_row_is_sparse_and_a_weight_is_dense() -> None:
         "global_step": "untrained",
         "w": "dense",
     }
+
+
+@pytest.mark.parametrize("model", ["tied", "whole regulariser", "partitioned, mod"])
+def test_a_worker_takes_the_launchers_classes_and_decides_as_the_launcher(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build() -> Any:
+        with tf.Graph().as_default() as graph:
+            models.MODELS[model](6)
+        return graph
+
+    launcher, graph = analyse(build()), build()
+    monkeypatch.setattr(stages, "classify", None)
+    worker = analysed_as(graph, launcher.to_json(), launcher.spec.fingerprint)
+    assert (worker.spec, worker.sources) == (launcher.spec, launcher.sources)
+    plan = plan_for(launcher, one_host(2), Config())
+    assert decide(worker, plan) == decide(launcher, plan)
 
 
 @pytest.mark.parametrize("model", ["tied", "whole regulariser"])

@@ -15,6 +15,7 @@ PARCEL = Parcel(
     servers=(0, 1),
     addresses=("a", "b", "fe80::1"),
     ports=(20000, 20100),
+    spec='{"spec": {}, "sources": []}',
 )
 
 
