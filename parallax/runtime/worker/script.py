@@ -15,7 +15,7 @@ from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_i
 from parallax.runtime.worker.random_state import AlikeUntilBuilt
 from parallax.settings.environment import framework_level, settings
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+_PACKAGE = str(Path(__file__).resolve().parents[2])
 
 
 def run_script(words: Sequence[str]) -> None:
