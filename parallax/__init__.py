@@ -29,12 +29,11 @@ if TYPE_CHECKING:
         TransformError,
     )
     from parallax.logger import log
-    from parallax.settings.config import (
+    from parallax.settings.config import Config, ParallaxConfig
+    from parallax.settings.parts import (
         CheckPointConfig,
         CommunicationConfig,
-        Config,
         MPIConfig,
-        ParallaxConfig,
         ProfileConfig,
         PSConfig,
         ReplanConfig,
@@ -66,7 +65,14 @@ __all__ = [
     "shard",
 ]
 
-_MODULE_BY_NAME = {"get_partitioner": "compat.partitioner", "log": "logger", "parallel_run": "api", "plan": "api"}
+_MODULE_BY_NAME = {
+    "Config": "settings.config",
+    "ParallaxConfig": "settings.config",
+    "get_partitioner": "compat.partitioner",
+    "log": "logger",
+    "parallel_run": "api",
+    "plan": "api",
+}
 _SHARD = "compat.shard"  # a module: users call shard.shard
 
 
@@ -76,7 +82,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "shard":
         return import_module(f"{__name__}.{_SHARD}")
-    module = _MODULE_BY_NAME.get(name, "errors" if name.endswith("Error") else "settings.config")
+    module = _MODULE_BY_NAME.get(name, "errors" if name.endswith("Error") else "settings.parts")
     value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
     return value
 

@@ -31,7 +31,7 @@ from parallax.runtime.launcher.dry_run import dry_run_text
 from parallax.runtime.launcher.job import layout_of, servers_by_host
 from parallax.runtime.launcher.launch import launch
 from parallax.runtime.launcher.mpirun import find_mpirun, this_launcher
-from parallax.runtime.make_job import check_profile, cluster_of, job_of, new_folder
+from parallax.runtime.make_job import check_profile, cluster_of, job_of, new_folder, with_cluster
 from parallax.runtime.measure.options import measure_wish
 from parallax.runtime.replan.options import check_possible, replan_wish
 from parallax.runtime.trace.options import make_ready, trace_wish
@@ -46,6 +46,7 @@ from parallax.settings.environment import (
     Settings,
     settings,
 )
+from parallax.settings.merged import merged
 
 
 class JobEnded(SystemExit):
@@ -143,15 +144,9 @@ def _call(graph: Any, resource_info: str | Path | None, sync: bool, given: Confi
     config = given if given is not None else Config()
     if not isinstance(config, Config):
         raise ConfigError(f"parallax_config must be a parallax.Config, and {config!r} was given.")
-    config = replace(config)  # checked again, and what the script assigns later changes nothing
     checked.truth("sync", sync)
     wanted = settings()
-    config.compute_dtype = wanted.compute_dtype or config.compute_dtype
-    config.cluster_profile = wanted.cluster_profile or config.cluster_profile
-    config.model_profile = wanted.model_profile or config.model_profile
-    config.plan_file = wanted.plan_file or config.plan_file
-    config.wire_dtype = wanted.wire_dtype or config.wire_dtype
-    config.accumulate_steps = wanted.accumulate_steps or config.accumulate_steps
+    config = merged(replace(config), wanted)  # checked again, and what the script assigns later changes nothing
     return Call(graph, resource_info, sync, config, replace(wanted, compute_dtype=config.compute_dtype))
 
 
@@ -246,11 +241,11 @@ def _show(call: Call) -> int:
     """What `parallax plan` gives: the table or one variable explained, and the files."""
     wanted = call.wanted
     analysed, _, plan = _planned(call)
-    text = explanation(plan, wanted.explain) if wanted.explain else plan_table(plan, bool(wanted.show_all))
+    text = explanation(plan, wanted.explain) if wanted.explain else plan_table(plan, bool(wanted.all))
     sys.stdout.write(text)
     sys.stdout.flush()
-    if wanted.plan_json:
-        write_file(wanted.plan_json, plan.to_json(), "--json")
+    if wanted.json:
+        write_file(wanted.json, plan.to_json(), "--json")
     if wanted.html:
         write_file(wanted.html, plan_page(plan), "--html")
     if wanted.graph:
@@ -264,7 +259,7 @@ def _profile(call: Call) -> int:
     from parallax.runtime.measure.samples import write_profile
 
     analysed, cluster = analyse(call.graph), _checked_cluster(call)
-    write_profile(call.graph, analysed, cluster.num_workers, call.config, call.wanted)
+    write_profile(call.graph, analysed, cluster.num_workers, call.config, with_cluster(call.wanted, call.config))
     return 0
 
 
@@ -318,7 +313,7 @@ def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config
     sys.stdout.write(plan_table(plan) + (f"Seed {seed}\n" if config.seed is None else ""))
     sys.stdout.flush()
     mine = replace(
-        wanted,
+        with_cluster(wanted, config),
         role=Role.WORKER,
         workers=None,
         resource=None,

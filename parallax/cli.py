@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from parallax.cluster.resource_file import parse_bandwidth
 from parallax.errors import ConfigError, ParallaxError
 from parallax.plans.plan import read_plan
 from parallax.plans.what_if import WhatIf
-from parallax.plans.wire import WIRE_DTYPES
-from parallax.profiles.plan_inputs import file_text, read_measured
+from parallax.profiles.plan_inputs import file_text
 from parallax.profiles.profiles import cluster_profile_from_json
 from parallax.report.diff import difference_text, differences
 from parallax.report.html.files import write_file
 from parallax.report.html.page import plan_page
 from parallax.report.text import explanation, plan_table
 from parallax.runtime.check.builds import SecondBuild, second_build
-from parallax.runtime.supervisor.framework_log import INFO, join_deprecations, quiet_import
+from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import
 from parallax.runtime.trace.options import trace_wish
 from parallax.runtime.worker.random_state import AlikeUntilBuilt, drawn_seed
 from parallax.runtime.worker.script import error_text, run_script
-from parallax.settings.config import COMPUTE_DTYPES, REPLAN_MODES
 from parallax.settings.environment import (
     MIN_LOG_LEVEL,
     Role,
@@ -34,6 +33,8 @@ from parallax.settings.environment import (
     set_defaults,
     with_equal_hashes,
 )
+from parallax.settings.merged import options_by_setting
+from parallax.settings.options import CALIBRATE, DIFF, OF_SCRIPTS, RUN, SHOW, SIMULATE, positive
 
 EXIT_USAGE = 2
 
@@ -80,79 +81,35 @@ def command_parser() -> argparse.ArgumentParser:
         name: commands.add_parser(name, help=f"{text[0].lower()}{text[1:].partition('.')[0]}", description=text)
         for name, text in _DESCRIPTIONS.items()
     }
-    run, plan, verify, profile = made["run"], made["plan"], made["verify"], made["profile"]
-    check, calibrate, simulate, show, diff = (
-        made["check"],
-        made["calibrate"],
-        made["simulate"],
-        made["show"],
-        made["diff"],
+    for setting, options in options_by_setting().items():
+        for option in options:
+            for command in option.commands:
+                option.add_to(_group(made[command], option.excludes) if option.excludes else made[command], setting)
+    made[RUN].add_argument(
+        "--dry-run", action="store_true", help="print the command that would start the job; start nothing"
     )
-    for command in (run, plan, profile, verify, check, calibrate):
-        where = command.add_mutually_exclusive_group()
-        where.add_argument("--workers", type=_positive, metavar="N", help="so many workers on this machine")
-        where.add_argument("-r", "--resource", metavar="FILE", help="resource file that lists the machines")
-    for command in (run, plan):
-        command.add_argument("--graph", metavar="DIR", help="write each worker's graph for TensorBoard")
-    for command in (run, plan, simulate, verify):
-        command.add_argument(
-            "--cluster", metavar="FILE", help="plan by seconds, from what `parallax calibrate` measured"
-        )
-    for command in (run, plan, simulate):
-        command.add_argument("--profile", metavar="FILE", help="plan with the rows that steps were seen to touch")
-    for command in (run, plan, verify, simulate):
-        command.add_argument(
-            "--wire-dtype", choices=WIRE_DTYPES, help="half precision on the wire for float32 rows and gradients"
-        )
-        command.add_argument(
-            "--accumulate-steps", type=_positive, metavar="K", help="an update takes the gradients of K batches"
-        )
-    for command in (run, profile, verify):
-        command.add_argument(
-            "--compute-dtype", choices=COMPUTE_DTYPES, help="compute products and convolutions in it, on CPUs that can"
-        )
-    run.add_argument("--trace", metavar="DIR", help="write a trace of some steps of every worker, and who was slowest")
-    run.add_argument("--trace-steps", metavar="A-B", help="the steps to trace, counted from 0 (default 10-14)")
-    run.add_argument("--measure", metavar="FILE", help="write a model profile of the first steps")
-    run.add_argument("--measure-steps", type=_positive, metavar="K", help="how many they are (default 20)")
-    for command in (run, plan, verify):
-        command.add_argument("--plan", dest="plan_file", metavar="FILE", help="take a plan that was written, as it is")
-    for command in (run, verify):
-        command.add_argument("--replan", choices=REPLAN_MODES, help="what to do about a better plan after some steps")
-        command.add_argument("--replan-steps", type=_positive, metavar="K", help="after how many (default 20)")
-    run.add_argument(
-        "--verify-first", type=_positive, metavar="K", help="compare the first K steps with one process on all batches"
-    )
-    run.add_argument("--dry-run", action="store_true", help="print the command that would start the job; start nothing")
-    plan.add_argument("--json", metavar="FILE", help="write the plan to a file")
-    plan.add_argument("--explain", metavar="VARIABLE", help="everything about one variable")
-    for command in (plan, show):
-        command.add_argument("--all", action="store_true", help="a row for every variable, untrained ones too")
-    _of_simulate(simulate)
-    for command in (plan, simulate):
-        command.add_argument("--html", metavar="FILE", help="write it as a page for a browser")
-    verify.add_argument("--steps", type=_positive, default=5, metavar="K", help="steps on both sides (default 5)")
-    for command in (profile, verify):
-        command.add_argument("--feeds", metavar="FILE", help="FILE.npz, or FILE.py:FUNCTION(step, worker, num_workers)")
-        command.add_argument(
-            "--fetch",
-            metavar="NAME",
-            help="the op to run (default: the optimizer's; a wrong name lists those that train)",
-        )
-    profile.add_argument("--steps", type=_positive, metavar="K", help="batches of each worker (default 20)")
-    profile.add_argument("--init", metavar="NAME", action="append", help="the op that begins a dataset's iterator")
-    profile.add_argument("--compute", action="store_true", help="also train some steps in one process, to time them")
-    profile.add_argument("-o", "--output", metavar="FILE", help="default: parallax-profile-GRAPH.json")
-    profile.add_argument("--cluster", metavar="FILE", help="the cluster profile that the model profile belongs to")
-    verify.add_argument(
-        "--tolerance",
-        type=float,
-        help="largest error, relative to a variable's change (default 1e-5; bfloat16, float16: steps x rounding)",
-    )
-    verify.add_argument(
-        "--claims", action="store_true", help="also try what the analysis says of every tensor between batch and update"
-    )
-    verify.add_argument("--joined-args", metavar="ARGS", help="the script's arguments for the one process")
+    _of_calibrate(made[CALIBRATE])
+    _of_simulate(made[SIMULATE])
+    for command in OF_SCRIPTS:
+        made[command].add_argument("script", help="the script, as it would be given to python")
+        made[command].add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    made[SHOW].add_argument("plan", metavar="PLAN.json", help="as `parallax plan --json` wrote it")
+    made[DIFF].add_argument("first", metavar="A.json", help="a plan file")
+    made[DIFF].add_argument("second", metavar="B.json", help="another")
+    return parser
+
+
+def _group(parser: argparse.ArgumentParser, name: str) -> argparse._MutuallyExclusiveGroup:
+    """The options of a command of which one only may be given; made when it is first asked for."""
+    found = next((group for group in parser._mutually_exclusive_groups if group.title == name), None)
+    if found is None:
+        found = parser.add_mutually_exclusive_group()
+        found.title = name
+    return found
+
+
+def _of_calibrate(calibrate: argparse.ArgumentParser) -> None:
+    """The options of `parallax calibrate` alone."""
     calibrate.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile that is written, JSON")
     calibrate.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     calibrate.add_argument(
@@ -166,27 +123,14 @@ def command_parser() -> argparse.ArgumentParser:
     calibrate.add_argument(
         "--share-cores", action="store_true", help="with --from: the hosts share cores as the measured ones do"
     )
-    for command in (run, plan, profile, verify, check, simulate):
-        command.add_argument(
-            "--framework-log", action="store_true", help="also print what TensorFlow itself writes at its start"
-        )
-        command.add_argument("script", help="the script, as it would be given to python")
-        command.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
-    show.add_argument("plan", metavar="PLAN.json", help="as `parallax plan --json` wrote it")
-    show.add_argument("--html", metavar="FILE", help="write it as a page for a browser")
-    show.add_argument("--explain", metavar="VARIABLE", help="everything about one variable")
-    diff.add_argument("first", metavar="A.json", help="a plan file")
-    diff.add_argument("second", metavar="B.json", help="another")
-    return parser
 
 
 def _of_simulate(simulate: argparse.ArgumentParser) -> None:
     """The options of `parallax simulate` alone."""
-    simulate.add_argument("-r", "--resource", metavar="FILE", help="resource file whose hosts are copied")
     simulate.add_argument(
         "--hosts", type=_numbers, required=True, metavar="N,N,...", help="numbers of hosts, as 8,64,512,4096"
     )
-    simulate.add_argument("--workers-per-host", type=_positive, metavar="K", help="workers of every host")
+    simulate.add_argument("--workers-per-host", type=positive, metavar="K", help="workers of every host")
     links = simulate.add_mutually_exclusive_group()
     links.add_argument("--link-rate", type=_rate, metavar="RATE", help="rate of every link, as 10gbit")
     links.add_argument("--scale-links", type=float, default=1.0, metavar="X", help="links X times as fast as measured")
@@ -196,7 +140,7 @@ def _of_simulate(simulate: argparse.ArgumentParser) -> None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(sorted({_positive(word.strip()) for word in text.split(",")}))
+    return tuple(sorted({positive(word.strip()) for word in text.split(",")}))
 
 
 def _rate(text: str) -> int:
@@ -204,12 +148,6 @@ def _rate(text: str) -> int:
     if not rate:
         raise argparse.ArgumentTypeError(f"must be a rate in bits per second like 10gbit or 200mbit, not {text}")
     return rate
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text}")
-    return int(text)
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
@@ -230,51 +168,28 @@ def _run_script(arguments: argparse.Namespace) -> int:
     if not Path(arguments.script).is_file():
         _say(f"parallax: a script must be a file, and {arguments.script!r} is none.")
         return EXIT_USAGE
-    trace_wish(getattr(arguments, "trace", None), getattr(arguments, "trace_steps", None))  # refused before the script
-    joined = getattr(arguments, "joined_args", None)
-    role = Role.LAUNCH if arguments.command == "run" else Role(arguments.command)
-    what_if = _what_if(arguments).to_text() if role == Role.SIMULATE else None
-    shown_from = INFO if arguments.framework_log else framework_level()
-    seed = drawn_seed()
-    wanted = Settings(
-        role=Role.DRY_RUN if getattr(arguments, "dry_run", False) else role,
-        workers=getattr(arguments, "workers", None),
-        resource=arguments.resource,
-        plan_json=getattr(arguments, "json", None),
-        html=_absolute(getattr(arguments, "html", None)),
-        what_if=what_if,
-        explain=getattr(arguments, "explain", None),
-        show_all=getattr(arguments, "all", None) or None,
-        cluster_profile=_absolute(getattr(arguments, "cluster", None)),
-        model_profile=_absolute(getattr(arguments, "profile", None)),
-        wire_dtype=getattr(arguments, "wire_dtype", None),
-        accumulate_steps=getattr(arguments, "accumulate_steps", None),
-        script_seed=seed,
-        compute_dtype=getattr(arguments, "compute_dtype", None),
-        graph=getattr(arguments, "graph", None),
-        trace=getattr(arguments, "trace", None),
-        trace_steps=getattr(arguments, "trace_steps", None),
-        steps=getattr(arguments, "steps", None) or getattr(arguments, "measure_steps", None),
-        feeds=getattr(arguments, "feeds", None),
-        fetch=getattr(arguments, "fetch", None),
-        tolerance=getattr(arguments, "tolerance", None),
-        verify_first=getattr(arguments, "verify_first", None),
-        claims=getattr(arguments, "claims", None) or None,
-        joined_args="\n".join(shlex.split(joined)) if joined else None,
-        measure=getattr(arguments, "measure", None) or getattr(arguments, "output", None),
-        compute=getattr(arguments, "compute", None) or None,
-        initializers=" ".join(getattr(arguments, "init", None) or ()) or None,
-        replan=getattr(arguments, "replan", None),
-        replan_steps=getattr(arguments, "replan_steps", None),
-        plan_file=_absolute(getattr(arguments, "plan_file", None)),
-        cluster=_fingerprint(getattr(arguments, "cluster", None)),
-        framework_log=shown_from,
-    )
+    wanted = _wanted(arguments)
+    trace_wish(wanted.trace, wanted.trace_steps)  # refused before the script
+    shown_from = framework_level() if wanted.framework_log is None else wanted.framework_log
+    wanted = replace(wanted, framework_log=shown_from)
     set_defaults({MIN_LOG_LEVEL: str(min(shown_from, 1))})
-    if role == Role.CHECK:
+    if wanted.role == Role.CHECK:
         with second_build([arguments.script, *arguments.args], wanted) as second:
             return _run_here(arguments, wanted, shown_from, second)
     return _run_here(arguments, wanted, shown_from)
+
+
+def _wanted(arguments: argparse.Namespace) -> Settings:
+    """What the command line asks of this process."""
+    role = Role.LAUNCH if arguments.command == RUN else Role(arguments.command)
+    given: dict[str, Any] = {"script_seed": drawn_seed()}
+    for setting, options in options_by_setting().items():
+        value = getattr(arguments, setting, None) if options else None
+        if value is not None:
+            given[setting] = " ".join(value) if isinstance(value, list) else value
+    if role == Role.SIMULATE:
+        given["what_if"] = _what_if(arguments).to_text()
+    return Settings(Role.DRY_RUN if getattr(arguments, "dry_run", False) else role, **given)
 
 
 def _run_here(
@@ -326,7 +241,7 @@ def _what_if(arguments: argparse.Namespace) -> WhatIf:
 def _show_plan(arguments: argparse.Namespace) -> int:
     """Prints a stored plan, or one variable of it, and writes its page."""
     plan = read_plan(arguments.plan)
-    text = explanation(plan, arguments.explain) if arguments.explain else plan_table(plan, arguments.all)
+    text = explanation(plan, arguments.explain) if arguments.explain else plan_table(plan, bool(arguments.all))
     sys.stdout.write(text)
     if arguments.html:
         write_file(arguments.html, plan_page(plan), "--html")
@@ -338,17 +253,6 @@ def _compare_plans(arguments: argparse.Namespace) -> int:
     found = differences(read_plan(arguments.first), read_plan(arguments.second))
     sys.stdout.write(difference_text(found, (arguments.first, arguments.second)))
     return 1 if found else 0
-
-
-def _absolute(file: str | None) -> str | None:
-    """A path that stays the same when the script changes its folder."""
-    return None if file is None else str(Path(file).absolute())
-
-
-def _fingerprint(file: str | None) -> str | None:
-    """The fingerprint of a cluster profile."""
-    cluster = read_measured(file, None).cluster
-    return None if cluster is None else cluster.fingerprint
 
 
 def _status(stop: SystemExit) -> int:

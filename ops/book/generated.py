@@ -9,13 +9,15 @@ import argparse
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ops.book.pages import ROOT
 from parallax import cli
 from parallax.cluster import resource_keys
-from parallax.settings import config
+from parallax.settings.config import Config
+from parallax.settings.merged import options_by_setting
+from parallax.settings.options import RUN, name_of, options_of, spelled, variable_of
 
 _PART = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -36,16 +38,8 @@ def with_generated(text: str) -> str:
 
 
 def settings() -> str:
-    """A table of each class of `parallax.settings.config`."""
-    classes = [
-        config.Config,
-        config.CommunicationConfig,
-        config.PSConfig,
-        config.MPIConfig,
-        config.CheckPointConfig,
-        config.ProfileConfig,
-    ]
-    return "\n".join(_settings_of(cls) for cls in classes)
+    """A table of Config, and of each class that is a part of it."""
+    return "\n".join(_settings_of(cls) for cls in _parts(Config()))
 
 
 def attributes_of(cls: type) -> dict[str, str]:
@@ -86,6 +80,17 @@ def commands() -> str:
     return "\n".join(_command(name, parser) for name, parser in chosen.choices.items())
 
 
+def variables() -> str:
+    """A line for each option of `parallax run`: what an environment variable has for it."""
+    rows = [
+        (f"`{variable_of(name)}`", f"`{spelled(name)}`", option.help)
+        for name, options in options_by_setting().items()
+        for option in options
+        if RUN in option.commands
+    ]
+    return _table(("variable", "as", "meaning"), rows)
+
+
 def race_results() -> str:
     """A line for each race of docs/benchmarks.md: the step of Parallax, and how many times longer that of others is."""
     text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
@@ -103,10 +108,22 @@ def _settings_of(cls: type) -> str:
     words = attributes_of(cls)
     summary = (inspect.getdoc(cls) or "").partition("\n\n")[0]
     rows = [
-        (f"`{field.name}`", f"`{field.type}`", f"`{_default(field)}`", words[field.name])
+        (f"`{field.name}`", f"`{field.type}`", f"`{_default(field)}`", f"{words[field.name]}{_options(field)}")
         for field in dataclasses.fields(cls)
     ]
     return f"## {cls.__name__}\n\n{summary}\n\n{_table(('setting', 'type', 'default', 'meaning'), rows)}"
+
+
+def _parts(config: Any) -> Iterator[type]:
+    """The class of a configuration, and those of its parts."""
+    yield type(config)
+    for field in dataclasses.fields(config):
+        if dataclasses.is_dataclass(value := getattr(config, field.name)):
+            yield from _parts(value)
+
+
+def _options(field: dataclasses.Field[Any]) -> str:
+    return f" Option: `{spelled(name_of(field))}`." if options_of(field) else ""
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
@@ -165,5 +182,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "resource keys": resource_keys_text,
     "commands": commands,
+    "variables": variables,
     "race results": race_results,
 }

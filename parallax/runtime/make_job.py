@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,12 @@ def job_of(
         Path(config.redirect_path) if config.redirect_path is not None else None,
         framework_level(),
     )
+
+
+def with_cluster(wanted: Settings, config: Config) -> Settings:
+    """What is asked, with the fingerprint of the cluster profile, which is at the launcher's host only."""
+    cluster = read_measured(config.cluster_profile, None).cluster
+    return wanted if cluster is None else replace(wanted, cluster=cluster.fingerprint)
 
 
 def new_folder() -> Path:

@@ -43,7 +43,8 @@ from parallax.runtime.worker.profile import ProfileHook
 from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, Members, current_members
 from parallax.runtime.worker.run_log import RunLog
 from parallax.runtime.worker.session import Afterwards, Session
-from parallax.settings.config import CheckPointConfig, Config
+from parallax.settings.config import Config
+from parallax.settings.parts import CheckPointConfig
 from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph, transform
 

@@ -7,15 +7,31 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
 
 from parallax.errors import ConfigError
-
-_PREFIX = "PARALLAX_"
+from parallax.settings.options import (
+    CALIBRATE,
+    CHECK,
+    OF_SCRIPTS,
+    PLAN,
+    PROFILE,
+    RUN,
+    SHOW,
+    SIMULATE,
+    VERIFY,
+    Option,
+    absolute,
+    positive,
+    setting,
+    value_of,
+    variable_of,
+)
 
 LISTEN_ADDRESS = "PARALLAX_LISTEN_ADDRESS"
 """Read by the library that narrows a server's address (parallax/native/preload/listen_address.c)."""
@@ -49,83 +65,126 @@ class Role(str, Enum):
     CHECK_BUILD = "check-build"
 
 
+def _one_a_line(text: str) -> str:
+    """Arguments as a shell splits them, one a line."""
+    return "\n".join(shlex.split(text))
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What the command line or the launcher asks of a process; a setting left out is None.
 
+    An option's help says what its setting is. Those that `Config` declares too go before the configuration's.
+
     Attributes:
         role: what to do.
-        workers: number of local workers.
-        resource: resource file.
-        plan_json: where `parallax plan` writes the plan.
-        html: where `parallax plan` and `parallax simulate` write their page.
         what_if: what `parallax simulate` looks at, as `WhatIf.to_text` writes it.
-        explain: the variable that `parallax plan` explains.
-        show_all: whether `parallax plan` gives every variable a row.
-        cluster_profile: a file; goes before the configuration's.
-        model_profile: likewise.
-        wire_dtype: the element type in which float32 travels; goes before the configuration's.
-        accumulate_steps: of how many batches gradients are kept; goes before the configuration's.
-        compute_dtype: the element type in which products are computed; goes before the configuration's.
-        graph: where the workers' graphs are written for TensorBoard.
-        trace: where traces of training steps are written.
-        trace_steps: first and last of these steps, as `A-B`.
         job_folder: where both sides of a verification leave their variables, and the second build of a check its graph.
         seed: of the one process of a verification.
         script_seed: of what Python and NumPy draw while the script builds its graph.
-        steps: steps of a verification or profile.
-        feeds: where a verification or profile takes its feeds from.
-        fetch: what a verification or profile runs.
-        tolerance: of a verification.
-        verify_first: how many of a job's first steps are held against one process.
-        claims: whether a verification tries what the analysis says of single tensors too.
         joined_args: the script's arguments for the one process of a verification, one a line.
-        measure: where a model profile is written.
-        compute: whether a profile times steps of one process alone.
-        initializers: ops that begin iterators for a profile, separated by spaces.
-        replan: what a running job does about a better plan; goes before the configuration's.
-        replan_steps: after how many steps.
-        plan_file: a plan to be used as it is; goes before the configuration's.
         cluster: fingerprint of the cluster profile that a model profile belongs to.
         log_level: what the log shows, a number or a name.
         framework_log: from which level on lines that TensorFlow writes at its start are shown.
     """
 
     role: Role = Role.LAUNCH
-    workers: int | None = None
-    resource: str | None = None
-    plan_json: str | None = None
-    html: str | None = None
-    what_if: str | None = None
-    explain: str | None = None
-    show_all: bool | None = None
+    workers: int | None = setting(
+        None,
+        Option(
+            (RUN, PLAN, VERIFY, CHECK, CALIBRATE, PROFILE),
+            "so many workers on this machine",
+            "N",
+            parse=positive,
+            excludes="machines",
+        ),
+    )
+    resource: str | None = setting(
+        None,
+        Option(
+            (RUN, PLAN, VERIFY, CHECK, CALIBRATE, PROFILE),
+            "resource file that lists the machines",
+            "FILE",
+            ("-r",),
+            excludes="machines",
+        ),
+        Option((SIMULATE,), "resource file whose hosts are copied", "FILE", ("-r",)),
+    )
+    graph: str | None = setting(None, Option((RUN, PLAN), "write each worker's graph for TensorBoard", "DIR"))
     cluster_profile: str | None = None
     model_profile: str | None = None
+    plan_file: str | None = None
     wire_dtype: str | None = None
     accumulate_steps: int | None = None
     compute_dtype: str | None = None
-    graph: str | None = None
-    trace: str | None = None
-    trace_steps: str | None = None
+    replan: str | None = None
+    replan_steps: int | None = None
+    trace: str | None = setting(
+        None, Option((RUN,), "write a trace of some steps of every worker, and who was slowest", "DIR")
+    )
+    trace_steps: str | None = setting(None, Option((RUN,), "the steps to trace, counted from 0 (default 10-14)", "A-B"))
+    measure: str | None = setting(None, Option((RUN,), "write a model profile of the first steps", "FILE"))
+    measure_steps: int | None = setting(None, Option((RUN,), "how many they are (default 20)", "K", parse=positive))
+    verify_first: int | None = setting(
+        None, Option((RUN,), "compare the first K steps with one process on all batches", "K", parse=positive)
+    )
+    json: str | None = setting(None, Option((PLAN,), "write the plan to a file", "FILE"))
+    explain: str | None = setting(None, Option((PLAN, SHOW), "everything about one variable", "VARIABLE"))
+    all: bool | None = setting(None, Option((PLAN, SHOW), "a row for every variable, untrained ones too", const=True))
+    html: str | None = setting(
+        None, Option((PLAN, SIMULATE, SHOW), "write it as a page for a browser", "FILE", parse=absolute)
+    )
+    what_if: str | None = None
+    steps: int | None = setting(
+        None,
+        Option((VERIFY,), "steps on both sides (default 5)", "K", parse=positive),
+        Option((PROFILE,), "batches of each worker (default 20)", "K", parse=positive),
+    )
+    feeds: str | None = setting(
+        None, Option((VERIFY, PROFILE), "FILE.npz, or FILE.py:FUNCTION(step, worker, num_workers)", "FILE")
+    )
+    fetch: str | None = setting(
+        None,
+        Option(
+            (VERIFY, PROFILE), "the op to run (default: the optimizer's; a wrong name lists those that train)", "NAME"
+        ),
+    )
+    tolerance: float | None = setting(
+        None,
+        Option(
+            (VERIFY,),
+            "largest error, relative to a variable's change (default 1e-5; bfloat16, float16: steps x rounding)",
+            parse=float,
+        ),
+    )
+    claims: bool | None = setting(
+        None, Option((VERIFY,), "also try what the analysis says of every tensor between batch and update", const=True)
+    )
+    joined_args: str | None = setting(
+        None, Option((VERIFY,), "the script's arguments for the one process", "ARGS", parse=_one_a_line)
+    )
+    init: str | None = setting(
+        None, Option((PROFILE,), "the op that begins a dataset's iterator", "NAME", repeats=True)
+    )
+    compute: bool | None = setting(
+        None, Option((PROFILE,), "also train some steps in one process, to time them", const=True)
+    )
+    output: str | None = setting(None, Option((PROFILE,), "default: parallax-profile-GRAPH.json", "FILE", ("-o",)))
     job_folder: str | None = None
     seed: int | None = None
     script_seed: int | None = None
-    steps: int | None = None
-    feeds: str | None = None
-    fetch: str | None = None
-    tolerance: float | None = None
-    verify_first: int | None = None
-    claims: bool | None = None
-    joined_args: str | None = None
-    measure: str | None = None
-    compute: bool | None = None
-    initializers: str | None = None
-    replan: str | None = None
-    replan_steps: int | None = None
-    plan_file: str | None = None
     cluster: str | None = None
     log_level: str | None = None
-    framework_log: int | None = None
+    framework_log: int | None = setting(
+        None, Option(OF_SCRIPTS, "also print what TensorFlow itself writes at its start", const=0)
+    )
+
+
+_KINDS: dict[str, type] = {
+    field.name: next(kind for kind in (Role, int, float, bool, str) if kind.__name__ == str(field.type).split(" |")[0])
+    for field in fields(Settings)
+}
+"""Setting -> type of its values, as annotated."""
 
 
 def settings() -> Settings:
@@ -135,55 +194,17 @@ def settings() -> Settings:
         ConfigError: when a variable does not hold what it must.
     """
     log_level()
-    try:
-        return Settings(
-            role=Role(_get("ROLE") or "launch"),
-            workers=_number("WORKERS"),
-            resource=_get("RESOURCE"),
-            plan_json=_get("PLAN_JSON"),
-            html=_get("HTML"),
-            what_if=_get("WHAT_IF"),
-            explain=_get("EXPLAIN"),
-            show_all=_get("SHOW_ALL") == str(True) or None,
-            cluster_profile=_get("CLUSTER_PROFILE"),
-            model_profile=_get("MODEL_PROFILE"),
-            wire_dtype=_get("WIRE_DTYPE"),
-            accumulate_steps=_number("ACCUMULATE_STEPS"),
-            compute_dtype=_get("COMPUTE_DTYPE"),
-            graph=_get("GRAPH"),
-            trace=_get("TRACE"),
-            trace_steps=_get("TRACE_STEPS"),
-            job_folder=_get("JOB_FOLDER"),
-            seed=_number("SEED"),
-            script_seed=_number("SCRIPT_SEED"),
-            steps=_number("STEPS"),
-            feeds=_get("FEEDS"),
-            fetch=_get("FETCH"),
-            tolerance=float(_get("TOLERANCE") or 0) or None,
-            verify_first=_number("VERIFY_FIRST"),
-            claims=_get("CLAIMS") == str(True) or None,
-            joined_args=_get("JOINED_ARGS"),
-            measure=_get("MEASURE"),
-            compute=_get("COMPUTE") == str(True) or None,
-            initializers=_get("INITIALIZERS"),
-            replan=_get("REPLAN"),
-            replan_steps=_number("REPLAN_STEPS"),
-            plan_file=_get("PLAN_FILE"),
-            cluster=_get("CLUSTER"),
-            log_level=_get("LOG_LEVEL"),
-            framework_log=_number("FRAMEWORK_LOG"),
-        )
-    except ValueError as error:
-        raise ConfigError(f"A variable {_PREFIX}... of the environment does not hold what it must: {error}.") from error
+    texts = {name: os.environ.get(variable_of(name)) for name in _KINDS}
+    return Settings(**{name: value_of(name, _KINDS[name], text) for name, text in texts.items() if text})
 
 
 def as_variables(wanted: Settings) -> dict[str, str]:
     """The settings as environment variables, for a process to be started."""
     found = {}
-    for name in Settings.__slots__:
+    for name in _KINDS:
         value = getattr(wanted, name)
         if value is not None:
-            found[f"{_PREFIX}{name.upper()}"] = value.value if isinstance(value, Role) else str(value)
+            found[variable_of(name)] = value.value if isinstance(value, Role) else str(value)
     return found
 
 
@@ -210,11 +231,12 @@ def log_level() -> int:
     Raises:
         ConfigError: when it is neither.
     """
-    text = _get("LOG_LEVEL") or "INFO"
+    text = os.environ.get(variable_of("log_level")) or "INFO"
     level = int(text) if text.isdecimal() else logging.getLevelName(text.upper())
     if not isinstance(level, int):
         raise ConfigError(
-            f"{_PREFIX}LOG_LEVEL must be a number or one of DEBUG, INFO, WARNING, ERROR, CRITICAL, and is {text!r}."
+            f"{variable_of('log_level')} must be a number or one of DEBUG, INFO, WARNING, ERROR, CRITICAL, and is "
+            f"{text!r}."
         )
     return level
 
@@ -224,7 +246,7 @@ def framework_level() -> int:
 
     The launcher's wish goes before TF_CPP_MIN_LOG_LEVEL, as the user has set it.
     """
-    text = _get("FRAMEWORK_LOG") or os.environ.get(MIN_LOG_LEVEL, "")
+    text = os.environ.get(variable_of("framework_log")) or os.environ.get(MIN_LOG_LEVEL, "")
     return int(text) if text.isdecimal() else FRAMEWORK_QUIET
 
 
@@ -283,12 +305,3 @@ def python_path_with(folder: Path) -> str:
     """PYTHONPATH with `folder` in front; an installed package is found without."""
     own = [] if folder.name in ("site-packages", "dist-packages") else [str(folder)]
     return os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
-def _get(name: str) -> str | None:
-    return os.environ.get(_PREFIX + name) or None
-
-
-def _number(name: str) -> int | None:
-    text = _get(name)
-    return int(text) if text is not None else None

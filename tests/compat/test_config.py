@@ -163,7 +163,7 @@ def test_the_worker_to_be_traced_must_be_one_of_the_job():
     ("level", "shown"), [("", ["info", "error"]), ("40", ["error"]), ("error", ["error"]), ("debug", None)]
 )
 def test_the_level_of_the_log_comes_from_the_environment(level, shown):
-    code = "import parallax\nfor word in ('debug', 'info', 'error'): getattr(parallax.logger, word)('%s said', word)"
+    code = "import parallax\nfor word in ('debug', 'info', 'error'): getattr(parallax.log, word)('%s said', word)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={"PARALLAX_LOG_LEVEL": level, "PYTHONPATH": str(ROOT)},

@@ -26,7 +26,7 @@ from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, stored_variables, variable_op
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import Worker
-from parallax.settings.config import CheckPointConfig
+from parallax.settings.parts import CheckPointConfig
 
 v1 = tf.compat.v1
 _CALL_POLL_S = 0.02

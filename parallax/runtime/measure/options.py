@@ -34,7 +34,7 @@ def measure_wish(wanted: Settings) -> MeasureWish | None:
         ConfigError: when steps are named without a file.
     """
     if wanted.measure is None:
-        if wanted.steps is not None:
-            raise ConfigError(f"--measure-steps {wanted.steps} needs --measure FILE, where the profile goes.")
+        if wanted.measure_steps is not None:
+            raise ConfigError(f"--measure-steps {wanted.measure_steps} needs --measure FILE, where the profile goes.")
         return None
-    return MeasureWish(Path(wanted.measure).absolute(), wanted.steps or STEPS, wanted.cluster or "")
+    return MeasureWish(Path(wanted.measure).absolute(), wanted.measure_steps or STEPS, wanted.cluster or "")

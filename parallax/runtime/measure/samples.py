@@ -46,10 +46,10 @@ def write_profile(graph: Any, analysed: Analysed, workers: int, config: Config, 
         ConfigError: feeds, the training op or the file are missing or wrong.
         GraphError: ids cannot be computed, or are no rows of their tables; the variables do not fit into memory.
     """
-    if wanted.measure:
-        check_writable(Path(wanted.measure))
+    if wanted.output:
+        check_writable(Path(wanted.output))
     profile, notes = profile_samples(graph, analysed, workers, config, wanted)
-    path = Path(wanted.measure) if wanted.measure else default_path(profile)
+    path = Path(wanted.output) if wanted.output else default_path(profile)
     write_model_profile(profile, path)
     sys.stdout.write(profile_table(profile, notes) + f"Written to {path}\n")
     sys.stdout.flush()
@@ -87,7 +87,7 @@ class _Asking:
 
     def inputs(self, tensors: Sequence[str]) -> Inputs:
         """What some tensors need; refuses placeholders that nobody feeds."""
-        named = tuple((self.wanted.initializers or "").split())
+        named = tuple((self.wanted.init or "").split())
         found = inputs_of(self.graph, self.analysed.captured, tensors, self.fed, named)
         if found.placeholders and self.wanted.feeds is None:
             raise missing_feeds("A profile", list(found.placeholders))

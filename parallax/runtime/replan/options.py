@@ -1,13 +1,14 @@
-"""What a job shall do about better plans, put together from the configuration and the command line."""
+"""What a job shall do about better plans, as the configuration says."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from parallax.errors import ConfigError
-from parallax.settings.config import OFF, Config, ReplanConfig
+from parallax.settings.config import Config
 from parallax.settings.environment import Settings
+from parallax.settings.parts import OFF, ReplanConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +29,15 @@ class ReplanWish:
 
 
 def replan_wish(config: Config, wanted: Settings) -> ReplanWish | None:
-    """The wish of a configuration, in which the command line goes first; None when plans stay as they are.
+    """The wish of a configuration in which the command line goes first already; None when plans stay as they are.
 
     Raises:
-        ConfigError: when the command line breaks a rule of the configuration.
+        ConfigError: when the command line names steps for nothing.
     """
     asked: ReplanConfig = config.replan
-    if wanted.replan is not None:
-        asked = replace(asked, mode=wanted.replan)
-    if wanted.replan_steps is not None:
-        if asked.mode == OFF:
-            raise ConfigError(f"--replan-steps {wanted.replan_steps} needs --replan ask or on, or Config.replan.")
-        asked = replace(asked, after_steps=wanted.replan_steps)
     if asked.mode == OFF:
+        if wanted.replan_steps is not None:
+            raise ConfigError(f"--replan-steps {wanted.replan_steps} needs --replan ask or on, or Config.replan.")
         return None
     path = None if asked.plan_file is None else Path(asked.plan_file).absolute()
     return ReplanWish(asked.mode, asked.margin, asked.after_steps, path)

@@ -21,7 +21,7 @@ from parallax.runtime.replan.options import ReplanWish
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import Worker
 from parallax.runtime.worker.ranks import Members
-from parallax.settings.config import ON
+from parallax.settings.parts import ON
 
 _LOG = logging.getLogger("parallax.replan")
 _DIGITS = 12

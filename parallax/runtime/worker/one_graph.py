@@ -59,7 +59,6 @@ def take_launchers_graph(graph: Any, launcher: LauncherGraph, workers: Any) -> N
     launcher = replace(launcher, others=others)
     hold(graph, launcher)
     _tell(launcher, mine, workers)
-    return digest
 
 
 def _of_worker_0(launcher: LauncherGraph, mine: dict[str, Any], workers: Any) -> dict[str, Any]:

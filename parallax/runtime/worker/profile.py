@@ -20,7 +20,7 @@ from tensorflow.python.client.timeline import Timeline
 from parallax.errors import ConfigError
 from parallax.runtime.worker.graph_files import meta_graph
 from parallax.runtime.worker.hooks import TrainingRuns, Worker
-from parallax.settings.config import ProfileConfig
+from parallax.settings.parts import ProfileConfig
 
 v1 = tf.compat.v1
 

@@ -16,7 +16,7 @@ from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.folder import Writer, latest
 from parallax.runtime.checkpoint.hook import _writers, check_global_step
 from parallax.runtime.checkpoint.stored import Stored, chunks, stored_variables
-from parallax.settings.config import CheckPointConfig
+from parallax.settings.parts import CheckPointConfig
 
 v1 = tf.compat.v1
 WHOLE = np.arange(44, dtype=np.float32).reshape(11, 4)

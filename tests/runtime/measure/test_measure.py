@@ -155,7 +155,7 @@ def fed_and_read():
 )
 def test_feeds_that_are_missing_or_wrong_are_named_with_the_remedy(feeds, message):
     with pytest.raises((ConfigError, GraphError), match=re.escape(message)):
-        profile_of(fed_and_read, feeds=feeds, initializers="begin_training")
+        profile_of(fed_and_read, feeds=feeds, init="begin_training")
 
 
 def feeds_of_rows(step, worker, num_workers):
@@ -173,7 +173,7 @@ def nowhere(step, worker, num_workers):
 def test_an_iterator_begun_by_either_of_two_ops_takes_the_named_one():
     with pytest.raises(ConfigError, match=r"has 2 \(begin_training, begin_testing\).* with --init"):
         profile_of(fed_and_read, feeds=IDS_ONLY)
-    profile, _ = profile_of(fed_and_read, feeds=IDS_ONLY, initializers="begin_testing")
+    profile, _ = profile_of(fed_and_read, feeds=IDS_ONLY, init="begin_testing")
     assert profile.table("read").joined_rows[-1] == (3, 2.0), "nothing shards it: all workers read the same"
 
 
@@ -200,10 +200,10 @@ def test_variables_that_do_not_fit_into_memory_are_refused_before_they_are_made(
 
 def test_what_a_run_is_asked_to_measure():
     assert measure_wish(Settings()) is None
-    wish = measure_wish(Settings(measure="p.json", steps=7, cluster="c"))
+    wish = measure_wish(Settings(measure="p.json", measure_steps=7, cluster="c"))
     assert (wish.path, wish.steps, wish.cluster) == (Path("p.json").absolute(), 7, "c")
     with pytest.raises(ConfigError, match="--measure-steps 7 needs --measure FILE"):
-        measure_wish(Settings(steps=7))
+        measure_wish(Settings(measure_steps=7))
 
 
 def test_memory_is_what_the_kernel_tells():

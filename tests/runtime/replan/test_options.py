@@ -5,10 +5,17 @@ from pathlib import Path
 import pytest
 
 from parallax.errors import ConfigError
-from parallax.runtime.replan.options import ReplanWish, check_possible, replan_wish
+from parallax.runtime.replan import options
+from parallax.runtime.replan.options import ReplanWish, check_possible
 from parallax.runtime.worker.job_message import Parcel, parcel_from_bytes
-from parallax.settings.config import Config, ReplanConfig
+from parallax.settings.config import Config
 from parallax.settings.environment import Settings
+from parallax.settings.merged import merged
+from parallax.settings.parts import ReplanConfig
+
+
+def replan_wish(config, wanted):
+    return options.replan_wish(merged(config, wanted), wanted)
 
 
 def test_plans_stay_unless_somebody_asks():

@@ -1,0 +1,49 @@
+"""Which of two says a setting: the command line, or the environment, goes before the script's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import Field, fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+from parallax.settings.config import Config
+from parallax.settings.environment import Settings
+from parallax.settings.options import Option, name_of, options_of
+
+_Part = TypeVar("_Part")
+
+
+def merged(config: _Part, wanted: Settings) -> _Part:
+    """A configuration with what the command line or the environment asks of its settings.
+
+    Args:
+        config: a Config, or a part of one.
+        wanted: what is asked.
+
+    Raises:
+        ConfigError: when that breaks a rule of the configuration.
+    """
+    given = {}
+    for declared in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, declared.name)
+        asked = getattr(wanted, name_of(declared)) if options_of(declared) else None
+        if asked is not None:
+            given[declared.name] = asked
+        elif is_dataclass(value) and (part := merged(value, wanted)) is not value:
+            given[declared.name] = part
+    return replace(config, **given) if given else config  # type: ignore[type-var]
+
+
+def options_by_setting() -> dict[str, tuple[Option, ...]]:
+    """All options of the command line that are settings, by the field of `Settings`, in the order of these."""
+    of_config = {name_of(declared): options_of(declared) for declared in _declared_in(Config())}
+    return {declared.name: options_of(declared) or of_config.get(declared.name, ()) for declared in fields(Settings)}
+
+
+def _declared_in(part: Any) -> Iterator[Field[Any]]:
+    """The fields with options of a configuration and of its parts."""
+    for declared in fields(part):
+        if options_of(declared):
+            yield declared
+        elif is_dataclass(value := getattr(part, declared.name)):
+            yield from _declared_in(value)

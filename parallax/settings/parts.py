@@ -1,0 +1,211 @@
+"""The parts of a configuration: how to communicate, where to save, what to trace, when to plan anew. Frozen values."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from parallax.errors import ConfigError
+from parallax.settings import checked
+from parallax.settings.options import RUN, VERIFY, Option, positive, setting
+
+OFF, ASK, ON = REPLAN_MODES = ("off", "ask", "on")
+_PROTOCOLS = ("grpc", "grpc+verbs", "grpc+gdr")
+
+
+@dataclass(frozen=True)
+class PSConfig:
+    """Servers: how workers and servers exchange.
+
+    Attributes:
+        protocol: `grpc`; `grpc+verbs` and `grpc+gdr`, which TensorFlow no longer has, stand for it.
+        replicate_variables: dense variables on servers are mirrored in the workers, always; False changes nothing.
+        local_aggregation: the workers of a host merge the rows that they ask for and their gradient rows before any of
+            it leaves the host, on the way to servers and between workers.
+        boundary_among_servers: placing of ops, which follows from the plan; False changes nothing.
+        boundary_between_workers_and_servers: the same.
+
+    Raises:
+        ConfigError: when a value breaks its rule.
+    """
+
+    protocol: str = "grpc"
+    replicate_variables: bool = True
+    local_aggregation: bool = True
+    boundary_among_servers: bool = True
+    boundary_between_workers_and_servers: bool = True
+
+    def __post_init__(self) -> None:
+        checked.one_of("protocol", self.protocol, _PROTOCOLS)
+        checked.truth("replicate_variables", self.replicate_variables)
+        checked.truth("local_aggregation", self.local_aggregation)
+        checked.truth("boundary_among_servers", self.boundary_among_servers)
+        checked.truth("boundary_between_workers_and_servers", self.boundary_between_workers_and_servers)
+
+
+@dataclass(frozen=True)
+class MPIConfig:
+    """mpirun.
+
+    Attributes:
+        mpirun_options: words for mpirun's command, or one text that is split as a shell does.
+        use_allgatherv: which collective gathers rows, which follows from the plan; True changes nothing.
+
+    Raises:
+        ConfigError: when it is neither, or a quote is not closed.
+    """
+
+    mpirun_options: str | Sequence[str] | None = ""
+    use_allgatherv: bool = False
+
+    def __post_init__(self) -> None:
+        checked.truth("use_allgatherv", self.use_allgatherv)
+        _ = self.words  # refuses what has none
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options, a word each."""
+        options = self.mpirun_options or ()
+        if isinstance(options, str):
+            try:
+                return tuple(shlex.split(options))
+            except ValueError as error:
+                raise ConfigError(f"mpirun_options must have its quotes closed, and {options!r} was given.") from error
+        if not isinstance(options, Sequence) or not all(isinstance(word, str) for word in options):
+            raise ConfigError(f"mpirun_options must be a text or a list of words, and {options!r} was given.")
+        return tuple(options)
+
+
+@dataclass(frozen=True)
+class CommunicationConfig:
+    """How gradients travel: by servers and by MPI.
+
+    Attributes:
+        ps_config: servers; None for the defaults.
+        mpi_config: mpirun; None for the defaults.
+
+    Raises:
+        ConfigError: when a part is of another type.
+    """
+
+    ps_config: PSConfig = field(default_factory=PSConfig)
+    mpi_config: MPIConfig = field(default_factory=MPIConfig)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ps_config", checked.instance_of("ps_config", self.ps_config, PSConfig))
+        object.__setattr__(self, "mpi_config", checked.instance_of("mpi_config", self.mpi_config, MPIConfig))
+
+
+@dataclass(frozen=True)
+class CheckPointConfig:
+    """Checkpoints during the run; without a folder there are none.
+
+    Attributes:
+        ckpt_dir: the folder, or None.
+        save_ckpt_steps: steps from one checkpoint to the next.
+        save_ckpt_secs: seconds from one checkpoint to the next.
+
+    Raises:
+        ConfigError: when a value breaks its rule, or there is a folder and neither steps nor seconds.
+    """
+
+    ckpt_dir: Path | str | None = None
+    save_ckpt_steps: int | None = None
+    save_ckpt_secs: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ckpt_dir", checked.path_or_none("ckpt_dir", self.ckpt_dir))
+        checked.number_or_none("save_ckpt_steps", self.save_ckpt_steps)
+        checked.seconds_or_none("save_ckpt_secs", self.save_ckpt_secs)
+        if self.ckpt_dir is not None and self.save_ckpt_steps is None and self.save_ckpt_secs is None:
+            raise ConfigError(
+                f"ckpt_dir needs save_ckpt_steps or save_ckpt_secs, and {str(self.ckpt_dir)!r} was given without. "
+                "Say how often to save."
+            )
+
+
+@dataclass(frozen=True)
+class ProfileConfig:
+    """Which steps are traced; without a folder none is.
+
+    Attributes:
+        profile_dir: where the traces go.
+        profile_steps: the steps to trace.
+        profile_range: first step to trace, and the step after the last.
+        profile_worker: the rank whose steps are traced; None for all.
+
+    Raises:
+        ConfigError: when a value breaks its rule; steps and range, or neither, are given for a folder.
+    """
+
+    profile_dir: Path | str | None = None
+    profile_steps: Sequence[int] | None = None
+    profile_range: tuple[int, int] | None = None
+    profile_worker: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "profile_dir", checked.path_or_none("profile_dir", self.profile_dir))
+        for name in ("profile_steps", "profile_range"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not isinstance(value, Sequence) or not all(checked.is_int(step) and step >= 0 for step in value):
+                raise ConfigError(f"{name} must be a list of whole numbers from 0, or None, and {value!r} was given.")
+            object.__setattr__(self, name, tuple(value) or None)  # drivers give [] for none
+        if self.profile_range is not None and (
+            len(self.profile_range) != 2 or self.profile_range[0] >= self.profile_range[1]
+        ):
+            raise ConfigError(
+                f"profile_range must be the first step and one after the last, and {self.profile_range!r} was given."
+            )
+        checked.number_or_none("profile_worker", self.profile_worker, least=0)
+        wanted = (self.profile_steps is not None) + (self.profile_range is not None)
+        if wanted == 2 or (self.profile_dir is not None) != (wanted == 1):
+            raise ConfigError(
+                "A profile needs profile_dir and one of profile_steps and profile_range, and given were "
+                f"profile_dir={self.profile_dir!r}, profile_steps={self.profile_steps!r}, "
+                f"profile_range={self.profile_range!r}."
+            )
+
+    def traces(self, step: int, rank: int) -> bool:
+        """Whether a step of a worker is to be traced."""
+        if self.profile_dir is None or self.profile_worker not in (None, rank):
+            return False
+        if self.profile_range is not None:
+            return self.profile_range[0] <= step < self.profile_range[1]
+        return step in (self.profile_steps or ())
+
+
+@dataclass(frozen=True)
+class ReplanConfig:
+    """Whether a running job takes a better plan when its first steps have shown what they touch.
+
+    Attributes:
+        mode: `off`: plans stay. `ask`: a better plan is printed and written to a file. `on`: the job goes over to it.
+        margin: by which share of the predicted step the other plan must be shorter.
+        after_steps: how many steps are measured before the plans are compared.
+        plan_file: where worker 0 writes the other plan; None for `parallax-plan-GRAPH.json` in its working folder.
+
+    Raises:
+        ConfigError: when a value breaks its rule.
+    """
+
+    mode: str = setting(
+        OFF,
+        Option((RUN, VERIFY), "what to do about a better plan after some steps", choices=REPLAN_MODES),
+        name="replan",
+    )
+    margin: float = 0.1
+    after_steps: int = setting(
+        20, Option((RUN, VERIFY), "after how many (default 20)", "K", parse=positive), name="replan_steps"
+    )
+    plan_file: Path | str | None = None
+
+    def __post_init__(self) -> None:
+        checked.one_of("replan", self.mode, REPLAN_MODES)
+        if not isinstance(self.margin, int | float) or isinstance(self.margin, bool) or not 0 <= self.margin < 1:
+            raise ConfigError(f"margin must be a share from 0 up to 1, and {self.margin!r} was given. 0.1 is a tenth.")
+        checked.number("after_steps", self.after_steps)
+        object.__setattr__(self, "plan_file", checked.path_or_none("plan_file", self.plan_file))

@@ -1,0 +1,99 @@
+"""What is asked of a process: declared once, read from the command line and the environment, merged in one place."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from parallax import cli
+from parallax.errors import ConfigError
+from parallax.settings.config import Config
+from parallax.settings.environment import Role, Settings, as_variables, settings
+from parallax.settings.merged import merged, options_by_setting
+from parallax.settings.options import RUN, variable_of
+from parallax.settings.parts import ReplanConfig
+
+EXAMPLES = {
+    "workers": 3,
+    "accumulate_steps": 4,
+    "replan_steps": 7,
+    "measure_steps": 2,
+    "verify_first": 1,
+    "steps": 6,
+    "tolerance": 1e-3,
+    "all": True,
+    "compute": True,
+    "framework_log": 0,
+    "wire_dtype": "float16",
+    "compute_dtype": "bfloat16",
+    "replan": "ask",
+}
+
+
+def parsed(*words):
+    return cli._wanted(cli.command_parser().parse_args([str(word) for word in words]))
+
+
+def test_every_option_is_a_setting_and_comes_through_the_environment(monkeypatch):
+    given = {name: EXAMPLES.get(name, f"/{name}") for name, options in options_by_setting().items() if options}
+    asked = Settings(role=Role.PROFILE, **given)
+    for name, text in as_variables(asked).items():
+        monkeypatch.setenv(name, text)
+    assert settings() == asked
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "verify", "check", "profile"])
+def test_every_option_of_a_command_sets_the_setting_of_its_name(command):
+    for name, options in options_by_setting().items():
+        for option in options:
+            if command in option.commands:
+                value = EXAMPLES.get(name, f"/{name}")
+                words = [] if option.const is not None else [value]
+                for spelling in option.spellings(name):
+                    found = parsed(command, spelling, *words, "train.py", "--own")
+                    expected = Settings(found.role, script_seed=found.script_seed, **{name: value})
+                    assert found == expected, spelling
+
+
+def test_what_is_asked_goes_before_the_configuration_in_parts_too():
+    config = Config(wire_dtype="bfloat16", plan_file="a.json", seed=3, replan=ReplanConfig("ask", 0.3, 7))
+    assert merged(config, Settings()) == config
+    found = merged(config, Settings(wire_dtype="float16", accumulate_steps=2, replan_steps=9, workers=5))
+    assert found == replace(config, wire_dtype="float16", accumulate_steps=2, replan=ReplanConfig("ask", 0.3, 9))
+    assert found.plan_file == Path("a.json") and config.replan.after_steps == 7
+
+
+def test_settings_of_a_configuration_that_have_options_are_all_merged():
+    config = Config()
+    for name in {field.name for field in fields(Config)} & {
+        name for name, found in options_by_setting().items() if found
+    }:
+        if name not in ("workers", "replan"):  # a resource file goes between; a part
+            value = EXAMPLES.get(name, f"/{name}")
+            found = getattr(merged(config, Settings(**{name: value})), name)
+            assert found == (Path(value) if str(value).startswith("/") else value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("steps", "many", "PARALLAX_STEPS must be what --steps takes, and holds 'many'"),
+        ("tolerance", "1e", "PARALLAX_TOLERANCE must be what --tolerance takes"),
+        ("role", "cook", "PARALLAX_ROLE must be"),
+    ],
+)
+def test_a_variable_that_holds_something_else_is_named(monkeypatch, name, text, message):
+    monkeypatch.setenv(variable_of(name), text)
+    with pytest.raises(ConfigError, match=message):
+        settings()
+
+
+def test_a_word_that_no_configuration_takes_is_refused_with_its_rule():
+    with pytest.raises(ConfigError, match="wire_dtype must be one of bfloat16, float16"):
+        merged(Config(), Settings(wire_dtype="float8"))
+
+
+def test_machines_are_named_in_one_way(capsys):
+    with pytest.raises(SystemExit):
+        parsed(RUN, "--workers", 2, "-r", "machines", "train.py")
+    assert "not allowed with argument" in capsys.readouterr().err
