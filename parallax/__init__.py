@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         PSConfig,
         ReplanConfig,
     )
+    from parallax.settings.variables import Variable
 
 __all__ = [
     "CheckPointConfig",
@@ -58,6 +59,7 @@ __all__ = [
     "ResourceFileError",
     "SessionError",
     "TransformError",
+    "Variable",
     "get_partitioner",
     "log",
     "parallel_run",
@@ -68,6 +70,7 @@ __all__ = [
 _MODULE_BY_NAME = {
     "Config": "settings.config",
     "ParallaxConfig": "settings.config",
+    "Variable": "settings.variables",
     "get_partitioner": "compat.partitioner",
     "log": "logger",
     "parallel_run": "api",

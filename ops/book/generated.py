@@ -18,6 +18,7 @@ from parallax.cluster import resource_keys
 from parallax.settings.config import Config
 from parallax.settings.merged import options_by_setting
 from parallax.settings.options import RUN, name_of, options_of, spelled, variable_of
+from parallax.settings.variables import Variable
 
 _PART = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -38,8 +39,8 @@ def with_generated(text: str) -> str:
 
 
 def settings() -> str:
-    """A table of Config, and of each class that is a part of it."""
-    return "\n".join(_settings_of(cls) for cls in _parts(Config()))
+    """A table of Config, and of each class that is a part of it or of a setting."""
+    return "\n".join(_settings_of(cls) for cls in (*_parts(Config()), Variable))
 
 
 def attributes_of(cls: type) -> dict[str, str]:

@@ -136,7 +136,8 @@ def open_session(
             )
             afterwards.append(Replan(replan, members, worker, first, alone, wishes, over))
         if searches(config, plan, equal_randomness):
-            afterwards.append(PartitionSearch(members, worker, training, alone.spec, config.partitions, over))
+            wished = config.of_variables("partitions")
+            afterwards.append(PartitionSearch(members, worker, training, alone.spec, wished, over))
         if config.export_graph_path is not None:
             write_text(Path(config.export_graph_path), rank, monitored.graph)
         if guard is not None:

@@ -29,6 +29,7 @@ from parallax.settings.options import (
     setting,
 )
 from parallax.settings.parts import CheckPointConfig, CommunicationConfig, ProfileConfig, ReplanConfig
+from parallax.settings.variables import FIELD_BY_MAPPING, Variable, together
 
 STALL_TIMEOUT_S = 60.0
 """How long a worker waits for the others in one run before the job is ended; generous beside any healthy step."""
@@ -91,9 +92,10 @@ class Config:
         ckpt_config: checkpoints.
         profile_config: traces.
         workers: workers on this machine when there is no resource file; None for one per GPU, or two without a GPU.
-        routes: variable name -> route, where the user knows better than the plan.
-        partitions: variable name -> how many partitions it has on the servers.
-        touched_rows: variable name -> distinct rows that a worker reads in a step, where the batch has no static shape.
+        variables: variable name -> Variable, where the user knows better than the plan.
+        routes: variable name -> `route` of its Variable.
+        partitions: variable name -> `partitions` of its Variable.
+        touched_rows: variable name -> `touched_rows` of its Variable.
         plan_file: a plan written by `parallax plan --json`, to be used as it is.
         cluster_profile: what `parallax calibrate` measured of these hosts; plans are then made by predicted seconds.
         model_profile: what was measured of this graph's steps; goes before static shapes, and after `touched_rows`.
@@ -130,6 +132,7 @@ class Config:
     profile_config: ProfileConfig = setting(ProfileConfig, rule=partial(checked.instance_of, wanted=ProfileConfig))
     _: KW_ONLY
     workers: int | None = setting(None, rule=checked.number_or_none)
+    variables: Mapping[str, Variable] = setting(dict, rule=partial(checked.by_variable, wanted=Variable))
     routes: Mapping[str, str] = setting(dict, rule=partial(checked.by_variable, wanted=str))
     partitions: Mapping[str, int] = setting(dict, rule=partial(checked.by_variable, wanted=int, least=1))
     touched_rows: Mapping[str, int] = setting(dict, rule=partial(checked.by_variable, wanted=int))
@@ -196,9 +199,30 @@ class Config:
         """Sets one value, checked."""
         if name not in _RULES:
             raise ConfigError(f"A setting of Config must be one of {', '.join(_RULES)}, and {name!r} was set.")
-        object.__setattr__(self, name, _RULES[name](name, value))
+        value = _RULES[name](name, value)
+        if name in _OF_VARIABLES:
+            together(**self._of_variables(**{name: value}))
+        object.__setattr__(self, name, value)
+
+    def of_variables(self, said: str) -> dict[str, Any]:
+        """Variable name -> what `variables` and its mapping say together, for those of which anything is said.
+
+        Args:
+            said: a field of `Variable`.
+
+        Raises:
+            ConfigError: when the two say different things; a mapping may have been changed in place.
+        """
+        records = together(**self._of_variables())
+        return {name: value for name, record in records.items() if (value := getattr(record, said)) is not None}
+
+    def _of_variables(self, **changed: Any) -> dict[str, Any]:
+        """What is said of variables, with a value that is about to be set."""
+        now = {name: changed.get(name, getattr(self, name, {})) for name in _OF_VARIABLES}
+        return {"variables": now.pop("variables"), "mappings": now}
 
 
+_OF_VARIABLES = ("variables", *FIELD_BY_MAPPING)
 _RULES = {declared.name: rule_of(declared) for declared in fields(Config)}
 ParallaxConfig = Config
 

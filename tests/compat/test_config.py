@@ -9,6 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import parallax
+from parallax.analysis.stages import wishes_of
 from parallax.settings.config import moot_settings
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +88,10 @@ def test_defaults_are_told():
         ("partitions", {"emb": True}),
         ("partitions", {3: 2}),
         ("partitions", 4),
+        ("routes", {"emb": "ring"}),
+        ("touched_rows", {"emb": 0}),
+        ("variables", {"emb": "ps"}),
+        ("variables", {3: parallax.Variable()}),
         ("workers", 0),
         ("no_such_setting", 1),
     ],
@@ -129,6 +134,47 @@ def test_steps_and_workers_of_a_profile():
     assert [s for s in range(6) if span.traces(s, 0)] == [2, 3]
     assert not parallax.ProfileConfig().traces(0, 0)
     assert parallax.ProfileConfig(profile_dir=None, profile_steps=[]) == parallax.ProfileConfig()
+
+
+def test_records_and_mappings_of_variables_are_one():
+    config = parallax.Config(
+        variables={"emb": parallax.Variable("ps", partitions=4), "w": parallax.Variable("allreduce")},
+        routes={"emb": "ps"},
+        touched_rows={"emb": 7, "other": 2},
+    )
+    assert config.of_variables("route") == {"emb": "ps", "w": "allreduce"}
+    assert config.of_variables("partitions") == {"emb": 4}
+    assert config.of_variables("touched_rows") == {"emb": 7, "other": 2}
+    wishes = wishes_of(config)
+    assert (wishes.routes, wishes.partitions) == ({"emb": "ps", "w": "allreduce"}, {"emb": 4})
+
+
+def test_a_record_and_a_mapping_that_say_different_things_are_refused():
+    message = r"variables\['emb'\].route is 'ps', but routes\['emb'\] is 'alltoall'. Leave one out"
+    records = {"emb": parallax.Variable("ps")}
+    with pytest.raises(parallax.ConfigError, match=message):
+        parallax.Config(variables=records, routes={"emb": "alltoall"})
+    config = parallax.Config(routes={"emb": "alltoall"})
+    with pytest.raises(parallax.ConfigError, match=message):
+        config.variables = records
+    config.routes = {}
+    config.variables = records
+    config.routes["emb"] = "alltoall"  # in place: seen by the call
+    with pytest.raises(parallax.ConfigError, match=message):
+        config.of_variables("route")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"route": "ring"}, "route must be one of allreduce, allgather, alltoall, ps, and 'ring' was given"),
+        ({"partitions": 0}, "partitions must be a whole number from 1"),
+        ({"touched_rows": 1.5}, "touched_rows must be a whole number from 1"),
+    ],
+)
+def test_a_record_of_a_variable_is_checked_where_it_is_built(values, message):
+    with pytest.raises(parallax.ConfigError, match=message):
+        parallax.Variable(**values)
 
 
 def test_a_mapping_that_was_changed_in_place_is_checked_by_the_call():

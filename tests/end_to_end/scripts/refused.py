@@ -75,11 +75,11 @@ def an_update_op_without_a_rule_is_refused():
 def an_override_must_name_a_variable_and_a_possible_route():
     refused(parallax.PlanError, "'embb' is not. Did you mean: emb", run(routes={"embb": "alltoall"}))
     refused(parallax.PlanError, "impossible for weights", run(routes={"weights": "alltoall"}))
-    refused(parallax.PlanError, "allreduce, allgather, alltoall, ps", run(routes={"emb": "ring"}))
+    refused(parallax.ConfigError, "allreduce, allgather, alltoall, ps", run(routes={"emb": "ring"}))
     refused(parallax.PlanError, "1 rows are fewer than 2 workers", run(model(sgd(), 1), routes={"emb": "alltoall"}))
     refused(parallax.PlanError, "'wat' is not", run(touched_rows={"wat": 3}))
     refused(parallax.PlanError, "between 1 and", run(touched_rows={"emb": 12}))
-    refused(parallax.PlanError, "between 1 and", run(touched_rows={"emb": 0}))
+    refused(parallax.ConfigError, "a whole number from 1", run(touched_rows={"emb": 0}))
 
 
 def a_plan_file_must_belong_to_the_graph():

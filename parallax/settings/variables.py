@@ -1,0 +1,73 @@
+"""What a user says of one variable: one record of it, which the three mappings of before are merged into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from parallax.errors import ConfigError
+from parallax.plans.plan import ROUTES
+from parallax.settings import checked
+
+FIELD_BY_MAPPING = {"routes": "route", "partitions": "partitions", "touched_rows": "touched_rows"}
+"""Mapping of `Config` from variable names -> the field of `Variable` that it says."""
+
+
+@dataclass(frozen=True)
+class Variable:
+    """What is known better than the plan of one variable; None leaves it to the plan.
+
+    Attributes:
+        route: how its gradients travel: `allreduce`, `allgather`, `alltoall` or `ps`.
+        partitions: how many partitions it has on the servers.
+        touched_rows: distinct rows that a worker reads in a step, where the batch has no static shape.
+
+    Raises:
+        ConfigError: when a value breaks its rule.
+    """
+
+    route: str | None = None
+    partitions: int | None = None
+    touched_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        for field, rule in _RULES.items():
+            rule(field, getattr(self, field))
+
+
+def _route(name: str, value: Any) -> str | None:
+    return None if value is None else checked.one_of(name, value, ROUTES)
+
+
+_RULES: dict[str, Callable[[str, Any], Any]] = {
+    "route": _route,
+    "partitions": checked.number_or_none,
+    "touched_rows": checked.number_or_none,
+}
+
+
+def together(variables: Mapping[str, Variable], mappings: Mapping[str, Mapping[str, Any]]) -> dict[str, Variable]:
+    """One record of every variable that anything is said of.
+
+    Args:
+        variables: records, by the names of variables.
+        mappings: name of a mapping, one of FIELD_BY_MAPPING -> what it says, by the names of variables.
+
+    Raises:
+        ConfigError: when a record and a mapping say different things, or a value breaks its rule.
+    """
+    found = dict(variables)
+    for mapping, said in mappings.items():
+        field = FIELD_BY_MAPPING[mapping]
+        for name, value in said.items():
+            _RULES[field](f"{mapping}[{name!r}]", value)
+            record = found.get(name, Variable())
+            known = getattr(record, field)
+            if known not in (None, value):
+                raise ConfigError(
+                    f"What is said of a variable must be one thing, and variables[{name!r}].{field} is {known!r}, but "
+                    f"{mapping}[{name!r}] is {value!r}. Leave one out."
+                )
+            found[name] = replace(record, **{field: value})
+    return found
