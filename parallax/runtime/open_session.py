@@ -103,7 +103,7 @@ def open_session(
         if rank == 0:
             tell_of_whole_values(worker_graph.cut_whole)
         open_channels(worker_graph.graph_def, members.workers, members.host_workers)
-        worker = Worker(graph, Names(analysed.captured.view, worker_graph), watch)
+        worker = Worker(graph, Names(analysed.captured.view, worker_graph), watch, analysed)
         worker.follow(plan, worker_graph)
         later = initialization_phases(analysed.captured)[1:]
         if graph_folder is not None:

@@ -238,7 +238,7 @@ def workers(made_of, route, updates, rank, size, servers):
     imported = tf.Graph()
     with imported.as_default():
         tf.graph_util.import_graph_def(made.graph_def, name="")
-        held = hooks.Worker(graph, names, Watch())
+        held = hooks.Worker(graph, names, Watch(), analysed)
         guard = Guard(held, MPI.COMM_WORLD, analysed.captured.view, frozenset())
         guard.follow(made)
     target, config = (servers.target, servers.config) if plan.servers else ("", None)

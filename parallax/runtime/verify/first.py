@@ -16,7 +16,7 @@ import numpy as np
 
 from parallax.analysis.propagation.suspicious import data_ops, random_ops
 from parallax.analysis.reading.gradients import gradient_updates
-from parallax.analysis.stages import Analysed, analyse
+from parallax.analysis.stages import Analysed
 from parallax.errors import ConfigError, GraphError
 from parallax.plans.plan import Plan
 from parallax.runtime.verify.judging import OTHERS, OWN, Judged, judge, measure
@@ -71,8 +71,7 @@ class VerifiedSteps:
         self._worker = worker
         self._members = members
         self._wanted = replace(wanted, steps=1)
-        self._analysed = analyse(worker.graph)
-        updates = gradient_updates(self._analysed.captured, self._analysed.sources)
+        updates = gradient_updates(worker.analysed.captured, worker.analysed.sources)
         self._training = TrainingRuns(worker, updates)
         self._variables = variables_of(worker.graph)
         self._before: Values = {}
@@ -132,7 +131,7 @@ class VerifiedSteps:
             return
         batch = joined_batch(self._batches)
         seed, dtype = self._members.parcel.seed, self._wanted.compute_dtype
-        one = OneProcess(self._worker.graph, self._analysed, batch, seed, dtype)
+        one = OneProcess(self._worker.graph, self._worker.analysed, batch, seed, dtype)
         runs = one.run(self._fetches, [batch], self._before)
         noise = one.noise(self._fetches, [batch], runs, rounding_of(plan.wire_dtype, dtype), self._before)
         judged = self._judged(one, runs, noise, copies, plan)

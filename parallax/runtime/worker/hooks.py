@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.client.session import SessionInterface  # what Saver asks of a session
 
+from parallax.analysis.stages import Analysed
 from parallax.errors import SessionError
 from parallax.plans.plan import Plan
 from parallax.runtime.worker.accumulation import Accumulation, Gather
@@ -58,6 +59,7 @@ class Worker:
         graph: the user's graph.
         names: of this worker's graph.
         watch: tells the launcher about runs.
+        analysed: the user's graph, as it is trained.
         raw: TensorFlow's session; None before it is made and after it is closed.
         run: the run in progress.
         plan: the plan in force.
@@ -72,6 +74,7 @@ class Worker:
     graph: Any
     names: Names
     watch: Watch
+    analysed: Analysed
     raw: Any = None
     run: Run | None = None
     plan: Plan | None = None

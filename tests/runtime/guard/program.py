@@ -149,7 +149,7 @@ def train(case: Case, rank: int, size: int) -> tuple[int, list[int], str]:
     decisions = case.breaks(decide(analysed, plan, case.equal_randomness))
     made = transform(view, decisions, editor.Worker(rank, size, SEED, equal_randomness=case.equal_randomness))
     open_channels(made.graph_def, MPI.COMM_WORLD)
-    worker = Worker(graph, Names(view, made), Watch())
+    worker = Worker(graph, Names(view, made), Watch(), analysed)
     updates = frozenset(gradient_updates(analysed.captured, analysed.sources))
     guard = Guard(worker, MPI.COMM_WORLD, view, updates)
     imported, compared = tf.Graph(), []
