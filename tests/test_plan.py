@@ -8,9 +8,11 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import parallax
+from parallax import api
 from parallax.analysis.stages import analyse, plan_for
 from parallax.plans.plan import one_host, plan_from_json
 from parallax.report.text import plan_table
+from parallax.settings.environment import Role
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +56,7 @@ def test_what_a_job_would_refuse_is_refused(graph):
         parallax.plan(graph, parallax_config=parallax.Config(routes={"embb": "ps"}))
     with pytest.raises(parallax.GraphError, match="must be a tf.Graph"):
         parallax.plan(None)
+
+
+def test_every_role_of_a_process_has_its_function():
+    assert set(api._BY_ROLE) == set(Role)
