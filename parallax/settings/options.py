@@ -131,7 +131,7 @@ def value_of(setting: str, kind: type, text: str) -> Any:
         return text == str(True) or None if kind is bool else kind(text)
     except ValueError as error:
         raise ConfigError(
-            f"{variable_of(setting)} must be what {spelled(setting)} takes, and holds {text!r}: {error}."
+            f"{variable_of(setting)} of the environment does not hold what it must: {error}. Unset it, or set another."
         ) from error
 
 
