@@ -2,8 +2,8 @@
 
 With a cluster profile by predicted seconds (parallax/analysis/search/route_all.py). Without one, by rule, from bytes:
 dense gradients are all-reduced; sparse ones take the route with the fewest bytes, and of equal ones that with the
-fewest rounds; a table of which every row may be touched is all-reduced where that costs no more. No time is predicted
-then.
+fewest rounds; a table of which every row may be touched is all-reduced where that costs no more. Where the touched rows
+are unknown, rows go to their owners, if they can. No time is predicted then.
 """
 
 from __future__ import annotations

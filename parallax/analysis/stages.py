@@ -1,4 +1,9 @@
-"""From a graph to its plan and decisions: the one path that launcher, workers and command line share."""
+"""From a graph to its plan and decisions: the one path that launcher, workers and command line share.
+
+`analyse` reads and classifies a graph, `plan_for` gives a plan that can be carried out, and `decide` lists what must be
+changed in the graph. The launcher goes through all three, which shows that the plan can be carried out. Each worker
+goes through `analyse` and `decide` with the launcher's plan, and then transforms the graph for its rank.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +157,12 @@ def simulation_of(
 
 
 def feasible(analysed: Analysed, layout: Layout, wishes: Wishes, measured: Measured | None = None) -> Plan:
-    """A plan with as many variables on servers as was wished and can be."""
+    """A plan with as many variables on servers as was wished and can be.
+
+    A variable that propagation cannot have on servers is refused for servers, with the reason, and the plan is made
+    anew, until propagation goes through. Reasons are an op on a dense gradient that needs all its rows, or a moving
+    average whose initial value asks whether a table has one.
+    """
     refused: dict[str, str] = {}
     while True:
         plan = make_plan(analysed.spec, layout, replace(wishes, refused=refused), measured)

@@ -16,7 +16,17 @@ OPEN_SHAPE = (0,)
 
 
 class VariableClass(str, Enum):
-    """What the ops of the graph make of a variable (DESIGN of the classes: docs/architecture.md)."""
+    """What the ops of the graph make of a variable.
+
+    - `sparse`: the gradient reaches the update as (values, indices), and propagation can spread the rows.
+    - `not shardable`: the gradient reaches the update in that form too, but an op stopped the walk; that op is the
+      reason.
+    - `mixed`: looked up by row, and the gradient is a tensor when it reaches the update.
+    - `dense`: no lookup outside loops, and the gradient is a tensor.
+    - `local`: no gradient, and written with what differs between workers. A value that is fed whole and assigned is no
+      such write: it takes worker 0's value.
+    - `untrained`: no gradient, all others.
+    """
 
     DENSE = "dense"
     SPARSE = "sparse"

@@ -172,7 +172,7 @@ class Piece:
 
     Attributes:
         ids: the tensor that counts them.
-        kind: `joined`, `unique`, `shared` or `unknown` (analysis/marking.py).
+        kind: `joined`, `unique`, `shared` or `unknown` (propagation/gradient_pieces.py).
         of: for `unique` the tensor of distinct ids that says which rows are the same, where the row numbers do not;
             for `unknown` the op at which it cannot be told.
         merged: for `unique` the op that merged the ids; rows of pieces that have one in common are merged together.

@@ -1,4 +1,4 @@
-"""Where model profiles go, and writing them; measured.py reads them."""
+"""Where model profiles go, and writing them; plan_inputs.py reads them."""
 
 from __future__ import annotations
 

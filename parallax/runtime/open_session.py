@@ -1,4 +1,11 @@
-"""Opens a worker's session: agree with the other workers, transform the graph, give variables their initial values."""
+"""Opens a worker's session: agree with the other workers, transform the graph, give variables their initial values.
+
+Each worker starts Horovod and trains the launcher's graph (worker/one_graph.py). It takes the plan from the parcel,
+lets hooks build their ops, and decides; digests of plan and decisions must be equal on all workers, because those that
+disagree would wait for each other for ever. It transforms and imports the graph and opens TensorFlow's monitored
+session on it. Initializers run, then every variable that all hold takes worker 0's value; variables on servers have it
+already.
+"""
 
 from __future__ import annotations
 
@@ -306,7 +313,10 @@ def _held_here(worker_graph: WorkerGraph) -> list[Any]:
 
 
 def _options(config: Config, members: Members) -> Any:
-    """The options of this worker's session, which sees the servers and itself."""
+    """The options of this worker's session, which sees the servers and itself.
+
+    A worker that is slow or gone then holds up no other session, but by what the two exchange.
+    """
     options = options_with(config.sess_config or _default_options(), config.compute_dtype)
     if members.target:
         del options.device_filters[:]

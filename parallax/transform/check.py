@@ -5,6 +5,9 @@
   takes the raw tensor.
 - state: an update of a trained variable takes no raw gradient of one worker.
 - seeds: no random op is unseeded.
+
+Besides, every lookup of a table is a pull, and no op of the worker's own writes what servers hold: such a node is a
+NoOp or an Identity (`check_servers`).
 """
 
 from __future__ import annotations

@@ -40,6 +40,10 @@ _NAMED = 5  # ops that a message lists
 class Beside:
     """Another plan's graph in a session that runs.
 
+    A random op whose shape comes from rows that a pull gives begins anew, from another seed, so as not to repeat its
+    numbers; one with a constant shape goes on. What keeps state from run to run in another way and takes what changes
+    (`Stage`) is refused by name.
+
     Attributes:
         worker_graph: of the new plan. Tensors and ops to be run have the names that they have in the session; what is
             looked up by the user's names keeps these.

@@ -1,7 +1,9 @@
 """Classifies the variables of a captured graph by what its ops do, keeping the ops as evidence.
 
-Whether a sparse variable can be spread is not guessed: propagation is tried with all of them spread, and a variable
-that meets an op without a rule is taken out, with that op as the reason.
+Whether a sparse variable can be spread is not guessed: propagation is tried with all of them spread. A variable that
+meets an op without a rule goes down a ladder of routes (`alltoall`, `allgather`, raw: every row is sent to everybody,
+unmerged), with that op as the reason, and the walk starts again. A variable without a route left is an error that names
+the op. The classes are those of parallax.graph.spec.VariableClass.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Each worker's loss is then its own sum divided by a W-th of the whole denominator. The mean of those over the workers
 is the one process's loss, and so is the mean of their gradients, whatever part of the mask each worker has. A mean over
 elements that a mask has chosen is such a division too; its denominator is the number of elements.
+
+Proven are sums of what lies along the batch and depends on no trained variable (batch_axis.py). Of any other such
+division the plan notes what is assumed.
 """
 
 from __future__ import annotations

@@ -3,11 +3,12 @@
 The rows of IndexedSlices come in pieces, one for each lookup, and what the one process would have depends on the ids:
 - `joined`: ids of the batch; the one process has all workers' rows, one after the other.
 - `unique`: ids that the forward pass had merged, as embedding_lookup_sparse does (unique_ids.py); the one process has
-  every row once, so rows of several workers are merged before anything else sees them. Merged ids that are looked up
-  in several cuts, none of them in two, are pieces that are merged together.
+  every row once, so rows of several workers are merged before anything else, such as a clip, sees them (`touched`).
+  Merged ids that are looked up in several cuts, none of them in two, are pieces that are merged together.
 - `shared`: the same ids on all workers whatever the batch (positions, equal samples); the one process has these rows
-  once, each worker a part of their sum (equal_ids.py).
-- `unknown`: it cannot be seen how many rows a larger batch has: ids equal on all workers, or some of merged ids.
+  once, each worker a part of their sum, which worker 0 keeps (equal_ids.py).
+- `unknown`: it cannot be seen how many rows a larger batch has: ids equal on all workers, or some of merged ids. The
+  graph is refused where such rows are looked at before the update.
 """
 
 from __future__ import annotations

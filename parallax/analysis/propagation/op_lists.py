@@ -38,7 +38,7 @@ and do not saturate)."""
 
 SELECTS = ("StridedSlice", "Slice", "DynamicPartition", "GatherV2", "Gather")
 """The result has some of the elements of the first input, each at most once where the numbers or the mask that choose
-them are distinct; marking.py checks that."""
+them are distinct; gradient_pieces.py checks that."""
 
 WHOLE_OR_ROWS = (
     "MatMul",

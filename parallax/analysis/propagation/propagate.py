@@ -1,8 +1,9 @@
 """Asks of every tensor how a worker holds it, and so decides what must be changed in the graph for given routes.
 
-One walk in topological order over the user's graph; the rules for single ops are in rules.py, rules_rows.py and
-rules_state.py. A newly found slot variable, or a variable found to be each worker's own, starts the walk again. The
-result names nodes and edges only (decisions.py) and needs neither Horovod nor a cluster.
+One walk in topological order over the user's graph; the rules for single ops are in rules.py and in the files that
+rules.py names. A newly found slot variable, a variable found to be each worker's own, or another kind of gradient
+pieces starts the walk again. The result names nodes and edges only (parallax/plans/rewrites.py) and needs neither
+Horovod nor a cluster.
 """
 
 from __future__ import annotations

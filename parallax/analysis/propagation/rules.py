@@ -1,6 +1,10 @@
 """The walk's rules for single ops: which one applies, and the plain ones (how results inherit from inputs).
 
-Rules for tensors along rows are in rules_rows.py, rules for what writes state in rules_state.py.
+A result of plain inputs is as bad as its worst input. What a random op, a dataset, a queue or a file gives is `local`;
+an op that calls functions is as its inputs, and `local` where a body draws or reads (reading/functions.py). Rules for
+tensors along rows are in rules_rows.py, for lookups and merges in rules_exchange.py, for conditionals in
+rules_branches.py, and for what writes state in rules_state.py. Where none of them applies, a table is read whole
+outside the training step and refused inside the step, and gradient rows become `opaque`.
 """
 
 from __future__ import annotations
@@ -117,7 +121,7 @@ def visit(walk: Walk, node: str) -> None:
 
 
 def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The gathers whose ids joined indices are, in order, and the pieces to be searched (decisions.Push).
+    """The gathers whose ids joined indices are, in order, and the pieces to be searched (rewrites.Push).
 
     Raises:
         NoRule: when the ids are nobody's.
@@ -147,7 +151,10 @@ def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple
 
 
 def _placeholder(walk: Walk, node: str) -> State:
-    """A scalar may be a learning rate, equal everywhere; everything else is this worker's part of the batch."""
+    """A scalar may be a learning rate, equal everywhere; everything else is this worker's part of the batch.
+
+    A marked placeholder is the number of shards, `same`, or the number of this worker's shard, `local`.
+    """
     mark = mark_of(walk.view.nodes[node])
     if mark:
         return LOCAL if mark == SHARD_ID else SAME
@@ -198,6 +205,7 @@ def _inherit(walk: Walk, node: str, op: str) -> None:
 
 
 def _differs(walk: Walk, node: str, op: str) -> bool:
+    """As `differs`; a random op of an initial value, or after all gradients (noise), gives all workers the same."""
     called = walk.functions.of_node(walk.view.nodes[node])
     if called:
         return any(walk.functions.differing_op(name) for name in called)

@@ -1,4 +1,12 @@
-"""Rules for the places where rows are exchanged: lookups, and the merging of equal gradient rows before an update."""
+"""Rules for the places where rows are exchanged: lookups, and the merging of equal gradient rows before an update.
+
+- A gather of `rows` is a pull: by ids the result is as the ids are, by `indices` it is `values`. By `touched_indices`
+  the gather is local and gives `touched`. A lookup in a branch or loop is never pulled.
+- SparseSegmentSum, Mean and SqrtN of `rows` are a pull, and the op stays, on the rows pulled.
+- Unique of `indices` is the place of the push; its results are `touched_indices` and `map`.
+- UnsortedSegmentSum of `values` by `map` gives `touched`; by `indices`, which makes the gradient dense, it is an
+  all-reduced sum.
+"""
 
 from __future__ import annotations
 

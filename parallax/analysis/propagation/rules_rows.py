@@ -1,6 +1,11 @@
 """Rules for tensors along rows: what keeps joined gradient rows, or rows at their owner, and what sums over them.
 
-A rule returns True when it has given the node's outputs their states. What no rule takes is decided in rules.py.
+An elementwise op keeps the state where all other operands are `same` and no wider than a row; a whole value that meets
+`rows` is cut to the local rows. A reduction or L2Loss over the rows gives a part of the one process's result: it is
+all-reduced, and then `same`. Over other axes a reduction keeps the state. The size of `values` or `indices` is an
+all-reduced sum. What computes shapes, fills, or folds within a row keeps track of the rows; the shape of a table
+becomes a constant, the whole shape. A rule returns True when it has given the node's outputs their states. What no rule
+takes is decided in rules.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
 """Rules for ops that write state: what may be written to what, and what shared state must never take.
 
 Shared state (trained variables and their slots) takes only what is equal on all workers, or the local rows of a table
-it is spread with. A writer of anything else makes its variable each worker's own, or is refused.
+it is spread with. An update of a table takes `touched` rows as they are; joined rows are pushed there, and its other
+variables become slots of the table. A whole value that is assigned to a table is cut. For any other variable joined
+rows are collected, an assigned value that is fed and not made of the old one becomes worker 0's, and rows of the batch
+scattered into a trained variable are gathered and written by all in the order of the workers. Any other writer makes an
+untrained variable each worker's own, and is refused for a trained one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Which nodes run on servers: those that hold, compute or write the rows of a table whose owners are servers."""
+"""Which nodes run on servers: those that hold, compute or write the rows of a table whose owners are servers.
+
+They run where the partitions are, once for each partition. Lookups do not, nor do reads of a copy. A variable that is
+not looked up by row is mirrored: whoever reads the variable in the worker has the whole value (`same`), and only what
+writes the variable works on `rows`. A dense gradient of a mirrored variable is scattered where it leaves autodiff; all
+later ops see `rows` and run at the owners.
+"""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def sum_of_parts(walk: Walk, node: str, summed: State, kind: str, weight: str = 
         walk: the walk.
         node: what gives a part.
         summed: the state of what it is computed from.
-        kind: how parts are put together (decisions.AllReduce).
+        kind: how parts are put together (rewrites.AllReduce).
         weight: for a mean, what was averaged.
     """
     tensor = f"{node}:0"

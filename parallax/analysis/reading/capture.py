@@ -1,6 +1,10 @@
 """Takes a tf.Graph as it stands: its nodes with shapes, its variables, and the gradients that autodiff delivered.
 
 The capture holds names, numbers and protos only; the user's graph is neither changed nor kept.
+
+Calls of functions are inlined; a call keeps its name. A variable that was built with an open shape has the shape of its
+initial value. Where that shape is open too, nothing of the variable is counted, and every worker holds the whole
+variable.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Without a record (a graph loaded from a file, or built before Parallax was imported) the names that `tf.gradients` gives
 its ops tell autodiff from the user's post-processing; where even those are missing, the gradient is taken at the update
-op. Each source says how it was found.
+op. Each source says how it was found, and the plan notes what was not recorded.
 """
 
 from __future__ import annotations

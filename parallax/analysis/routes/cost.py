@@ -1,10 +1,10 @@
-"""Bytes and rounds of each route, per worker and step.
+"""Bytes and rounds of each route, per worker and step: the formulas.
 
 W workers, u touched rows of a batch, k batches an update, u' touched rows of all of them, width d, e bytes an element,
 i bytes an id, w bytes the whole variable. Every figure is what one worker sends for an update; it receives as many.
-Simplified: all workers touch equally many rows, and owners are equally loaded.
-By another pattern of owners (plan.VariablePlan.owner_pattern) the same is the mean over the workers. With half
-precision on the wire e and w are those of what travels (parallax/plans/wire.py).
+Simplified: all workers touch equally many rows, and owners are equally loaded. By another pattern of owners
+(VariablePlan.owner_pattern) a figure is the mean over the workers. With half precision on the wire e and w are those of
+what travels (parallax/plans/wire.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,12 @@
-"""The routes of a variable: what each would send, and which are possible at all."""
+"""The routes of a variable: what each would send, and which are possible at all.
+
+A route that is asked for by name goes before the run option, but MPI refuses `ps`. HYBRID never takes `ps` for its
+bytes; where there are hosts with servers and without workers, variables looked up by row go to servers. PS puts every
+variable with a gradient on servers that can be there, and sums over workers go through the servers too. Asynchronous
+training puts all of them there, by any option but MPI, and what is only counted up with them, as the global step is; a
+variable that cannot be there is an error. Impossible on servers are what propagation refused, the class `not
+shardable`, and, in synchronous training, types without accumulators (all but float16, float32, float64).
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """On how many partitions servers hold a variable, and which server holds which.
 
 A partition is a share of the rows, so that large variables use the links of all servers and small ones need one
-request. Partitions go, the heaviest first, to the server with the least to carry; those of one variable as far apart
-as they can.
+request. Partitions go, the heaviest first by the bytes that a step moves through them, to the server with the fewest
+partitions of that variable, and then with the least to carry. A plan without a variable on servers has no servers.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class _Share:
 
 
 def partition_count(variable: VariableSpec, part: int, servers: int, wanted: int | None) -> int:
-    """Partitions of one part of a variable: as many as servers, if each is large enough to be worth it.
+    """Partitions of one part of a variable: what the user wants, else one for each PARTITION_BYTES begun.
 
-    A variable that the script has partitioned itself keeps its parts as they are.
+    There are never more than servers or rows. A variable that the script has partitioned itself keeps its parts.
 
     Raises:
         PlanError: more were asked for than there are rows.

@@ -160,7 +160,7 @@ class Pricing:
 
         A host asks for the union of its workers' rows where they merge. What it owns itself stays. The owner asked most
         gets `busiest` times its share; it may be on any host. Exchanges of different width or type are on their way at
-        once: they wait for the others together, but each handles its own messages (docs/architecture.md, section 7).
+        once: they wait for the others together, but each handles its own messages (parallax/native/exchange.cc).
         """
         group = (ALLTOALL, variable.dtype, str(variable.width))
         self._between_workers(to, variable, touched, self.share, self.top_share, group)

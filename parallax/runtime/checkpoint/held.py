@@ -3,6 +3,10 @@
 One class for each way to hold a variable, all with the same two calls, which every worker makes in the same order:
 `read` brings rows to worker 0, `write` takes them from worker 0 to whoever holds them. No other process gets rows that
 it does not hold, and nobody gets more than the range.
+
+Between workers rows travel as bytes by mpi4py, which knows all types and needs no ops of equal names on all workers;
+between worker 0 and servers, by TensorFlow. A range of rows is a range of local rows on each owner, which ops under
+`parallax/storage/` read and write.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 In synchronous training all workers must begin to write after the same run, and no run of one worker alone may come into
 it. So only runs that train are looked at: those that take part in collectives, which all workers run together, and that
-write the global step. After such a run all workers have the same global step, and by steps each knows by itself what
-the others do. By seconds worker 0's clock decides, and tells the others after each such run.
+write the global step; not those of hooks or `raw_session()`. After such a run all workers have the same global step,
+and by steps each knows by itself what the others do. By seconds worker 0's clock decides, and tells the others after
+each such run. At a good end whose step is already saved nobody waits.
 
 Asynchronous workers are at different steps. Worker 0 decides, calls the others, and waits until each has ended its run;
 they train on when the checkpoint is written, so that weights and slots belong together.

@@ -1,4 +1,9 @@
-"""Writes and reads checkpoints with all workers: worker 0 has the files, the others bring and get rows."""
+"""Writes and reads checkpoints with all workers: worker 0 has the files, the others bring and get rows.
+
+Everything goes in chunks of at most CHUNK_BYTES; a row is never cut. Keys, shapes and types are compared before
+anything is changed, and all workers raise the same error. A checkpoint is read after the initial values are there and
+before hooks see the session.
+"""
 
 from __future__ import annotations
 

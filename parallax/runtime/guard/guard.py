@@ -4,6 +4,11 @@ Every worker makes 64 bits of each of its variables (fingerprints.py) after the 
 each other one digest of all. Where digests differ they compare variable by variable, and a difference that is neither
 rounding nor what the loop has done on some workers alone ends the job. A step is a run that trains: all workers make
 as many, as they train together, so all come to a comparison after the same one.
+
+The guard is no hook, so that runs stay direct. A variable that no update takes (a metric) may differ when workers have
+run its writers unequally often, as worker 0 that evaluates does; one that updates take must be equal, and the message
+says who ran what. Each worker keeps its digests when its session closes, and they are compared when all scripts have
+ended: nobody waits who did not wait before.
 """
 
 from __future__ import annotations

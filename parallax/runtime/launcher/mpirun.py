@@ -2,6 +2,9 @@
 
 Each host's workers are one application of the command, and its servers another, so that each has its own variables and
 arguments. The same paths (interpreter, mpirun, working folder) must exist on all hosts.
+
+The command is a list of words, without a shell; `parallax run --dry-run` prints it. On other hosts nothing is
+inherited, so variables are named one by one (`-x`). What the user's `mpirun_options` set is not set again.
 """
 
 from __future__ import annotations

@@ -3,6 +3,11 @@
 The new plan's graph is added to the session's beside the one that runs (parallax/transform/swap.py), variables that
 the new plan holds elsewhere are moved, and from then on the user's names stand for the new graph. Whatever can fail for
 reasons of the graph or the plan comes first: then nothing has changed, and the job trains on with the plan it has.
+
+A variable after the other gets room in its new place, its rows go through worker 0 in chunks, and the old place is
+given back: a worker never has more than its part of one variable twice, and worker 0 a chunk besides. Names, counters
+and checkpoints are then the new plan's. The old nodes stay in the session, unused, and servers that the new plan does
+not need run idle until the end.
 """
 
 from __future__ import annotations

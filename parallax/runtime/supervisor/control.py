@@ -2,6 +2,9 @@
 
 The supervisor of the rank (`parallax.runtime.supervisor.agent`) opens the pipe and names its write end in an
 environment variable. Outside a job the variable is not set and nothing is sent.
+
+A worker sends `in_run` (the fetch, the digest of its collectives, the seconds so far) again and again once a run has
+lasted two seconds, `run_done`, `finished`, and `failed` with the traceback.
 """
 
 from __future__ import annotations

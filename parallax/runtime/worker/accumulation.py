@@ -1,9 +1,10 @@
 """Which runs only keep gradients, and which one updates, where an update takes the gradients of several batches.
 
 A run that trains is one whose fetches need an update. Of every `accumulate_steps` of them all but the last keep their
-gradients: of what is fetched they carry out what no gradient and no write of a shared variable comes before. So shared
-variables, the global step among them, change with the update only; what a worker keeps for itself (counts of a metric)
-is written in every run.
+gradients: of what is fetched they carry out what no gradient and no write of a shared variable comes before, and give
+None for the rest. So shared variables, the global step among them, change with the update only; what a worker keeps for
+itself (counts of a metric) is written in every run. The count is by gradient, so train_ops may take turns. Between
+updates no plan is changed and no checkpoint is written.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from parallax.errors import SessionError
 from parallax.graph.view import GraphView, split_tensor
 from parallax.transform.swap import as_planned
 
-# The kernel of a gather says the first; the check before a pull (transform/exchange.py) the second.
+# The kernel of a gather says the first; the check before a pull (parallax/native/leg.cc) the second.
 _OF_GATHER = re.compile(r"indices\[[\d,]*\] = (-?\d+) is not in \[0, (\d+)\)")
 _OF_PULL = re.compile(r"\[(An id must be a row of its table: [^\]]*)\] \[([^\]]*)\]")
 _NODE = re.compile(r"\{\{node ([^}]*)\}\}")

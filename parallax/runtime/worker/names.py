@@ -2,6 +2,10 @@
 
 A variable, by whatever name, becomes its whole value; the parts of a fused exchange that a run does not need are fed
 with nothing.
+
+A tensor that holds some rows only cannot be fetched, and the error says so. The collectives of a run are Horovod's ops,
+exchanges, gifts to accumulators, and meetings by their number: these alone have equal names on all workers. A run of
+asynchronous training has none, and is not watched.
 """
 
 from __future__ import annotations

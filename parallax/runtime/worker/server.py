@@ -1,4 +1,8 @@
-"""What every server rank runs: a TensorFlow server that holds variables until the workers have finished."""
+"""What every server rank runs: a TensorFlow server that holds variables until the workers have finished.
+
+A server waits in the barrier that ends the job, and never counts as stalled. A plan without variables on servers starts
+none; MPI's ports are then the only ones.
+"""
 
 from __future__ import annotations
 

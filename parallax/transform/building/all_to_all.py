@@ -1,4 +1,10 @@
-"""The library of ops (parallax/native), and those by which workers exchange rows."""
+"""The library of ops (parallax/native), and those by which workers exchange rows.
+
+Every node of the exchange has a communicator and a thread of its own, so a worker's messages leave as soon as its rows
+are there, and several exchanges are on the wire at once, in any order. Horovod has all workers agree on every tensor
+first, once a cycle, and takes one after the other. How many rows come from whom is asked in the first all-to-all of a
+pull only. The op is stateful, so TensorFlow neither folds it nor merges two of them.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +84,7 @@ def leg(
 ) -> Leg:
     """Merges the keys of lookups and orders them by where they go: key k to `destinations[k % len(destinations)]`.
 
-    An id that is no row of its table ends the run with an error that names both (runtime/id_errors.py reads it).
+    An id that is no row of its table ends the run with an error that names both (runtime/worker/id_errors.py reads it).
 
     Args:
         wanted: by lookup; positions are of all of them, one after the other.

@@ -1,4 +1,4 @@
-"""Horovod's collectives as graph ops: the only place that builds them. The exchange of rows is in exchange_op.py.
+"""Horovod's collectives as graph ops: the only place that builds them. The exchange of rows is in all_to_all.py.
 
 Horovod declares its ops stateless, so TensorFlow may fold one whose inputs are constant, or merge two with equal
 inputs. Inputs therefore pass through `open_end`, which is never folded. The node's name is the name on the wire: all

@@ -1,8 +1,11 @@
 """Decides which lookups share one pull and which pushes share one exchange.
 
-Lookups of equal width, type and owners are fused when none can depend on another: they are at the same *level* (how
-many exchanges must be done before), wait for the same nodes, and are pushed through by the same pushes. What a fetch
-does not need of a fused exchange is fed with nothing (edit.Cut), so fusing never asks for more feeds.
+Each exchange costs three rounds that wait for each other. Lookups of equal width, type and owners are fused when none
+can depend on another: they are at the same *level* (how many exchanges must be done before), wait for the same nodes,
+and are pushed through by the same pushes. A lookup whose ids come from the rows of another has the next level. Pushes
+at one level, one for each table, travel together as a *site*. A table on servers shares a pull with no other, as
+nothing is gained. What a fetch does not need of a fused exchange is fed with nothing (editor.Cut), so fusing never asks
+for more feeds.
 """
 
 from __future__ import annotations

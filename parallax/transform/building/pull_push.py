@@ -1,18 +1,14 @@
-"""The exchange of rows: rows pulled from their owners, gradient rows pushed to them.
+"""The exchange of rows: rows pulled from their owners, gradient rows pushed to them, equal rows merged.
 
-What a worker asks for travels in legs. In each leg equal keys are merged and ordered by where they go next; rows come
-back the same way, and gradient rows go forward on it, equal ones added up before each leg. With several workers on a
-host the first leg stays within the host (way.py), so that what leaves it are the union's rows. The last leg reaches the
-owners: the partitions in the workers, by all-to-all, or those on servers.
+What a worker asks for travels in legs (legs.py). In each leg equal keys are merged and ordered by where they go next;
+rows come back the same way, and gradient rows go forward on it, equal ones added up before each leg. A pattern of P
+slots says who owns a row, and as which local row (parallax/graph/ownership.py). Tables of equal width, type and pattern
+whose owners are workers share one exchange: their row numbers are laid one after the other, each table starting at a
+multiple of P, so that one map holds for all of them together.
 
-Who owns a row, and as which local row, is said by a pattern of P slots (parallax/graph/ownership.py). Tables of equal
-width, type and pattern whose owners are workers share one exchange: their row numbers are laid one after the other,
-each table starting at a multiple of P, so that the same map holds for all of them together.
-
-Bytes each way, worker and step, for u distinct rows of width d, e bytes an element and i bytes an id, between workers:
-(1-s) * u * (i + 2de) where the worker itself owns a share s of the rows (1/W if all own as many), the ids and rows in
-the pull and the gradients in the push; the push needs no ids because the owner remembers them from the pull. Where
-gradients are kept over several batches (keep.py) the push names its own rows, and sends their ids.
+Bytes between workers are those of analysis/routes/cost.py: the push needs no ids, because the owner remembers them from
+the pull. Where gradients are kept over several batches (passes/accumulate.py) the push names its own rows, and sends
+their ids.
 """
 
 from __future__ import annotations

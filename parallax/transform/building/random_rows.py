@@ -1,4 +1,8 @@
-"""Rows of random tensors, drawn by their owner alone (parallax/native/random_rows.cc)."""
+"""Rows of random tensors, drawn by their owner alone (parallax/native/random_rows.cc).
+
+TensorFlow draws a value from the two seeds and the value's place in the tensor, so the op enters the stream at the
+groups of the wanted rows. Like the user's op it keeps how often it has run: each run draws other numbers.
+"""
 
 from __future__ import annotations
 

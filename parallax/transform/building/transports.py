@@ -99,7 +99,11 @@ class Trip:
 
 
 class Way(ABC):
-    """To owners: what both kinds share."""
+    """To owners: what both kinds share.
+
+    Where there are several hosts and one has several workers, synchronous training has a leg within the host first,
+    unless `local_aggregation` is off. Dense gradients take no such leg.
+    """
 
     def __init__(self, ownership: Ownership, meeting: Meeting | None, wire: Wire) -> None:
         self.ownership = ownership
@@ -129,7 +133,10 @@ class Way(ABC):
         return replace(trip, rows=tf.cast(rows, trip.rows.dtype))
 
     def announce(self, first: Leg, bases: Sequence[int]) -> Trip:
-        """Tells the owners which rows the first leg's keys are; none come back."""
+        """Tells the owners which rows the first leg's keys are; none come back.
+
+        So a push whose rows are those of several batches goes in one round more.
+        """
         if self.meeting is None:
             return self._tell_owners(first, bases)
         asked, counts = all_to_all(first.keys, first.splits, self.meeting.among)
@@ -158,7 +165,10 @@ class Way(ABC):
 
 
 class ToWorkers(Way):
-    """Owners are the workers, of whom this is one."""
+    """Owners are the workers, of whom this is one.
+
+    A pull is two all-to-alls: local row numbers out, rows back. A push is one, without row numbers.
+    """
 
     def __init__(self, ownership: Ownership, meeting: Meeting | None, wire: Wire, rank: int) -> None:
         super().__init__(ownership, meeting, wire)
@@ -198,7 +208,11 @@ class ToWorkers(Way):
 
 
 class ToServers(Way):
-    """Owners are servers: one request to each partition, or to those that this worker asks for all."""
+    """Owners are servers: one request to each partition, or to those that this worker asks for all.
+
+    A pull is one gather on each partition's server. A push sends row numbers along with the gradient rows. Within a
+    host ids are dealt out by `id % workers of the host`.
+    """
 
     def __init__(self, ownership: Ownership, meeting: Meeting | None, wire: Wire, givers: Givers) -> None:
         super().__init__(ownership, meeting, wire)

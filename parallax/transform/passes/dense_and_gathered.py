@@ -138,7 +138,10 @@ def _collected(editor: Editor, collect: Collect) -> tuple[Any, Any]:
 
 
 def _densified(editor: Editor, values: Any, indices: Any, rows: int) -> tuple[Any, Any]:
-    """Summed over a whole table, with a column that counts who touched a row: only the union is given on."""
+    """Summed over a whole table, with a column that counts who touched a row: only the union is given on.
+
+    A sparse Momentum, Adam or Ftrl update leaves alone the rows that nobody touched, so they must not reach the update.
+    """
     counted = tf.concat([values, tf.ones([tf.shape(values)[0], 1], values.dtype)], 1)
     total = editor.together.add_gradients(tf.math.unsorted_segment_sum(counted, indices, rows))
     touched = tf.where(total[:, -1] > 0)[:, 0]

@@ -4,6 +4,9 @@ The cut to a holder's rows goes up through the ops that make the value. An eleme
 operands; a fill makes fewer rows; a random op draws those rows from the same place of its stream (random_rows.py). Each
 gives bit for bit the rows that it would have given whole, so ops whose last bit may depend on where a value lies in a
 vector (exp, tanh) are not among them. What has no rule here is made whole, and then cut.
+
+Slots go this way too, and so do partitions on servers: what makes their rows is placed beside them, and worker 0 has
+none of these rows.
 """
 
 from __future__ import annotations

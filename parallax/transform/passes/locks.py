@@ -3,6 +3,9 @@
 TensorFlow's update ops are not atomic among workers: scatter-adds share a lock, and Adam on sparse rows is several ops.
 So all ops that update a partition from one gradient run under a mutex on its server. It is taken when everything that
 they need has arrived there, so no worker holds it while another place is slow.
+
+Pulls and refreshed copies take no mutex. An update that needs from elsewhere what it reads under its own lock is
+refused.
 """
 
 from __future__ import annotations

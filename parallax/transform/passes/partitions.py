@@ -1,4 +1,9 @@
-"""Partitions of tables on servers: the variables themselves, whole values cut into them and put together from them."""
+"""Partitions of tables on servers: the variables themselves, whole values cut into them and put together from them.
+
+A partition is named `parallax/server/NAME/part_K` and has the device of its server. Worker 0 cuts whole values that are
+assigned; of initial values each server makes its rows where it can (initial_rows.py). A whole read takes all partitions
+and puts the rows in order: each worker does that by itself, unless the read takes what worker 0 alone computes.
+"""
 
 from __future__ import annotations
 

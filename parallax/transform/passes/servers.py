@@ -1,6 +1,6 @@
 """Pass: what runs on servers. Partitions of tables, the nodes that compute or write them, and how workers take part.
 
-Every node that holds, computes or writes rows of a table on servers (decisions.Owned) is built anew for each partition,
+Every node that holds, computes or writes rows of a table on servers (rewrites.Owned) is built anew for each partition,
 beside it on its server. In synchronous training worker 0's graph has all of them. It takes the gradients of all workers
 from accumulators, applies them once, and tells the others through queues. Their graphs have the nodes that only read;
 where worker 0 writes, they give their gradients and wait. In asynchronous training every worker has all nodes and

@@ -1,4 +1,8 @@
-"""Pass: the number of shards and the number of this worker's shard become constants of this worker."""
+"""Pass: the number of shards and the number of this worker's shard become constants of this worker.
+
+Both are placeholders with defaults that carry a mark, so that all processes build one graph though their shares differ.
+Marks in functions count too: a one-shot iterator copies its dataset into one.
+"""
 
 from __future__ import annotations
 
