@@ -96,3 +96,15 @@ def test_a_file_that_is_not_there_is_seen():
         "y.py",
     ]
     assert named_in_source('"""Of a.py."""\nb = "c.py"  # as d/e.py does\n') == ["d/e.py", "a.py"]
+
+
+def test_the_tree_of_the_architecture_has_every_folder():
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    tree = text[text.index("## 3. The tree") : text.index("## 4.")]
+    folders = {Path(file).parent for file in FILES if file.startswith("parallax/") and file.endswith(".py")}
+    leaves = {folder.relative_to("parallax") for folder in folders - {f for folder in folders for f in folder.parents}}
+    named = {Path(name) for name in re.findall(r"`([\w/]+)/`", tree)}
+    assert {str(leaf) for leaf in leaves if not {leaf, *leaf.parents} & named} == set()
+    here = {folder.relative_to("parallax") for folder in folders} | {Path("native")}
+    rows = {Path(name) for row in re.findall(r"^\| (`[^|]*) \|", tree, re.MULTILINE) for name in row.split("`")[1::2]}
+    assert {str(row) for row in rows if row not in here and row.suffix != ".py"} == set()
