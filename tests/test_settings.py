@@ -23,6 +23,7 @@ EXAMPLES = {
     "tolerance": 1e-3,
     "all": True,
     "compute": True,
+    "claims": True,
     "framework_log": 0,
     "wire_dtype": "float16",
     "compute_dtype": "bfloat16",

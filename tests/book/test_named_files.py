@@ -43,6 +43,8 @@ def expanded(path):
 
 def named_in_source(source):
     """The Python files that docstrings and comments name."""
+    if ".py" not in source:
+        return []
     texts = [t.string for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):

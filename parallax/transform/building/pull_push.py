@@ -1,6 +1,6 @@
 """The exchange of rows: rows pulled from their owners, gradient rows pushed to them, equal rows merged.
 
-What a worker asks for travels in legs (legs.py). In each leg equal keys are merged and ordered by where they go next;
+What a worker asks for travels in legs (transports.py). In each leg equal keys are merged and ordered by where they go next;
 rows come back the same way, and gradient rows go forward on it, equal ones added up before each leg. A pattern of P
 slots says who owns a row, and as which local row (parallax/graph/ownership.py). Tables of equal width, type and pattern
 whose owners are workers share one exchange: their row numbers are laid one after the other, each table starting at a
