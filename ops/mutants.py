@@ -70,7 +70,7 @@ MUTANTS = (
     Mutant(
         "the numbers of collected rows lead nowhere",
         "transform/passes/dense_and_gathered.py",
-        "        editor.lead(collect.indices, indices)\n",
+        "        editor.redirect(collect.indices, indices)\n",
         "",
         EXACT,
     ),
@@ -188,7 +188,7 @@ MUTANTS = (
     ),
     Mutant(
         "ranks far apart are named as one span",
-        "runtime/launcher/stall.py",
+        "report/text.py",
         "if spans and rank == spans[-1][1] + 1:",
         "if spans:",
         STALLS,

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from parallax.analysis.stages import Analysed, analyse, decide, plan_for, simulation_of
+from parallax.analysis.stages import Analysed, analyse, plan_for, rewrites_of, simulation_of
 from parallax.analysis.whatif.simulate import HostKind
 from parallax.cluster.machines import Cluster
 from parallax.errors import ConfigError, ParallaxError
@@ -32,13 +32,13 @@ from parallax.runtime.launcher.job import layout_of, servers_by_host
 from parallax.runtime.launcher.launch import launch
 from parallax.runtime.launcher.mpirun import find_mpirun, this_launcher
 from parallax.runtime.make_job import check_profile, cluster_of, job_of, new_folder, with_cluster
-from parallax.runtime.measure.options import measure_wish
-from parallax.runtime.replan.options import check_possible, replan_wish
-from parallax.runtime.trace.options import make_ready, trace_wish
+from parallax.runtime.measure.options import measure_options
+from parallax.runtime.replan.options import check_possible, replan_options
+from parallax.runtime.trace.options import make_ready, trace_options
 from parallax.runtime.worker import graph_files
 from parallax.runtime.worker.fetches import REPLICAS
 from parallax.runtime.worker.random_state import drawn_seed
-from parallax.runtime.worker.ranks import current_members
+from parallax.runtime.worker.ranks import current_process_group
 from parallax.settings import checked
 from parallax.settings.config import Config, moot_settings
 from parallax.settings.environment import (
@@ -203,7 +203,7 @@ def _checked_cluster(call: Call) -> Cluster:
 
     config = call.config
     check_global_step(call.graph, config.ckpt_config)  # what every worker would refuse
-    check_possible(replan_wish(config, call.wanted), config, call.sync)
+    check_possible(replan_options(config, call.wanted), config, call.sync)
     cluster = cluster_of(call.resource_info, config, call.wanted)
     options = (*cluster.mpirun_options, *config.communication_config.mpi_config.words)
     check_profile(config, cluster.num_workers)
@@ -219,12 +219,12 @@ def _worker(call: Call) -> tuple[Any, int, int, int] | int:
     session, size, rank = open_session(
         graph,
         config,
-        current_members().parcel,
+        current_process_group().parcel,
         verifying,
         Path(wanted.graph) if wanted.graph else None,
-        None if verifying else trace_wish(wanted.trace, wanted.trace_steps),
-        None if verifying else measure_wish(wanted),
-        replan_wish(config, wanted),
+        None if verifying else trace_options(wanted.trace, wanted.trace_steps),
+        None if verifying else measure_options(wanted),
+        replan_options(config, wanted),
         Path(wanted.job_folder or "") if verifying else None,
     )
     if verifying:
@@ -233,7 +233,7 @@ def _worker(call: Call) -> tuple[Any, int, int, int] | int:
     if wanted.verify_first is not None:
         from parallax.runtime.verify.first import VerifiedSteps
 
-        session.verify(partial(VerifiedSteps, wanted.verify_first, members=current_members(), wanted=wanted))
+        session.verify(partial(VerifiedSteps, wanted.verify_first, members=current_process_group(), wanted=wanted))
     return session, size, rank, REPLICAS
 
 
@@ -249,8 +249,8 @@ def _show(call: Call) -> int:
     if wanted.html:
         write_file(wanted.html, plan_page(plan), "--html")
     if wanted.graph:
-        decisions, seed = decide(analysed, plan), call.config.seed or 1
-        graph_files.write_planned(analysed.captured.view, decisions, plan, seed, Path(wanted.graph))
+        rewrites, seed = rewrites_of(analysed, plan), call.config.seed or 1
+        graph_files.write_planned(analysed.captured.view, rewrites, plan, seed, Path(wanted.graph))
     return 0
 
 
@@ -284,8 +284,8 @@ def _simulate(call: Call) -> int:
 
 def _run(call: Call) -> int:
     """What `parallax run` and `parallax verify` give, and the script itself: a job."""
-    trace = trace_wish(call.wanted.trace, call.wanted.trace_steps)
-    measure = measure_wish(call.wanted) if call.wanted.role == Role.LAUNCH else None
+    trace = trace_options(call.wanted.trace, call.wanted.trace_steps)
+    measure = measure_options(call.wanted) if call.wanted.role == Role.LAUNCH else None
     analysed, cluster, plan = _planned(call)
     if trace is not None and call.wanted.role == Role.LAUNCH and any(host.is_this_machine for host in cluster.hosts):
         make_ready(trace.folder)

@@ -21,7 +21,7 @@ from parallax.report.html.page import plan_page
 from parallax.report.text import explanation, plan_table
 from parallax.runtime.check.builds import SecondBuild, second_build
 from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import
-from parallax.runtime.trace.options import trace_wish
+from parallax.runtime.trace.options import trace_options
 from parallax.runtime.worker.random_state import AlikeUntilBuilt, drawn_seed
 from parallax.runtime.worker.script import error_text, run_script
 from parallax.settings.environment import (
@@ -169,7 +169,7 @@ def _run_script(arguments: argparse.Namespace) -> int:
         _say(f"parallax: a script must be a file, and {arguments.script!r} is none.")
         return EXIT_USAGE
     wanted = _wanted(arguments)
-    trace_wish(wanted.trace, wanted.trace_steps)  # refused before the script
+    trace_options(wanted.trace, wanted.trace_steps)  # refused before the script
     shown_from = framework_level() if wanted.framework_log is None else wanted.framework_log
     wanted = replace(wanted, framework_log=shown_from)
     set_defaults({MIN_LOG_LEVEL: str(min(shown_from, 1))})

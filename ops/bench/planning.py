@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from parallax.graph.spec import GraphSpec
-    from parallax.profiles.plan_inputs import Measured
+    from parallax.profiles.plan_inputs import PlanInputs
 
 LIMIT_S = 10.0
 """What a graph of 1,000 variables may take, on one core; and a plan by seconds of 10,000 on 512 hosts."""
@@ -87,11 +87,11 @@ def run_timed(variables: int, tables: int, hosts: int) -> None:
     print(f"  routes     {', '.join(f'{routes.count(r)} {r}' for r in sorted(set(routes)))}")
 
 
-def large_model(variables: int, tables: int, hosts: int) -> tuple[GraphSpec, Measured]:
+def large_model(variables: int, tables: int, hosts: int) -> tuple[GraphSpec, PlanInputs]:
     """A model of sizes drawn at random, and a made-up cluster: the benchmark is of the planner, not of a cluster."""
     from parallax.graph.spec import GradientSource, GraphSpec, Part, VariableClass, VariableSpec
-    from parallax.profiles.plan_inputs import Measured
-    from parallax.profiles.profiles import CLUSTER_PROFILE_VERSION, OPERATIONS, ClusterProfile, HostProfile, Line
+    from parallax.profiles.plan_inputs import PlanInputs
+    from parallax.profiles.profiles import CLUSTER_PROFILE_VERSION, OPERATIONS, AlphaBeta, ClusterProfile, HostProfile
 
     draw = random.Random(1)
     found = []
@@ -103,9 +103,11 @@ def large_model(variables: int, tables: int, hosts: int) -> tuple[GraphSpec, Mea
         part, ids = (Part(name, shape),), draw.randint(10, 3000) if is_table else None
         found.append(VariableSpec(name, shape, "float32", 4, part, True, cls, gradients=(gradient,), ids_per_step=ids))
     rates = [1.25e9 * draw.uniform(0.99, 1) for _ in range(hosts)]
-    lines = {operation: Line(3e-4, 1e-6, 1e-10, 0.05, 20) for operation in OPERATIONS}
+    lines = {operation: AlphaBeta(3e-4, 1e-6, 1e-10, 0.05, 20) for operation in OPERATIONS}
     machines = tuple(HostProfile(f"host{n}", 8, 1 << 40, rate, rate) for n, rate in enumerate(rates))
-    return GraphSpec("0" * 64, tuple(found)), Measured(ClusterProfile(CLUSTER_PROFILE_VERSION, machines, lines, lines))
+    return GraphSpec("0" * 64, tuple(found)), PlanInputs(
+        ClusterProfile(CLUSTER_PROFILE_VERSION, machines, lines, lines)
+    )
 
 
 def build(variables: int, tables: int) -> Any:
@@ -151,8 +153,8 @@ def measure(graph: Any, workers: int) -> dict[str, float]:
     lap("classify")
     plan = make_plan(spec, one_host(workers))
     lap("plan")
-    decisions = propagate(captured, sources, part_routes(spec, plan))
+    rewrites = propagate(captured, sources, part_routes(spec, plan))
     lap("propagate")
-    transform(captured.view, decisions, Worker(0, workers, 1))
+    transform(captured.view, rewrites, Worker(0, workers, 1))
     lap("transform")
     return seconds

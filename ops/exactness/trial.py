@@ -29,11 +29,11 @@ from ops.exactness.claims import first_false, watched
 from ops.exactness.runs import SEED, Built, NotFinite, Ran, Watched, one_process, workers
 from parallax.analysis.planner import make_plan, part_routes, placements
 from parallax.analysis.propagation.propagate import walked
-from parallax.analysis.stages import Analysed, analyse, decide, feasible
+from parallax.analysis.stages import Analysed, analyse, feasible, rewrites_of
 from parallax.errors import ParallaxError, PlanError
 from parallax.graph.spec import VariableClass
-from parallax.plans.plan import Plan, Wishes, one_host
-from parallax.plans.rewrites import Decisions
+from parallax.plans.plan import Plan, PlanConstraints, one_host
+from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import transform
@@ -89,13 +89,13 @@ class _Subject:
     expected: Ran
     analysed: Analysed
     watched: Watched
-    break_on_purpose: Callable[[Decisions], Decisions] | None
+    break_on_purpose: Callable[[Rewrites], Rewrites] | None
 
 
 def try_program(
     source: str,
     routes: Sequence[str] = ROUTES,
-    break_on_purpose: Callable[[Decisions], Decisions] | None = None,
+    break_on_purpose: Callable[[Rewrites], Rewrites] | None = None,
     claims: bool = False,
 ) -> dict[str, Outcome]:
     """Tries a program by each of some routes; one whose plan is that of a route before has that one's outcome.
@@ -158,28 +158,28 @@ def plan_of(analysed: Analysed, route: str, workers: int) -> Plan:
     """A plan with this route for every variable that it is possible for; the others keep their own."""
     layout = one_host(workers, 0)
     if route == "hybrid":
-        return feasible(analysed, layout, Wishes())
+        return feasible(analysed, layout, PlanConstraints())
     routes: dict[str, str] = {}
     for variable in analysed.spec.variables:
         try:
-            make_plan(analysed.spec, layout, Wishes(routes={variable.name: route}))
+            make_plan(analysed.spec, layout, PlanConstraints(routes={variable.name: route}))
         except PlanError:
             continue
         routes[variable.name] = route
-    return feasible(analysed, layout, Wishes(routes=routes))
+    return feasible(analysed, layout, PlanConstraints(routes=routes))
 
 
 def _outcome(subject: _Subject, route: str, tried: dict[Any, Outcome]) -> Outcome:
     script, analysed = subject.built.script, subject.analysed
     try:
         plan = plan_of(analysed, route, script.workers)
-        decisions = decide(analysed, plan, equal_randomness=True)
+        rewrites = rewrites_of(analysed, plan, equal_randomness=True)
         if subject.break_on_purpose is not None:
-            decisions = subject.break_on_purpose(decisions)
-        if decisions in tried:
-            return replace(tried[decisions], seconds=0.0)
+            rewrites = subject.break_on_purpose(rewrites)
+        if rewrites in tried:
+            return replace(tried[rewrites], seconds=0.0)
         made = [
-            transform(analysed.captured.view, decisions, Worker(rank, script.workers, SEED, equal_randomness=True))
+            transform(analysed.captured.view, rewrites, Worker(rank, script.workers, SEED, equal_randomness=True))
             for rank in range(script.workers)
         ]
     except Exception as error:
@@ -194,7 +194,7 @@ def _outcome(subject: _Subject, route: str, tried: dict[Any, Outcome]) -> Outcom
         outcome = judge(subject.expected, [ran.last for ran in found], dtype, own, subject.built.trained())
         outcome = _with_claim(outcome, _false_claim(subject, plan, found))
     routes = tuple(f"{v.name}: {v.cls.value} by {v.route}" for v in plan.variables)
-    tried[decisions] = outcome = replace(outcome, routes=routes)
+    tried[rewrites] = outcome = replace(outcome, routes=routes)
     return outcome
 
 

@@ -20,70 +20,76 @@ from parallax.analysis.routes.placement import place
 from parallax.errors import PlanError
 from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GraphSpec
-from parallax.plans.plan import PS, RUN_OPTIONS, Layout, Plan, Wishes
+from parallax.plans.plan import PS, RUN_OPTIONS, Layout, Plan, PlanConstraints
 from parallax.plans.prediction import Prediction
-from parallax.plans.rewrites import Placement, Terms
+from parallax.plans.rewrites import Placement, TrainingMode
 from parallax.plans.wire import WIRE_DTYPES
-from parallax.profiles.plan_inputs import Measured
+from parallax.profiles.plan_inputs import PlanInputs
 
 MEASURE = "measure the cluster with `parallax calibrate`"
 
 
-def make_plan(spec: GraphSpec, layout: Layout, wishes: Wishes | None = None, measured: Measured | None = None) -> Plan:
+def make_plan(
+    spec: GraphSpec, layout: Layout, constraints: PlanConstraints | None = None, measured: PlanInputs | None = None
+) -> Plan:
     """Plans a graph for the workers and servers of a job.
 
     Args:
         spec: what the graph is.
         layout: the workers, and the servers that may be started.
-        wishes: what the user wants.
+        constraints: what the user wants.
         measured: what is known of cluster and model.
 
     Raises:
         PlanError: when the wishes name an unknown variable, or ask for what is impossible; when a profile belongs to
             another cluster or graph; when some host has not enough memory.
     """
-    wishes, measured = wishes or Wishes(), measured or Measured()
-    _check_wishes(spec, layout, wishes)
+    constraints, measured = constraints or PlanConstraints(), measured or PlanInputs()
+    _check_wishes(spec, layout, constraints)
     measured.check_belongs_to(spec.model_key, len(layout.hosts))
-    candidates = candidates_of(spec, layout, wishes, measured)
-    unknown = _unknown_times(candidates, layout, wishes, measured)
+    candidates = candidates_of(spec, layout, constraints, measured)
+    unknown = _unknown_times(candidates, layout, constraints, measured)
     if unknown:
-        plan, shares = _by_rule(spec, layout, wishes, candidates), equal_shares(layout.num_workers)
+        plan, shares = _by_rule(spec, layout, constraints, candidates), equal_shares(layout.num_workers)
         prediction = Prediction(unknown=f"times unknown: {unknown}")
     else:
         from parallax.analysis.search.plan_by_seconds import timed_plan
 
-        plan, shares, prediction = timed_plan(spec, layout, wishes, measured, candidates)
-    for name in wishes.partitions:
+        plan, shares, prediction = timed_plan(spec, layout, constraints, measured, candidates)
+    for name in constraints.partitions:
         if not plan.variable(name).servers:
             raise PlanError(f"Only a variable on servers has partitions, and {name} has another route. Leave it out.")
     return replace(
-        plan, prediction=_with_memory(prediction, plan, candidates, shares, wishes, measured), profiles=measured.used
+        plan,
+        prediction=_with_memory(prediction, plan, candidates, shares, constraints, measured),
+        profiles=measured.used,
     )
 
 
-def _unknown_times(candidates: list[Candidate], layout: Layout, wishes: Wishes, measured: Measured) -> str:
+def _unknown_times(
+    candidates: list[Candidate], layout: Layout, constraints: PlanConstraints, measured: PlanInputs
+) -> str:
     """Why no times can be predicted; empty when they can."""
     if measured.cluster is None:
         return MEASURE
-    if not wishes.synchronous:
+    if not constraints.synchronous:
         return "only synchronous steps are predicted"
     from parallax.analysis.search.route_all import unmeasured
 
-    return unmeasured(candidates, layout, wishes, measured.cluster)
+    return unmeasured(candidates, layout, constraints, measured.cluster)
 
 
-def _by_rule(spec: GraphSpec, layout: Layout, wishes: Wishes, candidates: list[Candidate]) -> Plan:
+def _by_rule(spec: GraphSpec, layout: Layout, constraints: PlanConstraints, candidates: list[Candidate]) -> Plan:
     """The plan by bytes and rounds."""
     variables = [planned_by_rule(c, layout) for c in candidates]
     on_servers = [v for v, planned in zip(spec.variables, variables, strict=True) if planned.route == PS]
     loads = {p.name: float(p.cost.sent_bytes or 2 * spec.variable(p.name).value_bytes) for p in variables}
-    placed = place(on_servers, loads, len(layout.servers), wishes.partitions) if on_servers else {}
+    placed = place(on_servers, loads, len(layout.servers), constraints.partitions) if on_servers else {}
     servers = len(layout.servers)
     return plan_of(
         spec,
         layout,
-        wishes,
+        constraints,
         tuple(
             on_their_servers(c.variable, p, placed.get(p.name, ()), servers)
             for c, p in zip(candidates, variables, strict=True)
@@ -96,8 +102,8 @@ def _with_memory(
     plan: Plan,
     candidates: list[Candidate],
     shares: Shares,
-    wishes: Wishes,
-    measured: Measured,
+    constraints: PlanConstraints,
+    measured: PlanInputs,
 ) -> Prediction:
     """Adds what every process holds.
 
@@ -119,7 +125,7 @@ def _with_memory(
     model_bytes = 0 if measured.model is None else measured.model.memory_bytes or 0
     memory = of_processes(plan.layout, shares, footprints, model_bytes)
     for host in range(len(plan.hosts)):
-        limits = [limit for limit in (wishes.memory_bytes,) if limit is not None]
+        limits = [limit for limit in (constraints.memory_bytes,) if limit is not None]
         if measured.cluster is not None:
             limits.append(measured.cluster.hosts[host].memory_bytes)
         here = [m for m in memory if m.host == host]
@@ -163,41 +169,43 @@ def placements(spec: GraphSpec, plan: Plan) -> dict[str, Placement]:
         if planned.owner_pattern not in ((), Ownership.even(plan.num_workers).pattern):
             found.update({part.op: Placement(pattern=planned.owner_pattern) for part in variable.parts})
         for part, servers in zip(variable.parts, planned.servers, strict=False):
-            found[part.op] = Placement(servers, mirrored=not by_row(variable))
+            found[part.op] = Placement(servers, replicated=not by_row(variable))
     return found
 
 
-def terms_of(plan: Plan) -> Terms:
+def terms_of(plan: Plan) -> TrainingMode:
     """On what terms the workers of a plan train together."""
     by_servers = plan.run_option == "PS" and bool(plan.servers)
     sums = "servers" if by_servers else "collectives"
-    return Terms(plan.synchronous, plan.average_sparse, sums, plan.wire_dtype, plan.accumulate_steps)
+    return TrainingMode(plan.synchronous, plan.average_sparse, sums, plan.wire_dtype, plan.accumulate_steps)
 
 
-def _check_wishes(spec: GraphSpec, layout: Layout, wishes: Wishes) -> None:
-    for name in (*wishes.routes, *wishes.touched_rows, *wishes.partitions):
+def _check_wishes(spec: GraphSpec, layout: Layout, constraints: PlanConstraints) -> None:
+    for name in (*constraints.routes, *constraints.touched_rows, *constraints.partitions):
         _check_known(spec, name)
-    for name, rows in wishes.touched_rows.items():
+    for name, rows in constraints.touched_rows.items():
         most = spec.variable(name).rows
         if not 0 < rows <= most:
             raise PlanError(
                 f"touched_rows must be between 1 and the variable's rows: {name} has {most}, and {rows} was given."
             )
-    if wishes.run_option not in RUN_OPTIONS:
-        raise PlanError(f"A run option must be one of {', '.join(RUN_OPTIONS)}, and {wishes.run_option!r} was given.")
-    if wishes.wire_dtype not in (None, *WIRE_DTYPES):
+    if constraints.run_option not in RUN_OPTIONS:
         raise PlanError(
-            f"An element type on the wire must be one of {', '.join(WIRE_DTYPES)}, or None, and {wishes.wire_dtype!r} "
-            "was given."
+            f"A run option must be one of {', '.join(RUN_OPTIONS)}, and {constraints.run_option!r} was given."
         )
-    if wishes.accumulate_steps < 1:
-        raise PlanError(f"accumulate_steps must be from 1, and {wishes.accumulate_steps!r} was given.")
-    if not wishes.synchronous and wishes.run_option == "MPI":
+    if constraints.wire_dtype not in (None, *WIRE_DTYPES):
+        raise PlanError(
+            f"An element type on the wire must be one of {', '.join(WIRE_DTYPES)}, or None, and "
+            f"{constraints.wire_dtype!r} was given."
+        )
+    if constraints.accumulate_steps < 1:
+        raise PlanError(f"accumulate_steps must be from 1, and {constraints.accumulate_steps!r} was given.")
+    if not constraints.synchronous and constraints.run_option == "MPI":
         raise PlanError(
             "Asynchronous training (sync=False) keeps all trained variables on servers, and run option MPI starts "
             "none. Take run_option='PS', or sync=True."
         )
-    if not layout.servers and (wishes.run_option == "PS" or not wishes.synchronous):
+    if not layout.servers and (constraints.run_option == "PS" or not constraints.synchronous):
         raise PlanError(
             "Run option PS and asynchronous training need a server, and the resource file gives every host "
             "`servers: 0`."

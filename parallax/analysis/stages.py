@@ -1,8 +1,8 @@
 """From a graph to its plan and decisions: the one path that launcher, workers and command line share.
 
-`analyse` reads and classifies a graph, `plan_for` gives a plan that can be carried out, and `decide` lists what must be
-changed in the graph. The launcher goes through all three, which shows that the plan can be carried out. Each worker
-goes through `analyse` and `decide` with the launcher's plan, and then transforms the graph for its rank.
+`analyse` reads and classifies a graph, `plan_for` gives a plan that can be carried out, and `rewrites_of` lists what
+must be changed in the graph. The launcher goes through all three, which shows that the plan can be carried out. Each
+worker goes through `analyse` and `rewrites_of` with the launcher's plan, and then transforms the graph for its rank.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from parallax.errors import GraphError, PlanError
 from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GradientSource, GraphSpec
 from parallax.graph.spec_json import spec_from_json, spec_to_json
-from parallax.plans.plan import ALLTOALL, NO_ROUTE, PS, Layout, Plan, VariablePlan, Wishes, read_plan
-from parallax.plans.rewrites import Decisions
+from parallax.plans.plan import ALLTOALL, NO_ROUTE, PS, Layout, Plan, PlanConstraints, VariablePlan, read_plan
+from parallax.plans.rewrites import Rewrites
 from parallax.plans.what_if import Simulation, WhatIf
-from parallax.profiles.plan_inputs import Measured, read_measured
+from parallax.profiles.plan_inputs import PlanInputs, read_measured
 from parallax.settings.config import Config
 
 
@@ -85,12 +85,12 @@ def plan_for(
     Raises:
         PlanError: when the configuration asks for what is impossible, or a file does not belong to graph or job.
     """
-    wishes = wishes_of(config, synchronous)
+    constraints = constraints_of(config, synchronous)
     if config.plan_file is None:
         measured = read_measured(config.cluster_profile, config.model_profile)
         if hosts:
             measured.check_names(hosts)
-        return feasible(analysed, layout, wishes, measured)
+        return feasible(analysed, layout, constraints, measured)
     path = Path(config.plan_file)
     plan = read_plan(path)
     plan.check_belongs_to(analysed.spec, layout)
@@ -106,13 +106,13 @@ def plan_for(
         )
     _check_possible(plan, analysed.spec, layout, path)
     plan = _with_owner_rows(plan, analysed.spec)
-    decide(analysed, plan)
+    rewrites_of(analysed, plan)
     return plan
 
 
-def wishes_of(config: Config, synchronous: bool = True) -> Wishes:
+def constraints_of(config: Config, synchronous: bool = True) -> PlanConstraints:
     """What a configuration says of plans."""
-    return Wishes(
+    return PlanConstraints(
         run_option=config.run_option or "HYBRID",
         synchronous=synchronous,
         average_sparse=config.average_sparse,
@@ -147,16 +147,18 @@ def simulation_of(
         PlanError: as `parallax.analysis.whatif.simulate.simulate`; when the profile is of other hosts.
     """
 
-    def plan(spec: GraphSpec, layout: Layout, wishes: Wishes, measured: Measured) -> Plan:
-        return feasible(replace(analysed, spec=spec), layout, wishes, measured)
+    def plan(spec: GraphSpec, layout: Layout, constraints: PlanConstraints, measured: PlanInputs) -> Plan:
+        return feasible(replace(analysed, spec=spec), layout, constraints, measured)
 
     measured = read_measured(config.cluster_profile, config.model_profile)
     if len(hosts) > 1:
         measured.check_names(hosts)
-    return simulate(analysed.spec, kinds, wishes_of(config, synchronous), measured, what_if, plan)
+    return simulate(analysed.spec, kinds, constraints_of(config, synchronous), measured, what_if, plan)
 
 
-def feasible(analysed: Analysed, layout: Layout, wishes: Wishes, measured: Measured | None = None) -> Plan:
+def feasible(
+    analysed: Analysed, layout: Layout, constraints: PlanConstraints, measured: PlanInputs | None = None
+) -> Plan:
     """A plan with as many variables on servers as was wished and can be.
 
     A variable that propagation cannot have on servers is refused for servers, with the reason, and the plan is made
@@ -165,9 +167,9 @@ def feasible(analysed: Analysed, layout: Layout, wishes: Wishes, measured: Measu
     """
     refused: dict[str, str] = {}
     while True:
-        plan = make_plan(analysed.spec, layout, replace(wishes, refused=refused), measured)
+        plan = make_plan(analysed.spec, layout, replace(constraints, refused=refused), measured)
         try:
-            decide(analysed, plan)
+            rewrites_of(analysed, plan)
         except NoRule as error:
             name = next(v.name for v in analysed.spec.variables if error.part in [part.op for part in v.parts])
             if plan.variable(name).route != PS:
@@ -180,7 +182,7 @@ def feasible(analysed: Analysed, layout: Layout, wishes: Wishes, measured: Measu
 def _check_possible(plan: Plan, spec: GraphSpec, layout: Layout, path: Path) -> None:
     """Refuses a plan that was edited into one that no planner would make for this graph."""
     routes = {v.name: v.route for v in plan.variables if v.route != NO_ROUTE}
-    terms = Wishes(
+    terms = PlanConstraints(
         plan.run_option,
         plan.synchronous,
         plan.average_sparse,
@@ -237,7 +239,7 @@ def _with_owner_rows(plan: Plan, spec: GraphSpec) -> Plan:
     return replace(plan, variables=tuple(variables))
 
 
-def decide(analysed: Analysed, plan: Plan, equal_randomness: bool = False) -> Decisions:
+def rewrites_of(analysed: Analysed, plan: Plan, equal_randomness: bool = False) -> Rewrites:
     """What must be changed in the graph for a plan; for verification all workers draw the same random numbers."""
     spec = analysed.spec
     return propagate(

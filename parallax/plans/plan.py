@@ -51,7 +51,7 @@ class Layout:
         return tuple(host for host, workers in enumerate(self.hosts) for _ in range(workers))
 
 
-def fronts_of(hosts: Sequence[int], servers: Sequence[int]) -> tuple[int, ...]:
+def server_proxies(hosts: Sequence[int], servers: Sequence[int]) -> tuple[int, ...]:
     """For each server its *front*: the one worker that asks it for all of them, as it is on the same host.
 
     A worker then has W messages a leg with other hosts and one request to its own; W workers that each ask S servers
@@ -76,7 +76,7 @@ def one_host(workers: int, servers: int = 1) -> Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class PlanConstraints:
     """What the user wants of a plan.
 
     Attributes:

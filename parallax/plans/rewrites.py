@@ -13,7 +13,7 @@ from parallax.graph.view import Edge
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class TrainingMode:
     """On what terms the workers train together.
 
     Attributes:
@@ -37,7 +37,7 @@ class Placement:
     """Where the rows of a variable are, when equal shares of the workers do not say it; the fields are Table's."""
 
     servers: tuple[int, ...] = ()
-    mirrored: bool = False
+    replicated: bool = False
     pattern: tuple[int, ...] = ()
 
 
@@ -53,7 +53,7 @@ class Table:
         members: the variable ops of this shape that are spread alike: the table and its slot variables.
         variable: the user's name of the logical variable.
         servers: for each partition the server that holds it; empty where the workers do.
-        mirrored: whether every worker also has a copy of `op`, for a graph that reads it whole.
+        replicated: whether every worker also has a copy of `op`, for a graph that reads it whole.
         is_scalar: whether the variable has no rows; it is then one partition of one row.
         pattern: where the workers hold it, the owner of each slot; empty where each has one, in order.
     """
@@ -65,7 +65,7 @@ class Table:
     members: tuple[str, ...]
     variable: str
     servers: tuple[int, ...] = ()
-    mirrored: bool = False
+    replicated: bool = False
     is_scalar: bool = False
     pattern: tuple[int, ...] = ()
 
@@ -167,7 +167,7 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class GradientPiece:
     """Rows of one lookup among joined gradient rows.
 
     Attributes:
@@ -185,7 +185,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class AccumulateGradient:
     """A gradient leaves autodiff here: it is kept until as many batches are together as one update takes.
 
     The edges then see the mean over those batches: a dense gradient's sum, or the rows of all of them one after the
@@ -204,7 +204,7 @@ class Keep:
     value_edges: tuple[Edge, ...]
     indices: str = ""
     index_edges: tuple[Edge, ...] = ()
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[GradientPiece, ...] = ()
     constant: tuple[bool, ...] = ()
 
 
@@ -226,7 +226,7 @@ class SharedRows:
 
     tensor: str
     edges: tuple[Edge, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[GradientPiece, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +296,7 @@ class Collect:
     values: tuple[Edge, ...]
     indices: tuple[Edge, ...]
     merge: bool = False
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[GradientPiece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +327,7 @@ class WholeShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Decisions:
+class Rewrites:
     """All that shall be changed, in the order in which the transform carries it out.
 
     Attributes:
@@ -363,8 +363,8 @@ class Decisions:
     local_variables: tuple[str, ...] = ()
     scatters: tuple[Scatter, ...] = ()
     owned: tuple[Owned, ...] = ()
-    terms: Terms = Terms()
-    keeps: tuple[Keep, ...] = ()
+    terms: TrainingMode = TrainingMode()
+    keeps: tuple[AccumulateGradient, ...] = ()
     alike_rows: tuple[AlikeRows, ...] = ()
     divided: tuple[Divided, ...] = ()
     selected: tuple[Selected, ...] = ()

@@ -18,7 +18,7 @@ from parallax.profiles.profiles import (
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class PlanInputs:
     """What is known besides the graph and the layout.
 
     Attributes:
@@ -87,7 +87,7 @@ class Measured:
             )
 
 
-def read_measured(cluster_file: Path | str | None, model_file: Path | str | None) -> Measured:
+def read_measured(cluster_file: Path | str | None, model_file: Path | str | None) -> PlanInputs:
     """Reads the profiles at hand.
 
     Raises:
@@ -96,7 +96,7 @@ def read_measured(cluster_file: Path | str | None, model_file: Path | str | None
     cluster = None if cluster_file is None else cluster_profile_from_json(file_text(cluster_file), str(cluster_file))
     model = None if model_file is None else model_profile_from_json(file_text(model_file), str(model_file))
     names = ("" if file is None else Path(file).name for file in (cluster_file, model_file))
-    return Measured(cluster, model, *names)
+    return PlanInputs(cluster, model, *names)
 
 
 def file_text(file: Path | str) -> str:

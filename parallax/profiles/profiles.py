@@ -21,7 +21,7 @@ OPERATIONS = ("allreduce", "alltoall", "allgather", "pull", "push")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class AlphaBeta:
     """The seconds of one operation among n members, fitted by least squares.
 
     They are
@@ -93,8 +93,8 @@ class ClusterProfile:
 
     version: int
     hosts: tuple[HostProfile, ...]
-    across: Mapping[str, Line]
-    within: Mapping[str, Line]
+    across: Mapping[str, AlphaBeta]
+    within: Mapping[str, AlphaBeta]
     shared_cores: float | None = None
 
     @property
@@ -188,7 +188,7 @@ def cluster_profile_from_json(text: str, name: str = "cluster profile") -> Clust
     """
     raw = _read(text, name, CLUSTER_PROFILE_VERSION, "Measure it with `parallax calibrate`.")
     try:
-        lines = {key: {op: Line(**line) for op, line in raw[key].items()} for key in ("across", "within")}
+        lines = {key: {op: AlphaBeta(**line) for op, line in raw[key].items()} for key in ("across", "within")}
         return ClusterProfile(**{**raw, **lines, "hosts": tuple(HostProfile(**host) for host in raw["hosts"])})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PlanError(f"{name}: a cluster profile must be as `parallax calibrate` writes it: {error!r}.") from error

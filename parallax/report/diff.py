@@ -15,7 +15,7 @@ _SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class PlanDifference:
     """One thing in which two plans differ.
 
     Attributes:
@@ -31,7 +31,7 @@ class Difference:
     second: str
 
 
-def differences(first: Plan, second: Plan) -> tuple[Difference, ...]:
+def differences(first: Plan, second: Plan) -> tuple[PlanDifference, ...]:
     """All in which two plans differ; empty when they are equal."""
     found = list(_of_plans(first, second))
     names = sorted({v.name for plan in (first, second) for v in plan.variables})
@@ -39,13 +39,13 @@ def differences(first: Plan, second: Plan) -> tuple[Difference, ...]:
     for name in names:
         a, b = (of.get(name) for of in by_name)
         if a is None or b is None:
-            found.append(Difference(name, "variable", *("there is none" if v is None else v.route for v in (a, b))))
+            found.append(PlanDifference(name, "variable", *("there is none" if v is None else v.route for v in (a, b))))
         else:
             found += _of_variables(a, b)
     return tuple(found)
 
 
-def difference_text(found: Sequence[Difference], names: tuple[str, str] = ("A", "B")) -> str:
+def difference_text(found: Sequence[PlanDifference], names: tuple[str, str] = ("A", "B")) -> str:
     """What `parallax diff` prints.
 
     Args:
@@ -81,10 +81,10 @@ def _place(variable: VariablePlan) -> str:
     return f"{variable.route}, held by {held_by(variable)}"
 
 
-def _of_plans(first: Plan, second: Plan) -> Iterator[Difference]:
+def _of_plans(first: Plan, second: Plan) -> Iterator[PlanDifference]:
     sent = [sum(v.cost.sent_bytes or 0 for v in plan.variables) for plan in (first, second)]
     if sent[0] != sent[1]:
-        yield Difference("", "sent by a worker in a step", *_changed(sent, bytes_text))
+        yield PlanDifference("", "sent by a worker in a step", *_changed(sent, bytes_text))
     shown: dict[str, Callable[[Plan], str]] = {
         "hosts": lambda p: ", ".join(members_texts(p)) if len(p.hosts) <= 4 else f"{len(p.hosts)} hosts",
         "servers": lambda p: ", ".join(f"{p.servers.count(h)} on host {h}" for h in dict.fromkeys(p.servers)),
@@ -101,7 +101,7 @@ def _of_plans(first: Plan, second: Plan) -> Iterator[Difference]:
         words = shown.get(field.name)
         texts = (words(first), words(second)) if words else (str(a), str(b))
         what = "graph" if field.name == "fingerprint" else field.name.replace("_", " ")
-        yield Difference("", what, *_cut(texts if texts[0] != texts[1] else (str(a), str(b))))
+        yield PlanDifference("", what, *_cut(texts if texts[0] != texts[1] else (str(a), str(b))))
 
 
 _PREDICTED: dict[str, Callable[[Any], str]] = {
@@ -111,25 +111,25 @@ _PREDICTED: dict[str, Callable[[Any], str]] = {
 }
 
 
-def _of_predictions(first: Prediction, second: Prediction) -> Iterator[Difference]:
+def _of_predictions(first: Prediction, second: Prediction) -> Iterator[PlanDifference]:
     for field in fields(Prediction):
         a, b = getattr(first, field.name), getattr(second, field.name)
         if a == b:
             continue
         if field.name in ("step_s", "lower_bound_s"):
             what = "predicted step" if field.name == "step_s" else "no step below"
-            yield Difference("", what, *_changed((a, b), ms_text))
+            yield PlanDifference("", what, *_changed((a, b), ms_text))
         elif field.name in _PREDICTED:
             texts = [", ".join(_PREDICTED[field.name](one) for one in of) for of in (a, b)]
-            yield Difference("", field.name, *_cut(texts if texts[0] != texts[1] else (str(a), str(b))))
+            yield PlanDifference("", field.name, *_cut(texts if texts[0] != texts[1] else (str(a), str(b))))
         else:
-            yield Difference("", field.name.replace("_", " "), *_cut((_words(a), _words(b))))
+            yield PlanDifference("", field.name.replace("_", " "), *_cut((_words(a), _words(b))))
 
 
-def _of_variables(a: VariablePlan, b: VariablePlan) -> Iterator[Difference]:
+def _of_variables(a: VariablePlan, b: VariablePlan) -> Iterator[PlanDifference]:
     held = held_by(a), held_by(b)
     if held[0] != held[1]:
-        yield Difference(a.name, "rows held by", *held)
+        yield PlanDifference(a.name, "rows held by", *held)
     shown: dict[str, tuple[str, Callable[[Any], str]]] = {
         "cls": ("class", lambda cls: str(cls.value)),
         "owner_rows": ("rows of owners", _words),
@@ -148,21 +148,21 @@ def _of_variables(a: VariablePlan, b: VariablePlan) -> Iterator[Difference]:
             continue
         what, words = shown.get(field.name, (field.name.replace("_", " "), _words))
         texts = words(x), words(y)
-        yield Difference(a.name, what, *_cut(texts if texts[0] != texts[1] else (str(x), str(y))))
+        yield PlanDifference(a.name, what, *_cut(texts if texts[0] != texts[1] else (str(x), str(y))))
 
 
-def _of_costs(a: VariablePlan, b: VariablePlan) -> Iterator[Difference]:
+def _of_costs(a: VariablePlan, b: VariablePlan) -> Iterator[PlanDifference]:
     x, y = a.cost, b.cost
     if x.sent_bytes != y.sent_bytes:
-        yield Difference(a.name, "sent/step", *_changed((x.sent_bytes, y.sent_bytes), bytes_text))
+        yield PlanDifference(a.name, "sent/step", *_changed((x.sent_bytes, y.sent_bytes), bytes_text))
     if x.seconds != y.seconds:
-        yield Difference(a.name, "ms/step", *_changed((x.seconds, y.seconds), ms_text))
+        yield PlanDifference(a.name, "ms/step", *_changed((x.seconds, y.seconds), ms_text))
     if x.rounds != y.rounds:
-        yield Difference(a.name, "rounds", str(x.rounds), str(y.rounds))
+        yield PlanDifference(a.name, "rounds", str(x.rounds), str(y.rounds))
     if x.terms != y.terms and x.seconds == y.seconds:
-        yield Difference(a.name, "terms", *_cut((_words(x.terms), _words(y.terms))))
+        yield PlanDifference(a.name, "terms", *_cut((_words(x.terms), _words(y.terms))))
     if x.note != y.note:
-        yield Difference(a.name, "note", *_cut((x.note, y.note)))
+        yield PlanDifference(a.name, "note", *_cut((x.note, y.note)))
 
 
 def _changed(values: Sequence[Any], words: Callable[[Any], str]) -> tuple[str, str]:

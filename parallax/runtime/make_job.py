@@ -15,10 +15,10 @@ from parallax.cluster.machines import Cluster, local_cluster
 from parallax.cluster.resource_file import parse_resource_file
 from parallax.errors import ConfigError, LaunchError
 from parallax.plans.plan import Plan
-from parallax.profiles.plan_inputs import Measured, read_measured
+from parallax.profiles.plan_inputs import PlanInputs, read_measured
 from parallax.runtime.launcher.job import Job, worker_defaults
-from parallax.runtime.replan.options import replan_wish
-from parallax.runtime.worker.job_message import Parcel
+from parallax.runtime.replan.options import replan_options
+from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.config import Config
 from parallax.settings.environment import (
     Role,
@@ -71,11 +71,11 @@ def job_of(
     """The job of a plan; `mine` is what its workers are to do."""
     from parallax.analysis.reading.launcher_graph import packed
 
-    looks = replan_wish(config, mine) is not None
+    looks = replan_options(config, mine) is not None
     addresses = [host.address for host in cluster.hosts]
-    cluster_profile = read_measured(config.cluster_profile, None) if looks else Measured()
+    cluster_profile = read_measured(config.cluster_profile, None) if looks else PlanInputs()
     cluster_profile.check_names(addresses)
-    parcel = Parcel(
+    parcel = JobMessage(
         plan=plan.to_json(),
         # The one process of a verification has every value of the launcher's: so must the workers.
         graph=packed(graph, math.inf) if mine.role == Role.VERIFY_WORKER else packed(graph),

@@ -21,7 +21,7 @@ from tensorflow.python.framework import meta_graph
 
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.gradients import gradient_updates
-from parallax.analysis.stages import Analysed, analyse, analysed_as, decide, wishes_of
+from parallax.analysis.stages import Analysed, analyse, analysed_as, constraints_of, rewrites_of
 from parallax.errors import PlanError
 from parallax.logger import log
 from parallax.plans.plan import plan_from_json
@@ -29,27 +29,27 @@ from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook, Checkpoints, checkpoints
 from parallax.runtime.guard.guard import Guard
 from parallax.runtime.measure.first_steps import FirstSteps
-from parallax.runtime.measure.options import MeasureWish
+from parallax.runtime.measure.options import MeasureOptions
 from parallax.runtime.replan.change_over import ChangeOver, places_of
-from parallax.runtime.replan.options import ReplanWish
+from parallax.runtime.replan.options import ReplanOptions
 from parallax.runtime.replan.partitions import PartitionSearch, searches
 from parallax.runtime.replan.replan import Replan
 from parallax.runtime.trace.hook import TraceHook
-from parallax.runtime.trace.options import TraceWish, make_ready
+from parallax.runtime.trace.options import TraceOptions, make_ready
 from parallax.runtime.verify.claimed import KeptTensors
 from parallax.runtime.worker.bfloat16 import EffectHook, options_with
 from parallax.runtime.worker.channels import open_channels
 from parallax.runtime.worker.direct import DirectRuns, Finishing, can_be_direct
 from parallax.runtime.worker.graph_files import write_events, write_text
-from parallax.runtime.worker.heartbeat import current_watch
-from parallax.runtime.worker.hooks import LastHook, TrainingRuns, UserHook, Worker, begin_hooks
-from parallax.runtime.worker.job_message import Parcel
+from parallax.runtime.worker.heartbeat import current_heartbeat
+from parallax.runtime.worker.hooks import LastHook, TrainingRuns, UserHook, WorkerContext, begin_hooks
+from parallax.runtime.worker.job_message import JobMessage
 from parallax.runtime.worker.names import Names
 from parallax.runtime.worker.one_graph import launchers_graph, take_launchers_graph
 from parallax.runtime.worker.profile import ProfileHook
-from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, Members, current_members
+from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, ProcessGroup, current_process_group
 from parallax.runtime.worker.run_log import RunLog
-from parallax.runtime.worker.session import Afterwards, Session
+from parallax.runtime.worker.session import BetweenStepsHook, Session
 from parallax.settings.config import Config
 from parallax.settings.parts import CheckPointConfig
 from parallax.transform.building import editor
@@ -64,12 +64,12 @@ _LARGE_BYTES = 64 * 2**20
 def open_session(
     graph: Any,
     config: Config,
-    parcel: Parcel,
+    parcel: JobMessage,
     equal_randomness: bool = False,
     graph_folder: Path | None = None,
-    trace: TraceWish | None = None,
-    measure: MeasureWish | None = None,
-    replan: ReplanWish | None = None,
+    trace: TraceOptions | None = None,
+    measure: MeasureOptions | None = None,
+    replan: ReplanOptions | None = None,
     kept: Path | None = None,
 ) -> tuple[Session, int, int]:
     """The session of this worker, the number of workers and this one's rank; every worker must call it.
@@ -90,8 +90,8 @@ def open_session(
         PlanError: when the plan is not this graph's.
         SessionError: when this process has opened a session before.
     """
-    members = current_members()
-    watch = current_watch()
+    members = current_process_group()
+    watch = current_heartbeat()
     watch.open()
     with watch.run("parallel_run", "parallel_run"):
         size, rank = members.size, members.rank
@@ -102,15 +102,15 @@ def open_session(
         analysed = analysed_as(graph, parcel.spec, digest)
         plan.check_belongs_to(analysed.spec, plan.layout)
         alone, analysed = analysed, _with_hooks(analysed, graph, config)
-        decisions = decide(analysed, plan, equal_randomness)
+        rewrites = rewrites_of(analysed, plan, equal_randomness)
         _agree("plan", plan.to_json())
-        _agree("decisions", repr(decisions))
+        _agree("decisions", repr(rewrites))
         place = _place(members, config, equal_randomness)
-        worker_graph = transform(analysed.captured.view, decisions, place)
+        worker_graph = transform(analysed.captured.view, rewrites, place)
         if rank == 0:
             tell_of_whole_values(worker_graph.cut_whole)
         open_channels(worker_graph.graph_def, members.workers, members.host_workers)
-        worker = Worker(graph, Names(analysed.captured.view, worker_graph), watch, analysed)
+        worker = WorkerContext(graph, Names(analysed.captured.view, worker_graph), watch, analysed)
         worker.follow(plan, worker_graph)
         later = initialization_phases(analysed.captured)[1:]
         if graph_folder is not None:
@@ -133,15 +133,15 @@ def open_session(
         guard = _guard(config, members, worker, analysed, worker_graph)
         monitored, direct, saved = _monitored(graph, worker_graph, config, worker, later, tracing, guard)
         over = ChangeOver(members, worker, analysed, place, worker_graph, saved, guard)
-        afterwards: list[Afterwards] = []
+        afterwards: list[BetweenStepsHook] = []
         if replan is not None and first is not None:
             # The command line goes before the script's settings, and the plan has both.
-            wishes = replace(
-                wishes_of(config, plan.synchronous),
+            constraints = replace(
+                constraints_of(config, plan.synchronous),
                 wire_dtype=plan.wire_dtype,
                 accumulate_steps=plan.accumulate_steps,
             )
-            afterwards.append(Replan(replan, members, worker, first, alone, wishes, over))
+            afterwards.append(Replan(replan, members, worker, first, alone, constraints, over))
         if searches(config, plan, equal_randomness):
             wished = config.of_variables("partitions")
             afterwards.append(PartitionSearch(members, worker, training, alone.spec, wished, over))
@@ -167,17 +167,17 @@ def tell_of_whole_values(values: Sequence[editor.CutWhole]) -> None:
 
 
 def _first_steps(
-    measure: MeasureWish | None,
-    replan: ReplanWish | None,
-    members: Members,
-    worker: Worker,
+    measure: MeasureOptions | None,
+    replan: ReplanOptions | None,
+    members: ProcessGroup,
+    worker: WorkerContext,
     training: TrainingRuns,
     analysed: Analysed,
 ) -> FirstSteps | None:
     """The hook that measures the first steps, if anybody wants to know what they touch."""
     if replan is not None:  # what is measured for a file is measured in the same steps
         path, cluster = (None, "") if measure is None else (measure.path, measure.cluster)
-        measure = MeasureWish(path, replan.steps, cluster)
+        measure = MeasureOptions(path, replan.steps, cluster)
     if measure is None:
         return None
     first = FirstSteps(measure, members, worker, training, analysed)
@@ -187,8 +187,8 @@ def _first_steps(
 
 def _guard(
     config: Config,
-    members: Members,
-    worker: Worker,
+    members: ProcessGroup,
+    worker: WorkerContext,
     analysed: Analysed,
     worker_graph: WorkerGraph,
 ) -> Guard | None:
@@ -208,7 +208,7 @@ def _guard(
     return guard
 
 
-def _place(members: Members, config: Config, equal_randomness: bool) -> editor.Worker:
+def _place(members: ProcessGroup, config: Config, equal_randomness: bool) -> editor.Worker:
     """Which of the workers this is, for the transform."""
     aggregates = config.communication_config.ps_config.local_aggregation
     return editor.Worker(
@@ -232,14 +232,14 @@ def _with_hooks(analysed: Analysed, graph: Any, config: Config) -> Analysed:
 def _agree(what: str, text: str) -> None:
     """Workers that disagree would wait for each other for ever."""
     digest = hashlib.sha256(text.encode()).hexdigest()
-    for rank, other in enumerate(current_members().workers.allgather(digest)):
+    for rank, other in enumerate(current_process_group().workers.allgather(digest)):
         if other != digest:
             raise PlanError(
                 f"All workers must have the same {what}, and worker {rank} has another. Start the job anew."
             )
 
 
-def _profile(config: Config, rank: int, worker: Worker, training: TrainingRuns) -> list[ProfileHook]:
+def _profile(config: Config, rank: int, worker: WorkerContext, training: TrainingRuns) -> list[ProfileHook]:
     """The hook that traces steps, if any are to be traced on this worker."""
     wanted = config.profile_config
     if wanted.profile_dir is None or wanted.profile_worker not in (None, rank):
@@ -248,12 +248,12 @@ def _profile(config: Config, rank: int, worker: Worker, training: TrainingRuns) 
 
 
 def _trace(
-    wish: TraceWish | None, worker: Worker, training: TrainingRuns, worker_graph: WorkerGraph
+    wish: TraceOptions | None, worker: WorkerContext, training: TrainingRuns, worker_graph: WorkerGraph
 ) -> list[TraceHook]:
     """The hook that traces steps of all workers, if any are to be traced."""
     if wish is None:
         return []
-    members = current_members()
+    members = current_process_group()
     make_ready(wish.folder, members.rank)
     hook = TraceHook(wish, members, worker, training, worker_graph.synchronous)
     members.at_end.append(hook.finish)
@@ -264,7 +264,7 @@ def _monitored(
     graph: Any,
     worker_graph: WorkerGraph,
     config: Config,
-    worker: Worker,
+    worker: WorkerContext,
     later: list[list[str]],
     more_hooks: Sequence[Any],
     guard: Guard | None,
@@ -274,7 +274,7 @@ def _monitored(
     The initializers `later` run after the others.
     """
     imported = _imported(graph, worker_graph)
-    members = current_members()
+    members = current_process_group()
     home = f"/job:{WORKER_TASK}/task:{members.rank}" if members.target else None
     with imported.as_default(), tf.device(home):
         hooks = [*(UserHook(hook, worker) for hook in config.hooks), *more_hooks, LastHook(worker)]
@@ -312,7 +312,7 @@ def _held_here(worker_graph: WorkerGraph) -> list[Any]:
     return [v for v in everything if _op_name(v) not in worker_graph.on_servers]
 
 
-def _options(config: Config, members: Members) -> Any:
+def _options(config: Config, members: ProcessGroup) -> Any:
     """The options of this worker's session, which sees the servers and itself.
 
     A worker that is slow or gone then holds up no other session, but by what the two exchange.

@@ -158,7 +158,8 @@ class Settings:
         ),
     )
     claims: bool | None = setting(
-        None, Option((VERIFY,), "also try what the analysis says of every tensor between batch and update", const=True)
+        None,
+        Option((VERIFY,), "also try what the analysis says of every tensor between batch and update", const=True),
     )
     joined_args: str | None = setting(
         None, Option((VERIFY,), "the script's arguments for the one process", "ARGS", parse=_one_a_line)

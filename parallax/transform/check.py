@@ -16,14 +16,14 @@ from typing import Any
 
 from parallax.errors import TransformError
 from parallax.graph.view import Edge, tensor_name
-from parallax.plans.rewrites import Decisions
+from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import Worker
 
 
-def check(graph_def: Any, decisions: Decisions, worker: Worker) -> None:
+def check(graph_def: Any, rewrites: Rewrites, worker: Worker) -> None:
     """Raises TransformError, naming the op, when a promise of a pass does not hold."""
     nodes = {node.name: node for node in graph_def.node}
-    for table in decisions.tables:
+    for table in rewrites.tables:
         if table.servers:
             continue
         wanted = list(table.local_shape(worker.rank, worker.size))[:1]
@@ -34,12 +34,12 @@ def check(graph_def: Any, decisions: Decisions, worker: Worker) -> None:
                     f"{member!r} must have the local shape {[*wanted, *shape[1:]]} on worker {worker.rank}, and has "
                     f"{shape}."
                 )
-    for lookup in decisions.lookups:
+    for lookup in rewrites.lookups:
         if nodes[lookup.node].op != "Identity" and not lookup.combines:
             raise TransformError(
                 f"Lookup {lookup.node!r} of table {lookup.table!r} must be a pull, and is {nodes[lookup.node].op}."
             )
-    for tensor, edge, what in _led_edges(decisions):
+    for tensor, edge, what in _led_edges(rewrites):
         if edge.node not in nodes or _input(nodes[edge.node], edge.slot) == tensor_name(tensor):
             raise TransformError(
                 f"Input {edge.slot} of {edge.node!r} must take {what}, and takes {tensor!r} as it was."
@@ -49,10 +49,10 @@ def check(graph_def: Any, decisions: Decisions, worker: Worker) -> None:
             raise TransformError(f"Random op {node.name!r} must have a seed, and has none.")
 
 
-def check_servers(graph_def: Any, decisions: Decisions) -> None:
+def check_servers(graph_def: Any, rewrites: Rewrites) -> None:
     """Raises TransformError when an op of the worker's own still writes what servers hold."""
     nodes = {node.name: node for node in graph_def.node}
-    for one in decisions.owned:
+    for one in rewrites.owned:
         if one.writes and nodes[one.node].op not in ("NoOp", "Identity"):
             raise TransformError(
                 f"{one.node!r} must write the partitions of {one.table!r} on their servers, and is still "
@@ -60,15 +60,15 @@ def check_servers(graph_def: Any, decisions: Decisions) -> None:
             )
 
 
-def _led_edges(decisions: Decisions) -> list[tuple[str, Edge, str]]:
+def _led_edges(rewrites: Rewrites) -> list[tuple[str, Edge, str]]:
     """(raw tensor, edge, what the edge must take instead) for all edges that passes lead elsewhere."""
-    led = [(s.tensor, e, "scaled gradient rows") for s in decisions.scales for e in s.edges]
-    led += [(r.tensor, e, "the all-reduced value") for r in decisions.all_reduces for e in r.edges]
-    led += [(b.tensor, e, "worker 0's value") for b in decisions.broadcasts for e in b.edges]
-    for cut in decisions.slices:
-        if not decisions.table(cut.table).servers:
+    led = [(s.tensor, e, "scaled gradient rows") for s in rewrites.scales for e in s.edges]
+    led += [(r.tensor, e, "the all-reduced value") for r in rewrites.all_reduces for e in r.edges]
+    led += [(b.tensor, e, "worker 0's value") for b in rewrites.broadcasts for e in b.edges]
+    for cut in rewrites.slices:
+        if not rewrites.table(cut.table).servers:
             led += [(cut.tensor, e, "the local rows") for e in cut.edges]
-    led += [(g.tensor, e, "all rows") for g in decisions.gathers for e in g.edges]
+    led += [(g.tensor, e, "all rows") for g in rewrites.gathers for e in g.edges]
     return led
 
 
@@ -77,11 +77,11 @@ def _input(node: Any, slot: int) -> str:
     return tensor_name(data[slot]) if slot < len(data) else ""
 
 
-def check_exchanges(graph_def: Any, decisions: Decisions) -> None:
+def check_exchanges(graph_def: Any, rewrites: Rewrites) -> None:
     """Raises TransformError when an update still takes joined rows that were to be pushed or collected."""
     nodes = {node.name: node for node in graph_def.node}
-    exchanged = [(*p.values, *p.indices) for p in decisions.pushes if not decisions.table(p.table).servers]
-    exchanged += [(*c.values, *c.indices) for c in decisions.collects]
+    exchanged = [(*p.values, *p.indices) for p in rewrites.pushes if not rewrites.table(p.table).servers]
+    exchanged += [(*c.values, *c.indices) for c in rewrites.collects]
     for edges in exchanged:
         for edge in edges:
             taken = _input(nodes[edge.node], edge.slot)

@@ -9,8 +9,17 @@ import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import GraphView
-from parallax.plans.rewrites import Decisions
-from parallax.transform.building.editor import SCOPE, Counter, Cut, CutWhole, Editor, Keeping, Worker, open_editor
+from parallax.plans.rewrites import Rewrites
+from parallax.transform.building.editor import (
+    SCOPE,
+    Counter,
+    Cut,
+    CutWhole,
+    Editor,
+    GradientAccumulation,
+    Worker,
+    open_editor,
+)
 from parallax.transform.building.wire import Rounding
 from parallax.transform.check import check, check_exchanges, check_servers
 from parallax.transform.passes.accumulate import keep_gradients
@@ -62,7 +71,7 @@ class WorkerGraph:
     synchronous: bool
     cut_whole: tuple[CutWhole, ...]
     accumulate_steps: int = 1
-    keepings: tuple[Keeping, ...] = ()
+    keepings: tuple[GradientAccumulation, ...] = ()
 
 
 def _keep_fetchable(editor: Editor) -> None:
@@ -73,47 +82,47 @@ def _keep_fetchable(editor: Editor) -> None:
                 editor.whole.setdefault(f"{node}:{number}", editor.whole.get(tensor, tensor))
 
 
-def transform(view: GraphView, decisions: Decisions, worker: Worker) -> WorkerGraph:
+def transform(view: GraphView, rewrites: Rewrites, worker: Worker) -> WorkerGraph:
     """Makes the graph of one worker. Pure: the view is not changed, and no cluster or Horovod job is needed.
 
     Raises:
         TransformError: when the graph cannot be edited, or a promise does not hold afterwards.
     """
-    editor = open_editor(view, worker, decisions.terms)
+    editor = open_editor(view, worker, rewrites.terms)
     with editor.scratch.as_default(), tf.name_scope(f"{SCOPE}/"):
-        spread_tables(editor, decisions)
-        place_tables(editor, decisions)
-        keep_gradients(editor, decisions)
-        reduce_gradients(editor, decisions)
-        weigh_losses(editor, decisions)
-        scatter_gradients(editor, decisions)
-        slice_rows(editor, decisions)  # after the broadcasts: a whole value that is fed is worker 0's, then cut
-        exchange_rows(editor, view, decisions)
-        collect_rows(editor, decisions)
-        gather_rows(editor, decisions)
-        run_on_servers(editor, decisions)
+        spread_tables(editor, rewrites)
+        place_tables(editor, rewrites)
+        keep_gradients(editor, rewrites)
+        reduce_gradients(editor, rewrites)
+        weigh_losses(editor, rewrites)
+        scatter_gradients(editor, rewrites)
+        slice_rows(editor, rewrites)  # after the broadcasts: a whole value that is fed is worker 0's, then cut
+        exchange_rows(editor, view, rewrites)
+        collect_rows(editor, rewrites)
+        gather_rows(editor, rewrites)
+        run_on_servers(editor, rewrites)
     _keep_fetchable(editor)
     changed = editor.finish()
-    set_seeds(changed, frozenset(decisions.equal_random_ops), worker)
+    set_seeds(changed, frozenset(rewrites.equal_random_ops), worker)
     set_shards(changed, worker)
-    check(changed, decisions, worker)
-    check_exchanges(changed, decisions)
-    check_servers(changed, decisions)
+    check(changed, rewrites, worker)
+    check_exchanges(changed, rewrites)
+    check_servers(changed, rewrites)
     return WorkerGraph(
         graph_def=changed,
         whole=dict(editor.whole),
-        held_by_row=frozenset(decisions.held_by_row),
+        held_by_row=frozenset(rewrites.held_by_row),
         cuts=tuple(editor.cuts),
         counters=tuple(editor.counters),
         roundings=tuple(editor.wire.roundings),
         counter_initializers=(*editor.counter_initializers, *(r.initializer for r in editor.wire.roundings)),
-        tables=frozenset(m for t in decisions.tables for m in t.members if not (t.mirrored and m == t.op)),
-        spread={m: t.ownership(worker.size) for t in decisions.tables if not t.servers for m in t.members},
-        on_servers=frozenset(editor.partitions) - {t.op for t in decisions.tables if t.mirrored},
+        tables=frozenset(m for t in rewrites.tables for m in t.members if not (t.replicated and m == t.op)),
+        spread={m: t.ownership(worker.size) for t in rewrites.tables if not t.servers for m in t.members},
+        on_servers=frozenset(editor.partitions) - {t.op for t in rewrites.tables if t.replicated},
         partitions={op: tuple(str(part.op.name) for part in parts) for op, parts in editor.partitions.items()},
-        local_variables=frozenset(decisions.local_variables),
-        synchronous=decisions.terms.synchronous,
+        local_variables=frozenset(rewrites.local_variables),
+        synchronous=rewrites.terms.synchronous,
         cut_whole=tuple(editor.cut_whole),
-        accumulate_steps=decisions.terms.accumulate_steps,
+        accumulate_steps=rewrites.terms.accumulate_steps,
         keepings=tuple(editor.keepings),
     )

@@ -23,7 +23,7 @@ from tensorflow.python.framework import op_def_registry
 
 from parallax.errors import TransformError
 from parallax.graph.view import split_tensor
-from parallax.transform.building.editor import SCOPE, Keeping
+from parallax.transform.building.editor import SCOPE, GradientAccumulation
 from parallax.transform.passes.seeds import mixed
 from parallax.transform.pipeline import WorkerGraph
 
@@ -37,7 +37,7 @@ _NAMED = 5  # ops that a message lists
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class SwappedGraph:
     """Another plan's graph in a session that runs.
 
     A random op whose shape comes from rows that a pull gives begins anew, from another seed, so as not to repeat its
@@ -80,7 +80,7 @@ def held_elsewhere(running: WorkerGraph, new: WorkerGraph) -> frozenset[str]:
     )
 
 
-def beside(running: WorkerGraph, names: Mapping[str, str], new: WorkerGraph, number: int) -> Beside:
+def beside(running: WorkerGraph, names: Mapping[str, str], new: WorkerGraph, number: int) -> SwappedGraph:
     """Puts a new plan's graph beside the one that runs.
 
     Args:
@@ -119,7 +119,7 @@ def beside(running: WorkerGraph, names: Mapping[str, str], new: WorkerGraph, num
             redrawn.append(name)
         _give_own_state(copy, name, prefix)
         _forget_places_outside(added.node.add(), copy, prefix)
-    return Beside(_in_session(new, whole, here), here, added, tuple(sorted(redrawn)))
+    return SwappedGraph(_in_session(new, whole, here), here, added, tuple(sorted(redrawn)))
 
 
 def _changed(running: WorkerGraph, new: WorkerGraph) -> set[str]:
@@ -262,7 +262,8 @@ def _in_session(new: WorkerGraph, graph_def: Any, names: Mapping[str, str]) -> W
         counter_initializers=tensors(new.counter_initializers),
         partitions={op: tensors(parts) for op, parts in new.partitions.items()},
         keepings=tuple(
-            Keeping(one.source, tensors(one.begin), tensors(one.add), tensors(one.take)) for one in new.keepings
+            GradientAccumulation(one.source, tensors(one.begin), tensors(one.add), tensors(one.take))
+            for one in new.keepings
         ),
     )
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 from parallax.graph.spec import GraphSpec, Slot, VariableSpec
 from parallax.plans.plan import Layout
-from parallax.profiles.plan_inputs import Measured
-from parallax.profiles.profiles import OPERATIONS, ClusterProfile, HostProfile, Line, ModelProfile, TableProfile
+from parallax.profiles.plan_inputs import PlanInputs
+from parallax.profiles.profiles import OPERATIONS, AlphaBeta, ClusterProfile, HostProfile, ModelProfile, TableProfile
 from tests.analysis.specs import dense, sparse, spec
 
 LINES = {
-    "allreduce": Line(4e-4, 2e-4, 1e-9, 0.05, 20),
-    "alltoall": Line(3e-4, 1e-4, 1e-9, 0.05, 20),
-    "allgather": Line(4e-4, 2e-4, 2e-9, 0.05, 20),
-    "pull": Line(9e-4, 1e-4, 3e-9, 0.05, 20),
-    "push": Line(9e-4, 1e-4, 3e-9, 0.05, 20),
+    "allreduce": AlphaBeta(4e-4, 2e-4, 1e-9, 0.05, 20),
+    "alltoall": AlphaBeta(3e-4, 1e-4, 1e-9, 0.05, 20),
+    "allgather": AlphaBeta(4e-4, 2e-4, 2e-9, 0.05, 20),
+    "pull": AlphaBeta(9e-4, 1e-4, 3e-9, 0.05, 20),
+    "push": AlphaBeta(9e-4, 1e-4, 3e-9, 0.05, 20),
 }
 COLLECTIVES = ("allreduce", "alltoall", "allgather")
 MB = 1_000_000
@@ -54,7 +54,7 @@ def scaled(profile: ClusterProfile, factor: float) -> ClusterProfile:
     return replace(profile, hosts=tuple(hosts))
 
 
-def drawn(seed: int, servers: bool) -> tuple[GraphSpec, Layout, Measured]:
+def drawn(seed: int, servers: bool) -> tuple[GraphSpec, Layout, PlanInputs]:
     """A small model on a few hosts, all of it at random: sizes, rows, lines, links, memory, workers of hosts."""
     draw = random.Random(seed)
     number = draw.choice([1, 2, 2, 3, 4])
@@ -63,7 +63,7 @@ def drawn(seed: int, servers: bool) -> tuple[GraphSpec, Layout, Measured]:
     slow = draw.randrange(number)
     rate = 10 ** draw.uniform(6.5, 9.5)
     lines = {
-        operation: Line(
+        operation: AlphaBeta(
             *(10 ** draw.uniform(low, high) for low, high in ((-5, -3), (-6, -4), (-10, -8.5))),
             residual=0.05,
             samples=9,
@@ -84,7 +84,7 @@ def drawn(seed: int, servers: bool) -> tuple[GraphSpec, Layout, Measured]:
     ]
     layout = Layout(workers, tuple(range(min(number, 2))) if servers else ())
     more = {"compute_s": 0.01, "overlap_s": draw.choice([None, 0.004])}
-    return found, layout, Measured(ClusterProfile(1, tuple(hosts), lines, lines), model(*tables, **more))
+    return found, layout, PlanInputs(ClusterProfile(1, tuple(hosts), lines, lines), model(*tables, **more))
 
 
 def _drawn_variable(draw: random.Random, number: int) -> VariableSpec:

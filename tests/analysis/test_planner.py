@@ -13,13 +13,13 @@ from parallax.analysis.planner import make_plan as plan_of_layout
 from parallax.analysis.planner import terms_of
 from parallax.errors import PlanError
 from parallax.graph.spec import GraphSpec, Part, VariableClass, VariableSpec
-from parallax.plans.plan import Plan, RouteCost, Wishes, one_host, plan_from_json
+from parallax.plans.plan import Plan, PlanConstraints, RouteCost, one_host, plan_from_json
 from parallax.report.text import explanation, plan_table
 from tests.analysis.specs import dense, sparse, spec
 
 
-def make_plan(of: GraphSpec, workers: int, servers: int = 1, **wishes: Any) -> Plan:
-    return plan_of_layout(of, one_host(workers, servers), Wishes(**wishes))
+def make_plan(of: GraphSpec, workers: int, servers: int = 1, **constraints: Any) -> Plan:
+    return plan_of_layout(of, one_host(workers, servers), PlanConstraints(**constraints))
 
 
 def routes(plan: Plan) -> dict[str, str]:

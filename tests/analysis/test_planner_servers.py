@@ -11,8 +11,8 @@ import pytest
 from parallax.analysis.planner import make_plan, placements, terms_of
 from parallax.errors import PlanError
 from parallax.graph.spec import GraphSpec, Part, VariableClass, VariableSpec
-from parallax.plans.plan import Layout, RouteCost, Wishes, one_host, plan_from_json
-from parallax.plans.rewrites import Placement, Terms
+from parallax.plans.plan import Layout, PlanConstraints, RouteCost, one_host, plan_from_json
+from parallax.plans.rewrites import Placement, TrainingMode
 from parallax.report.text import explanation, plan_table
 from tests.analysis.specs import dense, sparse, spec
 
@@ -41,28 +41,28 @@ def every_kind() -> GraphSpec:
     return spec(dense(), sparse(), tied(), frozen(), counter())
 
 
-def routes(layout: Layout, of: GraphSpec | None = None, **wishes: Any) -> dict[str, str]:
-    return {v.name: v.route for v in make_plan(of or every_kind(), layout, Wishes(**wishes)).variables}
+def routes(layout: Layout, of: GraphSpec | None = None, **constraints: Any) -> dict[str, str]:
+    return {v.name: v.route for v in make_plan(of or every_kind(), layout, PlanConstraints(**constraints)).variables}
 
 
-def refused(message: str, of: GraphSpec, layout: Layout, **wishes: Any) -> None:
+def refused(message: str, of: GraphSpec, layout: Layout, **constraints: Any) -> None:
     with pytest.raises(PlanError, match=message):
-        make_plan(of, layout, Wishes(**wishes))
+        make_plan(of, layout, PlanConstraints(**constraints))
 
 
 def test_run_option_ps_puts_every_trained_variable_on_servers() -> None:
-    plan = make_plan(every_kind(), TWO_HOSTS, Wishes("PS"))
+    plan = make_plan(every_kind(), TWO_HOSTS, PlanConstraints("PS"))
     on_servers = {v.name: v.reason for v in plan.variables if v.route == "ps"}
     assert on_servers == dict.fromkeys(("w", "emb", "tied"), "run option PS")
     assert {v.name: v.route for v in plan.variables if v.name not in on_servers} == {
         "frozen": "none",
         "global_step": "none",
     }
-    assert plan.servers == (0, 1) and terms_of(plan) == Terms(True, True, "servers")
+    assert plan.servers == (0, 1) and terms_of(plan) == TrainingMode(True, True, "servers")
 
 
 def test_run_option_mpi_plans_no_servers_and_refuses_them_by_name() -> None:
-    plan = make_plan(every_kind(), HOSTS_FOR_SERVERS, Wishes("MPI"))
+    plan = make_plan(every_kind(), HOSTS_FOR_SERVERS, PlanConstraints("MPI"))
     assert "ps" not in {v.route for v in plan.variables} and plan.servers == ()
     refused("impossible for emb: run option MPI", every_kind(), TWO_HOSTS, run_option="MPI", routes={"emb": "ps"})
 
@@ -74,7 +74,7 @@ def test_asynchronous_training_puts_counters_on_servers_too(run_option: str) -> 
 
 
 def test_asynchronous_training_says_so_in_the_plan() -> None:
-    plan = make_plan(every_kind(), TWO_HOSTS, Wishes(synchronous=False))
+    plan = make_plan(every_kind(), TWO_HOSTS, PlanConstraints(synchronous=False))
     assert plan.variable("w").reason == "asynchronous training"
     assert plan.variable("frozen").reason == "no gradient: each worker's own, as none waits for the others"
     assert plan.notes == ("asynchronous: every worker updates what the servers hold by itself",)
@@ -98,7 +98,7 @@ def test_asynchronous_training_refuses_what_cannot_be_on_servers_with_the_reason
 def test_synchronous_training_keeps_another_route_for_what_cannot_be_on_servers() -> None:
     found = routes(TWO_HOSTS, spec(odd(), dense()), run_option="PS")
     assert found == {"odd": "allgather", "w": "ps"}
-    plan = make_plan(every_kind(), TWO_HOSTS, Wishes("PS", refused={"emb": "a moving average reads it"}))
+    plan = make_plan(every_kind(), TWO_HOSTS, PlanConstraints("PS", refused={"emb": "a moving average reads it"}))
     (why,) = [r.note for r in plan.variable("emb").rejected if r.route == "ps"]
     assert (plan.variable("emb").route, why) == ("alltoall", "impossible: a moving average reads it")
 
@@ -134,13 +134,13 @@ def test_hybrid_puts_what_is_looked_up_by_row_on_hosts_for_servers() -> None:
 
 
 def test_hybrid_obeys_a_wish_for_servers() -> None:
-    plan = make_plan(every_kind(), TWO_HOSTS, Wishes(routes={"w": "ps"}))
+    plan = make_plan(every_kind(), TWO_HOSTS, PlanConstraints(routes={"w": "ps"}))
     assert (plan.variable("w").route, plan.variable("emb").route) == ("ps", "alltoall")
     assert plan.servers == (0, 1)
 
 
 def test_what_servers_cost_is_what_the_formulas_say() -> None:
-    plan = make_plan(every_kind(), TWO_HOSTS, Wishes("PS"))
+    plan = make_plan(every_kind(), TWO_HOSTS, PlanConstraints("PS"))
     # 50 rows: a 4-byte id out, 8 floats back, 8 floats and an 8-byte row number out; or the whole there and back.
     assert plan.variable("emb").cost == RouteCost("ps", 50 * (4 + 32 + 32 + 8), 4)
     assert plan.variable("w").cost == RouteCost("ps", 2 * 160, 2)
@@ -149,16 +149,16 @@ def test_what_servers_cost_is_what_the_formulas_say() -> None:
 
 def test_a_variable_that_workers_need_whole_is_mirrored() -> None:
     of = every_kind()
-    found = placements(of, make_plan(of, TWO_HOSTS, Wishes("PS", partitions={"emb": 3})))
-    assert {name: p.mirrored for name, p in found.items()} == {"emb": False, "w": True, "tied": True}
+    found = placements(of, make_plan(of, TWO_HOSTS, PlanConstraints("PS", partitions={"emb": 3})))
+    assert {name: p.replicated for name, p in found.items()} == {"emb": False, "w": True, "tied": True}
     # The largest, tied, is on server 0; of three partitions of the next one two go to the other.
-    assert (found["tied"].servers, found["emb"]) == ((0,), Placement((1, 0, 1), mirrored=False))
+    assert (found["tied"].servers, found["emb"]) == ((0,), Placement((1, 0, 1), replicated=False))
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 3, 7, 13, 997, 1000])
 @pytest.mark.parametrize("servers", [1, 2, 5])
 def test_any_number_of_partitions_can_be_asked_for_and_every_row_has_one_owner(partitions: int, servers: int) -> None:
-    plan = make_plan(spec(sparse()), one_host(2, servers), Wishes("PS", partitions={"emb": partitions}))
+    plan = make_plan(spec(sparse()), one_host(2, servers), PlanConstraints("PS", partitions={"emb": partitions}))
     planned = plan.variable("emb")
     (server_by_partition,) = planned.servers
     assert len(server_by_partition) == partitions
@@ -180,7 +180,7 @@ def test_partitions_of_what_is_not_on_servers_are_refused() -> None:
 
 
 def test_a_plan_with_servers_reads_back_as_it_was_written() -> None:
-    plan = make_plan(every_kind(), TWO_HOSTS, Wishes("PS", average_sparse=False, partitions={"emb": 3}))
+    plan = make_plan(every_kind(), TWO_HOSTS, PlanConstraints("PS", average_sparse=False, partitions={"emb": 3}))
     assert plan_from_json(plan.to_json()) == plan
     assert plan.notes == ("sparse gradients are summed over the workers, not averaged",)
     assert json.loads(plan.to_json())["servers"] == [0, 1]
@@ -188,7 +188,7 @@ def test_a_plan_with_servers_reads_back_as_it_was_written() -> None:
 
 @pytest.mark.parametrize("layout", [Layout((3, 1), (0, 1)), Layout((4,), (0, 0)), Layout((2, 2), (0, 0, 1))])
 def test_a_plan_for_another_layout_is_refused(layout: Layout) -> None:
-    plan = make_plan(every_kind(), TWO_HOSTS, Wishes("PS"))
+    plan = make_plan(every_kind(), TWO_HOSTS, PlanConstraints("PS"))
     plan.check_belongs_to(every_kind(), TWO_HOSTS)
     with pytest.raises(PlanError, match=r"hosts with \[2, 2\] workers and servers on hosts \[0, 1\], and the job has"):
         plan.check_belongs_to(every_kind(), layout)
@@ -201,9 +201,9 @@ def test_a_plan_without_servers_fits_any_servers() -> None:
 
 def test_the_table_and_the_explanation_show_hosts_servers_and_what_each_holds(golden) -> None:
     of = spec(dense(), sparse(), sparse("long", (100_000, 64)), sparse("unknown", ids=None), frozen())
-    wishes = Wishes("PS", partitions={"emb": 3, "w": 1, "long": 40})
-    spread = make_plan(of, Layout((2, 2, 0), (0, 1, 2, 2)), wishes)
-    one = make_plan(of, one_host(2, 2), replace(wishes, synchronous=False))
+    constraints = PlanConstraints("PS", partitions={"emb": 3, "w": 1, "long": 40})
+    spread = make_plan(of, Layout((2, 2, 0), (0, 1, 2, 2)), constraints)
+    one = make_plan(of, one_host(2, 2), replace(constraints, synchronous=False))
     hybrid = make_plan(of, HOSTS_FOR_SERVERS)
     shown = [plan_table(spread), *(explanation(spread, n) for n in ("emb", "long", "w")), plan_table(one)]
     golden("plan_table_servers.txt", "\n".join([*shown, explanation(one, "emb"), plan_table(hybrid)]))

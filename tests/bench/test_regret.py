@@ -16,7 +16,7 @@ from ops.bench.regret.measure import Wanted, measured_cases
 from ops.lab import why_not
 from parallax.analysis.planner import make_plan
 from parallax.plans.plan import Layout
-from parallax.profiles.plan_inputs import Measured
+from parallax.profiles.plan_inputs import PlanInputs
 from tests.analysis.measured import MB, equal_hosts
 from tests.analysis.specs import sparse, spec
 
@@ -66,7 +66,7 @@ def test_cases_that_were_measured_are_not_measured_again(tmp_path: Path) -> None
 
 def test_a_flip_point_is_taken_from_the_plan_where_a_lab_can_emulate_both_sides() -> None:
     of = spec(sparse("emb", (2000, 64), 900))
-    plan = make_plan(of, Layout((1,) * 3), None, Measured(equal_hosts(3, 25 * MB)))
+    plan = make_plan(of, Layout((1,) * 3), None, PlanInputs(equal_hosts(3, 25 * MB)))
     planned = replace(case((0.01,)), choices=(choice("alltoall", 0.01, plan.to_json()),))
     (variable,) = plan.variables
     links = [flip for flip in variable.flips if flip.quantity == "link"]

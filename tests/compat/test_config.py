@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import parallax
-from parallax.analysis.stages import wishes_of
+from parallax.analysis.stages import constraints_of
 from parallax.settings.config import moot_settings
 
 ROOT = Path(__file__).parents[2]
@@ -145,8 +145,8 @@ def test_records_and_mappings_of_variables_are_one():
     assert config.of_variables("route") == {"emb": "ps", "w": "allreduce"}
     assert config.of_variables("partitions") == {"emb": 4}
     assert config.of_variables("touched_rows") == {"emb": 7, "other": 2}
-    wishes = wishes_of(config)
-    assert (wishes.routes, wishes.partitions) == ({"emb": "ps", "w": "allreduce"}, {"emb": 4})
+    constraints = constraints_of(config)
+    assert (constraints.routes, constraints.partitions) == ({"emb": "ps", "w": "allreduce"}, {"emb": 4})
 
 
 def test_a_record_and_a_mapping_that_say_different_things_are_refused():

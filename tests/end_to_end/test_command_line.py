@@ -12,7 +12,7 @@ import pytest
 
 from parallax.errors import LaunchError
 from parallax.plans.plan import plan_from_json
-from parallax.profiles.profiles import ClusterProfile, HostProfile, Line
+from parallax.profiles.profiles import AlphaBeta, ClusterProfile, HostProfile
 from parallax.report.html.page import plan_page
 from parallax.runtime import make_job
 
@@ -54,7 +54,7 @@ def test_a_variable_is_explained(start):
 
 
 def test_a_plan_with_a_cluster_profile_is_in_milliseconds(start, write):
-    lines = {operation: Line(1e-3, 1e-4, 1e-9, 0.1, 9) for operation in ("allreduce", "alltoall", "allgather")}
+    lines = {operation: AlphaBeta(1e-3, 1e-4, 1e-9, 0.1, 9) for operation in ("allreduce", "alltoall", "allgather")}
     write("cluster.json", ClusterProfile(1, (HostProfile("localhost", 2, 1 << 30, 0.0, 0.0),), {}, lines).to_json())
     done = start(*CLI, "plan", "--workers", 2, "--cluster", "cluster.json", MODEL, "--batch", 6).finish()
     assert done.status == 0, str(done)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from parallax.plans.plan import read_plan
 from parallax.profiles.plan_inputs import read_measured
-from parallax.profiles.profiles import ClusterProfile, HostProfile, Line
+from parallax.profiles.profiles import AlphaBeta, ClusterProfile, HostProfile
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -23,7 +23,7 @@ SERVED = ("pull", "push")
 
 def profile(slow=(), operations=("allreduce", "allgather", "alltoall")):
     """Links by which bytes cost so much that the route with the fewest is far ahead of all others but the slow ones."""
-    lines = {one: Line(1e-4, 1e-5, 1e-3 if one in slow else 1e-6, 0.1, 9) for one in operations}
+    lines = {one: AlphaBeta(1e-4, 1e-5, 1e-3 if one in slow else 1e-6, 0.1, 9) for one in operations}
     return ClusterProfile(1, (HostProfile("localhost", 2, 64 << 30, 0.0, 0.0),), {}, lines).to_json()
 
 

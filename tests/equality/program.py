@@ -34,15 +34,15 @@ import tensorflow as tf  # noqa: E402
 
 from parallax.analysis.planner import make_plan  # noqa: E402
 from parallax.analysis.reading.capture import capture, initialization_phases  # noqa: E402
-from parallax.analysis.stages import analyse, decide, feasible  # noqa: E402
+from parallax.analysis.stages import analyse, feasible, rewrites_of  # noqa: E402
 from parallax.errors import PlanError  # noqa: E402
-from parallax.plans.plan import Wishes, one_host  # noqa: E402
+from parallax.plans.plan import PlanConstraints, one_host  # noqa: E402
 from parallax.runtime.guard.guard import Guard  # noqa: E402
 from parallax.runtime.verify import difference  # noqa: E402
 from parallax.runtime.worker import hooks  # noqa: E402
 from parallax.runtime.worker.accumulation import Accumulation  # noqa: E402
 from parallax.runtime.worker.channels import open_channels  # noqa: E402
-from parallax.runtime.worker.heartbeat import Watch  # noqa: E402
+from parallax.runtime.worker.heartbeat import Heartbeat  # noqa: E402
 from parallax.runtime.worker.names import Names  # noqa: E402
 from parallax.runtime.worker.ranks import hold_port  # noqa: E402
 from parallax.settings.environment import listening_on  # noqa: E402
@@ -159,7 +159,7 @@ def plan_of(analysed, route, size, servers):
         several.update({v.name: 2 for v in analysed.spec.variables if v.cls.value == "dense" and v.rows >= 2})
         while True:
             try:
-                return feasible(analysed, layout, Wishes("PS", partitions=several))
+                return feasible(analysed, layout, PlanConstraints("PS", partitions=several))
             except PlanError:  # one of them is not on servers
                 several.popitem()
     routes = {}
@@ -168,12 +168,12 @@ def plan_of(analysed, route, size, servers):
             continue
         try:
             wanted = {variable.name: route.removeprefix("hybrid ")}
-            make_plan(analysed.spec, layout, Wishes(routes=wanted))
+            make_plan(analysed.spec, layout, PlanConstraints(routes=wanted))
             routes.update(wanted)
         except PlanError:
             continue
     try:
-        return feasible(analysed, layout, Wishes(routes=routes))
+        return feasible(analysed, layout, PlanConstraints(routes=routes))
     except PlanError:  # propagation refused one of them
         return make_plan(analysed.spec, layout)
 
@@ -225,12 +225,12 @@ def workers(made_of, route, updates, rank, size, servers):
         at = tuple(number % size for number in range(len(plan.servers)))
         worker = replace(worker, hosts=tuple(range(size)), servers=at)
     routes = {v.name: f"{v.cls.value} by {v.route}" for v in plan.variables}
-    decisions = decide(analysed, plan, equal_randomness=True)
+    rewrites = rewrites_of(analysed, plan, equal_randomness=True)
     # All that the transform and the run after it are given of a plan.
-    rewrite = (decisions, replace(worker, rank=0), plan.accumulate_steps)
+    rewrite = (rewrites, replace(worker, rank=0), plan.accumulate_steps)
     if rewrite in made_of.trained:
         return made_of.trained[rewrite], routes
-    made = transform(analysed.captured.view, decisions, worker)
+    made = transform(analysed.captured.view, rewrites, worker)
     wait_for_all()  # rank 0 has trained the one process meanwhile
     neighbours = MPI.COMM_WORLD.Split(worker.hosts[rank], rank) if worker.merges_in_host else None
     open_channels(made.graph_def, MPI.COMM_WORLD, neighbours)
@@ -238,7 +238,7 @@ def workers(made_of, route, updates, rank, size, servers):
     imported = tf.Graph()
     with imported.as_default():
         tf.graph_util.import_graph_def(made.graph_def, name="")
-        held = hooks.Worker(graph, names, Watch(), analysed)
+        held = hooks.WorkerContext(graph, names, Heartbeat(), analysed)
         guard = Guard(held, MPI.COMM_WORLD, analysed.captured.view, frozenset())
         guard.follow(made)
     target, config = (servers.target, servers.config) if plan.servers else ("", None)

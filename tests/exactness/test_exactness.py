@@ -16,7 +16,7 @@ from ops.exactness.runs import Built
 from ops.exactness.shrink import shrunk
 from ops.exactness.trial import ROUTES, Outcome, try_program
 from parallax.analysis.reading.capture import capture
-from parallax.plans.rewrites import Decisions
+from parallax.plans.rewrites import Rewrites
 
 PLAIN = Program(
     title="A lookup and a dense layer.",
@@ -43,8 +43,8 @@ OPEN: dict[int, str] = {49: "float32 sums of gradients are off by 4e-4 of the la
 """Graphs of the seed whose faults are known and not mended yet; a mended one must be taken out."""
 
 
-def without_all_reduces(decisions: Decisions) -> Decisions:
-    return replace(decisions, all_reduces=())
+def without_all_reduces(rewrites: Rewrites) -> Rewrites:
+    return replace(rewrites, all_reduces=())
 
 
 def test_a_transform_broken_on_purpose_is_wrong_with_a_minimal_program_that_runs() -> None:

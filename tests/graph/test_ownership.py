@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parallax.graph.ownership import Ownership
-from parallax.transform.building.transports import askers
+from parallax.transform.building.transports import requesters
 
 OWNERSHIPS = [
     *(Ownership.even(holders) for holders in (1, 2, 3, 4, 7)),
@@ -79,4 +79,4 @@ def test_a_pattern_names_holders_and_nobody_else() -> None:
 def test_rows_of_other_hosts_are_asked_for_by_whoever_has_least_to_ask(
     hosts: tuple[int, ...], host: int, pattern: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    assert askers(hosts, host, pattern) == expected
+    assert requesters(hosts, host, pattern) == expected

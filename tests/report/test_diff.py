@@ -13,7 +13,7 @@ import pytest
 from parallax import cli
 from parallax.analysis.planner import make_plan
 from parallax.graph.spec import VariableClass
-from parallax.plans.plan import Layout, Plan, VariablePlan, Wishes, plan_from_json
+from parallax.plans.plan import Layout, Plan, PlanConstraints, VariablePlan, plan_from_json
 from parallax.plans.prediction import Flip, Prediction
 from parallax.report.diff import difference_text, differences
 from tests.analysis.measured import MB
@@ -37,8 +37,8 @@ def diff(capsys: pytest.CaptureFixture[str], *files: Path) -> tuple[int, str, st
 
 
 def test_plans_of_two_clusters(golden: Callable[[str, str], None]) -> None:
-    wishes = Wishes(routes={"embedding": "ps", "positions": "allreduce"})
-    served = make_plan(language_model(), Layout((2, 2), (0, 1)), wishes)
+    constraints = PlanConstraints(routes={"embedding": "ps", "positions": "allreduce"})
+    served = make_plan(language_model(), Layout((2, 2), (0, 1)), constraints)
     found = [differences(untimed(), served), differences(timed(), timed(250 * MB)), differences(timed(), served)]
     golden("plan_differences.txt", "\n".join(difference_text(d, ("first.json", "second.json")) for d in found))
 

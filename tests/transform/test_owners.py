@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading import record
-from parallax.analysis.stages import Analysed, analyse, decide, plan_for
+from parallax.analysis.stages import Analysed, analyse, plan_for, rewrites_of
 from parallax.errors import PlanError
 from parallax.graph.ownership import Ownership
-from parallax.plans.plan import Plan, Wishes, one_host, plan_from_json
+from parallax.plans.plan import Plan, PlanConstraints, one_host, plan_from_json
 from parallax.report.text import explanation, plan_table
 from parallax.settings.config import Config
 from parallax.transform.building.all_to_all import ALL_TO_ALL
@@ -41,7 +41,7 @@ def planned(patterns: dict[str, tuple[int, ...]], workers: int = 3, route: str =
     with graph.as_default():
         two_tables(6)
     analysed = analyse(graph)
-    plan = make_plan(analysed.spec, one_host(workers), Wishes(routes={"a": route, "b": route}))
+    plan = make_plan(analysed.spec, one_host(workers), PlanConstraints(routes={"a": route, "b": route}))
     owned = tuple(replace(v, owner_pattern=patterns.get(v.name, ())) for v in plan.variables)
     return analysed, replace(plan, variables=owned)
 
@@ -49,7 +49,7 @@ def planned(patterns: dict[str, tuple[int, ...]], workers: int = 3, route: str =
 def exchanges(patterns: dict[str, tuple[int, ...]]) -> int:
     """How many all-to-alls the graph of a worker has."""
     analysed, plan = planned(patterns)
-    made = transform(analysed.captured.view, decide(analysed, plan), Worker(0, 3, 7))
+    made = transform(analysed.captured.view, rewrites_of(analysed, plan), Worker(0, 3, 7))
     return sum(n.op == ALL_TO_ALL for n in made.graph_def.node)
 
 
@@ -62,7 +62,7 @@ def test_tables_of_one_pattern_share_an_exchange_and_others_do_not() -> None:
 @pytest.mark.parametrize(("rank", "rows"), [(0, 40), (1, 0), (2, 60)])
 def test_tables_and_slots_have_the_shape_of_what_their_worker_owns(rank: int, rows: int) -> None:
     analysed, plan = planned({"a": (0, 2, 2, 2, 0)})
-    made = transform(analysed.captured.view, decide(analysed, plan), Worker(rank, 3, 7))
+    made = transform(analysed.captured.view, rewrites_of(analysed, plan), Worker(rank, 3, 7))
     shapes = {n.name: [d.size for d in n.attr["shape"].shape.dim] for n in made.graph_def.node}
     assert shapes["a"] == shapes["a/Adagrad"] == [rows, 8]
     assert made.spread["a/Adagrad"] == Ownership((0, 2, 2, 2, 0), 3)

@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.reading import record
-from parallax.analysis.stages import analyse, decide, feasible
+from parallax.analysis.stages import analyse, feasible, rewrites_of
 from parallax.errors import TransformError
 from parallax.graph.view import GraphView
-from parallax.plans.plan import Layout, Wishes, fronts_of, one_host
-from parallax.plans.rewrites import Decisions
+from parallax.plans.plan import Layout, PlanConstraints, one_host, server_proxies
+from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.all_to_all import ALL_TO_ALL
 from parallax.transform.building.editor import Worker
 from parallax.transform.check import check_servers
@@ -38,21 +38,23 @@ def one_lookup(rows: int) -> None:
 
 
 def decided(
-    build: Any, resource: bool = True, workers: int = 2, layout: Layout | None = None, **wishes: Any
-) -> tuple[GraphView, Decisions]:
+    build: Any, resource: bool = True, workers: int = 2, layout: Layout | None = None, **constraints: Any
+) -> tuple[GraphView, Rewrites]:
     graph = tf.Graph()
     with graph.as_default(), v1.variable_scope("", use_resource=resource):
         v1.set_random_seed(3)
         build(6)
     analysed = analyse(graph)
-    plan = feasible(analysed, layout or one_host(workers, SERVERS), Wishes(**{"run_option": "PS", **wishes}))
-    return analysed.captured.view, decide(analysed, plan)
+    plan = feasible(
+        analysed, layout or one_host(workers, SERVERS), PlanConstraints(**{"run_option": "PS", **constraints})
+    )
+    return analysed.captured.view, rewrites_of(analysed, plan)
 
 
-def both(build: Any, **wishes: Any) -> list[WorkerGraph]:
+def both(build: Any, **constraints: Any) -> list[WorkerGraph]:
     """The graphs of both workers."""
-    view, decisions = decided(build, **wishes)
-    return [transform(view, decisions, Worker(rank, 2, 7, servers=(0,) * SERVERS)) for rank in range(2)]
+    view, rewrites = decided(build, **constraints)
+    return [transform(view, rewrites, Worker(rank, 2, 7, servers=(0,) * SERVERS)) for rank in range(2)]
 
 
 def horovod(made: WorkerGraph, where: str = "") -> list[str]:
@@ -94,9 +96,9 @@ def test_updates_are_on_servers_only_and_worker_0s_only(optimizer: str, resource
     def build(rows: int) -> None:
         models.two_lookups(rows, optimizer, False)
 
-    view, decisions = decided(build, resource, partitions=PARTITIONS)
-    names = {one.node for one in decisions.owned if one.writes and not one.initial}
-    zero, one = (transform(view, decisions, Worker(rank, 2, 7, servers=(0,) * SERVERS)) for rank in range(2))
+    view, rewrites = decided(build, resource, partitions=PARTITIONS)
+    names = {one.node for one in rewrites.owned if one.writes and not one.initial}
+    zero, one = (transform(view, rewrites, Worker(rank, 2, 7, servers=(0,) * SERVERS)) for rank in range(2))
     written = [n for n in zero.graph_def.node if n.name.startswith("parallax/server/") and _node(n.name) in names]
     assert {_node(n.name) for n in written} == names and all("/job:ps/" in n.device for n in written)
     assert not [n.name for n in one.graph_def.node if _node(n.name) in names and n.op != "NoOp" and "ps" in n.device]
@@ -166,10 +168,10 @@ def test_in_each_meeting_one_gives_what_another_takes() -> None:
 
 def with_hosts(route: str, synchronous: bool = True) -> WorkerGraph:
     """The graph of worker 1 of four on two hosts, who merge what they ask for."""
-    wishes: dict[str, Any] = {"run_option": "HYBRID", "routes": {"emb": route}} if synchronous else {}
-    view, decisions = decided(one_lookup, workers=4, synchronous=synchronous, **wishes)
+    constraints: dict[str, Any] = {"run_option": "HYBRID", "routes": {"emb": route}} if synchronous else {}
+    view, rewrites = decided(one_lookup, workers=4, synchronous=synchronous, **constraints)
     worker = Worker(1, 4, 7, hosts=(0, 0, 1, 1), merges_in_host=True, servers=(0,) * SERVERS)
-    return transform(view, decisions, worker)
+    return transform(view, rewrites, worker)
 
 
 @pytest.mark.parametrize(
@@ -192,12 +194,12 @@ def test_workers_of_a_host_merge_what_they_ask_for(route: str, pull: list[str], 
 
 def apart(servers: tuple[int, ...], synchronous: bool = True) -> list[WorkerGraph]:
     """The graphs of three workers on hosts of their own, with servers on some hosts."""
-    wishes: dict[str, Any] = {"run_option": "HYBRID", "routes": {"emb": "ps"}} if synchronous else {}
+    constraints: dict[str, Any] = {"run_option": "HYBRID", "routes": {"emb": "ps"}} if synchronous else {}
     hosts = (0, 1, 2)
     layout = Layout(tuple(int(host in hosts) for host in range(max(*hosts, *servers) + 1)), servers)
-    wishes["partitions"] = {"emb": len(servers)}
-    view, decisions = decided(one_lookup, layout=layout, synchronous=synchronous, **wishes)
-    return [transform(view, decisions, Worker(rank, 3, 7, hosts=hosts, servers=servers)) for rank in hosts]
+    constraints["partitions"] = {"emb": len(servers)}
+    view, rewrites = decided(one_lookup, layout=layout, synchronous=synchronous, **constraints)
+    return [transform(view, rewrites, Worker(rank, 3, 7, hosts=hosts, servers=servers)) for rank in hosts]
 
 
 def on_servers(made: WorkerGraph, op: str) -> list[str]:
@@ -247,7 +249,7 @@ def test_without_fronts_every_worker_asks_every_server(servers: tuple[int, ...],
     ],
 )
 def test_who_asks_a_server_for_all(hosts: tuple[int, ...], servers: tuple[int, ...], fronts: tuple[int, ...]):
-    assert fronts_of(hosts, servers) == fronts
+    assert server_proxies(hosts, servers) == fronts
 
 
 def test_asynchronous_workers_merge_nothing_with_their_host() -> None:
@@ -255,15 +257,15 @@ def test_asynchronous_workers_merge_nothing_with_their_host() -> None:
 
 
 def test_an_update_left_in_the_worker_is_found_and_its_op_named() -> None:
-    view, decisions = decided(two_lookups)
-    made = transform(view, decisions, Worker(0, 2, 7, servers=(0,) * SERVERS)).graph_def
-    check_servers(made, decisions)
-    one = next(o for o in decisions.owned if o.writes and not o.initial)
+    view, rewrites = decided(two_lookups)
+    made = transform(view, rewrites, Worker(0, 2, 7, servers=(0,) * SERVERS)).graph_def
+    check_servers(made, rewrites)
+    one = next(o for o in rewrites.owned if o.writes and not o.initial)
     node = next(n for n in made.node if n.name == one.node)
     node.CopyFrom(view.nodes[one.node])
     message = f"'{one.node}' must write the partitions of '{one.table}' on their servers, and is still {node.op}"
     with pytest.raises(TransformError, match=message):
-        check_servers(made, decisions)
+        check_servers(made, rewrites)
 
 
 def test_every_node_of_a_worker_has_its_device() -> None:
@@ -273,19 +275,19 @@ def test_every_node_of_a_worker_has_its_device() -> None:
 
 
 def test_the_same_decisions_give_the_same_graph_byte_for_byte() -> None:
-    view, decisions = decided(models.MODELS["several tables"])
+    view, rewrites = decided(models.MODELS["several tables"])
     worker = Worker(0, 2, 7, servers=(0,) * SERVERS)
-    first, again = (transform(view, decisions, worker).graph_def for _ in range(2))
+    first, again = (transform(view, rewrites, worker).graph_def for _ in range(2))
     assert first.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
 
 
 def test_the_decisions_and_ops_of_a_small_graph_on_servers(golden) -> None:
-    view, decisions = decided(one_lookup, partitions={"emb": 2})
-    lines = [repr(decisions.terms)]
-    lines += [repr(d) for name in Decisions.__slots__ if name != "terms" for d in getattr(decisions, name)]
+    view, rewrites = decided(one_lookup, partitions={"emb": 2})
+    lines = [repr(rewrites.terms)]
+    lines += [repr(d) for name in Rewrites.__slots__ if name != "terms" for d in getattr(rewrites, name)]
     before = Counter(n.op for n in view.graph_def.node)
     for rank in range(2):
-        made = transform(view, decisions, Worker(rank, 2, 7, servers=(0,) * SERVERS))
+        made = transform(view, rewrites, Worker(rank, 2, 7, servers=(0,) * SERVERS))
         after = Counter(n.op for n in made.graph_def.node)
         lines.append(f"worker {rank}")
         lines += [f"{op} {after[op] - before[op]:+d}" for op in sorted(after | before) if after[op] != before[op]]

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading import record
-from parallax.analysis.stages import Analysed, analyse, decide
+from parallax.analysis.stages import Analysed, analyse, rewrites_of
 from parallax.errors import TransformError
 from parallax.graph.view import GraphView
-from parallax.plans.plan import Layout, Wishes
+from parallax.plans.plan import Layout, PlanConstraints
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import WorkerGraph, transform
 from parallax.transform.swap import as_planned, beside, held_elsewhere, outside
@@ -52,8 +52,8 @@ def made(route: str, rank: int = 0, more: Callable[[Any], None] | None = None, s
     analysed = analysed_with(more)
     layout = Layout((2,), (0,) * servers)
     partitions = {"emb": 2} if route == "ps" else {}
-    plan = make_plan(analysed.spec, layout, Wishes(routes={"emb": route}, partitions=partitions))
-    return transform(analysed.captured.view, decide(analysed, plan), Worker(rank, 2, 7, servers=(0,) * servers))
+    plan = make_plan(analysed.spec, layout, PlanConstraints(routes={"emb": route}, partitions=partitions))
+    return transform(analysed.captured.view, rewrites_of(analysed, plan), Worker(rank, 2, 7, servers=(0,) * servers))
 
 
 def ops(graph_def: Any, op: str) -> list[str]:

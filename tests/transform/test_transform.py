@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading import record
-from parallax.analysis.stages import analyse, decide, plan_for
+from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.errors import GraphError, PlanError, TransformError
 from parallax.graph.view import GraphView
-from parallax.plans.plan import Wishes, one_host
-from parallax.plans.rewrites import Decisions
+from parallax.plans.plan import PlanConstraints, one_host
+from parallax.plans.rewrites import Rewrites
 from parallax.runtime.worker.accumulation import Accumulation
 from parallax.runtime.worker.names import Names
 from parallax.settings.config import Config
@@ -31,20 +31,20 @@ v1 = tf.compat.v1
 record.install()
 
 
-def decided(build: Any, rows: int = 6, routes: dict[str, str] | None = None) -> tuple[GraphView, Decisions]:
+def decided(build: Any, rows: int = 6, routes: dict[str, str] | None = None) -> tuple[GraphView, Rewrites]:
     graph = tf.Graph()
     with graph.as_default():
         v1.set_random_seed(3)
         build(rows)
     analysed = analyse(graph)
     sparse = {v.name: "alltoall" for v in analysed.spec.variables if v.cls.value == "sparse"}
-    plan = make_plan(analysed.spec, one_host(2), Wishes(routes=sparse if routes is None else routes))
-    return analysed.captured.view, decide(analysed, plan)
+    plan = make_plan(analysed.spec, one_host(2), PlanConstraints(routes=sparse if routes is None else routes))
+    return analysed.captured.view, rewrites_of(analysed, plan)
 
 
 def worker_graph(build: Any, rank: int = 0, **options: Any) -> WorkerGraph:
-    view, decisions = decided(build, **options)
-    return transform(view, decisions, Worker(rank, 2, 7))
+    view, rewrites = decided(build, **options)
+    return transform(view, rewrites, Worker(rank, 2, 7))
 
 
 def collectives(made: WorkerGraph, where: str = "") -> dict[str, int]:
@@ -110,14 +110,14 @@ def test_a_lookup_without_gradient_is_pulled_apart_so_that_its_rows_are_not_touc
     "model", ["moving averages", "sampled softmax", "positions, mixed", "several tables", "bags, safe"]
 )
 def test_all_workers_have_the_same_nodes_in_the_same_order(model: str) -> None:
-    view, decisions = decided(models.MODELS[model])
-    zero, one = (transform(view, decisions, Worker(rank, 2, 7)).graph_def for rank in range(2))
+    view, rewrites = decided(models.MODELS[model])
+    zero, one = (transform(view, rewrites, Worker(rank, 2, 7)).graph_def for rank in range(2))
     assert [(n.name, n.op, list(n.input)) for n in zero.node] == [(n.name, n.op, list(n.input)) for n in one.node]
 
 
 def test_the_same_decisions_give_the_same_graph_byte_for_byte() -> None:
-    view, decisions = decided(models.MODELS["several tables"])
-    first, again = (transform(view, decisions, Worker(1, 2, 7)).graph_def for _ in range(2))
+    view, rewrites = decided(models.MODELS["several tables"])
+    first, again = (transform(view, rewrites, Worker(1, 2, 7)).graph_def for _ in range(2))
     assert first.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
 
 
@@ -158,32 +158,32 @@ def test_a_vocabulary_sorted_by_frequency_is_balanced(workers: int) -> None:
 
 
 def test_a_gradient_that_is_not_exchanged_is_found_and_its_op_named() -> None:
-    view, decisions = decided(lambda rows: models.two_lookups(rows, "Adagrad", False))
+    view, rewrites = decided(lambda rows: models.two_lookups(rows, "Adagrad", False))
     worker = Worker(0, 2, 7)
-    made = transform(view, decisions, worker).graph_def
-    check(made, decisions, worker)
-    (reduction,) = [r for r in decisions.all_reduces if r.kind == "mean"]
+    made = transform(view, rewrites, worker).graph_def
+    check(made, rewrites, worker)
+    (reduction,) = [r for r in rewrites.all_reduces if r.kind == "mean"]
     node = next(n for n in made.node if n.name == reduction.edges[0].node)
     node.input[reduction.edges[0].slot] = reduction.tensor
     with pytest.raises(TransformError, match=f"'{node.name}' must take the all-reduced value"):
-        check(made, decisions, worker)
+        check(made, rewrites, worker)
 
 
 def test_an_update_with_raw_rows_is_found_and_its_op_named() -> None:
-    view, decisions = decided(lambda rows: models.two_lookups(rows, "Adagrad", False))
-    made = transform(view, decisions, Worker(0, 2, 7)).graph_def
-    edge = decisions.pushes[0].values[0]
+    view, rewrites = decided(lambda rows: models.two_lookups(rows, "Adagrad", False))
+    made = transform(view, rewrites, Worker(0, 2, 7)).graph_def
+    edge = rewrites.pushes[0].values[0]
     next(n for n in made.node if n.name == edge.node).input[edge.slot] = view.inputs(edge.node)[edge.slot]
     with pytest.raises(TransformError, match=f"'{edge.node}' must take exchanged rows"):
-        check_exchanges(made, decisions)
+        check_exchanges(made, rewrites)
 
 
 def test_a_table_left_whole_and_a_lookup_left_local_are_found() -> None:
-    view, decisions = decided(lambda rows: models.two_lookups(rows, "Adagrad", False))
-    made = transform(view, decisions, Worker(0, 2, 7)).graph_def
+    view, rewrites = decided(lambda rows: models.two_lookups(rows, "Adagrad", False))
+    made = transform(view, rewrites, Worker(0, 2, 7)).graph_def
     with pytest.raises(TransformError, match="must have the local shape"):
-        check(made, decisions, Worker(1, 2, 7))
-    wrong = replace(decisions, lookups=(replace(decisions.lookups[0], node="emb"),))
+        check(made, rewrites, Worker(1, 2, 7))
+    wrong = replace(rewrites, lookups=(replace(rewrites.lookups[0], node="emb"),))
     with pytest.raises(TransformError, match="must be a pull, and is VarHandleOp"):
         check(made, wrong, Worker(0, 2, 7))
 
@@ -198,10 +198,10 @@ def test_a_graph_with_names_of_parallax_is_refused() -> None:
 
 
 def test_the_decisions_and_ops_of_a_small_graph(golden) -> None:
-    view, decisions = decided(lambda rows: models.two_lookups(rows, "Adagrad", True))
-    made = transform(view, decisions, Worker(0, 2, 7))
-    lists = [name for name in Decisions.__slots__ if name != "terms"]
-    lines = [repr(d) for name in lists for d in getattr(decisions, name)]
+    view, rewrites = decided(lambda rows: models.two_lookups(rows, "Adagrad", True))
+    made = transform(view, rewrites, Worker(0, 2, 7))
+    lists = [name for name in Rewrites.__slots__ if name != "terms"]
+    lines = [repr(d) for name in lists for d in getattr(rewrites, name)]
     before = Counter(n.op for n in view.graph_def.node)
     after = Counter(n.op for n in made.graph_def.node)
     changed = {op: after[op] - before[op] for op in sorted(after | before) if after[op] != before[op]}
@@ -209,19 +209,19 @@ def test_the_decisions_and_ops_of_a_small_graph(golden) -> None:
 
 
 def kept(build: Any, steps: int = 3, rank: int = 0) -> WorkerGraph:
-    view, decisions = decided_by(build, accumulate_steps=steps)
-    return transform(view, decisions, Worker(rank, 2, 7))
+    view, rewrites = decided_by(build, accumulate_steps=steps)
+    return transform(view, rewrites, Worker(rank, 2, 7))
 
 
-def decided_by(build: Any, **wishes: Any) -> tuple[GraphView, Decisions]:
+def decided_by(build: Any, **constraints: Any) -> tuple[GraphView, Rewrites]:
     graph = tf.Graph()
     with graph.as_default():
         v1.set_random_seed(3)
         build(6)
     analysed = analyse(graph)
     sparse = {v.name: "alltoall" for v in analysed.spec.variables if v.cls.value == "sparse"}
-    plan = make_plan(analysed.spec, one_host(2), Wishes(routes=sparse, **wishes))
-    return analysed.captured.view, decide(analysed, plan)
+    plan = make_plan(analysed.spec, one_host(2), PlanConstraints(routes=sparse, **constraints))
+    return analysed.captured.view, rewrites_of(analysed, plan)
 
 
 def test_kept_gradients_are_pushed_with_their_own_ids() -> None:
@@ -229,11 +229,11 @@ def test_kept_gradients_are_pushed_with_their_own_ids() -> None:
 
 
 def test_a_run_without_the_update_meets_nobody_but_for_its_rows() -> None:
-    view, decisions = decided_by(two_equal_tables, accumulate_steps=3)
-    names = Names(view, transform(view, decisions, Worker(0, 2, 7)))
+    view, rewrites = decided_by(two_equal_tables, accumulate_steps=3)
+    names = Names(view, transform(view, rewrites, Worker(0, 2, 7)))
     update = next(n for n in view.nodes if n == "Adagrad")
     sources = names.kept_by((update,), ())
-    assert sources == {keep.values for keep in decisions.keeps} and len(sources) == 3
+    assert sources == {keep.values for keep in rewrites.keeps} and len(sources) == 3
     turn = Accumulation(3)
     seen = []
     for _ in range(6):

@@ -21,8 +21,8 @@ from ops.bench.regret.cases import FAR, Case, Choice, Model
 from parallax.analysis.routes.placement import partition_count
 from parallax.analysis.search.alternatives import Alternative, alternatives
 from parallax.graph.spec import GraphSpec
-from parallax.plans.plan import NO_ROUTE, PS, Layout, Plan, Wishes
-from parallax.profiles.plan_inputs import Measured
+from parallax.plans.plan import NO_ROUTE, PS, Layout, Plan, PlanConstraints
+from parallax.profiles.plan_inputs import PlanInputs
 from parallax.profiles.profiles import ClusterProfile
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, Settings
@@ -43,7 +43,7 @@ def analysed_of(sizes: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     return graph, analyse(graph), train, built.feeds
 
 
-def measured_of(model: Model, cluster: ClusterProfile, folder: Path, graph: Any, analysed: Any) -> Measured:
+def measured_of(model: Model, cluster: ClusterProfile, folder: Path, graph: Any, analysed: Any) -> PlanInputs:
     """The cluster, and what the model's steps touch and compute."""
     from parallax.runtime.measure.samples import profile_samples
 
@@ -52,7 +52,7 @@ def measured_of(model: Model, cluster: ClusterProfile, folder: Path, graph: Any,
     wanted = Settings(role=Role.PROFILE, steps=STEPS_PROFILED, compute=True, feeds=f"{feeds.__file__}:batch")
     with _told(task):
         profile, _ = profile_samples(graph, analysed, workers, Config(sess_config=task.session_config()), wanted)
-    return Measured(cluster, profile)
+    return PlanInputs(cluster, profile)
 
 
 @contextmanager
@@ -89,37 +89,37 @@ def sides_of(model: Model, rates: Sequence[int], clusters: Sequence[ClusterProfi
     first = measured_of(model, clusters[0], folder, graph, analysed)
     known = [replace(first, cluster=cluster) for cluster in clusters]
     layout = _layout(first)
-    best = [feasible(analysed, layout, Wishes(), one) for one in known]
+    best = [feasible(analysed, layout, PlanConstraints(), one) for one in known]
     for rate, own, measured in zip(rates, best, known, strict=True):
         others = [_replanned(analysed, layout, measured, plan) for plan in best if plan is not own]
         choices = tuple(map(_choice, (own, *others)))
         yield Case(replace(model, rate_bytes_per_s=rate), choices, len(choices), 0, 0)
 
 
-def _replanned(analysed: Any, layout: Layout, measured: Measured, plan: Plan) -> Plan:
+def _replanned(analysed: Any, layout: Layout, measured: PlanInputs, plan: Plan) -> Plan:
     """A plan's routes, as they are predicted on another cluster."""
     served = {v.name: len(v.servers[0]) for v in plan.variables if v.servers}
     routes = _routes(plan)
     return _plan(analysed, layout, measured, routes, served)
 
 
-def _layout(measured: Measured) -> Layout:
+def _layout(measured: PlanInputs) -> Layout:
     """A worker and a server on each host."""
     hosts = len(measured.cluster.hosts) if measured.cluster is not None else 1
     return Layout((1,) * hosts, tuple(range(hosts)))
 
 
-def chosen_and_others(model: Model, analysed: Any, measured: Measured, most: int) -> Case:
+def chosen_and_others(model: Model, analysed: Any, measured: PlanInputs, most: int) -> Case:
     """The case of a model that was profiled."""
     from parallax.analysis.stages import feasible
 
     layout = _layout(measured)
     hosts = len(layout.hosts)
     spec: GraphSpec = analysed.spec
-    chosen = feasible(analysed, layout, Wishes(), measured)
+    chosen = feasible(analysed, layout, PlanConstraints(), measured)
     counts = {v.name: partition_count(v, 0, hosts, None) for v in spec.variables if v.name in _routes(chosen)}
     every = sorted(
-        alternatives(spec, layout, Wishes(partitions=counts), measured),
+        alternatives(spec, layout, PlanConstraints(partitions=counts), measured),
         key=lambda a: (a.step_s, sorted(a.routes.items())),
     )
     other = [a for a in every if a.routes != _routes(chosen)]
@@ -149,9 +149,9 @@ def _picked(near: Sequence[Alternative], spec: GraphSpec, most: int) -> list[Alt
     return [*first, *(one for one in near if one not in first)][:most]
 
 
-def _plan(analysed: Any, layout: Layout, measured: Measured, routes: dict[str, str], counts: dict[str, int]) -> Plan:
+def _plan(analysed: Any, layout: Layout, measured: PlanInputs, routes: dict[str, str], counts: dict[str, int]) -> Plan:
     """The plan with these routes; what is on servers has so many partitions there."""
     from parallax.analysis.stages import feasible
 
     served = {name: counts[name] for name, route in routes.items() if route == PS}
-    return feasible(analysed, layout, Wishes(routes=routes, partitions=served), measured)
+    return feasible(analysed, layout, PlanConstraints(routes=routes, partitions=served), measured)

@@ -21,12 +21,12 @@ from ops.bench.race.models import model_of
 from ops.bench.race.turns import write_json
 from ops.bench.regret.cases import Case, case_from_json
 from ops.bench.regret.choices import analysed_of
-from parallax.analysis.stages import decide
+from parallax.analysis.stages import rewrites_of
 from parallax.plans.plan import Plan, plan_from_json
 from parallax.runtime.worker.channels import open_channels
 from parallax.runtime.worker.direct import DirectRuns
 from parallax.runtime.worker.main import wait_for_all
-from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, Members, current_members
+from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, ProcessGroup, current_process_group
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import WorkerGraph, transform
 
@@ -38,7 +38,7 @@ _SEED = 1
 def main() -> None:
     """Measures the cases in the files named; worker 0 writes their seconds beside them."""
     rounds, turn_s, *files = sys.argv[1:]
-    members = current_members()
+    members = current_process_group()
     members.start()
     for file in files:
         path = Path(file)
@@ -50,7 +50,7 @@ def main() -> None:
         wait_for_all(members.workers)
 
 
-def measured(case: Case, members: Members, rounds: int, turn_s: float) -> list[list[float]]:
+def measured(case: Case, members: ProcessGroup, rounds: int, turn_s: float) -> list[list[float]]:
     """Seconds of a step, of the slowest worker, `[choice][round]`."""
     graph, analysed, train, feeds = analysed_of(case.model.sizes)
     model = model_of("generated", **case.model.sizes)
@@ -78,7 +78,7 @@ def measured(case: Case, members: Members, rounds: int, turn_s: float) -> list[l
     return found
 
 
-def _timed(step: Callable[[], None], members: Members, count: int) -> float:
+def _timed(step: Callable[[], None], members: ProcessGroup, count: int) -> float:
     """Seconds of a step, of the slowest worker; the same on all."""
     from mpi4py import MPI
 
@@ -91,7 +91,7 @@ def _timed(step: Callable[[], None], members: Members, count: int) -> float:
 
 
 def _opened(
-    name: str, graph: Any, analysed: Any, plan: Plan, members: Members, train: Any
+    name: str, graph: Any, analysed: Any, plan: Plan, members: ProcessGroup, train: Any
 ) -> tuple[Any, Callable[[dict[str, Any]], None]]:
     """A session with its variables initialized, and what runs one step."""
     import tensorflow as tf
@@ -99,7 +99,7 @@ def _opened(
     v1 = tf.compat.v1
     hosts = members.parcel.hosts
     place = Worker(members.rank, members.size, _SEED, hosts=hosts, servers=len(plan.servers))
-    made = transform(analysed.captured.view, decide(analysed, plan), place)
+    made = transform(analysed.captured.view, rewrites_of(analysed, plan), place)
     imported = _imported(name, graph, made)
     open_channels(imported.as_graph_def(), members.workers)
     target = members.target if plan.servers else ""

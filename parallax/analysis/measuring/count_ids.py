@@ -12,7 +12,7 @@ from parallax.profiles.profiles import TableProfile
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LookedUpIds:
     """What one worker asks of one table in one step.
 
     Attributes:
@@ -24,7 +24,7 @@ class Asked:
     rows: NDArray[np.int64]
 
 
-def asked_of(pieces: Sequence[NDArray[np.int64]]) -> Asked:
+def asked_of(pieces: Sequence[NDArray[np.int64]]) -> LookedUpIds:
     """Puts together the row numbers of a table's lookups.
 
     Args:
@@ -32,10 +32,10 @@ def asked_of(pieces: Sequence[NDArray[np.int64]]) -> Asked:
     """
     flat = [np.zeros(0, np.int64), *(np.asarray(piece, np.int64).reshape(-1) for piece in pieces)]
     everything = np.concatenate(flat)
-    return Asked(len(everything), np.unique(everything))
+    return LookedUpIds(len(everything), np.unique(everything))
 
 
-def table_profile(name: str, first_rows: Sequence[int], steps: Sequence[Sequence[Asked]]) -> TableProfile:
+def table_profile(name: str, first_rows: Sequence[int], steps: Sequence[Sequence[LookedUpIds]]) -> TableProfile:
     """What the steps do to one table.
 
     Rows of k workers are joined for workers 0 to k-1, k to 2k-1 and so on, as hosts have them; a rest of fewer than k
@@ -63,7 +63,7 @@ def group_sizes(workers: int) -> tuple[int, ...]:
     return (*powers, workers)
 
 
-def _joined(step: Sequence[Asked], k: int) -> list[int]:
+def _joined(step: Sequence[LookedUpIds], k: int) -> list[int]:
     """How many distinct rows each group of k workers asks for."""
     starts = range(0, len(step) - k + 1, k)
     return [len(np.unique(np.concatenate([one.rows for one in step[start : start + k]]))) for start in starts]

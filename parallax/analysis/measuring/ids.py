@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parallax.analysis.measuring.count_ids import Asked, asked_of, table_profile
+from parallax.analysis.measuring.count_ids import LookedUpIds, asked_of, table_profile
 from parallax.analysis.reading.capture import Captured, variable_of_tensor
 from parallax.errors import GraphError
 from parallax.graph.control_flow import branches_of
@@ -87,7 +87,7 @@ def _axis(view: GraphView, tensor: str) -> int | None:
     return None if axis is None else int(axis)
 
 
-def asked(table: TableIds, values: Sequence[Any], worker: int, step: int) -> Asked:
+def asked(table: TableIds, values: Sequence[Any], worker: int, step: int) -> LookedUpIds:
     """What a worker asks of a table, as it was fetched.
 
     Args:
@@ -112,7 +112,9 @@ def asked(table: TableIds, values: Sequence[Any], worker: int, step: int) -> Ask
     return asked_of(pieces)
 
 
-def table_profiles(tables: Sequence[TableIds], steps: Sequence[Sequence[Sequence[Asked]]]) -> tuple[TableProfile, ...]:
+def table_profiles(
+    tables: Sequence[TableIds], steps: Sequence[Sequence[Sequence[LookedUpIds]]]
+) -> tuple[TableProfile, ...]:
     """The profiles of some tables.
 
     Args:

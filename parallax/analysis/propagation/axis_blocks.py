@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from parallax.analysis.propagation.axis_part import MIXED, Part
+from parallax.analysis.propagation.axis_part import MIXED, AxisPart
 from parallax.graph.view import Shape, split_tensor
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _COPIES = ("Identity", "Cast")
 
 
-def reshape(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
+def reshape(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
     """Row-major order: rows of whole length may be unfolded, and put under one another with the axes before them."""
     part, before, out = axes.known_part(inputs[0]), axes.shape(inputs[0]), axes.shape(f"{node}:0")
     if part is None or before is None or not out:
@@ -28,15 +28,15 @@ def reshape(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
         return _reshaped_blocks(part, before, out)
     width, lead = _size(before[part.axis + 1 :]), before[: part.axis]
     if part.axis == 0 and None not in out[1:] and _keeps_rows(before, width, _size(out[1:])):
-        return Part(0)
+        return AxisPart(0)
     if part.axis == 0 or width is None:
-        return Part(MIXED) if len(out) == 1 else None
+        return AxisPart(MIXED) if len(out) == 1 else None
     if len(out) > part.axis and out[: part.axis] == lead and None not in lead:
         if _is_multiple(width, out[part.axis + 1 :]):
             return part
     if _is_multiple(width, out[1:]):
-        return Part(MIXED, _size(lead) or 0)
-    return Part(MIXED) if len(out) == 1 else None
+        return AxisPart(MIXED, _size(lead) or 0)
+    return AxisPart(MIXED) if len(out) == 1 else None
 
 
 def _keeps_rows(before: Shape, width: int | None, wanted: int | None) -> bool:
@@ -46,13 +46,13 @@ def _keeps_rows(before: Shape, width: int | None, wanted: int | None) -> bool:
     return width is not None and bool(wanted) and width % (wanted or 1) == 0
 
 
-def _reshaped_blocks(part: Part, before: Shape, out: Shape) -> Part | None:
+def _reshaped_blocks(part: AxisPart, before: Shape, out: Shape) -> AxisPart | None:
     """Rows in blocks may be unfolded, and each block made an element of a first axis; but not put together anew."""
     width = _size(before[1:] if before else ())
     if width is None or not before or not out:
         return None
     if part.blocks and len(out) > 1 and out[0] == part.blocks and out[1] != out[0] and _is_multiple(width, out[2:]):
-        return Part(1)
+        return AxisPart(1)
     return part if _is_multiple(width, out[1:]) else None
 
 
@@ -66,7 +66,7 @@ def _is_multiple(width: int, lengths: tuple[int | None, ...]) -> bool:
     return bool(size) and width % (size or 1) == 0
 
 
-def concat(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
+def concat(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
     """Along another axis the rows stay; along the joined one all rows must be of the batch."""
     pieces, place, shape = inputs[:-1], axes.constant(inputs[-1]), axes.shape(inputs[0])
     parts = [axes.known_part(t) for t in pieces]
@@ -81,10 +81,10 @@ def concat(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
     if part.axis != 0 or None in parts:
         return None
     lengths = {(axes.shape(t) or (None,))[0] for t in pieces}
-    return Part(MIXED, len(pieces) if len(lengths) == 1 and None not in lengths else 0)
+    return AxisPart(MIXED, len(pieces) if len(lengths) == 1 and None not in lengths else 0)
 
 
-def split(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
+def split(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
     """Along another axis the rows stay; blocks are split into fewer."""
     by_number = axes.view.op(node) == "Split"
     value, place = (inputs[1], axes.constant(inputs[0])) if by_number else (inputs[0], axes.constant(inputs[2]))
@@ -96,10 +96,10 @@ def split(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
     count = int(axes.view.nodes[node].attr["num_split"].i)
     if not by_number or part.axis != MIXED or not part.blocks or part.blocks % count:
         return None
-    return Part(MIXED, part.blocks // count) if part.blocks > count else Part(0)
+    return AxisPart(MIXED, part.blocks // count) if part.blocks > count else AxisPart(0)
 
 
-def in_blocks(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
+def in_blocks(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
     """Element by element: operands in as many blocks, or one in blocks; no other operand has the first axis."""
     out = axes.shape(f"{node}:0")
     parts = {t: part for t in inputs if (part := axes.known_part(t)) is not None}
@@ -114,7 +114,7 @@ def in_blocks(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | Non
     return next(iter(parts.values()))
 
 
-def fill(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
+def fill(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
     """A shape that has the batch's length in one place, filled with what all workers have alike."""
     if not axes.others_are_equal(inputs, 0):
         return None
@@ -127,7 +127,7 @@ def fill(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
         return None
     places = [place for place, length in enumerate(view.inputs(dims)) if is_length(axes, length)]
     rest = [length for place, length in enumerate(view.inputs(dims)) if place not in places]
-    return Part(places[0]) if len(places) == 1 and all(axes.is_equal(length) for length in rest) else None
+    return AxisPart(places[0]) if len(places) == 1 and all(axes.is_equal(length) for length in rest) else None
 
 
 def is_length(axes: BatchAxes, tensor: str) -> bool:

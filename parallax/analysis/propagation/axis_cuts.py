@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallax.analysis.propagation.axis_part import MIXED, Part
+from parallax.analysis.propagation.axis_part import MIXED, AxisPart
 
 if TYPE_CHECKING:
     from parallax.analysis.propagation.batch_axis import BatchAxes
 
 
-def strided_slice(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
+def strided_slice(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
     """Cut along other axes, and new ones put in; the joined one is taken whole."""
     part, given, shape = axes.known_part(inputs[0]), axes.shape(inputs[1]), axes.shape(inputs[0])
     strides, attr = axes.constant(inputs[3]), axes.view.nodes[node].attr
@@ -41,22 +41,22 @@ def strided_slice(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part |
     return _moved(part, out + axis - read)
 
 
-def _moved(part: Part, axis: int) -> Part | None:
+def _moved(part: AxisPart, axis: int) -> AxisPart | None:
     """The joined axis is now another one; what is joined in blocks of its first axis must have it there still."""
     if part.axis != MIXED:
-        return Part(axis)
+        return AxisPart(axis)
     return part if axis == 0 else None
 
 
-def cut(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
+def cut(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
     """Slice."""
     axis, begin, size = axes.known(inputs[0]), axes.constant(inputs[1]), axes.constant(inputs[2])
     if axis is None or axis == MIXED or begin is None or size is None:
         return None
-    return Part(axis) if int(begin.reshape(-1)[axis]) == 0 and int(size.reshape(-1)[axis]) == -1 else None
+    return AxisPart(axis) if int(begin.reshape(-1)[axis]) == 0 and int(size.reshape(-1)[axis]) == -1 else None
 
 
-def _first_block(axes: BatchAxes, inputs: tuple[str, ...], masks: dict[str, int]) -> Part | None:
+def _first_block(axes: BatchAxes, inputs: tuple[str, ...], masks: dict[str, int]) -> AxisPart | None:
     """A cut of a constant length along the first axis, of what is joined by hypothesis only, that is a whole block.
 
     That the constant is the batch's length, and not the same in a larger one, must show where the result meets the
@@ -72,4 +72,4 @@ def _first_block(axes: BatchAxes, inputs: tuple[str, ...], masks: dict[str, int]
     end = shape[0] if masks["end"] & 1 else int(ends.reshape(-1)[0])
     blocks = part.blocks if part.axis == MIXED else 1
     whole = blocks and begin >= 0 and begin % (shape[0] // blocks) == 0 and end - begin == shape[0] // blocks
-    return Part(0) if whole else None
+    return AxisPart(0) if whole else None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
-from parallax.analysis.propagation.axis_part import ALIKE, MIXED, Part
+from parallax.analysis.propagation.axis_part import ALIKE, MIXED, AxisPart
 from parallax.analysis.propagation.states import LOCAL, SAME, State
 from parallax.analysis.reading.functions import is_stateful
 from parallax.analysis.reading.inline import inline_calls
@@ -25,7 +25,7 @@ from parallax.graph.view import GraphView, Shape, split_tensor, tensor_name
 if TYPE_CHECKING:
     from parallax.analysis.propagation.batch_axis import BatchAxes
 
-Parts = list[Part | None]
+Parts = list[AxisPart | None]
 ARGUMENT = "_Arg"
 """The op type of a function's arguments, in the graph of its body."""
 _READS = "ReadVariableOp ResourceGather ResourceGatherNd VariableShape TensorArrayV3 Assert Print PrintV2 NoOp".split()
@@ -60,7 +60,7 @@ def body_of(library: Any, name: str) -> Body:
     return Body(GraphView(shaped), tuple(f"{name}:0" for name in arguments), tuple(results))
 
 
-def states_within(body: Body, parts: Sequence[Part | None]) -> dict[str, State]:
+def states_within(body: Body, parts: Sequence[AxisPart | None]) -> dict[str, State]:
     """How workers hold a body's tensors: alike where only what is alike goes in, and nothing is drawn or read."""
     states = {t: SAME if part == ALIKE else LOCAL for t, part in zip(body.arguments, parts, strict=True)}
     for node in body.view.topological_order():
@@ -75,7 +75,7 @@ def gives_the_same(op: str) -> bool:
     return op in _READS or not is_stateful(op)
 
 
-def agreed(first: Part | None, second: Part | None, shape: Shape) -> Part | None:
+def agreed(first: AxisPart | None, second: AxisPart | None, shape: Shape) -> AxisPart | None:
     """What a tensor is that is one or the other; what is alike is taken for joined where it is as long as the batch."""
     if first == second:
         return first
@@ -102,7 +102,7 @@ def _settled(starts: Parts, shapes: Sequence[Shape], after: Callable[[Parts], Pa
         parts = both
 
 
-def old_loop(axes: BatchAxes, merge: str) -> dict[str, Part | None]:
+def old_loop(axes: BatchAxes, merge: str) -> dict[str, AxisPart | None]:
     """The variables of a loop of the old kind, by the outputs of all Merges of its frame."""
     view = axes.view
     merges = [node for node in view.nodes if _frame(view, node) == _frame(view, merge)]
@@ -175,32 +175,32 @@ def identities(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Parts:
     return [axes.part(tensor) for tensor in inputs]
 
 
-def switch(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
+def switch(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
     """A branch that all workers take, or none."""
     return axes.known_part(inputs[0]) if axes.is_equal(inputs[1]) else None
 
 
-def passes(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
+def passes(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
     """Into a loop, on to its next iteration, and out of it; and what is read of an array."""
     return axes.known_part(inputs[0])
 
 
-def _taken_apart(slot: int, into: int | None = None) -> Callable[[BatchAxes, str, tuple[str, ...]], Part | None]:
+def _taken_apart(slot: int, into: int | None = None) -> Callable[[BatchAxes, str, tuple[str, ...]], AxisPart | None]:
     """Input `slot` becomes the elements of an array, beside those of input `into`."""
 
-    def rule(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
+    def rule(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
         part = axes.part(inputs[slot])
         if part is not None and part != ALIKE:
-            part = Part(part.axis - 1) if part.axis > 0 else None
+            part = AxisPart(part.axis - 1) if part.axis > 0 else None
         return part if into is None else agreed(part, axes.part(inputs[into]), ())
 
     return rule
 
 
-def _written(slot: int, into: int, at: int | None) -> Callable[[BatchAxes, str, tuple[str, ...]], Part | None]:
+def _written(slot: int, into: int, at: int | None) -> Callable[[BatchAxes, str, tuple[str, ...]], AxisPart | None]:
     """Input `slot` becomes the element of the array `into` that input `at` says, or the last one."""
 
-    def rule(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
+    def rule(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
         if at is not None and not axes.is_equal(inputs[at]):
             return None
         item, others = axes.part(inputs[slot]), axes.part(inputs[into])
@@ -211,21 +211,21 @@ def _written(slot: int, into: int, at: int | None) -> Callable[[BatchAxes, str, 
     return rule
 
 
-def _read(array: int, at: int | None) -> Callable[[BatchAxes, str, tuple[str, ...]], Part | None]:
-    def rule(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
+def _read(array: int, at: int | None) -> Callable[[BatchAxes, str, tuple[str, ...]], AxisPart | None]:
+    def rule(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
         return axes.known_part(inputs[array]) if at is None or axes.is_equal(inputs[at]) else None
 
     return rule
 
 
-def _put_together(array: int, at: int | None) -> Callable[[BatchAxes, str, tuple[str, ...]], Part | None]:
+def _put_together(array: int, at: int | None) -> Callable[[BatchAxes, str, tuple[str, ...]], AxisPart | None]:
     """All elements of an array, or those that input `at` says, along a new first axis."""
 
-    def rule(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
+    def rule(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
         part = axes.known_part(inputs[array])
         if part is None or part.axis == MIXED or (at is not None and not axes.is_equal(inputs[at])):
             return None
-        return Part(part.axis + 1)
+        return AxisPart(part.axis + 1)
 
     return rule
 

@@ -8,7 +8,7 @@ MIXED = -1
 """The first axis has the rows of all workers, not one worker's after the other's."""
 
 
-class Part(NamedTuple):
+class AxisPart(NamedTuple):
     """Along which axis a tensor is joined.
 
     Attributes:
@@ -21,5 +21,5 @@ class Part(NamedTuple):
     blocks: int = 0
 
 
-ALIKE = Part(-2)
+ALIKE = AxisPart(-2)
 """All workers have the tensor alike."""

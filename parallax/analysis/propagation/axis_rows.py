@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from parallax.analysis.propagation.axis_part import MIXED, Part
+from parallax.analysis.propagation.axis_part import MIXED, AxisPart
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
 from parallax.graph.view import GraphView, split_tensor
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from parallax.analysis.propagation.batch_axis import BatchAxes
 
 
-def stitch(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
+def stitch(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
     """Rows looked up part by part and put back where their ids were, as embedding_lookup does with several parts."""
     view, count = axes.view, len(inputs) // 2
     places = {split_tensor(t)[0] for t in inputs[:count]}
@@ -48,7 +48,7 @@ def _behind(view: GraphView, tensor: str, ops: tuple[str, ...] = _PASSES) -> str
     return tensor
 
 
-def gathered_again(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
+def gathered_again(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
     """Rows computed once for each distinct element of a vector, given back to its elements; or those of a mask."""
     view = axes.view
     place = axes.constant(inputs[2]) if len(inputs) > 2 else 0
@@ -59,7 +59,7 @@ def gathered_again(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part 
     )
 
 
-def by_merged(axes: BatchAxes, rows: str, numbers: str) -> Part | None:
+def by_merged(axes: BatchAxes, rows: str, numbers: str) -> AxisPart | None:
     """What the rows at these numbers are, where both come of one Unique: a function of the elements that it took."""
     view, numbers = axes.view, _behind(axes.view, numbers, ("Identity", "Cast"))
     node, output = split_tensor(numbers)
@@ -113,12 +113,12 @@ def _is_put_together(axes: BatchAxes, node: str, vector: str) -> bool:
     return bool(is_whole and not shrinks and bounds[0][1] == bounds[1][0] >= 0)
 
 
-def _chosen(axes: BatchAxes, rows: str, places: str, passes: tuple[str, ...]) -> Part | None:
+def _chosen(axes: BatchAxes, rows: str, places: str, passes: tuple[str, ...]) -> AxisPart | None:
     """Those elements of the batch that a mask of the batch, as long as they are, has chosen."""
     where = split_tensor(_behind(axes.view, places, passes))[0]
     if axes.view.op(where) != "Where" or axes.known(rows) != 0:
         return None
-    return Part(0) if _is_masked_alike(axes, rows, where) else None
+    return AxisPart(0) if _is_masked_alike(axes, rows, where) else None
 
 
 def _is_masked_alike(axes: BatchAxes, rows: str, where: str) -> bool:
@@ -128,15 +128,15 @@ def _is_masked_alike(axes: BatchAxes, rows: str, where: str) -> bool:
     return known and (shape or ())[: len(chosen_of or ())] == chosen_of
 
 
-def gather_nd(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
+def gather_nd(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
     """Those elements of the batch that a mask has chosen; or rows that numbers of the batch say, of what is alike."""
     axis, numbers = axes.known(inputs[1]), axes.shape(inputs[1])
     if axis == 0 and numbers is not None and len(numbers) > 1 and axes.fits(inputs[0]):
-        return Part(0)
+        return AxisPart(0)
     return _chosen(axes, inputs[0], inputs[1], ("Identity",))
 
 
-def segment_sum(count: int | None) -> Callable[[BatchAxes, str, tuple[str, ...]], Part | None]:
+def segment_sum(count: int | None) -> Callable[[BatchAxes, str, tuple[str, ...]], AxisPart | None]:
     """Rows of the batch, added up by numbers that say to which row of the batch they belong.
 
     Args:
@@ -144,7 +144,7 @@ def segment_sum(count: int | None) -> Callable[[BatchAxes, str, tuple[str, ...]]
             are then missing at the end, unless the result's shape is checked.
     """
 
-    def rule(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
+    def rule(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
         view = axes.view
         is_sparse = view.op(node).startswith("Sparse")
         rows, numbers = inputs[0], inputs[2 if is_sparse else 1]
@@ -153,11 +153,11 @@ def segment_sum(count: int | None) -> Callable[[BatchAxes, str, tuple[str, ...]]
             return None
         length = _numbered(axes, numbers)
         if count is not None:
-            return Part(0) if length and _is_as_long(axes, inputs[count], length) else None
+            return AxisPart(0) if length and _is_as_long(axes, inputs[count], length) else None
         takers = [edge.node for edge in view.consumers(f"{node}:0")]
         checked = [axes.shape(f"{taker}:0") for taker in takers if view.op(taker) == "EnsureShape"]
         is_checked = len(checked) == len(takers) > 0 and all(shape and shape[0] == length for shape in checked)
-        return Part(0) if is_checked else None
+        return AxisPart(0) if is_checked else None
 
     return rule
 

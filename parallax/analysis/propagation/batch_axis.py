@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from parallax.analysis.propagation import axis_blocks, axis_cuts, axis_loops, axis_rows
-from parallax.analysis.propagation.axis_part import ALIKE, MIXED, Part
+from parallax.analysis.propagation.axis_part import ALIKE, MIXED, AxisPart
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE, WHOLE_OR_ROWS
 from parallax.analysis.propagation.states import State
 from parallax.graph.control_flow import SWITCHES, Branch, Branches, branches_of, is_loop_merge, predicate_of
@@ -47,15 +47,15 @@ class BatchAxes:
         self._seen: set[str] = set()
         self._drawn: set[str] = set()
         self._same: set[str] = set()
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, AxisPart] = {}
 
     def trying(self, tensor: str, axis: int) -> BatchAxes:
         """The answers if one tensor that is alike were joined."""
         found = BatchAxes(self.view, self.states, self)
-        found._suppose({tensor: Part(axis)})
+        found._suppose({tensor: AxisPart(axis)})
         return found
 
-    def supposing(self, parts: Mapping[str, Part | None]) -> BatchAxes:
+    def supposing(self, parts: Mapping[str, AxisPart | None]) -> BatchAxes:
         """The answers if some tensors, of which nothing is known yet, were so."""
         found = BatchAxes(self.view, self.states, self)
         for name in ("_supposed", "_seen", "_drawn", "_same"):
@@ -64,7 +64,7 @@ class BatchAxes:
         found._suppose(parts)
         return found
 
-    def _suppose(self, parts: Mapping[str, Part | None]) -> None:
+    def _suppose(self, parts: Mapping[str, AxisPart | None]) -> None:
         for tensor, part in parts.items():
             self._give(tensor, part)
             self._supposed.add(tensor)
@@ -88,7 +88,7 @@ class BatchAxes:
                     waiting.append(needed)
         return found
 
-    def part(self, tensor: str) -> Part | None:
+    def part(self, tensor: str) -> AxisPart | None:
         """How a tensor is joined, or that it is alike; None where nothing is proven."""
         if self.of(tensor) is not None:
             return self._parts[tensor]
@@ -112,7 +112,7 @@ class BatchAxes:
             self._bodies[name] = axis_loops.body_of(self.view.graph_def.library, name)
         return self._bodies[name]
 
-    def within(self, body: axis_loops.Body, parts: Sequence[Part | None]) -> list[Part | None]:
+    def within(self, body: axis_loops.Body, parts: Sequence[AxisPart | None]) -> list[AxisPart | None]:
         """What a function gives of arguments that are so."""
         inner = BatchAxes(body.view, axis_loops.states_within(body, parts))
         inner._bodies = self._bodies
@@ -131,7 +131,7 @@ class BatchAxes:
         op, inputs = self.view.op(node), self.view.inputs(node)
         if op in _SOURCES or op in _SOURCES_OF_MANY:
             for tensor in self.sources_of(node):
-                self._give(tensor, Part(0))
+                self._give(tensor, AxisPart(0))
         elif op.endswith("Merge") and is_loop_merge(self.view, node):
             if f"{node}:0" not in self._supposed:
                 self._suppose(axis_loops.old_loop(self, node))
@@ -152,9 +152,9 @@ class BatchAxes:
             return  # a condition of lower rank takes whole rows
         found = rule(self, node, inputs)
         for tensor in self.view.outputs(node):
-            self._give(tensor, Part(found) if isinstance(found, int) else found)
+            self._give(tensor, AxisPart(found) if isinstance(found, int) else found)
 
-    def _give(self, tensor: str, part: Part | None) -> None:
+    def _give(self, tensor: str, part: AxisPart | None) -> None:
         if tensor in self._supposed or part is None:
             return
         if part == ALIKE:
@@ -186,7 +186,7 @@ class BatchAxes:
         part = self._parts.get(tensor)
         return part.axis if part is not None else None
 
-    def known_part(self, tensor: str) -> Part | None:
+    def known_part(self, tensor: str) -> AxisPart | None:
         """How a tensor is joined as found so far, for rules."""
         return self._parts.get(tensor)
 
@@ -208,10 +208,10 @@ class BatchAxes:
         return self.view.constant(tensor)
 
 
-_Rule = Callable[[BatchAxes, str, tuple[str, ...]], "Part | int | None"]
+_Rule = Callable[[BatchAxes, str, tuple[str, ...]], "AxisPart | int | None"]
 
 
-def _elementwise(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | int | None:
+def _elementwise(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | int | None:
     """Operands meet from the right; all that are joined must be so along one axis, which no other operand has."""
     out = axes.shape(f"{node}:0")
     joined = {t: a for t in inputs if (a := axes.known(t)) is not None}
@@ -236,7 +236,7 @@ def _elementwise(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | 
     return len(out) - place
 
 
-def _first_of(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | None:
+def _first_of(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
     """Rows stay rows where all else is equal on all workers."""
     attr = axes.view.nodes[node].attr
     transposed = "transpose_a" in attr and attr["transpose_a"].b
@@ -292,7 +292,7 @@ def _unpack(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
     return None if place == axis else axis - (place < axis)
 
 
-def _gather(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> Part | int | None:
+def _gather(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | int | None:
     """By ids of the batch from what is equal on all workers, or by equal ids along another axis than the joined one."""
     params, ids = inputs[0], inputs[1]
     place = axes.constant(inputs[2]) if len(inputs) > 2 else 0

@@ -26,7 +26,7 @@ from parallax.errors import GraphError
 from parallax.graph.ops import state_op
 from parallax.graph.spec import OPEN_SHAPE, GradientSource, GraphSpec, Slot, VariableClass, VariableSpec, model_key
 from parallax.graph.view import split_tensor
-from parallax.plans.rewrites import Decisions
+from parallax.plans.rewrites import Rewrites
 
 _LADDER = {"alltoall": "allgather", "allgather": "raw"}
 """What is tried next for a part whose route met an op without a rule."""
@@ -48,13 +48,13 @@ def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]
     _check_trains(captured, updates)
     routes, reasons = _first_routes(captured, sources)
     try:
-        decisions, routes, reasons = _best_case(captured, sources, routes, reasons)
+        rewrites, routes, reasons = _best_case(captured, sources, routes, reasons)
     except GraphError as error:
         late = sorted({s.part for s in sources if s.found_by != RECORDED})
         if not late:
             raise
         raise GraphError(f"{_LATE.format(', '.join(late[:5]))} {error}") from error
-    owner = _slot_owners(captured, updates, decisions)
+    owner = _slot_owners(captured, updates, rewrites)
     by_name: dict[str, list[CapturedVariable]] = {}
     for op, found in captured.variables.items():
         if op not in owner:
@@ -67,11 +67,11 @@ def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]
         owner=owner,
         updates_of=_updates_of(captured, updates),
         training=captured.view.ancestors(updates),
-        local=frozenset(decisions.local_variables),
-        exchanged=frozenset([p.table for p in decisions.pushes] + [c.op for c in decisions.collects]),
+        local=frozenset(rewrites.local_variables),
+        exchanged=frozenset([p.table for p in rewrites.pushes] + [c.op for c in rewrites.collects]),
     )
     variables = tuple(_variable(case, by_name[name]) for name in sorted(by_name))
-    notes = (*_notes(sources), *_open_notes(variables), *decisions.notes, *sums_of_losses(captured.view))
+    notes = (*_notes(sources), *_open_notes(variables), *rewrites.notes, *sums_of_losses(captured.view))
     return GraphSpec(captured.fingerprint, variables, notes, model_key(variables)), sources
 
 
@@ -146,7 +146,7 @@ def _first_routes(captured: Captured, sources: tuple[GradientSource, ...]) -> tu
 
 def _best_case(
     captured: Captured, sources: tuple[GradientSource, ...], routes: dict[str, str], reasons: dict[str, str]
-) -> tuple[Decisions, dict[str, str], dict[str, str]]:
+) -> tuple[Rewrites, dict[str, str], dict[str, str]]:
     """Decisions with as many parts spread as can be, the routes that this took, and why parts could not be spread."""
     routes, reasons = dict(routes), dict(reasons)
     while True:
@@ -162,10 +162,10 @@ def _best_case(
             reasons.setdefault(error.part, error.reason)
 
 
-def _slot_owners(captured: Captured, updates: set[str], decisions: Decisions) -> dict[str, str]:
+def _slot_owners(captured: Captured, updates: set[str], rewrites: Rewrites) -> dict[str, str]:
     """Slot variable op -> the variable op that it follows."""
     owner = {}
-    for table in decisions.tables:
+    for table in rewrites.tables:
         owner.update({m: table.op for m in table.members if m != table.op})
     for node in captured.view.nodes:
         if node not in updates:

@@ -35,7 +35,7 @@ def find_curved(walk: Walk, made: Set[str], before: Set[str], sums: Set[str]) ->
         before: what the walk was made with.
         sums: what losses are divided by, which is put together otherwise.
     """
-    view, look = walk.view, _Look(walk, made)
+    view, look = walk.view, _Curves(walk, made)
     found = set(before)
     for node in view.topological_order():
         tensor = f"{node}:0"
@@ -54,7 +54,7 @@ def find_curved(walk: Walk, made: Set[str], before: Set[str], sums: Set[str]) ->
 
 def find_statistics(walk: Walk, made: Set[str]) -> tuple[str, ...]:
     """Nodes that give means over a worker's own batch, which go back into each of its examples."""
-    view, look, found = walk.view, _Look(walk, made), []
+    view, look, found = walk.view, _Curves(walk, made), []
     axes = BatchAxes(view, walk.states)
     for node in view.topological_order():
         if node in made or node in walk.initial:
@@ -77,7 +77,7 @@ def visit(walk: Walk, node: str) -> None:
         walk.states[tensor] = walk.states[tensor]._replace(kind="same", key=())
 
 
-class _Look:
+class _Curves:
     """What a mean is judged by."""
 
     def __init__(self, walk: Walk, made: Set[str]) -> None:

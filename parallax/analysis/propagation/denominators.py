@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from parallax.analysis.propagation import curved
-from parallax.analysis.propagation.axis_part import MIXED, Part
+from parallax.analysis.propagation.axis_part import MIXED, AxisPart
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
 from parallax.analysis.propagation.states import SAME
@@ -56,7 +56,7 @@ class Denominators:
 
 def find_denominators(walk: Walk, before: Denominators) -> Denominators:
     """What a finished walk shows of losses' denominators; what was found `before` stays."""
-    look = _Look(walk)
+    look = _DivisionRules(walk)
     sums, divided, selected = set(before.sums), list(before.divided), list(before.selected)
     unproven, unproven_means = [], []
     for node in walk.view.topological_order():
@@ -134,7 +134,7 @@ def notes_of(found: Denominators) -> tuple[str, ...]:
     return tuple(notes)
 
 
-class _Look:
+class _DivisionRules:
     """What divisions are judged by."""
 
     def __init__(self, walk: Walk) -> None:
@@ -214,7 +214,7 @@ class _Look:
         if view.shape(f"{node}:0") != () or is_fixed or not self._chosen or self._axes.of(values) is not None:
             return None, False
         needed = view.ancestors([split_tensor(values)[0]])
-        assumed = {tensor: Part(0) for tensor in self._chosen if split_tensor(tensor)[0] in needed}
+        assumed = {tensor: AxisPart(0) for tensor in self._chosen if split_tensor(tensor)[0] in needed}
         counted = self._counted_by(values) if assumed else ()
         if not counted or BatchAxes(view, self._walk.states).supposing(assumed).of(values) is None:
             return None, bool(counted)

@@ -24,12 +24,12 @@ from parallax.analysis.reading.gradients import autodiff_ops
 from parallax.errors import GraphError
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, split_tensor
-from parallax.plans.rewrites import Keep, Piece, Scale, SharedRows
+from parallax.plans.rewrites import AccumulateGradient, GradientPiece, Scale, SharedRows
 
 _TAKES_MERGED = ("UnsortedSegmentSum", "ScatterAdd", "ScatterSub", "ResourceScatterAdd", "ResourceScatterSub")
 """Ops that add rows up by number: what the one process has does not depend on how often a row comes in parts."""
 
-Kinds = dict[str, tuple[Piece, ...]]
+PieceKinds = dict[str, tuple[GradientPiece, ...]]
 """Values tensor -> the pieces of its rows."""
 
 
@@ -46,15 +46,15 @@ def concatenated(view: GraphView, tensor: str) -> list[str]:
     return pieces
 
 
-def piece_kinds(walk: Walk) -> Kinds:
+def piece_kinds(walk: Walk) -> PieceKinds:
     """The kinds that a finished walk found: they need the states of the ids."""
     if not any(s.indices for s in walk.sources):
         return {}
-    look = _Look(walk)
+    look = _PieceRules(walk)
     return {s.values: tuple(_pieces(look, s)) for s in walk.sources if s.indices is not None}
 
 
-class _Look:
+class _PieceRules:
     """What pieces are judged by."""
 
     def __init__(self, walk: Walk) -> None:
@@ -64,7 +64,7 @@ class _Look:
         self.forward = walk.view.nodes.keys() - autodiff_ops(walk.captured)
 
 
-def _pieces(look: _Look, source: GradientSource) -> list[Piece]:
+def _pieces(look: _PieceRules, source: GradientSource) -> list[GradientPiece]:
     walk, waiting, found = look.walk, [source.indices or ""], []
     while waiting:
         tensor = root(walk.view, waiting.pop(0))
@@ -78,27 +78,27 @@ def _pieces(look: _Look, source: GradientSource) -> list[Piece]:
     return [_beside(look, piece, [p for p in found if piece.merged and p.merged == piece.merged]) for piece in found]
 
 
-def _beside(look: _Look, piece: Piece, alike: list[Piece]) -> Piece:
+def _beside(look: _PieceRules, piece: GradientPiece, alike: list[GradientPiece]) -> GradientPiece:
     """A piece beside others of the same merged ids: no id may be in two of them, and all must be looked up alike."""
     if len(alike) < 2:
         return piece
     if any(p.of for p in alike) or not look.unique.are_apart([p.ids for p in alike]):
-        return Piece(piece.ids, "unknown", piece.merged)
+        return GradientPiece(piece.ids, "unknown", piece.merged)
     return piece
 
 
-def _of_own_ids(look: _Look, ids: str) -> Piece:
+def _of_own_ids(look: _PieceRules, ids: str) -> GradientPiece:
     """Row numbers that differ between workers."""
     distinct = look.unique.of(ids)
     if distinct is not None:
-        return Piece(ids, "unique", distinct.key, distinct.merged)
+        return GradientPiece(ids, "unique", distinct.key, distinct.merged)
     before = look.unique.any_before(ids)
-    return Piece(ids, "unknown", before) if before else Piece(ids, "joined")
+    return GradientPiece(ids, "unknown", before) if before else GradientPiece(ids, "joined")
 
 
-def _of_equal_ids(look: _Look, ids: str) -> Piece:
+def _of_equal_ids(look: _PieceRules, ids: str) -> GradientPiece:
     kind = kind_of_equal_ids(look.axes, ids, look.forward)
-    return Piece(ids, kind) if kind in ("shared", "joined") else Piece(ids, "unknown", kind)
+    return GradientPiece(ids, kind) if kind in ("shared", "joined") else GradientPiece(ids, "unknown", kind)
 
 
 def mark(walk: Walk) -> None:
@@ -136,7 +136,7 @@ def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
         walk.marked.update({(tensor, e.node): state for e in edges})
 
 
-def _check_pieces(walk: Walk, source: GradientSource, pieces: tuple[Piece, ...]) -> None:
+def _check_pieces(walk: Walk, source: GradientSource, pieces: tuple[GradientPiece, ...]) -> None:
     """What looks at single rows must find those of the one process."""
     for piece in pieces:
         if piece.kind == "unknown":
@@ -150,13 +150,13 @@ def _check_pieces(walk: Walk, source: GradientSource, pieces: tuple[Piece, ...])
             raise NoRule(source.part, f"its row numbers {piece.ids!r} may be equal for distinct ids {piece.of!r}")
 
 
-def keeps_of(walk: Walk) -> tuple[Keep, ...]:
+def keeps_of(walk: Walk) -> tuple[AccumulateGradient, ...]:
     """What is to be kept where updates take several batches: every gradient, once.
 
     Raises:
         GraphError: a gradient is computed of what comes after another one.
     """
-    found: dict[str, Keep] = {}
+    found: dict[str, AccumulateGradient] = {}
     for source in walk.sources:
         value_edges, index_edges = _outside(walk, source, source.values), []
         before = found.get(source.values)
@@ -167,13 +167,15 @@ def keeps_of(walk: Walk) -> tuple[Keep, ...]:
         pieces = walk.kinds.get(source.values, ())
         constant = tuple(piece.kind == "shared" and _is_constant(walk.view, piece.ids) for piece in pieces)
         indices = source.indices or ""
-        found[source.values] = Keep(source.values, tuple(value_edges), indices, tuple(index_edges), pieces, constant)
+        found[source.values] = AccumulateGradient(
+            source.values, tuple(value_edges), indices, tuple(index_edges), pieces, constant
+        )
     keeps = tuple(keep for keep in found.values() if keep.value_edges or keep.index_edges)
     _check_order(walk.view, keeps)
     return keeps
 
 
-def _check_order(view: GraphView, keeps: tuple[Keep, ...]) -> None:
+def _check_order(view: GraphView, keeps: tuple[AccumulateGradient, ...]) -> None:
     """Every batch must have its gradients before the first update."""
     takers = {e.node: keep.values for keep in keeps for e in (*keep.value_edges, *keep.index_edges)}
     for keep in keeps:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from parallax.analysis.propagation import own_state, rules, whole_batch
 from parallax.analysis.propagation.denominators import Denominators, find_denominators, notes_of
-from parallax.analysis.propagation.gradient_pieces import Kinds, keeps_of, mark, piece_kinds
+from parallax.analysis.propagation.gradient_pieces import PieceKinds, keeps_of, mark, piece_kinds
 from parallax.analysis.propagation.own_state import computed_of
 from parallax.analysis.propagation.passages import check_kept, find_passages
 from parallax.analysis.propagation.server_nodes import owned_nodes
@@ -28,7 +28,17 @@ from parallax.errors import GraphError, ParallaxError
 from parallax.graph.control_flow import branches_of
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import split_tensor
-from parallax.plans.rewrites import Broadcast, Collect, Decisions, GatherRows, Placement, Push, SliceRows, Table, Terms
+from parallax.plans.rewrites import (
+    Broadcast,
+    Collect,
+    GatherRows,
+    Placement,
+    Push,
+    Rewrites,
+    SliceRows,
+    Table,
+    TrainingMode,
+)
 
 
 def propagate(
@@ -37,8 +47,8 @@ def propagate(
     routes: Mapping[str, str],
     equal_randomness: bool = False,
     placed: Mapping[str, Placement] | None = None,
-    terms: Terms | None = None,
-) -> Decisions:
+    terms: TrainingMode | None = None,
+) -> Rewrites:
     """Decides what must change so that N workers train as one process would.
 
     Args:
@@ -54,7 +64,7 @@ def propagate(
         NoRule: a part's route cannot be carried out; the message names the op.
         GraphError: no route can make this graph right.
     """
-    return _decisions(walked(captured, sources, routes, equal_randomness, placed), terms or Terms())
+    return _decisions(walked(captured, sources, routes, equal_randomness, placed), terms or TrainingMode())
 
 
 def walked(
@@ -77,7 +87,7 @@ def walked(
     order, branches = captured.view.topological_order(), branches_of(captured.view)
     functions = functions_of(captured.view, lambda op: rules.differs(op, equal_randomness))
     table_of, own = {part: part for part in tables}, set[str]()
-    kinds: Kinds = {}
+    kinds: PieceKinds = {}
     dense_sources: dict[str, list[GradientSource]] = {}
     for source in sources:
         if source.indices is None:
@@ -169,7 +179,7 @@ def _table(captured: Captured, part: str, placement: Placement) -> Table:
         members=(part,),
         variable=variable.logical_name,
         servers=placement.servers,
-        mirrored=placement.mirrored,
+        replicated=placement.replicated,
         is_scalar=not shape,
         pattern=placement.pattern,
     )
@@ -180,7 +190,7 @@ def _is_update_read(walk: Walk, node: str) -> bool:
     return node in walk.training and walk.view.op(node) not in ("Identity", *rules.VARIABLES)
 
 
-def _decisions(walk: Walk, terms: Terms) -> Decisions:
+def _decisions(walk: Walk, terms: TrainingMode) -> Rewrites:
     if terms.accumulate_steps > 1:
         check_kept(walk)
         whole_batch.check_kept(walk)
@@ -216,7 +226,7 @@ def _decisions(walk: Walk, terms: Terms) -> Decisions:
     owned = owned_nodes(walk)
     if terms.synchronous:
         check_reads(walk, owned, pushes)
-    return Decisions(
+    return Rewrites(
         tables=tuple(tables),
         scales=tuple(walk.scales),
         shared_rows=tuple(walk.shared_rows),

@@ -17,7 +17,7 @@ from parallax.analysis.propagation.walk import Merge, NoRule, Walk, are_paired, 
 from parallax.errors import GraphError
 from parallax.graph.ops import ADDITIVE_SCATTERS, StateOp, state_op, takes_state
 from parallax.graph.view import Edge, split_tensor
-from parallax.plans.rewrites import Broadcast, Piece
+from parallax.plans.rewrites import Broadcast, GradientPiece
 
 _RESOURCE = 20  # types.proto
 
@@ -261,7 +261,7 @@ def _collect_batch(walk: Walk, node: str, state: StateOp, variable: str) -> bool
     if axes.of(indices) != 0 or not (axes.of(values) == 0 or one_for_all):
         return False
     taken = [] if one_for_all else [Edge(node, state.value)]
-    pieces = (Piece(indices, "joined"),)
+    pieces = (GradientPiece(indices, "joined"),)
     walk.merges[node] = Merge(variable, (), [Edge(node, state.indices)], taken, pieces=pieces, of_batch=True)
     return True
 

@@ -17,8 +17,8 @@ from parallax.plans.rewrites import (
     AlikeRows,
     AllReduce,
     Broadcast,
+    GradientPiece,
     Lookup,
-    Piece,
     Scale,
     Scatter,
     SharedRows,
@@ -53,7 +53,7 @@ class Merge:
     indices: list[Edge] = field(default_factory=list)
     values: list[Edge] = field(default_factory=list)
     merges_equal_rows: bool = True
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[GradientPiece, ...] = ()
     of_batch: bool = False
 
 
@@ -100,7 +100,7 @@ class Walk:
     initial: set[str]
     initializers: set[str]
     dense_sources: dict[str, list[GradientSource]]
-    kinds: dict[str, tuple[Piece, ...]]
+    kinds: dict[str, tuple[GradientPiece, ...]]
     equal_randomness: bool
     after_gradients: set[str]
     branches: dict[str, Branches]
@@ -154,7 +154,7 @@ class Walk:
 
     def is_mirrored(self, variable: str) -> bool:
         """Whether every worker has a copy of this variable, although its rows have owners."""
-        return variable in self.tables and self.tables[variable].mirrored
+        return variable in self.tables and self.tables[variable].replicated
 
     def marked_gradient(self, part: str) -> State:
         """What a dense gradient of a variable is outside autodiff: whole everywhere, or the owners' rows."""

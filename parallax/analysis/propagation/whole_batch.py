@@ -50,7 +50,7 @@ def find_wholes(walk: Walk) -> tuple[dict[str, Whole], str]:
 
     All parts of an input are put together, or none.
     """
-    look, wholes, unproven = _Look(walk), dict(walk.wholes), ""
+    look, wholes, unproven = _BatchParts(walk), dict(walk.wholes), ""
     for edge in dict.fromkeys(walk.decisive):
         found, missing = look.parts_of(edge)
         unproven = unproven or missing
@@ -95,7 +95,7 @@ def notes_of(walk: Walk) -> tuple[str, ...]:
     )
 
 
-class _Look:
+class _BatchParts:
     """What parts are judged by."""
 
     def __init__(self, walk: Walk) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.analysis.reading.digests import fingerprint
-from parallax.analysis.reading.inline import Call, inline_calls
+from parallax.analysis.reading.inline import InlinedCall, inline_calls
 from parallax.analysis.reading.launcher_graph import meant
 from parallax.analysis.reading.lower import lower_conditionals
 from parallax.analysis.reading.recorded import Hidden, Record, records_in
@@ -91,9 +91,9 @@ def capture(graph: Any, digest: str | None = None) -> Captured:
     return Captured(view, digest, _variables(graph, view, is_open), records, hidden)
 
 
-def _flat(graph_def: Any) -> tuple[Any, tuple[Call, ...]]:
+def _flat(graph_def: Any) -> tuple[Any, tuple[InlinedCall, ...]]:
     """The graph without calls, and without conditionals that write variables, at its top level; and the calls."""
-    calls: list[Call] = []
+    calls: list[InlinedCall] = []
     for _ in range(_MAX_DEPTH):
         inlined, more = inline_calls(graph_def)
         calls += more

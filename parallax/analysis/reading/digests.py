@@ -24,7 +24,7 @@ _TEXT = 80  # characters of a value in a message
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class GraphDifference:
     """The first op, in graph order, that two graphs do not have alike.
 
     Attributes:
@@ -49,7 +49,7 @@ def node_digests(graph_def: Any) -> dict[str, str]:
     return {node.name: _digest(_skeleton(node, bodies)) for node in graph_def.node}
 
 
-def first_difference(launcher: Any, own: Any) -> Difference | None:
+def first_difference(launcher: Any, own: Any) -> GraphDifference | None:
     """In what the structure of a graph differs from the launcher's; None when in nothing.
 
     Args:
@@ -65,17 +65,17 @@ def first_difference(launcher: Any, own: Any) -> Difference | None:
     more = next((i for i, name in enumerate(of_own) if name not in wanted), len(of_own))
     if more < at or at == len(of_launcher):
         name = of_own[more]
-        return Difference(name, f"built op {name!r} ({nodes[name].op}), which the launcher's graph has not")
+        return GraphDifference(name, f"built op {name!r} ({nodes[name].op}), which the launcher's graph has not")
     node = launcher.node[at]
     if node.name in nodes:
         how = _how(node, nodes[node.name], _Bodies(launcher), _Bodies(own))
-        return Difference(node.name, f"built op {node.name!r} differently from the launcher: {how}")
+        return GraphDifference(node.name, f"built op {node.name!r} differently from the launcher: {how}")
     missing = f"has no op {node.name!r} ({node.op}), which the launcher's graph has"
     if more < len(of_own):
         name = of_own[more]
-        return Difference(name, f"{missing}, and built {name!r} ({nodes[name].op}) instead")
+        return GraphDifference(name, f"{missing}, and built {name!r} ({nodes[name].op}) instead")
     before = next((name for name in reversed(of_launcher[:at]) if name in nodes), "")
-    return Difference(before, f"{missing} after {before!r}" if before else missing)
+    return GraphDifference(before, f"{missing} after {before!r}" if before else missing)
 
 
 def function_names(launcher: Any, own: Any) -> dict[str, str]:

@@ -21,7 +21,7 @@ _SHAPES = "_output_shapes"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class InlinedCall:
     """A call that was inlined.
 
     Attributes:
@@ -43,13 +43,13 @@ class Call:
         return f"{self.name}/{node}"
 
 
-def inline_calls(graph_def: Any) -> tuple[Any, tuple[Call, ...]]:
+def inline_calls(graph_def: Any) -> tuple[Any, tuple[InlinedCall, ...]]:
     """A copy of the graph without PartitionedCall and StatefulPartitionedCall nodes at its top level, and the calls.
 
     The graph is returned itself when it holds none. A function that calls itself is left alone below a depth of 50.
     Calls within a function come after the call of that function.
     """
-    calls: list[Call] = []
+    calls: list[InlinedCall] = []
     for _ in range(_MAX_DEPTH):
         if not any(node.op in _CALLS for node in graph_def.node):
             break
@@ -57,7 +57,7 @@ def inline_calls(graph_def: Any) -> tuple[Any, tuple[Call, ...]]:
     return graph_def, _led_to_results(graph_def, calls)
 
 
-def _led_to_results(graph_def: Any, calls: list[Call]) -> tuple[Call, ...]:
+def _led_to_results(graph_def: Any, calls: list[InlinedCall]) -> tuple[InlinedCall, ...]:
     """Has those who read a call take the Identity of its result, in place; gives the calls with such arguments."""
     result_of = {f"{call.name}:{i}": f"{node}:0" for call in calls for i, node in enumerate(call.results)}
     for node in graph_def.node if calls else ():
@@ -67,7 +67,7 @@ def _led_to_results(graph_def: Any, calls: list[Call]) -> tuple[Call, ...]:
     return tuple(replace(call, arguments=tuple(result_of.get(t, t) for t in call.arguments)) for call in calls)
 
 
-def _inline_once(graph_def: Any, calls: list[Call]) -> Any:
+def _inline_once(graph_def: Any, calls: list[InlinedCall]) -> Any:
     functions = {f.signature.name: f for f in graph_def.library.function}
     out = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
@@ -78,7 +78,7 @@ def _inline_once(graph_def: Any, calls: list[Call]) -> Any:
     return out
 
 
-def _expand(out: Any, call: Any, function: Any) -> Call:
+def _expand(out: Any, call: Any, function: Any) -> InlinedCall:
     """Appends the nodes of a function's body for one call, and the IdentityN that takes the call's name."""
     body, flat_names = function_def_to_graph_def(function)
     data = [tensor_name(i) for i in call.input if not i.startswith("^")]
@@ -116,7 +116,7 @@ def _expand(out: Any, call: Any, function: Any) -> Call:
     if len(call.attr[_SHAPES].list.shape):
         end.attr[_SHAPES].CopyFrom(call.attr[_SHAPES])
     body_names = tuple(node.name for node in function.node_def)
-    return Call(call.name, function.signature.name, tuple(data), body_names, given)
+    return InlinedCall(call.name, function.signature.name, tuple(data), body_names, given)
 
 
 def _results(out: Any, call: Any, results: list[str], controls: list[str]) -> tuple[str, ...]:

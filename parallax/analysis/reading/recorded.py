@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parallax.analysis.reading import record
-from parallax.analysis.reading.inline import Call
+from parallax.analysis.reading.inline import InlinedCall
 from parallax.analysis.reading.launcher_graph import functions_meant
 from parallax.graph.ops import state_op
 from parallax.graph.view import GraphView, split_tensor
@@ -73,7 +73,7 @@ class _Place:
 
 
 def records_in(
-    graph: Any, nodes: Sequence[str], calls: Sequence[Call], view: GraphView
+    graph: Any, nodes: Sequence[str], calls: Sequence[InlinedCall], view: GraphView
 ) -> tuple[tuple[Record, ...], tuple[Hidden, ...]]:
     """What autodiff delivered, in the captured graph and in what it runs beside.
 
@@ -108,7 +108,7 @@ def _function_graphs(graph: Any) -> dict[str, Any]:
     return found
 
 
-def _place(call: Call, graph: Any, results: dict[str, str]) -> _Place:
+def _place(call: InlinedCall, graph: Any, results: dict[str, str]) -> _Place:
     """The ops of a function's graph as a call has them: in the function's order, some under another name."""
     inputs = [tensor.op.name for tensor in graph.inputs]
     ops = [op.name for op in graph.get_operations() if op.name not in set(inputs)]
@@ -117,7 +117,7 @@ def _place(call: Call, graph: Any, results: dict[str, str]) -> _Place:
     return _Place(graph, call.name, names, dict(zip(inputs, call.arguments, strict=False)), results)
 
 
-def _nodes_of_calls(calls: Sequence[Call]) -> dict[str, tuple[str, ...]]:
+def _nodes_of_calls(calls: Sequence[InlinedCall]) -> dict[str, tuple[str, ...]]:
     return {call.name: (*map(call.inner, call.body), *call.results) for call in calls}
 
 

@@ -21,12 +21,12 @@ from parallax.plans.plan import (
     PS,
     Layout,
     Plan,
+    PlanConstraints,
     RouteCost,
     VariablePlan,
-    Wishes,
 )
 from parallax.plans.wire import FLOAT32, sums_travel_as
-from parallax.profiles.plan_inputs import Measured
+from parallax.profiles.plan_inputs import PlanInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,33 +50,37 @@ class Candidate:
     is_priced: bool
 
 
-def candidates_of(spec: GraphSpec, layout: Layout, wishes: Wishes, measured: Measured) -> list[Candidate]:
+def candidates_of(
+    spec: GraphSpec, layout: Layout, constraints: PlanConstraints, measured: PlanInputs
+) -> list[Candidate]:
     """Every variable with its routes.
 
     Raises:
         PlanError: when the wishes ask for what is impossible.
     """
-    return [candidate_of(variable, layout, wishes, measured) for variable in spec.variables]
+    return [candidate_of(variable, layout, constraints, measured) for variable in spec.variables]
 
 
-def candidate_of(variable: VariableSpec, layout: Layout, wishes: Wishes, measured: Measured) -> Candidate:
+def candidate_of(
+    variable: VariableSpec, layout: Layout, constraints: PlanConstraints, measured: PlanInputs
+) -> Candidate:
     """A variable with its routes, and those among which cost decides."""
-    wanted = wishes.routes.get(variable.name)
-    touched = touched_of(variable, wishes, measured)
-    batches, rows = wishes.accumulate_steps, None
+    wanted = constraints.routes.get(variable.name)
+    touched = touched_of(variable, constraints, measured)
+    batches, rows = constraints.accumulate_steps, None
     if touched is not None:
         rows = rows_of(math.ceil(touched.one), batches, touched.of(batches))
-    costs = options_of(variable, layout, wishes, rows)
+    costs = options_of(variable, layout, constraints, rows)
     servers = next((o for o in costs if o.route == PS and possible(o)), None)
     has_route = costs[0].route != NO_ROUTE
     allowed, reason = tuple(o.route for o in costs if possible(o)) if has_route else (), ""
     if wanted is not None:
         allowed, reason = (wanted_option(variable, costs, wanted).route,), "asked for in the configuration"
-    elif servers is not None and (by_rule := why_on_servers(variable, layout, wishes)):
+    elif servers is not None and (by_rule := why_on_servers(variable, layout, constraints)):
         allowed, reason = (PS,), by_rule
-    elif not has_route and not wishes.synchronous and variable.cls == VariableClass.UNTRAINED:
+    elif not has_route and not constraints.synchronous and variable.cls == VariableClass.UNTRAINED:
         allowed, reason = (NO_ROUTE,), "no gradient: each worker's own, as none waits for the others"
-    if allowed != (PS,) and not wishes.synchronous and has_route:
+    if allowed != (PS,) and not constraints.synchronous and has_route:
         note = next(o.note for o in costs if o.route == PS)
         why = f"ps is {note} ({variable.name})" if note else f"{variable.name} was given {allowed[0]!r}"
         raise PlanError(f"Asynchronous training keeps all trained variables on servers: {why}.")
@@ -153,7 +157,11 @@ def on_their_servers(
 
 
 def plan_of(
-    spec: GraphSpec, layout: Layout, wishes: Wishes, variables: tuple[VariablePlan, ...], notes: tuple[str, ...] = ()
+    spec: GraphSpec,
+    layout: Layout,
+    constraints: PlanConstraints,
+    variables: tuple[VariablePlan, ...],
+    notes: tuple[str, ...] = (),
 ) -> Plan:
     """A plan of variables, without prediction."""
     return Plan(
@@ -161,23 +169,23 @@ def plan_of(
         fingerprint=spec.fingerprint,
         hosts=layout.hosts,
         servers=layout.servers if any(v.servers for v in variables) else (),
-        run_option=wishes.run_option,
-        synchronous=wishes.synchronous,
-        average_sparse=wishes.average_sparse,
+        run_option=constraints.run_option,
+        synchronous=constraints.synchronous,
+        average_sparse=constraints.average_sparse,
         variables=variables,
-        notes=(*spec.notes, *_notes(wishes), *_wire_notes(wishes.wire_dtype, variables), *notes),
-        wire_dtype=wishes.wire_dtype,
-        accumulate_steps=wishes.accumulate_steps,
+        notes=(*spec.notes, *_notes(constraints), *_wire_notes(constraints.wire_dtype, variables), *notes),
+        wire_dtype=constraints.wire_dtype,
+        accumulate_steps=constraints.accumulate_steps,
     )
 
 
-def _notes(wishes: Wishes) -> tuple[str, ...]:
+def _notes(constraints: PlanConstraints) -> tuple[str, ...]:
     notes = []
-    if not wishes.synchronous:
+    if not constraints.synchronous:
         notes.append("asynchronous: every worker updates what the servers hold by itself")
-    if wishes.accumulate_steps > 1:
-        notes.append(f"an update takes the gradients of {wishes.accumulate_steps} batches of every worker")
-    if not wishes.average_sparse:
+    if constraints.accumulate_steps > 1:
+        notes.append(f"an update takes the gradients of {constraints.accumulate_steps} batches of every worker")
+    if not constraints.average_sparse:
         notes.append("sparse gradients are summed over the workers, not averaged")
     return tuple(notes)
 

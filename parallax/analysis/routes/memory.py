@@ -16,9 +16,9 @@ from parallax.analysis.routes.owners import Shares
 from parallax.analysis.routes.touched import Touched
 from parallax.errors import PlanError
 from parallax.graph.spec import VariableClass, VariableSpec
-from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, Layout, Wishes
+from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, Layout, PlanConstraints
 from parallax.plans.prediction import ProcessMemory
-from parallax.profiles.plan_inputs import Measured
+from parallax.profiles.plan_inputs import PlanInputs
 from parallax.report.text import bytes_text
 
 _KEPT_ID_BYTES = 8
@@ -156,13 +156,15 @@ def shares_on_servers(variable: VariableSpec, servers: tuple[tuple[int, ...], ..
     return tuple(sorted(held.items()))
 
 
-def hosts_of(layout: Layout, shares: Shares, wishes: Wishes, measured: Measured, servers: bool) -> Hosts:
+def hosts_of(
+    layout: Layout, shares: Shares, constraints: PlanConstraints, measured: PlanInputs, servers: bool
+) -> Hosts:
     """The hosts whose memory limits a plan; none where no limit is known.
 
     Args:
         layout: the workers, and the servers that may be started.
         shares: who owns how much of a spread table.
-        wishes: may limit every host.
+        constraints: may limit every host.
         measured: the machines' memory, and what the model takes in every worker.
         servers: whether any variable may be on servers.
     """
@@ -174,7 +176,7 @@ def hosts_of(layout: Layout, shares: Shares, wishes: Wishes, measured: Measured,
     here: list[tuple[int, ...]] = []
     for host, workers in enumerate(layout.hosts):
         here.append(tuple(n for n, at in enumerate(layout.servers) if at == host) if servers else ())
-        known = [m for m in (wishes.memory_bytes,) if m is not None]
+        known = [m for m in (constraints.memory_bytes,) if m is not None]
         if measured.cluster is not None:
             known.append(measured.cluster.hosts[host].memory_bytes)
         if known:

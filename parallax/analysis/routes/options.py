@@ -21,9 +21,9 @@ from parallax.plans.plan import (
     PS,
     ROUTES,
     Layout,
+    PlanConstraints,
     RouteCost,
-    Wishes,
-    fronts_of,
+    server_proxies,
 )
 
 _ROW_TYPES = ("float16", "float32", "float64")
@@ -31,11 +31,11 @@ _ROW_TYPES = ("float16", "float32", "float64")
 float32."""
 
 
-def why_on_servers(variable: VariableSpec, layout: Layout, wishes: Wishes) -> str:
+def why_on_servers(variable: VariableSpec, layout: Layout, constraints: PlanConstraints) -> str:
     """Why a variable goes to servers although nobody asked for it by name; empty when it does not."""
-    if not wishes.synchronous:
+    if not constraints.synchronous:
         return "asynchronous training"
-    if wishes.run_option == "PS":
+    if constraints.run_option == "PS":
         return "run option PS"
     if layout.has_hosts_for_servers and by_row(variable):
         return "there are hosts for servers only"
@@ -47,19 +47,21 @@ def by_row(variable: VariableSpec) -> bool:
     return variable.cls == VariableClass.SPARSE
 
 
-def options_of(variable: VariableSpec, layout: Layout, wishes: Wishes, rows: StepRows | None) -> list[RouteCost]:
+def options_of(
+    variable: VariableSpec, layout: Layout, constraints: PlanConstraints, rows: StepRows | None
+) -> list[RouteCost]:
     """All routes with their costs; an impossible one says why in its note."""
-    servers = _servers_option(variable, layout, wishes, rows)
+    servers = _servers_option(variable, layout, constraints, rows)
     if variable.cls in (VariableClass.UNTRAINED, VariableClass.LOCAL):
-        counted = variable.is_counter and not wishes.synchronous
+        counted = variable.is_counter and not constraints.synchronous
         return [servers] if counted else [RouteCost(NO_ROUTE, 0, 0)]
     workers = layout.num_workers
-    reduce_all = allreduce_cost(variable, workers, wishes.wire_dtype)
+    reduce_all = allreduce_cost(variable, workers, constraints.wire_dtype)
     if not variable.has_slices or variable.cls in (VariableClass.DENSE, VariableClass.MIXED):
         note = f"impossible: its gradient is {'made ' if variable.has_slices else ''}dense"
         return [reduce_all, RouteCost(ALLGATHER, None, 1, note), RouteCost(ALLTOALL, None, 3, note), servers]
-    gather = allgather_cost(variable, workers, rows, wishes.wire_dtype)
-    spread = alltoall_cost(variable, workers, rows, wishes.wire_dtype)
+    gather = allgather_cost(variable, workers, rows, constraints.wire_dtype)
+    spread = alltoall_cost(variable, workers, rows, constraints.wire_dtype)
     if variable.unmerged:
         reduce_all = RouteCost(ALLREDUCE, reduce_all.sent_bytes, 1, f"impossible: {variable.reason}")
     if variable.dtype not in _ROW_TYPES:
@@ -73,21 +75,23 @@ def options_of(variable: VariableSpec, layout: Layout, wishes: Wishes, rows: Ste
     return [reduce_all, gather, spread, servers]
 
 
-def _servers_option(variable: VariableSpec, layout: Layout, wishes: Wishes, rows: StepRows | None) -> RouteCost:
-    has_fronts = wishes.synchronous and bool(fronts_of(layout.host_by_rank, layout.servers))
-    cost = ps_cost(variable, layout.num_workers, rows, by_row(variable), has_fronts, wishes.wire_dtype)
+def _servers_option(
+    variable: VariableSpec, layout: Layout, constraints: PlanConstraints, rows: StepRows | None
+) -> RouteCost:
+    has_fronts = constraints.synchronous and bool(server_proxies(layout.host_by_rank, layout.servers))
+    cost = ps_cost(variable, layout.num_workers, rows, by_row(variable), has_fronts, constraints.wire_dtype)
     why = ""
-    if wishes.run_option == "MPI":
+    if constraints.run_option == "MPI":
         why = "run option MPI starts no servers"
     elif not layout.servers:
         why = "no host may have a server"
-    elif variable.name in wishes.refused:
-        why = wishes.refused[variable.name]
+    elif variable.name in constraints.refused:
+        why = constraints.refused[variable.name]
     elif variable.cls == VariableClass.NOT_SHARDABLE:
         why = variable.reason
     elif variable.is_open:
         why = "it was built with an open shape"
-    elif wishes.synchronous and variable.dtype not in _ROW_TYPES:
+    elif constraints.synchronous and variable.dtype not in _ROW_TYPES:
         why = f"TensorFlow has no accumulators of {variable.dtype}"
     return RouteCost(PS, cost.sent_bytes, cost.rounds, f"impossible: {why}") if why else cost
 

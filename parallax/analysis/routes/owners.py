@@ -69,7 +69,7 @@ def equal_shares(workers: int) -> Shares:
 
 
 @dataclass(frozen=True, slots=True)
-class Kinds:
+class VariableKinds:
     """Hosts with workers, by the rate of their links: the kind of each host, or None without workers.
 
     Attributes:
@@ -81,7 +81,7 @@ class Kinds:
     rates: tuple[float, ...]
 
 
-def kinds_of(layout: Layout, cluster: ClusterProfile) -> Kinds:
+def kinds_of(layout: Layout, cluster: ClusterProfile) -> VariableKinds:
     """Sorts hosts into kinds: rates within the noise of the measurement of each other are of one.
 
     The noise is the median relative error of the fit of an all-to-all, as its samples went over these links.
@@ -99,16 +99,16 @@ def kinds_of(layout: Layout, cluster: ClusterProfile) -> Kinds:
         if not found or rate < found[-1] * (1 - noise):
             found.append(rate)
         kind[host] = len(found) - 1
-    return Kinds(tuple(kind.get(host) for host in range(len(layout.hosts))), tuple(found))
+    return VariableKinds(tuple(kind.get(host) for host in range(len(layout.hosts))), tuple(found))
 
 
-def shares_of(layout: Layout, kinds: Kinds, slots: tuple[int, ...]) -> Shares:
+def shares_of(layout: Layout, kinds: VariableKinds, slots: tuple[int, ...]) -> Shares:
     """Shares in which every worker on a host of a kind has that kind's slots."""
     divisor = math.gcd(*slots)
     return Shares(tuple(slots[kinds.of_host[host] or 0] // divisor for host in layout.host_by_rank))
 
 
-def all_slots(kinds: Kinds) -> Iterator[tuple[int, ...]]:
+def all_slots(kinds: VariableKinds) -> Iterator[tuple[int, ...]]:
     """Every different pattern in which a slower kind has no more slots than a faster one; equal shares first."""
     numbers = range(MOST_SLOTS, -1, -1)
     seen = set()
@@ -121,6 +121,6 @@ def all_slots(kinds: Kinds) -> Iterator[tuple[int, ...]]:
                 yield reduced
 
 
-def slots_by_rate(kinds: Kinds) -> tuple[int, ...]:
+def slots_by_rate(kinds: VariableKinds) -> tuple[int, ...]:
     """Slots in proportion to the rates: a beginning for a search."""
     return tuple(max(0, round(MOST_SLOTS * rate / kinds.rates[0])) for rate in kinds.rates)

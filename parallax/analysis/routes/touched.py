@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from parallax.graph.spec import VariableSpec
-from parallax.plans.plan import Wishes
-from parallax.profiles.plan_inputs import Measured
+from parallax.plans.plan import PlanConstraints
+from parallax.profiles.plan_inputs import PlanInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Touched:
         return Touched(self.rows, one, max(one, self.ids * factor), joined, self.busiest, self.is_measured)
 
 
-def touched_of(variable: VariableSpec, wishes: Wishes, measured: Measured) -> Touched | None:
+def touched_of(variable: VariableSpec, constraints: PlanConstraints, measured: PlanInputs) -> Touched | None:
     """What is known of a variable looked up by row; None when nothing is.
 
     What the user says goes before what was measured, and that before the bound from static shapes.
@@ -67,7 +67,7 @@ def touched_of(variable: VariableSpec, wishes: Wishes, measured: Measured) -> To
         found = Touched(
             variable.rows, table.touched_rows, table.ids, table.joined_rows, max(1.0, table.busiest_share), True
         )
-    wanted = wishes.touched_rows.get(variable.name)
+    wanted = constraints.touched_rows.get(variable.name)
     if wanted is not None:
         return (
             Touched(variable.rows, wanted, wanted)

@@ -11,8 +11,8 @@ from parallax.analysis.routes.owners import Shares, equal_shares
 from parallax.analysis.search.route_all import problem_of, setting_of
 from parallax.errors import PlanError
 from parallax.graph.spec import GraphSpec
-from parallax.plans.plan import Layout, Wishes
-from parallax.profiles.plan_inputs import Measured
+from parallax.plans.plan import Layout, PlanConstraints
+from parallax.profiles.plan_inputs import PlanInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class Alternative:
 
 
 def alternatives(
-    spec: GraphSpec, layout: Layout, wishes: Wishes, measured: Measured, slots: tuple[int, ...] = ()
+    spec: GraphSpec, layout: Layout, constraints: PlanConstraints, measured: PlanInputs, slots: tuple[int, ...] = ()
 ) -> Iterator[Alternative]:
     """Every choice of routes and servers that fits into memory, the first variable's options slowest.
 
     Args:
         spec: what the graph is.
         layout: the workers, and the servers that may be started.
-        wishes: what the user wants; routes given there are fixed.
+        constraints: what the user wants; routes given there are fixed.
         measured: with a cluster profile.
         slots: of each worker in the pattern of owners; empty for equal shares.
 
@@ -47,7 +47,9 @@ def alternatives(
     """
     if measured.cluster is None:
         raise PlanError("Predicted steps need a cluster profile. Measure one with `parallax calibrate`.")
-    setting, _ = setting_of(candidates_of(spec, layout, wishes, measured), layout, wishes, measured, measured.cluster)
+    setting, _ = setting_of(
+        candidates_of(spec, layout, constraints, measured), layout, constraints, measured, measured.cluster
+    )
     problem = problem_of(setting, Shares(slots) if slots else equal_shares(layout.num_workers))
     for picks in itertools.product(*(range(len(options)) for options in problem.options)):
         if problem.fits(picks):

@@ -31,7 +31,7 @@ def all_steps(problem: Problem, slowness: float) -> Floats:
         problem.pricing,
         dict.fromkeys(k for options in problem.options for o in options for k in o.charges),
     )
-    loads = np.zeros((1, 2, len(PHASES), len(pricing.fabric.ends)))
+    loads = np.zeros((1, 2, len(PHASES), len(pricing.topology.ends)))
     waits = np.zeros((1, 2, len(PHASES), pricing.who))
     paid = np.zeros((1, len(names)), bool)
     taken = np.zeros((1, len(problem.hosts.limits)))

@@ -17,7 +17,7 @@ from parallax.analysis.routes.candidates import Candidate
 from parallax.analysis.search.milp import solve
 from parallax.analysis.search.problem import Problem
 from parallax.analysis.search.route_all import Routed, Setting, repriced
-from parallax.analysis.timing.pricing import Floats, Option
+from parallax.analysis.timing.pricing import Floats, RouteOption
 from parallax.analysis.timing.step import Totals
 from parallax.errors import PlanError
 from parallax.plans.prediction import LINK, TOUCHED, Flip
@@ -99,7 +99,7 @@ def _beside_others(problem: Problem, picks: Picks, number: int, totals: Totals, 
     """A variable, and all others together as one that has no choice."""
     own = problem.options[number][picks[number]]
     charges = tuple(k for k, users in totals.users.items() if users - (k in own.charges) > 0)
-    others = Option(
+    others = RouteOption(
         "others",
         (),
         totals.beside - own.beside,

@@ -29,7 +29,7 @@ from scipy.sparse import coo_array
 
 from parallax.analysis.search.enumerate import best_of, count_of
 from parallax.analysis.search.problem import Problem
-from parallax.analysis.timing.pricing import AFTER, BEFORE, FULL, LEFT, NEW_VALUES, PHASES, Charge, Floats, Option
+from parallax.analysis.timing.pricing import AFTER, BEFORE, FULL, LEFT, NEW_VALUES, PHASES, Charge, Floats, RouteOption
 from parallax.analysis.timing.step import phases_of, step_of
 from parallax.errors import PlanError
 from parallax.report.text import bytes_text
@@ -330,7 +330,7 @@ def _settled(problem: Problem, picks: list[int], slowness: float) -> list[int]:
     return picks
 
 
-def _alone(problem: Problem, option: Option, slowness: float) -> tuple[float, ...]:
+def _alone(problem: Problem, option: RouteOption, slowness: float) -> tuple[float, ...]:
     """What an option costs by itself, for those that make no difference to the step; then the bytes it sends."""
     waits = option.waits + sum((problem.pricing.charges[k] for k in option.charges), np.zeros_like(option.waits))
     seconds = phases_of(waits, option.beside + slowness * option.link).sum()

@@ -18,20 +18,20 @@ from parallax.analysis.routes.owners import Shares
 from parallax.analysis.routes.placement import place
 from parallax.analysis.search.flips import flips_of
 from parallax.analysis.search.route_all import Routed, Setting, price, route_all, setting_of
-from parallax.analysis.timing.pricing import FULL, PHASES, Option, Pricing
+from parallax.analysis.timing.pricing import FULL, PHASES, Pricing, RouteOption
 from parallax.analysis.timing.step import Given, Totals, timeline
-from parallax.analysis.timing.topology import Fabric
+from parallax.analysis.timing.topology import Topology
 from parallax.graph.spec import GraphSpec
-from parallax.plans.plan import PS, Layout, Plan, RouteCost, VariablePlan, Wishes
+from parallax.plans.plan import PS, Layout, Plan, PlanConstraints, RouteCost, VariablePlan
 from parallax.plans.prediction import CostTerm, HostLoad, Prediction, RunnerUp
-from parallax.profiles.plan_inputs import Measured
+from parallax.profiles.plan_inputs import PlanInputs
 
 _EQUAL = 1e-9
 """Relative difference of steps that is rounding."""
 
 
 def timed_plan(
-    spec: GraphSpec, layout: Layout, wishes: Wishes, measured: Measured, candidates: list[Candidate]
+    spec: GraphSpec, layout: Layout, constraints: PlanConstraints, measured: PlanInputs, candidates: list[Candidate]
 ) -> tuple[Plan, Shares, Prediction]:
     """Plans with a cluster profile.
 
@@ -43,7 +43,7 @@ def timed_plan(
     """
     if measured.cluster is None:
         raise ValueError("A plan by seconds needs a cluster profile.")
-    setting, notes = setting_of(candidates, layout, wishes, measured, measured.cluster)
+    setting, notes = setting_of(candidates, layout, constraints, measured, measured.cluster)
     routed = route_all(setting, notes)
     totals = routed.problem.totals(routed.solution.picks)
     costs = _Costs(setting, routed, totals)
@@ -60,7 +60,7 @@ def timed_plan(
         variables.append(on_their_servers(candidate.variable, planned[name], placed, len(layout.servers)))
     unknown = [p.name for p in rest if p.cost.sent_bytes is None]
     missing = (f"times leave out {', '.join(unknown)}, of unknown touched rows",) if unknown else ()
-    plan = plan_of(spec, layout, wishes, tuple(variables), (*routed.notes, *missing))
+    plan = plan_of(spec, layout, constraints, tuple(variables), (*routed.notes, *missing))
     return plan, routed.shares, _prediction(routed, totals)
 
 
@@ -79,14 +79,14 @@ def _prediction(routed: Routed, totals: Totals) -> Prediction:
 
 def _loads(routed: Routed) -> tuple[HostLoad, ...]:
     """What each host's link carries in a step; that of the owner asked most, where it may be on any of them."""
-    fabric: Fabric = routed.problem.pricing.fabric
-    carried = np.zeros((len(PHASES), len(fabric.ends)))
+    topology: Topology = routed.problem.pricing.topology
+    carried = np.zeros((len(PHASES), len(topology.ends)))
     for options, pick in zip(routed.problem.options, routed.solution.picks, strict=True):
         carried += options[pick].link_bytes
     by_end = carried.sum(axis=0)
     return tuple(
         HostLoad(host, round(float(by_end[out])), round(float(by_end[into])))
-        for host, (out, into) in enumerate(fabric.ends_of_host)
+        for host, (out, into) in enumerate(topology.ends_of_host)
     )
 
 
@@ -96,7 +96,7 @@ def _places_by_rule(
     """Where variables go that are on servers and not priced."""
     served = [spec.variable(p.name) for p in rest if p.route == PS]
     loads = {v.name: float(2 * v.value_bytes) for v in served}
-    return place(served, loads, len(setting.layout.servers), setting.wishes.partitions) if served else {}
+    return place(served, loads, len(setting.layout.servers), setting.constraints.partitions) if served else {}
 
 
 class _Costs:
@@ -131,7 +131,12 @@ class _Costs:
         return replace(planned, runner_up=runner_up)
 
     def _with(
-        self, candidate: Candidate, cost: RouteCost, options: tuple[Option, ...], chosen: Option, without_s: float
+        self,
+        candidate: Candidate,
+        cost: RouteCost,
+        options: tuple[RouteOption, ...],
+        chosen: RouteOption,
+        without_s: float,
     ) -> tuple[RouteCost, bool]:
         """The cost of one route with its seconds, where they can be known; and whether it fits into memory."""
         if cost.route == chosen.route:
@@ -145,21 +150,21 @@ class _Costs:
         timed = [self._timed(cost, option, without_s) for option in fitting or priced]
         return min(timed, key=lambda c: c.seconds or 0.0), bool(fitting)
 
-    def _priced(self, candidate: Candidate, route: str) -> list[Option]:
+    def _priced(self, candidate: Candidate, route: str) -> list[RouteOption]:
         """A possible route that a wish or a rule has ruled out; servers only where places are known."""
-        fabric = self.pricing.fabric
-        if route == PS or fabric.missing(route) or (candidate.touched is None and candidate.variable.has_slices):
+        topology = self.pricing.topology
+        if route == PS or topology.missing(route) or (candidate.touched is None and candidate.variable.has_slices):
             return []
         return [price(self.setting, self.pricing, self.hosts, candidate, route, ())]
 
-    def _timed(self, cost: RouteCost, option: Option, without_s: float) -> RouteCost:
+    def _timed(self, cost: RouteCost, option: RouteOption, without_s: float) -> RouteCost:
         self.totals.add(option)
         seconds = self.totals.step_seconds(self.given) - without_s
         self.totals.remove(option)
         seconds = 0.0 if abs(seconds) <= _EQUAL * without_s else seconds
         return replace(cost, seconds=seconds, terms=self._terms(option))
 
-    def _terms(self, option: Option) -> tuple[CostTerm, ...]:
+    def _terms(self, option: RouteOption) -> tuple[CostTerm, ...]:
         """What an option costs by itself, phase by phase, at its own busiest end."""
         found = []
         waits, on_link = option.waits[FULL].copy(), option.link[FULL]
@@ -180,7 +185,7 @@ class _Costs:
         if cost.note:
             return cost
         if cost.seconds is None:
-            lacking = self.pricing.fabric.missing(cost.route)
+            lacking = self.pricing.topology.missing(cost.route)
             note = f"not measured: {' and '.join(lacking)}" if lacking else "not compared"
             return replace(rejected_by_bytes(cost, own), note=note)
         if not fits:

@@ -10,11 +10,13 @@ from parallax.analysis.routes.candidates import Candidate, candidates_of
 from parallax.analysis.routes.owners import Shares, equal_shares
 from parallax.analysis.search.route_all import problem_of, setting_of
 from parallax.graph.spec import GraphSpec
-from parallax.plans.plan import PS, Layout, Plan, Wishes
-from parallax.profiles.plan_inputs import Measured
+from parallax.plans.plan import PS, Layout, Plan, PlanConstraints
+from parallax.profiles.plan_inputs import PlanInputs
 
 
-def step_seconds(spec: GraphSpec, plan: Plan, layout: Layout, wishes: Wishes, measured: Measured) -> float | None:
+def step_seconds(
+    spec: GraphSpec, plan: Plan, layout: Layout, constraints: PlanConstraints, measured: PlanInputs
+) -> float | None:
     """The predicted step of a plan, comparable with that of another for the same layout, wishes and profiles.
 
     Simplification: all tables spread over the workers have the owners of the first of them, by name, as in every plan
@@ -24,7 +26,7 @@ def step_seconds(spec: GraphSpec, plan: Plan, layout: Layout, wishes: Wishes, me
         spec: of the graph.
         plan: of that graph.
         layout: the workers, and the servers that run.
-        wishes: what the user wants of other plans; its routes and partitions are the plan's here.
+        constraints: what the user wants of other plans; its routes and partitions are the plan's here.
         measured: the profiles.
 
     Returns:
@@ -32,7 +34,7 @@ def step_seconds(spec: GraphSpec, plan: Plan, layout: Layout, wishes: Wishes, me
     """
     if measured.cluster is None or not plan.synchronous:
         return None
-    free = replace(wishes, routes={}, partitions={})
+    free = replace(constraints, routes={}, partitions={})
     candidates = [_as_planned(c, plan) for c in candidates_of(spec, layout, free, measured)]
     setting, _ = setting_of(candidates, layout, free, measured, measured.cluster)
     if not all(candidate.allowed for candidate in setting.candidates):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from parallax.analysis.routes.memory import Hosts
-from parallax.analysis.timing.pricing import Option, Pricing
+from parallax.analysis.timing.pricing import Pricing, RouteOption
 from parallax.analysis.timing.step import Given, Totals
 
 
@@ -21,11 +21,11 @@ class Problem:
         options: of each, at least one.
         pricing: what made them.
         given: what a step takes besides.
-        hosts: that limit memory, in the order of `Option.memory`.
+        hosts: that limit memory, in the order of `RouteOption.memory`.
     """
 
     names: tuple[str, ...]
-    options: tuple[tuple[Option, ...], ...]
+    options: tuple[tuple[RouteOption, ...], ...]
     pricing: Pricing
     given: Given
     hosts: Hosts

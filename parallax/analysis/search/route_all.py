@@ -16,8 +16,8 @@ from parallax.analysis.routes.memory import Hosts, check_fits, footprint, hosts_
 from parallax.analysis.routes.owners import (
     ALL_SLOTS,
     MOST_SLOTS,
-    Kinds,
     Shares,
+    VariableKinds,
     all_slots,
     equal_shares,
     kinds_of,
@@ -27,12 +27,12 @@ from parallax.analysis.routes.owners import (
 from parallax.analysis.routes.placement import partition_count, place
 from parallax.analysis.search.milp import LARGE, Solution, least_seconds, solve
 from parallax.analysis.search.problem import Problem
-from parallax.analysis.timing.pricing import Option, Pricing
+from parallax.analysis.timing.pricing import Pricing, RouteOption
 from parallax.analysis.timing.step import given_of
-from parallax.analysis.timing.topology import Fabric, fabric_of
+from parallax.analysis.timing.topology import Topology, fabric_of
 from parallax.errors import PlanError
-from parallax.plans.plan import ALLTOALL, PS, Layout, Wishes
-from parallax.profiles.plan_inputs import Measured
+from parallax.plans.plan import ALLTOALL, PS, Layout, PlanConstraints
+from parallax.profiles.plan_inputs import PlanInputs
 from parallax.profiles.profiles import ClusterProfile
 
 SERVERS_COMPARED = 2000
@@ -69,7 +69,7 @@ class Routed:
     notes: tuple[str, ...] = ()
 
     @property
-    def options(self) -> dict[str, Option]:
+    def options(self) -> dict[str, RouteOption]:
         """What was chosen for each variable that is priced."""
         picked = zip(self.problem.names, self.problem.options, self.solution.picks, strict=True)
         return {name: options[pick] for name, options, pick in picked}
@@ -81,8 +81,8 @@ class Setting:
 
     candidates: tuple[Candidate, ...]
     layout: Layout
-    wishes: Wishes
-    measured: Measured
+    constraints: PlanConstraints
+    measured: PlanInputs
     cluster: ClusterProfile
     places: Mapping[str, tuple[Servers, ...]]
 
@@ -91,63 +91,69 @@ class Setting:
         """Whether any variable may be on servers."""
         return bool(self.places)
 
-    def fabric(self, shares: Shares) -> Fabric:
+    def topology(self, shares: Shares) -> Topology:
         """What routes are priced on."""
-        return fabric_of(self.layout, self.cluster, shares, self.wishes, self.servers)
+        return fabric_of(self.layout, self.cluster, shares, self.constraints, self.servers)
 
     def hosts(self, shares: Shares) -> Hosts:
         """The hosts whose memory limits."""
-        return hosts_of(self.layout, shares, self.wishes, self.measured, self.servers)
+        return hosts_of(self.layout, shares, self.constraints, self.measured, self.servers)
 
 
-def unmeasured(candidates: Sequence[Candidate], layout: Layout, wishes: Wishes, cluster: ClusterProfile) -> str:
+def unmeasured(
+    candidates: Sequence[Candidate], layout: Layout, constraints: PlanConstraints, cluster: ClusterProfile
+) -> str:
     """Why no times can be predicted with a profile: what it lacks; empty when it lacks nothing that is needed."""
-    fabric = fabric_of(layout, cluster, equal_shares(layout.num_workers), wishes, False)
+    topology = fabric_of(layout, cluster, equal_shares(layout.num_workers), constraints, False)
     for candidate in candidates:
-        lacking = [fabric.missing(route) for route in candidate.allowed]
+        lacking = [topology.missing(route) for route in candidate.allowed]
         if candidate.is_priced and all(lacking):
             return f"the cluster profile has no {' and '.join(lacking[0])}; measure it with `parallax calibrate`"
     return ""
 
 
 def setting_of(
-    candidates: Sequence[Candidate], layout: Layout, wishes: Wishes, measured: Measured, cluster: ClusterProfile
+    candidates: Sequence[Candidate],
+    layout: Layout,
+    constraints: PlanConstraints,
+    measured: PlanInputs,
+    cluster: ClusterProfile,
 ) -> tuple[Setting, tuple[str, ...]]:
     """What is to be chosen, sorted by name, and notes on what is not looked at."""
-    fabric = fabric_of(layout, cluster, equal_shares(layout.num_workers), wishes, False)
+    topology = fabric_of(layout, cluster, equal_shares(layout.num_workers), constraints, False)
     priced = sorted((c for c in candidates if c.is_priced), key=lambda c: c.variable.name)
     compares = len(priced) * len(layout.servers) <= SERVERS_COMPARED
     found, notes = [], []
     for candidate in priced:
-        routes = tuple(r for r in candidate.allowed if not fabric.missing(r))
+        routes = tuple(r for r in candidate.allowed if not topology.missing(r))
         if not compares and len(routes) > 1 and PS in routes:
             routes = tuple(r for r in routes if r != PS)
             notes = ["ps was not compared with other routes: there are too many variables and servers"]
         found.append(replace(candidate, allowed=routes))
-    places = _places([c for c in found if PS in c.allowed], layout, wishes)
-    return Setting(tuple(found), layout, wishes, measured, cluster, places), tuple(notes)
+    places = _places([c for c in found if PS in c.allowed], layout, constraints)
+    return Setting(tuple(found), layout, constraints, measured, cluster, places), tuple(notes)
 
 
 def problem_of(setting: Setting, shares: Shares) -> Problem:
     """Every option of every variable, priced."""
     hosts = setting.hosts(shares)
-    pricing = Pricing(setting.fabric(shares), setting.wishes.wire_dtype, setting.wishes.accumulate_steps)
+    pricing = Pricing(setting.topology(shares), setting.constraints.wire_dtype, setting.constraints.accumulate_steps)
     options = [_options(setting, pricing, hosts, candidate) for candidate in setting.candidates]
     names = tuple(c.variable.name for c in setting.candidates)
-    given = given_of(setting.measured, setting.layout, setting.wishes.accumulate_steps)
+    given = given_of(setting.measured, setting.layout, setting.constraints.accumulate_steps)
     return Problem(names, tuple(options), pricing, given, hosts)
 
 
 def price(
     setting: Setting, pricing: Pricing, hosts: Hosts, candidate: Candidate, route: str, servers: Servers
-) -> Option:
+) -> RouteOption:
     """One route of one variable."""
-    workers, batches = setting.layout.num_workers, setting.wishes.accumulate_steps
+    workers, batches = setting.layout.num_workers, setting.constraints.accumulate_steps
     taken = footprint(candidate.variable, route, candidate.touched, workers, servers, batches)
     return pricing.price(candidate.variable, route, candidate.touched, hosts.bytes_of(taken), servers)
 
 
-def _options(setting: Setting, pricing: Pricing, hosts: Hosts, candidate: Candidate) -> tuple[Option, ...]:
+def _options(setting: Setting, pricing: Pricing, hosts: Hosts, candidate: Candidate) -> tuple[RouteOption, ...]:
     return tuple(
         price(setting, pricing, hosts, candidate, route, servers)
         for route in candidate.allowed
@@ -190,7 +196,7 @@ def route_all(setting: Setting, notes: tuple[str, ...] = ()) -> Routed:
     return replace(_searched(setting, kinds), bound_of=f"all routes, with these owners{partly}", notes=notes)
 
 
-def _best_of_all(setting: Setting, kinds: Kinds) -> tuple[Routed, float]:
+def _best_of_all(setting: Setting, kinds: VariableKinds) -> tuple[Routed, float]:
     """The best of all patterns, the first of equal ones, and the bound of all."""
     best, bound_s = None, math.inf
     for slots in all_slots(kinds):
@@ -211,7 +217,7 @@ def _best_of_all(setting: Setting, kinds: Kinds) -> tuple[Routed, float]:
     return best, bound_s
 
 
-def _searched(setting: Setting, kinds: Kinds) -> Routed:
+def _searched(setting: Setting, kinds: VariableKinds) -> Routed:
     """Begins with shares equal or by rate; then, in turn, the routes for the shares and the shares for the routes."""
     slots = slots_by_rate(kinds)
     both = (equal_shares(setting.layout.num_workers), shares_of(setting.layout, kinds, slots))
@@ -234,7 +240,7 @@ def _searched(setting: Setting, kinds: Kinds) -> Routed:
     return best
 
 
-def _better_slots(setting: Setting, kinds: Kinds, slots: tuple[int, ...], routed: Routed) -> tuple[int, ...]:
+def _better_slots(setting: Setting, kinds: VariableKinds, slots: tuple[int, ...], routed: Routed) -> tuple[int, ...]:
     """The slots with the shortest step for the routes chosen, one kind changed at a time."""
     chosen = tuple(
         replace(candidate, allowed=(options[pick].route,))
@@ -279,21 +285,23 @@ def _checked(setting: Setting, problem: Problem) -> Problem:
     return problem
 
 
-def _kinds(setting: Setting) -> Kinds:
+def _kinds(setting: Setting) -> VariableKinds:
     if len(setting.layout.hosts) < 2:
-        return Kinds((0,), (0.0,))
+        return VariableKinds((0,), (0.0,))
     return kinds_of(setting.layout, setting.cluster)
 
 
-def _places(candidates: Sequence[Candidate], layout: Layout, wishes: Wishes) -> dict[str, tuple[Servers, ...]]:
+def _places(
+    candidates: Sequence[Candidate], layout: Layout, constraints: PlanConstraints
+) -> dict[str, tuple[Servers, ...]]:
     """The sets of servers that are looked at for every variable which may be on some."""
     if not candidates:
         return {}
     number = len(layout.servers)
     variables = [c.variable for c in candidates]
     loads = {c.variable.name: float(_ps_bytes(c)) for c in candidates}
-    ruled = place(variables, loads, number, wishes.partitions)
-    free = [v for v in variables if v.name not in wishes.partitions and len(v.parts) == 1]
+    ruled = place(variables, loads, number, constraints.partitions)
+    free = [v for v in variables if v.name not in constraints.partitions and len(v.parts) == 1]
     if len(free) * (2**number - 1) > PLACES_COMPARED:
         free = []
     found: dict[str, tuple[Servers, ...]] = {}

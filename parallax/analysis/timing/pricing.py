@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 
 from parallax.analysis.routes.cost import id_bytes, reduced_bytes, sent_row_bytes
 from parallax.analysis.routes.touched import Touched
-from parallax.analysis.timing.topology import OUT, Fabric
+from parallax.analysis.timing.topology import OUT, Topology
 from parallax.graph.spec import VariableClass, VariableSpec
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS
-from parallax.profiles.profiles import Line
+from parallax.profiles.profiles import AlphaBeta
 
 PHASES = (
     "merge ids within hosts",
@@ -58,7 +58,7 @@ Charge = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class RouteOption:
     """A route for one variable, with its servers if it has any.
 
     Attributes:
@@ -86,18 +86,18 @@ class Pricing:
     """Prices routes on a fabric. Charges are kept as they are met, `[FULL and LEFT, phases, who]` seconds.
 
     Args:
-        fabric: the links.
+        topology: the links.
         wire: the element type in which float32 travels, if another.
         batches: of an update: rows are pulled for each of them, gradients travel once.
     """
 
-    def __init__(self, fabric: Fabric, wire: str | None = None, batches: int = 1) -> None:
-        self.fabric = fabric
+    def __init__(self, topology: Topology, wire: str | None = None, batches: int = 1) -> None:
+        self.topology = topology
         self.wire = wire
         self.batches = batches
-        self.who = ASKING + 1 + fabric.servers
+        self.who = ASKING + 1 + topology.servers
         self.charges: dict[Charge, Floats] = {}
-        ends = fabric.ends
+        ends = topology.ends
         self.away = np.array([0.0 if u.rates[e] is None else 1.0 / (u.rates[e] or 1.0) for u, e in ends])
         self.out = np.array([e == OUT for _, e in ends])
         self.share = np.array([u.share for u, _ in ends])
@@ -111,7 +111,7 @@ class Pricing:
         touched: Touched | None,
         memory: Floats,
         servers: tuple[tuple[int, ...], ...] = (),
-    ) -> Option:
+    ) -> RouteOption:
         """What a variable adds to each phase by a route.
 
         Args:
@@ -129,17 +129,17 @@ class Pricing:
             ALLTOALL: lambda: self._alltoall(adding, variable, _known(touched)),
             PS: lambda: self._servers(adding, variable, touched, servers),
         }
-        if self.fabric.workers > 1 or route == PS:
+        if self.topology.workers > 1 or route == PS:
             by_route[route]()
         charges = tuple(dict.fromkeys(adding.charges))
-        return Option(route, servers, adding.beside, adding.link, adding.waits, charges, adding.link_bytes, memory)
+        return RouteOption(route, servers, adding.beside, adding.link, adding.waits, charges, adding.link_bytes, memory)
 
     def _allreduce(self, to: _Adding, variable: VariableSpec) -> None:
         """A ring passes 2(W-1)/W w through every host, each way (Patarasuk and Yuan 2009).
 
         A sparse gradient is made dense, with one more column. bfloat16 travels as float32.
         """
-        workers, line = self.fabric.workers, self.fabric.lines["allreduce"]
+        workers, line = self.topology.workers, self.topology.lines["allreduce"]
         dense_bytes = reduced_bytes(variable, self.wire)
         self._carry(to, GRADIENTS, np.where(self.num_workers > 0, 2 * (workers - 1) / workers * dense_bytes, 0.0), line)
         self._charge(to, (ALLREDUCE,), line, [(GRADIENTS, REDUCING, line.seconds(workers, 0, None))])
@@ -149,7 +149,7 @@ class Pricing:
 
         Rows that must not be merged are as many as the ids.
         """
-        workers, line = self.fabric.workers, self.fabric.lines["allgather"]
+        workers, line = self.topology.workers, self.topology.lines["allgather"]
         rows = self.batches * touched.ids if variable.unmerged else touched.of(self.batches)
         sent = (workers - 1) * rows * (id_bytes(variable, workers) + sent_row_bytes(variable, self.wire))
         self._carry(to, GRADIENTS, np.where(self.num_workers > 0, sent, 0.0), line)
@@ -170,7 +170,7 @@ class Pricing:
         self, to: _Adding, variable: VariableSpec, touched: Touched, share: Floats, top_share: Floats, group: Charge
     ) -> None:
         """All-to-alls of ids, rows and gradient rows, with what each end's unit owns and its fullest owner does."""
-        workers, line = self.fabric.workers, self.fabric.lines["alltoall"]
+        workers, line = self.topology.workers, self.topology.lines["alltoall"]
         of_id, of_row = id_bytes(variable, workers), sent_row_bytes(variable, self.wire)
         away, asked = self._crossing(self._pulls(touched), touched, share, top_share)
         self._carry(to, PULL_IDS, np.where(self.out, away, asked) * of_id, line)
@@ -188,10 +188,10 @@ class Pricing:
 
         Of the fullest host's m workers each sends (m-1)/m of what it touches to the others, in full precision.
         """
-        members, line = self.fabric.merging, self.fabric.within
+        members, line = self.topology.merging, self.topology.within
         if members < 2 or line is None:
             return
-        share, of_id = (members - 1) / members, id_bytes(variable, self.fabric.workers)
+        share, of_id = (members - 1) / members, id_bytes(variable, self.topology.workers)
         pulled, pushed = self.batches * touched.one * share, touched.of(self.batches) * share
         named = of_id if self.batches > 1 else 0
         to.beside[MERGE_IDS] += line.byte_s * pulled * (of_id + _row_bytes(variable))
@@ -213,19 +213,19 @@ class Pricing:
         With fronts rows go between workers, whose shares are those of their hosts' servers, and a front asks for its
         own partitions alone. What it and its server send each other passes no link, and is taken to cost a request.
         """
-        pull, push = self.fabric.lines["pull"], self.fabric.lines["push"]
+        pull, push = self.topology.lines["pull"], self.topology.lines["push"]
         parts = [server for of_part in servers for server in of_part]
-        number = self.fabric.servers
+        number = self.topology.servers
         held = np.zeros(number)
         for of_part, part in zip(servers, variable.parts, strict=True):
             np.add.at(held, list(of_part), part.rows / max(variable.rows, 1) / len(of_part))
-        here = np.array([sum(held[s] for s in unit.servers) for unit, _ in self.fabric.ends])
-        top = np.array([max((held[s] for s in unit.servers), default=0.0) for unit, _ in self.fabric.ends])
+        here = np.array([sum(held[s] for s in unit.servers) for unit, _ in self.topology.ends])
+        top = np.array([max((held[s] for s in unit.servers), default=0.0) for unit, _ in self.topology.ends])
         requests = np.bincount(parts, minlength=number)
         by_row = variable.cls == VariableClass.SPARSE
         phases = [(GRADIENTS, push, 1), (PULL_ROWS, pull, self.batches) if by_row else (NEW_VALUES, pull, 1)]
-        by_fronts = by_row and self.fabric.has_fronts
-        asks_of, asked_by = (requests.max(), 1) if by_fronts else (len(parts), self.fabric.workers)
+        by_fronts = by_row and self.topology.has_fronts
+        asks_of, asked_by = (requests.max(), 1) if by_fronts else (len(parts), self.topology.workers)
         for phase, line, times in phases:
             asking = np.append(asks_of - 1, (asked_by - 1) * requests)
             to.waits[:, phase, ASKING:] += _both(line) * times * line.per_peer_s * asking
@@ -233,7 +233,7 @@ class Pricing:
         for phase, line, times in phases:
             self._charge(to, (PS, PHASES[phase]), line, [(phase, who, times * line.base_s) for who in everybody])
         if not by_row:
-            workers, whole = self.fabric.workers, variable.value_bytes
+            workers, whole = self.topology.workers, variable.value_bytes
             given = self.num_workers * whole * (1 - here)
             taken = (workers - self.num_workers) * whole * here
             self._carry(to, GRADIENTS, np.where(self.out, given, taken), push)
@@ -243,7 +243,7 @@ class Pricing:
         if by_fronts:
             self._between_workers(to, variable, rows, here, top, (PS, variable.name))
             return
-        of_id, of_row = id_bytes(variable, self.fabric.workers), sent_row_bytes(variable, self.wire)
+        of_id, of_row = id_bytes(variable, self.topology.workers), sent_row_bytes(variable, self.wire)
         away, asked = self._crossing(self._pulls(rows), rows, here, top)
         self._carry(
             to, PULL_ROWS, np.where(self.out, away * of_id + asked * of_row, asked * of_id + away * of_row), pull
@@ -254,13 +254,13 @@ class Pricing:
 
     def _pulls(self, touched: Touched) -> Callable[[int], float]:
         """How many rows so many workers of a host ask for in a step."""
-        if self.fabric.merging > 1:
+        if self.topology.merging > 1:
             return lambda workers: self.batches * touched.of(workers)
         return lambda workers: self.batches * workers * touched.one
 
     def _pushes(self, touched: Touched) -> Callable[[int], float]:
         """Of how many rows so many workers of a host have gradients in a step."""
-        if self.fabric.merging > 1:
+        if self.topology.merging > 1:
             return lambda workers: touched.of(self.batches * workers)
         return lambda workers: workers * touched.of(self.batches)
 
@@ -268,17 +268,17 @@ class Pricing:
         self, of: Callable[[int], float], touched: Touched, share: Floats, top_share: Floats
     ) -> tuple[Floats, Floats]:
         """Rows of others that each end's unit names, and rows of its own that others name."""
-        asks = np.array([of(unit.workers) for unit, _ in self.fabric.ends])
-        all_asks = sum(count * of(workers) for workers, count in self.fabric.units_by_workers)
+        asks = np.array([of(unit.workers) for unit, _ in self.topology.ends])
+        all_asks = sum(count * of(workers) for workers, count in self.topology.units_by_workers)
         asked = (all_asks - asks) * np.minimum(1.0, share + (touched.busiest - 1) * top_share)
         return asks * (1 - share), asked
 
-    def _carry(self, to: _Adding, phase: int, end_bytes: Floats, line: Line) -> None:
+    def _carry(self, to: _Adding, phase: int, end_bytes: Floats, line: AlphaBeta) -> None:
         to.link_bytes[phase] += end_bytes
         to.beside[phase] += end_bytes * line.byte_s
         to.link[:, phase] += _both(line) * end_bytes * self.away
 
-    def _charge(self, to: _Adding, key: Charge, line: Line, seconds: list[tuple[int, int, float]]) -> None:
+    def _charge(self, to: _Adding, key: Charge, line: AlphaBeta, seconds: list[tuple[int, int, float]]) -> None:
         to.charges.append(key)
         if key not in self.charges:
             self.charges[key] = np.zeros((2, len(PHASES), self.who))
@@ -297,7 +297,7 @@ class _Adding:
     charges: list[Charge]
 
 
-def _both(line: Line) -> Floats:
+def _both(line: AlphaBeta) -> Floats:
     """`[FULL and LEFT, 1]`, the parts of its rounds and of its time on links."""
     return np.array([[1.0], [1.0 - line.overlap]])
 

@@ -34,13 +34,13 @@ from parallax.analysis.timing.pricing import (
     PHASES,
     Charge,
     Floats,
-    Option,
     Pricing,
+    RouteOption,
 )
-from parallax.analysis.timing.topology import Fabric
+from parallax.analysis.timing.topology import Topology
 from parallax.plans.plan import Layout
 from parallax.plans.prediction import Phase
-from parallax.profiles.plan_inputs import Measured
+from parallax.profiles.plan_inputs import PlanInputs
 
 SESSION, COMPUTE = "session", "compute"
 
@@ -62,7 +62,7 @@ class Given:
     has_compute: bool
 
 
-def given_of(measured: Measured, layout: Layout, batches: int = 1) -> Given:
+def given_of(measured: PlanInputs, layout: Layout, batches: int = 1) -> Given:
     """What the profiles say of compute, when W workers are at it on C shared cores (`ClusterProfile.shared_cores`).
 
     They compute as fast as one alone as long as the cores suffice, and then as fast as those do:
@@ -91,7 +91,7 @@ class Totals:
     """The sum of the options chosen, one for each variable; kept up to date as they change."""
 
     def __init__(self, pricing: Pricing) -> None:
-        ends = len(pricing.fabric.ends)
+        ends = len(pricing.topology.ends)
         self.pricing = pricing
         self.beside = np.zeros((len(PHASES), ends))
         self.link = np.zeros((2, len(PHASES), ends))
@@ -99,15 +99,15 @@ class Totals:
         self.charged = np.zeros((2, len(PHASES), pricing.who))
         self.users: dict[Charge, int] = {}
 
-    def add(self, option: Option) -> None:
+    def add(self, option: RouteOption) -> None:
         """One variable more."""
         self._count(option, 1)
 
-    def remove(self, option: Option) -> None:
+    def remove(self, option: RouteOption) -> None:
         """One variable less."""
         self._count(option, -1)
 
-    def _count(self, option: Option, sign: int) -> None:
+    def _count(self, option: RouteOption, sign: int) -> None:
         change = np.add if sign > 0 else np.subtract
         change(self.beside, option.beside, out=self.beside)
         change(self.link, option.link, out=self.link)
@@ -158,7 +158,7 @@ def steps_of(phases: Floats, given: Given) -> Floats:
 
 def timeline(totals: Totals, given: Given) -> tuple[Phase, ...]:
     """The phases of a step that take time."""
-    fabric, seconds = totals.pricing.fabric, totals.phase_seconds()
+    topology, seconds = totals.pricing.topology, totals.phase_seconds()
     found, now = [], 0.0
 
     def then(name: str, lasts_s: float, host: int | None = None) -> None:
@@ -169,19 +169,19 @@ def timeline(totals: Totals, given: Given) -> tuple[Phase, ...]:
 
     then(SESSION, given.session_s)
     for phase in BEFORE:
-        then(PHASES[phase], float(seconds[phase]), _binding(totals, fabric, phase))
+        then(PHASES[phase], float(seconds[phase]), _binding(totals, topology, phase))
     then(COMPUTE, given.compute_s)
     computed, now = now, now - min(given.overlap_s, given.compute_s)
     for phase in AFTER:
-        then(PHASES[phase], float(seconds[phase]), _binding(totals, fabric, phase))
+        then(PHASES[phase], float(seconds[phase]), _binding(totals, topology, phase))
     now = max(now, computed)
-    then(PHASES[NEW_VALUES], float(seconds[NEW_VALUES]), _binding(totals, fabric, NEW_VALUES))
+    then(PHASES[NEW_VALUES], float(seconds[NEW_VALUES]), _binding(totals, topology, NEW_VALUES))
     return tuple(found)
 
 
-def _binding(totals: Totals, fabric: Fabric, phase: int) -> int | None:
+def _binding(totals: Totals, topology: Topology, phase: int) -> int | None:
     """The host whose link is busiest; None on one host, where no link is."""
-    if len(fabric.layout.hosts) < 2 or phase in (MERGE_IDS, MERGE_GRADIENTS) or not totals.link[FULL, phase].any():
+    if len(topology.layout.hosts) < 2 or phase in (MERGE_IDS, MERGE_GRADIENTS) or not totals.link[FULL, phase].any():
         return None
     loads = totals.beside[phase] + totals.link[FULL, phase]
-    return fabric.ends[int(loads.argmax())][0].host
+    return topology.ends[int(loads.argmax())][0].host

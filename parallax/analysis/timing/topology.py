@@ -11,8 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from parallax.analysis.routes.owners import Shares
-from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, Layout, Wishes, fronts_of
-from parallax.profiles.profiles import ClusterProfile, Line
+from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, Layout, PlanConstraints, server_proxies
+from parallax.profiles.profiles import AlphaBeta, ClusterProfile
 
 OUT, IN = 0, 1
 OPERATIONS_BY_ROUTE = {
@@ -24,7 +24,7 @@ OPERATIONS_BY_ROUTE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class Endpoint:
     """A host, or a process where there is one host.
 
     Attributes:
@@ -45,7 +45,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Fabric:
+class Topology:
     """What routes are priced on.
 
     Attributes:
@@ -63,10 +63,10 @@ class Fabric:
 
     layout: Layout
     shares: Shares
-    ends: tuple[tuple[Unit, int], ...]
+    ends: tuple[tuple[Endpoint, int], ...]
     units_by_workers: tuple[tuple[int, int], ...]
-    lines: dict[str, Line]
-    within: Line | None
+    lines: dict[str, AlphaBeta]
+    within: AlphaBeta | None
     merging: int
     has_fronts: bool
     servers: int
@@ -89,22 +89,24 @@ class Fabric:
         return tuple(found)
 
 
-def fabric_of(layout: Layout, cluster: ClusterProfile, shares: Shares, wishes: Wishes, servers: bool) -> Fabric:
+def fabric_of(
+    layout: Layout, cluster: ClusterProfile, shares: Shares, constraints: PlanConstraints, servers: bool
+) -> Topology:
     """What the routes of a job are priced on.
 
     Args:
         layout: the workers, and the servers that may be started.
         cluster: what was measured of the hosts, in the order of the layout.
         shares: who owns how much of a table that is spread over the workers.
-        wishes: whether training is synchronous, and the workers of a host merge what they ask for.
+        constraints: whether training is synchronous, and the workers of a host merge what they ask for.
         servers: whether any variable may be on servers; else where they are makes no difference.
     """
     several = len(layout.hosts) > 1
     units = _hosts(layout, cluster, shares) if several else _processes(layout, shares)
-    merging = max(layout.hosts) if several and wishes.merges_in_host else 1
+    merging = max(layout.hosts) if several and constraints.merges_in_host else 1
     ends = tuple((unit, end) for end in (OUT, IN) for unit in _that_may_bind(units, end, servers))
     place = {(_alike(unit, servers), end): number for number, (unit, end) in enumerate(ends)}
-    return Fabric(
+    return Topology(
         layout=layout,
         shares=shares,
         ends=ends,
@@ -112,13 +114,13 @@ def fabric_of(layout: Layout, cluster: ClusterProfile, shares: Shares, wishes: W
         lines=dict(cluster.across if several else cluster.within),
         within=cluster.within.get("alltoall"),
         merging=merging,
-        has_fronts=wishes.synchronous and bool(fronts_of(layout.host_by_rank, layout.servers)),
+        has_fronts=constraints.synchronous and bool(server_proxies(layout.host_by_rank, layout.servers)),
         servers=len(layout.servers) if servers else 0,
         ends_of_host=tuple((place[_alike(u, servers), OUT], place[_alike(u, servers), IN]) for u in units * several),
     )
 
 
-def _hosts(layout: Layout, cluster: ClusterProfile, shares: Shares) -> list[Unit]:
+def _hosts(layout: Layout, cluster: ClusterProfile, shares: Shares) -> list[Endpoint]:
     servers: list[list[int]] = [[] for _ in layout.hosts]
     for number, host in enumerate(layout.servers):
         servers[host].append(number)
@@ -126,7 +128,7 @@ def _hosts(layout: Layout, cluster: ClusterProfile, shares: Shares) -> list[Unit
     for host, share in zip(layout.host_by_rank, shares.by_worker, strict=True):
         owned[host].append(share)
     return [
-        Unit(
+        Endpoint(
             host,
             workers,
             sum(owned[host]),
@@ -138,14 +140,14 @@ def _hosts(layout: Layout, cluster: ClusterProfile, shares: Shares) -> list[Unit
     ]
 
 
-def _processes(layout: Layout, shares: Shares) -> list[Unit]:
-    workers = [Unit(0, 1, share, share, (), (None, None)) for share in shares.by_worker]
-    return workers + [Unit(0, 0, 0.0, 0.0, (number,), (None, None)) for number in range(len(layout.servers))]
+def _processes(layout: Layout, shares: Shares) -> list[Endpoint]:
+    workers = [Endpoint(0, 1, share, share, (), (None, None)) for share in shares.by_worker]
+    return workers + [Endpoint(0, 0, 0.0, 0.0, (number,), (None, None)) for number in range(len(layout.servers))]
 
 
-def _that_may_bind(units: list[Unit], end: int, servers: bool) -> list[Unit]:
+def _that_may_bind(units: list[Endpoint], end: int, servers: bool) -> list[Endpoint]:
     """Of units alike the slowest in a direction; the first of equal ones."""
-    slowest: dict[tuple[object, ...], Unit] = {}
+    slowest: dict[tuple[object, ...], Endpoint] = {}
     for unit in units:
         key = _alike(unit, servers)
         known = slowest.get(key)
@@ -154,6 +156,6 @@ def _that_may_bind(units: list[Unit], end: int, servers: bool) -> list[Unit]:
     return list(slowest.values())
 
 
-def _alike(unit: Unit, servers: bool) -> tuple[object, ...]:
+def _alike(unit: Endpoint, servers: bool) -> tuple[object, ...]:
     """Units for which this is equal carry equal bytes."""
     return unit.workers, round(unit.share, 12), unit.servers if servers else ()

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 from parallax.graph.spec import GraphSpec, VariableSpec
 from parallax.plans.what_if import Balance
-from parallax.profiles.profiles import ClusterProfile, Line, ModelProfile
+from parallax.profiles.profiles import AlphaBeta, ClusterProfile, ModelProfile
 
 ALL_LAYERS = "all dense layers"
 
@@ -55,7 +55,7 @@ def balances_of(
     return (_balance(ALL_LAYERS, value_bytes, _wire_bytes(layers), model.compute_s, line, rate, workers), *found)
 
 
-def balance_point(line: Line, wire_bytes: float, rate_bytes_per_s: float, compute_s: float) -> int | None:
+def balance_point(line: AlphaBeta, wire_bytes: float, rate_bytes_per_s: float, compute_s: float) -> int | None:
     """The least number of workers, from 2, whose all-reduce takes as long as the compute; None when none does."""
     p, v = line.per_peer_s, 2 * wire_bytes * (1 / rate_bytes_per_s + line.byte_s)
     q = line.base_s - p + v - compute_s
@@ -70,7 +70,7 @@ def balance_point(line: Line, wire_bytes: float, rate_bytes_per_s: float, comput
 
 
 def _balance(
-    name: str, value_bytes: int, wire_bytes: float, compute_s: float, line: Line, rate: float, workers: int
+    name: str, value_bytes: int, wire_bytes: float, compute_s: float, line: AlphaBeta, rate: float, workers: int
 ) -> Balance:
     exchange_s = line.seconds(workers, 2 * (workers - 1) / workers * wire_bytes, rate)
     return Balance(name, value_bytes, compute_s, exchange_s, balance_point(line, wire_bytes, rate, compute_s))

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from parallax.errors import PlanError
-from parallax.profiles.profiles import ClusterProfile, HostProfile, Line
+from parallax.profiles.profiles import AlphaBeta, ClusterProfile, HostProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,12 @@ def _between(ordered: Sequence[ClusterProfile], rate: float) -> ClusterProfile:
     )
 
 
-def _lines(slow: Mapping[str, Line], fast: Mapping[str, Line], t: float) -> dict[str, Line]:
+def _lines(slow: Mapping[str, AlphaBeta], fast: Mapping[str, AlphaBeta], t: float) -> dict[str, AlphaBeta]:
     found = {}
     for operation in sorted(set(slow) & set(fast)):
         a, b = slow[operation], fast[operation]
         mixed = {name: (1 - t) * getattr(a, name) + t * getattr(b, name) for name in _MIXED}
-        found[operation] = Line(**mixed, residual=max(a.residual, b.residual), samples=a.samples + b.samples)
+        found[operation] = AlphaBeta(**mixed, residual=max(a.residual, b.residual), samples=a.samples + b.samples)
     return found
 
 

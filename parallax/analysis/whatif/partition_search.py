@@ -32,7 +32,7 @@ _FITTED = 3  # samples that three unknowns need
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class PartitionSample:
     """A count that was tried.
 
     Attributes:
@@ -66,7 +66,7 @@ def searched_tables(spec: GraphSpec, plan: Plan, wished: Mapping[str, int]) -> t
     )
 
 
-def next_count(samples: Sequence[Sample], most: int) -> int | None:
+def next_count(samples: Sequence[PartitionSample], most: int) -> int | None:
     """The count to try next; None when enough were tried.
 
     Args:
@@ -90,7 +90,7 @@ def next_count(samples: Sequence[Sample], most: int) -> int | None:
     return None if best in times or found.seconds(best) >= min(times.values()) else best
 
 
-def fit(samples: Sequence[Sample]) -> Fit | None:
+def fit(samples: Sequence[PartitionSample]) -> Fit | None:
     """The curve through the samples, with no term below 0 but the constant; None with fewer than three counts."""
     if len({sample.count for sample in samples}) < _FITTED:
         return None
@@ -102,7 +102,7 @@ def fit(samples: Sequence[Sample]) -> Fit | None:
     return Fit(*(float(x) for x in found.x))
 
 
-def best_count(samples: Sequence[Sample]) -> int:
+def best_count(samples: Sequence[PartitionSample]) -> int:
     """The count with the shortest step of those that were tried; of equal ones the least."""
     return min(samples, key=lambda sample: (sample.step_s, sample.count)).count
 

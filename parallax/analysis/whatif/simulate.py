@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from parallax.analysis.whatif.balance import balances_of
 from parallax.errors import PlanError
 from parallax.graph.spec import GraphSpec, Part, VariableSpec
-from parallax.plans.plan import NO_ROUTE, Layout, Plan, Wishes
+from parallax.plans.plan import NO_ROUTE, Layout, Plan, PlanConstraints
 from parallax.plans.what_if import Simulation, Size, WhatIf
-from parallax.profiles.plan_inputs import Measured
+from parallax.profiles.plan_inputs import PlanInputs
 from parallax.profiles.profiles import (
     CLUSTER_PROFILE_VERSION,
     OPERATIONS,
+    AlphaBeta,
     ClusterProfile,
     HostProfile,
-    Line,
     ModelProfile,
     TableProfile,
 )
@@ -33,7 +33,7 @@ from parallax.report.text import counted, held_by
 SHOWN_CHANGES = 20
 """So many changes against the size before are named; of more, how many there are."""
 
-Planner = Callable[[GraphSpec, Layout, Wishes, Measured], Plan]
+Planner = Callable[[GraphSpec, Layout, PlanConstraints, PlanInputs], Plan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,19 @@ class HostKind:
 
 
 def simulate(
-    spec: GraphSpec, kinds: Sequence[HostKind], wishes: Wishes, measured: Measured, what_if: WhatIf, plan: Planner
+    spec: GraphSpec,
+    kinds: Sequence[HostKind],
+    constraints: PlanConstraints,
+    measured: PlanInputs,
+    what_if: WhatIf,
+    plan: Planner,
 ) -> Simulation:
     """Plans a graph for each size.
 
     Args:
         spec: what the graph is.
         kinds: the hosts to copy, in turn; as many as the cluster profile's hosts, or any number without one.
-        wishes: what the user wants of every plan.
+        constraints: what the user wants of every plan.
         measured: what is known of cluster and model.
         what_if: sizes, and what is to be different.
         plan: makes a plan for a layout.
@@ -71,7 +76,7 @@ def simulate(
     of_cluster = _cluster(kinds, measured, what_if)
     changed = changed_spec(spec, what_if)
     model = None if measured.model is None else changed_model(measured.model, changed, what_if)
-    wanted = replace(wishes, touched_rows=_wished_rows(wishes, changed, what_if))
+    wanted = replace(constraints, touched_rows=_wished_rows(constraints, changed, what_if))
     sizes: list[Size] = []
     before: Plan | None = None
     for hosts in what_if.hosts:
@@ -179,16 +184,16 @@ def changed_table(table: TableProfile, rows: int, batch: float) -> TableProfile:
     )
 
 
-def _wished_rows(wishes: Wishes, spec: GraphSpec, what_if: WhatIf) -> dict[str, int]:
+def _wished_rows(constraints: PlanConstraints, spec: GraphSpec, what_if: WhatIf) -> dict[str, int]:
     """Touched rows that the user gives, times `batch`, at most all rows: no curve is known for them."""
     rows = {v.name: v.rows for v in spec.variables}
     return {
         name: max(1, min(rows[name], round(count * what_if.batch))) if name in rows else count
-        for name, count in wishes.touched_rows.items()
+        for name, count in constraints.touched_rows.items()
     }
 
 
-def _cluster(kinds: Sequence[HostKind], measured: Measured, what_if: WhatIf) -> ClusterProfile:
+def _cluster(kinds: Sequence[HostKind], measured: PlanInputs, what_if: WhatIf) -> ClusterProfile:
     """The hosts to copy, with the rates that were asked for."""
     if measured.cluster is not None:
         hosts, lines = measured.cluster.hosts, measured.cluster
@@ -212,7 +217,7 @@ def _cluster(kinds: Sequence[HostKind], measured: Measured, what_if: WhatIf) -> 
                 "calibrate` and give its profile by --cluster, or give a rate by --link-rate 10gbit."
             )
         hosts = tuple(HostProfile("given", 0, sys.maxsize, rate or 0.0, rate or 0.0) for rate in rates)
-        free = dict.fromkeys(OPERATIONS, Line(0.0, 0.0, 0.0, 0.0, 0))
+        free = dict.fromkeys(OPERATIONS, AlphaBeta(0.0, 0.0, 0.0, 0.0, 0))
         lines = ClusterProfile(CLUSTER_PROFILE_VERSION, hosts, free, free)
     rate = what_if.link_bytes_per_s
     changed = (
@@ -272,7 +277,7 @@ def _changes(before: Plan, after: Plan) -> tuple[str, ...]:
 
 
 def _assumptions(
-    measured: Measured, what_if: WhatIf, kinds: Sequence[HostKind], sizes: Sequence[Size]
+    measured: PlanInputs, what_if: WhatIf, kinds: Sequence[HostKind], sizes: Sequence[Size]
 ) -> tuple[str, ...]:
     found = []
     if measured.cluster is None:

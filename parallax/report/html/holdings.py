@@ -10,7 +10,7 @@ from parallax.report.text import value_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Holding:
     """Values of one variable on one host, without the state that follows it.
 
     Attributes:
@@ -26,9 +26,9 @@ class Held:
     what: str
 
 
-def held_by_host(plan: Plan, most: int) -> tuple[tuple[Held, ...], ...]:
+def held_by_host(plan: Plan, most: int) -> tuple[tuple[Holding, ...], ...]:
     """For each host what it holds, in the order of the names; of the first hosts, at most so many."""
-    found: list[list[Held]] = [[] for _ in plan.hosts[:most]]
+    found: list[list[Holding]] = [[] for _ in plan.hosts[:most]]
     hosts = plan.layout.host_by_rank
     for variable in plan.variables:
         whole, total = value_bytes(variable), sum(variable.owner_rows) or 1
@@ -39,10 +39,10 @@ def held_by_host(plan: Plan, most: int) -> tuple[tuple[Held, ...], ...]:
             if variable.owner_rows:
                 if rows[host]:
                     words = f"{rows[host]:,} of {total:,} rows"
-                    found[host].append(Held(variable.name, variable.route, whole * rows[host] // total, words))
+                    found[host].append(Holding(variable.name, variable.route, whole * rows[host] // total, words))
             elif workers:
                 words = "a copy in every worker"
-                found[host].append(Held(variable.name, variable.route, workers * whole, words))
+                found[host].append(Holding(variable.name, variable.route, workers * whole, words))
     return tuple(tuple(of_host) for of_host in found)
 
 

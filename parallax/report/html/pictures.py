@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from parallax.plans.plan import Plan, VariablePlan
 from parallax.plans.prediction import LINK, TOUCHED, Flip
-from parallax.report.html.holdings import Held, held_by_host, memory_by_host, rate_now, sent_by_route
+from parallax.report.html.holdings import Holding, held_by_host, memory_by_host, rate_now, sent_by_route
 from parallax.report.html.svg import (
     COLOUR_BY_ROUTE,
     FAINT,
@@ -79,7 +79,7 @@ def hosts_svg(plan: Plan) -> str:
     return svg(WIDTH, 28 + _BOX * math.ceil(shown / columns), "hosts", "Hosts and what they hold", parts)
 
 
-def _held(held: Sequence[Held], x: float, y: float, bar: float, most: int) -> list[str]:
+def _held(held: Sequence[Holding], x: float, y: float, bar: float, most: int) -> list[str]:
     """The variables of a host, by route and size; small ones of a route together, as a model may have thousands."""
     parts = [rect(x, y, bar, 12, PALE)]
     for route, fill in COLOUR_BY_ROUTE.items():

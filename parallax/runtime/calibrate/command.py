@@ -20,13 +20,13 @@ from parallax.cluster.machines import Cluster, local_cluster
 from parallax.cluster.resource_file import parse_resource_file
 from parallax.errors import ConfigError, LaunchError
 from parallax.profiles.profiles import ClusterProfile
-from parallax.runtime.calibrate.fit import Measured, Sample, profile_of
+from parallax.runtime.calibrate.fit import Measurements, TimedPoint, profile_of
 from parallax.runtime.calibrate.points import Point
 from parallax.runtime.calibrate.ranks import QUICK
 from parallax.runtime.calibrate.table import profile_table
 from parallax.runtime.launcher.job import Job, worker_defaults
 from parallax.runtime.launcher.launch import launch
-from parallax.runtime.worker.job_message import Parcel
+from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.environment import python_path_with, visible_gpus, with_defaults
 
 _RANKS = "parallax.runtime.calibrate.ranks"
@@ -51,7 +51,7 @@ def calibrate(resource: str | None, workers: int | None, output: str, quick: boo
     """
     cluster = _measurable(_cluster(resource, workers))
     check_writable(Path(output))
-    told = _Told()
+    told = _RankOutput()
     try:
         status = launch(_job(cluster, quick), stdout=told)  # type: ignore[arg-type]  # it needs no more of a stream
     finally:
@@ -97,7 +97,7 @@ def _job(cluster: Cluster, quick: bool) -> Job:
         *with_defaults(worker_defaults(cluster, servers)),
         ("PYTHONPATH", python_path_with(Path(__file__).resolve().parents[3])),
     )
-    parcel = Parcel("", b"", 0, hosts, servers, addresses, cluster.ports)
+    parcel = JobMessage("", b"", 0, hosts, servers, addresses, cluster.ports)
     program = ("-m", "parallax.runtime.worker.main", "-m", _RANKS, *([QUICK] if quick else []))
     return Job(program, cluster, servers, variables, input=parcel.to_bytes())
 
@@ -129,14 +129,14 @@ def write(output: Path, profile: ClusterProfile) -> None:
         raise ConfigError(f"-o must name a file that can be written: {output}: {error.strerror}.") from error
 
 
-class _Told:
+class _RankOutput:
     """What rank 0 tells, as the stream that the launcher writes the ranks' output to; other lines go to stderr."""
 
     def __init__(self) -> None:
         self._waiting = b""
         self._bar: Any = None
         self._found: dict[str, Any] = {}
-        self._samples: list[Sample] = []
+        self._samples: list[TimedPoint] = []
 
     def isatty(self) -> bool:
         """It is none."""
@@ -160,7 +160,7 @@ class _Told:
         if self._bar is not None:
             self._bar.close()
 
-    def measured(self) -> Measured:
+    def measured(self) -> Measurements:
         """All that was told.
 
         Raises:
@@ -169,7 +169,7 @@ class _Told:
         missing = [kind for kind in ("hosts", "slowdown") if kind not in self._found]
         if missing or not self._samples:
             raise LaunchError("The measuring job has ended without its results: an earlier message says why.")
-        return Measured(
+        return Measurements(
             hosts=tuple((int(cores), int(memory)) for cores, memory in self._found["hosts"]),
             rates=tuple((float(out), float(into)) for out, into in self._found.get("links", ())),
             samples=tuple(self._samples),
@@ -183,6 +183,6 @@ class _Told:
         elif kind == "visited":
             self._bar.update(message["visits"])
         elif kind == "sample":
-            self._samples.append(Sample(Point(**message["point"]), float(message["seconds"])))
+            self._samples.append(TimedPoint(Point(**message["point"]), float(message["seconds"])))
         else:
             self._found[kind] = message["found"]

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from parallax.profiles.profiles import CLUSTER_PROFILE_VERSION, OPERATIONS, ClusterProfile, HostProfile, Line
+from parallax.profiles.profiles import CLUSTER_PROFILE_VERSION, OPERATIONS, AlphaBeta, ClusterProfile, HostProfile
 from parallax.runtime.calibrate.points import ACROSS, WITHIN, Point
 
 _ALIKE = 1.15
@@ -32,7 +32,7 @@ _SCALES = (1e-3, 1e-3, 1e-3, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TimedPoint:
     """The seconds of a point: the median over the rounds."""
 
     point: Point
@@ -40,7 +40,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurements:
     """What the job has told.
 
     Attributes:
@@ -52,11 +52,11 @@ class Measured:
 
     hosts: tuple[tuple[int, int], ...]
     rates: tuple[tuple[float, float], ...]
-    samples: tuple[Sample, ...]
+    samples: tuple[TimedPoint, ...]
     slowdown: float
 
 
-def profile_of(names: Sequence[str], measured: Measured) -> ClusterProfile:
+def profile_of(names: Sequence[str], measured: Measurements) -> ClusterProfile:
     """The profile of the hosts called `names`."""
     rates = measured.rates or ((0.0, 0.0),)
     hosts = tuple(
@@ -75,18 +75,18 @@ def rate_of(point: Point, hosts: Sequence[HostProfile]) -> float | None:
     return min(min(host.out_bytes_per_s, host.in_bytes_per_s) for host in hosts[: point.members])
 
 
-def errors_of(profile: ClusterProfile, samples: Sequence[Sample]) -> dict[tuple[str, str], list[float]]:
+def errors_of(profile: ClusterProfile, samples: Sequence[TimedPoint]) -> dict[tuple[str, str], list[float]]:
     """(where, operation) -> (predicted - measured) / measured, for each of the samples."""
     found: dict[tuple[str, str], list[float]] = {}
     for sample in samples:
         point = sample.point
-        lines: Mapping[str, Line] = profile.across if point.where == ACROSS else profile.within
+        lines: Mapping[str, AlphaBeta] = profile.across if point.where == ACROSS else profile.within
         predicted = lines[point.operation].seconds(point.members, point.link_bytes, rate_of(point, profile.hosts))
         found.setdefault((point.where, point.operation), []).append(predicted / sample.seconds - 1)
     return found
 
 
-def fit_line(samples: Sequence[Sample], hosts: Sequence[HostProfile]) -> Line:
+def fit_line(samples: Sequence[TimedPoint], hosts: Sequence[HostProfile]) -> AlphaBeta:
     """The fit of one operation."""
     from scipy.optimize import least_squares, nnls
 
@@ -117,7 +117,7 @@ def fit_line(samples: Sequence[Sample], hosts: Sequence[HostProfile]) -> Line:
         found[1] = 0.0
     residual = float(np.median(np.abs(errors(found))))
     base_s, per_peer_s, megabyte_s, overlap = map(float, found)
-    return Line(
+    return AlphaBeta(
         base_s=_rounded(base_s),
         per_peer_s=_rounded(per_peer_s),
         byte_s=_rounded(1e-6 * megabyte_s),
@@ -127,7 +127,7 @@ def fit_line(samples: Sequence[Sample], hosts: Sequence[HostProfile]) -> Line:
     )
 
 
-def _lines(samples: Sequence[Sample], where: str, hosts: Sequence[HostProfile]) -> dict[str, Line]:
+def _lines(samples: Sequence[TimedPoint], where: str, hosts: Sequence[HostProfile]) -> dict[str, AlphaBeta]:
     found = {}
     for operation in OPERATIONS:
         own = [s for s in samples if (s.point.where, s.point.operation) == (where, operation)]

@@ -27,8 +27,8 @@ from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK
 from parallax.transform.building import collectives
 from parallax.transform.building.all_to_all import all_to_all
 from parallax.transform.building.pull_push import ask
-from parallax.transform.building.reducers import Meetings, device_of
-from parallax.transform.building.transports import Givers, TableRows, ToServers
+from parallax.transform.building.reducers import QueueReducer, device_of
+from parallax.transform.building.transports import Pushers, ServerTransport, TableRows
 from parallax.transform.building.wire import Wire
 from parallax.transform.passes import accumulators
 
@@ -140,8 +140,8 @@ class Operations:
         devices = tuple(device_of(server) for server in range(len(parts)))
         handles = tuple(part.handle for part in parts)
         table = TableRows("t", "t", SERVER_ROWS * len(parts), handles, tf.float32, (ROW_WIDTH,), devices)
-        givers = Givers(tuple(range(len(parts))), self._group.members)
-        way = ToServers(Ownership.even(len(parts)), None, Wire(_SCOPE, None), givers)
+        pushers = Pushers(tuple(range(len(parts))), self._group.members)
+        way = ServerTransport(Ownership.even(len(parts)), None, Wire(_SCOPE, None), pushers)
         done: list[Any] = []
         for number in range(_CHAIN["pull"]):
             with tf.name_scope(f"pull_{number}"), tf.control_dependencies(done):
@@ -151,7 +151,7 @@ class Operations:
 
     def _push(self) -> tuple[Any, list[Any]]:
         servers = self._group.servers
-        meetings = Meetings(self._rank, self._group.members, servers)
+        meetings = QueueReducer(self._rank, self._group.members, servers)
         values = tf.compat.v1.placeholder(tf.float32, [None, ROW_WIDTH])
         indices = tf.compat.v1.placeholder(tf.int64, [None])
         done: list[Any] = []

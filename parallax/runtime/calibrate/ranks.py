@@ -25,7 +25,7 @@ from parallax.runtime.calibrate.links import link_rates
 from parallax.runtime.calibrate.operations import Operations, operations_in_a_run
 from parallax.runtime.calibrate.points import ACROSS, Group, Point, groups_of, leads_of, points_of
 from parallax.runtime.worker.main import wait_for_all
-from parallax.runtime.worker.ranks import Members, current_members
+from parallax.runtime.worker.ranks import ProcessGroup, current_process_group
 
 QUICK = "--quick"
 
@@ -40,7 +40,7 @@ _MATRIX = np.full((128, 128), 1 / 128, np.float32)
 
 def main() -> None:
     """Measures; the launcher has started this on all hosts."""
-    members = current_members()
+    members = current_process_group()
     members.start()
     _Measurement(members, QUICK in sys.argv[1:]).run()
 
@@ -48,7 +48,7 @@ def main() -> None:
 class _Measurement:
     """The measurement as one rank sees it."""
 
-    def __init__(self, members: Members, quick: bool) -> None:
+    def __init__(self, members: ProcessGroup, quick: bool) -> None:
         self.members = members
         self.workers = members.workers
         self.quick = quick

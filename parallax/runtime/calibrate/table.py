@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from parallax.profiles.profiles import ClusterProfile
-from parallax.runtime.calibrate.fit import Sample, errors_of
+from parallax.runtime.calibrate.fit import TimedPoint, errors_of
 from parallax.runtime.calibrate.points import ACROSS, WITHIN
 
 LARGE_ERROR = 0.25
@@ -15,7 +15,7 @@ LARGE_ERROR = 0.25
 _WHERE = {ACROSS: "across hosts", WITHIN: "within a host"}
 
 
-def profile_table(profile: ClusterProfile, held_out: Sequence[Sample] = ()) -> str:
+def profile_table(profile: ClusterProfile, held_out: Sequence[TimedPoint] = ()) -> str:
     """The profile as a text of lines.
 
     Args:

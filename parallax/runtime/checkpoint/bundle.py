@@ -29,7 +29,7 @@ _FULL = -1  # TensorFlow's length of a slice that takes all of a dimension
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StoredSlice:
     """What is stored in one place: the box from `start` of `shape`, at byte `position` of data file `file`."""
 
     start: tuple[int, ...]
@@ -45,7 +45,7 @@ class Tensor:
     key: str
     dtype: str
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StoredSlice, ...]
     is_cut: bool
 
 
@@ -101,7 +101,7 @@ class Bundle:
         """A tensor, or a slice of it, that is small or strings."""
         return restore(self._prefix, key, slice_spec, self.tensors[key].dtype)
 
-    def _rows(self, tensor: Tensor, piece: Piece, first: int, count: int) -> Any:
+    def _rows(self, tensor: Tensor, piece: StoredSlice, first: int, count: int) -> Any:
         """Rows of one piece, as wide as the piece."""
         if count == piece.shape[0]:
             spec = slice_text(tensor.shape, piece.start, piece.shape) if tensor.is_cut else ""
@@ -150,7 +150,7 @@ def _tensors(prefix: str, entries: dict[bytes, bytes]) -> dict[str, Tensor]:
             extents = sorted([_extent(e) for e in s.extent] for s in entry.slices)
             boxes = [(*_box(e, shape), own) for e, own in zip(extents, stored, strict=True)]
         pieces = tuple(
-            Piece(start, size, f"{prefix}.data-{own.shard_id:05d}-of-{header.num_shards:05d}", int(own.offset))
+            StoredSlice(start, size, f"{prefix}.data-{own.shard_id:05d}-of-{header.num_shards:05d}", int(own.offset))
             for start, size, own in boxes
         )
         found[key] = Tensor(key, tf.as_dtype(entry.dtype).name, shape, pieces, bool(entry.slices))

@@ -25,7 +25,7 @@ from parallax.runtime.worker.barrier import barrier
 _SCOPE = "parallax/storage/"
 
 
-class Held(Protocol):
+class StoredVariable(Protocol):
     """A variable whose rows can be read and written.
 
     `first` and `count` name rows of the variable in the user's order. `session` is TensorFlow's session on the worker's
@@ -84,7 +84,7 @@ class RowOps:
 
 
 @dataclass(frozen=True, slots=True)
-class SpreadRows:
+class ShardedRows:
     """Rows spread over the workers, as `ownership` says."""
 
     stored: Stored
@@ -136,7 +136,7 @@ class SpreadRows:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedRows:
+class RowsOnServers:
     """Rows in partitions on servers, which have equal shares of them. Worker 0 has them come.
 
     `copy` writes the copy that every worker has beside them; None where nobody has one.
@@ -144,7 +144,7 @@ class ServedRows:
 
     stored: Stored
     partitions: tuple[RowOps, ...]
-    copy: CopiedRows | None
+    copy: ReplicatedRows | None
     comm: Any
 
     def read(self, session: Any, first: int, count: int) -> Any:
@@ -172,12 +172,12 @@ class ServedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedValue:
+class ValueOnServer:
     """A scalar on a server, of which every worker has a copy."""
 
     stored: Stored
-    served: CopiedValue
-    copy: CopiedValue
+    served: ReplicatedValue
+    copy: ReplicatedValue
     comm: Any
 
     def read(self, session: Any, first: int, count: int) -> Any:
@@ -191,7 +191,7 @@ class ServedValue:
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedRows:
+class ReplicatedRows:
     """Every worker has all rows; worker 0's count, and all get what worker 0 writes."""
 
     stored: Stored
@@ -212,7 +212,7 @@ class CopiedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedValue:
+class ReplicatedValue:
     """A scalar, string or variable of open shape that every worker has: read and written in one piece."""
 
     stored: Stored
@@ -230,7 +230,7 @@ class CopiedValue:
         session.run(self.update, {self.new_value: self.comm.bcast(rows)})
 
 
-def hold(stored: tuple[Stored, ...], places: Places, comm: Any) -> tuple[Held, ...]:
+def hold(stored: tuple[Stored, ...], places: Places, comm: Any) -> tuple[StoredVariable, ...]:
     """Builds what reads and writes the variables, in the default graph, which must be a worker's graph.
 
     Args:
@@ -238,7 +238,7 @@ def hold(stored: tuple[Stored, ...], places: Places, comm: Any) -> tuple[Held, .
         places: where their rows are.
         comm: communicator of the workers (mpi4py).
     """
-    found: list[Held] = []
+    found: list[StoredVariable] = []
     with tf.name_scope(_SCOPE):
         low = tf.compat.v1.placeholder(tf.int64, [], name="low")
         high = tf.compat.v1.placeholder(tf.int64, [], name="high")
@@ -247,18 +247,18 @@ def hold(stored: tuple[Stored, ...], places: Places, comm: Any) -> tuple[Held, .
             parts, here = places.partitions.get(one.op, ()), places.here(one.op)
             if not one.has_rows:
                 value = _copied_value(one, here, comm)
-                found.append(ServedValue(one, _copied_value(one, parts[0], comm), value, comm) if parts else value)
+                found.append(ValueOnServer(one, _copied_value(one, parts[0], comm), value, comm) if parts else value)
                 continue
             on_servers = tuple(_row_ops(one, part, low, high, local_rows) for part in parts)
             if one.op in places.absent:
-                found.append(ServedRows(one, on_servers, None, comm))
+                found.append(RowsOnServers(one, on_servers, None, comm))
                 continue
             ops = _row_ops(one, here, low, high, local_rows)
             if one.op in places.spread:
-                found.append(SpreadRows(one, ops, places.spread[one.op], comm))
+                found.append(ShardedRows(one, ops, places.spread[one.op], comm))
             else:
-                copied = CopiedRows(one, ops, comm)
-                found.append(ServedRows(one, on_servers, copied, comm) if parts else copied)
+                copied = ReplicatedRows(one, ops, comm)
+                found.append(RowsOnServers(one, on_servers, copied, comm) if parts else copied)
     return tuple(found)
 
 
@@ -276,7 +276,7 @@ def _row_ops(stored: Stored, op: str, low: Any, high: Any, local_rows: Any) -> R
     return RowOps(low, high, rows, new_rows, update)
 
 
-def _copied_value(stored: Stored, op: str, comm: Any) -> CopiedValue:
+def _copied_value(stored: Stored, op: str, comm: Any) -> ReplicatedValue:
     variable, dtype = _variable(stored, op)
     new_value = tf.compat.v1.placeholder(dtype, stored.shape)
     with tf.device(variable.device or None):
@@ -286,7 +286,7 @@ def _copied_value(stored: Stored, op: str, comm: Any) -> CopiedValue:
         else:
             value = tf.identity(variable)
             update = tf.raw_ops.Assign(ref=variable, value=new_value, validate_shape=stored.shape is not None).op
-    return CopiedValue(stored, value, new_value, update, comm)
+    return ReplicatedValue(stored, value, new_value, update, comm)
 
 
 def _variable(stored: Stored, op: str) -> tuple[Any, Any]:

@@ -26,7 +26,7 @@ from parallax.runtime.checkpoint.held import Places, hold
 from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, stored_variables, variable_op
 from parallax.runtime.worker.barrier import barrier
-from parallax.runtime.worker.hooks import Worker
+from parallax.runtime.worker.hooks import WorkerContext
 from parallax.settings.parts import CheckPointConfig
 
 v1 = tf.compat.v1
@@ -123,7 +123,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """
 
     checkpoints: Checkpoints
-    worker: Worker
+    worker: WorkerContext
     is_patient: ClassVar[bool] = False
     _saved_step: int = -1
     _saved_s: float = 0.0

@@ -16,7 +16,7 @@ from typing import Any
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.folder import Writer, absolute, file_errors, latest
-from parallax.runtime.checkpoint.held import Held
+from parallax.runtime.checkpoint.held import StoredVariable
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, Stored, chunks
 from parallax.runtime.worker.barrier import barrier
 
@@ -52,7 +52,7 @@ class Storage:
     """
 
     folder: str
-    held: tuple[Held, ...]
+    held: tuple[StoredVariable, ...]
     comm: Any
     chunk_bytes: int = CHUNK_BYTES
 

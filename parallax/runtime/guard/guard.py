@@ -44,7 +44,7 @@ from parallax.runtime.guard.schedule import Times, next_check
 from parallax.runtime.guard.watched import Watched, applied, watched_variables, writers_of
 from parallax.runtime.worker.accumulation import Gather
 from parallax.runtime.worker.barrier import barrier
-from parallax.runtime.worker.hooks import TrainingRuns, Worker
+from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
 from parallax.runtime.worker.runs import Runs
 from parallax.transform.pipeline import WorkerGraph
 from parallax.transform.swap import VARIABLES
@@ -104,7 +104,7 @@ class Guard:
             gradient is known to reach them: what the analysis has missed is looked for here.
     """
 
-    def __init__(self, worker: Worker, comm: Any, view: GraphView, updates: frozenset[str]) -> None:
+    def __init__(self, worker: WorkerContext, comm: Any, view: GraphView, updates: frozenset[str]) -> None:
         self._worker = worker
         self._comm = comm
         self._view = view

@@ -29,7 +29,7 @@ from typing import BinaryIO
 
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import check_startable, mpirun_argv, mpirun_environment, this_launcher
-from parallax.runtime.launcher.outcome import Ending, Judge, signal_name
+from parallax.runtime.launcher.outcome import Ending, FailureDetector, signal_name
 from parallax.runtime.launcher.output_files import OutputFiles
 from parallax.runtime.launcher.relay import Relay
 from parallax.runtime.launcher.stall import StallWatch
@@ -86,7 +86,7 @@ class _Watch:
     def __init__(self, job: Job, relay: Relay) -> None:
         self.relay = relay
         self._is_unread = False  # nobody reads what is printed
-        self.judge = Judge(job.num_ranks, job.name_of)
+        self.judge = FailureDetector(job.num_ranks, job.name_of)
         self.stalls = StallWatch(job.num_workers, job.stall_timeout_s)
         self.scratch: set[str] = set()
         self._stdout = Demultiplexer()

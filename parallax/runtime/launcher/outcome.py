@@ -61,7 +61,7 @@ class _Told:
     what: str
 
 
-class Judge:
+class FailureDetector:
     """Follows a job's frames and mpirun's words."""
 
     def __init__(self, num_ranks: int, name_of: Callable[[int], str]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.analysis.measuring.count_ids import Asked
+from parallax.analysis.measuring.count_ids import LookedUpIds
 from parallax.analysis.measuring.ids import TableIds, asked, fetchable, table_profiles, tables_of, unmeasured
 from parallax.analysis.stages import Analysed
 from parallax.errors import ConfigError
@@ -27,12 +27,12 @@ from parallax.profiles.files import write_model_profile
 from parallax.profiles.profiles import MODEL_PROFILE_VERSION, ModelProfile
 from parallax.report.text import profile_table
 from parallax.runtime.measure.memory import peak_bytes, reset_peak, variable_bytes
-from parallax.runtime.measure.options import MeasureWish
+from parallax.runtime.measure.options import MeasureOptions
 from parallax.runtime.trace.ops import COMPUTE, read_step
 from parallax.runtime.trace.rows import length_us
 from parallax.runtime.worker.barrier import barrier
-from parallax.runtime.worker.hooks import TrainingRuns, Worker
-from parallax.runtime.worker.ranks import Members
+from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
+from parallax.runtime.worker.ranks import ProcessGroup
 
 v1 = tf.compat.v1
 _LOG = logging.getLogger("parallax.measure")
@@ -60,9 +60,9 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def __init__(
         self,
-        wish: MeasureWish,
-        members: Members,
-        worker: Worker,
+        wish: MeasureOptions,
+        members: ProcessGroup,
+        worker: WorkerContext,
         training: TrainingRuns,
         analysed: Analysed,
     ) -> None:
@@ -80,7 +80,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._held = variable_bytes(worker.names.run_view.nodes.values())
         self._needed: dict[tuple[tuple[str, ...], frozenset[str]], list[list[int]]] = {}
         self._comm: Any = None
-        self._asked: list[list[Asked]] = []
+        self._asked: list[list[LookedUpIds]] = []
         self._step = 0
         self._fetched: list[list[int]] | None = None  # of the step in progress: by table, which lookups
         self._traced: list[Any] = []
@@ -169,7 +169,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return max(0, peak_bytes() - self._held) if self._tells_peak else None
 
     def _put_together(
-        self, everyone: Sequence[tuple[list[list[Asked]], list[float], int | None]]
+        self, everyone: Sequence[tuple[list[list[LookedUpIds]], list[float], int | None]]
     ) -> ModelProfile | None:
         steps = min(len(seen) for seen, _, _ in everyone)
         if not steps:

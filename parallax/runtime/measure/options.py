@@ -13,7 +13,7 @@ STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class MeasureWish:
+class MeasureOptions:
     """A profile of the first steps.
 
     Attributes:
@@ -27,7 +27,7 @@ class MeasureWish:
     cluster: str
 
 
-def measure_wish(wanted: Settings) -> MeasureWish | None:
+def measure_options(wanted: Settings) -> MeasureOptions | None:
     """The wish of a command line or environment; None when no file is named.
 
     Raises:
@@ -37,4 +37,4 @@ def measure_wish(wanted: Settings) -> MeasureWish | None:
         if wanted.measure_steps is not None:
             raise ConfigError(f"--measure-steps {wanted.measure_steps} needs --measure FILE, where the profile goes.")
         return None
-    return MeasureWish(Path(wanted.measure).absolute(), wanted.measure_steps or STEPS, wanted.cluster or "")
+    return MeasureOptions(Path(wanted.measure).absolute(), wanted.measure_steps or STEPS, wanted.cluster or "")

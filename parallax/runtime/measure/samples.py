@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.analysis.measuring.count_ids import Asked
+from parallax.analysis.measuring.count_ids import LookedUpIds
 from parallax.analysis.measuring.ids import (
     TableIds,
     asked,
@@ -154,16 +154,18 @@ def _measurable(asking: _Asking) -> tuple[tuple[TableIds, ...], list[str]]:
     return tuple(table for table in tables if table.name not in reasons), unmeasured(reasons)
 
 
-def _seen(asking: _Asking, tables: Sequence[TableIds], steps: int) -> list[list[list[Asked]]]:
+def _seen(asking: _Asking, tables: Sequence[TableIds], steps: int) -> list[list[list[LookedUpIds]]]:
     """What each worker asks of each table in each step, `[worker][step][table]`, until its data ends."""
     tensors = [one.tensor for table in tables for one in table.tensors]
     inputs = asking.inputs(tensors)
     return [_seen_by(asking, inputs, tables, rank, steps) for rank in range(asking.workers)]
 
 
-def _seen_by(asking: _Asking, inputs: Inputs, tables: Sequence[TableIds], rank: int, steps: int) -> list[list[Asked]]:
+def _seen_by(
+    asking: _Asking, inputs: Inputs, tables: Sequence[TableIds], rank: int, steps: int
+) -> list[list[LookedUpIds]]:
     tensors = [one.tensor for table in tables for one in table.tensors]
-    found: list[list[Asked]] = []
+    found: list[list[LookedUpIds]] = []
     try:
         with opened(inputs, asking.worker(rank), asking.batch(0, rank)) as session:
             for step in range(steps):

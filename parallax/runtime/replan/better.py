@@ -10,7 +10,7 @@ from parallax.report.text import counted, ms_text
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Comparison:
     """What came of comparing the plan in force with the best one.
 
     Attributes:
@@ -22,7 +22,7 @@ class Verdict:
     text: str
 
 
-def verdict(now: Plan, now_s: float | None, best: Plan, margin: float, steps: int) -> Verdict:
+def verdict(now: Plan, now_s: float | None, best: Plan, margin: float, steps: int) -> Comparison:
     """Compares two plans of one graph by the steps that are predicted with the same profiles.
 
     Args:
@@ -36,15 +36,17 @@ def verdict(now: Plan, now_s: float | None, best: Plan, margin: float, steps: in
     since = f"After {counted(steps, 'step')}"
     if now_s is None or best_s is None:
         unknown = best.prediction.unknown or "the cluster profile lacks what the plan in force needs"
-        return Verdict(None, f"{since} the plan stays: {unknown}.\n")
+        return Comparison(None, f"{since} the plan stays: {unknown}.\n")
     changed = places_text(now, best)
     if not changed:
-        return Verdict(None, f"{since} the plan stays: with what they touched it is still the best.\n")
+        return Comparison(None, f"{since} the plan stays: with what they touched it is still the best.\n")
     gain = 1 - best_s / now_s if now_s > 0 else 0.0
     compared = f"{ms_text(now_s)} a step are predicted of the plan in force, {ms_text(best_s)} of another"
     if gain < margin:
-        return Verdict(None, f"{since} the plan stays: {compared}, {_percent(gain)} less, below {_percent(margin)}.\n")
-    return Verdict(best, f"{since}: {compared}, {_percent(gain)} less:\n{changed}")
+        return Comparison(
+            None, f"{since} the plan stays: {compared}, {_percent(gain)} less, below {_percent(margin)}.\n"
+        )
+    return Comparison(best, f"{since}: {compared}, {_percent(gain)} less:\n{changed}")
 
 
 def _percent(share: float) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.analysis.stages import Analysed, decide
+from parallax.analysis.stages import Analysed, rewrites_of
 from parallax.errors import ParallaxError
 from parallax.plans.plan import Plan
 from parallax.runtime.checkpoint.held import Places
@@ -29,12 +29,12 @@ from parallax.runtime.checkpoint.stored import Stored
 from parallax.runtime.guard.guard import Guard
 from parallax.runtime.replan.move import move, moves, to_be_moved
 from parallax.runtime.worker.channels import open_channels
-from parallax.runtime.worker.hooks import Worker
+from parallax.runtime.worker.hooks import WorkerContext
 from parallax.runtime.worker.names import Names
-from parallax.runtime.worker.ranks import WORKER_TASK, Members
+from parallax.runtime.worker.ranks import WORKER_TASK, ProcessGroup
 from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph, transform
-from parallax.transform.swap import Beside, beside, outside
+from parallax.transform.swap import SwappedGraph, beside, outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class ChangeOver:
 
     def __init__(
         self,
-        members: Members,
-        worker: Worker,
+        members: ProcessGroup,
+        worker: WorkerContext,
         analysed: Analysed,
         place: editor.Worker,
         worker_graph: WorkerGraph,
@@ -103,16 +103,16 @@ class ChangeOver:
         began_s = time.monotonic()
         self._number += 1
         new: WorkerGraph | None = None
-        added: Beside | None = None
+        added: SwappedGraph | None = None
         stored: tuple[Stored, ...] = ()
         refusal = decided = ""
         try:
-            decisions = decide(self._analysed, plan, self._place.equal_randomness)
-            new = transform(self._analysed.captured.view, decisions, self._place)
+            rewrites = rewrites_of(self._analysed, plan, self._place.equal_randomness)
+            new = transform(self._analysed.captured.view, rewrites, self._place)
             added = beside(self._planned, self._names, new, self._number)
             places = places_of(added.worker_graph, added.names)
             stored = to_be_moved(self._analysed.captured.view, self._places, places)
-            decided = repr((decisions, stored))
+            decided = repr((rewrites, stored))
         except ParallaxError as error:
             refusal = str(error)
         refusal = self._agreed(refusal, plan.to_json() + decided)
@@ -138,7 +138,7 @@ class ChangeOver:
                 return f"worker {rank} would make another graph of it than worker 0"
         return ""
 
-    def _move(self, added: Beside, stored: tuple[Stored, ...], places: Places) -> int:
+    def _move(self, added: SwappedGraph, stored: tuple[Stored, ...], places: Places) -> int:
         """Adds the new graph to the session's and fills the variables that go elsewhere; gives their bytes."""
         session, comm = self._worker.raw, self._members.workers
         open_channels(added.added, comm, self._members.host_workers)

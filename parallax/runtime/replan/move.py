@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.graph.view import GraphView
-from parallax.runtime.checkpoint.held import Held, Places, hold
+from parallax.runtime.checkpoint.held import Places, StoredVariable, hold
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, Stored, chunks
 from parallax.transform.swap import VARIABLES
 
@@ -30,8 +30,8 @@ class Move:
         free: ops of this worker that give room back.
     """
 
-    source: Held
-    target: Held
+    source: StoredVariable
+    target: StoredVariable
     make: tuple[tuple[Any, dict[Any, Any]], ...]
     free: tuple[Any, ...]
 

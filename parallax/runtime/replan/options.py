@@ -12,7 +12,7 @@ from parallax.settings.parts import OFF, ReplanConfig
 
 
 @dataclass(frozen=True, slots=True)
-class ReplanWish:
+class ReplanOptions:
     """Whether a job looks for a better plan, and what it does with one.
 
     Attributes:
@@ -28,7 +28,7 @@ class ReplanWish:
     path: Path | None
 
 
-def replan_wish(config: Config, wanted: Settings) -> ReplanWish | None:
+def replan_options(config: Config, wanted: Settings) -> ReplanOptions | None:
     """The wish of a configuration in which the command line goes first already; None when plans stay as they are.
 
     Raises:
@@ -40,10 +40,10 @@ def replan_wish(config: Config, wanted: Settings) -> ReplanWish | None:
             raise ConfigError(f"--replan-steps {wanted.replan_steps} needs --replan ask or on, or Config.replan.")
         return None
     path = None if asked.plan_file is None else Path(asked.plan_file).absolute()
-    return ReplanWish(asked.mode, asked.margin, asked.after_steps, path)
+    return ReplanOptions(asked.mode, asked.margin, asked.after_steps, path)
 
 
-def check_possible(wish: ReplanWish | None, config: Config, sync: bool) -> None:
+def check_possible(wish: ReplanOptions | None, config: Config, sync: bool) -> None:
     """Refuses before the start a wish that cannot be met.
 
     Raises:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 
 from parallax.analysis.whatif.partition_search import (
-    Sample,
+    PartitionSample,
     best_count,
     fit,
     next_count,
@@ -22,8 +22,8 @@ from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import Plan
 from parallax.report.text import counted, ms_text
 from parallax.runtime.replan.change_over import ChangeOver
-from parallax.runtime.worker.hooks import TrainingRuns, Worker
-from parallax.runtime.worker.ranks import Members
+from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
+from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.settings.config import Config
 
 WARM_UP, TIMED = 3, 12
@@ -49,8 +49,8 @@ class PartitionSearch:
 
     def __init__(
         self,
-        members: Members,
-        worker: Worker,
+        members: ProcessGroup,
+        worker: WorkerContext,
         training: TrainingRuns,
         spec: GraphSpec,
         wished: Mapping[str, int],
@@ -67,7 +67,7 @@ class PartitionSearch:
         self._count = 0
         self._steps = 0
         self._seconds: list[float] = []
-        self._samples: list[Sample] = []
+        self._samples: list[PartitionSample] = []
 
     def after_run(self, fetched: tuple[str, ...], seconds: float) -> None:
         """Takes the time of a step, and after enough of them goes over to another count."""
@@ -84,7 +84,7 @@ class PartitionSearch:
         with self._worker.watch.run("the search for partitions", "partitions"):
             times_s = self._members.workers.allgather(statistics.median(self._seconds[WARM_UP:]))
             self._seconds = []
-            self._samples.append(Sample(self._count, statistics.mean(times_s)))
+            self._samples.append(PartitionSample(self._count, statistics.mean(times_s)))
             self._go_on(plan)
 
     def _begun(self, plan: Plan) -> bool:
@@ -124,7 +124,7 @@ def searches(config: Config, plan: Plan, verifying: bool) -> bool:
     return config.search_partitions and plan.synchronous and bool(plan.servers) and not verifying
 
 
-def search_text(samples: list[Sample], count: int, refusal: str = "") -> str:
+def search_text(samples: list[PartitionSample], count: int, refusal: str = "") -> str:
     """What is printed of a search.
 
     Args:

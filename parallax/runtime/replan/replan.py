@@ -17,17 +17,17 @@ from typing import Any
 from parallax.analysis.search.predict_plan import step_seconds
 from parallax.analysis.stages import Analysed, feasible
 from parallax.errors import ParallaxError
-from parallax.plans.plan import Layout, Plan, Wishes, plan_from_json
-from parallax.profiles.plan_inputs import Measured
+from parallax.plans.plan import Layout, Plan, PlanConstraints, plan_from_json
+from parallax.profiles.plan_inputs import PlanInputs
 from parallax.profiles.profiles import ModelProfile, cluster_profile_from_json
 from parallax.report.text import bytes_text, counted
 from parallax.runtime.measure.first_steps import FirstSteps
-from parallax.runtime.replan.better import Verdict, verdict
+from parallax.runtime.replan.better import Comparison, verdict
 from parallax.runtime.replan.change_over import Changed, ChangeOver
-from parallax.runtime.replan.options import ReplanWish
+from parallax.runtime.replan.options import ReplanOptions
 from parallax.runtime.worker.barrier import barrier
-from parallax.runtime.worker.hooks import Worker
-from parallax.runtime.worker.ranks import Members
+from parallax.runtime.worker.hooks import WorkerContext
+from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.settings.parts import ON
 
 _LOG = logging.getLogger("parallax.replan")
@@ -46,18 +46,18 @@ class Replan:
         worker: this one's graph.
         first: measures the first steps.
         analysed: the graph that plans are of, without what hooks add.
-        wishes: what the user wants of plans.
+        constraints: what the user wants of plans.
         over: carries a change out.
     """
 
     def __init__(
         self,
-        wish: ReplanWish,
-        members: Members,
-        worker: Worker,
+        wish: ReplanOptions,
+        members: ProcessGroup,
+        worker: WorkerContext,
         first: FirstSteps,
         analysed: Analysed,
-        wishes: Wishes,
+        constraints: PlanConstraints,
         over: ChangeOver,
     ) -> None:
         self.done = False
@@ -66,7 +66,7 @@ class Replan:
         self._worker = worker
         self._first = first
         self._analysed = analysed
-        self._wishes = wishes
+        self._wishes = constraints
         self._over = over
 
     def after_run(self, fetched: tuple[str, ...], seconds: float) -> None:
@@ -96,20 +96,20 @@ class Replan:
         text = comm.bcast(text)
         return None if text is None else plan_from_json(text)
 
-    def _compared(self) -> Verdict:
+    def _compared(self) -> Comparison:
         now, profile, steps = self._worker.plan, self._first.profile, self._wish.steps
         if profile is None or now is None:
-            return Verdict(None, f"After {counted(steps, 'step')} the plan stays: no step was measured.\n")
+            return Comparison(None, f"After {counted(steps, 'step')} the plan stays: no step was measured.\n")
         try:
             best, now_s = self._best(now, profile)
         except ParallaxError as error:
-            return Verdict(None, f"After {counted(steps, 'step')} the plan stays: {error}\n")
+            return Comparison(None, f"After {counted(steps, 'step')} the plan stays: {error}\n")
         return verdict(now, now_s, best, self._wish.margin, steps)
 
     def _best(self, now: Plan, profile: ModelProfile) -> tuple[Plan, float | None]:
         """The best plan that the running processes can carry out, and the predicted step of the one in force."""
         parcel = self._members.parcel
-        measured = Measured(
+        measured = PlanInputs(
             cluster_profile_from_json(parcel.cluster, parcel.cluster_name), profile, parcel.cluster_name, "first steps"
         )
         layout = Layout(now.hosts, parcel.servers)  # no server can be started any more

@@ -29,13 +29,13 @@ from parallax.runtime.trace.offsets import (
     server_bounds,
 )
 from parallax.runtime.trace.ops import Step, read_step
-from parallax.runtime.trace.options import MERGED, SUMMARY, TraceWish, rank_file
+from parallax.runtime.trace.options import MERGED, SUMMARY, TraceOptions, rank_file
 from parallax.runtime.trace.rows import RankTrace, corrected, rank_trace
 from parallax.runtime.trace.summary import summary
 from parallax.runtime.trace.waits import arrivals, last_arrivals, waits
 from parallax.runtime.worker.barrier import barrier
-from parallax.runtime.worker.hooks import TrainingRuns, Worker
-from parallax.runtime.worker.ranks import Members
+from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
+from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.transform.building.all_to_all import ALL_TO_ALL, HOST
 from parallax.transform.swap import as_planned
 
@@ -56,7 +56,12 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """
 
     def __init__(
-        self, wish: TraceWish, members: Members, worker: Worker, training: TrainingRuns, synchronous: bool
+        self,
+        wish: TraceOptions,
+        members: ProcessGroup,
+        worker: WorkerContext,
+        training: TrainingRuns,
+        synchronous: bool,
     ) -> None:
         self._wish = wish
         self._members = members

@@ -15,7 +15,7 @@ MERGED, SUMMARY = "trace.json", "summary.txt"
 
 
 @dataclass(frozen=True, slots=True)
-class TraceWish:
+class TraceOptions:
     """Which steps are traced, and where to.
 
     Attributes:
@@ -45,7 +45,7 @@ def trace_steps(text: str) -> tuple[int, int]:
     return first, last
 
 
-def trace_wish(folder: str | None, steps: str | None) -> TraceWish | None:
+def trace_options(folder: str | None, steps: str | None) -> TraceOptions | None:
     """The wish of a command line or environment; None when no folder is named.
 
     Raises:
@@ -56,7 +56,7 @@ def trace_wish(folder: str | None, steps: str | None) -> TraceWish | None:
             raise ConfigError(f"--trace-steps {steps} needs --trace DIR, which says where the traces go.")
         return None
     first, last = trace_steps(steps) if steps is not None else DEFAULT_STEPS
-    return TraceWish(Path(folder).absolute(), first, last)
+    return TraceOptions(Path(folder).absolute(), first, last)
 
 
 def rank_file(folder: Path, rank: int) -> Path:

@@ -39,7 +39,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class TracedStep:
     """What one step took.
 
     Attributes:
@@ -75,7 +75,7 @@ class RankTrace:
     rank: int
     host: str
     offset: Offset
-    steps: tuple[StepTimes, ...]
+    steps: tuple[TracedStep, ...]
     spans: tuple[Span, ...]
     collectives: tuple[Op, ...]
     waits: tuple[Wait, ...]
@@ -168,12 +168,12 @@ def _intervals(step: Step, waited: Sequence[Wait]) -> dict[str, list[Interval]]:
     return by_row
 
 
-def _times(step: Step, by_row: dict[str, list[Interval]]) -> StepTimes:
+def _times(step: Step, by_row: dict[str, list[Interval]]) -> TracedStep:
     start_us = min((op.start_us for op in step.ops), default=0)
     end_us = max((op.end_us for op in step.ops), default=0)
     of_servers = [one for row, intervals in by_row.items() if row not in KINDS for one in intervals]
     us_by_kind = {kind: length_us(by_row[kind]) for kind in KINDS}
-    return StepTimes(step.number, start_us, end_us, us_by_kind, length_us(of_servers))
+    return TracedStep(step.number, start_us, end_us, us_by_kind, length_us(of_servers))
 
 
 def _waiting_for(waited: Sequence[Wait]) -> Callable[[Interval], str]:

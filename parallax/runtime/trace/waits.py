@@ -13,7 +13,7 @@ from typing import NamedTuple
 from parallax.runtime.trace.ops import COLLECTIVES, Step
 
 
-class Meeting(NamedTuple):
+class Rendezvous(NamedTuple):
     """One time that ranks meet.
 
     Attributes:
@@ -46,13 +46,13 @@ class Arrival:
 class Wait:
     """A rank waited for another, on rank 0's clock."""
 
-    meeting: Meeting
+    meeting: Rendezvous
     start_us: float
     end_us: float
     whom: int
 
 
-def arrivals(steps: Iterable[Step], within_host: frozenset[str], host: int) -> dict[Meeting, Arrival]:
+def arrivals(steps: Iterable[Step], within_host: frozenset[str], host: int) -> dict[Rendezvous, Arrival]:
     """How a rank came to all its meetings.
 
     Args:
@@ -60,7 +60,7 @@ def arrivals(steps: Iterable[Step], within_host: frozenset[str], host: int) -> d
         within_host: names of the collectives that are among the workers of a host.
         host: the rank's.
     """
-    found: dict[Meeting, Arrival] = {}
+    found: dict[Rendezvous, Arrival] = {}
     for step in steps:
         times: dict[str, int] = {}
         for op in step.ops:
@@ -68,14 +68,14 @@ def arrivals(steps: Iterable[Step], within_host: frozenset[str], host: int) -> d
                 continue
             time = times.get(op.name, 0)
             times[op.name] = time + 1
-            meeting = Meeting(step.number, op.name, time, host if op.name in within_host else -1)
+            meeting = Rendezvous(step.number, op.name, time, host if op.name in within_host else -1)
             found[meeting] = Arrival(op.start_us, op.end_us if op.type in COLLECTIVES else float("inf"))
     return found
 
 
-def last_arrivals(by_rank: Sequence[Mapping[Meeting, Arrival]]) -> dict[Meeting, tuple[float, int]]:
+def last_arrivals(by_rank: Sequence[Mapping[Rendezvous, Arrival]]) -> dict[Rendezvous, tuple[float, int]]:
     """For each meeting when the last rank came, and which one that was."""
-    found: dict[Meeting, tuple[float, int]] = {}
+    found: dict[Rendezvous, tuple[float, int]] = {}
     for rank, came in enumerate(by_rank):
         for meeting, arrival in came.items():
             if meeting not in found or arrival.start_us > found[meeting][0]:
@@ -83,7 +83,7 @@ def last_arrivals(by_rank: Sequence[Mapping[Meeting, Arrival]]) -> dict[Meeting,
     return found
 
 
-def waits(rank: int, own: Mapping[Meeting, Arrival], last: Mapping[Meeting, tuple[float, int]]) -> list[Wait]:
+def waits(rank: int, own: Mapping[Rendezvous, Arrival], last: Mapping[Rendezvous, tuple[float, int]]) -> list[Wait]:
     """What one rank waited at its meetings."""
     found = []
     for meeting, arrival in own.items():

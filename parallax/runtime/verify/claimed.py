@@ -36,7 +36,7 @@ START_FILE, KEPT_FILE = "start-{step}.npz", "kept-{rank}-{step}.npz"
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class ClaimGroups:
     """Which tensors are tried in which step.
 
     Attributes:
@@ -58,11 +58,11 @@ class Groups:
         (folder / GROUPS_FILE).write_text(json.dumps(asdict(self)))
 
     @staticmethod
-    def read(folder: Path) -> Groups:
+    def read(folder: Path) -> ClaimGroups:
         """Those that were left."""
         found = json.loads((folder / GROUPS_FILE).read_text())
         groups = tuple(map(tuple, found["groups"]))
-        return Groups(groups, tuple(found["too_large"]), found["unclaimed"])
+        return ClaimGroups(groups, tuple(found["too_large"]), found["unclaimed"])
 
 
 def check_claims(plan: Plan, joined_args: str | None, replan: str | None) -> None:
@@ -95,7 +95,7 @@ def walk_of(analysed: Analysed, plan: Plan) -> Walk:
 
 def groups_of(
     claims: Claims, tensors: Sequence[str], sizes: Mapping[str, int], limit_bytes: int = LIMIT_BYTES
-) -> Groups:
+) -> ClaimGroups:
     """Deals tensors out to steps.
 
     Args:
@@ -117,7 +117,7 @@ def groups_of(
             room = limit_bytes
         groups[-1] += [name for name in reversed(claims.needs(tensor)) if name not in groups[-1]]
         room -= needed
-    return Groups(tuple(map(tuple, groups)), tuple(too_large), len(tensors) - len(claimed))
+    return ClaimGroups(tuple(map(tuple, groups)), tuple(too_large), len(tensors) - len(claimed))
 
 
 def keep_claims(walk: Walk, folder: Path, fetch: str, sizes: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
@@ -148,7 +148,7 @@ class KeptTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._rank = rank
         self._training = training
         self._drawn = kept_draws(folder)
-        self._groups = Groups.read(folder) if (folder / GROUPS_FILE).exists() else Groups()
+        self._groups = ClaimGroups.read(folder) if (folder / GROUPS_FILE).exists() else ClaimGroups()
         self.finished = not self._drawn and not self._groups.groups
         self._step: int | None = None
         self._asked: list[str] = []

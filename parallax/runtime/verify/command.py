@@ -19,7 +19,7 @@ from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import launch
 from parallax.runtime.verify.claimed import PLAN_FILE, keep_claims, walk_of
 from parallax.runtime.verify.draws import draws_of, hidden_text, keep_draws
-from parallax.runtime.verify.judging import OTHERS, OWN, Measured, judge, measure
+from parallax.runtime.verify.judging import OTHERS, OWN, ArrayPair, judge, measure
 from parallax.runtime.verify.sides import (
     AFTER_FILE,
     BEFORE_FILE,
@@ -107,7 +107,7 @@ def compare_runs(job: Job, plan: Plan, folder: Path, hidden: Sequence[str], want
     return 1 if trials is not None and trials.false else status(judged)
 
 
-def _measured(folder: Path, size: int, noise: dict[str, float], kinds: dict[str, str]) -> Iterator[Measured]:
+def _measured(folder: Path, size: int, noise: dict[str, float], kinds: dict[str, str]) -> Iterator[ArrayPair]:
     """All arrays but the workers' own, one after the other."""
     with contextlib.ExitStack() as stack:
         files = [BEFORE_FILE, AFTER_FILE, *(WORKER_FILE.format(rank=rank) for rank in range(size))]

@@ -25,8 +25,8 @@ from parallax.runtime.verify.single import OneProcess, Values, joined_batch, var
 from parallax.runtime.verify.table import is_wrong, table_text, verdict_text
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.fetches import Request
-from parallax.runtime.worker.hooks import PlainSession, TrainingRuns, Worker
-from parallax.runtime.worker.ranks import Members
+from parallax.runtime.worker.hooks import PlainSession, TrainingRuns, WorkerContext
+from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.settings.environment import Settings
 
 _SHOWN = 3
@@ -66,7 +66,7 @@ class VerifiedSteps:
         wanted: tolerance and element type of products.
     """
 
-    def __init__(self, count: int, worker: Worker, members: Members, wanted: Settings) -> None:
+    def __init__(self, count: int, worker: WorkerContext, members: ProcessGroup, wanted: Settings) -> None:
         self._left = self._count = count
         self._worker = worker
         self._members = members

@@ -49,7 +49,7 @@ class Verdict(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ArrayPair:
     """An array on both sides.
 
     Attributes:
@@ -106,7 +106,7 @@ def difference(found: Any, expected: Any) -> float:
     return value if np.isfinite(value) else float("inf")
 
 
-def measure(name: str, kind: str, before: Any, after: Any, noise: float, found: Sequence[Any]) -> Measured:
+def measure(name: str, kind: str, before: Any, after: Any, noise: float, found: Sequence[Any]) -> ArrayPair:
     """Measures an array.
 
     Args:
@@ -114,7 +114,7 @@ def measure(name: str, kind: str, before: Any, after: Any, noise: float, found: 
         kind: with which others it is comparable in size.
         before: the one process's initial value.
         after: its value after the steps, of the same shape.
-        noise: as `Measured.noise`.
+        noise: as `ArrayPair.noise`.
         found: every worker's value after the steps.
     """
     is_float = not np.issubdtype(after.dtype, np.integer) and after.dtype != bool
@@ -123,7 +123,7 @@ def measure(name: str, kind: str, before: Any, after: Any, noise: float, found: 
     change = after - before
     errors = [value - after for value in found]
     moved = np.count_nonzero(change) + max(np.count_nonzero((error != 0) & (change == 0)) for error in errors)
-    return Measured(
+    return ArrayPair(
         name=name,
         kind=kind,
         errors=tuple(_finite(_norm(error)) for error in errors),
@@ -137,7 +137,7 @@ def measure(name: str, kind: str, before: Any, after: Any, noise: float, found: 
     )
 
 
-def judge(measured: Iterable[Measured], tolerance: float, margin: float = MARGIN) -> list[Judged]:
+def judge(measured: Iterable[ArrayPair], tolerance: float, margin: float = MARGIN) -> list[Judged]:
     """The verdicts of arrays.
 
     Args:
@@ -152,7 +152,7 @@ def judge(measured: Iterable[Measured], tolerance: float, margin: float = MARGIN
     return [_judged(one, tolerance, margin, one.largest if one.kind == OTHERS else largest[one.kind]) for one in arrays]
 
 
-def _judged(one: Measured, tolerance: float, margin: float, largest: float) -> Judged:
+def _judged(one: ArrayPair, tolerance: float, margin: float, largest: float) -> Judged:
     error = max(one.errors)
     stored = 2 * one.stored if one.change else one.rounding * largest * one.moved**0.5
     exact = tolerance * one.change if one.rounding else 0.0

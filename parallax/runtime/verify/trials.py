@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from parallax.report.text import counted
-from parallax.runtime.verify.claimed import KEPT_FILE, RESULT_FILE, START_FILE, Groups, save
+from parallax.runtime.verify.claimed import KEPT_FILE, RESULT_FILE, START_FILE, ClaimGroups, save
 from parallax.runtime.verify.claims import Claims, false_claim
 from parallax.runtime.verify.single import STARTS, OneProcess
 from parallax.runtime.worker.one_graph import place_of
@@ -141,7 +141,7 @@ def try_claims(
         margins: what is allowed.
         graph: the user's.
     """
-    groups, steps = Groups.read(folder), range(len(batches))
+    groups, steps = ClaimGroups.read(folder), range(len(batches))
     asked = [[fetch, *groups.of(step)] for step in steps]
     for step, values in enumerate(one.each_step(asked, batches, _starts(folder, len(steps)))):
         save(folder / _EXPECTED_FILE.format(step=step), dict(zip(asked[step][1:], values[1:], strict=True)))

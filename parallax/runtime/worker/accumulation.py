@@ -29,7 +29,7 @@ class Gather:
     """A run without an update.
 
     Attributes:
-        kept: the sources whose gradients it keeps, as `Keeping` names them; none where it does not train.
+        kept: the sources whose gradients it keeps, as `GradientAccumulation` names them; none where it does not train.
         is_first: whether they take the place of what was kept before.
     """
 

@@ -20,7 +20,7 @@ from tensorflow.core.protobuf import rewriter_config_pb2
 
 from parallax.logger import log
 from parallax.runtime.worker.hooks import TrainingRuns
-from parallax.runtime.worker.ranks import Members
+from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.settings.environment import onednn_is_off, set_defaults
 
 v1 = tf.compat.v1
@@ -145,7 +145,7 @@ class EffectHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         members: the job.
     """
 
-    def __init__(self, training: TrainingRuns, members: Members) -> None:
+    def __init__(self, training: TrainingRuns, members: ProcessGroup) -> None:
         hosts, rank = members.parcel.hosts, members.rank
         is_first = hosts.index(hosts[rank]) == rank
         self._least = logging.INFO if rank == 0 else logging.WARNING if is_first else logging.CRITICAL

@@ -12,7 +12,7 @@ import numpy as np
 from parallax.plans.plan import ALLGATHER, ALLTOALL, PS, Plan
 from parallax.report.diff import places_text
 from parallax.report.text import bytes_text, ms_text
-from parallax.runtime.worker.ranks import current_members
+from parallax.runtime.worker.ranks import current_process_group
 from parallax.runtime.worker.run_log import StepTimes
 from parallax.transform.building.editor import Counter
 from parallax.transform.building.wire import GRADIENTS, ROWS, Rounding
@@ -177,7 +177,7 @@ def exchange_report(
         plan: in force.
         before: the plans before it, each with the number of steps after which it no longer was in force.
     """
-    workers = current_members().workers
+    workers = current_process_group().workers
     totals = [np.asarray(workers.allreduce(np.asarray(numbers))) for numbers in counted]
     expected = [c.away * float(numbers[-2]) for c, numbers in zip(counters, counted, strict=True)]
     left = workers.allreduce(np.asarray(expected))  # what should leave: each worker's share at home is its own
@@ -209,7 +209,7 @@ def exchange_report(
 
 def measured_step(own: StepTimes | None) -> float | None:
     """The seconds of a step, the median over the workers, every one of which must call it; None when nobody knows."""
-    everybody = [times.step_s for times in current_members().workers.allgather(own) if times is not None]
+    everybody = [times.step_s for times in current_process_group().workers.allgather(own) if times is not None]
     return statistics.median(everybody) if everybody else None
 
 
@@ -221,7 +221,7 @@ def rounding_report(roundings: Sequence[Rounding], measured: Sequence[Any]) -> t
         measured: `[5]` for each, as `Rounding` says.
     """
     mine = [(rounding.kind, np.asarray(numbers)) for rounding, numbers in zip(roundings, measured, strict=True)]
-    everybody = [one for of_worker in current_members().workers.allgather(mine) for one in of_worker]
+    everybody = [one for of_worker in current_process_group().workers.allgather(mine) for one in of_worker]
     reports = []
     for kind in (ROWS, GRADIENTS):
         entries = np.array([numbers for of, numbers in everybody if of == kind])

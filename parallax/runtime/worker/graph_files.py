@@ -12,17 +12,17 @@ import tensorflow as tf
 from parallax.errors import ConfigError
 from parallax.graph.view import GraphView
 from parallax.plans.plan import Plan
-from parallax.plans.rewrites import Decisions
+from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import WorkerGraph, transform
 
 
-def write_planned(view: GraphView, decisions: Decisions, plan: Plan, seed: int, folder: Path) -> None:
+def write_planned(view: GraphView, rewrites: Rewrites, plan: Plan, seed: int, folder: Path) -> None:
     """Writes the graphs that all workers would run, without starting any.
 
     Args:
         view: the user's graph.
-        decisions: what is changed in it.
+        rewrites: what is changed in it.
         plan: for which workers and servers.
         seed: of the job.
         folder: where `worker-RANK` goes for each.
@@ -32,7 +32,7 @@ def write_planned(view: GraphView, decisions: Decisions, plan: Plan, seed: int, 
     """
     for rank in range(plan.num_workers):
         worker = Worker(rank, plan.num_workers, seed, hosts=plan.layout.host_by_rank, servers=plan.servers)
-        write_events(folder, rank, transform(view, decisions, worker))
+        write_events(folder, rank, transform(view, rewrites, worker))
 
 
 def write_events(folder: Path, rank: int, worker_graph: WorkerGraph) -> None:

@@ -32,7 +32,7 @@ class _Running(NamedTuple):
     for_all: Places
 
 
-class Watch:
+class Heartbeat:
     """Reports the run in progress, from a thread that the first run with collectives starts, and the loop's end."""
 
     def __init__(self) -> None:
@@ -137,13 +137,13 @@ class Watch:
                 told = running
 
 
-_of_this_process: ContextVar[Watch | None] = ContextVar("watch", default=None)
+_of_this_process: ContextVar[Heartbeat | None] = ContextVar("watch", default=None)
 
 
 @contextmanager
-def watching() -> Iterator[Watch]:
+def watching() -> Iterator[Heartbeat]:
     """The watch of the script that runs inside: its session uses it, and its end is told at the latest here."""
-    watch = Watch()
+    watch = Heartbeat()
     token = _of_this_process.set(watch)
     try:
         yield watch
@@ -151,6 +151,6 @@ def watching() -> Iterator[Watch]:
         _of_this_process.reset(token)
 
 
-def current_watch() -> Watch:
+def current_heartbeat() -> Heartbeat:
     """The watch of this process, or a new one outside a worker."""
-    return _of_this_process.get() or Watch()
+    return _of_this_process.get() or Heartbeat()

@@ -21,7 +21,7 @@ from parallax.errors import SessionError
 from parallax.plans.plan import Plan
 from parallax.runtime.worker.accumulation import Accumulation, Gather
 from parallax.runtime.worker.fetches import Leaf, Request, put_together, read_request
-from parallax.runtime.worker.heartbeat import Watch
+from parallax.runtime.worker.heartbeat import Heartbeat
 from parallax.runtime.worker.names import Names, Resolved, fetch_text
 from parallax.runtime.worker.run_log import RunLog
 from parallax.runtime.worker.runs import Runs
@@ -52,7 +52,7 @@ class Run:
 
 
 @dataclass
-class Worker:
+class WorkerContext:
     """This worker's graph as the user's names see it, shared by the session and the hooks.
 
     Attributes:
@@ -73,7 +73,7 @@ class Worker:
 
     graph: Any
     names: Names
-    watch: Watch
+    watch: Heartbeat
     analysed: Analysed
     raw: Any = None
     run: Run | None = None
@@ -111,7 +111,7 @@ class Worker:
 class PlainSession(SessionInterface):  # type: ignore[misc]
     """TensorFlow's session of this worker with the user's names; nothing comes or goes in lists, no hook is called."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: WorkerContext) -> None:
         self._worker = worker
 
     @property
@@ -159,7 +159,7 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
 class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """One of the user's hooks; `begin` has been called on it."""
 
-    def __init__(self, hook: Any, worker: Worker) -> None:
+    def __init__(self, hook: Any, worker: WorkerContext) -> None:
         self._hook = hook
         self._worker = worker
         self._asked: tuple[Request, Resolved] | None = None
@@ -172,18 +172,18 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def before_run(self, run_context: Any) -> Any:
         """Passes the hook's wishes on, in the worker's names."""
         run = self._run()
-        wishes = self._call(self._hook.before_run, run.context)
+        constraints = self._call(self._hook.before_run, run.context)
         self._pass_on_stop(run_context)
         self._asked = None
-        if wishes is None:
+        if constraints is None:
             return None
-        fetches = [] if wishes.fetches is None else wishes.fetches
-        request = self._worker.read(fetches, wishes.feed_dict, per_replica=False)
+        fetches = [] if constraints.fetches is None else constraints.fetches
+        request = self._worker.read(fetches, constraints.feed_dict, per_replica=False)
         resolved = self._worker.names.resolve(request.names, request.feeds, run.gather)
         run.hook_names += request.names
         run.fed |= request.feeds.keys()
         self._asked = request, resolved
-        return v1.train.SessionRunArgs(list(resolved.tensors), resolved.feeds(request.feeds), wishes.options)
+        return v1.train.SessionRunArgs(list(resolved.tensors), resolved.feeds(request.feeds), constraints.options)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Gives the hook its values."""
@@ -221,7 +221,7 @@ class TrainingRuns:
         updates: the ops that train, by name.
     """
 
-    def __init__(self, worker: Worker, updates: Set[str]) -> None:
+    def __init__(self, worker: WorkerContext, updates: Set[str]) -> None:
         self._worker = worker
         self._updates = updates
         self._names: Names | None = None
@@ -254,7 +254,7 @@ class TrainingRuns:
 class LastHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """Comes after the user's hooks, when all that a run asks for is known: feeds what it does not need with nothing."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: WorkerContext) -> None:
         self._worker = worker
 
     def after_create_session(self, session: Any, coord: Any) -> None:

@@ -19,7 +19,7 @@ _LENGTHS = struct.Struct(">QQ")
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class JobMessage:
     """The launcher's decisions.
 
     Attributes:
@@ -54,7 +54,7 @@ class Parcel:
         return _MAGIC + _LENGTHS.pack(len(body), len(graph)) + body + graph
 
 
-def read_parcel(stream: BinaryIO) -> Parcel:
+def read_parcel(stream: BinaryIO) -> JobMessage:
     """Reads one parcel from `stream`, and not a byte more.
 
     Raises:
@@ -69,14 +69,14 @@ def read_parcel(stream: BinaryIO) -> Parcel:
     return parcel_from_bytes(head + _read(stream, sum(_LENGTHS.unpack(head[len(_MAGIC) :]))))
 
 
-def parcel_from_bytes(data: bytes) -> Parcel:
+def parcel_from_bytes(data: bytes) -> JobMessage:
     """The parcel whose `to_bytes` are `data`."""
     begin = len(_MAGIC) + _LENGTHS.size
     end = begin + _LENGTHS.unpack(data[len(_MAGIC) : begin])[0]
     raw = json.loads(zlib.decompress(data[begin:end]))
     ports = raw["ports"]
     lists = {name: tuple(raw[name]) for name in ("hosts", "servers", "addresses")}
-    return Parcel(**{**raw, **lists, "graph": data[end:], "ports": None if ports is None else (ports[0], ports[1])})
+    return JobMessage(**{**raw, **lists, "graph": data[end:], "ports": None if ports is None else (ports[0], ports[1])})
 
 
 def _read(stream: BinaryIO, size: int) -> bytes:

@@ -15,7 +15,7 @@ from parallax.runtime.supervisor.control import send
 from parallax.runtime.supervisor.framework_log import join_deprecations
 from parallax.runtime.worker.heartbeat import watching
 from parallax.runtime.worker.random_state import AlikeUntilBuilt
-from parallax.runtime.worker.ranks import Members, membership
+from parallax.runtime.worker.ranks import ProcessGroup, membership
 from parallax.runtime.worker.script import error_text, run_script, what_text
 from parallax.settings.environment import settings
 
@@ -45,7 +45,7 @@ def wait_for_all(world: Any) -> None:
         time.sleep(_POLL_S)
 
 
-def _run(words: list[str], members: Members) -> None:
+def _run(words: list[str], members: ProcessGroup) -> None:
     from parallax.analysis.reading import record  # imports TensorFlow, which must come after MPI
 
     record.install()

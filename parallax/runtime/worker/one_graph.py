@@ -12,7 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from parallax.analysis.reading.digests import Difference, fingerprint, first_difference, value_digest, values_differ
+from parallax.analysis.reading.digests import (
+    GraphDifference,
+    fingerprint,
+    first_difference,
+    value_digest,
+    values_differ,
+)
 from parallax.analysis.reading.launcher_graph import LauncherGraph, hold, unpacked
 from parallax.errors import OtherGraphError
 from parallax.logger import log
@@ -89,7 +95,7 @@ def _tell(launcher: LauncherGraph, mine: dict[str, Any], workers: Any) -> None:
         log.info(f"Values of {count} differ between the processes; all take the launcher's: {shown}")
 
 
-def _refusal(difference: Difference, rank: int, graph: Any) -> str:
+def _refusal(difference: GraphDifference, rank: int, graph: Any) -> str:
     place = place_of(graph.get_operation_by_name(difference.op)) if difference.op else ""
     return (
         f"All processes of a job must build the same graph, and worker {rank} {difference.text}"

@@ -19,7 +19,7 @@ from tensorflow.python.client.timeline import Timeline
 
 from parallax.errors import ConfigError
 from parallax.runtime.worker.graph_files import meta_graph
-from parallax.runtime.worker.hooks import TrainingRuns, Worker
+from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
 from parallax.settings.parts import ProfileConfig
 
 v1 = tf.compat.v1
@@ -35,7 +35,7 @@ class ProfileHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         training: tells which runs are steps.
     """
 
-    def __init__(self, config: ProfileConfig, rank: int, worker: Worker, training: TrainingRuns) -> None:
+    def __init__(self, config: ProfileConfig, rank: int, worker: WorkerContext, training: TrainingRuns) -> None:
         self._config = config
         self._rank = rank
         self._worker = worker

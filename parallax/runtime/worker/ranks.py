@@ -17,14 +17,14 @@ from typing import Any
 
 from parallax.errors import LaunchError, SessionError
 from parallax.runtime.supervisor.control import host_address
-from parallax.runtime.worker.job_message import Parcel, read_parcel
+from parallax.runtime.worker.job_message import JobMessage, read_parcel
 from parallax.settings.environment import listening_on, reach_directly
 
 WORKER_TASK, SERVER_TASK = "worker", "ps"
 """Job names in the TensorFlow cluster."""
 
 
-class Members:
+class ProcessGroup:
     """The job as one rank sees it; made by `enter`.
 
     Attributes:
@@ -44,7 +44,7 @@ class Members:
         at_end: what a worker does when its script has ended well, with the others, who all come there.
     """
 
-    def __init__(self, parcel: Parcel, world: Any, workers: Any, addresses: list[str], held: socket.socket | None):
+    def __init__(self, parcel: JobMessage, world: Any, workers: Any, addresses: list[str], held: socket.socket | None):
         self.parcel = parcel
         self.world = world
         self.workers = workers
@@ -109,7 +109,7 @@ class Members:
             self.host_workers = self.workers.Split(hosts[self.rank], self.rank)
 
 
-def enter() -> Members:
+def enter() -> ProcessGroup:
     """Joins the job; every rank calls it once, first of all that goes between ranks.
 
     Raises:
@@ -122,14 +122,14 @@ def enter() -> Members:
     parcel = world.bcast(_received() if world.rank == 0 else None, 0)
     is_server = world.rank >= len(parcel.hosts)
     if not parcel.servers:
-        return Members(parcel, world, world, [], None)
+        return ProcessGroup(parcel, world, world, [], None)
     workers = world.Split(MPI.UNDEFINED if is_server else 0, world.rank)
     held = hold_port(host_address(), parcel.ports)
     addresses = world.allgather(_written(held))
-    return Members(parcel, world, None if is_server else workers, addresses, held)
+    return ProcessGroup(parcel, world, None if is_server else workers, addresses, held)
 
 
-def _received() -> Parcel:
+def _received() -> JobMessage:
     """The parcel from standard input, which is empty afterwards."""
     parcel = read_parcel(sys.stdin.buffer)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -169,12 +169,12 @@ def _written(held: socket.socket) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-_of_this_process: ContextVar[Members | None] = ContextVar("members", default=None)
+_of_this_process: ContextVar[ProcessGroup | None] = ContextVar("members", default=None)
 
 
 @contextmanager
-def membership() -> Iterator[Members]:
-    """Joins the job; inside, `current_members` gives what was joined."""
+def membership() -> Iterator[ProcessGroup]:
+    """Joins the job; inside, `current_process_group` gives what was joined."""
     members = enter()
     token = _of_this_process.set(members)
     try:
@@ -183,7 +183,7 @@ def membership() -> Iterator[Members]:
         _of_this_process.reset(token)
 
 
-def current_members() -> Members:
+def current_process_group() -> ProcessGroup:
     """The job that this process is in.
 
     Raises:

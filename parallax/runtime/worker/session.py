@@ -23,7 +23,7 @@ from parallax.runtime.worker.accumulation import Gather
 from parallax.runtime.worker.direct import DirectRuns
 from parallax.runtime.worker.exchange_report import ExchangeReport, exchange_report, measured_step, rounding_report
 from parallax.runtime.worker.fetches import Request
-from parallax.runtime.worker.hooks import PlainSession, Run, Worker
+from parallax.runtime.worker.hooks import PlainSession, Run, WorkerContext
 from parallax.runtime.worker.id_errors import id_error
 from parallax.runtime.worker.names import fetch_text
 
@@ -31,7 +31,7 @@ _GOOD_ENDS = (tf.errors.OutOfRangeError, StopIteration)
 """Errors that only say that the data has ended."""
 
 
-class Afterwards(Protocol):
+class BetweenStepsHook(Protocol):
     """Something that is done between the runs of a session, by all workers after the same one, once or in turns."""
 
     done: bool
@@ -85,7 +85,7 @@ class DefaultSession(PlainSession):
         run: of the session, with hooks; also takes whether feeds and values come in lists per replica.
     """
 
-    def __init__(self, worker: Worker, run: Callable[..., Any]) -> None:
+    def __init__(self, worker: WorkerContext, run: Callable[..., Any]) -> None:
         super().__init__(worker)
         self._run_all = run
 
@@ -106,12 +106,12 @@ class Session(PlainSession):
 
     def __init__(
         self,
-        worker: Worker,
+        worker: WorkerContext,
         monitored: Any,
         size: int,
         workers: Any,
         direct: DirectRuns | None = None,
-        afterwards: Sequence[Afterwards] = (),
+        afterwards: Sequence[BetweenStepsHook] = (),
         guard: RunGuard | None = None,
     ) -> None:
         super().__init__(worker)
@@ -127,7 +127,7 @@ class Session(PlainSession):
             # They run in the monitored session already: tf.train.start_queue_runners starts no second one.
             runner.create_threads(self, start=False)
 
-    def verify(self, make: Callable[[Worker], Verification]) -> None:
+    def verify(self, make: Callable[[WorkerContext], Verification]) -> None:
         """Has the first runs looked at; `make` is given this worker's graph."""
         self._verification = make(self._worker)
 

@@ -46,7 +46,7 @@ def native_ops() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class Hop:
     """Keys merged, in the order of where they go.
 
     Attributes:
@@ -63,7 +63,7 @@ class Leg:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LookupIds:
     """Ids of one lookup `[n]`, which ask for rows of a table.
 
     Attributes:
@@ -80,8 +80,8 @@ class Wanted:
 
 
 def leg(
-    wanted: Sequence[Wanted], destinations: Sequence[int], count: int, key_type: Any, to_owners: bool = False
-) -> Leg:
+    wanted: Sequence[LookupIds], destinations: Sequence[int], count: int, key_type: Any, to_owners: bool = False
+) -> Hop:
     """Merges the keys of lookups and orders them by where they go: key k to `destinations[k % len(destinations)]`.
 
     An id that is no row of its table ends the run with an error that names both (runtime/worker/id_errors.py reads it).
@@ -104,7 +104,7 @@ def leg(
         to_owners=to_owners,
         name="leg",
     )
-    return Leg(made.keys, made.splits, made.positions, made.local)
+    return Hop(made.keys, made.splits, made.positions, made.local)
 
 
 def all_to_all(tensor: Any, splits: Any, among: str = WORKERS, arriving: Any = None) -> tuple[Any, Any]:

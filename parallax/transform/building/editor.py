@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from parallax.errors import TransformError
 from parallax.graph.view import Edge, GraphView, split_tensor
-from parallax.plans.rewrites import Terms
-from parallax.transform.building.reducers import Alone, Collectives, Meetings, Together
+from parallax.plans.rewrites import TrainingMode
+from parallax.transform.building.reducers import HorovodReducer, NoReducer, QueueReducer, Reducer
 from parallax.transform.building.wire import Wire
 
 SCOPE = "parallax"
@@ -117,7 +117,7 @@ class CutWhole:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class GradientAccumulation:
     """A gradient that is kept while batches are gathered for an update. All are ops of the worker's graph.
 
     Attributes:
@@ -149,8 +149,8 @@ class Editor:
         kept: gradient as it leaves autodiff -> its mean over the batches that one update takes.
         kept_sizes: ids of a piece of kept rows -> how many rows are kept of it.
         keepings: what is kept.
-        led_to: what edges take instead.
-        led_to_parts: what edges of nodes that run on servers take, for each partition.
+        redirected: what edges take instead.
+        redirected_parts: what edges of nodes that run on servers take, for each partition.
         arrivals: for such an edge, the ops by which this worker gives its part of what arrives there.
         partitions: variable op -> its partitions on servers, as handles or references.
         waits_for: (node, node that it waits for) -> what it waits for instead.
@@ -168,16 +168,16 @@ class Editor:
     worker: Worker
     view: GraphView
     scratch: Any
-    together: Together
-    meetings: Meetings
+    together: Reducer
+    meetings: QueueReducer
     wire: Wire
     inputs: dict[str, Any] = field(default_factory=dict)
     waits: dict[str, Any] = field(default_factory=dict)
     kept: dict[str, Any] = field(default_factory=dict)
     kept_sizes: dict[str, Any] = field(default_factory=dict)
-    keepings: list[Keeping] = field(default_factory=list)
-    led_to: dict[Edge, Any] = field(default_factory=dict)
-    led_to_parts: dict[Edge, list[Any]] = field(default_factory=dict)
+    keepings: list[GradientAccumulation] = field(default_factory=list)
+    redirected: dict[Edge, Any] = field(default_factory=dict)
+    redirected_parts: dict[Edge, list[Any]] = field(default_factory=dict)
     arrivals: dict[Edge, list[Any]] = field(default_factory=dict)
     partitions: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     waits_for: dict[tuple[str, str], Any] = field(default_factory=dict)
@@ -227,13 +227,13 @@ class Editor:
 
     def at(self, edge: Edge) -> Any:
         """What an edge takes now."""
-        found = self.led_to.get(edge)
+        found = self.redirected.get(edge)
         return found if found is not None else self.tensor(self.view.inputs(edge.node)[edge.slot])
 
-    def lead(self, edges: Iterable[Edge], tensor: Any) -> None:
+    def redirect(self, edges: Iterable[Edge], tensor: Any) -> None:
         """From now on the edges take `tensor`."""
         for edge in edges:
-            self.led_to[edge] = tensor
+            self.redirected[edge] = tensor
 
     def become_identity(self, node: str, tensor: Any, no_wait: Container[str] = ()) -> None:
         """A node of the user's graph becomes an identity of `tensor`, keeping its name and what it waits for."""
@@ -259,7 +259,7 @@ class Editor:
         """The changed graph as a GraphDef, without recorded shapes."""
         graph_def = _without_shapes(self.view.graph_def)
         nodes = {node.name: node for node in graph_def.node}
-        for edge, tensor in self.led_to.items():
+        for edge, tensor in self.redirected.items():
             _set_data_input(nodes[edge.node], edge.slot, tensor.name)
         for (name, attribute), value in self.attributes.items():
             nodes[name].attr[attribute].CopyFrom(value)
@@ -299,7 +299,7 @@ class Editor:
                 places[:] = [beside.get(place, place) for place in places]
 
 
-def open_editor(view: GraphView, worker: Worker, terms: Terms) -> Editor:
+def open_editor(view: GraphView, worker: Worker, terms: TrainingMode) -> Editor:
     """An editor on a captured graph, which itself is not changed.
 
     Raises:
@@ -310,11 +310,11 @@ def open_editor(view: GraphView, worker: Worker, terms: Terms) -> Editor:
         raise TransformError(
             f"Names under {SCOPE!r} are for ops that Parallax adds, and the graph holds {taken!r}. Rename it."
         )
-    meetings = Meetings(worker.rank, worker.size, len(worker.servers))
+    meetings = QueueReducer(worker.rank, worker.size, len(worker.servers))
     wire = Wire(SCOPE, terms.wire_dtype)
-    together: Together = Collectives(wire)
+    together: Reducer = HorovodReducer(wire)
     if not terms.synchronous:
-        together = Alone()
+        together = NoReducer()
     elif terms.sums == "servers":
         together = meetings
     return Editor(worker, view, tf.Graph(), together, meetings, wire)

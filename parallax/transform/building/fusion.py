@@ -16,7 +16,7 @@ from typing import Any
 
 from parallax.graph.control_flow import Branches, branches_of
 from parallax.graph.view import GraphView, split_tensor
-from parallax.plans.rewrites import Decisions, Lookup, Push
+from parallax.plans.rewrites import Lookup, Push, Rewrites
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +45,24 @@ class PullGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class FusedExchanges:
     """All pulls, and the site of every push (by its number in the decisions)."""
 
     pulls: tuple[PullGroup, ...]
     sites: tuple[PushSite, ...]
 
 
-def group(view: GraphView, decisions: Decisions) -> Groups:
+def group(view: GraphView, rewrites: Rewrites) -> FusedExchanges:
     """Groups the lookups and pushes of one graph; the same on every worker."""
-    levels = _levels(view, decisions)
-    sites = _sites(view, decisions, levels)
+    levels = _levels(view, rewrites)
+    sites = _sites(view, rewrites, levels)
     used_by: dict[str, set[PushSite]] = {}
-    for push, site in zip(decisions.pushes, sites, strict=True):
+    for push, site in zip(rewrites.pushes, sites, strict=True):
         for node in push.lookups:
             used_by.setdefault(node, set()).add(site)
-    tables = {t.op: t for t in decisions.tables}
+    tables = {t.op: t for t in rewrites.tables}
     found: dict[tuple[Any, ...], list[Lookup]] = {}
-    for lookup in decisions.lookups:
+    for lookup in rewrites.lookups:
         table = tables[lookup.table]
         used = tuple(sorted(used_by.get(lookup.node, ()), key=lambda s: (s.level, s.ordinal, s.branches, s.width)))
         waits = tuple(sorted(view.controls(lookup.node)))
@@ -73,7 +73,7 @@ def group(view: GraphView, decisions: Decisions) -> Groups:
     for key, lookups in found.items():
         sources = tuple(dict.fromkeys(view.inputs(lookup.node)[0] for lookup in lookups))
         pulls.append(PullGroup(tuple(lookups), sources, key[4]))
-    return Groups(tuple(pulls), sites)
+    return FusedExchanges(tuple(pulls), sites)
 
 
 def push_nodes(push: Push) -> tuple[str, ...]:
@@ -81,22 +81,22 @@ def push_nodes(push: Push) -> tuple[str, ...]:
     return tuple(dict.fromkeys(edge.node for edge in (*push.values, *push.indices)))
 
 
-def push_width(view: GraphView, decisions: Decisions, push: Push) -> int:
+def push_width(view: GraphView, rewrites: Rewrites, push: Push) -> int:
     """How many elements a row has that a push sends: the table's, or those of a slot that takes it."""
     edges = push.values
     shape = view.shape(view.inputs(edges[0].node)[edges[0].slot]) if edges else None
     if shape is None or None in shape[1:]:
-        return math.prod(decisions.table(push.table).row_shape)
+        return math.prod(rewrites.table(push.table).row_shape)
     return math.prod(length or 0 for length in shape[1:])
 
 
-def _levels(view: GraphView, decisions: Decisions) -> dict[str, int]:
+def _levels(view: GraphView, rewrites: Rewrites) -> dict[str, int]:
     """For every node the number of exchanges, one after the other, that must be done before its outputs are there."""
     also_needs: dict[str, set[str]] = {}
-    for push in decisions.pushes:
+    for push in rewrites.pushes:
         for node in push_nodes(push):
             also_needs.setdefault(node, set()).update(push.lookups)
-    exchanges = {lookup.node for lookup in decisions.lookups} | also_needs.keys()
+    exchanges = {lookup.node for lookup in rewrites.lookups} | also_needs.keys()
     order = view.topological_order()
     levels: dict[str, int] = {}
     while True:  # a push may come before its pull in the user's order; the levels then need another round
@@ -108,14 +108,14 @@ def _levels(view: GraphView, decisions: Decisions) -> dict[str, int]:
             return levels
 
 
-def _sites(view: GraphView, decisions: Decisions, levels: dict[str, int]) -> tuple[PushSite, ...]:
+def _sites(view: GraphView, rewrites: Rewrites, levels: dict[str, int]) -> tuple[PushSite, ...]:
     sites, taken = [], set()
     branches = branches_of(view)
-    for push in decisions.pushes:
+    for push in rewrites.pushes:
         edges = (*push.values, *push.indices)
         before = [levels[split_tensor(view.inputs(e.node)[e.slot])[0]] for e in edges]
         before += [levels[node] for node in push.lookups]
-        site = PushSite(1 + max(before), 0, branches[edges[0].node], push_width(view, decisions, push))
+        site = PushSite(1 + max(before), 0, branches[edges[0].node], push_width(view, rewrites, push))
         while (push.table, site) in taken:
             site = replace(site, ordinal=site.ordinal + 1)
         taken.add((push.table, site))

@@ -1,10 +1,10 @@
 """The exchange of rows: rows pulled from their owners, gradient rows pushed to them, equal rows merged.
 
-What a worker asks for travels in legs (transports.py). In each leg equal keys are merged and ordered by where they go next;
-rows come back the same way, and gradient rows go forward on it, equal ones added up before each leg. A pattern of P
-slots says who owns a row, and as which local row (parallax/graph/ownership.py). Tables of equal width, type and pattern
-whose owners are workers share one exchange: their row numbers are laid one after the other, each table starting at a
-multiple of P, so that one map holds for all of them together.
+What a worker asks for travels in legs (transports.py). In each leg equal keys are merged and ordered by where they go
+next; rows come back the same way, and gradient rows go forward on it, equal ones added up before each leg. A pattern
+of P slots says who owns a row, and as which local row (parallax/graph/ownership.py). Tables of equal width, type and
+pattern whose owners are workers share one exchange: their row numbers are laid one after the other, each table
+starting at a multiple of P, so that one map holds for all of them together.
 
 Bytes between workers are those of analysis/routes/cost.py: the push needs no ids, because the owner remembers them from
 the pull. Where gradients are kept over several batches (passes/accumulate.py) the push names its own rows, and sends
@@ -18,15 +18,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.transform.building.all_to_all import Leg, Wanted
+from parallax.transform.building.all_to_all import Hop, LookupIds
 from parallax.transform.building.collectives import open_end
-from parallax.transform.building.transports import TableRows, Way, table_of
+from parallax.transform.building.transports import TableRows, Transport, table_of
 
 INT32_ROWS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DeduplicatedIds:
     """Rows of tables that some ids name, merged and in order for the first leg.
 
     Attributes:
@@ -37,7 +37,7 @@ class Asked:
         id_cuts: the tensors that carry each piece of ids, which may be fed.
     """
 
-    first: Leg
+    first: Hop
     positions: tuple[Any, ...]
     bases: tuple[int, ...]
     distinct: Any
@@ -49,7 +49,7 @@ def id_bytes(rows: list[int], slots: int) -> int:
     return 4 if sum(slots * -(-r // slots) for r in rows) < INT32_ROWS else 8
 
 
-def ask(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Way) -> Asked:
+def ask(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Transport) -> DeduplicatedIds:
     """Merges ids and orders them by where they go first.
 
     Args:
@@ -67,7 +67,7 @@ def ask(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Way) -> As
     key_type = tf.int32 if bases[-1] * way.slots < INT32_ROWS else tf.int64
     cuts = [open_end(tf.reshape(ids, [-1]), [None]) for _, ids in lookups]
     wanted = [
-        Wanted(_of_a_key_type(cut), tables[t].name, tables[t].rows, bases[t] * way.slots)
+        LookupIds(_of_a_key_type(cut), tables[t].name, tables[t].rows, bases[t] * way.slots)
         for cut, (t, _) in zip(cuts, lookups, strict=True)
     ]
     first = way.first_leg(wanted, key_type)
@@ -78,7 +78,7 @@ def ask(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Way) -> As
         if table_of_distinct is None
         else tf.math.bincount(table_of_distinct, minlength=len(tables), maxlength=len(tables), dtype=tf.int64)
     )
-    return Asked(first, tuple(pieces), tuple(bases), count, tuple(cuts))
+    return DeduplicatedIds(first, tuple(pieces), tuple(bases), count, tuple(cuts))
 
 
 def looked_up(pulled: Any, positions: Any, ids: Any, row_shape: tuple[int, ...]) -> Any:
@@ -98,7 +98,7 @@ def looked_up(pulled: Any, positions: Any, ids: Any, row_shape: tuple[int, ...])
     return tf.reshape(rows, tf.concat([tf.shape(ids), tf.constant(row_shape, tf.int32)], 0))
 
 
-def found_at(asked: Asked, table: int, ids: Any, slots: int) -> Any:
+def found_at(asked: DeduplicatedIds, table: int, ids: Any, slots: int) -> Any:
     """Where in the keys of the first leg some ids of a table are, `[n]` int32; every id must have been asked for."""
     keys = asked.first.keys
     wanted = tf.cast(ids, keys.dtype) + tf.constant(asked.bases[table] * slots, keys.dtype)
@@ -106,7 +106,7 @@ def found_at(asked: Asked, table: int, ids: Any, slots: int) -> Any:
     return tf.gather(order, tf.searchsorted(tf.gather(keys, order), wanted))
 
 
-def merged_rows(asked: Asked, values: list[Any], positions: list[Any]) -> Any:
+def merged_rows(asked: DeduplicatedIds, values: list[Any], positions: list[Any]) -> Any:
     """Gradient rows `[u, width]` in the order of the first leg's keys, equal ones of this worker added up.
 
     Args:

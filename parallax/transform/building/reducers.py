@@ -23,7 +23,7 @@ def device_of(server: int) -> str:
     return f"/job:ps/task:{server}"
 
 
-class Together(Protocol):
+class Reducer(Protocol):
     """How workers put together what each has a part of."""
 
     def all_reduce(self, tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
@@ -36,29 +36,29 @@ class Together(Protocol):
         """Worker 0's value on all workers; the shape must be the same on all."""
 
 
-class Collectives:
+class HorovodReducer:
     """By Horovod."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
     def all_reduce(self, tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
-        """As `Together.all_reduce`."""
+        """As `Reducer.all_reduce`."""
         return collectives.all_reduce(tensor, kind, scale)
 
     def add_gradients(self, tensor: Any, scale: float = 1.0) -> Any:
-        """As `Together.add_gradients`; scaled before it is rounded, so that fewer sums overflow."""
+        """As `Reducer.add_gradients`; scaled before it is rounded, so that fewer sums overflow."""
         if not self._wire.halves_sums_of(tensor.dtype):
             return self.all_reduce(tensor, "sum", scale)
         scaled = tensor if scale == 1.0 else tensor * tf.constant(scale, tensor.dtype)
         return tf.cast(self.all_reduce(self._wire.out(scaled, GRADIENTS)), tensor.dtype)
 
     def broadcast(self, tensor: Any) -> Any:
-        """As `Together.broadcast`."""
+        """As `Reducer.broadcast`."""
         return collectives.broadcast(collectives.open_end(tensor))
 
 
-class Alone:
+class NoReducer:
     """Not at all: an asynchronous worker is by itself what one process would be."""
 
     def all_reduce(self, tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
@@ -74,7 +74,7 @@ class Alone:
         return tf.identity(tensor)
 
 
-class Meetings:
+class QueueReducer:
     """Through queues on servers; builds their ops for one worker.
 
     Args:
@@ -90,7 +90,7 @@ class Meetings:
         self._count = 0
 
     def all_reduce(self, tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
-        """As `Together.all_reduce`."""
+        """As `Reducer.all_reduce`."""
         known = tf.cast(tensor, tf.int32) if tensor.dtype == tf.bool else tensor
         queues = self._queues(known.dtype, known.shape)
         if self._rank > 0:
@@ -103,11 +103,11 @@ class Meetings:
         return tf.cast(self.deliver(whole, known.dtype, known.shape), tensor.dtype)
 
     def add_gradients(self, tensor: Any, scale: float = 1.0) -> Any:
-        """As `Together.add_gradients`, never in half precision."""
+        """As `Reducer.add_gradients`, never in half precision."""
         return self.all_reduce(tensor, "sum", scale)
 
     def broadcast(self, tensor: Any) -> Any:
-        """As `Together.broadcast`; the others compute their own all the same, as with collectives."""
+        """As `Reducer.broadcast`; the others compute their own all the same, as with collectives."""
         with tf.control_dependencies([tensor]):
             return self.deliver(tensor if self._rank == 0 else None, tensor.dtype, tensor.shape)
 

@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
-from parallax.transform.building.all_to_all import WORKERS, Leg, Wanted, all_to_all, leg
+from parallax.transform.building.all_to_all import WORKERS, Hop, LookupIds, all_to_all, leg
 from parallax.transform.building.wire import GRADIENTS, ROWS, Wire
 
 
@@ -49,7 +49,7 @@ class TableRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class MergeGroup:
     """Workers who merge what they ask owners for: each asks for some of the rows, for all of them.
 
     Attributes:
@@ -65,7 +65,7 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True)
-class Givers:
+class Pushers:
     """Who asks servers for rows, and gives them gradient rows.
 
     Attributes:
@@ -78,7 +78,7 @@ class Givers:
 
 
 @dataclass(frozen=True, slots=True)
-class Trip:
+class RoutedKeys:
     """A pull as it was made, or the way of a push that names its own rows.
 
     Attributes:
@@ -91,21 +91,21 @@ class Trip:
     """
 
     rows: Any
-    before: tuple[Leg, Any] | None
-    last: Leg
+    before: tuple[Hop, Any] | None
+    last: Hop
     asked: Any = None
     asked_splits: Any = None
     table_of_asked: Any = None
 
 
-class Way(ABC):
+class Transport(ABC):
     """To owners: what both kinds share.
 
     Where there are several hosts and one has several workers, synchronous training has a leg within the host first,
     unless `local_aggregation` is off. Dense gradients take no such leg.
     """
 
-    def __init__(self, ownership: Ownership, meeting: Meeting | None, wire: Wire) -> None:
+    def __init__(self, ownership: Ownership, meeting: MergeGroup | None, wire: Wire) -> None:
         self.ownership = ownership
         self.meeting = meeting
         self.wire = wire
@@ -115,24 +115,24 @@ class Way(ABC):
         """P, by whose rest and quotient keys are owned."""
         return self.ownership.slots
 
-    def first_leg(self, wanted: list[Wanted], key_type: Any) -> Leg:
+    def first_leg(self, wanted: list[LookupIds], key_type: Any) -> Hop:
         """Merges the keys of all lookups and orders them by where they go first."""
         if self.meeting is not None:
             return leg(wanted, self.meeting.asker_of_slot, self.meeting.size, key_type)
         return self._to_owners(wanted, key_type)
 
-    def pull(self, first: Leg, tables: list[TableRows], bases: Sequence[int]) -> Trip:
+    def pull(self, first: Hop, tables: list[TableRows], bases: Sequence[int]) -> RoutedKeys:
         """Brings the rows of the first leg's keys."""
-        trip = self.announce(first, bases)
-        trip = replace(trip, rows=self._from_owners(trip, tables, bases))
-        if self.meeting is None or trip.before is None:
-            return trip
-        given = tf.gather(trip.rows, trip.last.positions)
+        routed = self.announce(first, bases)
+        routed = replace(routed, rows=self._from_owners(routed, tables, bases))
+        if self.meeting is None or routed.before is None:
+            return routed
+        given = tf.gather(routed.rows, routed.last.positions)
         given = self.wire.out(given, ROWS) if self.meeting.among == WORKERS else given
-        rows, _ = all_to_all(given, trip.before[1], self.meeting.among, first.splits)
-        return replace(trip, rows=tf.cast(rows, trip.rows.dtype))
+        rows, _ = all_to_all(given, routed.before[1], self.meeting.among, first.splits)
+        return replace(routed, rows=tf.cast(rows, routed.rows.dtype))
 
-    def announce(self, first: Leg, bases: Sequence[int]) -> Trip:
+    def announce(self, first: Hop, bases: Sequence[int]) -> RoutedKeys:
         """Tells the owners which rows the first leg's keys are; none come back.
 
         So a push whose rows are those of several batches goes in one round more.
@@ -140,54 +140,54 @@ class Way(ABC):
         if self.meeting is None:
             return self._tell_owners(first, bases)
         asked, counts = all_to_all(first.keys, first.splits, self.meeting.among)
-        last = self._to_owners([Wanted(asked)], asked.dtype)
+        last = self._to_owners([LookupIds(asked)], asked.dtype)
         return replace(self._tell_owners(last, bases), before=(first, counts))
 
-    def push(self, trip: Trip, rows: Any) -> Any:
+    def push(self, routed: RoutedKeys, rows: Any) -> Any:
         """Sends gradient rows `[u, width]`, in the order of the first leg's keys, on to where `trip.last` leads."""
-        if trip.before is None or self.meeting is None:
+        if routed.before is None or self.meeting is None:
             return rows
-        first, counts = trip.before
+        first, counts = routed.before
         sent = self.wire.out(rows, GRADIENTS) if self.meeting.among == WORKERS else rows
         received = tf.cast(all_to_all(sent, first.splits, self.meeting.among, counts)[0], rows.dtype)
-        return tf.math.unsorted_segment_sum(received, trip.last.positions, tf.size(trip.last.keys))
+        return tf.math.unsorted_segment_sum(received, routed.last.positions, tf.size(routed.last.keys))
 
-    def _to_owners(self, wanted: list[Wanted], key_type: Any) -> Leg:
+    def _to_owners(self, wanted: list[LookupIds], key_type: Any) -> Hop:
         return leg(wanted, self.ownership.pattern, self.ownership.holders, key_type, to_owners=True)
 
     @abstractmethod
-    def _tell_owners(self, last: Leg, bases: Sequence[int]) -> Trip:
+    def _tell_owners(self, last: Hop, bases: Sequence[int]) -> RoutedKeys:
         """Tells owners the last leg's keys, where they are not told with every request."""
 
     @abstractmethod
-    def _from_owners(self, trip: Trip, tables: list[TableRows], bases: Sequence[int]) -> Any:
+    def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Any:
         """The rows of the last leg's keys `[m, width]`."""
 
 
-class ToWorkers(Way):
+class WorkerTransport(Transport):
     """Owners are the workers, of whom this is one.
 
     A pull is two all-to-alls: local row numbers out, rows back. A push is one, without row numbers.
     """
 
-    def __init__(self, ownership: Ownership, meeting: Meeting | None, wire: Wire, rank: int) -> None:
+    def __init__(self, ownership: Ownership, meeting: MergeGroup | None, wire: Wire, rank: int) -> None:
         super().__init__(ownership, meeting, wire)
         self.share = ownership.shares[rank]
 
-    def _tell_owners(self, last: Leg, bases: Sequence[int]) -> Trip:
+    def _tell_owners(self, last: Hop, bases: Sequence[int]) -> RoutedKeys:
         asked, counts = all_to_all(last.local, last.splits)
-        return Trip(None, None, last, asked, counts, table_of(asked, self._mine(bases)))
+        return RoutedKeys(None, None, last, asked, counts, table_of(asked, self._mine(bases)))
 
-    def _from_owners(self, trip: Trip, tables: list[TableRows], bases: Sequence[int]) -> Any:
-        given = _local_rows(tables, trip.asked, trip.table_of_asked, self._mine(bases))
-        rows, _ = all_to_all(self.wire.out(given, ROWS), trip.asked_splits, arriving=trip.last.splits)
+    def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Any:
+        given = _local_rows(tables, routed.asked, routed.table_of_asked, self._mine(bases))
+        rows, _ = all_to_all(self.wire.out(given, ROWS), routed.asked_splits, arriving=routed.last.splits)
         return tf.cast(rows, tables[0].dtype)
 
     def _mine(self, bases: Sequence[int]) -> list[int]:
         """The local row number at which each table begins, and at which the last one ends."""
         return [base * self.share for base in bases]
 
-    def arrive(self, trip: Trip, rows: Any, bases: Sequence[int]) -> list[tuple[Any, Any]]:
+    def arrive(self, routed: RoutedKeys, rows: Any, bases: Sequence[int]) -> list[tuple[Any, Any]]:
         """Sends gradient rows, in the order of `trip.last`, to their owners.
 
         Returns:
@@ -195,59 +195,59 @@ class ToWorkers(Way):
             from each worker (or host).
         """
         sent = self.wire.out(rows, GRADIENTS)
-        received, _ = all_to_all(sent, trip.last.splits, arriving=trip.asked_splits)
+        received, _ = all_to_all(sent, routed.last.splits, arriving=routed.asked_splits)
         received = tf.cast(received, rows.dtype)
         tables = len(bases) - 1
         if tables == 1:
-            return [(received, trip.asked)]
-        mine = tf.constant(self._mine(bases[:-1]), trip.asked.dtype)
-        local = trip.asked - tf.gather(mine, trip.table_of_asked)
-        received_by_table = tf.dynamic_partition(received, trip.table_of_asked, tables)
-        local_by_table = tf.dynamic_partition(local, trip.table_of_asked, tables)
+            return [(received, routed.asked)]
+        mine = tf.constant(self._mine(bases[:-1]), routed.asked.dtype)
+        local = routed.asked - tf.gather(mine, routed.table_of_asked)
+        received_by_table = tf.dynamic_partition(received, routed.table_of_asked, tables)
+        local_by_table = tf.dynamic_partition(local, routed.table_of_asked, tables)
         return list(zip(received_by_table, local_by_table, strict=True))
 
 
-class ToServers(Way):
+class ServerTransport(Transport):
     """Owners are servers: one request to each partition, or to those that this worker asks for all.
 
     A pull is one gather on each partition's server. A push sends row numbers along with the gradient rows. Within a
     host ids are dealt out by `id % workers of the host`.
     """
 
-    def __init__(self, ownership: Ownership, meeting: Meeting | None, wire: Wire, givers: Givers) -> None:
+    def __init__(self, ownership: Ownership, meeting: MergeGroup | None, wire: Wire, pushers: Pushers) -> None:
         super().__init__(ownership, meeting, wire)
-        self.givers = givers
+        self.pushers = pushers
 
     @property
-    def fronts(self) -> tuple[int, ...]:
+    def proxies(self) -> tuple[int, ...]:
         """For each slot of the pattern the worker that asks its server for all; empty where every worker asks."""
         return self.meeting.asker_of_slot if self.meeting is not None and self.meeting.among == WORKERS else ()
 
-    def _tell_owners(self, last: Leg, bases: Sequence[int]) -> Trip:
-        return Trip(None, None, last)
+    def _tell_owners(self, last: Hop, bases: Sequence[int]) -> RoutedKeys:
+        return RoutedKeys(None, None, last)
 
-    def _from_owners(self, trip: Trip, tables: list[TableRows], bases: Sequence[int]) -> Any:
+    def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Any:
         (table,) = tables
-        local = self.by_partition(trip.last, trip.last.local)
+        local = self.by_partition(routed.last, routed.last.local)
         found = []
-        for number in self.givers.partitions:
+        for number in self.pushers.partitions:
             with tf.device(table.devices[number]):
                 rows = _gather(table, table.parts[number], local[number])
-                found.append(rows if self.fronts else self.wire.rounded(rows))
+                found.append(rows if self.proxies else self.wire.rounded(rows))
         rows = tf.concat(found, 0) if found else tf.zeros([0, math.prod(table.row_shape)], table.dtype)
         return tf.cast(rows, table.dtype)
 
     def to_servers(self, values: Any) -> Any:
         """Gradient rows as they go to servers; between a front and its server they are as they are."""
-        return values if self.fronts else self.wire.out(values, GRADIENTS)
+        return values if self.proxies else self.wire.out(values, GRADIENTS)
 
-    def by_partition(self, last: Leg, rows: Any) -> list[Any]:
+    def by_partition(self, last: Hop, rows: Any) -> list[Any]:
         """What is in the order of the last leg, cut into what goes to each partition."""
         partitions = self.ownership.holders
         return list(tf.split(rows, last.splits, num=partitions)) if partitions > 1 else [rows]
 
 
-def askers(hosts: Sequence[int], host: int, pattern: Sequence[int]) -> tuple[int, ...]:
+def requesters(hosts: Sequence[int], host: int, pattern: Sequence[int]) -> tuple[int, ...]:
     """For each slot of a pattern of owners, who of one host's workers asks for its rows.
 
     Owners on the host ask themselves: what they hold goes no further. The other slots go to whoever has the least to

@@ -1,8 +1,9 @@
 """Pass: gradients are kept where they leave autodiff, until the batches of one update are together.
 
-Each batch's run has the worker keep what it finds (`Keeping.begin`, `Keeping.add`), and no gradient travels. The last
-batch's run reads what was kept, and everything outside of autodiff sees the mean over all batches, as if the worker had
-had them in one. Nothing needs to be cleared: the first batch of the next update takes the place of what was kept.
+Each batch's run has the worker keep what it finds (`GradientAccumulation.begin`, `GradientAccumulation.add`), and no
+gradient travels. The last batch's run reads what was kept, and everything outside of autodiff sees the mean over all
+batches, as if the worker had had them in one. Nothing needs to be cleared: the first batch of the next update takes
+the place of what was kept.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.plans.rewrites import Decisions, Keep
-from parallax.transform.building.editor import SCOPE, Editor, Keeping
+from parallax.plans.rewrites import AccumulateGradient, Rewrites
+from parallax.transform.building.editor import SCOPE, Editor, GradientAccumulation
 
 
-def keep_gradients(editor: Editor, decisions: Decisions) -> None:
+def keep_gradients(editor: Editor, rewrites: Rewrites) -> None:
     """Has every gradient kept, and those who take it see all of an update's batches."""
-    for number, keep in enumerate(decisions.keeps):
-        _keep(editor, keep, decisions.terms.accumulate_steps, f"{SCOPE}/keep_{number}")
-    for alike in decisions.alike_rows:
+    for number, keep in enumerate(rewrites.keeps):
+        _keep(editor, keep, rewrites.terms.accumulate_steps, f"{SCOPE}/keep_{number}")
+    for alike in rewrites.alike_rows:
         with tf.name_scope(f"{SCOPE}/alike_rows/"):
             row = editor.at(alike.edge)[:1]
             rows = tf.raw_ops.Shape(input=editor.at(alike.like))[:1]  # tf.shape would take the static one
-            editor.lead([alike.edge], tf.broadcast_to(row, tf.concat([rows, tf.shape(row)[1:]], 0)))
+            editor.redirect([alike.edge], tf.broadcast_to(row, tf.concat([rows, tf.shape(row)[1:]], 0)))
 
 
-def _keep(editor: Editor, keep: Keep, steps: int, label: str) -> None:
+def _keep(editor: Editor, keep: AccumulateGradient, steps: int, label: str) -> None:
     kept: list[_Kept] = []
     with tf.name_scope(f"{label}/"):
         gradient = editor.tensor(keep.values)
@@ -36,14 +37,14 @@ def _keep(editor: Editor, keep: Keep, steps: int, label: str) -> None:
         else:
             total = _total(gradient, f"{label}/gradient", kept, adds=True)
         editor.kept[keep.values] = total * tf.constant(1.0 / steps, gradient.dtype)
-    editor.lead(keep.value_edges, editor.kept[keep.values])
+    editor.redirect(keep.value_edges, editor.kept[keep.values])
     if keep.indices:
-        editor.lead(keep.index_edges, editor.kept[keep.indices])
+        editor.redirect(keep.index_edges, editor.kept[keep.indices])
     begin, add, take = zip(*((one.begin, one.add, one.take) for one in kept), strict=True)
-    editor.keepings.append(Keeping(keep.values, begin, add, take))
+    editor.keepings.append(GradientAccumulation(keep.values, begin, add, take))
 
 
-def _rows(editor: Editor, keep: Keep, kept: list[_Kept], label: str) -> Any:
+def _rows(editor: Editor, keep: AccumulateGradient, kept: list[_Kept], label: str) -> Any:
     """The values of all batches; each piece by itself, as what becomes of them depends on the piece."""
     values, indices = [editor.tensor(keep.values)], [editor.tensor(keep.indices)]
     if len(keep.pieces) > 1:
@@ -62,7 +63,7 @@ def _rows(editor: Editor, keep: Keep, kept: list[_Kept], label: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The ops of one variable, by name, as `Keeping` has them."""
+    """The ops of one variable, by name, as `GradientAccumulation` has them."""
 
     begin: str
     add: str

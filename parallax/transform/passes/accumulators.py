@@ -13,11 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.graph.view import Edge
-from parallax.plans.rewrites import Decisions, Scatter
+from parallax.plans.rewrites import Rewrites, Scatter
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.pull_push import merge_equal_rows
 from parallax.transform.building.reducers import device_of
-from parallax.transform.building.transports import Givers
+from parallax.transform.building.transports import Pushers
 from parallax.transform.passes.partitions import cut_rows
 
 ALL_GIVE, FRONTS_GIVE = f"{SCOPE}/accumulate", f"{SCOPE}/front"
@@ -26,17 +26,17 @@ NEVER_STALE = 2**63 - 1
 """Local step of what is given: an accumulator drops what is older than its own step."""
 
 
-def scatter_gradients(editor: Editor, decisions: Decisions) -> None:
+def scatter_gradients(editor: Editor, rewrites: Rewrites) -> None:
     """Dense gradients of tables on servers: each partition gets its rows of the mean over the workers."""
-    for number, scatter in enumerate(decisions.scatters):
-        _scatter(editor, decisions, scatter, f"{SCOPE}/scatter/{number}")
+    for number, scatter in enumerate(rewrites.scatters):
+        _scatter(editor, rewrites, scatter, f"{SCOPE}/scatter/{number}")
 
 
-def _scatter(editor: Editor, decisions: Decisions, scatter: Scatter, label: str) -> None:
-    table = decisions.table(scatter.table)
+def _scatter(editor: Editor, rewrites: Rewrites, scatter: Scatter, label: str) -> None:
+    table = rewrites.table(scatter.table)
     with tf.name_scope(f"{label}/"):
         pieces = cut_rows(editor.leaving(scatter.tensor), len(table.servers), table.is_scalar)
-        if not decisions.terms.synchronous:
+        if not rewrites.terms.synchronous:
             _lead_parts(editor, scatter.edges, pieces, [])
             return
         taken: list[Any] = []
@@ -65,20 +65,20 @@ def _scatter(editor: Editor, decisions: Decisions, scatter: Scatter, label: str)
 
 
 def push_rows(
-    editor: Editor, decisions: Decisions, index: int, sent: list[tuple[list[Any], list[Any]]], givers: Givers
+    editor: Editor, rewrites: Rewrites, index: int, sent: list[tuple[list[Any], list[Any]]], pushers: Pushers
 ) -> None:
     """Gradient rows of a table on servers: each partition gets those of all workers, added up.
 
     Args:
         editor: the graph.
-        decisions: what shall be changed.
+        rewrites: what shall be changed.
         index: which of the pushes it is.
         sent: for each pull that the rows were looked up in, (values `[n, width]` as they travel, local row
             numbers `[n]`), both by partition.
-        givers: who gives them.
+        pushers: who gives them.
     """
-    push = decisions.pushes[index]
-    table, label = decisions.table(push.table), f"{ALL_GIVE if givers.number > 1 else FRONTS_GIVE}/{index}"
+    push = rewrites.pushes[index]
+    table, label = rewrites.table(push.table), f"{ALL_GIVE if pushers.number > 1 else FRONTS_GIVE}/{index}"
     row_shape = editor.at(push.values[0]).shape.as_list()[1:] if push.values else None
     index_type = editor.at(push.indices[0]).dtype
     all_values, all_indices, given = [], [], []
@@ -87,15 +87,15 @@ def push_rows(
         indices = tf.cast(_joined([i[number] for _, i in sent]), tf.int64)
         with tf.device(device_of(server)), tf.name_scope(f"{label}/{number}/"):
             values = tf.cast(values, table.dtype)
-            if decisions.terms.synchronous:
+            if rewrites.terms.synchronous:
                 rows = table.local_shape(number, editor.worker.size)[0]
                 handle = accumulator(values, rows, f"{label}/{number}")
-                gives = [give(handle, values, indices, rows)] if number in givers.partitions else []
+                gives = [give(handle, values, indices, rows)] if number in pushers.partitions else []
                 given += gives
                 if editor.worker.rank > 0:
                     continue
                 with tf.control_dependencies(gives):
-                    values, indices = take(handle, values, givers.number)
+                    values, indices = take(handle, values, pushers.number)
             if push.merge:
                 values, indices = merge_equal_rows(values, indices)
             all_indices.append(tf.cast(indices, index_type))
@@ -131,9 +131,9 @@ def give(handle: Any, values: Any, indices: Any, rows: int) -> Any:
     )
 
 
-def take(handle: Any, like: Any, givers: int) -> tuple[Any, Any]:
+def take(handle: Any, like: Any, pushers: int) -> tuple[Any, Any]:
     """The sum of what all givers gave: values `[m, width]` and row numbers `[m]`."""
-    taken = tf.raw_ops.SparseAccumulatorTakeGradient(handle=handle, num_required=tf.constant(givers), dtype=like.dtype)
+    taken = tf.raw_ops.SparseAccumulatorTakeGradient(handle=handle, num_required=tf.constant(pushers), dtype=like.dtype)
     taken.values.set_shape([None, int(like.shape[1])])
     taken.indices.set_shape([None])
     return taken.values, taken.indices
@@ -146,6 +146,6 @@ def _joined(pieces: list[Any]) -> Any:
 def _lead_parts(editor: Editor, edges: tuple[Edge, ...], parts: list[Any], given: list[Any]) -> None:
     for edge in edges:
         if parts:
-            editor.led_to_parts[edge] = parts
+            editor.redirected_parts[edge] = parts
         if given:
             editor.arrivals[edge] = given

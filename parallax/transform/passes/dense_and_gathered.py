@@ -9,28 +9,28 @@ import tensorflow as tf
 
 from parallax.graph.view import split_tensor
 from parallax.plans.plan import ALLGATHER
-from parallax.plans.rewrites import Collect, Decisions, Piece, SharedRows
+from parallax.plans.rewrites import Collect, GradientPiece, Rewrites, SharedRows
 from parallax.transform.building.collectives import all_gather, open_end
 from parallax.transform.building.editor import SCOPE, Counter, Editor
 from parallax.transform.building.pull_push import INT32_ROWS, merge_equal_rows
 from parallax.transform.building.wire import GRADIENTS
 
 
-def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
+def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
     """Scales joined rows by 1/W, all-reduces dense gradients and sums over joined rows, broadcasts what is fed."""
-    for scale in decisions.scales:
+    for scale in rewrites.scales:
         values = editor.leaving(scale.tensor)
         with tf.name_scope(f"{SCOPE}/scale/"):
-            editor.lead(scale.edges, values * tf.constant(_row_scale(editor, decisions), values.dtype))
-    for shared in decisions.shared_rows:
-        if not decisions.terms.synchronous:
+            editor.redirect(scale.edges, values * tf.constant(_row_scale(editor, rewrites), values.dtype))
+    for shared in rewrites.shared_rows:
+        if not rewrites.terms.synchronous:
             continue  # a worker by itself has the one process's rows
         with tf.name_scope(f"{SCOPE}/shared_rows/"):
-            editor.lead(shared.edges, _held_by_worker_0(editor, editor.at(shared.edges[0]), shared))
-    for feed in decisions.broadcasts:
+            editor.redirect(shared.edges, _held_by_worker_0(editor, editor.at(shared.edges[0]), shared))
+    for feed in rewrites.broadcasts:
         with tf.name_scope(f"{SCOPE}/broadcast/"):
-            editor.lead(feed.edges, editor.together.broadcast(editor.tensor(feed.tensor)))
-    for reduction in decisions.all_reduces:
+            editor.redirect(feed.edges, editor.together.broadcast(editor.tensor(feed.tensor)))
+    for reduction in rewrites.all_reduces:
         if reduction.table:
             continue  # its parts are on servers
         tensor = editor.leaving(reduction.tensor)
@@ -45,34 +45,34 @@ def reduce_gradients(editor: Editor, decisions: Decisions) -> None:
                 reduced = editor.together.add_gradients(tensor)  # rows that became a dense gradient
             else:
                 reduced = editor.together.all_reduce(tensor, reduction.kind)
-        editor.lead(reduction.edges, reduced)
+        editor.redirect(reduction.edges, reduced)
         if (
             reduction.kind != "mean" and not reduction.keeps_own
         ):  # a worker's own gradient may be fetched, its part of a sum over rows is nothing
             editor.whole[reduction.tensor] = str(reduced.name)
 
 
-def weigh_losses(editor: Editor, decisions: Decisions) -> None:
+def weigh_losses(editor: Editor, rewrites: Rewrites) -> None:
     """Losses that are divided by what the batch has of something are divided by what all workers have of it."""
-    if not decisions.terms.synchronous:
+    if not rewrites.terms.synchronous:
         return  # a worker by itself has the one process's loss
     size = editor.worker.size
-    for divided in decisions.divided:
+    for divided in rewrites.divided:
         if divided.edges:
             with tf.name_scope(f"{SCOPE}/denominator/"):
                 whole = editor.at(divided.edges[0])
                 part = whole / tf.constant(size, whole.dtype)
-            editor.lead(divided.edges, part)
+            editor.redirect(divided.edges, part)
             if divided.is_mean:
                 editor.whole[divided.tensor] = str(part.name)
-    for one in decisions.selected:
+    for one in rewrites.selected:
         with tf.name_scope(f"{SCOPE}/denominator/"):
             mean = editor.tensor(f"{one.node}:0")
             own = tf.cast(tf.raw_ops.Size(input=editor.tensor(one.values)), mean.dtype)
             share = editor.together.all_reduce(own) / tf.constant(size, mean.dtype)
             weighed = tf.where(own > 0, mean * own / share, tf.zeros_like(mean))  # a mean of nothing is no number
-            editor.lead(editor.view.consumers(f"{one.node}:0"), weighed)
-            editor.lead(one.counted, share)
+            editor.redirect(editor.view.consumers(f"{one.node}:0"), weighed)
+            editor.redirect(one.counted, share)
 
 
 def _held_by_worker_0(editor: Editor, values: Any, shared: SharedRows) -> Any:
@@ -87,16 +87,16 @@ def _held_by_worker_0(editor: Editor, values: Any, shared: SharedRows) -> Any:
     return tf.concat(found, 0)
 
 
-def _split(editor: Editor, rows: Any, pieces: tuple[Piece, ...]) -> list[Any]:
+def _split(editor: Editor, rows: Any, pieces: tuple[GradientPiece, ...]) -> list[Any]:
     """The rows of each piece."""
     if len(pieces) < 2:
         return [rows]
     return list(tf.split(rows, [editor.size_of(piece.ids) for piece in pieces]))
 
 
-def _row_scale(editor: Editor, decisions: Decisions) -> float:
+def _row_scale(editor: Editor, rewrites: Rewrites) -> float:
     """What a worker's gradient rows count for among all workers'."""
-    terms = decisions.terms
+    terms = rewrites.terms
     return 1.0 / editor.worker.size if terms.synchronous and terms.average_sparse else 1.0
 
 
@@ -108,16 +108,16 @@ def _mean_of_rows(editor: Editor, mean: Any, rows: Any) -> Any:
     return editor.together.all_reduce(total) / editor.together.all_reduce(weight)
 
 
-def collect_rows(editor: Editor, decisions: Decisions) -> None:
+def collect_rows(editor: Editor, rewrites: Rewrites) -> None:
     """Sparse gradients of variables that every worker holds: all workers get all touched rows."""
     collected = []
-    for collect in decisions.collects:
+    for collect in rewrites.collects:
         with tf.name_scope(f"{SCOPE}/collect/{collect.op}/"):
             collected.append(_collected(editor, collect))
     # Afterwards: two gradients may have one tensor of row numbers.
-    for collect, (values, indices) in zip(decisions.collects, collected, strict=True):
-        editor.lead(collect.values, values)
-        editor.lead(collect.indices, indices)
+    for collect, (values, indices) in zip(rewrites.collects, collected, strict=True):
+        editor.redirect(collect.values, values)
+        editor.redirect(collect.indices, indices)
 
 
 def _collected(editor: Editor, collect: Collect) -> tuple[Any, Any]:
@@ -170,7 +170,7 @@ def _as_one_process(editor: Editor, collect: Collect, values: Any, indices: Any)
     return tf.concat([v for v, _ in found], 0), tf.concat([tf.cast(i, indices.dtype) for _, i in found], 0)
 
 
-def _of_all_workers(editor: Editor, collect: Collect, piece: Piece, rows: Any, numbers: Any) -> tuple[Any, Any]:
+def _of_all_workers(editor: Editor, collect: Collect, piece: GradientPiece, rows: Any, numbers: Any) -> tuple[Any, Any]:
     """The rows of all workers for one lookup; those of equal ids, or equal keys where they say it, are added up."""
     sent = _sent_to_all(editor, collect, rows, numbers)
     if piece.of:

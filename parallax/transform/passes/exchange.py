@@ -16,14 +16,14 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.graph.view import Edge, GraphView
-from parallax.plans.plan import ALLTOALL, PS, fronts_of
-from parallax.plans.rewrites import Decisions, Push, Table
+from parallax.plans.plan import ALLTOALL, PS, server_proxies
+from parallax.plans.rewrites import Push, Rewrites, Table
 from parallax.transform.building.all_to_all import HOST, WORKERS
 from parallax.transform.building.collectives import open_end
 from parallax.transform.building.editor import SCOPE, Counter, Cut, Editor, Worker
 from parallax.transform.building.fusion import PullGroup, group, push_nodes, push_width
 from parallax.transform.building.pull_push import (
-    Asked,
+    DeduplicatedIds,
     ask,
     found_at,
     id_bytes,
@@ -32,7 +32,15 @@ from parallax.transform.building.pull_push import (
     merged_rows,
 )
 from parallax.transform.building.reducers import device_of
-from parallax.transform.building.transports import Givers, Meeting, TableRows, ToServers, ToWorkers, Trip, askers
+from parallax.transform.building.transports import (
+    MergeGroup,
+    Pushers,
+    RoutedKeys,
+    ServerTransport,
+    TableRows,
+    WorkerTransport,
+    requesters,
+)
 from parallax.transform.passes.accumulators import push_rows
 from parallax.transform.passes.dense_and_gathered import add_counter
 
@@ -49,17 +57,17 @@ class _Exchange:
         table_of: lookup node -> which of the tables.
         place_of: lookup node -> which of the group's lookups.
         asked: what the lookups ask for.
-        trip: how the rows came.
+        routed: how the rows came.
     """
 
     number: int
     together: PullGroup
-    way: ToWorkers | ToServers
+    way: WorkerTransport | ServerTransport
     tables: list[TableRows]
     table_of: dict[str, int]
     place_of: dict[str, int]
-    asked: Asked
-    trip: Trip
+    asked: DeduplicatedIds
+    routed: RoutedKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,43 +77,43 @@ class _Gathered:
     Attributes:
         rows: `[u, width]`, in the order of the trip's last leg.
         asked: the rows that they belong to: those pulled, unless the push names its own.
-        trip: the way that they go.
+        routed: the way that they go.
         names_rows: whether the push names its own.
     """
 
     rows: Any
-    asked: Asked
-    trip: Trip
+    asked: DeduplicatedIds
+    routed: RoutedKeys
     names_rows: bool
 
 
-def exchange_rows(editor: Editor, view: GraphView, decisions: Decisions) -> None:
+def exchange_rows(editor: Editor, view: GraphView, rewrites: Rewrites) -> None:
     """Builds one pull for every group of lookups, and one push for every group and site."""
-    groups = group(view, decisions)
+    groups = group(view, rewrites)
     arrived: dict[int, list[tuple[Any, Any]]] = {}
     for_servers: dict[int, list[tuple[_Exchange, _Gathered]]] = {}
     for number, together in enumerate(groups.pulls):
-        exchange = _pull(editor, view, decisions, number, together)
+        exchange = _pull(editor, view, rewrites, number, together)
         for site in together.sites:
-            members = [i for i, s in enumerate(groups.sites) if s == site and _carries(exchange, decisions, i)]
+            members = [i for i, s in enumerate(groups.sites) if s == site and _carries(exchange, rewrites, i)]
             if not members:
                 continue
-            gathered = _gathered(editor, decisions, exchange, members)
-            if isinstance(exchange.way, ToServers):
+            gathered = _gathered(editor, rewrites, exchange, members)
+            if isinstance(exchange.way, ServerTransport):
                 for_servers.setdefault(members[0], []).append((exchange, gathered))
                 continue
-            for index, rows in _push(editor, decisions, exchange, members, gathered).items():
+            for index, rows in _push(editor, rewrites, exchange, members, gathered).items():
                 arrived.setdefault(index, []).append(rows)
     for index, pieces in sorted(arrived.items()):
-        _deliver(editor, decisions.pushes[index], pieces)
+        _deliver(editor, rewrites.pushes[index], pieces)
     for index, sent in sorted(for_servers.items()):
-        _push_to_servers(editor, decisions, index, sent)
+        _push_to_servers(editor, rewrites, index, sent)
 
 
-def _carries(exchange: _Exchange, decisions: Decisions, index: int) -> bool:
+def _carries(exchange: _Exchange, rewrites: Rewrites, index: int) -> bool:
     """Whether a push goes the way of this exchange: that of each of its lookups, or, naming its rows, of the first."""
-    nodes = _nodes(exchange, decisions.pushes[index])
-    return bool(nodes) and (not decisions.keeps or nodes[0] == decisions.pushes[index].lookups[0])
+    nodes = _nodes(exchange, rewrites.pushes[index])
+    return bool(nodes) and (not rewrites.keeps or nodes[0] == rewrites.pushes[index].lookups[0])
 
 
 def _nodes(exchange: _Exchange, one: Push) -> list[str]:
@@ -113,22 +121,22 @@ def _nodes(exchange: _Exchange, one: Push) -> list[str]:
     return [node for node in one.lookups if node in exchange.place_of]
 
 
-def _pull(editor: Editor, view: GraphView, decisions: Decisions, number: int, together: PullGroup) -> _Exchange:
+def _pull(editor: Editor, view: GraphView, rewrites: Rewrites, number: int, together: PullGroup) -> _Exchange:
     tables, table_of = [], {x.node: together.sources.index(view.inputs(x.node)[0]) for x in together.lookups}
     for place, source in enumerate(together.sources):
         lookup = next(x for x in together.lookups if table_of[x.node] == place)
-        tables.append(_rows_of(editor, decisions.table(lookup.table), source, lookup.row_shape))
+        tables.append(_rows_of(editor, rewrites.table(lookup.table), source, lookup.row_shape))
     ids = [editor.at(Edge(x.node, x.ids_slot)) for x in together.lookups]
     waits = [editor.operation(n) for n in view.controls(together.lookups[0].node)]
     with tf.name_scope(f"{SCOPE}/pull_{number}/"), tf.control_dependencies(waits):
-        way = _way(editor, decisions.table(together.lookups[0].table), decisions.terms.synchronous)
+        way = _way(editor, rewrites.table(together.lookups[0].table), rewrites.terms.synchronous)
         asked = ask(tables, [(table_of[x.node], i) for x, i in zip(together.lookups, ids, strict=True)], way)
-        trip = way.pull(asked.first, tables, asked.bases)
+        routed = way.pull(asked.first, tables, asked.bases)
         place_of = {x.node: i for i, x in enumerate(together.lookups)}
-        exchange = _Exchange(number, together, way, tables, table_of, place_of, asked, trip)
-        with tf.control_dependencies([_count(editor, exchange, "pull", asked, trip)]):
+        exchange = _Exchange(number, together, way, tables, table_of, place_of, asked, routed)
+        with tf.control_dependencies([_count(editor, exchange, "pull", asked, routed)]):
             results = [
-                looked_up(trip.rows, asked.positions[i], x, tables[table_of[n]].row_shape)
+                looked_up(routed.rows, asked.positions[i], x, tables[table_of[n]].row_shape)
                 for (n, i), x in zip(place_of.items(), ids, strict=True)
             ]
     for lookup, result, cut in zip(together.lookups, results, asked.id_cuts, strict=True):
@@ -136,11 +144,11 @@ def _pull(editor: Editor, view: GraphView, decisions: Decisions, number: int, to
             with tf.name_scope(f"{SCOPE}/pull_{number}/"):
                 every = tf.range(tf.size(editor.at(Edge(lookup.node, lookup.ids_slot))))
             ids_edge = Edge(lookup.node, lookup.ids_slot)
-            editor.lead([ids_edge], tf.cast(every, editor.at(ids_edge).dtype))
-            editor.lead([Edge(lookup.node, 0)], result)
+            editor.redirect([ids_edge], tf.cast(every, editor.at(ids_edge).dtype))
+            editor.redirect([Edge(lookup.node, 0)], result)
         else:
             editor.become_identity(lookup.node, result)
-        pushed_by = (p for p in decisions.pushes if lookup.node in p.lookups)
+        pushed_by = (p for p in rewrites.pushes if lookup.node in p.lookups)
         _may_be_cut(editor, cut, (lookup.node, *(n for p in pushed_by for n in push_nodes(p))))
     return exchange
 
@@ -153,38 +161,40 @@ def _rows_of(editor: Editor, table: Table, source: str, row_shape: tuple[int, ..
     return TableRows(table.op, table.variable, table.rows, parts, dtype, row_shape, devices)
 
 
-def _way(editor: Editor, table: Table, synchronous: bool) -> ToWorkers | ToServers:
+def _way(editor: Editor, table: Table, synchronous: bool) -> WorkerTransport | ServerTransport:
     worker, wire, size = editor.worker, editor.wire, len(editor.worker.neighbours)
     ownership, meeting = table.ownership(worker.size), None
-    fronts = fronts_of(worker.hosts, worker.servers) if synchronous and table.servers else ()
+    fronts = server_proxies(worker.hosts, worker.servers) if synchronous and table.servers else ()
     if fronts:
-        meeting = Meeting(WORKERS, worker.size, tuple(fronts[table.servers[p]] for p in ownership.pattern))
+        meeting = MergeGroup(WORKERS, worker.size, tuple(fronts[table.servers[p]] for p in ownership.pattern))
     elif worker.merges_in_host and synchronous:
-        places = range(size) if table.servers else askers(worker.hosts, worker.hosts[worker.rank], ownership.pattern)
-        meeting = Meeting(HOST, size, tuple(places))
+        places = (
+            range(size) if table.servers else requesters(worker.hosts, worker.hosts[worker.rank], ownership.pattern)
+        )
+        meeting = MergeGroup(HOST, size, tuple(places))
     if not table.servers:
-        return ToWorkers(ownership, meeting, wire, worker.rank)
+        return WorkerTransport(ownership, meeting, wire, worker.rank)
     asks = [p for p, server in enumerate(table.servers) if not fronts or fronts[server] == worker.rank]
-    return ToServers(ownership, meeting, wire, Givers(tuple(asks), 1 if fronts else worker.size))
+    return ServerTransport(ownership, meeting, wire, Pushers(tuple(asks), 1 if fronts else worker.size))
 
 
-def _gathered(editor: Editor, decisions: Decisions, exchange: _Exchange, members: list[int]) -> _Gathered:
+def _gathered(editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: list[int]) -> _Gathered:
     """The gradient rows of the pushes `members`, merged, on the way that the pull went, or on one of their own."""
-    pushes = [decisions.pushes[i] for i in members]
+    pushes = [rewrites.pushes[i] for i in members]
     with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
-        if decisions.keeps:
-            return _with_own_rows(editor, decisions, exchange, pushes)
+        if rewrites.keeps:
+            return _with_own_rows(editor, rewrites, exchange, pushes)
         values, places = [], []
         for one in pushes:
-            values.append(_cut_open(editor, _values(editor, decisions, exchange, one), one))
+            values.append(_cut_open(editor, _values(editor, rewrites, exchange, one), one))
             places.append(_cut_open(editor, tf.concat(_places(editor, exchange, one), 0), one))
         merged = merged_rows(exchange.asked, values, places)
-        return _Gathered(exchange.way.push(exchange.trip, merged), exchange.asked, exchange.trip, False)
+        return _Gathered(exchange.way.push(exchange.routed, merged), exchange.asked, exchange.routed, False)
 
 
-def _with_own_rows(editor: Editor, decisions: Decisions, exchange: _Exchange, pushes: list[Push]) -> _Gathered:
+def _with_own_rows(editor: Editor, rewrites: Rewrites, exchange: _Exchange, pushes: list[Push]) -> _Gathered:
     """Gradient rows of several batches, of which the pull of the last one has a part only."""
-    way, width = exchange.way, push_width(editor.view, decisions, pushes[0])
+    way, width = exchange.way, push_width(editor.view, rewrites, pushes[0])
     ids = [editor.at(one.indices[0]) for one in pushes]
     tables = [exchange.table_of[one.lookups[0]] for one in pushes]
     asked = ask(exchange.tables, list(zip(tables, ids, strict=True)), way)
@@ -194,9 +204,9 @@ def _with_own_rows(editor: Editor, decisions: Decisions, exchange: _Exchange, pu
     for one, own in zip(pushes, ids, strict=True):
         rows = editor.at(one.values[0]) if one.values else tf.zeros([tf.raw_ops.Size(input=own), width])
         values.append(_cut_open(editor, tf.reshape(rows, [-1, width]), one))
-    trip = way.announce(asked.first, asked.bases)
+    routed = way.announce(asked.first, asked.bases)
     merged = merged_rows(asked, values, list(asked.positions))
-    return _Gathered(way.push(trip, merged), asked, trip, True)
+    return _Gathered(way.push(routed, merged), asked, routed, True)
 
 
 def _cut_open(editor: Editor, tensor: Any, one: Push) -> Any:
@@ -207,30 +217,30 @@ def _cut_open(editor: Editor, tensor: Any, one: Push) -> Any:
 
 
 def _push(
-    editor: Editor, decisions: Decisions, exchange: _Exchange, members: list[int], gathered: _Gathered
+    editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: list[int], gathered: _Gathered
 ) -> dict[int, tuple[Any, Any]]:
     """One exchange between workers for the pushes `members`; what arrives for each: (values, local row numbers)."""
-    if not isinstance(exchange.way, ToWorkers):
+    if not isinstance(exchange.way, WorkerTransport):
         return {}
     with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
-        arrived = exchange.way.arrive(gathered.trip, gathered.rows, gathered.asked.bases)
+        arrived = exchange.way.arrive(gathered.routed, gathered.rows, gathered.asked.bases)
         with tf.control_dependencies([_count_push(editor, exchange, gathered)]):
-            return {i: _of_table(arrived[exchange.table_of[_nodes(exchange, decisions.pushes[i])[0]]]) for i in members}
+            return {i: _of_table(arrived[exchange.table_of[_nodes(exchange, rewrites.pushes[i])[0]]]) for i in members}
 
 
-def _push_to_servers(editor: Editor, decisions: Decisions, index: int, sent: list[tuple[_Exchange, _Gathered]]) -> None:
+def _push_to_servers(editor: Editor, rewrites: Rewrites, index: int, sent: list[tuple[_Exchange, _Gathered]]) -> None:
     """Sends the gradient rows of one push, of all the pulls they were looked up in, to servers."""
     by_partition = []
     for exchange, gathered in sent:
-        if not isinstance(exchange.way, ToServers):
+        if not isinstance(exchange.way, ServerTransport):
             continue
-        last, way = gathered.trip.last, exchange.way
+        last, way = gathered.routed.last, exchange.way
         with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
             with tf.control_dependencies([_count_push(editor, exchange, gathered)]):
                 values = way.to_servers(tf.identity(gathered.rows))
             by_partition.append((way.by_partition(last, values), way.by_partition(last, last.local)))
-    (givers,) = {exchange.way.givers for exchange, _ in sent if isinstance(exchange.way, ToServers)}
-    push_rows(editor, decisions, index, by_partition, givers)
+    (pushers,) = {exchange.way.pushers for exchange, _ in sent if isinstance(exchange.way, ServerTransport)}
+    push_rows(editor, rewrites, index, by_partition, pushers)
 
 
 def _of_table(rows: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -251,9 +261,9 @@ def _places(editor: Editor, exchange: _Exchange, one: Push) -> list[Any]:
     return found
 
 
-def _values(editor: Editor, decisions: Decisions, exchange: _Exchange, one: Push) -> Any:
+def _values(editor: Editor, rewrites: Rewrites, exchange: _Exchange, one: Push) -> Any:
     """The gradient rows `[n, width]` of those lookups of a push that this exchange pulled."""
-    width = push_width(editor.view, decisions, one)
+    width = push_width(editor.view, rewrites, one)
     if not one.values:
         return tf.zeros([tf.add_n([tf.size(place) for place in _places(editor, exchange, one)]), width])
     rows = tf.reshape(editor.at(one.values[0]), [-1, width])
@@ -272,10 +282,10 @@ def _deliver(editor: Editor, one: Push, pieces: list[tuple[Any, Any]]) -> None:
         indices = tf.concat([i for _, i in pieces], 0) if len(pieces) > 1 else pieces[0][1]
         if one.merge:
             values, indices = merge_equal_rows(values, indices)
-        editor.lead(one.indices, tf.cast(indices, editor.at(one.indices[0]).dtype))
+        editor.redirect(one.indices, tf.cast(indices, editor.at(one.indices[0]).dtype))
         if one.values:
             row_shape = editor.at(one.values[0]).shape.as_list()[1:]
-            editor.lead(one.values, tf.reshape(values, [-1, *row_shape]))
+            editor.redirect(one.values, tf.reshape(values, [-1, *row_shape]))
 
 
 def _may_be_cut(editor: Editor, tensor: Any, needed_by: tuple[str, ...]) -> None:
@@ -286,15 +296,15 @@ def _may_be_cut(editor: Editor, tensor: Any, needed_by: tuple[str, ...]) -> None
 
 
 def _count_push(editor: Editor, exchange: _Exchange, gathered: _Gathered) -> Any:
-    return _count(editor, exchange, "push", gathered.asked, gathered.trip, gathered.names_rows, gathered.rows)
+    return _count(editor, exchange, "push", gathered.asked, gathered.routed, gathered.names_rows, gathered.rows)
 
 
 def _count(
     editor: Editor,
     exchange: _Exchange,
     kind: str,
-    asked: Asked,
-    trip: Trip,
+    asked: DeduplicatedIds,
+    routed: RoutedKeys,
     names_rows: bool = True,
     rows: Any = None,
 ) -> Any:
@@ -302,10 +312,10 @@ def _count(
 
     Where `rows` are sent, what is counted waits for them: in a branch that is not taken nothing is sent.
     """
-    way, splits, asked_of = exchange.way, trip.last.splits, exchange.way.ownership.pattern
-    from_server = isinstance(way, ToServers)
-    if isinstance(way, ToServers) and way.fronts:  # what they ask their servers stays on their hosts
-        from_server, splits, asked_of = False, asked.first.splits, way.fronts
+    way, splits, asked_of = exchange.way, routed.last.splits, exchange.way.ownership.pattern
+    from_server = isinstance(way, ServerTransport)
+    if isinstance(way, ServerTransport) and way.proxies:  # what they ask their servers stays on their hosts
+        from_server, splits, asked_of = False, asked.first.splits, way.proxies
     away = [1] * way.ownership.holders if from_server else _away(editor.worker)
     asked_for, left = tf.reduce_sum(splits), tf.reduce_sum(splits * tf.constant(away, tf.int32))
     of_id = id_bytes([t.rows for t in exchange.tables], way.slots) if names_rows else 0
@@ -317,7 +327,7 @@ def _count(
         row_bytes=width * editor.wire.rows_type(exchange.tables[0].dtype).size,
         id_bytes=8 if from_server and kind == "push" else of_id,
         trains=bool(exchange.together.sites),
-        route=PS if isinstance(way, ToServers) else ALLTOALL,
+        route=PS if isinstance(way, ServerTransport) else ALLTOALL,
         away=sum(away[one] for one in asked_of) / len(asked_of),
     )
     with tf.control_dependencies([rows] if rows is not None else []):

@@ -20,7 +20,7 @@ from tensorflow.python.framework import ops, tensor_util
 
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge, split_tensor
-from parallax.plans.rewrites import Decisions
+from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import CutWhole, Editor
 from parallax.transform.building.random_rows import (
     NORMAL,
@@ -62,10 +62,10 @@ class OwnRows:
         made: (tensor, rows, ownership, holder, device) -> the rows.
     """
 
-    def __init__(self, editor: Editor, decisions: Decisions) -> None:
+    def __init__(self, editor: Editor, rewrites: Rewrites) -> None:
         self.editor = editor
-        self.initial_random = frozenset(decisions.equal_random_ops)
-        self.read_whole = frozenset(edge for gather in decisions.gathers for edge in gather.edges)
+        self.initial_random = frozenset(rewrites.equal_random_ops)
+        self.read_whole = frozenset(edge for gather in rewrites.gathers for edge in gather.edges)
         self.made: dict[tuple[str, int, Ownership, int, str], Any] = {}
 
     def at(self, edge: Edge, variable: str, rows: int, ownership: Ownership, holder: int, device: str = "") -> Any:
@@ -103,7 +103,7 @@ class _Cut:
 
     def at(self, edge: Edge) -> Any:
         """The rows of what an edge takes."""
-        if edge in self.editor.led_to:
+        if edge in self.editor.redirected:
             return self._cut(self.editor.at(edge))
         tensor = self.view.inputs(edge.node)[edge.slot]
         key = (tensor, self.rows, self.ownership, self.holder, self.device)

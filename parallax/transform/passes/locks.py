@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from parallax.errors import TransformError
 from parallax.graph.view import Edge, split_tensor
-from parallax.plans.rewrites import Decisions, Owned
+from parallax.plans.rewrites import Owned, Rewrites
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.reducers import device_of
 
@@ -25,10 +25,10 @@ from parallax.transform.building.reducers import device_of
 class Locks:
     """The mutexes of one worker's graph, while its nodes on servers are built."""
 
-    def __init__(self, editor: Editor, decisions: Decisions) -> None:
+    def __init__(self, editor: Editor, rewrites: Rewrites) -> None:
         self._editor = editor
-        self._owned = {one.node: one for one in decisions.owned}
-        self._servers = {table.op: table.servers for table in decisions.tables}
+        self._owned = {one.node: one for one in rewrites.owned}
+        self._servers = {table.op: table.servers for table in rewrites.tables}
         self._group_of = self._groups()
         self._members: dict[str, list[str]] = {}
         for node, group in self._group_of.items():
@@ -93,9 +93,9 @@ class Locks:
             node = waiting.pop()
             for slot, tensor in enumerate(view.inputs(node)):
                 before, edge = split_tensor(tensor)[0], Edge(node, slot)
-                if before in self._editor.partitions and edge not in self._editor.led_to_parts:
+                if before in self._editor.partitions and edge not in self._editor.redirected_parts:
                     continue
-                if before in self._owned and edge not in self._editor.led_to:
+                if before in self._owned and edge not in self._editor.redirected:
                     if before not in seen:
                         seen.add(before)
                         waiting.append(before)

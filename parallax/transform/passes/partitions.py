@@ -12,14 +12,14 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
-from parallax.plans.rewrites import Decisions, Table
+from parallax.plans.rewrites import Rewrites, Table
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.reducers import device_of
 
 
-def place_tables(editor: Editor, decisions: Decisions) -> None:
+def place_tables(editor: Editor, rewrites: Rewrites) -> None:
     """Builds the partitions of all tables on servers, slots included."""
-    for table in decisions.tables:
+    for table in rewrites.tables:
         if table.servers:
             for member in table.members:
                 parts = tuple(_partition(editor, table, member, number) for number in range(len(table.servers)))

@@ -16,7 +16,7 @@ from tensorflow.python.framework import ops
 
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge, split_tensor
-from parallax.plans.rewrites import AllReduce, Decisions, GatherRows, Owned, Table
+from parallax.plans.rewrites import AllReduce, GatherRows, Owned, Rewrites, Table
 from parallax.transform.building.editor import Editor
 from parallax.transform.building.reducers import device_of
 from parallax.transform.passes.initial_rows import OwnRows
@@ -26,36 +26,36 @@ from parallax.transform.passes.partitions import partition_name, put_together, w
 _READS = ("Identity", "ReadVariableOp")
 
 
-def run_on_servers(editor: Editor, decisions: Decisions) -> None:
+def run_on_servers(editor: Editor, rewrites: Rewrites) -> None:
     """Builds the nodes that run on servers, and leads the user's graph to what they give."""
     if editor.partitions:
-        _Servers(editor, decisions).build()
+        _Servers(editor, rewrites).build()
 
 
 class _Servers:
     """The nodes on servers while they are built, for one worker."""
 
-    def __init__(self, editor: Editor, decisions: Decisions) -> None:
+    def __init__(self, editor: Editor, rewrites: Rewrites) -> None:
         self.editor = editor
         self.view = editor.view
-        self.owned = {one.node: one for one in decisions.owned}
-        self.tables = {table.op: table for table in decisions.tables if table.servers}
-        self.synchronous = decisions.terms.synchronous
+        self.owned = {one.node: one for one in rewrites.owned}
+        self.tables = {table.op: table for table in rewrites.tables if table.servers}
+        self.synchronous = rewrites.terms.synchronous
         self.leads = editor.worker.rank == 0
-        self.own = OwnRows(editor, decisions)
+        self.own = OwnRows(editor, rewrites)
         self.ops: dict[str, list[Any]] = {}
-        self.driven = self._driven(decisions)
-        self.locks = Locks(editor, decisions) if not self.synchronous else None
+        self.driven = self._driven(rewrites)
+        self.locks = Locks(editor, rewrites) if not self.synchronous else None
         self.done: dict[str, Any] = {}
         self.given: dict[str, list[Any]] = {}
-        slices = [cut for cut in decisions.slices if cut.table in self.tables]
+        slices = [cut for cut in rewrites.slices if cut.table in self.tables]
         self.cut = {edge: self.tables[cut.table] for cut in slices for edge in cut.edges}
         self.gathers: dict[str, list[GatherRows]] = {}
-        for gather in decisions.gathers:
+        for gather in rewrites.gathers:
             if gather.table in self.tables:
                 self.gathers.setdefault(gather.tensor, []).append(gather)
         self.sums: dict[str, list[AllReduce]] = {}
-        for reduction in decisions.all_reduces:
+        for reduction in rewrites.all_reduces:
             if reduction.table:
                 self.sums.setdefault(reduction.tensor, []).append(reduction)
 
@@ -75,10 +75,10 @@ class _Servers:
         if not self.synchronous:
             self._fetch_from_servers()
 
-    def _driven(self, decisions: Decisions) -> set[str]:
+    def _driven(self, rewrites: Rewrites) -> set[str]:
         """The nodes that worker 0 alone runs: those that write, or compute from the gradients of all workers."""
         found: set[str] = set()
-        for one in decisions.owned:
+        for one in rewrites.owned:
             edges = [Edge(one.node, slot) for slot in range(len(self.view.inputs(one.node)))]
             taken = self.synchronous and any(edge in self.editor.arrivals for edge in edges)
             from_driven = not found.isdisjoint(self._before(one.node))
@@ -111,15 +111,15 @@ class _Servers:
 
     def _input(self, edge: Edge, number: int) -> Any:
         """What an input is for one partition."""
-        parts = self.editor.led_to_parts.get(edge)
+        parts = self.editor.redirected_parts.get(edge)
         if parts is not None:
             return parts[number]
         if edge in self.cut:
-            self.editor.led_to_parts[edge] = self._cut(edge, self.cut[edge])
-            return self.editor.led_to_parts[edge][number]
+            self.editor.redirected_parts[edge] = self._cut(edge, self.cut[edge])
+            return self.editor.redirected_parts[edge][number]
         tensor = self.view.inputs(edge.node)[edge.slot]
         node, output = split_tensor(tensor)
-        if edge in self.editor.led_to:
+        if edge in self.editor.redirected:
             return self.editor.at(edge)
         if node in self.editor.partitions:
             return self.editor.partitions[node][number]
@@ -173,8 +173,8 @@ class _Servers:
                 edge, before = Edge(node, slot), split_tensor(tensor)[0]
                 if edge in self.editor.arrivals:
                     found += self.editor.arrivals[edge]
-                elif edge in self.editor.led_to:
-                    found.append(self.editor.led_to[edge].op)
+                elif edge in self.editor.redirected:
+                    found.append(self.editor.redirected[edge].op)
                 elif before not in {*self.editor.partitions, *self.owned} and not self.owned[node].initial:
                     found.append(self.editor.operation(before))
             for before in self._before(node):
@@ -204,7 +204,7 @@ class _Servers:
             else:
                 value = put_together(parts, reduction.kind)
         value = self._shared(one.node, tensor, value, self.view.shape(tensor))
-        self.editor.lead(reduction.edges, value)
+        self.editor.redirect(reduction.edges, value)
         self.editor.whole[tensor] = str(value.name)
 
     def _gather(self, tensor: str, parts: list[Any] | None) -> None:
@@ -215,7 +215,7 @@ class _Servers:
             if parts is not None:
                 value = whole_of(parts, table.rows, shape)
             value = self._shared(split_tensor(tensor)[0], tensor, value, shape)
-            self.editor.lead(gather.edges, value)
+            self.editor.redirect(gather.edges, value)
             self.editor.whole[tensor] = str(value.name)
 
     def _shared(self, node: str, tensor: str, value: Any, shape: Any) -> Any:
@@ -240,7 +240,7 @@ class _Servers:
         if node in self.ops:
             return [op.outputs[output] for op in self.ops[node]]
         edges = self.view.consumers(tensor)
-        return next((self.editor.led_to_parts[e] for e in edges if e in self.editor.led_to_parts), None)
+        return next((self.editor.redirected_parts[e] for e in edges if e in self.editor.redirected_parts), None)
 
     def _end_of_write(self, one: Owned) -> None:
         """What the user's node becomes: it has run when all partitions are written and this worker's copy is new."""
@@ -252,7 +252,7 @@ class _Servers:
             given = [] if self.leads else self._given(one.node)
             waits = [*ops, *given, *self.editor.meetings.token(ops)]
         table = self.tables[one.table]
-        if table.mirrored and self._written(one.node) == table.op:
+        if table.replicated and self._written(one.node) == table.op:
             value, refreshed = self._refresh(table, waits)
             if self.view.outputs(one.node):  # a reference goes on from here
                 self.editor.become_identity(one.node, value, self.owned)
@@ -291,7 +291,7 @@ class _Servers:
     def _fetch_from_servers(self) -> None:
         """Whoever fetches a variable gets what the servers have: a worker's copy is as old as its own last update."""
         for table in self.tables.values():
-            if table.mirrored:
+            if table.replicated:
                 with tf.name_scope("parallax/whole/"):
                     whole = str(self._read(table).name)
                 reads = [e.node for e in self.view.consumers(f"{table.op}:0") if self.view.op(e.node) in _READS]

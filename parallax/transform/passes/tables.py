@@ -13,16 +13,16 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from parallax.graph.ownership import Ownership
-from parallax.plans.rewrites import Decisions, Table
+from parallax.plans.rewrites import Rewrites, Table
 from parallax.transform.building.collectives import all_gather, open_end
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.passes.initial_rows import OwnRows
 from parallax.transform.passes.partitions import row_places
 
 
-def spread_tables(editor: Editor, decisions: Decisions) -> None:
+def spread_tables(editor: Editor, rewrites: Rewrites) -> None:
     """Gives tables and their slots the local shape, and conditionals over them an open one."""
-    for table in decisions.tables:
+    for table in rewrites.tables:
         if table.servers:
             continue
         local = table.local_shape(editor.worker.rank, editor.worker.size)
@@ -32,37 +32,37 @@ def spread_tables(editor: Editor, decisions: Decisions) -> None:
             if local:  # a slot may have other columns than its table
                 shape.shape.dim[0].size = local[0]
             editor.attributes[(member, "shape")] = shape
-    for node in decisions.conditionals:
+    for node in rewrites.conditionals:
         unknown = attr_value_pb2.AttrValue()
         unknown.list.shape.add().unknown_rank = True
         editor.attributes[(node, "output_shapes")] = unknown
-    _whole_shapes(editor, decisions)
+    _whole_shapes(editor, rewrites)
 
 
-def _whole_shapes(editor: Editor, decisions: Decisions) -> None:
-    for shape in decisions.shapes:
+def _whole_shapes(editor: Editor, rewrites: Rewrites) -> None:
+    for shape in rewrites.shapes:
         number = editor.tensor(f"{shape.node}:0").dtype.as_numpy_dtype
         editor.become_constant(shape.node, np.array(shape.shape, number))
 
 
-def slice_rows(editor: Editor, decisions: Decisions) -> None:
+def slice_rows(editor: Editor, rewrites: Rewrites) -> None:
     """Where a whole value meets local rows, it is cut to them, or only they are made of it."""
-    own, worker = OwnRows(editor, decisions), editor.worker
-    for cut in decisions.slices:
-        table = decisions.table(cut.table)
+    own, worker = OwnRows(editor, rewrites), editor.worker
+    for cut in rewrites.slices:
+        table = rewrites.table(cut.table)
         if table.servers:
             continue
         for edge in cut.edges:
             with tf.name_scope(f"{SCOPE}/local_rows/"):
                 rows = own.at(edge, table.variable, table.rows, table.ownership(worker.size), worker.rank)
-                editor.lead([edge], rows)
+                editor.redirect([edge], rows)
 
 
-def gather_rows(editor: Editor, decisions: Decisions) -> None:
+def gather_rows(editor: Editor, rewrites: Rewrites) -> None:
     """Where local rows are read whole, or may be fetched, they are put together in the user's order."""
-    tables = {t.op: t for t in decisions.tables}
+    tables = {t.op: t for t in rewrites.tables}
     places: dict[tuple[int, Ownership], Any] = {}
-    for gather in decisions.gathers:
+    for gather in rewrites.gathers:
         table = tables[gather.table]
         if table.servers:
             continue
@@ -71,7 +71,7 @@ def gather_rows(editor: Editor, decisions: Decisions) -> None:
             if key not in places:
                 places[key] = row_places(*key)
             whole = _whole(editor.tensor(gather.tensor), table, places[key])
-        editor.lead(gather.edges, whole)
+        editor.redirect(gather.edges, whole)
         editor.whole[gather.tensor] = str(whole.name)
 
 

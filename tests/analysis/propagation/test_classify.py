@@ -11,7 +11,7 @@ from parallax.analysis import stages
 from parallax.analysis.reading import record
 from parallax.analysis.reading.capture import capture
 from parallax.analysis.reading.gradients import find_gradients
-from parallax.analysis.stages import analyse, analysed_as, decide, plan_for
+from parallax.analysis.stages import analyse, analysed_as, plan_for, rewrites_of
 from parallax.errors import GraphError
 from parallax.graph.spec import GraphSpec, VariableClass
 from parallax.plans.plan import one_host
@@ -68,7 +68,7 @@ def test_a_worker_takes_the_launchers_classes_and_decides_as_the_launcher(
     worker = analysed_as(graph, launcher.to_json(), launcher.spec.fingerprint)
     assert (worker.spec, worker.sources) == (launcher.spec, launcher.sources)
     plan = plan_for(launcher, one_host(2), Config())
-    assert decide(worker, plan) == decide(launcher, plan)
+    assert rewrites_of(worker, plan) == rewrites_of(launcher, plan)
 
 
 @pytest.mark.parametrize("model", ["tied", "whole regulariser"])

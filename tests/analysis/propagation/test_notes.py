@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from parallax.analysis.reading import record
 from parallax.analysis.stages import analyse, feasible
-from parallax.plans.plan import Wishes, one_host
+from parallax.plans.plan import PlanConstraints, one_host
 from tests.equality.models import ROWS, WIDTH, dense, ids, table
 
 record.install()
@@ -16,7 +16,7 @@ def notes(build):
     graph = tf.Graph()
     with graph.as_default(), v1.variable_scope("", use_resource=True):
         build()
-    return feasible(analyse(graph), LAYOUT, Wishes()).notes
+    return feasible(analyse(graph), LAYOUT, PlanConstraints()).notes
 
 
 def losses():

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.reading import record
-from parallax.analysis.stages import analyse, decide, feasible
+from parallax.analysis.stages import analyse, feasible, rewrites_of
 from parallax.errors import GraphError
-from parallax.plans.plan import Wishes, one_host
+from parallax.plans.plan import PlanConstraints, one_host
 from tests.equality import gradient_models, models
 
 v1 = tf.compat.v1
@@ -23,8 +23,12 @@ def averaged(build: Any, accumulate_steps: int = 1) -> list[str]:
     with graph.as_default(), v1.variable_scope("", use_resource=True):
         build()
     analysed = analyse(graph)
-    wishes = Wishes(accumulate_steps=accumulate_steps)
-    return [a.tensor for a in decide(analysed, feasible(analysed, one_host(2), wishes)).all_reduces if a.kind == "mean"]
+    constraints = PlanConstraints(accumulate_steps=accumulate_steps)
+    return [
+        a.tensor
+        for a in rewrites_of(analysed, feasible(analysed, one_host(2), constraints)).all_reduces
+        if a.kind == "mean"
+    ]
 
 
 def loss_of(w: Any, features: Any = None) -> Any:

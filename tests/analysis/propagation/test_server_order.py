@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from parallax.analysis.reading import record
 from parallax.analysis.stages import analyse, feasible
-from parallax.plans.plan import Wishes, one_host
+from parallax.plans.plan import PlanConstraints, one_host
 from tests.equality import gradient_models, models, program_models
 
 record.install()
@@ -15,7 +15,7 @@ def routes(build):
     graph = tf.Graph()
     with graph.as_default(), v1.variable_scope("", use_resource=True):
         build(6)
-    plan = feasible(analyse(graph), one_host(2, 2), Wishes("PS"))
+    plan = feasible(analyse(graph), one_host(2, 2), PlanConstraints("PS"))
     return {variable.name: variable.route for variable in plan.variables}
 
 

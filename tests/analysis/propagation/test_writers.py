@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.stages import Analysed, analyse, decide, plan_for
+from parallax.analysis.stages import Analysed, analyse, plan_for, rewrites_of
 from parallax.errors import GraphError
 from parallax.graph.spec import VariableClass
 from parallax.plans.plan import one_host
@@ -124,7 +124,7 @@ def test_what_is_read_from_a_path_that_is_fed_is_each_workers_own_data() -> None
         v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(x @ w - 1.0)))
 
     found = analysed(build)
-    reduced = decide(found, plan_for(found, one_host(2), Config())).all_reduces
+    reduced = rewrites_of(found, plan_for(found, one_host(2), Config())).all_reduces
     assert [one.kind for one in reduced] == ["mean"]
 
 
@@ -154,9 +154,9 @@ def _normalised(statistic: Callable[[Any], Any], reads: bool = True) -> Callable
 )
 def test_a_statistic_that_training_reads_is_that_of_all_batches(statistic: Callable[[Any], Any], kind: str) -> None:
     found = analysed(_normalised(statistic))
-    decisions = decide(found, plan_for(found, one_host(2), Config()))
+    rewrites = rewrites_of(found, plan_for(found, one_host(2), Config()))
     assert class_of(found, "past") == VariableClass.UNTRAINED
-    assert [one.kind for one in decisions.all_reduces if one.keeps_own] == [kind]
+    assert [one.kind for one in rewrites.all_reduces if one.keeps_own] == [kind]
 
 
 @pytest.mark.parametrize("statistic", [lambda x: tf.sort(x, 0)[1], lambda x: x[0]])

@@ -6,21 +6,21 @@ import pytest
 
 from parallax.analysis.planner import make_plan
 from parallax.analysis.timing.step import given_of
-from parallax.plans.plan import Layout, Wishes
-from parallax.profiles.plan_inputs import Measured
-from parallax.profiles.profiles import ClusterProfile, Line
+from parallax.plans.plan import Layout, PlanConstraints
+from parallax.profiles.plan_inputs import PlanInputs
+from parallax.profiles.profiles import AlphaBeta, ClusterProfile
 from tests.analysis.measured import MB, equal_hosts, host, model
 from tests.analysis.specs import dense, sparse, spec
 
 FOUR = Layout((1, 1, 1, 1))
 
 
-def measured(overlap: float, rate: float = 25 * MB) -> Measured:
+def measured(overlap: float, rate: float = 25 * MB) -> PlanInputs:
     lines = {
-        "allreduce": Line(3e-3, 1e-3, 1e-9, 0.05, 9, overlap),  # 6 ms for four members
-        "alltoall": Line(2e-3, 1e-3, 0.0, 0.05, 9, overlap),
+        "allreduce": AlphaBeta(3e-3, 1e-3, 1e-9, 0.05, 9, overlap),  # 6 ms for four members
+        "alltoall": AlphaBeta(2e-3, 1e-3, 0.0, 0.05, 9, overlap),
     }
-    return Measured(ClusterProfile(1, tuple(host(n, rate) for n in range(4)), lines, {}))
+    return PlanInputs(ClusterProfile(1, tuple(host(n, rate) for n in range(4)), lines, {}))
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.3, 1.0])
@@ -34,7 +34,7 @@ def test_an_exchange_alone_takes_what_its_line_says(overlap: float, elements: in
 
 def test_what_overlaps_is_taken_off_each_phase() -> None:
     table = sparse("emb", (100_000, 64), 1000)
-    plans = [make_plan(spec(table), FOUR, Wishes(routes={"emb": "alltoall"}), measured(o)) for o in (0.0, 1.0)]
+    plans = [make_plan(spec(table), FOUR, PlanConstraints(routes={"emb": "alltoall"}), measured(o)) for o in (0.0, 1.0)]
     seconds = [[phase.end_s - phase.start_s for phase in plan.prediction.phases] for plan in plans]
     ids_s, rows_s = 750 * 4 / (25 * MB), 750 * 256 / (25 * MB)  # 0.12 and 7.68 ms; a round takes 5
     assert seconds[0] == pytest.approx([0.005 + ids_s, 0.005 + rows_s, 0.005 + rows_s])
@@ -43,7 +43,7 @@ def test_what_overlaps_is_taken_off_each_phase() -> None:
 
 def test_exchanges_of_two_kinds_hide_their_rounds_behind_the_bytes_of_both() -> None:
     of = spec(dense("w", (25_000,)), sparse("emb", (100_000, 64), 1000))
-    plan = make_plan(of, FOUR, Wishes(routes={"emb": "alltoall"}), measured(1.0))
+    plan = make_plan(of, FOUR, PlanConstraints(routes={"emb": "alltoall"}), measured(1.0))
     last = plan.prediction.phases[-1]
     on_link = (1.5 * 4 * 25_000 + 750 * 256) / (25 * MB)
     assert last.end_s - last.start_s == pytest.approx(on_link + 1.5 * 4 * 25_000 * 1e-9)
@@ -51,9 +51,9 @@ def test_exchanges_of_two_kinds_hide_their_rounds_behind_the_bytes_of_both() -> 
 
 def test_rows_are_pulled_for_every_batch_and_gradients_travel_once() -> None:
     table = sparse("emb", (100_000, 64), 1000)
-    wishes = Wishes(routes={"emb": "alltoall"}, accumulate_steps=3)
-    known = Measured(measured(0.0).cluster, model(compute_s=0.02))
-    plan = make_plan(spec(table), FOUR, wishes, known)
+    constraints = PlanConstraints(routes={"emb": "alltoall"}, accumulate_steps=3)
+    known = PlanInputs(measured(0.0).cluster, model(compute_s=0.02))
+    plan = make_plan(spec(table), FOUR, constraints, known)
     seconds = [phase.end_s - phase.start_s for phase in plan.prediction.phases]
     ids_s, rows_s = 750 * 4 / (25 * MB), 750 * 256 / (25 * MB)
     gradients_s = 2 * 0.005 + 3 * (ids_s + rows_s)  # the ids of 3000 rows go before them
@@ -63,7 +63,7 @@ def test_rows_are_pulled_for_every_batch_and_gradients_travel_once() -> None:
 def compute_s(workers: int, shared: float | None, **measured_model: float) -> float:
     cluster = equal_hosts(workers)
     cluster = ClusterProfile(1, cluster.hosts, cluster.across, cluster.within, shared)
-    return given_of(Measured(cluster, model(**measured_model)), Layout((1,) * workers)).compute_s
+    return given_of(PlanInputs(cluster, model(**measured_model)), Layout((1,) * workers)).compute_s
 
 
 def test_workers_with_cores_of_their_own_compute_as_fast_as_one() -> None:

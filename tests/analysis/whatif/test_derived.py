@@ -8,14 +8,14 @@ import pytest
 
 from parallax.analysis.whatif.derived import NewHost, derived
 from parallax.errors import PlanError
-from parallax.profiles.profiles import ClusterProfile, Line
+from parallax.profiles.profiles import AlphaBeta, ClusterProfile
 from tests.analysis.measured import MB, equal_hosts, host
 
 NAMES = ("a", "b", "c")
 
 
 def calibrated(rate: float, base_s: float, overlap: float, shared: float | None = 2.0) -> ClusterProfile:
-    lines = {"allreduce": Line(base_s, base_s / 2, 0.0, 0.05, 8, overlap)}
+    lines = {"allreduce": AlphaBeta(base_s, base_s / 2, 0.0, 0.05, 8, overlap)}
     return ClusterProfile(1, (host(0, rate), host(1, rate)), lines, {}, shared)
 
 

@@ -13,10 +13,10 @@ from parallax.analysis.planner import make_plan
 from parallax.analysis.whatif.balance import ALL_LAYERS, balance_point
 from parallax.analysis.whatif.simulate import HostKind, changed_spec, changed_table, simulate
 from parallax.errors import ConfigError, PlanError
-from parallax.plans.plan import Layout, Wishes
+from parallax.plans.plan import Layout, PlanConstraints
 from parallax.plans.what_if import WhatIf, what_if_from
-from parallax.profiles.plan_inputs import Measured
-from parallax.profiles.profiles import Line, TableProfile
+from parallax.profiles.plan_inputs import PlanInputs
+from parallax.profiles.profiles import AlphaBeta, TableProfile
 from parallax.report.html.simulated import simulation_text
 from tests.analysis.measured import MB, equal_hosts, model, table
 from tests.analysis.specs import dense, sparse, spec
@@ -27,7 +27,7 @@ CURVE = TableProfile("emb", 800.0, 400.0, ((1, 400.0), (2, 700.0), (4, 1100.0)),
 
 def test_sizes_are_planned_anew(golden: Callable[[str, str], None]) -> None:
     of_links = simulated(WhatIf((4, 64), link_bytes_per_s=1250 * MB, batch=2, vocabulary=10, width=0.5))
-    alone = simulated(WhatIf((2, 8), link_bytes_per_s=125 * MB, workers_per_host=2), Measured())
+    alone = simulated(WhatIf((2, 8), link_bytes_per_s=125 * MB, workers_per_host=2), PlanInputs())
     golden("simulation.txt", "\n".join(simulation_text(s) for s in (simulated(), of_links, alone)))
 
 
@@ -108,14 +108,14 @@ def test_vocabulary_and_width_change_tables_and_no_dense_layer() -> None:
 
 
 def test_hosts_are_copied_in_turn_with_their_workers_and_links() -> None:
-    layouts: list[tuple[Layout, Measured]] = []
+    layouts: list[tuple[Layout, PlanInputs]] = []
 
-    def plan(of, layout, wishes, there):  # type: ignore[no-untyped-def]
+    def plan(of, layout, constraints, there):  # type: ignore[no-untyped-def]
         layouts.append((layout, there))
-        return make_plan(of, layout, wishes, there)
+        return make_plan(of, layout, constraints, there)
 
     kinds = [HostKind(1, 1, 10.0 * MB), HostKind(2, 0, 50.0 * MB)]
-    simulate(language_model(), kinds, Wishes(), Measured(), WhatIf((3,)), plan)
+    simulate(language_model(), kinds, PlanConstraints(), PlanInputs(), WhatIf((3,)), plan)
     ((layout, there),) = layouts
     assert (layout.hosts, layout.servers) == ((1, 2, 1), (0, 2))
     assert [host.out_bytes_per_s for host in there.cluster.hosts] == [10 * MB, 50 * MB, 10 * MB]
@@ -124,12 +124,12 @@ def test_hosts_are_copied_in_turn_with_their_workers_and_links() -> None:
 
 def test_nothing_is_made_up_where_nothing_is_known() -> None:
     with pytest.raises(PlanError, match=r"nothing tells their rate.*parallax calibrate.*--link-rate"):
-        simulated(known=Measured())
+        simulated(known=PlanInputs())
     with pytest.raises(PlanError, match="A simulation needs times; times unknown: the cluster profile has no"):
-        simulated(known=Measured(equal_hosts(2, operations=("alltoall",))))
+        simulated(known=PlanInputs(equal_hosts(2, operations=("alltoall",))))
     with pytest.raises(PlanError, match="has 4, and the resource file 3"):
-        simulate(language_model(), [HostKind()] * 3, Wishes(), measured(), WhatIf((8,)), make_plan)
-    unmeasured = simulated(known=Measured(equal_hosts(4)))
+        simulate(language_model(), [HostKind()] * 3, PlanConstraints(), measured(), WhatIf((8,)), make_plan)
+    unmeasured = simulated(known=PlanInputs(equal_hosts(4)))
     assert unmeasured.balances == () and unmeasured.sizes[0].throughput is None
     assert any("Compute was not measured" in words for words in unmeasured.assumptions)
 
@@ -161,7 +161,7 @@ def test_a_what_if_goes_through_the_environment() -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_the_balance_point_is_the_first_number_of_workers_that_costs_as_much(seed: int) -> None:
     draw = random.Random(seed)
-    line = Line(10 ** draw.uniform(-5, -3), draw.choice([0.0, 10 ** draw.uniform(-6, -4)]), 1e-9, 0.05, 20)
+    line = AlphaBeta(10 ** draw.uniform(-5, -3), draw.choice([0.0, 10 ** draw.uniform(-6, -4)]), 1e-9, 0.05, 20)
     wire_bytes, rate, compute_s = 10 ** draw.uniform(3, 8), 10 ** draw.uniform(7, 10), 10 ** draw.uniform(-4, 0)
 
     def exchange_s(workers: int) -> float:
@@ -177,8 +177,8 @@ def test_the_balance_point_is_the_first_number_of_workers_that_costs_as_much(see
 
 def test_compute_is_shared_out_by_elements() -> None:
     of = spec(dense("large", (300, 100)), dense("small", (100, 100)), sparse("emb"))
-    known = Measured(equal_hosts(2), model(table("emb", 50.0), of=of, compute_s=0.004))
-    found = simulate(of, [HostKind()], Wishes(), known, WhatIf((2,)), make_plan).balances
+    known = PlanInputs(equal_hosts(2), model(table("emb", 50.0), of=of, compute_s=0.004))
+    found = simulate(of, [HostKind()], PlanConstraints(), known, WhatIf((2,)), make_plan).balances
     assert [b.name for b in found] == [ALL_LAYERS, "large", "small"]
     assert [b.compute_s for b in found] == pytest.approx([0.004, 0.003, 0.001])
     assert found[1].exchange_s == pytest.approx(4e-4 + 2e-4 + 120_000 * (1 / (25 * MB) + 1e-9))

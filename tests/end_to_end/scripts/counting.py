@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import parallax
 from parallax.runtime.worker.main import wait_for_all
-from parallax.runtime.worker.ranks import current_members
+from parallax.runtime.worker.ranks import current_process_group
 
 ROWS, STEPS, SLOWNESS = 11, 200, 10
 
@@ -42,7 +42,7 @@ with sess:
             time.sleep((SLOWNESS - 1) * (time.monotonic() - began_s))
     [so_far] = sess.run(step)
     print(f"{STEPS} steps done, {so_far} by all", flush=True)
-    wait_for_all(current_members().workers)
+    wait_for_all(current_process_group().workers)
     [counted], [pushed], [last] = sess.run([emb, weights, step])
 if worker == workers - 1:  # a worker's copies of what it needs whole are as new as its own last step; this came last
     assert last == workers * STEPS, last

@@ -12,7 +12,7 @@ from checks import refused, run_checks
 import parallax
 from parallax import api
 from parallax.plans.plan import one_host
-from parallax.profiles.profiles import ClusterProfile, HostProfile, Line, ModelProfile
+from parallax.profiles.profiles import AlphaBeta, ClusterProfile, HostProfile, ModelProfile
 from parallax.runtime.verify.command import check_feeds
 from parallax.settings.environment import Settings
 
@@ -122,7 +122,7 @@ def profiles_must_belong_to_the_job():
     cluster, profile = folder / "cluster.json", folder / "profile.json"
     refused(parallax.PlanError, "cluster.json: a profile must be a readable", run(cluster_profile=cluster))
     machines = tuple(HostProfile(name, 2, 1 << 30, 1e9, 1e9) for name in ("localhost", "far"))
-    lines = {operation: Line(1e-3, 1e-4, 1e-9, 0.1, 9) for operation in ("allreduce", "alltoall", "allgather")}
+    lines = {operation: AlphaBeta(1e-3, 1e-4, 1e-9, 0.1, 9) for operation in ("allreduce", "alltoall", "allgather")}
     cluster.write_text(ClusterProfile(1, machines, lines, lines).to_json(), encoding="utf-8")
     refused(
         parallax.PlanError, "has localhost, far, and the job has localhost", run(cluster_profile=cluster, workers=2)

@@ -6,7 +6,7 @@ import sys
 from parallax.cluster.resource_file import parse_resource_file
 from parallax.runtime.launcher.job import Job, layout_of
 from parallax.runtime.launcher.launch import launch
-from parallax.runtime.worker.job_message import Parcel
+from parallax.runtime.worker.job_message import JobMessage
 
 resource, with_servers, *program = sys.argv[1:]
 cluster = parse_resource_file(resource)
@@ -14,7 +14,7 @@ servers = layout_of(cluster).servers if with_servers == "yes" else ()
 hosts = tuple(number for number, host in enumerate(cluster.hosts) for _ in range(host.num_workers))
 addresses = tuple(host.address for host in cluster.hosts)
 plan = secrets.token_hex(2_000_000)  # 2 MB when compressed
-parcel = Parcel(plan, b"graph", 7, hosts, servers, addresses, cluster.ports)
+parcel = JobMessage(plan, b"graph", 7, hosts, servers, addresses, cluster.ports)
 variables = (("TF_CPP_MIN_LOG_LEVEL", "2"),)
 sys.exit(
     launch(Job(("-m", "parallax.runtime.worker.main", *program), cluster, servers, variables, 60.0, parcel.to_bytes()))

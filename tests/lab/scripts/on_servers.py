@@ -6,9 +6,9 @@ import sys
 
 import tensorflow.compat.v1 as tf
 
-from parallax.runtime.worker.ranks import current_members
+from parallax.runtime.worker.ranks import current_process_group
 
-members = current_members()
+members = current_process_group()
 members.start()
 graph = tf.Graph()
 with graph.as_default():

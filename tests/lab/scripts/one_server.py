@@ -2,9 +2,9 @@
 
 import tensorflow.compat.v1 as tf
 
-from parallax.runtime.worker.ranks import current_members
+from parallax.runtime.worker.ranks import current_process_group
 
-members = current_members()
+members = current_process_group()
 members.start()
 with tf.Graph().as_default():
     with tf.device("/job:ps/task:0"):

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import parallax
-from parallax.runtime.worker.ranks import current_members
+from parallax.runtime.worker.ranks import current_process_group
 
 ROUTE, MERGED = sys.argv[1], sys.argv[2] == "merged"
 ROWS, WIDTH, IDS, STEPS = 20_000, 128, 1_500, 12
@@ -25,7 +25,7 @@ with graph.as_default():
 communication = parallax.CommunicationConfig(parallax.PSConfig(local_aggregation=MERGED))
 config = parallax.Config(routes={"emb": ROUTE}, seed=1, communication_config=communication)
 sess, num_workers, worker_id, _ = parallax.parallel_run(graph, parallax_config=config)
-members = current_members()
+members = current_process_group()
 
 
 def batch(step, worker):

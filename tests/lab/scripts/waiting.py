@@ -5,9 +5,9 @@ import subprocess
 import sys
 import time
 
-from parallax.runtime.worker.ranks import current_members
+from parallax.runtime.worker.ranks import current_process_group
 
-members = current_members()
+members = current_process_group()
 rank = members.rank
 assert len(members.parcel.plan) == 4_000_000
 assert sys.stdin.read() == ""

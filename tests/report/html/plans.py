@@ -7,9 +7,9 @@ from dataclasses import replace
 from parallax.analysis.planner import make_plan
 from parallax.analysis.whatif.simulate import HostKind, simulate
 from parallax.graph.spec import GraphSpec, Slot
-from parallax.plans.plan import Layout, Plan, Wishes
+from parallax.plans.plan import Layout, Plan, PlanConstraints
 from parallax.plans.what_if import Simulation, WhatIf
-from parallax.profiles.plan_inputs import Measured
+from parallax.profiles.plan_inputs import PlanInputs
 from tests.analysis.measured import MB, equal_hosts, model, table
 from tests.analysis.specs import dense, sparse, spec
 
@@ -25,11 +25,11 @@ def language_model() -> GraphSpec:
     return spec(embedding, *layers, sparse("positions", (300, 64), 250))
 
 
-def measured(hosts: int = 4, rate: float = 25 * MB) -> Measured:
+def measured(hosts: int = 4, rate: float = 25 * MB) -> PlanInputs:
     of = language_model()
     tables = (table("embedding", 400.0, 700.0, 1.1), table("positions", 250.0, 280.0))
     profile = model(*tables, of=of, compute_s=0.020, session_s=0.001, memory_bytes=300 * MB)
-    return Measured(equal_hosts(hosts, rate), profile, "cluster.json", "profile.json")
+    return PlanInputs(equal_hosts(hosts, rate), profile, "cluster.json", "profile.json")
 
 
 def timed(rate: float = 25 * MB) -> Plan:
@@ -40,20 +40,24 @@ def timed(rate: float = 25 * MB) -> Plan:
 def untimed() -> Plan:
     """Two hosts with two workers each and a server, no profile, one variable on the servers, one of unknown rows."""
     of = replace(language_model(), variables=(*language_model().variables, sparse("words <b>", (5000, 8), None)))
-    layout, wishes = Layout((2, 2), (0, 1)), Wishes(routes={"embedding": "ps"})
-    return make_plan(of, layout, wishes)
+    layout, constraints = Layout((2, 2), (0, 1)), PlanConstraints(routes={"embedding": "ps"})
+    return make_plan(of, layout, constraints)
 
 
-def simulated(what_if: WhatIf | None = None, known: Measured | None = None, kind: HostKind | None = None) -> Simulation:
-    def plan(of: GraphSpec, layout: Layout, wishes: Wishes, there: Measured) -> Plan:
-        return make_plan(of, layout, wishes, there)
+def simulated(
+    what_if: WhatIf | None = None, known: PlanInputs | None = None, kind: HostKind | None = None
+) -> Simulation:
+    def plan(of: GraphSpec, layout: Layout, constraints: PlanConstraints, there: PlanInputs) -> Plan:
+        return make_plan(of, layout, constraints, there)
 
     wanted = what_if or WhatIf((4, 64, 512))
-    return simulate(language_model(), [kind or HostKind()], Wishes(), known or measured(), wanted, plan)
+    return simulate(language_model(), [kind or HostKind()], PlanConstraints(), known or measured(), wanted, plan)
 
 
 def with_flips() -> Plan:
     """Four hosts; the route of the one table depends on the links and on its touched rows."""
     of = spec(dense("kernel", (256, 512)), dense("bias", (512,)), sparse("emb", (2000, 64), 400))
-    known = Measured(equal_hosts(4), model(table("emb", 300.0), of=of, compute_s=0.020), "cluster.json", "profile.json")
+    known = PlanInputs(
+        equal_hosts(4), model(table("emb", 300.0), of=of, compute_s=0.020), "cluster.json", "profile.json"
+    )
     return make_plan(of, Layout((1, 1, 1, 1)), None, known)

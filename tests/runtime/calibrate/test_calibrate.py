@@ -8,8 +8,8 @@ import pytest
 from parallax.cli import main
 from parallax.errors import LaunchError
 from parallax.profiles.profiles import OPERATIONS, ClusterProfile, HostProfile, cluster_profile_from_json
-from parallax.runtime.calibrate.command import _Told
-from parallax.runtime.calibrate.fit import Measured, Sample, errors_of, fit_line, profile_of
+from parallax.runtime.calibrate.command import _RankOutput
+from parallax.runtime.calibrate.fit import Measurements, TimedPoint, errors_of, fit_line, profile_of
 from parallax.runtime.calibrate.points import ACROSS, SERVER_ROWS, WITHIN, Group, Point, groups_of, points_of
 from parallax.runtime.calibrate.table import profile_table
 
@@ -31,7 +31,7 @@ def samples_of(hosts, members, noise=0.0, operation="alltoall", held_out=False, 
             latency, on_link = BASE_S + PER_PEER_S * (n - 1), size / rate
             seconds = latency + BYTE_S * size + on_link - overlap * min(latency, on_link)
             point = Point(ACROSS, n, operation, 1, size, held_out)
-            found.append(Sample(point, seconds * (1 + noise * random.uniform(-1, 1))))
+            found.append(TimedPoint(point, seconds * (1 + noise * random.uniform(-1, 1))))
     return found
 
 
@@ -125,7 +125,7 @@ def test_of_two_hosts_only_the_latency_per_peer_is_in_the_base():
 
 def test_what_is_faster_than_its_link_gets_no_negative_cost():
     hosts = hosts_of(FAST, FAST)
-    faster = [Sample(sample.point, 0.5 * sample.point.link_bytes / FAST) for sample in samples_of(hosts, (2,))]
+    faster = [TimedPoint(sample.point, 0.5 * sample.point.link_bytes / FAST) for sample in samples_of(hosts, (2,))]
     line = fit_line(faster, hosts)
     assert min(line.base_s, line.per_peer_s, line.byte_s) >= 0
     assert line.seconds(2, 1e6, FAST) == pytest.approx(1e6 / FAST, rel=1e-3)
@@ -135,9 +135,9 @@ def test_what_is_faster_than_its_link_gets_no_negative_cost():
 def test_what_is_held_out_is_not_fitted_but_predicted():
     hosts = hosts_of(*[FAST] * 4)
     fitted = samples_of(hosts, (2, 4))
-    held_out = [Sample(sample.point, 2 * sample.seconds) for sample in samples_of(hosts, (2,), held_out=True)]
+    held_out = [TimedPoint(sample.point, 2 * sample.seconds) for sample in samples_of(hosts, (2,), held_out=True)]
     machines, links = ((2, 8 << 30),) * 4, ((FAST, FAST),) * 4
-    profile = profile_of([host.name for host in hosts], Measured(machines, links, (*fitted, *held_out), 1.0))
+    profile = profile_of([host.name for host in hosts], Measurements(machines, links, (*fitted, *held_out), 1.0))
     assert profile.across["alltoall"] == fit_line(fitted, hosts)
     assert errors_of(profile, held_out) == {(ACROSS, "alltoall"): pytest.approx([-0.5] * 5, rel=1e-3)}
 
@@ -150,10 +150,10 @@ def measured(slowdown=4.0):
     samples = [
         *(sample for op in OPERATIONS for sample in samples_of(hosts, (2, 3), operation=op)),
         *samples_of(hosts, (2,), held_out=True),
-        *(Sample(Point(WITHIN, 2, "allreduce", 1, size), BASE_S + BYTE_S * size) for size in (1e3, 1e6)),
+        *(TimedPoint(Point(WITHIN, 2, "allreduce", 1, size), BASE_S + BYTE_S * size) for size in (1e3, 1e6)),
     ]
     rates = tuple((host.out_bytes_per_s, host.in_bytes_per_s) for host in hosts)
-    return Measured(((2, 8 << 30),) * 3, rates, tuple(samples), slowdown)
+    return Measurements(((2, 8 << 30),) * 3, rates, tuple(samples), slowdown)
 
 
 def test_a_profile_is_read_as_it_was_written():
@@ -182,7 +182,7 @@ def test_the_table_shows_links_fits_and_the_error_of_what_was_held_out(golden):
 def test_large_errors_of_what_was_held_out_are_warned_of(times, warned):
     values = measured()
     held_out = [sample for sample in values.samples if sample.point.is_held_out]
-    slower = [Sample(sample.point, times * sample.seconds) for sample in held_out]
+    slower = [TimedPoint(sample.point, times * sample.seconds) for sample in held_out]
     text = profile_table(profile_of(["a", "b", "c"], values), slower)
     words = "WARNING: predictions are off by more than 25% for alltoall across hosts"
     assert (words in text) == warned and ("Measure again while nothing else runs" in text) == warned
@@ -192,7 +192,7 @@ def test_large_errors_of_what_was_held_out_are_warned_of(times, warned):
 
 
 def told(*messages):
-    found = _Told()
+    found = _RankOutput()
     text = "".join(f"[0] {json.dumps(message)}\n" for message in messages).encode()
     for cut in range(0, len(text), 7):
         found.write(text[cut : cut + 7])
@@ -200,7 +200,7 @@ def told(*messages):
     return found
 
 
-SAMPLE = Sample(Point(ACROSS, 2, "pull", 3, 780.0), 0.25)
+SAMPLE = TimedPoint(Point(ACROSS, 2, "pull", 3, 780.0), 0.25)
 MESSAGES = (
     {"kind": "hosts", "found": [[2, 100], [4, 200]]},
     {"kind": "links", "found": [[1.0, 2.0], [3.0, 4.0]]},
@@ -221,11 +221,11 @@ MESSAGES = (
 
 
 def test_what_rank_0_tells_is_taken_in_however_it_is_cut():
-    assert told(*MESSAGES).measured() == Measured(((2, 100), (4, 200)), ((1.0, 2.0), (3.0, 4.0)), (SAMPLE,), 1.5)
+    assert told(*MESSAGES).measured() == Measurements(((2, 100), (4, 200)), ((1.0, 2.0), (3.0, 4.0)), (SAMPLE,), 1.5)
 
 
 def test_other_output_of_ranks_goes_to_stderr(capfd):
-    _Told().write(b"[1] a library says\n[0] this\n")
+    _RankOutput().write(b"[1] a library says\n[0] this\n")
     assert capfd.readouterr() == ("", "[1] a library says\n[0] this\n")
 
 

@@ -34,11 +34,11 @@ import tensorflow as tf  # noqa: E402
 
 from parallax.analysis.planner import make_plan  # noqa: E402
 from parallax.analysis.reading.capture import initialization_phases  # noqa: E402
-from parallax.analysis.stages import analyse, decide  # noqa: E402
+from parallax.analysis.stages import analyse, rewrites_of  # noqa: E402
 from parallax.errors import CheckpointError, PlanError  # noqa: E402
-from parallax.plans.plan import Wishes, one_host  # noqa: E402
+from parallax.plans.plan import PlanConstraints, one_host  # noqa: E402
 from parallax.runtime.checkpoint.folder import Writer, latest  # noqa: E402
-from parallax.runtime.checkpoint.held import Places, SpreadRows, hold  # noqa: E402
+from parallax.runtime.checkpoint.held import Places, ShardedRows, hold  # noqa: E402
 from parallax.runtime.checkpoint.storage import Storage  # noqa: E402
 from parallax.runtime.checkpoint.stored import stored_variables  # noqa: E402
 from parallax.runtime.worker.barrier import barrier  # noqa: E402
@@ -94,17 +94,17 @@ class Job:
         routes = {}
         for variable in analysed.spec.variables:
             try:
-                make_plan(analysed.spec, one_host(size), Wishes(routes={variable.name: route}))
+                make_plan(analysed.spec, one_host(size), PlanConstraints(routes={variable.name: route}))
                 routes[variable.name] = route
             except PlanError:
                 continue
-        plan = make_plan(analysed.spec, one_host(size), Wishes(routes=routes))
+        plan = make_plan(analysed.spec, one_host(size), PlanConstraints(routes=routes))
         spread = {v.name for v in plan.variables if v.route == "alltoall"}
         plan = replace(
             plan,
             variables=tuple(replace(v, owner_pattern=pattern if v.name in spread else ()) for v in plan.variables),
         )
-        self.made = transform(analysed.captured.view, decide(analysed, plan), Worker(rank, size, 7))
+        self.made = transform(analysed.captured.view, rewrites_of(analysed, plan), Worker(rank, size, 7))
         open_channels(self.made.graph_def, comm)
         self.graph, worker_graph = graph, tf.Graph()
         with worker_graph.as_default():
@@ -141,7 +141,7 @@ class Job:
         return self
 
     def is_spread(self, op):
-        return any(h.stored.op == op and isinstance(h, SpreadRows) for h in self.storage.held)
+        return any(h.stored.op == op and isinstance(h, ShardedRows) for h in self.storage.held)
 
 
 def saver_of(graph):

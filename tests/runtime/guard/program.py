@@ -29,13 +29,13 @@ import tensorflow as tf  # noqa: E402
 from parallax.analysis.planner import make_plan  # noqa: E402
 from parallax.analysis.reading.capture import initialization_phases  # noqa: E402
 from parallax.analysis.reading.gradients import gradient_updates  # noqa: E402
-from parallax.analysis.stages import analyse, decide  # noqa: E402
+from parallax.analysis.stages import analyse, rewrites_of  # noqa: E402
 from parallax.errors import GuardError  # noqa: E402
 from parallax.plans.plan import one_host  # noqa: E402
 from parallax.runtime.guard.guard import Guard  # noqa: E402
 from parallax.runtime.worker.channels import open_channels  # noqa: E402
-from parallax.runtime.worker.heartbeat import Watch  # noqa: E402
-from parallax.runtime.worker.hooks import Worker  # noqa: E402
+from parallax.runtime.worker.heartbeat import Heartbeat  # noqa: E402
+from parallax.runtime.worker.hooks import WorkerContext  # noqa: E402
 from parallax.runtime.worker.names import Names  # noqa: E402
 from parallax.transform.building import editor  # noqa: E402
 from parallax.transform.pipeline import transform  # noqa: E402
@@ -106,24 +106,24 @@ def fetching(rank: int, step: int) -> list[Run]:
     return [*([(names, {}) for names in fetches] if step == 1 else []), *plain(rank, step)]
 
 
-def without_broadcasts(decisions: Any) -> Any:
+def without_broadcasts(rewrites: Any) -> Any:
     """What is fed stays each worker's own."""
-    return replace(decisions, broadcasts=())
+    return replace(rewrites, broadcasts=())
 
 
-def without_variable(decisions: Any) -> Any:
+def without_variable(rewrites: Any) -> Any:
     """The gradient of `w` is not all-reduced."""
-    kept = [one for one in decisions.all_reduces if not any("update_w" in edge.node for edge in one.edges)]
-    if len(kept) != len(decisions.all_reduces) - 1:
-        raise ValueError(f"One all-reduce was to be left out, of {decisions.all_reduces}.")
-    return replace(decisions, all_reduces=tuple(kept))
+    kept = [one for one in rewrites.all_reduces if not any("update_w" in edge.node for edge in one.edges)]
+    if len(kept) != len(rewrites.all_reduces) - 1:
+        raise ValueError(f"One all-reduce was to be left out, of {rewrites.all_reduces}.")
+    return replace(rewrites, all_reduces=tuple(kept))
 
 
 @dataclass(frozen=True)
 class Case:
     """How a graph is broken, and what workers run."""
 
-    breaks: Callable[[Any], Any] = field(default=lambda decisions: decisions)
+    breaks: Callable[[Any], Any] = field(default=lambda rewrites: rewrites)
     runs: Callable[[int, int], list[Run]] = plain
     equal_randomness: bool = True
 
@@ -146,10 +146,10 @@ def train(case: Case, rank: int, size: int) -> tuple[int, list[int], str]:
     analysed = analyse(graph)
     view = analysed.captured.view
     plan = make_plan(analysed.spec, one_host(size))
-    decisions = case.breaks(decide(analysed, plan, case.equal_randomness))
-    made = transform(view, decisions, editor.Worker(rank, size, SEED, equal_randomness=case.equal_randomness))
+    rewrites = case.breaks(rewrites_of(analysed, plan, case.equal_randomness))
+    made = transform(view, rewrites, editor.Worker(rank, size, SEED, equal_randomness=case.equal_randomness))
     open_channels(made.graph_def, MPI.COMM_WORLD)
-    worker = Worker(graph, Names(view, made), Watch(), analysed)
+    worker = WorkerContext(graph, Names(view, made), Heartbeat(), analysed)
     updates = frozenset(gradient_updates(analysed.captured, analysed.sources))
     guard = Guard(worker, MPI.COMM_WORLD, view, updates)
     imported, compared = tf.Graph(), []

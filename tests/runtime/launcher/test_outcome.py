@@ -1,11 +1,11 @@
-from parallax.runtime.launcher.outcome import Ending, Judge
+from parallax.runtime.launcher.outcome import Ending, FailureDetector
 from parallax.runtime.supervisor.frames import Control, Exit
 
 RULE = "-" * 74
 
 
 def judge_of(*frames, num_workers=2):
-    judge = Judge(num_workers, lambda rank: f"rank {rank}")
+    judge = FailureDetector(num_workers, lambda rank: f"rank {rank}")
     for at, frame in enumerate(frames):
         judge.observe(frame, float(at))
     return judge
@@ -169,7 +169,7 @@ def test_a_status_of_mpirun_itself_is_not_taken_for_a_signal():
 
 
 def test_a_server_is_called_by_its_own_name():
-    judge = Judge(3, ["rank 0", "rank 1", "server 0 on host b"].__getitem__)
+    judge = FailureDetector(3, ["rank 0", "rank 1", "server 0 on host b"].__getitem__)
     judge.observe(Exit(2, -9), 0.0)
     assert ending(judge).message.startswith("server 0 on host b was killed by SIGKILL")
 

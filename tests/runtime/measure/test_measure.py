@@ -13,7 +13,7 @@ from parallax.compat import shard
 from parallax.errors import ConfigError, GraphError
 from parallax.runtime.measure import compute
 from parallax.runtime.measure.memory import free_bytes, peak_bytes, reset_peak
-from parallax.runtime.measure.options import measure_wish
+from parallax.runtime.measure.options import measure_options
 from parallax.runtime.measure.samples import profile_samples
 from parallax.settings.config import Config
 from parallax.settings.environment import Settings
@@ -199,11 +199,11 @@ def test_variables_that_do_not_fit_into_memory_are_refused_before_they_are_made(
 
 
 def test_what_a_run_is_asked_to_measure():
-    assert measure_wish(Settings()) is None
-    wish = measure_wish(Settings(measure="p.json", measure_steps=7, cluster="c"))
+    assert measure_options(Settings()) is None
+    wish = measure_options(Settings(measure="p.json", measure_steps=7, cluster="c"))
     assert (wish.path, wish.steps, wish.cluster) == (Path("p.json").absolute(), 7, "c")
     with pytest.raises(ConfigError, match="--measure-steps 7 needs --measure FILE"):
-        measure_wish(Settings(measure_steps=7))
+        measure_options(Settings(measure_steps=7))
 
 
 def test_memory_is_what_the_kernel_tells():

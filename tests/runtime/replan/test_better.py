@@ -10,7 +10,7 @@ from parallax.analysis.planner import make_plan
 from parallax.analysis.search.predict_plan import step_seconds
 from parallax.analysis.whatif.partition_search import (
     MOST_SAMPLES,
-    Sample,
+    PartitionSample,
     best_count,
     fit,
     next_count,
@@ -19,8 +19,8 @@ from parallax.analysis.whatif.partition_search import (
 )
 from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GraphSpec
-from parallax.plans.plan import ROUTES, Layout, Plan, Wishes
-from parallax.profiles.plan_inputs import Measured
+from parallax.plans.plan import ROUTES, Layout, Plan, PlanConstraints
+from parallax.profiles.plan_inputs import PlanInputs
 from parallax.runtime.replan.better import verdict
 from tests.analysis.measured import MB, cluster, equal_hosts, host, model, table
 from tests.analysis.specs import dense, sparse, spec
@@ -32,38 +32,41 @@ def graph() -> GraphSpec:
     return spec(dense(shape=(400, 50)), sparse(shape=(20_000, 16), ids=600))
 
 
-def measured(rows: float = 450) -> Measured:
-    return Measured(equal_hosts(4), model(table("emb", rows, 1.6 * rows), of=graph()))
+def measured(rows: float = 450) -> PlanInputs:
+    return PlanInputs(equal_hosts(4), model(table("emb", rows, 1.6 * rows), of=graph()))
 
 
 def plan_by(route: str) -> Plan:
     """As a job may have begun: without a profile, by a route that was asked for."""
-    return make_plan(graph(), FOUR, Wishes(routes={"emb": route}))
+    return make_plan(graph(), FOUR, PlanConstraints(routes={"emb": route}))
 
 
 def test_a_plan_is_priced_as_the_planner_prices_it() -> None:
     best = make_plan(graph(), FOUR, None, measured())
-    assert step_seconds(graph(), best, FOUR, Wishes(), measured()) == pytest.approx(best.prediction.step_s)
+    assert step_seconds(graph(), best, FOUR, PlanConstraints(), measured()) == pytest.approx(best.prediction.step_s)
     for route in ("allreduce", "allgather", "alltoall"):
-        forced = make_plan(graph(), FOUR, Wishes(routes={"emb": route}), measured())
-        found = step_seconds(graph(), plan_by(route), FOUR, Wishes(), measured())
+        forced = make_plan(graph(), FOUR, PlanConstraints(routes={"emb": route}), measured())
+        found = step_seconds(graph(), plan_by(route), FOUR, PlanConstraints(), measured())
         assert found == pytest.approx(forced.prediction.step_s) and found >= best.prediction.step_s
 
 
 def test_unequal_owners_and_servers_are_priced_where_the_plan_has_them() -> None:
-    slow = Measured(cluster(*(host(n, 25 * MB if n else 2 * MB, 25 * MB) for n in range(4))), measured().model)
+    slow = PlanInputs(cluster(*(host(n, 25 * MB if n else 2 * MB, 25 * MB) for n in range(4))), measured().model)
     layout = Layout((1, 1, 1, 1), (0, 1, 2, 3))
-    for wishes in (Wishes(routes={"emb": "alltoall"}), Wishes(routes={"emb": "ps"}, partitions={"emb": 3})):
-        plan = make_plan(graph(), layout, wishes, slow)
-        found = step_seconds(graph(), plan, layout, Wishes(), slow)
-        assert found == pytest.approx(plan.prediction.step_s), wishes
-    assert make_plan(graph(), layout, Wishes(routes={"emb": "alltoall"}), slow).variable("emb").owner_pattern
+    for constraints in (
+        PlanConstraints(routes={"emb": "alltoall"}),
+        PlanConstraints(routes={"emb": "ps"}, partitions={"emb": 3}),
+    ):
+        plan = make_plan(graph(), layout, constraints, slow)
+        found = step_seconds(graph(), plan, layout, PlanConstraints(), slow)
+        assert found == pytest.approx(plan.prediction.step_s), constraints
+    assert make_plan(graph(), layout, PlanConstraints(routes={"emb": "alltoall"}), slow).variable("emb").owner_pattern
 
 
 def test_without_links_nothing_is_priced() -> None:
-    assert step_seconds(graph(), plan_by("alltoall"), FOUR, Wishes(), Measured()) is None
+    assert step_seconds(graph(), plan_by("alltoall"), FOUR, PlanConstraints(), PlanInputs()) is None
     lacking = replace(measured(), cluster=equal_hosts(4, operations=("allreduce",)))
-    assert step_seconds(graph(), plan_by("alltoall"), FOUR, Wishes(), lacking) is None
+    assert step_seconds(graph(), plan_by("alltoall"), FOUR, PlanConstraints(), lacking) is None
 
 
 def test_a_plan_must_be_better_by_the_margin() -> None:
@@ -90,9 +93,9 @@ def test_what_travels_alike_is_no_other_plan_and_the_unknown_no_better_one() -> 
 
 def tried(seconds: dict[int, float], first: int, most: int = 64) -> tuple[list[int], int]:
     """(the counts in the order in which they are tried, the best), where steps last as long as `seconds` says."""
-    samples = [Sample(first, seconds[first])]
+    samples = [PartitionSample(first, seconds[first])]
     while (count := next_count(samples, most)) is not None:
-        samples.append(Sample(count, seconds[count]))
+        samples.append(PartitionSample(count, seconds[count]))
     return [s.count for s in samples], best_count(samples)
 
 
@@ -101,7 +104,7 @@ def test_partitions_double_while_steps_get_shorter_then_the_curve_says_which() -
     assert tried(curve, 2) == ([2, 4, 8, 16, 1], 8)
     between = {count: 36 / count + count + 10 for count in range(1, 129)}  # least at 6
     assert tried(between, 1) == ([1, 2, 4, 8, 16, 6], 6)
-    assert fit([Sample(n, between[n]) for n in (1, 2, 4)]).seconds(6) == pytest.approx(between[6])
+    assert fit([PartitionSample(n, between[n]) for n in (1, 2, 4)]).seconds(6) == pytest.approx(between[6])
 
 
 def test_partitions_that_only_cost_are_halved_to_one() -> None:
@@ -120,7 +123,7 @@ def test_a_search_ends_after_so_many_counts_whatever_the_steps() -> None:
 
 def test_tables_get_as_many_partitions_as_they_have_rows_and_all_else_stays() -> None:
     of = spec(dense(), sparse("a", (1000, 8)), sparse("b", (3, 8), 3), sparse("c", (90, 8)))
-    plan = make_plan(of, Layout((2,), (0, 0)), Wishes("PS", partitions={"c": 2}))
+    plan = make_plan(of, Layout((2,), (0, 0)), PlanConstraints("PS", partitions={"c": 2}))
     tables = searched_tables(of, plan, {"c": 2})
     assert tables == ("a", "b")
     found = with_partitions(plan, of, tables, 5)

@@ -6,8 +6,8 @@ import pytest
 
 from parallax.errors import ConfigError
 from parallax.runtime.replan import options
-from parallax.runtime.replan.options import ReplanWish, check_possible
-from parallax.runtime.worker.job_message import Parcel, parcel_from_bytes
+from parallax.runtime.replan.options import ReplanOptions, check_possible
+from parallax.runtime.worker.job_message import JobMessage, parcel_from_bytes
 from parallax.settings.config import Config
 from parallax.settings.environment import Settings
 from parallax.settings.merged import merged
@@ -15,7 +15,7 @@ from parallax.settings.parts import ReplanConfig
 
 
 def replan_wish(config, wanted):
-    return options.replan_wish(merged(config, wanted), wanted)
+    return options.replan_options(merged(config, wanted), wanted)
 
 
 def test_plans_stay_unless_somebody_asks():
@@ -26,10 +26,10 @@ def test_plans_stay_unless_somebody_asks():
 
 def test_the_command_line_goes_before_the_configuration(tmp_path):
     config = Config(replan=ReplanConfig("ask", 0.3, 7, tmp_path / "plan.json"))
-    assert replan_wish(config, Settings()) == ReplanWish("ask", 0.3, 7, tmp_path / "plan.json")
+    assert replan_wish(config, Settings()) == ReplanOptions("ask", 0.3, 7, tmp_path / "plan.json")
     found = replan_wish(config, Settings(replan="on", replan_steps=9))
-    assert found == ReplanWish("on", 0.3, 9, tmp_path / "plan.json")
-    assert replan_wish(Config(replan="on"), Settings()) == ReplanWish("on", 0.1, 20, None)
+    assert found == ReplanOptions("on", 0.3, 9, tmp_path / "plan.json")
+    assert replan_wish(Config(replan="on"), Settings()) == ReplanOptions("on", 0.1, 20, None)
 
 
 @pytest.mark.parametrize(
@@ -70,5 +70,5 @@ def test_a_wish_that_cannot_be_met_is_refused_before_the_start():
 
 
 def test_the_cluster_profile_reaches_the_workers_in_the_parcel():
-    parcel = Parcel("{}", b"", 1, (0, 0), cluster="{}\n", cluster_name=str(Path("c.json")))
+    parcel = JobMessage("{}", b"", 1, (0, 0), cluster="{}\n", cluster_name=str(Path("c.json")))
     assert parcel_from_bytes(parcel.to_bytes()) == parcel

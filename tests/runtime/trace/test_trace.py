@@ -19,7 +19,7 @@ from parallax.runtime.trace.offsets import (
     server_bounds,
 )
 from parallax.runtime.trace.ops import KINDS, Step, kind_of, read_step
-from parallax.runtime.trace.options import make_ready, trace_wish
+from parallax.runtime.trace.options import make_ready, trace_options
 from parallax.runtime.trace.rows import corrected, lanes, rank_trace, union
 from parallax.runtime.trace.summary import outside, slowest, summary
 from parallax.runtime.trace.waits import arrivals, last_arrivals, waits
@@ -317,20 +317,20 @@ def test_steps_of_no_ops_are_carried():
 
 
 def test_a_wish_is_a_folder_and_steps(tmp_path):
-    assert trace_wish(None, None) is None
-    found = [trace_wish(str(tmp_path), steps) for steps in (None, "3-5", "7")]
+    assert trace_options(None, None) is None
+    found = [trace_options(str(tmp_path), steps) for steps in (None, "3-5", "7")]
     assert [(w.folder, w.first, w.last) for w in found] == [(tmp_path, 10, 14), (tmp_path, 3, 5), (tmp_path, 7, 7)]
 
 
 @pytest.mark.parametrize("steps", ["5-3", "x", "-1", "1-", "1-2-3", "1.5"])
 def test_steps_that_are_none_are_refused(steps):
     with pytest.raises(ConfigError, match="--trace-steps must be A-B"):
-        trace_wish("d", steps)
+        trace_options("d", steps)
 
 
 def test_steps_without_a_folder_are_refused():
     with pytest.raises(ConfigError, match="--trace-steps 3-5 needs --trace DIR"):
-        trace_wish(None, "3-5")
+        trace_options(None, "3-5")
 
 
 def test_files_of_an_earlier_job_are_taken_away_and_others_stay(tmp_path):

@@ -13,12 +13,12 @@ from parallax.analysis.reading import record
 from parallax.analysis.stages import analyse
 from parallax.errors import ConfigError
 from parallax.graph.view import GraphView
-from parallax.plans.plan import Wishes, one_host
+from parallax.plans.plan import PlanConstraints, one_host
 from parallax.plans.rewrites import AllReduce, Scale, Table
 from parallax.runtime.verify.claimed import (
     KEPT_FILE,
     START_FILE,
-    Groups,
+    ClaimGroups,
     check_claims,
     groups_of,
     keep_claims,
@@ -76,7 +76,7 @@ class Stub:
 
 def tried(graph, folder, said, one, *found):
     """What is told of `x:0` after one step."""
-    Groups((("x:0",),), (), 0).write(folder)
+    ClaimGroups((("x:0",),), (), 0).write(folder)
     save(folder / START_FILE.format(step=0), {})
     for rank, values in enumerate(found):
         save(folder / KEPT_FILE.format(rank=rank, step=0), {"x:0": np.asarray(values, np.float32)})
@@ -111,7 +111,7 @@ def test_tensors_are_dealt_out_to_steps_by_their_size_and_what_is_left_out_is_sa
     said = claims(graph, states={"x:0": SAME, "y:0": SAME, "squared:0": SAME})
     tensors = ("x:0", "y:0", "squared:0", "other:0")
     groups = groups_of(said, tensors, {"x:0": 60, "y:0": 30, "squared:0": 101}, limit_bytes=100)
-    assert groups == Groups((("x:0", "y:0"),), ("squared:0",), 1)
+    assert groups == ClaimGroups((("x:0", "y:0"),), ("squared:0",), 1)
     groups = groups_of(said, tensors, {"x:0": 60, "y:0": 50, "squared:0": 50}, limit_bytes=100)
     assert groups.groups == (("x:0",), ("y:0", "squared:0")) and groups.of(3) == ("y:0", "squared:0")
     text = Trials([], 1, "", 0, ["squared:0"], 2, 3).text()
@@ -149,23 +149,23 @@ def test_an_op_in_a_function_has_the_place_of_the_call(references):
 
 def test_the_groups_are_left_for_both_sides(references, tmp_path):
     analysed = analyse(references)
-    plan = make_plan(analysed.spec, one_host(2, 0), Wishes())
+    plan = make_plan(analysed.spec, one_host(2, 0), PlanConstraints())
     keep_claims(walk_of(analysed, plan), tmp_path, "GradientDescent", lambda tensors: dict.fromkeys(tensors, 4))
-    (group,) = Groups.read(tmp_path).groups
+    (group,) = ClaimGroups.read(tmp_path).groups
     assert any(tensor.startswith("gradients/") for tensor in group)
 
 
 def test_claims_that_cannot_be_tried_are_refused_before_the_start(references):
     analysed = analyse(references)
-    plan = make_plan(analysed.spec, one_host(2, 0), Wishes())
+    plan = make_plan(analysed.spec, one_host(2, 0), PlanConstraints())
     check_claims(plan, None, None)
     for refused, joined, replan in ((plan, "--batch 4", None), (plan, None, "apply")):
         with pytest.raises(ConfigError, match="--claims"):
             check_claims(refused, joined, replan)
     with pytest.raises(ConfigError, match="takes 2 batches here"):
-        check_claims(make_plan(analysed.spec, one_host(2, 0), Wishes(accumulate_steps=2)), None, None)
+        check_claims(make_plan(analysed.spec, one_host(2, 0), PlanConstraints(accumulate_steps=2)), None, None)
     with pytest.raises(ConfigError, match="rows on servers"):
-        check_claims(make_plan(analysed.spec, one_host(2, 2), Wishes(run_option="PS")), None, None)
+        check_claims(make_plan(analysed.spec, one_host(2, 2), PlanConstraints(run_option="PS")), None, None)
 
 
 def test_what_is_drawn_for_rows_is_fetched_from_workers_and_what_all_draw_alike_is_not():
@@ -179,7 +179,7 @@ def test_what_is_drawn_for_rows_is_fetched_from_workers_and_what_all_draw_alike_
         loss = tf.reduce_mean(tf.square(hidden @ (w + 0.1 * shared)))
         v1.train.GradientDescentOptimizer(0.1).minimize(loss)
     analysed = analyse(graph)
-    plan = make_plan(analysed.spec, one_host(2, 0), Wishes())
+    plan = make_plan(analysed.spec, one_host(2, 0), PlanConstraints())
     tensors, hidden = draws_of(walk_of(analysed, plan), "GradientDescent")
     assert tensors == ["own/random_uniform/RandomUniform:0"] and ["inner" in name for name in hidden] == [True]
     assert "inside of conditionals, loops or functions" in hidden_text(hidden) and hidden[0] in hidden_text(hidden)

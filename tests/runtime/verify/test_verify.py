@@ -8,7 +8,7 @@ from parallax.analysis.planner import make_plan
 from parallax.analysis.reading import record
 from parallax.analysis.stages import analyse
 from parallax.errors import ConfigError, GraphError
-from parallax.plans.plan import Wishes, one_host
+from parallax.plans.plan import PlanConstraints, one_host
 from parallax.runtime.verify.first import check_comparable
 from parallax.runtime.verify.judging import MARGIN, OTHERS, VARIABLES, Verdict, judge, measure
 from parallax.runtime.verify.single import OneProcess, check_fits, joined_batch
@@ -146,13 +146,13 @@ def test_rounding_passes_where_a_true_gradient_is_0_and_a_wrong_gradient_does_no
         assert not any("key/bias" in name for name, one in judged.items() if one.error > MARGIN), judged
 
 
-def analysed_and_planned(build, **wishes):
+def analysed_and_planned(build, **constraints):
     graph = tf.Graph()
     with graph.as_default():
         loss = build(v1.get_variable("table", [8, 4]))
         v1.train.GradientDescentOptimizer(0.1).minimize(loss)
     analysed = analyse(graph)
-    return analysed, make_plan(analysed.spec, one_host(2), Wishes(**wishes))
+    return analysed, make_plan(analysed.spec, one_host(2), PlanConstraints(**constraints))
 
 
 def from_dataset(table):
@@ -161,7 +161,7 @@ def from_dataset(table):
 
 
 @pytest.mark.parametrize(
-    ("build", "wishes", "said"),
+    ("build", "constraints", "said"),
     [
         (lambda table: tf.reduce_mean(tf.nn.dropout(table, rate=0.5)), {}, "dropout/.* are part of a step"),
         (from_dataset, {}, "IteratorGetNext, OneShotIterator give batches inside the graph"),
@@ -169,9 +169,9 @@ def from_dataset(table):
     ],
     ids=["random ops", "dataset", "asynchronous"],
 )
-def test_first_steps_that_one_process_cannot_repeat_are_refused_before_the_start(build, wishes, said):
+def test_first_steps_that_one_process_cannot_repeat_are_refused_before_the_start(build, constraints, said):
     with pytest.raises(ConfigError, match=said):
-        check_comparable(*analysed_and_planned(build, **wishes))
+        check_comparable(*analysed_and_planned(build, **constraints))
 
 
 def test_batches_are_joined_by_rows_and_must_fit():

@@ -4,10 +4,10 @@ import secrets
 import pytest
 
 from parallax.errors import LaunchError
-from parallax.runtime.worker.job_message import Parcel, read_parcel
+from parallax.runtime.worker.job_message import JobMessage, read_parcel
 from parallax.runtime.worker.ranks import hold_port
 
-PARCEL = Parcel(
+PARCEL = JobMessage(
     plan='{"version": 1}\n',
     graph=b"\x00graph\xff",
     seed=7,
@@ -19,7 +19,7 @@ PARCEL = Parcel(
 )
 
 
-@pytest.mark.parametrize("parcel", [PARCEL, Parcel("", b"", 1, (0,))])
+@pytest.mark.parametrize("parcel", [PARCEL, JobMessage("", b"", 1, (0,))])
 def test_a_parcel_comes_out_as_it_went_in(parcel):
     assert read_parcel(io.BytesIO(parcel.to_bytes())) == parcel
 
@@ -39,7 +39,7 @@ def test_a_parcel_may_come_in_small_pieces():
 
 
 def test_a_parcel_that_is_cut_off_is_refused():
-    data = Parcel(secrets.token_hex(100), b"nodes", 1, (0,)).to_bytes()
+    data = JobMessage(secrets.token_hex(100), b"nodes", 1, (0,)).to_bytes()
     for size in (0, 5, len(data) - 1):
         with pytest.raises(LaunchError, match="bytes came: the launcher has ended"):
             read_parcel(io.BytesIO(data[:size]))

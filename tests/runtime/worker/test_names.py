@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from parallax.analysis.reading import record
-from parallax.analysis.stages import analyse, decide, plan_for
+from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.plans.plan import one_host
 from parallax.runtime.worker.names import Names
 from parallax.settings.config import Config
@@ -28,7 +28,7 @@ def test_a_norm_that_only_the_chief_fetches_is_told_from_what_all_fetch():
         tf.linalg.global_norm(clipped, name="after")
     analysed = analyse(graph)
     plan = plan_for(analysed, one_host(2), Config())
-    worker_graph = transform(analysed.captured.view, decide(analysed, plan), Worker(0, 2, 7))
+    worker_graph = transform(analysed.captured.view, rewrites_of(analysed, plan), Worker(0, 2, 7))
     names = Names(analysed.captured.view, worker_graph)
     trained = names.for_all([train.name, "ids:0"], ["ids:0"])
     assert list(trained) == ["train"] and any(place.endswith(" ids") for place in trained["train"])

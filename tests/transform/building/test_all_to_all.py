@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
-from parallax.transform.building.all_to_all import Wanted, all_to_all, leg
+from parallax.transform.building.all_to_all import LookupIds, all_to_all, leg
 
 v1 = tf.compat.v1
 
@@ -20,7 +20,7 @@ def test_keys_are_merged_and_ordered_by_where_they_go(key_type):
     first, second = np.array([3, 3, 8, 1], np.int32), np.array([0, 4, 0], np.int64)
 
     def build():
-        wanted = [Wanted(tf.constant(first), "a", 9, 0), Wanted(tf.constant(second), "b", 5, 12)]
+        wanted = [LookupIds(tf.constant(first), "a", 9, 0), LookupIds(tf.constant(second), "b", 5, 12)]
         made = leg(wanted, (0, 1, 0), 2, key_type)  # key k goes to (0, 1, 0)[k % 3]
         return made.keys, made.splits, made.positions
 
@@ -34,7 +34,7 @@ def test_many_keys_are_those_of_numpy():
     ids = np.random.default_rng(1).integers(0, 5000, 20_000)
 
     def build():
-        made = leg([Wanted(tf.constant(ids))], range(7), 7, tf.int64)
+        made = leg([LookupIds(tf.constant(ids))], range(7), 7, tf.int64)
         return made.keys, made.splits, made.positions
 
     keys, splits, positions = run(build)
@@ -50,7 +50,7 @@ def test_a_leg_to_owners_tells_each_its_local_rows(pattern, key_type):
     ownership = Ownership(pattern, 3)
 
     def build(to_owners=True):
-        made = leg([Wanted(tf.constant(ids))], pattern, 3, key_type, to_owners)
+        made = leg([LookupIds(tf.constant(ids))], pattern, 3, key_type, to_owners)
         return made.keys, made.splits, made.local
 
     keys, splits, local = run(build)
@@ -64,7 +64,7 @@ def test_keys_beyond_32_bits_are_numbered_right():
     ownership = Ownership((0, 1, 0), 2)
 
     def build():
-        made = leg([Wanted(tf.constant(ids))], ownership.pattern, 2, tf.int64, to_owners=True)
+        made = leg([LookupIds(tf.constant(ids))], ownership.pattern, 2, tf.int64, to_owners=True)
         return made.keys, made.local
 
     keys, local = run(build)
@@ -73,7 +73,7 @@ def test_keys_beyond_32_bits_are_numbered_right():
 
 def test_no_ids_are_no_keys():
     def build():
-        made = leg([Wanted(tf.zeros([0], tf.int32))], range(2), 2, tf.int32)
+        made = leg([LookupIds(tf.zeros([0], tf.int32))], range(2), 2, tf.int32)
         return made.keys, made.splits
 
     keys, splits = run(build)
@@ -85,7 +85,7 @@ def test_an_id_that_is_no_row_ends_the_run_and_is_named(outside):
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=rf"emb has rows 0 to 4, and was asked for\] \[{outside}\]"
     ):
-        run(lambda: leg([Wanted(tf.constant([1, outside]), "emb", 5)], range(2), 2, tf.int32).keys)
+        run(lambda: leg([LookupIds(tf.constant([1, outside]), "emb", 5)], range(2), 2, tf.int32).keys)
 
 
 def test_an_exchange_without_a_communicator_says_so():

@@ -26,9 +26,9 @@ HALVES = (tf.bfloat16, tf.float16, tf.int16)  # bfloat16 is gathered as the inte
 
 
 def worker_graph(wire: str | None, worker: Worker | None = None, **options: Any) -> WorkerGraph:
-    view, decisions = decided(lambda rows: models.two_lookups(rows, "Adagrad", True), **options)
-    terms = replace(decisions.terms, wire_dtype=wire)
-    return transform(view, replace(decisions, terms=terms), worker or Worker(0, 2, 7))
+    view, rewrites = decided(lambda rows: models.two_lookups(rows, "Adagrad", True), **options)
+    terms = replace(rewrites.terms, wire_dtype=wire)
+    return transform(view, replace(rewrites, terms=terms), worker or Worker(0, 2, 7))
 
 
 def sent(made: WorkerGraph, among: str = "workers") -> list[tuple[str, Any]]:

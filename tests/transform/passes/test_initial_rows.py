@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.reading import record
-from parallax.analysis.stages import analyse, decide, feasible
+from parallax.analysis.stages import analyse, feasible, rewrites_of
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import GraphView
-from parallax.plans.plan import Wishes, one_host
-from parallax.plans.rewrites import Decisions
+from parallax.plans.plan import PlanConstraints, one_host
+from parallax.plans.rewrites import Rewrites
 from parallax.runtime.open_session import tell_of_whole_values
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import WorkerGraph, transform
@@ -72,9 +72,11 @@ def captured(
         models.OPTIMIZERS[optimizer]().minimize(models.squared(models.dense(h), 6))
     analysed = analyse(graph)
     routes = {"emb": "alltoall"} if run_option != "PS" else {}
-    wishes = Wishes(run_option=run_option, routes=routes, partitions={"emb": 3} if run_option == "PS" else {})
-    plan = feasible(analysed, one_host(3, 2), wishes)
-    return graph, analysed.captured.view, decide(analysed, plan)
+    constraints = PlanConstraints(
+        run_option=run_option, routes=routes, partitions={"emb": 3} if run_option == "PS" else {}
+    )
+    plan = feasible(analysed, one_host(3, 2), constraints)
+    return graph, analysed.captured.view, rewrites_of(analysed, plan)
 
 
 def values_of(graph_def: Any, variables: list[str]) -> list[np.ndarray]:
@@ -107,9 +109,9 @@ def shapes_before(graph_def: Any, variables: list[str]) -> list[Any]:
         return [t.shape.as_list() for op in seen for t in op.outputs if t.shape.rank]
 
 
-def made_for(view: GraphView, decisions: Decisions, rank: int, size: int = 3) -> WorkerGraph:
-    servers = (0, 0) if any(table.servers for table in decisions.tables) else ()
-    return transform(view, decisions, Worker(rank, size, 7, servers=servers))
+def made_for(view: GraphView, rewrites: Rewrites, rank: int, size: int = 3) -> WorkerGraph:
+    servers = (0, 0) if any(table.servers for table in rewrites.tables) else ()
+    return transform(view, rewrites, Worker(rank, size, 7, servers=servers))
 
 
 @pytest.mark.parametrize(
@@ -117,13 +119,13 @@ def made_for(view: GraphView, decisions: Decisions, rank: int, size: int = 3) ->
     [*((kind, True) for kind in (*BY_ROW, *WHOLE)), *((kind, False) for kind in ("glorot", "constant", "array"))],
 )
 def test_each_worker_has_its_rows_of_what_one_process_has(kind: str, resource: bool) -> None:
-    graph, view, decisions = captured((BY_ROW | WHOLE)[kind], resource, 5, "HYBRID")
-    (table,) = decisions.tables
+    graph, view, rewrites = captured((BY_ROW | WHOLE)[kind], resource, 5, "HYBRID")
+    (table,) = rewrites.tables
     members = list(table.members)
     assert members == ["emb", "emb/Adagrad"]
     wanted = values_of(graph.as_graph_def(), members)
     for pattern in ((), UNEVEN):
-        spread = replace(decisions, tables=(replace(table, pattern=pattern),))
+        spread = replace(rewrites, tables=(replace(table, pattern=pattern),))
         ownership = Ownership(pattern, 3) if pattern else Ownership.even(3)
         for rank in range(3):
             made = made_for(view, spread, rank)
@@ -137,10 +139,10 @@ def test_each_worker_has_its_rows_of_what_one_process_has(kind: str, resource: b
 
 @pytest.mark.parametrize("optimizer", ["Adam", "Ftrl", "CenteredRMSProp"])
 def test_slots_are_made_by_row(optimizer: str) -> None:
-    graph, view, decisions = captured(None, True, 5, "HYBRID", optimizer)
-    members = list(decisions.tables[0].members)
+    graph, view, rewrites = captured(None, True, 5, "HYBRID", optimizer)
+    members = list(rewrites.tables[0].members)
     assert len(members) >= 3
-    made = made_for(view, decisions, 1)
+    made = made_for(view, rewrites, 1)
     for whole, rows in zip(values_of(graph.as_graph_def(), members), values_of(made.graph_def, members), strict=True):
         assert rows.tobytes() == whole[1::3].tobytes()
     assert not made.cut_whole and not [s for s in shapes_before(made.graph_def, members) if ROWS in s]
@@ -152,20 +154,20 @@ def test_unseeded_values_are_the_same_however_many_workers_there_are() -> None:
         h = tf.nn.embedding_lookup(v1.get_variable("emb", [ROWS, 3]), models.ids(6))
         v1.train.AdagradOptimizer(0.1).minimize(models.squared(models.dense(h), 6))
     analysed = analyse(graph)
-    decisions = decide(analysed, feasible(analysed, one_host(2), Wishes(routes={"emb": "alltoall"})))
+    rewrites = rewrites_of(analysed, feasible(analysed, one_host(2), PlanConstraints(routes={"emb": "alltoall"})))
     view = analysed.captured.view
-    (whole,) = values_of(made_for(view, decisions, 0, 1).graph_def, ["emb"])
+    (whole,) = values_of(made_for(view, rewrites, 0, 1).graph_def, ["emb"])
     assert len(whole) == ROWS
     for rank in range(4):
-        (rows,) = values_of(made_for(view, decisions, rank, 4).graph_def, ["emb"])
+        (rows,) = values_of(made_for(view, rewrites, rank, 4).graph_def, ["emb"])
         assert rows.tobytes() == whole[rank::4].tobytes()
 
 
 @pytest.mark.parametrize("kind", ["glorot", "constant", "stateless", "array"])
 def test_partitions_on_servers_are_made_there(kind: str) -> None:
-    graph, view, decisions = captured((BY_ROW | WHOLE)[kind], True, 5, "PS")
-    members = [m for table in decisions.tables if table.op == "emb" for m in table.members]
-    made = made_for(view, decisions, 0)
+    graph, view, rewrites = captured((BY_ROW | WHOLE)[kind], True, 5, "PS")
+    members = [m for table in rewrites.tables if table.op == "emb" for m in table.members]
+    made = made_for(view, rewrites, 0)
     nodes = {node.name: node for node in made.graph_def.node}
     parts = {m: list(made.partitions[m]) for m in members}
     if kind in BY_ROW:
@@ -187,8 +189,8 @@ def test_partitions_on_servers_are_made_there(kind: str) -> None:
 
 @pytest.mark.parametrize(("rows", "told"), [(2**18, True), (2**17, False)])
 def test_large_values_that_are_made_whole_are_told_of(rows: int, told: bool, capsys: Any) -> None:
-    _, view, decisions = captured(WHOLE["tanh"], True, 64, "HYBRID", rows=rows)
-    (cut,) = made_for(view, decisions, 0).cut_whole
+    _, view, rewrites = captured(WHOLE["tanh"], True, 64, "HYBRID", rows=rows)
+    (cut,) = made_for(view, rewrites, 0).cut_whole
     assert (cut.variable, cut.op, cut.size_bytes) == ("emb", "Tanh", rows * 64 * 4)
     tell_of_whole_values((cut,))
     said = capsys.readouterr().err
