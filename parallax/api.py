@@ -47,6 +47,7 @@ from parallax.settings.environment import (
     settings,
 )
 from parallax.settings.merged import merged
+from parallax.types import Graph
 
 
 class JobEnded(SystemExit):
@@ -78,7 +79,7 @@ class Call:
         wanted: what the command line or the launcher asks of this process.
     """
 
-    graph: Any
+    graph: Graph
     resource_info: str | Path | None
     sync: bool
     config: Config
@@ -139,7 +140,7 @@ def plan(
     return PrintedPlan.of(_planned(_call(single_gpu_graph, resource_info, sync, parallax_config)).plan)
 
 
-def _call(graph: Any, resource_info: str | Path | None, sync: bool, given: Config | None) -> Call:
+def _call(graph: Graph, resource_info: str | Path | None, sync: bool, given: Config | None) -> Call:
     """The arguments of a call, checked, the command line before the script's configuration."""
     config = given if given is not None else Config()
     if not isinstance(config, Config):
@@ -294,7 +295,7 @@ def _run(call: Call) -> int:
     return _launch(call.graph, analysed, plan, cluster, call.config, call.wanted)
 
 
-def _launch(graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, wanted: Settings) -> int:
+def _launch(graph: Graph, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, wanted: Settings) -> int:
     """Starts the workers, waits for the job's end and returns its exit status."""
     from parallax.runtime.verify.claimed import check_claims
     from parallax.runtime.verify.command import check_feeds, compare_runs, prepare

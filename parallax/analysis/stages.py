@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from parallax.analysis.planner import make_plan, part_routes, placements, terms_of
 from parallax.analysis.propagation.classify import classify
@@ -28,6 +27,7 @@ from parallax.plans.rewrites import Rewrites
 from parallax.plans.what_if import Simulation, WhatIf
 from parallax.profiles.plan_inputs import PlanInputs, read_measured
 from parallax.settings.config import Config
+from parallax.types import Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Analysed:
         return spec_to_json(self.spec, self.sources)
 
 
-def analyse(graph: Any) -> Analysed:
+def analyse(graph: Graph) -> Analysed:
     """Captures and classifies a tf.Graph.
 
     Raises:
@@ -58,7 +58,7 @@ def analyse(graph: Any) -> Analysed:
     return Analysed(captured, spec, sources)
 
 
-def analysed_as(graph: Any, text: str, digest: str) -> Analysed:
+def analysed_as(graph: Graph, text: str, digest: str) -> Analysed:
     """Captures a worker's graph and takes the launcher's classes for it.
 
     Args:

@@ -13,6 +13,7 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.data.ops import dataset_ops
 
 from parallax.errors import GraphError
+from parallax.types import NodeDef, Operation, Tensor
 
 MARK = "_parallax_shard"
 """The node attribute that says which of the two a node is."""
@@ -45,7 +46,7 @@ _FLAT = frozenset(
 """Datasets that make many elements of one: lines or records of a file."""
 
 
-def mark_of(node: Any) -> bytes:
+def mark_of(node: NodeDef) -> bytes:
     """Which of the two tensors a node is: NUM_SHARDS, SHARD_ID, or empty when it is neither."""
     return bytes(node.attr[MARK].s) if MARK in node.attr else b""
 
@@ -125,7 +126,7 @@ def _marked(name: str, value: int, mark: bytes) -> Any:
     return tensor
 
 
-def _path(tensor: Any) -> tuple[Any, list[list[Any]]]:
+def _path(tensor: Tensor) -> tuple[Any, list[list[Any]]]:
     """Where a share may be taken first, and the dataset ops after it, cut where it may be taken again."""
     runs: list[list[Any]] = [[]]
     while tensor.op.type in _PASSED or tensor.op.type in _FLAT or _is_cache_in_memory(tensor.op):
@@ -136,20 +137,20 @@ def _path(tensor: Any) -> tuple[Any, list[list[Any]]]:
     return tensor, runs
 
 
-def _is_cache_in_memory(op: Any) -> bool:
+def _is_cache_in_memory(op: Operation) -> bool:
     if op.type not in _CACHES:
         return False
     name = tf.get_static_value(op.inputs[1])
     return name is not None and name.item() == b""
 
 
-def _is_enough(tensor: Any, num_shards: Any) -> Any:
+def _is_enough(tensor: Tensor, num_shards: Any) -> Any:
     """Whether a dataset has an element for every worker; one that does not know its number has many."""
     number = tf.raw_ops.DatasetCardinality(input_dataset=tensor)
     return (number < 0) | (number >= num_shards)
 
 
-def _share(tensor: Any, num_shards: Any, shard_id: Any) -> Any:
+def _share(tensor: Tensor, num_shards: Any, shard_id: Any) -> Any:
     """Every `num_shards`-th element from number `shard_id` on; taken before what only makes one element of each."""
     if tensor.op.type == "ZipDataset" or tensor.op.type in _ONE_FOR_ONE or _is_cache_in_memory(tensor.op):
         parts = tensor.op.inputs if tensor.op.type == "ZipDataset" else tensor.op.inputs[:1]
@@ -167,7 +168,7 @@ def _share(tensor: Any, num_shards: Any, shard_id: Any) -> Any:
     return shared
 
 
-def _rebuilt(op: Any, datasets: list[Any]) -> Any:
+def _rebuilt(op: Operation, datasets: list[Any]) -> Any:
     """A dataset op anew, on other datasets than its own, which come first among its inputs."""
     inputs = [*datasets, *op.inputs[len(datasets) :]]
     made = op.graph.create_op(
@@ -176,7 +177,7 @@ def _rebuilt(op: Any, datasets: list[Any]) -> Any:
     return made.outputs[0]
 
 
-def _check_not_sharded(op: Any) -> None:
+def _check_not_sharded(op: Operation) -> None:
     """A share of a share would leave most elements to nobody."""
     waiting, seen = [op], set()
     while waiting:

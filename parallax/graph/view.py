@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from parallax.errors import GraphError
+from parallax.types import GraphDef
 
 Shape = tuple[int | None, ...] | None
 """A static shape: None where the rank is unknown, None in it where a dimension is."""
@@ -29,7 +30,7 @@ class Edge(NamedTuple):
 class GraphView:
     """Looks things up in a GraphDef that carries `_output_shapes`; never changes it."""
 
-    def __init__(self, graph_def: Any) -> None:
+    def __init__(self, graph_def: GraphDef) -> None:
         self.graph_def = graph_def
         self.nodes: dict[str, Any] = {node.name: node for node in graph_def.node}
         self._position = {node.name: i for i, node in enumerate(graph_def.node)}

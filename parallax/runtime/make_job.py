@@ -8,7 +8,6 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from parallax.analysis.stages import Analysed
 from parallax.cluster.machines import Cluster, local_cluster
@@ -29,6 +28,7 @@ from parallax.settings.environment import (
     visible_gpus,
     with_defaults,
 )
+from parallax.types import Graph
 
 _UNWRITABLE = (
     "A verification keeps both sides' variables in a temporary folder, and {place} cannot be written: {reason}. Free "
@@ -66,7 +66,7 @@ def check_profile(config: Config, num_workers: int) -> None:
 
 
 def job_of(
-    graph: Any, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, mine: Settings, seed: int
+    graph: Graph, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, mine: Settings, seed: int
 ) -> Job:
     """The job of a plan; `mine` is what its workers are to do."""
     from parallax.analysis.reading.launcher_graph import packed

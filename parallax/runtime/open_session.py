@@ -54,6 +54,7 @@ from parallax.settings.config import Config
 from parallax.settings.parts import CheckPointConfig
 from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph, transform
+from parallax.types import Graph
 
 v1 = tf.compat.v1
 
@@ -62,7 +63,7 @@ _LARGE_BYTES = 64 * 2**20
 
 
 def open_session(
-    graph: Any,
+    graph: Graph,
     config: Config,
     parcel: JobMessage,
     equal_randomness: bool = False,
@@ -222,7 +223,7 @@ def _place(members: ProcessGroup, config: Config, equal_randomness: bool) -> edi
     )
 
 
-def _with_hooks(analysed: Analysed, graph: Any, config: Config) -> Analysed:
+def _with_hooks(analysed: Analysed, graph: Graph, config: Config) -> Analysed:
     """The graph with what the user's hooks add to it when they begin."""
     before = graph.version
     begin_hooks(config.hooks, graph)
@@ -261,7 +262,7 @@ def _trace(
 
 
 def _monitored(
-    graph: Any,
+    graph: Graph,
     worker_graph: WorkerGraph,
     config: Config,
     worker: WorkerContext,
@@ -324,7 +325,7 @@ def _options(config: Config, members: ProcessGroup) -> Any:
     return options
 
 
-def _imported(graph: Any, worker_graph: WorkerGraph) -> Any:
+def _imported(graph: Graph, worker_graph: WorkerGraph) -> Any:
     """The worker's graph, with those of the user's collections that a session needs."""
     keys = v1.GraphKeys
     needed = [keys.GLOBAL_VARIABLES, keys.LOCAL_VARIABLES, keys.TABLE_INITIALIZERS, keys.QUEUE_RUNNERS]

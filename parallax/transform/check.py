@@ -12,15 +12,14 @@ NoOp or an Identity (`check_servers`).
 
 from __future__ import annotations
 
-from typing import Any
-
 from parallax.errors import TransformError
 from parallax.graph.view import Edge, tensor_name
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import Worker
+from parallax.types import GraphDef, NodeDef
 
 
-def check(graph_def: Any, rewrites: Rewrites, worker: Worker) -> None:
+def check(graph_def: GraphDef, rewrites: Rewrites, worker: Worker) -> None:
     """Raises TransformError, naming the op, when a promise of a pass does not hold."""
     nodes = {node.name: node for node in graph_def.node}
     for table in rewrites.tables:
@@ -49,7 +48,7 @@ def check(graph_def: Any, rewrites: Rewrites, worker: Worker) -> None:
             raise TransformError(f"Random op {node.name!r} must have a seed, and has none.")
 
 
-def check_servers(graph_def: Any, rewrites: Rewrites) -> None:
+def check_servers(graph_def: GraphDef, rewrites: Rewrites) -> None:
     """Raises TransformError when an op of the worker's own still writes what servers hold."""
     nodes = {node.name: node for node in graph_def.node}
     for one in rewrites.owned:
@@ -72,12 +71,12 @@ def _led_edges(rewrites: Rewrites) -> list[tuple[str, Edge, str]]:
     return led
 
 
-def _input(node: Any, slot: int) -> str:
+def _input(node: NodeDef, slot: int) -> str:
     data = [name for name in node.input if not name.startswith("^")]
     return tensor_name(data[slot]) if slot < len(data) else ""
 
 
-def check_exchanges(graph_def: Any, rewrites: Rewrites) -> None:
+def check_exchanges(graph_def: GraphDef, rewrites: Rewrites) -> None:
     """Raises TransformError when an update still takes joined rows that were to be pushed or collected."""
     nodes = {node.name: node for node in graph_def.node}
     exchanged = [(*p.values, *p.indices) for p in rewrites.pushes if not rewrites.table(p.table).servers]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -31,6 +30,7 @@ from parallax.transform.passes.seeds import set_seeds
 from parallax.transform.passes.servers import run_on_servers
 from parallax.transform.passes.shards import set_shards
 from parallax.transform.passes.tables import gather_rows, slice_rows, spread_tables
+from parallax.types import GraphDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class WorkerGraph:
         keepings: how; empty where every batch makes an update.
     """
 
-    graph_def: Any
+    graph_def: GraphDef
     whole: dict[str, str]
     held_by_row: frozenset[str]
     cuts: tuple[Cut, ...]

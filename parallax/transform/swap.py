@@ -26,6 +26,7 @@ from parallax.graph.view import split_tensor
 from parallax.transform.building.editor import SCOPE, GradientAccumulation
 from parallax.transform.passes.seeds import mixed
 from parallax.transform.pipeline import WorkerGraph
+from parallax.types import GraphDef, NodeDef
 
 VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 _PREFIX = re.compile(rf"{SCOPE}/plan_\d+/")
@@ -187,7 +188,7 @@ def _check_state(new: WorkerGraph, changed: set[str]) -> None:
         )
 
 
-def _keeps_state(node: Any) -> bool:
+def _keeps_state(node: NodeDef) -> bool:
     """Whether an op has state of its own, which its node's name leads to."""
     if node.op in VARIABLES or node.op.startswith(_OF_ONE_RUN):
         return False
@@ -200,17 +201,17 @@ def _keeps_state(node: Any) -> bool:
     return creates and any(argument.type == _RESOURCE or argument.is_ref for argument in definition.output_arg)
 
 
-def _definition(node: Any) -> Any:
+def _definition(node: NodeDef) -> Any:
     return op_def_registry.get(node.op)
 
 
-def _gives(node: Any) -> bool:
+def _gives(node: NodeDef) -> bool:
     """Whether a node has an output; one that is a function's call counts as having one."""
     definition = _definition(node)
     return definition is None or bool(definition.output_arg)
 
 
-def _rename(node: Any, names: Mapping[str, str]) -> None:
+def _rename(node: NodeDef, names: Mapping[str, str]) -> None:
     """A node's own name, those of its inputs, and of what it is to be beside, as in the session."""
     node.name = names.get(node.name, node.name)
     for place, name in enumerate(node.input):
@@ -224,7 +225,7 @@ def _rename(node: Any, names: Mapping[str, str]) -> None:
             places[place] = f"loc:@{names.get(op, op)}".encode()
 
 
-def _give_own_state(node: Any, name: str, prefix: str) -> None:
+def _give_own_state(node: NodeDef, name: str, prefix: str) -> None:
     """A variable, and what the transform made, is not what another plan has under the same name."""
     if "shared_name" not in node.attr:
         return
@@ -234,7 +235,7 @@ def _give_own_state(node: Any, name: str, prefix: str) -> None:
         node.attr["shared_name"].s = prefix.encode() + node.attr["shared_name"].s
 
 
-def _forget_places_outside(added: Any, node: Any, prefix: str) -> None:
+def _forget_places_outside(added: Any, node: NodeDef, prefix: str) -> None:
     """A node as it is added, which can be told to be beside others that are added only."""
     added.CopyFrom(node)
     if "_class" in added.attr:
@@ -245,7 +246,7 @@ def _forget_places_outside(added: Any, node: Any, prefix: str) -> None:
             del added.attr["_class"]
 
 
-def _in_session(new: WorkerGraph, graph_def: Any, names: Mapping[str, str]) -> WorkerGraph:
+def _in_session(new: WorkerGraph, graph_def: GraphDef, names: Mapping[str, str]) -> WorkerGraph:
     def tensors(found: Iterable[str]) -> tuple[str, ...]:
         return tuple(renamed_tensor(name, names) for name in found)
 

@@ -21,6 +21,7 @@ from parallax.analysis.reading.lower import lower_conditionals
 from parallax.analysis.reading.recorded import Hidden, Record, records_in
 from parallax.graph.spec import OPEN_SHAPE, Part
 from parallax.graph.view import GraphView, split_tensor
+from parallax.types import Graph, GraphDef, NodeDef
 
 VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _SHAPES = "_output_shapes"
@@ -73,7 +74,7 @@ class Captured:
     hidden: tuple[Hidden, ...] = ()
 
 
-def capture(graph: Any, digest: str | None = None) -> Captured:
+def capture(graph: Graph, digest: str | None = None) -> Captured:
     """Captures a TF1-style graph, whether built or imported, before or after Parallax was imported.
 
     Args:
@@ -91,7 +92,7 @@ def capture(graph: Any, digest: str | None = None) -> Captured:
     return Captured(view, digest, _variables(graph, view, is_open), records, hidden)
 
 
-def _flat(graph_def: Any) -> tuple[Any, tuple[InlinedCall, ...]]:
+def _flat(graph_def: GraphDef) -> tuple[Any, tuple[InlinedCall, ...]]:
     """The graph without calls, and without conditionals that write variables, at its top level; and the calls."""
     calls: list[InlinedCall] = []
     for _ in range(_MAX_DEPTH):
@@ -104,7 +105,7 @@ def _flat(graph_def: Any) -> tuple[Any, tuple[InlinedCall, ...]]:
     return graph_def, tuple(calls)
 
 
-def _with_shapes(graph_def: Any) -> Any:
+def _with_shapes(graph_def: GraphDef) -> Any:
     """Has TensorFlow infer the shapes anew; those that were known before it takes as they are."""
     scratch = tf.Graph()
     with scratch.as_default():
@@ -112,7 +113,7 @@ def _with_shapes(graph_def: Any) -> Any:
     return scratch.as_graph_def(add_shapes=True)
 
 
-def _with_initial_shapes(graph: Any, view: GraphView, is_open: set[str]) -> GraphView:
+def _with_initial_shapes(graph: Graph, view: GraphView, is_open: set[str]) -> GraphView:
     """The graph with the shapes of initial values for variables that were built without one, where those are known."""
     declared = _declared(graph)
     known = {}
@@ -133,7 +134,7 @@ def _with_initial_shapes(graph: Any, view: GraphView, is_open: set[str]) -> Grap
     return GraphView(_with_shapes(view.graph_def))
 
 
-def _shape_of(node: Any) -> tuple[int, ...] | None:
+def _shape_of(node: NodeDef) -> tuple[int, ...] | None:
     """The static shape of a variable; None where it is open."""
     shape = node.attr["shape"].shape
     if shape.unknown_rank or any(dim.size < 0 for dim in shape.dim):
@@ -141,7 +142,7 @@ def _shape_of(node: Any) -> tuple[int, ...] | None:
     return tuple(int(dim.size) for dim in shape.dim)
 
 
-def _declared(graph: Any) -> dict[str, Any]:
+def _declared(graph: Graph) -> dict[str, Any]:
     """The variables of a graph's collections, by op."""
     keys, declared = tf.compat.v1.GraphKeys, {}
     for key in (keys.GLOBAL_VARIABLES, keys.LOCAL_VARIABLES, keys.TRAINABLE_VARIABLES):
@@ -149,7 +150,7 @@ def _declared(graph: Any) -> dict[str, Any]:
     return declared
 
 
-def _variables(graph: Any, view: GraphView, is_open: set[str]) -> dict[str, CapturedVariable]:
+def _variables(graph: Graph, view: GraphView, is_open: set[str]) -> dict[str, CapturedVariable]:
     trainable = {_op_name(v) for v in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
     declared, found = _declared(graph), {}
     for name, node in view.nodes.items():

@@ -15,6 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from parallax.types import GraphDef, NodeDef
+
 SEEDS = ("seed", "seed2")
 _OWN_NAMES = ("_gradient_op_type",)
 """Attributes by which one process finds a Python object of its own."""
@@ -37,13 +39,13 @@ class GraphDifference:
     text: str
 
 
-def fingerprint(graph_def: Any) -> str:
+def fingerprint(graph_def: GraphDef) -> str:
     """SHA-256 over the structure of a graph, in no order of nodes."""
     lines = "\n".join(f"{name} {digest}" for name, digest in sorted(node_digests(graph_def).items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def node_digests(graph_def: Any) -> dict[str, str]:
+def node_digests(graph_def: GraphDef) -> dict[str, str]:
     """A short digest of every node's structure, by name."""
     bodies = _Bodies(graph_def)
     return {node.name: _digest(_skeleton(node, bodies)) for node in graph_def.node}
@@ -95,12 +97,12 @@ def function_names(launcher: Any, own: Any) -> dict[str, str]:
     return found
 
 
-def has_value(node: Any) -> bool:
+def has_value(node: NodeDef) -> bool:
     """Whether a node is a constant; its value is no part of the structure."""
     return bool(node.op == "Const")
 
 
-def value_digest(node: Any) -> str:
+def value_digest(node: NodeDef) -> str:
     """SHA-256 of a constant's value."""
     return hashlib.sha256(node.attr["value"].tensor.SerializeToString(deterministic=True)).hexdigest()
 
@@ -115,7 +117,7 @@ def values_differ(first: Any, second: Any) -> bool:
 class _Bodies:
     """Digests of the functions of a graph, by their bodies."""
 
-    def __init__(self, graph_def: Any) -> None:
+    def __init__(self, graph_def: GraphDef) -> None:
         self.functions = {f.signature.name: f for f in graph_def.library.function}
         self._digests: dict[str, str] = {}
 
@@ -137,7 +139,7 @@ def _results(function: Any) -> list[str]:
     return sorted(f"{a} {b}" for results in (function.ret, function.control_ret) for a, b in results.items())
 
 
-def _skeleton(node: Any, bodies: _Bodies) -> Any:
+def _skeleton(node: NodeDef, bodies: _Bodies) -> Any:
     """A copy of a node without its values, and with digests for names of functions."""
     copy = type(node)(name=node.name, device=node.device, input=_ordered(node.input))
     copy.op = bodies.digest(node.op) if node.op in bodies.functions else node.op
@@ -170,7 +172,7 @@ def _ordered(inputs: Iterable[str]) -> list[str]:
     return [n for n in names if not n.startswith("^")] + sorted(n for n in names if n.startswith("^"))
 
 
-def _digest(node: Any) -> str:
+def _digest(node: NodeDef) -> str:
     return hashlib.sha256(node.SerializeToString(deterministic=True)).hexdigest()[:16]
 
 
@@ -211,7 +213,7 @@ def _inside(launcher: Any, own: Any, their_bodies: _Bodies, own_bodies: _Bodies)
     return ""
 
 
-def _attribute(node: Any, name: str) -> Any:
+def _attribute(node: NodeDef, name: str) -> Any:
     attributes: Mapping[str, Any] = node.attr
     return attributes[name] if name in attributes else None
 

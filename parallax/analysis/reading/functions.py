@@ -12,6 +12,7 @@ from typing import Any
 
 from parallax.graph.ops import op_definition, state_op
 from parallax.graph.view import GraphView
+from parallax.types import NodeDef
 
 
 class Functions:
@@ -28,7 +29,7 @@ class Functions:
         self._written: dict[str, frozenset[int]] = {}
         self._differing: dict[str, str] = {}
 
-    def of_node(self, node: Any) -> list[str]:
+    def of_node(self, node: NodeDef) -> list[str]:
         """The names of the functions that a node calls."""
         if not takes_functions(node.op):
             return []
@@ -76,7 +77,7 @@ class Functions:
             found |= {argument(data[slot]) for slot in slots if slot < len(data)} - {None}
         return frozenset(number for number in found if number is not None)
 
-    def written_slots(self, node: Any) -> frozenset[int]:
+    def written_slots(self, node: NodeDef) -> frozenset[int]:
         """Which inputs of a node are variables that the functions which it calls write."""
         first = 1 if node.op in ("If", "StatelessIf", "Case", "StatelessCase") else 0
         return frozenset(first + number for name in self.of_node(node) for number in self.written(name))
@@ -89,7 +90,7 @@ def takes_functions(op: str) -> bool:
     return definition is None or any(attr.type in ("func", "list(func)") for attr in definition.attr)
 
 
-def _is_variable_op(node: Any) -> bool:
+def _is_variable_op(node: NodeDef) -> bool:
     """Whether an op reads or writes what its handle names: how the caller holds that variable is what counts."""
     return state_op(node.op, sum(not i.startswith("^") for i in node.input)) is not None
 

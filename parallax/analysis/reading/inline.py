@@ -14,6 +14,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
 from parallax.graph.view import split_tensor, tensor_name
+from parallax.types import GraphDef
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _MAX_DEPTH = 50
@@ -43,7 +44,7 @@ class InlinedCall:
         return f"{self.name}/{node}"
 
 
-def inline_calls(graph_def: Any) -> tuple[Any, tuple[InlinedCall, ...]]:
+def inline_calls(graph_def: GraphDef) -> tuple[Any, tuple[InlinedCall, ...]]:
     """A copy of the graph without PartitionedCall and StatefulPartitionedCall nodes at its top level, and the calls.
 
     The graph is returned itself when it holds none. A function that calls itself is left alone below a depth of 50.
@@ -57,7 +58,7 @@ def inline_calls(graph_def: Any) -> tuple[Any, tuple[InlinedCall, ...]]:
     return graph_def, _led_to_results(graph_def, calls)
 
 
-def _led_to_results(graph_def: Any, calls: list[InlinedCall]) -> tuple[InlinedCall, ...]:
+def _led_to_results(graph_def: GraphDef, calls: list[InlinedCall]) -> tuple[InlinedCall, ...]:
     """Has those who read a call take the Identity of its result, in place; gives the calls with such arguments."""
     result_of = {f"{call.name}:{i}": f"{node}:0" for call in calls for i, node in enumerate(call.results)}
     for node in graph_def.node if calls else ():
@@ -67,7 +68,7 @@ def _led_to_results(graph_def: Any, calls: list[InlinedCall]) -> tuple[InlinedCa
     return tuple(replace(call, arguments=tuple(result_of.get(t, t) for t in call.arguments)) for call in calls)
 
 
-def _inline_once(graph_def: Any, calls: list[InlinedCall]) -> Any:
+def _inline_once(graph_def: GraphDef, calls: list[InlinedCall]) -> Any:
     functions = {f.signature.name: f for f in graph_def.library.function}
     out = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:

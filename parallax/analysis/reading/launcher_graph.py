@@ -15,6 +15,7 @@ from typing import Any
 from tensorflow.core.framework import graph_pb2
 
 from parallax.analysis.reading.digests import SHAPES, first_difference, function_names, has_value, value_digest
+from parallax.types import Graph, GraphDef
 
 _ATTRIBUTE = "_parallax_launcher_graph"
 _DIGEST = "_parallax_value"
@@ -32,12 +33,12 @@ class LauncherGraph:
         others: name of a large constant -> TensorProto, where the worker's own value is not the one that counts.
     """
 
-    graph_def: Any
+    graph_def: GraphDef
     digests: Mapping[str, str] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
 
 
-def packed(graph: Any, large_bytes: float = LARGE_BYTES) -> bytes:
+def packed(graph: Graph, large_bytes: float = LARGE_BYTES) -> bytes:
     """The graph as it travels: compressed, with digests for the values of constants of `large_bytes` and more.
 
     Args:
@@ -69,19 +70,19 @@ def unpacked(data: bytes) -> LauncherGraph:
     return LauncherGraph(graph_def, digests)
 
 
-def hold_like(graph: Any, data: bytes) -> None:
+def hold_like(graph: Graph, data: bytes) -> None:
     """As `hold`, of a graph that `packed` has packed whole; does nothing where the structure is another."""
     launcher = unpacked(data)
     if first_difference(launcher.graph_def, graph.as_graph_def(add_shapes=True)) is None:
         hold(graph, launcher)
 
 
-def hold(graph: Any, launcher: LauncherGraph) -> None:
+def hold(graph: Graph, launcher: LauncherGraph) -> None:
     """From now on `meant` gives the launcher's graph for this one, which must have the same structure."""
     setattr(graph, _ATTRIBUTE, launcher)
 
 
-def functions_meant(graph: Any) -> dict[str, str]:
+def functions_meant(graph: Graph) -> dict[str, str]:
     """Name of a function of a graph -> its name in what `meant` gives, for those that the launcher's graph has."""
     launcher: LauncherGraph | None = getattr(graph, _ATTRIBUTE, None)
     if launcher is None:
@@ -89,7 +90,7 @@ def functions_meant(graph: Any) -> dict[str, str]:
     return function_names(launcher.graph_def, graph.as_graph_def())
 
 
-def meant(graph: Any, add_shapes: bool = True) -> Any:
+def meant(graph: Graph, add_shapes: bool = True) -> Any:
     """GraphDef of a graph as it shall be trained; a new one each time.
 
     Args:

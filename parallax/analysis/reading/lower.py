@@ -11,12 +11,13 @@ from typing import Any
 from tensorflow.core.framework import graph_pb2
 
 from parallax.analysis.reading.functions import Functions
+from parallax.types import GraphDef, NodeDef
 
 _CONDITIONALS = ("If", "StatelessIf")
 _BOOL, _RESOURCE = 10, 20  # types.proto
 
 
-def lower_conditionals(graph_def: Any) -> Any:
+def lower_conditionals(graph_def: GraphDef) -> Any:
     """A copy of the graph in which no If at its top level writes a variable; the graph itself when none does."""
     functions = Functions(graph_def.library, lambda op: False)
     writing = {n.name for n in graph_def.node if n.op in _CONDITIONALS and functions.written_slots(n)}
@@ -31,7 +32,7 @@ def lower_conditionals(graph_def: Any) -> Any:
     return out
 
 
-def _lower(out: Any, node: Any) -> None:
+def _lower(out: Any, node: NodeDef) -> None:
     """Appends what an If becomes."""
     scope = f"{node.name}/lowered"
     data = [i for i in node.input if not i.startswith("^")]
@@ -69,7 +70,7 @@ def _lower(out: Any, node: Any) -> None:
         last.attr["T"].list.type.extend(node.attr["Tout"].list.type)
 
 
-def _predicate(out: Any, node: Any, scope: str, tensor: str, controls: list[str]) -> str:
+def _predicate(out: Any, node: NodeDef, scope: str, tensor: str, controls: list[str]) -> str:
     """The predicate as a boolean scalar, after what the conditional waits for; other types are true unless zero."""
     dtype = node.attr["Tcond"].type
     if dtype == _BOOL or not dtype:

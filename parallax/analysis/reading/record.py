@@ -16,6 +16,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from parallax.types import Graph, Tensor
+
 _ATTRIBUTE = "_parallax_gradient_records"
 _INSIDE: ContextVar[bool] = ContextVar("inside autodiff", default=False)
 
@@ -23,7 +25,7 @@ _INSIDE: ContextVar[bool] = ContextVar("inside autodiff", default=False)
 class Place(NamedTuple):
     """A tensor by its name, and the graph that it is in: a function's graph, or the graph around it."""
 
-    graph: Any
+    graph: Graph
     name: str
 
 
@@ -72,7 +74,7 @@ def install() -> None:
         backprop.GradientTape.gradient = _recording(backprop.GradientTape.gradient, "target", "sources")
 
 
-def records_of(graph: Any) -> tuple[GradientRecord, ...]:
+def records_of(graph: Graph) -> tuple[GradientRecord, ...]:
     """What has been recorded for a graph, oldest first."""
     return tuple(getattr(graph, _ATTRIBUTE, ()))
 
@@ -167,11 +169,11 @@ def _tensor_of(target: Any) -> Any:
     return handle if handle is not None else getattr(target, "_ref", lambda: target)()
 
 
-def _place(tensor: Any) -> Place:
+def _place(tensor: Tensor) -> Place:
     return Place(tensor.graph, str(tensor.name))
 
 
-def _delivered_before(graph: Any, of: Any, targets: Any) -> list[Any]:
+def _delivered_before(graph: Graph, of: Any, targets: Any) -> list[Any]:
     """The gradients and cotangents that lie between targets and what is differentiated.
 
     Autodiff computes what arrives at them on its way in any case: asking for it adds no op.
@@ -191,7 +193,7 @@ def _delivered_before(graph: Any, of: Any, targets: Any) -> list[Any]:
     return [t for t in found if t.op in reached and id(t) not in wanted]
 
 
-def _graphs_around(graph: Any) -> tuple[list[Any], Any]:
+def _graphs_around(graph: Graph) -> tuple[list[Any], Any]:
     """(a function's graph and the functions' graphs around it, the outermost graph that is no function's)."""
     from tensorflow.python.ops import gradients_util
 
@@ -202,7 +204,7 @@ def _graphs_around(graph: Any) -> tuple[list[Any], Any]:
     return found, graph
 
 
-def _ops_of(tensors: Any) -> list[Any]:
+def _ops_of(tensors: Tensor) -> list[Any]:
     import tensorflow as tf
 
     flat = map(_tensor_of, tf.nest.flatten(tensors))

@@ -16,6 +16,7 @@ from parallax.analysis.reading.inline import InlinedCall
 from parallax.analysis.reading.launcher_graph import functions_meant
 from parallax.graph.ops import state_op
 from parallax.graph.view import GraphView, split_tensor
+from parallax.types import Graph, NodeDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class _Place:
         results: result of a call -> the tensor that gives it in the captured graph.
     """
 
-    graph: Any
+    graph: Graph
     call: str
     names: dict[str, str]
     arguments: dict[str, str]
@@ -73,7 +74,7 @@ class _Place:
 
 
 def records_in(
-    graph: Any, nodes: Sequence[str], calls: Sequence[InlinedCall], view: GraphView
+    graph: Graph, nodes: Sequence[str], calls: Sequence[InlinedCall], view: GraphView
 ) -> tuple[tuple[Record, ...], tuple[Hidden, ...]]:
     """What autodiff delivered, in the captured graph and in what it runs beside.
 
@@ -98,7 +99,7 @@ def records_in(
     return tuple(r for r in found if r.gradients or r.cotangents), tuple(_hidden(functions, view))
 
 
-def _function_graphs(graph: Any) -> dict[str, Any]:
+def _function_graphs(graph: Graph) -> dict[str, Any]:
     """The graphs of the functions that a graph knows, by their names; of functions read from files there are none."""
     found, renamed = {}, functions_meant(graph)
     for name, function in graph._functions.items():
@@ -108,7 +109,7 @@ def _function_graphs(graph: Any) -> dict[str, Any]:
     return found
 
 
-def _place(call: InlinedCall, graph: Any, results: dict[str, str]) -> _Place:
+def _place(call: InlinedCall, graph: Graph, results: dict[str, str]) -> _Place:
     """The ops of a function's graph as a call has them: in the function's order, some under another name."""
     inputs = [tensor.op.name for tensor in graph.inputs]
     ops = [op.name for op in graph.get_operations() if op.name not in set(inputs)]
@@ -175,12 +176,12 @@ def _hidden(functions: dict[str, Any], view: GraphView) -> Iterator[Hidden]:
                 yield Hidden(name, target, writes)
 
 
-def _tensors(node: Any) -> int:
+def _tensors(node: NodeDef) -> int:
     """How many tensors a node takes."""
     return sum(not name.startswith("^") for name in node.input)
 
 
-def _run_by(node: Any, library: dict[str, Any]) -> set[str]:
+def _run_by(node: NodeDef, library: dict[str, Any]) -> set[str]:
     """The functions that a node runs, with those that these run."""
     found: set[str] = set()
     waiting = [node]

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from parallax.types import Comm
+
 _DATA, _END, _STOP = 1, 2, 3  # tags
 _CHUNK_BYTES = 1 << 16
 _WINDOW = 4  # messages on the way to each peer
@@ -48,7 +50,7 @@ class _Arrivals:
         return [at_s for at_s in self._at_s if at_s > _SKIPPED_S]
 
 
-def link_rates(comm: Any) -> list[tuple[float, float]]:
+def link_rates(comm: Comm) -> list[tuple[float, float]]:
     """Measures each member's link; every member must call it.
 
     Args:
@@ -69,7 +71,7 @@ def link_rates(comm: Any) -> list[tuple[float, float]]:
     return list(comm.allgather(mine))
 
 
-def _from_hub(comm: Any, hub: int, others: list[int]) -> float:
+def _from_hub(comm: Comm, hub: int, others: list[int]) -> float:
     if comm.rank != hub:
         _receive(comm, [hub], lambda: None)
         return 0.0
@@ -78,7 +80,7 @@ def _from_hub(comm: Any, hub: int, others: list[int]) -> float:
     return arrivals.rate_bytes_per_s()
 
 
-def _to_hub(comm: Any, hub: int, others: list[int]) -> float:
+def _to_hub(comm: Comm, hub: int, others: list[int]) -> float:
     if comm.rank != hub:
         _send(comm, [hub], lambda: bool(comm.Iprobe(hub, _STOP)), lambda: None)
         comm.Recv([bytearray(0), 0, _byte()], hub, _STOP)
@@ -97,7 +99,7 @@ def _to_hub(comm: Any, hub: int, others: list[int]) -> float:
     return arrivals.rate_bytes_per_s()
 
 
-def _send(comm: Any, peers: Sequence[int], is_enough: Callable[[], bool], arrived: Callable[[], None]) -> None:
+def _send(comm: Comm, peers: Sequence[int], is_enough: Callable[[], bool], arrived: Callable[[], None]) -> None:
     """Sends chunks to all peers, each at its own pace, until it is enough, and then the end."""
     from mpi4py import MPI
 
@@ -116,7 +118,7 @@ def _send(comm: Any, peers: Sequence[int], is_enough: Callable[[], bool], arrive
         comm.Send([b"", 0, MPI.BYTE], peer, _END)
 
 
-def _receive(comm: Any, peers: Sequence[int], arrived: Callable[[], None]) -> None:
+def _receive(comm: Comm, peers: Sequence[int], arrived: Callable[[], None]) -> None:
     """Takes chunks from all peers until each has sent its end."""
     from mpi4py import MPI
 

@@ -31,6 +31,7 @@ from parallax.transform.building.reducers import QueueReducer, device_of
 from parallax.transform.building.transports import Pushers, ServerTransport, TableRows
 from parallax.transform.building.wire import Wire
 from parallax.transform.passes import accumulators
+from parallax.types import Comm
 
 _CHAIN = {"allreduce": 3, "alltoall": 3, "allgather": 3, "pull": 2, "push": 2}
 _SCOPE = "parallax/calibrate"
@@ -46,7 +47,7 @@ class Operations:
         target: this rank's TensorFlow server.
     """
 
-    def __init__(self, group: Group, team: Any, rank: int, target: str) -> None:
+    def __init__(self, group: Group, team: Comm, rank: int, target: str) -> None:
         self._group = group
         self._rank = team.rank
         self._label = f"{_SCOPE}/{group.where}_{group.members}"
@@ -83,7 +84,7 @@ class Operations:
         values = np.zeros((count * self._group.servers, ROW_WIDTH), np.float32)
         return [values, np.concatenate(of_partition).astype(np.int64)]
 
-    def _local(self, team: Any) -> tuple[DirectRuns, dict[str, tuple[Any, list[Any]]]]:
+    def _local(self, team: Comm) -> tuple[DirectRuns, dict[str, tuple[Any, list[Any]]]]:
         """The collectives, in a session of this process."""
         graph, ops = tf.Graph(), {}
         with graph.as_default(), tf.device("/cpu:0"), tf.name_scope(f"{self._label}/"):

@@ -26,6 +26,7 @@ from parallax.runtime.calibrate.operations import Operations, operations_in_a_ru
 from parallax.runtime.calibrate.points import ACROSS, Group, Point, groups_of, leads_of, points_of
 from parallax.runtime.worker.main import wait_for_all
 from parallax.runtime.worker.ranks import ProcessGroup, current_process_group
+from parallax.types import Comm
 
 QUICK = "--quick"
 
@@ -116,7 +117,7 @@ class _Measurement:
     def _visit(
         self,
         points: tuple[Point, ...],
-        team: Any,
+        team: Comm,
         operations: Operations | None,
         is_first: bool,
         seconds: dict[Point, list[float]],
@@ -173,7 +174,7 @@ def _horovod() -> Any:
     return hvd
 
 
-def _seconds(run: Callable[[], None], team: Any, is_first: bool) -> float:
+def _seconds(run: Callable[[], None], team: Comm, is_first: bool) -> float:
     """Seconds of a run: the mean of some in a row, of the slowest member. What comes before them is not counted."""
     from mpi4py import MPI
 

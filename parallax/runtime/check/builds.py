@@ -13,6 +13,7 @@ from typing import Any
 
 from parallax.errors import GraphError
 from parallax.settings.environment import Role, Settings, environment_with
+from parallax.types import Graph
 
 _GRAPH_FILE, _SAID_FILE = "graph.pb", "stderr"
 _SHOWN = 5
@@ -75,7 +76,7 @@ def second_build(words: Sequence[str], wanted: Settings) -> Iterator[SecondBuild
             process.wait()
 
 
-def write_build(graph: Any, wanted: Settings) -> None:
+def write_build(graph: Graph, wanted: Settings) -> None:
     """What the second process does: leaves its graph."""
     data = graph.as_graph_def(add_shapes=True).SerializeToString()
     (Path(wanted.job_folder or "") / _GRAPH_FILE).write_bytes(data)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 from parallax.analysis.stages import Analysed
 from parallax.errors import ParallaxError
 from parallax.plans.plan import Plan
 from parallax.runtime.check.builds import SecondBuild, differing_values, structural_difference
+from parallax.types import Graph
 
 _REFUSED, _SUSPICIOUS, _NOTE = "refused", "suspicious", "note"
 
@@ -25,7 +25,7 @@ class FirstBuild:
         refusal: what a run would say before it starts; empty when it would start.
     """
 
-    graph: Any
+    graph: Graph
     analysed: Analysed | None
     plan: Plan | None
     refusal: str
@@ -61,7 +61,7 @@ def _of_builds(first: FirstBuild, second: SecondBuild) -> list[tuple[str, str]]:
     return [(_NOTE, values)] if values else []
 
 
-def _of_graph(graph: Any, analysed: Analysed) -> list[tuple[str, str]]:
+def _of_graph(graph: Graph, analysed: Analysed) -> list[tuple[str, str]]:
     from parallax.analysis.propagation.suspicious import suspicions
     from parallax.analysis.reading.gradients import gradient_updates
 

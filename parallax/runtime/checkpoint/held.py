@@ -21,6 +21,7 @@ import tensorflow as tf
 from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.stored import Stored
 from parallax.runtime.worker.barrier import barrier
+from parallax.types import Comm, Session
 
 _SCOPE = "parallax/storage/"
 
@@ -36,10 +37,10 @@ class StoredVariable(Protocol):
     def stored(self) -> Stored:
         """The variable's place in the checkpoint."""
 
-    def read(self, session: Any, first: int, count: int) -> Any:
+    def read(self, session: Session, first: int, count: int) -> Any:
         """Rows `[count, ...]` on worker 0, None elsewhere; every worker must call it."""
 
-    def write(self, session: Any, first: int, count: int, rows: Any) -> None:
+    def write(self, session: Session, first: int, count: int, rows: Any) -> None:
         """Writes rows `[count, ...]` that worker 0 gives (None elsewhere); every worker must call it."""
 
 
@@ -74,11 +75,11 @@ class RowOps:
     new_rows: Any
     update: Any
 
-    def read(self, session: Any, low: int, high: int) -> Any:
+    def read(self, session: Session, low: int, high: int) -> Any:
         """Local rows `[high - low, ...]`."""
         return session.run(self.rows, {self.low: low, self.high: high})
 
-    def write(self, session: Any, low: int, rows: Any) -> None:
+    def write(self, session: Session, low: int, rows: Any) -> None:
         """Overwrites local rows from `low` on."""
         session.run(self.update, {self.low: low, self.high: low + len(rows), self.new_rows: rows})
 
@@ -90,9 +91,9 @@ class ShardedRows:
     stored: Stored
     ops: RowOps
     ownership: Ownership
-    comm: Any
+    comm: Comm
 
-    def read(self, session: Any, first: int, count: int) -> Any:
+    def read(self, session: Session, first: int, count: int) -> Any:
         """Each worker sends its rows of the range; worker 0 puts them in order."""
         rank = self.comm.Get_rank()
         low, high = self.ownership.local_range(rank, first, count)
@@ -109,7 +110,7 @@ class ShardedRows:
                 rows[here] = theirs[there]
         return rows
 
-    def write(self, session: Any, first: int, count: int, rows: Any) -> None:
+    def write(self, session: Session, first: int, count: int, rows: Any) -> None:
         """Worker 0 sends every owner its rows of the range."""
         rank = self.comm.Get_rank()
         low, high = self.ownership.local_range(rank, first, count)
@@ -145,9 +146,9 @@ class RowsOnServers:
     stored: Stored
     partitions: tuple[RowOps, ...]
     copy: ReplicatedRows | None
-    comm: Any
+    comm: Comm
 
-    def read(self, session: Any, first: int, count: int) -> Any:
+    def read(self, session: Session, first: int, count: int) -> Any:
         """Worker 0 reads its range of each partition, and puts the rows in order."""
         if self.comm.Get_rank():
             return None
@@ -158,7 +159,7 @@ class RowsOnServers:
                 rows[here] = ops.read(session, low, high)
         return rows
 
-    def write(self, session: Any, first: int, count: int, rows: Any) -> None:
+    def write(self, session: Session, first: int, count: int, rows: Any) -> None:
         """Worker 0 writes each partition's rows; the others go on when it has."""
         ownership = Ownership.even(len(self.partitions))
         for number, ops in enumerate(self.partitions if self.comm.Get_rank() == 0 else ()):
@@ -178,13 +179,13 @@ class ValueOnServer:
     stored: Stored
     served: ReplicatedValue
     copy: ReplicatedValue
-    comm: Any
+    comm: Comm
 
-    def read(self, session: Any, first: int, count: int) -> Any:
+    def read(self, session: Session, first: int, count: int) -> Any:
         """Worker 0 reads the server's."""
         return self.served.read(session, first, count)
 
-    def write(self, session: Any, first: int, count: int, rows: Any) -> None:
+    def write(self, session: Session, first: int, count: int, rows: Any) -> None:
         """Worker 0's value goes to all, and all of them write the same to the server."""
         self.served.write(session, first, count, rows)
         self.copy.write(session, first, count, rows)
@@ -196,13 +197,13 @@ class ReplicatedRows:
 
     stored: Stored
     ops: RowOps
-    comm: Any
+    comm: Comm
 
-    def read(self, session: Any, first: int, count: int) -> Any:
+    def read(self, session: Session, first: int, count: int) -> Any:
         """Worker 0's own rows."""
         return self.ops.read(session, first, first + count) if self.comm.Get_rank() == 0 else None
 
-    def write(self, session: Any, first: int, count: int, rows: Any) -> None:
+    def write(self, session: Session, first: int, count: int, rows: Any) -> None:
         """Worker 0's rows go to all."""
         mine = np.ascontiguousarray(rows) if self.comm.Get_rank() == 0 else _empty(self.stored, count)
         barrier(self.comm)
@@ -219,18 +220,18 @@ class ReplicatedValue:
     value: Any
     new_value: Any
     update: Any
-    comm: Any
+    comm: Comm
 
-    def read(self, session: Any, first: int, count: int) -> Any:
+    def read(self, session: Session, first: int, count: int) -> Any:
         """Worker 0's own value."""
         return session.run(self.value) if self.comm.Get_rank() == 0 else None
 
-    def write(self, session: Any, first: int, count: int, rows: Any) -> None:
+    def write(self, session: Session, first: int, count: int, rows: Any) -> None:
         """Worker 0's value goes to all."""
         session.run(self.update, {self.new_value: self.comm.bcast(rows)})
 
 
-def hold(stored: tuple[Stored, ...], places: Places, comm: Any) -> tuple[StoredVariable, ...]:
+def hold(stored: tuple[Stored, ...], places: Places, comm: Comm) -> tuple[StoredVariable, ...]:
     """Builds what reads and writes the variables, in the default graph, which must be a worker's graph.
 
     Args:
@@ -276,7 +277,7 @@ def _row_ops(stored: Stored, op: str, low: Any, high: Any, local_rows: Any) -> R
     return RowOps(low, high, rows, new_rows, update)
 
 
-def _copied_value(stored: Stored, op: str, comm: Any) -> ReplicatedValue:
+def _copied_value(stored: Stored, op: str, comm: Comm) -> ReplicatedValue:
     variable, dtype = _variable(stored, op)
     new_value = tf.compat.v1.placeholder(dtype, stored.shape)
     with tf.device(variable.device or None):

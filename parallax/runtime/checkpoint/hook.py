@@ -28,6 +28,7 @@ from parallax.runtime.checkpoint.stored import CHUNK_BYTES, stored_variables, va
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import WorkerContext
 from parallax.settings.parts import CheckPointConfig
+from parallax.types import Comm, Coordinator, Graph, RunContext, RunValues, Session
 
 v1 = tf.compat.v1
 _CALL_POLL_S = 0.02
@@ -37,7 +38,7 @@ _WRITES = ("Assign", "Scatter", "ResourceScatter", "CountUpTo", "ResourceCountUp
 _TAKES_ALONG = ("If", "StatelessIf", "While", "StatelessWhile", "Case", "PartitionedCall", "StatefulPartitionedCall")
 
 
-def check_global_step(graph: Any, config: CheckPointConfig) -> None:
+def check_global_step(graph: Graph, config: CheckPointConfig) -> None:
     """Checkpoints are named by the global step.
 
     Raises:
@@ -71,12 +72,12 @@ class Checkpoints:
     step_op: str
     loaded_step: int | None = None
 
-    def hold(self, graph: Any, places: Places) -> None:
+    def hold(self, graph: Graph, places: Places) -> None:
         """Goes by other places from now on; builds what that needs in the default graph, a worker's."""
         self.storage = replace(self.storage, held=hold(stored_variables(graph), places, self.storage.comm))
         self.step = _value(graph, places.here(self.step_op))
 
-    def load(self, session: Any) -> None:
+    def load(self, session: Session) -> None:
         """Loads the latest checkpoint, if there is one; every worker must call it."""
         moved = self.storage.load(session)
         if moved is not None:
@@ -87,7 +88,7 @@ class Checkpoints:
             _LOG.info("Read: %s", moved)
 
 
-def checkpoints(graph: Any, places: Places, config: CheckPointConfig, comm: Any) -> Checkpoints:
+def checkpoints(graph: Graph, places: Places, config: CheckPointConfig, comm: Comm) -> Checkpoints:
     """Adds what checkpoints need to the default graph, a worker's.
 
     Args:
@@ -103,7 +104,7 @@ def checkpoints(graph: Any, places: Places, config: CheckPointConfig, comm: Any)
     return Checkpoints(config, storage, _value(graph, places.here(op)), op)
 
 
-def _value(graph: Any, op: str) -> Any:
+def _value(graph: Graph, op: str) -> Any:
     """The value of the global step, which `op` holds in the default graph."""
     handle = v1.get_default_graph().get_tensor_by_name(f"{op}:0")
     with tf.name_scope("parallax/storage/"):
@@ -131,14 +132,14 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     _names: Any = None  # of the plan that these are known for
     _step_writers: frozenset[str] = frozenset()
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Writes the state at the start, unless it has just been read."""
         if self.checkpoints.loaded_step is None:
             self._save(session, self._step(session))
         else:
             self._saved(self.checkpoints.loaded_step)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Writes a checkpoint when it is time."""
         config = self.checkpoints.config
         if (config.save_ckpt_steps is None and config.save_ckpt_secs is None) or not self._has_trained():
@@ -148,7 +149,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if self._is_due(step):
             self._save(session, step)
 
-    def end(self, session: Any) -> None:
+    def end(self, session: Session) -> None:
         """Writes the state at a good end, when all workers have come to theirs."""
         step = self._step(session)
         if step == self._saved_step:
@@ -158,7 +159,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             barrier(self.checkpoints.storage.comm)
         self._save(session, step)
 
-    def _save(self, session: Any, step: int) -> None:
+    def _save(self, session: Session, step: int) -> None:
         with self.worker.watch.run(f"checkpoint of step {step}", f"checkpoint, {step}", patient=self.is_patient):
             moved = self.checkpoints.storage.save(session, step)
         _LOG.info("Written: %s", moved)
@@ -167,7 +168,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def _saved(self, step: int) -> None:
         self._saved_step, self._saved_s = step, time.monotonic()
 
-    def _step(self, session: Any) -> int:
+    def _step(self, session: Session) -> int:
         return int(session.run(self.checkpoints.step))
 
     def _is_due(self, step: int) -> bool:
@@ -207,7 +208,7 @@ class CallingHook(CheckpointHook):
     is_patient: ClassVar[bool] = True  # whatever a run takes that another worker is in
     _ending: Any = None
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Writes the state at the start, unless it has just been read."""
         # Collectives of one communicator must begin in one order on all workers, and who ends when is not known.
         self._ending = self.checkpoints.storage.comm.Dup()
@@ -216,7 +217,7 @@ class CallingHook(CheckpointHook):
         else:
             self._saved(self.checkpoints.loaded_step)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """On worker 0, calls the others when it is time; elsewhere, comes when it was called."""
         comm, session = self.checkpoints.storage.comm, self.worker.raw
         if comm.Get_rank():
@@ -231,7 +232,7 @@ class CallingHook(CheckpointHook):
                 comm.send(step, rank)
             self._save(session, step)
 
-    def end(self, session: Any) -> None:
+    def end(self, session: Session) -> None:
         """Writes the state at a good end, when all workers have come to theirs."""
         comm = self.checkpoints.storage.comm
         with self.worker.watch.run("the last checkpoint", "checkpoint, end", patient=True):
@@ -241,13 +242,13 @@ class CallingHook(CheckpointHook):
                 time.sleep(_CALL_POLL_S)
         self._save(session, comm.bcast(self._read_step(session)))
 
-    def _come(self, session: Any) -> None:
+    def _come(self, session: Session) -> None:
         """Takes part in a checkpoint that worker 0 has called for."""
         comm = self.checkpoints.storage.comm
         if comm.Get_rank() and comm.iprobe(source=0):
             self._save(session, comm.recv(source=0))
 
-    def _read_step(self, session: Any) -> int:
+    def _read_step(self, session: Session) -> int:
         """The servers' step, where a worker's own copy is as old as its last run."""
         storage = self.checkpoints.storage
         held = next(h for h in storage.held if h.stored.op == self.checkpoints.step_op)

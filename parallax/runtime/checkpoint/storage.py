@@ -19,6 +19,7 @@ from parallax.runtime.checkpoint.folder import Writer, absolute, file_errors, la
 from parallax.runtime.checkpoint.held import StoredVariable
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, Stored, chunks
 from parallax.runtime.worker.barrier import barrier
+from parallax.types import Comm, Session
 
 _MOST_NAMED = 5  # variables that a message lists
 
@@ -53,10 +54,10 @@ class Storage:
 
     folder: str
     held: tuple[StoredVariable, ...]
-    comm: Any
+    comm: Comm
     chunk_bytes: int = CHUNK_BYTES
 
-    def save(self, session: Any, step: int) -> Moved:
+    def save(self, session: Session, step: int) -> Moved:
         """Writes a checkpoint; every worker must call it, at the same step, and returns when it is done.
 
         Raises:
@@ -81,7 +82,7 @@ class Storage:
         largest_bytes = max(largest_bytes, writer.largest_bytes)
         return Moved(writer.prefix, total_bytes, largest_bytes, time.monotonic() - began_s)
 
-    def load(self, session: Any) -> Moved | None:
+    def load(self, session: Session) -> Moved | None:
         """Reads the latest checkpoint, if there is one; every worker must call it.
 
         Returns:

@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from parallax.types import Graph
+
 CHUNK_BYTES = 64 * 2**20
 """The most that is written, read or sent at once; rows are never cut. Beside it a process needs two or three copies."""
 
@@ -85,7 +87,7 @@ def chunks(rows: int, row_bytes: int, chunk_bytes: int) -> list[tuple[int, int]]
     return [(first, min(step, rows - first)) for first in range(0, rows, step)] or [(0, 0)]
 
 
-def stored_variables(graph: Any) -> tuple[Stored, ...]:
+def stored_variables(graph: Graph) -> tuple[Stored, ...]:
     """The global variables of a graph, as `tf.train.Saver(tf.global_variables())` names them; sorted by key and place.
 
     Args:

@@ -16,6 +16,7 @@ import numpy as np
 
 from parallax.report.text import name_ranks
 from parallax.runtime.guard.watched import Watched
+from parallax.types import Comm
 
 ROUNDINGS = 32
 """Of so many operations of a step may two processors round each otherwise; from step to step that is a random walk."""
@@ -48,7 +49,7 @@ class Largest:
     scale: float
 
 
-def largest_difference(comm: Any, pieces: Iterator[Any]) -> Largest | None:
+def largest_difference(comm: Comm, pieces: Iterator[Any]) -> Largest | None:
     """The largest difference from worker 0's value; None where it is the same. Every worker must call it.
 
     Numbers are the same when they are equal or both are none (NaN): what comes first of two zeros or two that are none
@@ -197,7 +198,7 @@ def _more(count: int) -> str:
     return f" and {count - _NAMED} more" if count > _NAMED else ""
 
 
-def _of_worker_0(comm: Any, value: Any) -> Any | None:
+def _of_worker_0(comm: Comm, value: Any) -> Any | None:
     """Worker 0's array; None, on all workers, when shapes differ."""
     if len(set(comm.allgather((value.shape, str(value.dtype))))) > 1:
         return None

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, chunks
 from parallax.runtime.guard.watched import Watched, size_bytes
+from parallax.types import DType
 
 _SCOPE = "parallax/guard/"
 
@@ -71,7 +72,7 @@ def _has_nan(pieces: Sequence[Any]) -> Any:
     return tf.reduce_any([tf.reduce_any(tf.math.is_nan(piece)) for piece in pieces])
 
 
-def _by_row(handle: Any, dtype: Any, one: Watched, chunk_bytes: int) -> tuple[tuple[Any, ...], list[Any]]:
+def _by_row(handle: Any, dtype: DType, one: Watched, chunk_bytes: int) -> tuple[tuple[Any, ...], list[Any]]:
     """Pieces of rows, and the digest of each; a piece is read when the one before is done with."""
     rows = (one.shape or (1,))[0]
     pieces: list[Any] = []

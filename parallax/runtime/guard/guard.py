@@ -48,6 +48,7 @@ from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
 from parallax.runtime.worker.runs import Runs
 from parallax.transform.pipeline import WorkerGraph
 from parallax.transform.swap import VARIABLES
+from parallax.types import Comm
 
 _NAN = -1
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -104,7 +105,7 @@ class Guard:
             gradient is known to reach them: what the analysis has missed is looked for here.
     """
 
-    def __init__(self, worker: WorkerContext, comm: Any, view: GraphView, updates: frozenset[str]) -> None:
+    def __init__(self, worker: WorkerContext, comm: Comm, view: GraphView, updates: frozenset[str]) -> None:
         self._worker = worker
         self._comm = comm
         self._view = view

@@ -22,6 +22,7 @@ from parallax.runtime.measure.inputs import Inputs, opened
 from parallax.runtime.measure.memory import free_bytes, peak_bytes, reset_peak, variable_bytes
 from parallax.settings.config import Config
 from parallax.transform.building.editor import Worker
+from parallax.types import Session
 
 _UNTIMED, _TIMED = 3, 10
 """The first steps make memory and kernels ready, once; of the others the median counts."""
@@ -62,7 +63,7 @@ def computed(
     """
     from parallax.runtime.worker.bfloat16 import options_with
 
-    def timed(session: Any, step: int) -> float:
+    def timed(session: Session, step: int) -> float:
         fed = batch(step)
         began_s = time.perf_counter()
         session.run(fetch, fed)

@@ -33,6 +33,7 @@ from parallax.runtime.trace.rows import length_us
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
 from parallax.runtime.worker.ranks import ProcessGroup
+from parallax.types import Coordinator, RunContext, RunValues, Session
 
 v1 = tf.compat.v1
 _LOG = logging.getLogger("parallax.measure")
@@ -91,11 +92,11 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         gpu = bool(tf.config.list_physical_devices("GPU"))
         self._level = v1.RunOptions.FULL_TRACE if gpu else v1.RunOptions.SOFTWARE_TRACE
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Takes a communicator for itself; every worker comes here."""
         self._comm = self._members.workers.Dup()
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(self, run_context: RunContext) -> Any:
         """Asks for the ids of those lookups that the step runs, and of the last steps for a trace."""
         self._fetched = None
         step = None if self.finished else self._training.step
@@ -112,7 +113,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         options = v1.RunOptions(trace_level=self._level) if step >= self._wish.steps - _TRACED and step else None
         return v1.train.SessionRunArgs(tensors, options=options)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Keeps what was fetched; after the last of the steps, writes the profile."""
         if self._fetched is None:
             return

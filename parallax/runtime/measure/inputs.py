@@ -20,6 +20,7 @@ from parallax.runtime.worker.feeds import placeholders_in
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.seeds import set_seeds
 from parallax.transform.passes.shards import set_shards
+from parallax.types import Graph, GraphDef
 
 _ITERATORS = ("IteratorV2", "Iterator")
 _SHAPES, _BESIDE = "_output_shapes", "_class"
@@ -39,7 +40,7 @@ class Inputs:
         takes: all its tensors' nodes, for what is fed besides.
     """
 
-    graph_def: Any
+    graph_def: GraphDef
     variables: tuple[str, ...]
     phases: tuple[tuple[str, ...], ...]
     initial: frozenset[str]
@@ -53,7 +54,7 @@ class Inputs:
 
 
 def inputs_of(
-    graph: Any, captured: Captured, tensors: Sequence[str], fed: frozenset[str], named: Sequence[str] = ()
+    graph: Graph, captured: Captured, tensors: Sequence[str], fed: frozenset[str], named: Sequence[str] = ()
 ) -> Inputs:
     """What some tensors need.
 
@@ -99,7 +100,7 @@ def inputs_of(
     )
 
 
-def _beginnings(graph: Any, captured: Captured, needed: set[str], named: Sequence[str]) -> list[str]:
+def _beginnings(graph: Graph, captured: Captured, needed: set[str], named: Sequence[str]) -> list[str]:
     """The ops that fill the lookup tables and begin the iterators among the needed nodes."""
     view = captured.view
     handles = {n for n in needed if "HashTable" in view.op(n) or view.op(n) in _ITERATORS}
@@ -135,7 +136,7 @@ def _ops_of(proto: Any) -> list[str]:
     return [*proto.enqueue_op_name, *filter(None, [proto.close_op_name, proto.cancel_op_name])]
 
 
-def _cut_out(graph_def: Any, names: set[str]) -> Any:
+def _cut_out(graph_def: GraphDef, names: set[str]) -> Any:
     """A copy with some of the nodes, without recorded shapes."""
     cut = type(graph_def)(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:

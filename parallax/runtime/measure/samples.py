@@ -35,11 +35,12 @@ from parallax.runtime.worker.feeds import Feeds, missing_feeds, named_batch, rea
 from parallax.settings.config import Config
 from parallax.settings.environment import Settings
 from parallax.transform.building.editor import Worker
+from parallax.types import Graph
 
 SAMPLE_BATCHES = "sample batches"
 
 
-def write_profile(graph: Any, analysed: Analysed, workers: int, config: Config, wanted: Settings) -> None:
+def write_profile(graph: Graph, analysed: Analysed, workers: int, config: Config, wanted: Settings) -> None:
     """What `parallax profile` does: measures, prints, writes the file.
 
     Raises:
@@ -69,7 +70,7 @@ class _Asking:
         fed: names of the tensors that are fed.
     """
 
-    graph: Any
+    graph: Graph
     analysed: Analysed
     workers: int
     config: Config
@@ -100,7 +101,7 @@ class _Asking:
 
 
 def profile_samples(
-    graph: Any, analysed: Analysed, workers: int, config: Config, wanted: Settings
+    graph: Graph, analysed: Analysed, workers: int, config: Config, wanted: Settings
 ) -> tuple[ModelProfile, tuple[str, ...]]:
     """The profile, and what could not be measured, a sentence each.
 

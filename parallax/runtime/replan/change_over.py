@@ -35,6 +35,7 @@ from parallax.runtime.worker.ranks import WORKER_TASK, ProcessGroup
 from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph, transform
 from parallax.transform.swap import SwappedGraph, beside, outside
+from parallax.types import Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ def places_of(worker_graph: WorkerGraph, names: Mapping[str, str] | None = None)
     return Places(worker_graph.spread, worker_graph.partitions, worker_graph.on_servers, names or {})
 
 
-def _add(graph: Any, added: Any) -> None:
+def _add(graph: Graph, added: Any) -> None:
     """Adds nodes to a graph, which take what they lack from there."""
     given = {}
     for name in outside(added):

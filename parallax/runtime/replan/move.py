@@ -15,6 +15,7 @@ from parallax.graph.view import GraphView
 from parallax.runtime.checkpoint.held import Places, StoredVariable, hold
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, Stored, chunks
 from parallax.transform.swap import VARIABLES
+from parallax.types import Comm, Session
 
 v1 = tf.compat.v1
 
@@ -48,7 +49,7 @@ def to_be_moved(view: GraphView, before: Places, after: Places) -> tuple[Stored,
     return tuple(found)
 
 
-def moves(stored: Sequence[Stored], before: Places, after: Places, comm: Any) -> tuple[Move, ...]:
+def moves(stored: Sequence[Stored], before: Places, after: Places, comm: Comm) -> tuple[Move, ...]:
     """Builds what moves variables, in the default graph, which must be a worker's that has the ops of both.
 
     Args:
@@ -68,7 +69,7 @@ def moves(stored: Sequence[Stored], before: Places, after: Places, comm: Any) ->
     return tuple(found)
 
 
-def move(session: Any, one: Move, chunk_bytes: int = CHUNK_BYTES) -> int:
+def move(session: Session, one: Move, chunk_bytes: int = CHUNK_BYTES) -> int:
     """Moves one variable; every worker must call it. Gives the bytes that went through worker 0, on worker 0."""
     for op, feeds in one.make:
         session.run(op, feeds)

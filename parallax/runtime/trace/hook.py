@@ -38,6 +38,7 @@ from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
 from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.transform.building.all_to_all import ALL_TO_ALL, HOST
 from parallax.transform.swap import as_planned
+from parallax.types import Comm, Coordinator, RunContext, RunValues, Session
 
 v1 = tf.compat.v1
 _LOG = logging.getLogger("parallax.trace")
@@ -81,12 +82,12 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         needs_all = bool(members.target) or bool(tf.config.list_physical_devices("GPU"))
         self._level = v1.RunOptions.FULL_TRACE if needs_all else v1.RunOptions.SOFTWARE_TRACE
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Measures the clocks for the first time; every worker comes here."""
         self._comm = self._members.workers.Dup()
         self._offsets.append(_measured_offset(self._comm, self._members.parcel.hosts))
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(self, run_context: RunContext) -> Any:
         """Asks for a trace when the run is a wished step."""
         self._step = None
         step = None if self.finished else self._training.step
@@ -95,7 +96,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._step = step
         return v1.train.SessionRunArgs(None, options=v1.RunOptions(trace_level=self._level))
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Keeps what was measured; after the last wished step, writes it."""
         if self._step is None:
             return
@@ -163,7 +164,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             _LOG.warning("The trace of this step range is lost: %s cannot be written: %s.", path, error.strerror)
 
 
-def _measured_offset(comm: Any, hosts: tuple[int, ...]) -> Offset:
+def _measured_offset(comm: Comm, hosts: tuple[int, ...]) -> Offset:
     """How far this worker's clock is from rank 0's; all workers must call it. One host has one clock."""
     rank = comm.Get_rank()
     found = SAME_CLOCK
@@ -177,7 +178,7 @@ def _measured_offset(comm: Any, hosts: tuple[int, ...]) -> Offset:
     return found
 
 
-def _ping(comm: Any) -> Ping:
+def _ping(comm: Comm) -> Ping:
     sent_us = _now_us()
     comm.send(None, 0)
     answered_us = comm.recv(source=0)

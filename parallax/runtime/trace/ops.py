@@ -11,6 +11,7 @@ from typing import Any
 
 from parallax.transform.building.all_to_all import ALL_TO_ALL
 from parallax.transform.swap import as_planned
+from parallax.types import NodeDef
 
 PULL, COMPUTE, PUSH, ALL_REDUCE, WAITING = "pull", "compute", "push", "all-reduce", "waiting"
 KINDS = (PULL, COMPUTE, PUSH, ALL_REDUCE, WAITING)
@@ -121,7 +122,7 @@ def kind_of(name: str, op_type: str) -> str:
     return ALL_REDUCE if op_type in COLLECTIVES else COMPUTE
 
 
-def _op(node: Any, server: int | None) -> Op | None:
+def _op(node: NodeDef, server: int | None) -> Op | None:
     start_us = int(node.all_start_micros + node.op_start_rel_micros)
     end_us = max(start_us, int(node.all_start_micros + node.op_end_rel_micros))
     if node.node_name == TRANSFER:

@@ -25,6 +25,7 @@ from parallax.plans.plan import Plan
 from parallax.runtime.verify.claims import Claims, watched
 from parallax.runtime.verify.draws import kept_draws
 from parallax.runtime.worker.hooks import TrainingRuns
+from parallax.types import Graph, RunContext, RunValues
 
 v1 = tf.compat.v1
 
@@ -153,7 +154,7 @@ class KeptTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._step: int | None = None
         self._asked: list[str] = []
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(self, run_context: RunContext) -> Any:
         """Asks for those that this worker's graph has; a transform may have left a node without some."""
         self._step = None if self.finished else self._training.step
         if self._step is None:
@@ -163,14 +164,14 @@ class KeptTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._asked = [tensor for tensor in wanted if _is_in(graph, tensor)]
         return v1.train.SessionRunArgs(self._asked)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Leaves what was found."""
         if self._step is not None:
             file = KEPT_FILE.format(rank=self._rank, step=self._step)
             save(self._folder / file, dict(zip(self._asked, run_values.results, strict=True)))
 
 
-def _is_in(graph: Any, tensor: str) -> bool:
+def _is_in(graph: Graph, tensor: str) -> bool:
     try:
         graph.get_tensor_by_name(tensor)
     except (KeyError, ValueError):

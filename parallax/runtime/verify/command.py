@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -35,9 +34,10 @@ from parallax.runtime.verify.table import status, table_text, verdict_text
 from parallax.runtime.verify.trials import Trials
 from parallax.runtime.worker.feeds import named_batch, train_op
 from parallax.settings.environment import Role, Settings, environment_with
+from parallax.types import Graph
 
 
-def check_feeds(graph: Any, num_workers: int, wanted: Settings) -> None:
+def check_feeds(graph: Graph, num_workers: int, wanted: Settings) -> None:
     """Refuses, before anything is started, feeds and a fetch that the graph has not, or that cannot be joined.
 
     Raises:
@@ -50,7 +50,9 @@ def check_feeds(graph: Any, num_workers: int, wanted: Settings) -> None:
         check_fits(graph, batch)
 
 
-def prepare(graph: Any, analysed: Analysed, plan: Plan, folder: Path, num_workers: int, wanted: Settings) -> list[str]:
+def prepare(
+    graph: Graph, analysed: Analysed, plan: Plan, folder: Path, num_workers: int, wanted: Settings
+) -> list[str]:
     """Leaves for both sides the plan, what steps draw at random, and which claims are tried in which step.
 
     Args:

@@ -30,6 +30,7 @@ from parallax.runtime.verify.trials import CLAIM_TOLERANCE, Margins, try_claims
 from parallax.runtime.worker.feeds import Feeds, missing_feeds, named_batch, placeholders_in, read_feeds, train_op
 from parallax.runtime.worker.session import Session
 from parallax.settings.environment import Settings
+from parallax.types import Graph
 
 STEPS = 5
 TOLERANCE = 1e-5
@@ -40,12 +41,12 @@ BEFORE_FILE, AFTER_FILE, NOISE_FILE = "before.npz", "after.npz", "noise.json"
 GRAPH_FILE = "graph"
 
 
-def keep_graph(graph: Any, folder: Path) -> None:
+def keep_graph(graph: Graph, folder: Path) -> None:
     """Leaves the launcher's graph for the one process, which runs the script again and may draw other numbers."""
     (folder / GRAPH_FILE).write_bytes(packed(graph, math.inf))
 
 
-def run_worker(graph: Any, session: Session, size: int, rank: int, wanted: Settings) -> None:
+def run_worker(graph: Graph, session: Session, size: int, rank: int, wanted: Settings) -> None:
     """One worker's side: runs the steps and keeps all variables, but no copy that has the very bits of worker 0's."""
     fetch = train_op(graph, wanted.fetch)
     feeds = feeds_of(graph, fetch, wanted)
@@ -67,7 +68,7 @@ def run_worker(graph: Any, session: Session, size: int, rank: int, wanted: Setti
         sys.stdout.write(f"{rounding}\n" if rounding else "")
 
 
-def run_single(graph: Any, wanted: Settings) -> None:
+def run_single(graph: Graph, wanted: Settings) -> None:
     """The one process: the script's own graph, the joined batch."""
     folder, size = Path(wanted.job_folder or ""), wanted.workers or 1
     if wanted.joined_args is None:  # with other arguments the script's own constants may be of the joined batch
@@ -121,7 +122,7 @@ def margin_of(plan: Plan, wanted: Settings) -> float:
     return HALF_MARGIN if rounding_of(plan.wire_dtype, wanted.compute_dtype) else MARGIN
 
 
-def feeds_of(graph: Any, fetch: Any, wanted: Settings) -> Feeds:
+def feeds_of(graph: Graph, fetch: Any, wanted: Settings) -> Feeds:
     """The feeds of a step and worker, from the user's function or file.
 
     Raises:

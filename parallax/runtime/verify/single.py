@@ -19,6 +19,7 @@ from parallax.runtime.verify.judging import OTHERS, OWN, VARIABLES
 from parallax.runtime.worker.bfloat16 import options_with
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.seeds import set_seeds
+from parallax.types import Graph, GraphDef, Session
 
 v1 = tf.compat.v1
 
@@ -46,7 +47,7 @@ class OneProcess:
 
     def __init__(
         self,
-        graph: Any,
+        graph: Graph,
         analysed: Analysed,
         batch: Mapping[str, Any],
         seed: int,
@@ -183,7 +184,7 @@ class OneProcess:
                 noise[name] = max(noise.get(name, 0.0), float(np.linalg.norm(found)))
         return noise
 
-    def _moved(self, session: Any, rounding: float, draw: int) -> Values:
+    def _moved(self, session: Session, rounding: float, draw: int) -> Values:
         """The trained variables' values, each element a rounding up or down."""
         generator = np.random.default_rng(draw)
         moved = {}
@@ -196,7 +197,7 @@ class OneProcess:
     def _is_moved(self, name: str) -> bool:
         return self.kinds.get(name) == VARIABLES and self._assigning(name) is not None
 
-    def _assign(self, session: Any, values: Mapping[str, Any]) -> None:
+    def _assign(self, session: Session, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             op = self._assigning(name)
             if op is None:
@@ -212,7 +213,7 @@ class OneProcess:
         return op if op is not None and op.type in _ASSIGNS else None
 
 
-def variables_of(graph: Any) -> dict[str, Any]:
+def variables_of(graph: Graph) -> dict[str, Any]:
     """The variables that are compared, by name: all but those of strings."""
     found = graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)
     return {str(v.name).removesuffix(":0"): v for v in found if v.dtype.base_dtype != tf.string}
@@ -280,7 +281,7 @@ def _fixed_batch(message: str) -> str:
     )
 
 
-def check_fits(graph: Any, batch: Mapping[str, Any]) -> None:
+def check_fits(graph: Graph, batch: Mapping[str, Any]) -> None:
     """Refuses a graph whose static shapes the joined batch contradicts; nothing is run.
 
     Raises:
@@ -292,7 +293,7 @@ def check_fits(graph: Any, batch: Mapping[str, Any]) -> None:
         tf.graph_util.import_graph_def(graph_def, name="")
 
 
-def _open_batch(graph_def: Any, batch: Mapping[str, Any], as_large: bool = False) -> None:
+def _open_batch(graph_def: GraphDef, batch: Mapping[str, Any], as_large: bool = False) -> None:
     """Opens the first dimension of fed placeholders that the joined batch does not fit, or makes it as large."""
     nodes = {node.name: node for node in graph_def.node}
     for name, value in batch.items():

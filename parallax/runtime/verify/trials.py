@@ -21,6 +21,7 @@ from parallax.runtime.verify.claimed import KEPT_FILE, RESULT_FILE, START_FILE, 
 from parallax.runtime.verify.claims import Claims, false_claim
 from parallax.runtime.verify.single import STARTS, OneProcess
 from parallax.runtime.worker.one_graph import place_of
+from parallax.types import Graph
 
 CLAIM_TOLERANCE = 1e-3
 """Of a tensor's size, or of the size of a sum's terms: what is small because terms cancel is less exact than a
@@ -127,7 +128,7 @@ def try_claims(
     folder: Path,
     size: int,
     margins: Margins,
-    graph: Any,
+    graph: Graph,
 ) -> None:
     """Tries what the workers have left, and leaves the result.
 
@@ -192,7 +193,7 @@ def _judged(
     steps: int,
     size: int,
     margins: Margins,
-    graph: Any,
+    graph: Graph,
 ) -> tuple[dict[str, _Verdict], str]:
     """By tensor the worst of all steps; and the first claim that is false, in words."""
     verdicts: dict[str, _Verdict] = {}
@@ -234,7 +235,7 @@ def _rows(verdicts: dict[str, _Verdict]) -> list[Row]:
     return list(rows.values())
 
 
-def place_in(graph: Any, tensor: str) -> str:
+def place_in(graph: Graph, tensor: str) -> str:
     """Where the script makes an op, or calls the function that has it; of an op of autodiff, what it is a gradient of.
 
     Args:

@@ -22,6 +22,7 @@ from parallax.logger import log
 from parallax.runtime.worker.hooks import TrainingRuns
 from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.settings.environment import onednn_is_off, set_defaults
+from parallax.types import RunContext, RunValues
 
 v1 = tf.compat.v1
 
@@ -153,14 +154,14 @@ class EffectHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._looks = False
         self.finished = False
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(self, run_context: RunContext) -> Any:
         """Asks for the graph that is run, when it trains."""
         self._looks = not self.finished and self._training.step is not None
         return (
             v1.train.SessionRunArgs(None, options=v1.RunOptions(output_partition_graphs=True)) if self._looks else None
         )
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Logs what is in it."""
         if not self._looks:
             return

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 from parallax.transform.building.all_to_all import ALL_TO_ALL, HOST, library
+from parallax.types import Comm, GraphDef
 
 
-def open_channels(graph_def: Any, workers: Any, host_workers: Any = None) -> None:
+def open_channels(graph_def: GraphDef, workers: Comm, host_workers: Comm = None) -> None:
     """Opens the exchanges of a graph that are not open yet; every worker must call it with the same ones.
 
     Args:

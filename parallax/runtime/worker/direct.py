@@ -12,6 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from tensorflow.core.protobuf import config_pb2
 
+from parallax.types import Graph
+
 
 @runtime_checkable
 class Finishing(Protocol):
@@ -77,7 +79,7 @@ class _Ready:
         return [next(found) if is_tensor else None for is_tensor in self._places]
 
 
-def can_be_direct(graph: Any, hooks: Sequence[Any], target: str) -> bool:
+def can_be_direct(graph: Graph, hooks: Sequence[Any], target: str) -> bool:
     """Whether nothing has to happen around runs, from some run on: there are no hooks for good, and no queue runners.
 
     Args:

@@ -14,6 +14,7 @@ import numpy as np
 from parallax.analysis.propagation.train_ops import last_of, train_ops
 from parallax.errors import ConfigError
 from parallax.graph.view import GraphView
+from parallax.types import Graph
 
 _SHOWN = 8
 """Ops that a message names."""
@@ -22,7 +23,7 @@ Feeds = Callable[[int, int, int], dict[str, Any]]
 """(step, worker, number of workers) -> batch by the names of tensors."""
 
 
-def train_op(graph: Any, name: str | None) -> Any:
+def train_op(graph: Graph, name: str | None) -> Any:
     """What a step runs: what is named, else the training op that an optimizer made and no other one depends on.
 
     Raises:
@@ -50,7 +51,7 @@ def train_op(graph: Any, name: str | None) -> Any:
     return made[last[0]]
 
 
-def _candidates(graph: Any) -> str:
+def _candidates(graph: Graph) -> str:
     """The ops that a step may run, in words."""
     from parallax.analysis.stages import analyse
 
@@ -77,7 +78,7 @@ def missing_feeds(what: str, placeholders: list[str]) -> ConfigError:
     )
 
 
-def named_batch(graph: Any, batch: Any) -> dict[str, Any]:
+def named_batch(graph: Graph, batch: Any) -> dict[str, Any]:
     """A batch by the names of tensors; the user may leave `:0` out."""
     if not isinstance(batch, dict) or not all(isinstance(name, str) for name in batch):
         raise ConfigError(f"A function of feeds must give a dict from names to arrays, and gave {batch!r}.")

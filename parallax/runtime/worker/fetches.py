@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.python.framework.indexed_slices import IndexedSlicesValue
 
 from parallax.errors import SessionError
+from parallax.types import Graph
 
 REPLICAS = 1
 """Replicas a worker: one process trains on one device."""
@@ -57,7 +58,7 @@ class Request:
 
 
 def read_request(
-    graph: Any,
+    graph: Graph,
     fetches: Any,
     feed_dict: Mapping[Any, Any] | None,
     per_replica: bool = True,
@@ -160,7 +161,7 @@ def _names_of(known: _Known, fetch: Any) -> tuple[str, ...]:
 class _Known:
     """The user's graph, as it was given to parallel_run."""
 
-    graph: Any
+    graph: Graph
     is_known: Callable[[str], bool]
 
     def element(self, thing: Any) -> Any:

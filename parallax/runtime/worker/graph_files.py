@@ -15,6 +15,7 @@ from parallax.plans.plan import Plan
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import WorkerGraph, transform
+from parallax.types import Graph
 
 
 def write_planned(view: GraphView, rewrites: Rewrites, plan: Plan, seed: int, folder: Path) -> None:
@@ -68,7 +69,7 @@ def write_text(folder: Path, rank: int, imported: Any) -> None:
         place.write_text(str(meta_graph(imported)), encoding="utf-8")
 
 
-def meta_graph(graph: Any) -> Any:
+def meta_graph(graph: Graph) -> Any:
     """A graph as a MetaGraphDef."""
     with graph.as_default():  # variables are not written while TensorFlow executes eagerly
         return tf.compat.v1.train.export_meta_graph(graph=graph)

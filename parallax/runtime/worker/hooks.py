@@ -28,6 +28,7 @@ from parallax.runtime.worker.runs import Runs
 from parallax.transform.building.editor import Counter
 from parallax.transform.building.wire import Rounding
 from parallax.transform.pipeline import WorkerGraph
+from parallax.types import Coordinator, Graph, RunContext, RunValues, Session
 
 v1 = tf.compat.v1
 
@@ -71,7 +72,7 @@ class WorkerContext:
         log: follows the user's runs.
     """
 
-    graph: Any
+    graph: Graph
     names: Names
     watch: Heartbeat
     analysed: Analysed
@@ -164,12 +165,12 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._worker = worker
         self._asked: tuple[Request, Resolved] | None = None
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Called when the session is there."""
         self._worker.raw = session
         self._call(self._hook.after_create_session, PlainSession(self._worker), coord)
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(self, run_context: RunContext) -> Any:
         """Passes the hook's wishes on, in the worker's names."""
         run = self._run()
         constraints = self._call(self._hook.before_run, run.context)
@@ -185,7 +186,7 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._asked = request, resolved
         return v1.train.SessionRunArgs(list(resolved.tensors), resolved.feeds(request.feeds), constraints.options)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Gives the hook its values."""
         results = None
         if self._asked is not None:
@@ -195,7 +196,7 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._call(self._hook.after_run, self._run().context, values)
         self._pass_on_stop(run_context)
 
-    def end(self, session: Any) -> None:
+    def end(self, session: Session) -> None:
         """Called when the session ends well."""
         self._call(self._hook.end, PlainSession(self._worker))
 
@@ -204,7 +205,7 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             raise SessionError("A hook is called within a run of the session that parallel_run returns.")
         return self._worker.run
 
-    def _pass_on_stop(self, run_context: Any) -> None:
+    def _pass_on_stop(self, run_context: RunContext) -> None:
         if self._run().context.stop_requested:
             run_context.request_stop()
 
@@ -257,11 +258,11 @@ class LastHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def __init__(self, worker: WorkerContext) -> None:
         self._worker = worker
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Called when the session is there."""
         self._worker.raw = session
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(self, run_context: RunContext) -> Any:
         """Resolves the whole run, and has it watched."""
         run = self._worker.run
         if run is None:
@@ -273,7 +274,7 @@ class LastHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return v1.train.SessionRunArgs(None, resolved.empty)
 
 
-def begin_hooks(hooks: Sequence[Any], graph: Any) -> None:
+def begin_hooks(hooks: Sequence[Any], graph: Graph) -> None:
     """Has the hooks build what they need in the user's graph."""
     with graph.as_default():
         for hook in hooks:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any
 
 from parallax.runtime.supervisor.control import send
 from parallax.runtime.supervisor.framework_log import join_deprecations
@@ -18,6 +17,7 @@ from parallax.runtime.worker.random_state import AlikeUntilBuilt
 from parallax.runtime.worker.ranks import ProcessGroup, membership
 from parallax.runtime.worker.script import error_text, run_script, what_text
 from parallax.settings.environment import settings
+from parallax.types import Comm
 
 _POLL_S = 0.02
 
@@ -38,7 +38,7 @@ def main() -> None:
         wait_for_all(members.world)
 
 
-def wait_for_all(world: Any) -> None:
+def wait_for_all(world: Comm) -> None:
     """Waits until every rank of the job has come here, without holding a core."""
     last = world.Ibarrier()
     while not last.Test():

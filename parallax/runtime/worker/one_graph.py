@@ -23,12 +23,13 @@ from parallax.analysis.reading.launcher_graph import LauncherGraph, hold, unpack
 from parallax.errors import OtherGraphError
 from parallax.logger import log
 from parallax.report.text import counted
+from parallax.types import Comm, Graph, Operation
 
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "parallax")
 _NAMED = 3  # ops that a message lists
 
 
-def launchers_graph(graph: Any, data: bytes, expected: str, rank: int) -> tuple[LauncherGraph, str]:
+def launchers_graph(graph: Graph, data: bytes, expected: str, rank: int) -> tuple[LauncherGraph, str]:
     """The launcher's graph, of which this worker's has the structure, and the fingerprint of this worker's.
 
     It is looked at as soon as the script has built its graph, before anything waits for another worker.
@@ -52,7 +53,7 @@ def launchers_graph(graph: Any, data: bytes, expected: str, rank: int) -> tuple[
     return launcher, digest
 
 
-def take_launchers_graph(graph: Any, launcher: LauncherGraph, workers: Any) -> None:
+def take_launchers_graph(graph: Graph, launcher: LauncherGraph, workers: Comm) -> None:
     """Has this worker train the launcher's graph; every worker must call it.
 
     Args:
@@ -67,7 +68,7 @@ def take_launchers_graph(graph: Any, launcher: LauncherGraph, workers: Any) -> N
     _tell(launcher, mine, workers)
 
 
-def _of_worker_0(launcher: LauncherGraph, mine: dict[str, Any], workers: Any) -> dict[str, Any]:
+def _of_worker_0(launcher: LauncherGraph, mine: dict[str, Any], workers: Comm) -> dict[str, Any]:
     """The large constants that some worker built with another value than worker 0, with worker 0's values."""
     digests = {name: value_digest(mine[name]) for name in launcher.digests}
     first = workers.bcast(digests, 0)
@@ -81,7 +82,7 @@ def _of_worker_0(launcher: LauncherGraph, mine: dict[str, Any], workers: Any) ->
     return found
 
 
-def _tell(launcher: LauncherGraph, mine: dict[str, Any], workers: Any) -> None:
+def _tell(launcher: LauncherGraph, mine: dict[str, Any], workers: Comm) -> None:
     """Says once which values were not the same everywhere."""
     names = [
         node.name
@@ -95,7 +96,7 @@ def _tell(launcher: LauncherGraph, mine: dict[str, Any], workers: Any) -> None:
         log.info(f"Values of {count} differ between the processes; all take the launcher's: {shown}")
 
 
-def _refusal(difference: GraphDifference, rank: int, graph: Any) -> str:
+def _refusal(difference: GraphDifference, rank: int, graph: Graph) -> str:
     place = place_of(graph.get_operation_by_name(difference.op)) if difference.op else ""
     return (
         f"All processes of a job must build the same graph, and worker {rank} {difference.text}"
@@ -105,7 +106,7 @@ def _refusal(difference: GraphDifference, rank: int, graph: Any) -> str:
     )
 
 
-def place_of(op: Any) -> str:
+def place_of(op: Operation) -> str:
     """`FILE:LINE` of the script's line that made an op; empty when there is none."""
     around = [str(Path(file).parent) for name in _LIBRARIES if (file := getattr(sys.modules.get(name), "__file__", ""))]
     own = [

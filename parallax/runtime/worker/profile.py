@@ -21,6 +21,7 @@ from parallax.errors import ConfigError
 from parallax.runtime.worker.graph_files import meta_graph
 from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
 from parallax.settings.parts import ProfileConfig
+from parallax.types import Coordinator, RunContext, RunValues, Session
 
 v1 = tf.compat.v1
 
@@ -43,12 +44,12 @@ class ProfileHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._step: int | None = None  # the step being traced
         self._folder = Path(config.profile_dir or "") / socket.gethostname() / f"worker:{rank}"
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Writes the graph."""
         graph = meta_graph(session.graph)
         self._write("metagraph", graph.SerializeToString())
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(self, run_context: RunContext) -> Any:
         """Asks for a trace when the run is a step that is to be traced."""
         self._step = None
         step = self._training.step
@@ -61,7 +62,7 @@ class ProfileHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._step = step
         return v1.train.SessionRunArgs(None, options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE))
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Writes the trace."""
         if self._step is None:
             return

@@ -19,6 +19,7 @@ from parallax.errors import LaunchError, SessionError
 from parallax.runtime.supervisor.control import host_address
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
 from parallax.settings.environment import listening_on, reach_directly
+from parallax.types import Comm
 
 WORKER_TASK, SERVER_TASK = "worker", "ps"
 """Job names in the TensorFlow cluster."""
@@ -44,7 +45,9 @@ class ProcessGroup:
         at_end: what a worker does when its script has ended well, with the others, who all come there.
     """
 
-    def __init__(self, parcel: JobMessage, world: Any, workers: Any, addresses: list[str], held: socket.socket | None):
+    def __init__(
+        self, parcel: JobMessage, world: Comm, workers: Comm, addresses: list[str], held: socket.socket | None
+    ):
         self.parcel = parcel
         self.world = world
         self.workers = workers

@@ -26,6 +26,7 @@ from parallax.runtime.worker.fetches import Request
 from parallax.runtime.worker.hooks import PlainSession, Run, WorkerContext
 from parallax.runtime.worker.id_errors import id_error
 from parallax.runtime.worker.names import fetch_text
+from parallax.types import Comm
 
 _GOOD_ENDS = (tf.errors.OutOfRangeError, StopIteration)
 """Errors that only say that the data has ended."""
@@ -109,7 +110,7 @@ class Session(PlainSession):
         worker: WorkerContext,
         monitored: Any,
         size: int,
-        workers: Any,
+        workers: Comm,
         direct: DirectRuns | None = None,
         afterwards: Sequence[BetweenStepsHook] = (),
         guard: RunGuard | None = None,

@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.errors import TransformError
+from parallax.types import Tensor
 
 ALL_TO_ALL = "ParallaxAllToAll"
 WORKERS, HOST = "workers", "host"
@@ -56,10 +57,10 @@ class Hop:
         local: `[m]`, on a leg to owners each key's local row number there (parallax/graph/ownership.py); else `[0]`.
     """
 
-    keys: Any
-    splits: Any
-    positions: Any
-    local: Any
+    keys: Tensor
+    splits: Tensor
+    positions: Tensor
+    local: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class LookupIds:
         offset: what makes an id a key.
     """
 
-    ids: Any
+    ids: Tensor
     table: str = ""
     rows: int = -1
     offset: int = 0
@@ -107,7 +108,7 @@ def leg(
     return Hop(made.keys, made.splits, made.positions, made.local)
 
 
-def all_to_all(tensor: Any, splits: Any, among: str = WORKERS, arriving: Any = None) -> tuple[Any, Any]:
+def all_to_all(tensor: Tensor, splits: Tensor, among: str = WORKERS, arriving: Any = None) -> tuple[Any, Any]:
     """Sends `splits[k]` rows of `tensor` `[n, ...]` to worker k of all, or of this host.
 
     Args:

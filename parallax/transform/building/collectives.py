@@ -14,9 +14,10 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.transform.building.all_to_all import native_ops
+from parallax.types import Tensor
 
 
-def open_end(tensor: Any, shape: list[int | None] | None = None) -> Any:
+def open_end(tensor: Tensor, shape: list[int | None] | None = None) -> Any:
     """The tensor behind a node that is not folded and that may be fed with another first dimension.
 
     Args:
@@ -28,7 +29,7 @@ def open_end(tensor: Any, shape: list[int | None] | None = None) -> Any:
     return tf.compat.v1.placeholder_with_default(tensor, shape if shape is not None else tensor.shape)
 
 
-def all_gather(tensor: Any) -> Any:
+def all_gather(tensor: Tensor) -> Any:
     """The rows of all workers `[sum of n, ...]`, by worker.
 
     bfloat16, which Horovod does not know, travels as the integers of its bits.
@@ -43,7 +44,7 @@ def all_gather(tensor: Any) -> Any:
     return gathered
 
 
-def all_reduce(tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
+def all_reduce(tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Any:
     """The elementwise sum (times `scale`), minimum or maximum over the workers; of the same shape on all.
 
     bfloat16 travels as float32 and booleans as int32, which Horovod's MPI reductions know. Horovod keeps its factor as
@@ -61,7 +62,7 @@ def all_reduce(tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
     return tf.cast(reduced, tensor.dtype)
 
 
-def broadcast(tensor: Any) -> Any:
+def broadcast(tensor: Tensor) -> Any:
     """Worker 0's value on all workers; the shape must be the same on all.
 
     What is fed may have a default, which TensorFlow takes for a constant in runs that do not feed it: it would run the
@@ -75,7 +76,7 @@ def broadcast(tensor: Any) -> Any:
         return mpi_ops.broadcast(tensor, 0, name="broadcast")
 
 
-def _announced(tensor: Any) -> Any:
+def _announced(tensor: Tensor) -> Any:
     """A collective built in this context runs after Horovod's thread was told that `tensor` is coming."""
     with tf.control_dependencies([tensor]):
         return tf.control_dependencies([native_ops().parallax_announce(name="announce")])

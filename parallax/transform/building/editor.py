@@ -18,6 +18,7 @@ from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.rewrites import TrainingMode
 from parallax.transform.building.reducers import HorovodReducer, NoReducer, QueueReducer, Reducer
 from parallax.transform.building.wire import Wire
+from parallax.types import GraphDef, NodeDef, Tensor
 
 SCOPE = "parallax"
 """All nodes that the transform adds are under this name."""
@@ -230,12 +231,12 @@ class Editor:
         found = self.redirected.get(edge)
         return found if found is not None else self.tensor(self.view.inputs(edge.node)[edge.slot])
 
-    def redirect(self, edges: Iterable[Edge], tensor: Any) -> None:
+    def redirect(self, edges: Iterable[Edge], tensor: Tensor) -> None:
         """From now on the edges take `tensor`."""
         for edge in edges:
             self.redirected[edge] = tensor
 
-    def become_identity(self, node: str, tensor: Any, no_wait: Container[str] = ()) -> None:
+    def become_identity(self, node: str, tensor: Tensor, no_wait: Container[str] = ()) -> None:
         """A node of the user's graph becomes an identity of `tensor`, keeping its name and what it waits for."""
         self.replaced[node] = tensor
         self._wait_no_more(node, no_wait)
@@ -251,7 +252,7 @@ class Editor:
             if control in no_wait:
                 self.waits_for[node, control] = None
 
-    def become_constant(self, node: str, value: Any) -> None:
+    def become_constant(self, node: str, value: Tensor) -> None:
         """A node of the user's graph becomes a constant."""
         self.constants[node] = value
 
@@ -278,13 +279,13 @@ class Editor:
             self._stay_here(graph_def)
         return graph_def
 
-    def _stay_here(self, graph_def: Any) -> None:
+    def _stay_here(self, graph_def: GraphDef) -> None:
         """Puts on this worker whatever is not on a server: else TensorFlow chooses among all tasks."""
         for node in graph_def.node:
             if "/job:" not in node.device:
                 node.device = f"/job:worker/task:{self.worker.rank}{node.device}"
 
-    def _put_in_inputs(self, graph_def: Any) -> None:
+    def _put_in_inputs(self, graph_def: GraphDef) -> None:
         """Puts the user's tensors and nodes where placeholders stood for them."""
         stands_for = {f"{tensor.op.name}": name for name, tensor in self.inputs.items()}
         stands_for.update({f"^{tensor.op.name}": f"^{split_tensor(name)[0]}" for name, tensor in self.inputs.items()})
@@ -320,7 +321,7 @@ def open_editor(view: GraphView, worker: Worker, terms: TrainingMode) -> Editor:
     return Editor(worker, view, tf.Graph(), together, meetings, wire)
 
 
-def _without_shapes(graph_def: Any) -> Any:
+def _without_shapes(graph_def: GraphDef) -> Any:
     """A copy without the recorded shapes, which the changes make untrue; TensorFlow infers them anew."""
     copy = type(graph_def)()
     copy.CopyFrom(graph_def)
@@ -334,19 +335,19 @@ def _without_shapes(graph_def: Any) -> Any:
     return copy
 
 
-def _set_data_input(node: Any, slot: int, tensor: str) -> None:
+def _set_data_input(node: NodeDef, slot: int, tensor: str) -> None:
     data = [i for i, name in enumerate(node.input) if not name.startswith("^")]
     node.input[data[slot]] = tensor
 
 
-def _set_control_input(node: Any, before: str, after: Any) -> None:
+def _set_control_input(node: NodeDef, before: str, after: Any) -> None:
     """Has a node wait for `after`, or for nothing, where it waited for `before`."""
     kept = [name for name in node.input if name != f"^{before}"]
     del node.input[:]
     node.input.extend([*kept, f"^{after.name}"] if after is not None else kept)
 
 
-def _make_no_op(node: Any, waits: list[Any]) -> None:
+def _make_no_op(node: NodeDef, waits: list[Any]) -> None:
     controls = [name for name in node.input if name.startswith("^")]
     node.op = "NoOp"
     del node.input[:]
@@ -354,7 +355,7 @@ def _make_no_op(node: Any, waits: list[Any]) -> None:
     node.attr.clear()
 
 
-def _make_identity(node: Any, tensor: Any) -> None:
+def _make_identity(node: NodeDef, tensor: Tensor) -> None:
     controls = [name for name in node.input if name.startswith("^")]
     colocation = node.attr["_class"] if "_class" in node.attr else None
     node.op = "Identity"
@@ -370,7 +371,7 @@ def _make_identity(node: Any, tensor: Any) -> None:
         node.attr["_class"].CopyFrom(kept)
 
 
-def _make_constant(node: Any, value: Any) -> None:
+def _make_constant(node: NodeDef, value: Tensor) -> None:
     controls = [f"^{name.lstrip('^').split(':')[0]}" for name in node.input]
     node.op = "Const"
     del node.input[:]

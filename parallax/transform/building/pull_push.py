@@ -21,6 +21,7 @@ import tensorflow as tf
 from parallax.transform.building.all_to_all import Hop, LookupIds
 from parallax.transform.building.collectives import open_end
 from parallax.transform.building.transports import TableRows, Transport, table_of
+from parallax.types import Tensor
 
 INT32_ROWS = 2**31
 
@@ -81,7 +82,7 @@ def ask(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Transport)
     return DeduplicatedIds(first, tuple(pieces), tuple(bases), count, tuple(cuts))
 
 
-def looked_up(pulled: Any, positions: Any, ids: Any, row_shape: tuple[int, ...]) -> Any:
+def looked_up(pulled: Any, positions: Tensor, ids: Tensor, row_shape: tuple[int, ...]) -> Any:
     """The result of one lookup, `[ids.shape..., row_shape...]`.
 
     Args:
@@ -98,7 +99,7 @@ def looked_up(pulled: Any, positions: Any, ids: Any, row_shape: tuple[int, ...])
     return tf.reshape(rows, tf.concat([tf.shape(ids), tf.constant(row_shape, tf.int32)], 0))
 
 
-def found_at(asked: DeduplicatedIds, table: int, ids: Any, slots: int) -> Any:
+def found_at(asked: DeduplicatedIds, table: int, ids: Tensor, slots: int) -> Any:
     """Where in the keys of the first leg some ids of a table are, `[n]` int32; every id must have been asked for."""
     keys = asked.first.keys
     wanted = tf.cast(ids, keys.dtype) + tf.constant(asked.bases[table] * slots, keys.dtype)
@@ -117,11 +118,11 @@ def merged_rows(asked: DeduplicatedIds, values: list[Any], positions: list[Any])
     return tf.math.unsorted_segment_sum(tf.concat(values, 0), tf.concat(positions, 0), tf.size(asked.first.keys))
 
 
-def merge_equal_rows(values: Any, indices: Any) -> tuple[Any, Any]:
+def merge_equal_rows(values: Tensor, indices: Tensor) -> tuple[Any, Any]:
     """Adds up the values `[n, width]` of equal indices `[n]`; each index comes once in the result."""
     distinct, inverse = tf.unique(indices)
     return tf.math.unsorted_segment_sum(values, inverse, tf.size(distinct)), distinct
 
 
-def _of_a_key_type(ids: Any) -> Any:
+def _of_a_key_type(ids: Tensor) -> Any:
     return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int64)

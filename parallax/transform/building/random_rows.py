@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
 from parallax.transform.building.all_to_all import native_ops
+from parallax.types import DType
 
 UNIFORM, NORMAL, TRUNCATED_NORMAL, UNIFORM_INT = "uniform", "normal", "truncated_normal", "uniform_int"
 TYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
@@ -31,7 +32,7 @@ class Drawn:
     """
 
     distribution: str
-    dtype: Any
+    dtype: DType
     shape: tuple[int, ...]
 
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from parallax.transform.building import collectives
 from parallax.transform.building.wire import GRADIENTS, Wire
+from parallax.types import DType, Tensor
 
 MEETINGS = "parallax/meet"
 
@@ -26,13 +27,13 @@ def device_of(server: int) -> str:
 class Reducer(Protocol):
     """How workers put together what each has a part of."""
 
-    def all_reduce(self, tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
+    def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Any:
         """The elementwise sum (times `scale`), minimum or maximum over the workers; of the same shape on all."""
 
-    def add_gradients(self, tensor: Any, scale: float = 1.0) -> Any:
+    def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Any:
         """As `all_reduce`, of gradients, which may travel in half precision."""
 
-    def broadcast(self, tensor: Any) -> Any:
+    def broadcast(self, tensor: Tensor) -> Any:
         """Worker 0's value on all workers; the shape must be the same on all."""
 
 
@@ -42,18 +43,18 @@ class HorovodReducer:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    def all_reduce(self, tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
+    def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Any:
         """As `Reducer.all_reduce`."""
         return collectives.all_reduce(tensor, kind, scale)
 
-    def add_gradients(self, tensor: Any, scale: float = 1.0) -> Any:
+    def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Any:
         """As `Reducer.add_gradients`; scaled before it is rounded, so that fewer sums overflow."""
         if not self._wire.halves_sums_of(tensor.dtype):
             return self.all_reduce(tensor, "sum", scale)
         scaled = tensor if scale == 1.0 else tensor * tf.constant(scale, tensor.dtype)
         return tf.cast(self.all_reduce(self._wire.out(scaled, GRADIENTS)), tensor.dtype)
 
-    def broadcast(self, tensor: Any) -> Any:
+    def broadcast(self, tensor: Tensor) -> Any:
         """As `Reducer.broadcast`."""
         return collectives.broadcast(collectives.open_end(tensor))
 
@@ -61,15 +62,15 @@ class HorovodReducer:
 class NoReducer:
     """Not at all: an asynchronous worker is by itself what one process would be."""
 
-    def all_reduce(self, tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
+    def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Any:
         """The tensor itself."""
         return tf.identity(tensor)
 
-    def add_gradients(self, tensor: Any, scale: float = 1.0) -> Any:
+    def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Any:
         """The tensor itself."""
         return self.all_reduce(tensor)
 
-    def broadcast(self, tensor: Any) -> Any:
+    def broadcast(self, tensor: Tensor) -> Any:
         """The tensor itself."""
         return tf.identity(tensor)
 
@@ -89,7 +90,7 @@ class QueueReducer:
         self._servers = servers
         self._count = 0
 
-    def all_reduce(self, tensor: Any, kind: str = "sum", scale: float = 1.0) -> Any:
+    def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Any:
         """As `Reducer.all_reduce`."""
         known = tf.cast(tensor, tf.int32) if tensor.dtype == tf.bool else tensor
         queues = self._queues(known.dtype, known.shape)
@@ -102,16 +103,16 @@ class QueueReducer:
             whole = whole * tf.constant(scale, whole.dtype)
         return tf.cast(self.deliver(whole, known.dtype, known.shape), tensor.dtype)
 
-    def add_gradients(self, tensor: Any, scale: float = 1.0) -> Any:
+    def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Any:
         """As `Reducer.add_gradients`, never in half precision."""
         return self.all_reduce(tensor, "sum", scale)
 
-    def broadcast(self, tensor: Any) -> Any:
+    def broadcast(self, tensor: Tensor) -> Any:
         """As `Reducer.broadcast`; the others compute their own all the same, as with collectives."""
         with tf.control_dependencies([tensor]):
             return self.deliver(tensor if self._rank == 0 else None, tensor.dtype, tensor.shape)
 
-    def deliver(self, value: Any, dtype: Any, shape: Any) -> Any:
+    def deliver(self, value: Tensor, dtype: DType, shape: Any) -> Any:
         """A value that worker 0 has (None elsewhere), on all workers."""
         queues = self._queues(dtype, shape)
         if self._rank > 0:
@@ -128,7 +129,7 @@ class QueueReducer:
             done = tf.constant(True)
         return [_give(queue, done) for queue in queues[1:]] or list(after)
 
-    def _queues(self, dtype: Any, shape: Any) -> list[Any]:
+    def _queues(self, dtype: DType, shape: Any) -> list[Any]:
         """A queue for each worker, on one server."""
         label = f"{MEETINGS}/{self._count}"
         device = device_of(self._count % self._servers)
@@ -144,7 +145,7 @@ class QueueReducer:
         return found
 
 
-def _give(queue: Any, value: Any) -> Any:
+def _give(queue: Any, value: Tensor) -> Any:
     with tf.device(queue.device), tf.name_scope(f"{_label(queue)}/"):
         return tf.raw_ops.QueueEnqueueV2(handle=queue, components=[value], name="give")
 

@@ -23,6 +23,7 @@ import tensorflow as tf
 from parallax.graph.ownership import Ownership
 from parallax.transform.building.all_to_all import WORKERS, Hop, LookupIds, all_to_all, leg
 from parallax.transform.building.wire import GRADIENTS, ROWS, Wire
+from parallax.types import DType, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class TableRows:
     variable: str
     rows: int
     parts: tuple[Any, ...]
-    dtype: Any
+    dtype: DType
     row_shape: tuple[int, ...]
     devices: tuple[str, ...] = ()
 
@@ -90,12 +91,12 @@ class RoutedKeys:
         table_of_asked: `[m]`, which table each belongs to; None when there is one only.
     """
 
-    rows: Any
+    rows: Tensor
     before: tuple[Hop, Any] | None
     last: Hop
-    asked: Any = None
+    asked: Tensor = None
     asked_splits: Any = None
-    table_of_asked: Any = None
+    table_of_asked: Tensor = None
 
 
 class Transport(ABC):
@@ -143,7 +144,7 @@ class Transport(ABC):
         last = self._to_owners([LookupIds(asked)], asked.dtype)
         return replace(self._tell_owners(last, bases), before=(first, counts))
 
-    def push(self, routed: RoutedKeys, rows: Any) -> Any:
+    def push(self, routed: RoutedKeys, rows: Tensor) -> Any:
         """Sends gradient rows `[u, width]`, in the order of the first leg's keys, on to where `trip.last` leads."""
         if routed.before is None or self.meeting is None:
             return rows
@@ -187,7 +188,7 @@ class WorkerTransport(Transport):
         """The local row number at which each table begins, and at which the last one ends."""
         return [base * self.share for base in bases]
 
-    def arrive(self, routed: RoutedKeys, rows: Any, bases: Sequence[int]) -> list[tuple[Any, Any]]:
+    def arrive(self, routed: RoutedKeys, rows: Tensor, bases: Sequence[int]) -> list[tuple[Any, Any]]:
         """Sends gradient rows, in the order of `trip.last`, to their owners.
 
         Returns:
@@ -237,11 +238,11 @@ class ServerTransport(Transport):
         rows = tf.concat(found, 0) if found else tf.zeros([0, math.prod(table.row_shape)], table.dtype)
         return tf.cast(rows, table.dtype)
 
-    def to_servers(self, values: Any) -> Any:
+    def to_servers(self, values: Tensor) -> Any:
         """Gradient rows as they go to servers; between a front and its server they are as they are."""
         return values if self.proxies else self.wire.out(values, GRADIENTS)
 
-    def by_partition(self, last: Hop, rows: Any) -> list[Any]:
+    def by_partition(self, last: Hop, rows: Tensor) -> list[Any]:
         """What is in the order of the last leg, cut into what goes to each partition."""
         partitions = self.ownership.holders
         return list(tf.split(rows, last.splits, num=partitions)) if partitions > 1 else [rows]
@@ -274,14 +275,14 @@ def requesters(hosts: Sequence[int], host: int, pattern: Sequence[int]) -> tuple
     return tuple(found)
 
 
-def table_of(keys: Any, bases: Sequence[int]) -> Any:
+def table_of(keys: Tensor, bases: Sequence[int]) -> Any:
     """Which table each local row number belongs to; None when there is one table."""
     if len(bases) == 2:
         return None
     return tf.searchsorted(tf.constant(bases[1:-1], keys.dtype), keys, side="right")
 
 
-def _local_rows(tables: list[TableRows], asked: Any, table_of_asked: Any, bases: Sequence[int]) -> Any:
+def _local_rows(tables: list[TableRows], asked: Tensor, table_of_asked: Tensor, bases: Sequence[int]) -> Any:
     if table_of_asked is None:
         return _gather(tables[0], tables[0].parts[0], asked)
     count = len(tables)
@@ -293,7 +294,7 @@ def _local_rows(tables: list[TableRows], asked: Any, table_of_asked: Any, bases:
     return tf.dynamic_stitch(places, rows)
 
 
-def _gather(table: TableRows, rows: Any, local: Any) -> Any:
+def _gather(table: TableRows, rows: Tensor, local: Tensor) -> Any:
     if rows.dtype == tf.resource:
         found = tf.raw_ops.ResourceGather(resource=rows, indices=local, dtype=table.dtype)
     else:

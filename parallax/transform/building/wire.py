@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.plans.wire import rows_travel_as, sums_travel_as
+from parallax.types import DType, Tensor
 
 ROWS, GRADIENTS = "rows", "gradients"
 
@@ -56,11 +57,11 @@ class Wire:
         self._dtype = dtype
         self.roundings: list[Rounding] = []
 
-    def rows_type(self, dtype: Any) -> Any:
+    def rows_type(self, dtype: DType) -> Any:
         """The type in which rows of a type travel that are only moved."""
         return tf.dtypes.as_dtype(rows_travel_as(dtype.name, self._dtype))
 
-    def rounded(self, rows: Any) -> Any:
+    def rounded(self, rows: Tensor) -> Any:
         """Rows as they travel, not measured."""
         return tf.cast(rows, self.rows_type(rows.dtype))
 
@@ -72,7 +73,7 @@ class Wire:
         with tf.control_dependencies([self._measure(exact, sent, kind)]):
             return tf.identity(sent)
 
-    def halves_sums_of(self, dtype: Any) -> bool:
+    def halves_sums_of(self, dtype: DType) -> bool:
         """Whether gradients of a type are added up in half precision on their way."""
         return self._dtype is not None and sums_travel_as(dtype.name, self._dtype) == self._dtype != dtype.name
 
@@ -98,7 +99,7 @@ class Wire:
             return tf.raw_ops.AssignVariableOp(resource=handle, value=tf.concat([before[:3] + added, most], 0))
 
 
-def _sample(tensor: Any) -> Any:
+def _sample(tensor: Tensor) -> Any:
     """Its first rows, `[n, width]`; what has no rows is one."""
     width = tensor.shape[-1] if tensor.shape.rank and tensor.shape.rank > 1 else None
     return tf.reshape(tensor, [-1, width])[:SAMPLED_ROWS] if width else tf.reshape(tensor, [1, -1])

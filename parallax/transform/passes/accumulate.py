@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from parallax.plans.rewrites import AccumulateGradient, Rewrites
 from parallax.transform.building.editor import SCOPE, Editor, GradientAccumulation
+from parallax.types import Tensor
 
 
 def keep_gradients(editor: Editor, rewrites: Rewrites) -> None:
@@ -70,7 +71,7 @@ class _Kept:
     take: str
 
 
-def _total(tensor: Any, name: str, kept: list[_Kept], adds: bool = False) -> Any:
+def _total(tensor: Tensor, name: str, kept: list[_Kept], adds: bool = False) -> Any:
     """A tensor of all batches so far, this run's included: added up, or else put one after the other.
 
     Args:

@@ -19,6 +19,7 @@ from parallax.transform.building.pull_push import merge_equal_rows
 from parallax.transform.building.reducers import device_of
 from parallax.transform.building.transports import Pushers
 from parallax.transform.passes.partitions import cut_rows
+from parallax.types import Tensor
 
 ALL_GIVE, FRONTS_GIVE = f"{SCOPE}/accumulate", f"{SCOPE}/front"
 """Where the nodes are by which gradient rows are given: by all workers alike, or by the front of each server."""
@@ -107,7 +108,7 @@ def push_rows(
     _lead_parts(editor, push.indices, all_indices, gone)
 
 
-def accumulator(values: Any, rows: int, name: str) -> Any:
+def accumulator(values: Tensor, rows: int, name: str) -> Any:
     """The accumulator of a partition's gradient rows, which all workers share by its name."""
     return tf.raw_ops.SparseConditionalAccumulator(
         dtype=values.dtype,
@@ -118,7 +119,7 @@ def accumulator(values: Any, rows: int, name: str) -> Any:
     )
 
 
-def give(handle: Any, values: Any, indices: Any, rows: int) -> Any:
+def give(handle: Any, values: Tensor, indices: Tensor, rows: int) -> Any:
     """Gives this worker's gradient rows `[n, width]` of a partition of so many rows, with their numbers `[n]` int64."""
     return tf.raw_ops.SparseAccumulatorApplyGradient(
         handle=handle,

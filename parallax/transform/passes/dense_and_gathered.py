@@ -14,6 +14,7 @@ from parallax.transform.building.collectives import all_gather, open_end
 from parallax.transform.building.editor import SCOPE, Counter, Editor
 from parallax.transform.building.pull_push import INT32_ROWS, merge_equal_rows
 from parallax.transform.building.wire import GRADIENTS
+from parallax.types import Tensor
 
 
 def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
@@ -75,7 +76,7 @@ def weigh_losses(editor: Editor, rewrites: Rewrites) -> None:
             editor.redirect(one.counted, share)
 
 
-def _held_by_worker_0(editor: Editor, values: Any, shared: SharedRows) -> Any:
+def _held_by_worker_0(editor: Editor, values: Tensor, shared: SharedRows) -> Any:
     """Joined rows in which those of shared pieces are the sum over the workers on worker 0, and zero elsewhere."""
     found = []
     for piece, rows in zip(shared.pieces, _split(editor, values, shared.pieces), strict=True):
@@ -87,7 +88,7 @@ def _held_by_worker_0(editor: Editor, values: Any, shared: SharedRows) -> Any:
     return tf.concat(found, 0)
 
 
-def _split(editor: Editor, rows: Any, pieces: tuple[GradientPiece, ...]) -> list[Any]:
+def _split(editor: Editor, rows: Tensor, pieces: tuple[GradientPiece, ...]) -> list[Any]:
     """The rows of each piece."""
     if len(pieces) < 2:
         return [rows]
@@ -100,7 +101,7 @@ def _row_scale(editor: Editor, rewrites: Rewrites) -> float:
     return 1.0 / editor.worker.size if terms.synchronous and terms.average_sparse else 1.0
 
 
-def _mean_of_rows(editor: Editor, mean: Any, rows: Any) -> Any:
+def _mean_of_rows(editor: Editor, mean: Any, rows: Tensor) -> Any:
     """The mean over all workers' rows, from each worker's mean over its own (which may be none)."""
     count = tf.raw_ops.Shape(input=rows)[0]  # tf.shape would take the user's whole static shape
     weight = tf.cast(count, mean.dtype)
@@ -137,7 +138,7 @@ def _collected(editor: Editor, collect: Collect) -> tuple[Any, Any]:
     return tf.reshape(all_values, [-1, *row_shape]), tf.cast(all_indices, indices.dtype)
 
 
-def _densified(editor: Editor, values: Any, indices: Any, rows: int) -> tuple[Any, Any]:
+def _densified(editor: Editor, values: Tensor, indices: Tensor, rows: int) -> tuple[Any, Any]:
     """Summed over a whole table, with a column that counts who touched a row: only the union is given on.
 
     A sparse Momentum, Adam or Ftrl update leaves alone the rows that nobody touched, so they must not reach the update.
@@ -148,12 +149,12 @@ def _densified(editor: Editor, values: Any, indices: Any, rows: int) -> tuple[An
     return tf.gather(total[:, :-1], touched), touched
 
 
-def _gathered(editor: Editor, collect: Collect, values: Any, indices: Any) -> tuple[Any, Any]:
+def _gathered(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Any, Any]:
     values, indices = _sent_to_all(editor, collect, *merge_equal_rows(values, indices))
     return merge_equal_rows(values, indices) if collect.merge else (values, indices)
 
 
-def _as_one_process(editor: Editor, collect: Collect, values: Any, indices: Any) -> tuple[Any, Any]:
+def _as_one_process(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Any, Any]:
     """Every row that the one process would have, piece by piece."""
     pieces = collect.pieces
     parts = list(zip(pieces, _split(editor, values, pieces), _split(editor, indices, pieces), strict=True))
@@ -170,7 +171,9 @@ def _as_one_process(editor: Editor, collect: Collect, values: Any, indices: Any)
     return tf.concat([v for v, _ in found], 0), tf.concat([tf.cast(i, indices.dtype) for _, i in found], 0)
 
 
-def _of_all_workers(editor: Editor, collect: Collect, piece: GradientPiece, rows: Any, numbers: Any) -> tuple[Any, Any]:
+def _of_all_workers(
+    editor: Editor, collect: Collect, piece: GradientPiece, rows: Tensor, numbers: Any
+) -> tuple[Any, Any]:
     """The rows of all workers for one lookup; those of equal ids, or equal keys where they say it, are added up."""
     sent = _sent_to_all(editor, collect, rows, numbers)
     if piece.of:
@@ -178,14 +181,14 @@ def _of_all_workers(editor: Editor, collect: Collect, piece: GradientPiece, rows
     return merge_equal_rows(*sent) if piece.kind == "unique" else sent
 
 
-def _merged_by(keys: Any, values: Any, numbers: Any) -> tuple[Any, Any]:
+def _merged_by(keys: Tensor, values: Tensor, numbers: Any) -> tuple[Any, Any]:
     """Rows of equal keys added up; (values, row numbers), one for each key."""
     distinct, place = tf.unique(keys)
     count = tf.size(distinct)
     return tf.math.unsorted_segment_sum(values, place, count), tf.math.unsorted_segment_max(numbers, place, count)
 
 
-def _sent_to_all(editor: Editor, collect: Collect, values: Any, indices: Any) -> tuple[Any, Any]:
+def _sent_to_all(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Any, Any]:
     indices = tf.cast(indices, tf.int32 if collect.rows < INT32_ROWS else tf.int64)
     sent = tf.size(indices, out_type=tf.int64)
     counted = count(editor, collect, values, indices, [sent, sent, sent * (editor.worker.size - 1)])
@@ -193,7 +196,7 @@ def _sent_to_all(editor: Editor, collect: Collect, values: Any, indices: Any) ->
         return tf.cast(all_gather(editor.wire.out(values, GRADIENTS)), values.dtype), all_gather(indices)
 
 
-def count(editor: Editor, collect: Collect, values: Any, indices: Any, numbers: list[Any]) -> Any:
+def count(editor: Editor, collect: Collect, values: Tensor, indices: Tensor, numbers: list[Any]) -> Any:
     """Counts one run of an allgather exchange."""
     row_bytes = int(values.shape[1]) * editor.wire.rows_type(values.dtype).size
     counter = Counter("", ALLGATHER, (collect.variable,), row_bytes, indices.dtype.size, True, ALLGATHER, 1.0)

@@ -43,6 +43,7 @@ from parallax.transform.building.transports import (
 )
 from parallax.transform.passes.accumulators import push_rows
 from parallax.transform.passes.dense_and_gathered import add_counter
+from parallax.types import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class _Gathered:
         names_rows: whether the push names its own.
     """
 
-    rows: Any
+    rows: Tensor
     asked: DeduplicatedIds
     routed: RoutedKeys
     names_rows: bool
@@ -209,7 +210,7 @@ def _with_own_rows(editor: Editor, rewrites: Rewrites, exchange: _Exchange, push
     return _Gathered(way.push(routed, merged), asked, routed, True)
 
 
-def _cut_open(editor: Editor, tensor: Any, one: Push) -> Any:
+def _cut_open(editor: Editor, tensor: Tensor, one: Push) -> Any:
     """What a push takes, which is fed with nothing where nobody wants what it delivers."""
     cut = open_end(tensor)
     _may_be_cut(editor, cut, push_nodes(one))
@@ -288,7 +289,7 @@ def _deliver(editor: Editor, one: Push, pieces: list[tuple[Any, Any]]) -> None:
             editor.redirect(one.values, tf.reshape(values, [-1, *row_shape]))
 
 
-def _may_be_cut(editor: Editor, tensor: Any, needed_by: tuple[str, ...]) -> None:
+def _may_be_cut(editor: Editor, tensor: Tensor, needed_by: tuple[str, ...]) -> None:
     shape = tuple(0 if length is None else length for length in tensor.shape.as_list())
     editor.cuts.append(
         Cut(str(tensor.name), shape, str(tensor.dtype.as_numpy_dtype.__name__), tuple(dict.fromkeys(needed_by)))
@@ -306,7 +307,7 @@ def _count(
     asked: DeduplicatedIds,
     routed: RoutedKeys,
     names_rows: bool = True,
-    rows: Any = None,
+    rows: Tensor = None,
 ) -> Any:
     """Counts one run: distinct rows by table, those asked of owners, and of them those that leave.
 

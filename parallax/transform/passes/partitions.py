@@ -15,6 +15,7 @@ from parallax.graph.ownership import Ownership
 from parallax.plans.rewrites import Rewrites, Table
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.reducers import device_of
+from parallax.types import Tensor
 
 
 def place_tables(editor: Editor, rewrites: Rewrites) -> None:
@@ -31,7 +32,7 @@ def partition_name(node: str, number: int) -> str:
     return f"{SCOPE}/server/{node}/part_{number}"
 
 
-def cut_rows(value: Any, partitions: int, is_scalar: bool = False) -> list[Any]:
+def cut_rows(value: Tensor, partitions: int, is_scalar: bool = False) -> list[Any]:
     """The rows of each partition of a whole value."""
     if partitions == 1 or is_scalar:
         return [value]
@@ -39,7 +40,7 @@ def cut_rows(value: Any, partitions: int, is_scalar: bool = False) -> list[Any]:
     return [rows_of(value, ownership, number) for number in range(partitions)]
 
 
-def rows_of(value: Any, ownership: Ownership, holder: int) -> Any:
+def rows_of(value: Tensor, ownership: Ownership, holder: int) -> Any:
     """The rows of a whole value that one holder has, in the order of its local rows."""
     slots = ownership.slots_of(holder)
     if ownership.slots == len(slots):

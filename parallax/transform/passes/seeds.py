@@ -6,12 +6,12 @@ Worker 0 keeps the user's own seeds, so one worker draws what a single process w
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 from parallax.transform.building.editor import Worker
+from parallax.types import GraphDef, NodeDef
 
 
-def set_seeds(graph_def: Any, initial: frozenset[str], worker: Worker) -> None:
+def set_seeds(graph_def: GraphDef, initial: frozenset[str], worker: Worker) -> None:
     """Sets `seed` and `seed2` of every random op, in functions too.
 
     Args:
@@ -26,7 +26,7 @@ def set_seeds(graph_def: Any, initial: frozenset[str], worker: Worker) -> None:
             _set(node, f"{function.signature.name}/{node.name}", False, worker)
 
 
-def seeds_of(node: Any, name: str, initial: bool, worker: Worker) -> tuple[int, int]:
+def seeds_of(node: NodeDef, name: str, initial: bool, worker: Worker) -> tuple[int, int]:
     """The `seed` and `seed2` that a worker's random op has.
 
     Args:
@@ -42,7 +42,7 @@ def seeds_of(node: Any, name: str, initial: bool, worker: Worker) -> tuple[int, 
     return (seeds[0], mixed(seeds[1], name, rank)) if rank else seeds
 
 
-def _set(node: Any, name: str, initial: bool, worker: Worker) -> None:
+def _set(node: NodeDef, name: str, initial: bool, worker: Worker) -> None:
     if "seed" in node.attr and "seed2" in node.attr:
         node.attr["seed"].i, node.attr["seed2"].i = seeds_of(node, name, initial, worker)
 

@@ -22,6 +22,7 @@ from parallax.transform.building.reducers import device_of
 from parallax.transform.passes.initial_rows import OwnRows
 from parallax.transform.passes.locks import Locks
 from parallax.transform.passes.partitions import partition_name, put_together, whole_of
+from parallax.types import Tensor
 
 _READS = ("Identity", "ReadVariableOp")
 
@@ -218,7 +219,7 @@ class _Servers:
             self.editor.redirect(gather.edges, value)
             self.editor.whole[tensor] = str(value.name)
 
-    def _shared(self, node: str, tensor: str, value: Any, shape: Any) -> Any:
+    def _shared(self, node: str, tensor: str, value: Tensor, shape: Any) -> Any:
         """A value on this worker, from worker 0 where only that has it."""
         arrives = any(edge in self.editor.arrivals for edge in self.view.consumers(tensor))
         if node not in self.driven and not (node not in self.owned and arrives):

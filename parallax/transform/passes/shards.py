@@ -6,15 +6,14 @@ Marks in functions count too: a one-shot iterator copies its dataset into one.
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from parallax.compat.shard import MARK, NUM_SHARDS, mark_of
 from parallax.transform.building.editor import Worker
+from parallax.types import GraphDef
 
 
-def set_shards(graph_def: Any, worker: Worker) -> None:
+def set_shards(graph_def: GraphDef, worker: Worker) -> None:
     """Sets the nodes that are marked (parallax/compat/shard.py), also in functions, as those of one-shot iterators.
 
     Args:

@@ -18,6 +18,7 @@ from parallax.transform.building.collectives import all_gather, open_end
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.passes.initial_rows import OwnRows
 from parallax.transform.passes.partitions import row_places
+from parallax.types import Tensor
 
 
 def spread_tables(editor: Editor, rewrites: Rewrites) -> None:
@@ -75,7 +76,7 @@ def gather_rows(editor: Editor, rewrites: Rewrites) -> None:
         editor.whole[gather.tensor] = str(whole.name)
 
 
-def _whole(local: Any, table: Table, places: Any) -> Any:
+def _whole(local: Tensor, table: Table, places: Any) -> Any:
     """All rows `[rows, ...]` of local rows; every worker must run it."""
     row_shape = local.shape.as_list()[1:] if local.shape.rank else list(table.row_shape)
     whole = tf.gather(all_gather(open_end(local, [None, *row_shape])), places)
