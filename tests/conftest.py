@@ -23,6 +23,8 @@ GOLDEN = Path(__file__).parent / "golden"
 WITHOUT = Path(__file__).parent / "without"
 ROOT = Path(__file__).parents[1]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(WITHOUT)])
+# With it a forked `parallax` (tests/warm.py) needs no new Python to have hashes alike in all processes.
+os.environ["PYTHONHASHSEED"] = "0"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # and they need not compile the project's modules each time
 
 

@@ -65,6 +65,8 @@ class Running:
         self._out, self._err = folder / f"{self.mark[MARK]}.out", folder / f"{self.mark[MARK]}.err"
         self._began_s = time.monotonic()
         every = {**os.environ, **environment, **self.mark}
+        if server is None:  # as from a user's shell
+            every.pop("PYTHONHASHSEED", None)
         if server is not None and words[:2] == CLI and server.serves(every):
             self.process = server.start(words[2:], folder, every, self._out, self._err)
             return

@@ -26,16 +26,17 @@ _STATISTICS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 _EQUAL = ("same", "fed", "handle")
 
 
-def find_curved(walk: Walk, made: Set[str], before: Set[str], sums: Set[str]) -> frozenset[str]:
+def find_curved(walk: Walk, made: Set[str], axes: BatchAxes, before: Set[str], sums: Set[str]) -> frozenset[str]:
     """The means over the batch of which the workers' mean is taken; those found `before` stay.
 
     Args:
         walk: finished.
         made: the nodes that autodiff made.
+        axes: along which workers have equally many rows.
         before: what the walk was made with.
         sums: what losses are divided by, which is put together otherwise.
     """
-    view, look = walk.view, _Curves(walk, made)
+    view, look = walk.view, _Curves(walk, made, axes)
     found = set(before)
     for node in view.topological_order():
         tensor = f"{node}:0"
@@ -52,10 +53,9 @@ def find_curved(walk: Walk, made: Set[str], before: Set[str], sums: Set[str]) ->
     return frozenset(found)
 
 
-def find_statistics(walk: Walk, made: Set[str]) -> tuple[str, ...]:
+def find_statistics(walk: Walk, made: Set[str], axes: BatchAxes) -> tuple[str, ...]:
     """Nodes that give means over a worker's own batch, which go back into each of its examples."""
-    view, look, found = walk.view, _Curves(walk, made), []
-    axes = BatchAxes(view, walk.states)
+    view, look, found = walk.view, _Curves(walk, made, axes), []
     for node in view.topological_order():
         if node in made or node in walk.initial:
             continue
@@ -80,10 +80,10 @@ def visit(walk: Walk, node: str) -> None:
 class _Curves:
     """What a mean is judged by."""
 
-    def __init__(self, walk: Walk, made: Set[str]) -> None:
+    def __init__(self, walk: Walk, made: Set[str], axes: BatchAxes) -> None:
         self._walk = walk
         self._made = frozenset(made)
-        self._axes = BatchAxes(walk.view, walk.states)
+        self._axes = axes
 
     def is_of_batch(self, node: str) -> bool:
         """Whether a node takes the mean along the batch."""

@@ -28,6 +28,7 @@ _OVER_BATCH = ("Sum", "Mean")
 _OF_SHAPES = "Shape Size Const Cast FloorDiv FloorMod Prod GatherV2 AddV2 Maximum Reshape Range Fill".split()
 """What autodiff counts the elements of a mean with."""
 _READS_SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
+_GATHERS = ("GatherV2", "Gather", "GatherNd")
 _PASSES = ("Identity", "StopGradient", "Reshape", "Cast", "Squeeze", "ExpandDims")
 
 
@@ -90,8 +91,8 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
         tuple(selected),
         tuple(unproven),
         tuple(unproven_means),
-        curved.find_curved(walk, look.made, before.curved, sums),
-        curved.find_statistics(walk, look.made),
+        curved.find_curved(walk, look.made, look.axes, before.curved, sums),
+        curved.find_statistics(walk, look.made, look.axes),
     )
 
 
@@ -140,9 +141,11 @@ class _DivisionRules:
     def __init__(self, walk: Walk) -> None:
         view = walk.view
         self._walk = walk
-        self._axes = BatchAxes(view, walk.states)
         self.made = autodiff_ops(walk.captured)
         self.forward = view.nodes.keys() - self.made - walk.initial
+        self._joined = BatchAxes(view, walk.states)
+        # A mask leaves workers unequally many rows, of which no mean over the workers may be taken.
+        self.axes = BatchAxes(view, walk.states, self._joined).supposing(dict.fromkeys(self._uneven))
 
     def sums_behind(self, tensor: str, op: str) -> frozenset[str]:
         """The sums (or means) over the batch, free of trained variables, that make a scalar; empty where others do."""
@@ -211,7 +214,7 @@ class _DivisionRules:
         values = view.inputs(node)[0]
         shape = view.shape(values)
         is_fixed = shape is not None and None not in shape
-        if view.shape(f"{node}:0") != () or is_fixed or not self._chosen or self._axes.of(values) is not None:
+        if view.shape(f"{node}:0") != () or is_fixed or not self._chosen or self.axes.of(values) is not None:
             return None, False
         needed = view.ancestors([split_tensor(values)[0]])
         assumed = {tensor: AxisPart(0) for tensor in self._chosen if split_tensor(tensor)[0] in needed}
@@ -222,20 +225,25 @@ class _DivisionRules:
 
     @cached_property
     def _chosen(self) -> tuple[str, ...]:
-        """Rows of the batch that a mask along it chooses; where two choices meet, each worker has as many of both."""
-        view, found = self._walk.view, []
+        """Rows of the batch that a mask of data chooses; where two choices meet, each worker has as many of both."""
+        return tuple(tensor for tensor, place in self._uneven.items() if not self._needs_variables(place))
+
+    @cached_property
+    def _uneven(self) -> dict[str, str]:
+        """Rows of the batch that a mask along it chooses, with the node that says which."""
+        view, found = self._walk.view, dict[str, str]()
         for gather in sorted(self.forward):
-            if view.op(gather) not in ("GatherV2", "Gather") or self._axes.of(view.inputs(gather)[0]) not in (0, MIXED):
+            if view.op(gather) not in _GATHERS or self._joined.of(view.inputs(gather)[0]) not in (0, MIXED):
                 continue
             if view.inputs(gather)[2:] and view.constant(view.inputs(gather)[2]) != 0:
                 continue
             place = split_tensor(view.inputs(gather)[1])[0]
             while view.op(place) in _PASSES:
                 place = split_tensor(view.inputs(place)[0])[0]
-            is_place = view.op(place) == "Where" and self._axes.of(view.inputs(place)[0]) in (0, MIXED)
-            if is_place and not self._needs_variables(place):
-                found.append(f"{gather}:0")
-        return tuple(found)
+            is_place = view.op(place) == "Where" and self._joined.of(view.inputs(place)[0]) in (0, MIXED)
+            if is_place:
+                found[f"{gather}:0"] = place
+        return found
 
     def _counted_by(self, values: str) -> tuple[Edge, ...]:
         """Where autodiff divides by the number of elements of a tensor."""
@@ -261,7 +269,8 @@ class _DivisionRules:
             return False
         summed = view.inputs(node)[0]
         factors = view.inputs(split_tensor(summed)[0]) if view.op(split_tensor(summed)[0]) == "Mul" else ()
-        return any(self._axes.of(t) is not None for t in (summed, *factors))
+        axes = self._joined if op == "Sum" else self.axes
+        return any(axes.of(t) is not None for t in (summed, *factors))
 
     def _needs_variables(self, node: str) -> bool:
         """Whether the values that a node gives are made of variables'; of what only its shape is read they are not."""

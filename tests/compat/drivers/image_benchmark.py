@@ -76,7 +76,7 @@ def main(_):
         results = sess.run(fetches)
         if step % FLAGS.display_every == 0:
             speed = FLAGS.display_every * FLAGS.batch_size * num_workers / (time.time() - began)
-            parallax.logger.info("%d images/sec: %.1f loss: %.3f", results["step"][0], speed, results["loss"][0])
+            parallax.log.info("%d images/sec: %.1f loss: %.3f", results["step"][0], speed, results["loss"][0])
             began = time.time()
             if worker_id == 0:
                 sess.run(summary_op)

@@ -142,7 +142,7 @@ def main(_):
         batches = [next_batch(local_step, worker_id, FLAGS.batch_size) for _ in range(num_replicas_per_worker)]
         feeds = {ops[name]: [batch[name] for batch in batches] for name in ("x", "y", "w")}
         fetched = sess.run(fetches, feeds)
-        parallax.logger.info("step: %d, train loss: %f", fetched["global_step"][0], np.mean(fetched["loss"]))
+        parallax.log.info("step: %d, train loss: %f", fetched["global_step"][0], np.mean(fetched["loss"]))
         print("loss", np.mean(fetched["loss"]))
     variables = sess.run({v.op.name: v for v in single_gpu_graph.get_collection("variables")})
     if worker_id == 0 and FLAGS.result:

@@ -62,7 +62,7 @@ def main(_):
             feed_dict["x:0"].append(batch["x"])
             feed_dict[ops["y"]].append(batch["y"])
         loss, global_step, _ = sess.run([ops["loss"], ops["global_step"], ops["train_op"]], feed_dict=feed_dict)
-        parallax.logger.info("step: %d, loss: %lf", global_step[0], loss[0])
+        parallax.log.info("step: %d, loss: %lf", global_step[0], loss[0])
         print("loss", loss[0])
     variables = sess.run({v.op.name: v for v in single_gpu_graph.get_collection("variables")})
     if worker_id == 0 and FLAGS.result:
