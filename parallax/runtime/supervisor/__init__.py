@@ -1,1 +1,1 @@
-"""One process beside each rank: starts it, watches it, and ends it. It imports neither TensorFlow nor MPI."""
+"""One process beside each rank: starts its rank, watches it, and ends it. It imports neither TensorFlow nor MPI."""

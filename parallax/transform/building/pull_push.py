@@ -59,7 +59,7 @@ def ask(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Transport)
         way: to the owners.
 
     Returns:
-        Asked. An id outside its table ends the run with an error that names the table and the id, before anything
+        The deduplicated ids. An id outside its table ends the run with an error that names the table and the id, before anything
         is sent.
     """
     bases = [0]
