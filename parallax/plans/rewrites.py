@@ -328,7 +328,7 @@ class WholeShape:
 
 @dataclass(frozen=True, slots=True)
 class Rewrites:
-    """All that shall be changed, in the order in which the transform carries it out.
+    """All that shall be changed; pipeline.py has the order in which it is carried out.
 
     Attributes:
         tables: what has owners.

@@ -1,10 +1,11 @@
 """The walk's rules for single ops: which one applies, and the plain ones (how results inherit from inputs).
 
 A result of plain inputs is as bad as its worst input. What a random op, a dataset, a queue or a file gives is `local`;
-an op that calls functions is as its inputs, and `local` where a body draws or reads (reading/functions.py). The table of
-ops and their rules is _RULES in rules_rows.py, with those for tensors along rows; rules for lookups and merges are in
-rules_exchange.py, for conditionals in rules_branches.py, and for what writes state in rules_state.py. Where none of them applies, a table is read whole
-outside the training step and refused inside the step, and gradient rows become `opaque`.
+an op that calls functions is as its inputs, and `local` where a body draws or reads (reading/functions.py). The table
+of ops and their rules is _RULES in rules_rows.py, with those for tensors along rows; rules for lookups and merges are
+in rules_exchange.py, for conditionals in rules_branches.py, and for what writes state in rules_state.py. Where none of
+them applies, a table is read whole outside the training step and refused inside the step, and gradient rows become
+`opaque`.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def ask(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Transport)
         way: to the owners.
 
     Returns:
-        The deduplicated ids. An id outside its table ends the run with an error that names the table and the id, before anything
-        is sent.
+        The deduplicated ids. An id outside its table ends the run with an error that names the table and the id,
+        before anything is sent.
     """
     bases = [0]
     for table in tables:
