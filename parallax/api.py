@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from parallax.analysis.stages import Analysed, analyse, plan_for, rewrites_of, simulation_of
 from parallax.analysis.whatif.simulate import HostKind
@@ -22,12 +22,7 @@ from parallax.plans.plan import Plan
 from parallax.plans.what_if import what_if_from
 from parallax.profiles.files import check_writable
 from parallax.report.html.files import write_file
-from parallax.report.html.page import plan_page
-from parallax.report.html.simulated import simulation_page, simulation_text
 from parallax.report.text import PrintedPlan, explanation, plan_table
-from parallax.runtime.check.builds import write_build
-from parallax.runtime.check.command import FirstBuild
-from parallax.runtime.launcher.dry_run import dry_run_text
 from parallax.runtime.launcher.job import layout_of, servers_by_host
 from parallax.runtime.launcher.launch import launch
 from parallax.runtime.launcher.mpirun import find_mpirun, this_launcher
@@ -35,7 +30,6 @@ from parallax.runtime.make_job import check_profile, cluster_of, job_of, new_fol
 from parallax.runtime.measure.options import measure_options
 from parallax.runtime.replan.options import check_possible, replan_options
 from parallax.runtime.trace.options import make_ready, trace_options
-from parallax.runtime.worker import graph_files
 from parallax.runtime.worker.fetches import REPLICAS
 from parallax.runtime.worker.random_state import drawn_seed
 from parallax.runtime.worker.ranks import current_process_group
@@ -48,6 +42,9 @@ from parallax.settings.environment import (
 )
 from parallax.settings.merged import merged
 from parallax.types import Graph
+
+if TYPE_CHECKING:
+    from parallax.runtime.check.command import FirstBuild
 
 
 class JobEnded(SystemExit):
@@ -182,12 +179,16 @@ def _single(call: Call) -> int:
 
 def _check_build(call: Call) -> int:
     """The second build of a check."""
+    from parallax.runtime.check.builds import write_build
+
     write_build(call.graph, call.wanted)
     return 0
 
 
 def _check(call: Call) -> NoReturn:
     """What `parallax check` looks at: the graph, its plan, or why there is none."""
+    from parallax.runtime.check.command import FirstBuild
+
     analysed = plan = None
     refusal = ""
     try:
@@ -200,10 +201,11 @@ def _check(call: Call) -> NoReturn:
 
 def _checked_cluster(call: Call) -> Cluster:
     """The machines of a job, when nothing speaks against it but the plan."""
-    from parallax.runtime.checkpoint.hook import check_global_step
-
     config = call.config
-    check_global_step(call.graph, config.ckpt_config)  # what every worker would refuse
+    if config.ckpt_config.ckpt_dir is not None:
+        from parallax.runtime.checkpoint.hook import check_global_step
+
+        check_global_step(call.graph, config.ckpt_config)  # what every worker would refuse
     check_possible(replan_options(config, call.wanted), config, call.sync)
     cluster = cluster_of(call.resource_info, config, call.wanted)
     options = (*cluster.mpirun_options, *config.communication_config.mpi_config.words)
@@ -248,8 +250,12 @@ def _show(call: Call) -> int:
     if wanted.json:
         write_file(wanted.json, plan.to_json(), "--json")
     if wanted.html:
+        from parallax.report.html.page import plan_page
+
         write_file(wanted.html, plan_page(plan), "--html")
     if wanted.graph:
+        from parallax.runtime.worker import graph_files
+
         rewrites, seed = rewrites_of(analysed, plan), call.config.seed or 1
         graph_files.write_planned(analysed.captured.view, rewrites, plan, seed, Path(wanted.graph))
     return 0
@@ -266,6 +272,8 @@ def _profile(call: Call) -> int:
 
 def _simulate(call: Call) -> int:
     """What `parallax simulate` gives: the table of sizes, and the page."""
+    from parallax.report.html.simulated import simulation_page, simulation_text
+
     analysed, wanted = analyse(call.graph), call.wanted
     named = wanted.resource or call.resource_info
     kinds, addresses = [HostKind()], []
@@ -323,6 +331,8 @@ def _launch(graph: Graph, analysed: Analysed, plan: Plan, cluster: Cluster, conf
         plan_file=None,
     )
     if wanted.role == Role.DRY_RUN:
+        from parallax.runtime.launcher.dry_run import dry_run_text
+
         job = job_of(graph, analysed, plan, cluster, config, mine, seed)
         sys.stdout.write("\n" + dry_run_text(job, this_launcher()))
         return 0

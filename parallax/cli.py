@@ -15,9 +15,7 @@ from parallax.plans.plan import read_plan
 from parallax.plans.what_if import WhatIf
 from parallax.profiles.plan_inputs import file_text
 from parallax.profiles.profiles import cluster_profile_from_json
-from parallax.report.diff import difference_text, differences
 from parallax.report.html.files import write_file
-from parallax.report.html.page import plan_page
 from parallax.report.text import explanation, plan_table
 from parallax.runtime.check.builds import SecondBuild, second_build
 from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import
@@ -199,7 +197,6 @@ def _run_here(
     with quiet_import(shown_from):
         from parallax.analysis.reading import record
         from parallax.api import GraphChecked, JobEnded
-        from parallax.runtime.check.command import report
 
         record.install()
     join_deprecations(shown_from)
@@ -210,6 +207,8 @@ def _run_here(
             run_script([arguments.script, *arguments.args])
     except JobEnded as ended:
         if second is not None and isinstance(ended, GraphChecked):
+            from parallax.runtime.check.command import report
+
             return report(ended.found, second)
         return ended.status
     except SystemExit as stop:
@@ -244,12 +243,16 @@ def _show_plan(arguments: argparse.Namespace) -> int:
     text = explanation(plan, arguments.explain) if arguments.explain else plan_table(plan, bool(arguments.all))
     sys.stdout.write(text)
     if arguments.html:
+        from parallax.report.html.page import plan_page
+
         write_file(arguments.html, plan_page(plan), "--html")
     return 0
 
 
 def _compare_plans(arguments: argparse.Namespace) -> int:
     """Prints in what two stored plans differ."""
+    from parallax.report.diff import difference_text, differences
+
     found = differences(read_plan(arguments.first), read_plan(arguments.second))
     sys.stdout.write(difference_text(found, (arguments.first, arguments.second)))
     return 1 if found else 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, once_per_view, split_tensor
 
 SWITCHES = ("Switch", "RefSwitch")
 MERGES = ("Merge", "RefMerge")
@@ -38,10 +38,14 @@ Branches = tuple[Branch, ...]
 """From the outermost to the innermost."""
 
 
+@once_per_view
 def branches_of(view: GraphView) -> dict[str, Branches]:
     """For every node the branches and loops that it is inside of."""
     found: dict[str, Branches] = {}
-    for node in view.topological_order():
+    order = view.topological_order()
+    if not any(view.op(node) in (*SWITCHES, *_ENTERS) for node in order):
+        return dict.fromkeys(order, ())
+    for node in order:
         op = view.op(node)
         inputs = [_at(view, found, tensor) for tensor in view.inputs(node) if split_tensor(tensor)[0] in found]
         inputs += [found[name] for name in view.controls(node) if name in found]

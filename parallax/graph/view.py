@@ -7,8 +7,9 @@ can be printed and compared.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, wraps
+from typing import Any, NamedTuple, TypeVar
 
 from parallax.errors import GraphError
 from parallax.types import GraphDef
@@ -18,6 +19,9 @@ Shape = tuple[int | None, ...] | None
 
 
 _REFERENCE = 100  # TensorFlow numbers the reference to a type 100 above the type
+_SPLIT_NAMES = 1 << 18
+"""How many names of tensors are kept split: more than graphs have, as splitting is what walks do most."""
+_Found = TypeVar("_Found")
 
 
 class Edge(NamedTuple):
@@ -28,30 +32,40 @@ class Edge(NamedTuple):
 
 
 class GraphView:
-    """Looks things up in a GraphDef that carries `_output_shapes`; never changes it."""
+    """Looks things up in a GraphDef that carries `_output_shapes`; never changes it.
+
+    Attributes:
+        graph_def: the graph.
+        nodes: its nodes, by name.
+        remembered: what was found out about the graph and is asked for again (`once_per_view`).
+    """
 
     def __init__(self, graph_def: GraphDef) -> None:
         self.graph_def = graph_def
         self.nodes: dict[str, Any] = {node.name: node for node in graph_def.node}
-        self._position = {node.name: i for i, node in enumerate(graph_def.node)}
+        self.remembered: dict[Any, Any] = {}
+        self._ops: dict[str, str] = {name: node.op for name, node in self.nodes.items()}
+        self._position = {name: i for i, name in enumerate(self.nodes)}
         self._inputs: dict[str, tuple[str, ...]] = {}
         self._controls: dict[str, tuple[str, ...]] = {}
         self._consumers: dict[str, list[Edge]] = {}
         self._control_consumers: dict[str, list[str]] = {}
         self._outputs: dict[str, list[str]] = {}
+        self._shapes: dict[str, Shape] = {}
         self._order: list[str] = []
-        for node in graph_def.node:
-            data = tuple(tensor_name(name) for name in node.input if not name.startswith("^"))
-            self._inputs[node.name] = data
-            self._controls[node.name] = tuple(name[1:] for name in node.input if name.startswith("^"))
+        for name, node in self.nodes.items():
+            taken = list(node.input)
+            data = tuple([tensor_name(one) for one in taken if one[0] != "^"])
+            controls = tuple([one[1:] for one in taken if one[0] == "^"]) if len(data) < len(taken) else ()
+            self._inputs[name], self._controls[name] = data, controls
             for slot, tensor in enumerate(data):
-                self._consumers.setdefault(tensor, []).append(Edge(node.name, slot))
-            for control in self._controls[node.name]:
-                self._control_consumers.setdefault(control, []).append(node.name)
+                self._consumers.setdefault(tensor, []).append(Edge(name, slot))
+            for control in controls:
+                self._control_consumers.setdefault(control, []).append(name)
 
     def op(self, node: str) -> str:
         """The op type of a node."""
-        return str(self.nodes[node].op)
+        return self._ops[node]
 
     def inputs(self, node: str) -> tuple[str, ...]:
         """The tensors a node takes, in order."""
@@ -81,6 +95,11 @@ class GraphView:
 
     def shape(self, tensor: str) -> Shape:
         """The static shape of a tensor."""
+        if tensor not in self._shapes:
+            self._shapes[tensor] = self._shape(tensor)
+        return self._shapes[tensor]
+
+    def _shape(self, tensor: str) -> Shape:
         node, number = split_tensor(tensor)
         shapes = self.nodes[node].attr["_output_shapes"].list.shape
         if number >= len(shapes) or shapes[number].unknown_rank:
@@ -135,8 +154,8 @@ class GraphView:
         waiting = list(found)
         while waiting:
             node = waiting.pop()
-            tensors = [t for t in self._inputs[node] if t not in fed]
-            for needed in (*(split_tensor(t)[0] for t in tensors), *self._controls[node]):
+            tensors = [t for t in self._inputs[node] if t not in fed] if fed else self._inputs[node]
+            for needed in [*[split_tensor(t)[0] for t in tensors], *self._controls[node]]:
                 if needed not in found:
                     found.add(needed)
                     waiting.append(needed)
@@ -173,10 +192,23 @@ class GraphView:
         """The nodes that a node takes tensors of or waits for; not what comes around to the Merge of a loop."""
         if node not in self._inputs:
             raise GraphError(f"The graph names node {node!r} as an input and does not hold it.")
-        needed = [split_tensor(t)[0] for t in self._inputs[node]] + list(self._controls[node])
+        needed = [*[split_tensor(t)[0] for t in self._inputs[node]], *self._controls[node]]
         if self.op(node) in ("Merge", "RefMerge"):
             needed = [n for n in needed if self.op(n) not in ("NextIteration", "RefNextIteration")]
-        return sorted(set(needed), key=self._position.__getitem__, reverse=True)
+        return sorted(set(needed), key=self._position.__getitem__, reverse=True) if len(needed) > 1 else needed
+
+
+def once_per_view(function: Callable[[GraphView], _Found]) -> Callable[[GraphView], _Found]:
+    """A function of a view alone, whose result is kept with the view: it must not be changed."""
+
+    @wraps(function)
+    def found(view: GraphView) -> _Found:
+        if function not in view.remembered:
+            view.remembered[function] = function(view)
+        result: _Found = view.remembered[function]
+        return result
+
+    return found
 
 
 def tensor_name(name: str) -> str:
@@ -184,6 +216,7 @@ def tensor_name(name: str) -> str:
     return name if ":" in name else f"{name}:0"
 
 
+@lru_cache(_SPLIT_NAMES)
 def split_tensor(tensor: str) -> tuple[str, int]:
     """`op:1` as (`op`, 1)."""
     node, _, number = tensor.rpartition(":")

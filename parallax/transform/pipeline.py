@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from parallax.graph.garbage import cycles_wait
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import GraphView
 from parallax.plans.rewrites import Rewrites
@@ -82,6 +83,7 @@ def _keep_fetchable(editor: Editor) -> None:
                 editor.whole.setdefault(f"{node}:{number}", editor.whole.get(tensor, tensor))
 
 
+@cycles_wait
 def transform(view: GraphView, rewrites: Rewrites, worker: Worker) -> WorkerGraph:
     """Makes the graph of one worker. Pure: the view is not changed, and no cluster or Horovod job is needed.
 

@@ -8,7 +8,9 @@ the op. The classes are those of parallax.graph.spec.VariableClass.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from parallax.analysis.propagation.equal_ids import lookup_edges
 from parallax.analysis.propagation.propagate import propagate
@@ -23,6 +25,7 @@ from parallax.analysis.reading.gradients import (
     written_variable,
 )
 from parallax.errors import GraphError
+from parallax.graph.garbage import cycles_wait
 from parallax.graph.ops import state_op
 from parallax.graph.spec import OPEN_SHAPE, GradientSource, GraphSpec, Slot, VariableClass, VariableSpec, model_key
 from parallax.graph.view import split_tensor
@@ -31,12 +34,14 @@ from parallax.plans.rewrites import Rewrites
 _LADDER = {"alltoall": "allgather", "allgather": "raw"}
 """What is tried next for a part whose route met an op without a rule."""
 
+_Value = TypeVar("_Value")
 _LATE = (
     "Import parallax before the graph is built, or start the script with `parallax run`: gradients are then recorded "
     "where autodiff delivers them. Those of {} were not and are guessed, and so this may have another cause:"
 )
 
 
+@cycles_wait
 def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]:
     """The spec of a graph, and where its gradients come from.
 
@@ -61,10 +66,10 @@ def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]
             by_name.setdefault(found.logical_name, []).append(found)
     case = _Case(
         captured=captured,
-        sources=sources,
+        sources_of=_by_key((s.part, (number, s)) for number, s in enumerate(sources)),
         routes=routes,
         reasons=reasons,
-        owner=owner,
+        slots_of=_by_key((of, slot) for slot, of in sorted(owner.items())),
         updates_of=_updates_of(captured, updates),
         training=captured.view.ancestors(updates),
         local=frozenset(rewrites.local_variables),
@@ -81,10 +86,10 @@ class _Case:
 
     Attributes:
         captured: the graph.
-        sources: where its gradients come from.
+        sources_of: variable op -> where its gradients come from, with their numbers among all.
         routes: variable op -> the route of the best case.
         reasons: variable op -> why it cannot be spread.
-        owner: slot variable op -> the variable op that it follows.
+        slots_of: variable op -> the slot variable ops that follow it, sorted.
         updates_of: variable op -> the nodes that update it from its gradient.
         training: the nodes that a training step needs.
         local: variable ops that each worker keeps for itself.
@@ -92,22 +97,25 @@ class _Case:
     """
 
     captured: Captured
-    sources: tuple[GradientSource, ...]
+    sources_of: dict[str, list[tuple[int, GradientSource]]]
     routes: dict[str, str]
     reasons: dict[str, str]
-    owner: dict[str, str]
+    slots_of: dict[str, list[str]]
     updates_of: dict[str, list[str]]
     training: set[str]
     local: frozenset[str]
     exchanged: frozenset[str]
 
 
-def _updates_of(captured: Captured, updates: set[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for node in captured.view.nodes:
-        if node in updates:
-            found.setdefault(written_variable(captured, node), []).append(node)
+def _by_key(pairs: Iterable[tuple[str, _Value]]) -> dict[str, list[_Value]]:
+    found: dict[str, list[_Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
     return found
+
+
+def _updates_of(captured: Captured, updates: set[str]) -> dict[str, list[str]]:
+    return _by_key((written_variable(captured, node), node) for node in captured.view.nodes if node in updates)
 
 
 def _check_trains(captured: Captured, updates: set[str]) -> None:
@@ -187,7 +195,8 @@ def _slot_owners(captured: Captured, updates: set[str], rewrites: Rewrites) -> d
 def _variable(case: _Case, parts: list[CapturedVariable]) -> VariableSpec:
     parts = sorted(parts, key=lambda v: (v.part.row_offset, v.part.op))
     ops = [v.part.op for v in parts]
-    sources = tuple(s for s in case.sources if s.part in ops)
+    numbered = sorted((one for op in ops for one in case.sources_of.get(op, ())), key=lambda one: one[0])
+    sources = tuple(source for _, source in numbered)
     updates = tuple(u for op in ops for u in case.updates_of.get(op, ()))
     lookups = _lookups(case, ops)
     cls, reason, evidence = _class(case, ops, sources, updates, tuple(n for n, _ in lookups))
@@ -300,9 +309,8 @@ def _ids_size(case: _Case, tensor: str) -> tuple[str, int | None]:
 
 def _slots(case: _Case, name: str, ops: list[str]) -> tuple[Slot, ...]:
     found: dict[str, dict[str, str]] = {}
-    for slot, owner in sorted(case.owner.items()):
-        if owner in ops:
-            found.setdefault(slot.removeprefix(f"{owner}/"), {})[owner] = slot
+    for slot, owner in sorted((slot, op) for op in ops for slot in case.slots_of.get(op, ())):
+        found.setdefault(slot.removeprefix(f"{owner}/"), {})[owner] = slot
     return tuple(
         Slot(f"{name}/{suffix}", tuple(by_part[op] for op in ops if op in by_part))
         for suffix, by_part in sorted(found.items())

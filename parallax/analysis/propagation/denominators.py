@@ -98,7 +98,7 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
 
 def visit(walk: Walk, node: str) -> None:
     """Has the sum of all workers taken of a denominator."""
-    for tensor in walk.view.outputs(node):
+    for tensor in walk.view.outputs(node) if walk.denominators.sums else ():
         if tensor in walk.denominators.sums and walk.states[tensor] != SAME:
             walk.all_reduces.append(AllReduce(tensor, tuple(walk.view.consumers(tensor)), "sum"))
             walk.states[tensor] = SAME

@@ -59,7 +59,7 @@ def visit(walk: Walk, node: str) -> None:
         GraphError: the mean cannot be taken there.
         NoRule: it is made of gradient rows by an op that has no rule.
     """
-    for tensor in walk.view.outputs(node):
+    for tensor in walk.view.outputs(node) if walk.passages else ():
         for passage in walk.passages.get(tensor, ()):
             state = walk.states[tensor]
             if state != SAME and node in walk.training and any(_starts_alike(walk, t) for t in passage.targets):

@@ -26,6 +26,7 @@ from parallax.analysis.reading.functions import functions_of
 from parallax.analysis.reading.gradients import gradient_updates
 from parallax.errors import GraphError, ParallaxError
 from parallax.graph.control_flow import branches_of
+from parallax.graph.garbage import cycles_wait
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import split_tensor
 from parallax.plans.rewrites import (
@@ -41,6 +42,7 @@ from parallax.plans.rewrites import (
 )
 
 
+@cycles_wait
 def propagate(
     captured: Captured,
     sources: tuple[GradientSource, ...],
@@ -49,7 +51,7 @@ def propagate(
     placed: Mapping[str, Placement] | None = None,
     terms: TrainingMode | None = None,
 ) -> Rewrites:
-    """Decides what must change so that N workers train as one process would.
+    """Decides what must change so that N workers train as one process would; asked again, it gives what it gave.
 
     Args:
         captured: the graph.
@@ -64,7 +66,13 @@ def propagate(
         NoRule: a part's route cannot be carried out; the message names the op.
         GraphError: no route can make this graph right.
     """
-    return _decisions(walked(captured, sources, routes, equal_randomness, placed), terms or TrainingMode())
+    terms, placed = terms or TrainingMode(), placed or {}
+    asked = (propagate, sources, frozenset(routes.items()), equal_randomness, frozenset(placed.items()), terms)
+    remembered = captured.view.remembered
+    if asked not in remembered:
+        remembered[asked] = _decisions(walked(captured, sources, routes, equal_randomness, placed), terms)
+    rewrites: Rewrites = remembered[asked]
+    return rewrites
 
 
 def walked(
@@ -82,6 +90,7 @@ def walked(
     initializers = {v.initializer for v in captured.variables.values() if v.initializer}
     training = captured.view.ancestors(updates - initializers)
     read = computed_of(captured.view, updates - initializers)
+    initial, shared = captured.view.ancestors(initializers), rules.shared_variables(captured, sources, updates)
     delivered = [split_tensor(t)[0] for s in sources for t in (s.values, s.indices) if t is not None]
     before = captured.view.ancestors(delivered)
     order, branches = captured.view.topological_order(), branches_of(captured.view)
@@ -102,10 +111,10 @@ def walked(
             tables=tables,
             table_of=table_of,
             own=own,
-            shared=rules.shared_variables(captured, sources, updates),
+            shared=shared,
             training=training,
             read=read,
-            initial=captured.view.ancestors(initializers),
+            initial=initial,
             initializers=initializers,
             dense_sources=dense_sources,
             kinds=kinds,

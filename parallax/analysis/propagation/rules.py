@@ -11,6 +11,7 @@ them applies, a table is read whole outside the training step and refused inside
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from parallax.analysis.propagation import denominators, passages, rules_rows, rules_state, whole_batch
 from parallax.analysis.propagation.gradient_pieces import concatenated
@@ -56,6 +57,7 @@ _READS_DATASETS = ("ReduceDataset", "DatasetToSingleElement", "DatasetToGraph", 
 """A dataset may draw or read what differs, which its handle does not show."""
 
 
+@cache
 def differs(op: str, equal_randomness: bool) -> bool:
     """Whether an op may give every worker something else for the same inputs."""
     if is_random(op):
@@ -63,6 +65,7 @@ def differs(op: str, equal_randomness: bool) -> bool:
     return op in _READS_FILES or op in _READS_DATASETS or (is_stateful(op) and op not in _SAME_STATEFUL)
 
 
+@cache
 def is_random(op: str) -> bool:
     """Whether an op draws random numbers by attributes `seed` and `seed2`."""
     return bool(_RANDOM.match(op))

@@ -14,6 +14,7 @@ from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.own_state import depends_on_batch, may_keep_rows
 from parallax.analysis.propagation.states import PLAIN, SAME, State
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, are_paired, part_of, set_handle
+from parallax.analysis.reading.functions import takes_functions
 from parallax.errors import GraphError
 from parallax.graph.ops import ADDITIVE_SCATTERS, StateOp, state_op, takes_state
 from parallax.graph.view import Edge, split_tensor
@@ -72,6 +73,8 @@ def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
 
 def _written_in_functions(walk: Walk, node: str, op: str) -> bool:
     """A loop or another op whose functions write variables: right only where nothing differs between workers."""
+    if not takes_functions(op):
+        return False
     slots = sorted(walk.functions.written_slots(walk.view.nodes[node]))
     variables = [str(s.key[0]) for s in (walk.state_at(node, slot) for slot in slots) if s.kind == "handle"]
     if not variables:

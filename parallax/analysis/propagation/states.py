@@ -40,6 +40,8 @@ def worst(states: list[State]) -> State:
     """The plain state of a result whose inputs have these plain states."""
     if not states:
         return SAME
+    if states.count(states[0]) == len(states):
+        return states[0]
     state = max(states, key=lambda s: PLAIN.index(s.kind))
     if state.kind != "fed":
         return state

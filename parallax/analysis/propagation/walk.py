@@ -132,10 +132,8 @@ class Walk:
     lookups: list[Lookup] = field(default_factory=list)
     merges: dict[str, Merge] = field(default_factory=dict)
 
-    @property
-    def view(self) -> GraphView:
-        """The index of the graph."""
-        return self.captured.view
+    def __post_init__(self) -> None:
+        self.view: GraphView = self.captured.view  # looked at for every node and input
 
     def state_at(self, node: str, slot: int) -> State:
         """The state of input `slot` as this node takes it; outside autodiff a gradient is as the exchange makes it."""

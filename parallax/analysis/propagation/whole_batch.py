@@ -63,7 +63,7 @@ def find_wholes(walk: Walk) -> tuple[dict[str, Whole], str]:
 
 def visit(walk: Walk, node: str) -> None:
     """Has parts put together that a walk before asked for."""
-    for tensor in walk.view.outputs(node):
+    for tensor in walk.view.outputs(node) if walk.wholes else ():
         whole = walk.wholes.get(tensor)
         if whole is None or walk.states[tensor] == SAME:
             continue

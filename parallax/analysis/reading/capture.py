@@ -19,6 +19,7 @@ from parallax.analysis.reading.inline import InlinedCall, inline_calls
 from parallax.analysis.reading.launcher_graph import meant
 from parallax.analysis.reading.lower import lower_conditionals
 from parallax.analysis.reading.recorded import Hidden, Record, records_in
+from parallax.graph.garbage import cycles_wait
 from parallax.graph.spec import OPEN_SHAPE, Part
 from parallax.graph.view import GraphView, split_tensor
 from parallax.types import Graph, GraphDef, NodeDef
@@ -74,6 +75,7 @@ class Captured:
     hidden: tuple[Hidden, ...] = ()
 
 
+@cycles_wait
 def capture(graph: Graph, digest: str | None = None) -> Captured:
     """Captures a TF1-style graph, whether built or imported, before or after Parallax was imported.
 

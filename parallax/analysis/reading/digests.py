@@ -15,13 +15,18 @@ from typing import Any
 
 import tensorflow as tf
 
+from parallax.analysis.reading.functions import takes_functions
 from parallax.types import GraphDef, NodeDef
 
 SEEDS = ("seed", "seed2")
 _OWN_NAMES = ("_gradient_op_type",)
 """Attributes by which one process finds a Python object of its own."""
+_LEFT_OUT = (*SEEDS, *_OWN_NAMES, "shared_name")
+"""What a skeleton has in part or not at all."""
 _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 SHAPES = "_output_shapes"
+_PLAIN_NAMES = (SHAPES, "_class")
+"""Attributes that no definition of an op has, and that name no function."""
 _TEXT = 80  # characters of a value in a message
 
 
@@ -48,7 +53,7 @@ def fingerprint(graph_def: GraphDef) -> str:
 def node_digests(graph_def: GraphDef) -> dict[str, str]:
     """A short digest of every node's structure, by name."""
     bodies = _Bodies(graph_def)
-    return {node.name: _digest(_skeleton(node, bodies)) for node in graph_def.node}
+    return {node.name: _digest(node if _is_bare(node, bodies) else _skeleton(node, bodies)) for node in graph_def.node}
 
 
 def first_difference(launcher: Any, own: Any) -> GraphDifference | None:
@@ -157,6 +162,19 @@ def _skeleton(node: NodeDef, bodies: _Bodies) -> Any:
     if "shared_name" in copy.attr:
         copy.attr["shared_name"].s = _UUID.sub(b"", copy.attr["shared_name"].s)
     return copy
+
+
+def _is_bare(node: NodeDef, bodies: _Bodies) -> bool:
+    """Whether a node is its own skeleton, as most are: it has nothing but names, structure and plain attributes."""
+    if takes_functions(node.op) or node.op in bodies.functions or has_value(node):
+        return False
+    if node.HasField("experimental_debug_info") or node.HasField("experimental_type"):
+        return False
+    names = list(node.attr)
+    if any(name in _LEFT_OUT or (name.startswith("_") and name not in _PLAIN_NAMES) for name in names):
+        return False
+    controls = [name for name in node.input if name[0] == "^"]
+    return len(controls) < 2 or list(node.input) == _ordered(node.input)
 
 
 def _called(value: Any) -> Iterable[Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parallax.analysis.reading import record
+from parallax.analysis.reading.functions import takes_functions
 from parallax.analysis.reading.inline import InlinedCall
 from parallax.analysis.reading.launcher_graph import functions_meant
 from parallax.graph.ops import state_op
@@ -160,7 +161,9 @@ def _resolved(places: Sequence[_Place], place: _Place, tensor: record.Place) -> 
 def _hidden(functions: dict[str, Any], view: GraphView) -> Iterator[Hidden]:
     """The gradients in the bodies of loops and conditionals."""
     library = {f.signature.name: f for f in view.graph_def.library.function}
-    for name, node in view.nodes.items():
+    for name, node in view.nodes.items() if library else ():
+        if not takes_functions(view.op(name)):
+            continue
         run = _run_by(node, library)
         targets = [
             _outermost(gradient.target)

@@ -100,11 +100,13 @@ def _levels(view: GraphView, rewrites: Rewrites) -> dict[str, int]:
     order = view.topological_order()
     levels: dict[str, int] = {}
     while True:  # a push may come before its pull in the user's order; the levels then need another round
-        before = dict(levels)
+        before, is_in_order = dict(levels), True
         for node in order:
-            needed = [*(split_tensor(t)[0] for t in view.inputs(node)), *view.controls(node), *also_needs.get(node, ())]
-            levels[node] = max((levels.get(n, 0) for n in needed), default=0) + (node in exchanges)
-        if levels == before:
+            needed = [split_tensor(t)[0] for t in view.inputs(node)] + [*view.controls(node), *also_needs.get(node, ())]
+            known = [levels[n] for n in needed if n in levels]
+            is_in_order = is_in_order and len(known) == len(needed)
+            levels[node] = max(known, default=0) + (node in exchanges)
+        if levels == before or (not before and is_in_order):
             return levels
 
 

@@ -1,0 +1,31 @@
+"""Puts off Python's search for reference cycles while a graph is read or made.
+
+The search begins whenever many objects were made, and goes through all of them, the user's graph too: of a large graph,
+whose nodes stay, it finds nothing and takes a fifth of the time. Whatever is not part of a cycle is freed as ever.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+_Given = ParamSpec("_Given")
+_Found = TypeVar("_Found")
+
+
+def cycles_wait(function: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
+    """A function during which no reference cycles are searched for; afterwards they are, if they were before."""
+
+    @wraps(function)
+    def waiting(*args: _Given.args, **kwargs: _Given.kwargs) -> _Found:
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if was_on:
+                gc.enable()
+
+    return waiting
