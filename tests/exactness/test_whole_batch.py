@@ -16,6 +16,16 @@ train = opt.apply_gradients(scaled)
 """
 
 WHOLE = {
+    "a rate from rows by numbers": """
+        rows = tf.gather_nd(emb, ids[:, None])
+        train = v1.train.AdagradOptimizer(0.1 + tf.reduce_mean(tf.square(rows))).apply_gradients(pairs)
+    """,
+    "a rate from weights over time": """
+        bags = tf.stack([ids, ids // 2, ids // 3], 1)
+        weights = tf.nn.softmax(tf.gather(emb, bags), axis=1)
+        rate = 0.1 + 0.1 * tf.reduce_mean(tf.square(weights))
+        train = v1.train.AdagradOptimizer(rate).apply_gradients(pairs)
+    """,
     "if the loss is small": _SKIPPED.format("loss < 0.9"),
     "if the loss and the step are small": _SKIPPED.format("tf.logical_and(0.5 * loss + 1.0 < 2.0, step < 3)"),
     "if the loss is finite": _SKIPPED.format("tf.reduce_all(tf.math.is_finite(loss))"),
@@ -44,6 +54,12 @@ WHOLE = {
     """,
 }
 REFUSED = {
+    "a rate from a token of each row that the loss takes too": """
+        token = tf.gather(emb, tf.tile([2], [tf.shape(y)[0]]))
+        loss = tf.reduce_mean(tf.square(((tf.gather(emb, ids) + token) @ w)[:, 0] - y))
+        rate = 0.1 + 0.1 * tf.reduce_mean(tf.square(tf.stop_gradient(token)))
+        train = v1.train.AdagradOptimizer(rate).minimize(loss)
+    """,
     "if the first row is near": _SKIPPED.format("y[0] < 0.9"),
     "a rate from a median": _WITH_RATE.format("0.1 + tf.square(tf.sort(y)[0])"),
     "a rate from this worker's gradient": """
