@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ops.exactness.draft import Program, Statement
@@ -70,7 +72,7 @@ REFUSED = {
 }
 
 
-def outcome(text: str, is_open: bool, route: str, **others: bool) -> tuple[str, str]:
+def outcome(text: str, is_open: bool, route: str, **others: Any) -> tuple[str, str]:
     program = Program(
         title="A batch decides.",
         workers=3,
@@ -108,6 +110,20 @@ def test_what_is_reduced_over_the_batch_is_reduced_over_all_workers(case: str, r
 @pytest.mark.parametrize("case", ["if the loss is small", "if every row is near", "clipped by the loss"])
 def test_conditionals_of_the_old_kind_and_reference_variables_are_no_different(case: str) -> None:
     assert outcome(WHOLE[case], True, "hybrid", control_flow_v2=False, resource=False) == ("equal", "")
+
+
+def test_a_mask_that_comes_out_of_a_queue_batch_by_batch_is_put_together() -> None:
+    queued = """
+        queue = v1.FIFOQueue(8, [tf.int64, F])
+        feeding = queue.enqueue([ids, y])
+        ids, y = queue.dequeue()
+        ids.set_shape([rows])
+        y.set_shape([rows])
+        mask = tf.cast(y > 0.0, F)
+        loss = tf.reduce_sum(mask * tf.square((tf.gather(emb, ids) @ w)[:, 0] - y)) / tf.reduce_sum(mask)
+        train = tf.group(opt.minimize(loss))
+    """
+    assert outcome(queued, True, "hybrid", result="[feeding, train]") == ("equal", "")
 
 
 @pytest.mark.parametrize("case", REFUSED)

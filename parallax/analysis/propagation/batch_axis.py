@@ -16,8 +16,11 @@ from parallax.analysis.propagation.states import State
 from parallax.graph.control_flow import SWITCHES, Branch, Branches, branches_of, is_loop_merge, predicate_of
 from parallax.graph.view import GraphView, Shape, split_tensor
 
-_SOURCES = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "IteratorGetNext", "IteratorGetNextSync")
-_SOURCES_OF_MANY = ("QueueDequeueMany", "QueueDequeueManyV2", "QueueDequeueUpTo", "QueueDequeueUpToV2")
+_SOURCES = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
+_SOURCES_OF_MANY = (
+    *("IteratorGetNext", "IteratorGetNextSync", "QueueDequeue", "QueueDequeueV2"),
+    *("QueueDequeueMany", "QueueDequeueManyV2", "QueueDequeueUpTo", "QueueDequeueUpToV2"),
+)
 _EQUAL = ("same", "handle", "rows", "fed")
 """Kinds of states whose tensors are no worker's own part of a batch."""
 _RANDOM = ("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "StatelessRandomUniformV2")
