@@ -29,6 +29,7 @@ def program(seed: int, number: int, workers: int | None = None) -> Program:
     d = Draft(rng, is_open=bool(is_open), v2=bool(v2), resource=bool(resource), is_float32=bool(is_float32))
     optimizes = bool(rng.rand() < 0.1)
     d.tape = bool(d.resource and rng.rand() < 0.1)
+    d.v2 = d.v2 or d.tape  # no tape goes through conditionals of the old kind
     _batch(d)
     d.taped = True
     for _ in range(rng.randint(0, 4)):

@@ -98,7 +98,8 @@ def _checked(d: Draft) -> None:
             f"@tf.custom_gradient\ndef turned_{name}(x):\n"
             f"    return tf.tanh(x), lambda dy: -0.5 * tf.convert_to_tensor(dy)\n\n"
             f"{name} = turned_{name}({h})",
-            f"@tf.recompute_grad\ndef again_{name}(x):\n    return tf.tanh(x * x)\n\n{name} = again_{name}({h})",
+            # Multiplied, so that its gradient is dense, as it must be there.
+            f"@tf.recompute_grad\ndef again_{name}(x):\n    return tf.tanh(x * x)\n\n{name} = again_{name}({h}) * 1.0",
         )
     )
     d.add(check, name, h)

@@ -62,7 +62,9 @@ class NamedSession:
         if key not in self._callables:
             self._callables[key] = self._callable(tensors, *key)
         values = [np.asarray(value, self._numpy_type(tensor)) for tensor, value in feeds.items()]
-        found = dict(zip(tensors, self._callables[key](*values), strict=True)) | dict(zip(feeds, values, strict=True))
+        # Copied: a callable gives the memory of a variable of the old kind, into which the next run writes.
+        given = [np.array(value) for value in self._callables[key](*values)]
+        found = dict(zip(tensors, given, strict=True)) | dict(zip(feeds, values, strict=True))
         return [found.get(name) for name in fetches]
 
     def _callable(self, tensors: Sequence[str], fetches: Sequence[str], fed: Sequence[str]) -> Any:

@@ -141,6 +141,9 @@ def _subject(source: str, break_on_purpose: Any, claims: bool) -> _Subject | Out
         expected = one_process(built)
     except NotFinite as error:
         return _failed("infinite", error)
+    except tf.errors.InvalidArgumentError as error:  # a check of the program's own has found it
+        is_infinite = any(found in str(error) for found in ("Tensor had Inf", "Tensor had NaN", "Tensor had -Inf"))
+        return _failed("infinite" if is_infinite else "invalid", error)
     except Exception as error:  # whatever the program's text raises is kept as the outcome
         return _failed("invalid", error)
     try:

@@ -167,6 +167,21 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
+class Dealt:
+    """Which elements of a vector that was dealt out to the parts of a table are counted.
+
+    Attributes:
+        numbers: the tensor that says to which part an element goes.
+        part: the part.
+        before: tensors whose elements come before, in `numbers`.
+    """
+
+    numbers: str
+    part: int
+    before: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GradientPiece:
     """Rows of one lookup among joined gradient rows.
 
@@ -176,12 +191,14 @@ class GradientPiece:
         of: for `unique` the tensor of distinct ids that says which rows are the same, where the row numbers do not;
             for `unknown` the op at which it cannot be told.
         merged: for `unique` the op that merged the ids; rows of pieces that have one in common are merged together.
+        dealt: where not all of the ids are meant, but those that went to one part of a table.
     """
 
     ids: str
     kind: str
     of: str = ""
     merged: str = ""
+    dealt: Dealt | None = None
 
 
 @dataclass(frozen=True, slots=True)

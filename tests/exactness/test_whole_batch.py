@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ops.exactness.draft import Program, Statement
@@ -16,6 +18,16 @@ train = opt.apply_gradients(scaled)
 """
 
 WHOLE = {
+    "a rate from rows by numbers": """
+        rows = tf.gather_nd(emb, ids[:, None])
+        train = v1.train.AdagradOptimizer(0.1 + tf.reduce_mean(tf.square(rows))).apply_gradients(pairs)
+    """,
+    "a rate from weights over time": """
+        bags = tf.stack([ids, ids // 2, ids // 3], 1)
+        weights = tf.nn.softmax(tf.gather(emb, bags), axis=1)
+        rate = 0.1 + 0.1 * tf.reduce_mean(tf.square(weights))
+        train = v1.train.AdagradOptimizer(rate).apply_gradients(pairs)
+    """,
     "if the loss is small": _SKIPPED.format("loss < 0.9"),
     "if the loss and the step are small": _SKIPPED.format("tf.logical_and(0.5 * loss + 1.0 < 2.0, step < 3)"),
     "if the loss is finite": _SKIPPED.format("tf.reduce_all(tf.math.is_finite(loss))"),
@@ -44,6 +56,12 @@ WHOLE = {
     """,
 }
 REFUSED = {
+    "a rate from a token of each row that the loss takes too": """
+        token = tf.gather(emb, tf.tile([2], [tf.shape(y)[0]]))
+        loss = tf.reduce_mean(tf.square(((tf.gather(emb, ids) + token) @ w)[:, 0] - y))
+        rate = 0.1 + 0.1 * tf.reduce_mean(tf.square(tf.stop_gradient(token)))
+        train = v1.train.AdagradOptimizer(rate).minimize(loss)
+    """,
     "if the first row is near": _SKIPPED.format("y[0] < 0.9"),
     "a rate from a median": _WITH_RATE.format("0.1 + tf.square(tf.sort(y)[0])"),
     "a rate from this worker's gradient": """
@@ -54,7 +72,7 @@ REFUSED = {
 }
 
 
-def outcome(text: str, is_open: bool, route: str, **others: bool) -> tuple[str, str]:
+def outcome(text: str, is_open: bool, route: str, **others: Any) -> tuple[str, str]:
     program = Program(
         title="A batch decides.",
         workers=3,
@@ -92,6 +110,20 @@ def test_what_is_reduced_over_the_batch_is_reduced_over_all_workers(case: str, r
 @pytest.mark.parametrize("case", ["if the loss is small", "if every row is near", "clipped by the loss"])
 def test_conditionals_of_the_old_kind_and_reference_variables_are_no_different(case: str) -> None:
     assert outcome(WHOLE[case], True, "hybrid", control_flow_v2=False, resource=False) == ("equal", "")
+
+
+def test_a_mask_that_comes_out_of_a_queue_batch_by_batch_is_put_together() -> None:
+    queued = """
+        queue = v1.FIFOQueue(8, [tf.int64, F])
+        feeding = queue.enqueue([ids, y])
+        ids, y = queue.dequeue()
+        ids.set_shape([rows])
+        y.set_shape([rows])
+        mask = tf.cast(y > 0.0, F)
+        loss = tf.reduce_sum(mask * tf.square((tf.gather(emb, ids) @ w)[:, 0] - y)) / tf.reduce_sum(mask)
+        train = tf.group(opt.minimize(loss))
+    """
+    assert outcome(queued, True, "hybrid", result="[feeding, train]") == ("equal", "")
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from parallax.analysis.propagation import axis_blocks, axis_cuts, axis_loops, axis_rows
+from parallax.analysis.propagation import axis_blocks, axis_cuts, axis_loops, axis_numbers, axis_rows
 from parallax.analysis.propagation.axis_part import ALIKE, MIXED, AxisPart
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE, WHOLE_OR_ROWS
 from parallax.analysis.propagation.states import State
 from parallax.graph.control_flow import SWITCHES, Branch, Branches, branches_of, is_loop_merge, predicate_of
 from parallax.graph.view import GraphView, Shape, split_tensor
 
-_SOURCES = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "IteratorGetNext", "IteratorGetNextSync")
-_SOURCES_OF_MANY = ("QueueDequeueMany", "QueueDequeueManyV2", "QueueDequeueUpTo", "QueueDequeueUpToV2")
+_SOURCES = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
+_SOURCES_OF_MANY = (
+    *("IteratorGetNext", "IteratorGetNextSync", "QueueDequeue", "QueueDequeueV2"),
+    *("QueueDequeueMany", "QueueDequeueManyV2", "QueueDequeueUpTo", "QueueDequeueUpToV2"),
+)
 _EQUAL = ("same", "handle", "rows", "fed")
 """Kinds of states whose tensors are no worker's own part of a batch."""
 _RANDOM = ("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "StatelessRandomUniformV2")
@@ -204,8 +207,8 @@ class BatchAxes:
         return tensor in self._same or (tensor not in self._supposed and self.states[tensor].kind in _EQUAL)
 
     def constant(self, tensor: str) -> Any | None:
-        """The value of a tensor, if a Const gives it."""
-        return self.view.constant(tensor)
+        """The value of a tensor, if constants give it: alone, or put together to the order of axes and the like."""
+        return axis_numbers.value(self.view, tensor)
 
 
 _Rule = Callable[[BatchAxes, str, tuple[str, ...]], "AxisPart | int | None"]
@@ -375,7 +378,7 @@ _RULES: dict[str, _Rule] = {
     "StridedSlice": axis_cuts.strided_slice,
     "Slice": axis_cuts.cut,
     **dict.fromkeys(_GATHERS, _gather),
-    "GatherNd": axis_rows.gather_nd,
+    **dict.fromkeys(("GatherNd", "ResourceGatherNd"), axis_rows.gather_nd),
     "UnsortedSegmentSum": axis_rows.segment_sum(2),
     **dict.fromkeys(_SEGMENTS, axis_rows.segment_sum(None)),
     "OneHot": _one_hot,

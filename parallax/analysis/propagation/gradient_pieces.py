@@ -13,6 +13,8 @@ The rows of IndexedSlices come in pieces, one for each lookup, and what the one 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tensorflow.python.framework import op_def_registry
 
 from parallax.analysis.propagation.batch_axis import BatchAxes
@@ -24,10 +26,13 @@ from parallax.analysis.reading.gradients import autodiff_ops
 from parallax.errors import GraphError
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, split_tensor
-from parallax.plans.rewrites import AccumulateGradient, GradientPiece, Scale, SharedRows
+from parallax.plans.rewrites import AccumulateGradient, Dealt, GradientPiece, Scale, SharedRows
 
 _TAKES_MERGED = ("UnsortedSegmentSum", "ScatterAdd", "ScatterSub", "ResourceScatterAdd", "ResourceScatterSub")
 """Ops that add rows up by number: what the one process has does not depend on how often a row comes in parts."""
+
+_CHOOSES = ("DynamicPartition", "GatherV2", "Gather", "GatherNd", "StridedSlice", "Slice")
+"""Ops whose result has some of the elements of the first input."""
 
 PieceKinds = dict[str, tuple[GradientPiece, ...]]
 """Values tensor -> the pieces of its rows."""
@@ -74,7 +79,7 @@ def _pieces(look: _PieceRules, source: GradientSource) -> list[GradientPiece]:
         elif walk.states[tensor] == SAME:
             found.append(_of_equal_ids(look, tensor))
         else:
-            found.append(_of_own_ids(look, tensor))
+            found += _of_several_kinds(look, tensor) or [_of_own_ids(look, tensor)]
     return [_beside(look, piece, [p for p in found if piece.merged and p.merged == piece.merged]) for piece in found]
 
 
@@ -94,6 +99,27 @@ def _of_own_ids(look: _PieceRules, ids: str) -> GradientPiece:
         return GradientPiece(ids, "unique", distinct.key, distinct.merged)
     before = look.unique.any_before(ids)
     return GradientPiece(ids, "unknown", before) if before else GradientPiece(ids, "joined")
+
+
+def _of_several_kinds(look: _PieceRules, ids: str) -> list[GradientPiece]:
+    """Row numbers chosen from ids of the batch and others, equal on all workers, behind one another; empty for others.
+
+    Those that were dealt out to a part of a table can be counted, of the one kind and of the other.
+    """
+    view, chosen = look.walk.view, ids
+    while view.op(split_tensor(chosen)[0]) in _CHOOSES:
+        chosen = look.unique.source(view.inputs(split_tensor(chosen)[0])[0])
+    behind = concatenated(view, chosen)
+    equal = {t: _of_equal_ids(look, t) for t in behind if look.walk.states[t] == SAME}
+    if len(equal) in (0, len(behind)) or all(piece.kind == "joined" for piece in equal.values()):
+        return []
+    pieces = [equal.get(t) or _of_own_ids(look, t) for t in behind]
+    node, part = split_tensor(ids)
+    numbers = view.inputs(node)[1] if view.op(node) == "DynamicPartition" else ""
+    sources = {look.unique.source(t) for t in view.inputs(node)[:2]} if numbers else set()
+    if sources != {chosen} or any(piece.kind not in ("shared", "joined") for piece in pieces):
+        return [GradientPiece(ids, "unknown", split_tensor(chosen)[0])]
+    return [replace(piece, dealt=Dealt(numbers, part, tuple(behind[:place]))) for place, piece in enumerate(pieces)]
 
 
 def _of_equal_ids(look: _PieceRules, ids: str) -> GradientPiece:

@@ -45,7 +45,7 @@ class UniqueIds:
         merged = self._distinct(tensor)
         if merged:
             return Distinct("", merged)
-        before = self._source(tensor)
+        before = self.source(tensor)
         merged = self._distinct(before) if before != root(self._view, tensor) else ""
         return Distinct(before, merged) if merged else None
 
@@ -98,7 +98,7 @@ class UniqueIds:
         if op == "TopKV2":  # all of them, sorted; the first k of a worker are not those of the joined batch
             return self._distinct(inputs[0]) if number == 0 and self._is_size_of(inputs[1], inputs[0]) else ""
         if op in ("GatherV2", "Gather"):
-            return self._distinct(inputs[0]) if self._chooses(inputs[1], self._source(inputs[0])) else ""
+            return self._distinct(inputs[0]) if self._chooses(inputs[1], self.source(inputs[0])) else ""
         return self._distinct_parts(inputs[0], inputs[1]) if op == "DynamicPartition" else ""
 
     def _distinct_parts(self, values: str, parts: str) -> str:
@@ -168,10 +168,10 @@ class UniqueIds:
         node, number = split_tensor(numbers)
         inputs = self._view.inputs(node)
         if self._view.op(node) == "TopKV2":
-            return number == 1 and self._is_size_of(inputs[1], inputs[0]) and self._source(inputs[0]) == ids
-        return self._view.op(node) == "Where" and self._source(inputs[0]) == ids
+            return number == 1 and self._is_size_of(inputs[1], inputs[0]) and self.source(inputs[0]) == ids
+        return self._view.op(node) == "Where" and self.source(inputs[0]) == ids
 
-    def _source(self, tensor: str) -> str:
+    def source(self, tensor: str) -> str:
         """The one tensor that differs between workers of which a tensor is computed element by element."""
         while True:
             tensor = self._before_reshape(tensor)
@@ -180,7 +180,7 @@ class UniqueIds:
             scalars = all(self._is_scalar(t) for t in inputs if self._is_equal(t))
             if self._view.op(node) not in ELEMENTWISE or not scalars:
                 return tensor
-            moving = {self._source(t) for t in inputs if not self._is_equal(t)}
+            moving = {self.source(t) for t in inputs if not self._is_equal(t)}
             if len(moving) != 1:
                 return tensor
             (tensor,) = moving

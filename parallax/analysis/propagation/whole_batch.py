@@ -9,7 +9,9 @@ its length, of which the one process has another: no sum over it is put together
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.axis_loops import gives_the_same
@@ -51,8 +53,12 @@ def find_wholes(walk: Walk) -> tuple[dict[str, Whole], str]:
     All parts of an input are put together, or none.
     """
     look, wholes, unproven = _BatchParts(walk), dict(walk.wholes), ""
-    for edge in dict.fromkeys(walk.decisive):
-        found, missing = look.parts_of(edge)
+    edges = list(dict.fromkeys(walk.decisive))
+    paths = {edge: look.parts_of(edge) for edge in edges}
+    on_paths = {node for one in paths.values() for node in one.nodes}
+    for edge, path in paths.items():
+        aside = look.taken_aside(path.nodes - {edge.node}, on_paths)
+        found, missing = ([], aside) if aside else (path.parts, path.unproven)
         unproven = unproven or missing
         for whole in found:
             before = wholes.get(whole.tensor)
@@ -95,6 +101,14 @@ def notes_of(walk: Walk) -> tuple[str, ...]:
     )
 
 
+class _Path(NamedTuple):
+    """What leads to an input: the parts, or else a tensor that is not proven to be one; and the nodes behind them."""
+
+    parts: list[Whole]
+    unproven: str
+    nodes: frozenset[str]
+
+
 class _BatchParts:
     """What parts are judged by."""
 
@@ -105,7 +119,16 @@ class _BatchParts:
         self._divided = {edge.node for one in walk.denominators.divided if not one.is_mean for edge in one.edges}
         self._selected = {one.node for one in walk.denominators.selected}
 
-    def parts_of(self, edge: Edge) -> tuple[list[Whole], str]:
+    def taken_aside(self, nodes: Set[str], on_paths: Set[str]) -> str:
+        """A tensor that is computed of the whole, and that a worker's own gradients take too; empty where none is."""
+        view, walk = self._walk.view, self._walk
+        for node in sorted(nodes):
+            for tensor in view.outputs(node):
+                if any(e.node in walk.read and e.node not in on_paths for e in view.consumers(tensor)):
+                    return tensor
+        return ""
+
+    def parts_of(self, edge: Edge) -> _Path:
         """The parts that an input is computed of; or none, and a tensor that is not proven to be one."""
         view, parts = self._walk.view, dict[str, tuple[str, str]]()
         waiting, seen = [edge], {edge.node}
@@ -120,7 +143,7 @@ class _BatchParts:
                 continue
             giver = split_tensor(tensor)[0]
             if state.kind == "opaque" or not self._is_function_of_inputs(giver):
-                return [], tensor
+                return _Path([], tensor, frozenset())
             if giver not in seen:
                 seen.add(giver)
                 waiting += [Edge(giver, number) for number in range(len(view.inputs(giver)))]
@@ -129,7 +152,7 @@ class _BatchParts:
             taking = {taker.node for taker in view.consumers(tensor)}
             takers = taking if view.dtype(tensor) == _BOOL else taking & seen
             found.append(Whole(tensor, kind, weight, frozenset(takers)))
-        return found, ""
+        return _Path(found, "", frozenset(seen))
 
     def _part(self, tensor: str) -> tuple[str, str] | None:
         """(how the workers' parts are put together, what a mean is weighted by); None where it is no part."""

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from parallax.errors import TransformError
 from parallax.graph.view import Edge, GraphView, split_tensor
-from parallax.plans.rewrites import TrainingMode
+from parallax.plans.rewrites import GradientPiece, TrainingMode
 from parallax.transform.building.reducers import HorovodReducer, NoReducer, QueueReducer, Reducer
 from parallax.transform.building.wire import Wire
 from parallax.types import GraphDef, NodeDef, Tensor
@@ -148,7 +148,7 @@ class Editor:
         inputs: stand-ins for the user's tensors.
         waits: stand-ins for the user's nodes.
         kept: gradient as it leaves autodiff -> its mean over the batches that one update takes.
-        kept_sizes: ids of a piece of kept rows -> how many rows are kept of it.
+        kept_sizes: piece of kept rows -> how many rows are kept of it.
         keepings: what is kept.
         redirected: what edges take instead.
         redirected_parts: what edges of nodes that run on servers take, for each partition.
@@ -175,7 +175,7 @@ class Editor:
     inputs: dict[str, Any] = field(default_factory=dict)
     waits: dict[str, Any] = field(default_factory=dict)
     kept: dict[str, Any] = field(default_factory=dict)
-    kept_sizes: dict[str, Any] = field(default_factory=dict)
+    kept_sizes: dict[GradientPiece, Any] = field(default_factory=dict)
     keepings: list[GradientAccumulation] = field(default_factory=list)
     redirected: dict[Edge, Any] = field(default_factory=dict)
     redirected_parts: dict[Edge, list[Any]] = field(default_factory=dict)
@@ -222,9 +222,14 @@ class Editor:
         """A gradient as those outside of autodiff see it: of all batches of an update."""
         return self.kept.get(name, self.tensor(name))
 
-    def size_of(self, ids: str) -> Any:
-        """How many gradient rows belong to a lookup by these ids, of all batches of an update; int32."""
-        return self.kept_sizes[ids] if ids in self.kept_sizes else tf.size(self.tensor(ids))
+    def rows_of(self, piece: GradientPiece) -> Any:
+        """How many gradient rows a piece has, of all batches of an update; int32."""
+        if piece in self.kept_sizes or piece.dealt is None:
+            return self.kept_sizes[piece] if piece in self.kept_sizes else tf.size(self.tensor(piece.ids))
+        begin = tf.add_n([tf.constant(0), *(tf.size(self.tensor(ids)) for ids in piece.dealt.before)])
+        numbers = tf.reshape(self.tensor(piece.dealt.numbers), [-1])
+        numbers = numbers[begin : begin + tf.size(self.tensor(piece.ids))]
+        return tf.math.count_nonzero(tf.equal(numbers, piece.dealt.part), dtype=tf.int32)
 
     def at(self, edge: Edge) -> Any:
         """What an edge takes now."""

@@ -49,7 +49,7 @@ def _rows(editor: Editor, keep: AccumulateGradient, kept: list[_Kept], label: st
     """The values of all batches; each piece by itself, as what becomes of them depends on the piece."""
     values, indices = [editor.tensor(keep.values)], [editor.tensor(keep.indices)]
     if len(keep.pieces) > 1:
-        sizes = [tf.size(editor.tensor(piece.ids)) for piece in keep.pieces]
+        sizes = [editor.rows_of(piece) for piece in keep.pieces]
         values, indices = tf.split(values[0], sizes), tf.split(indices[0], sizes)
     all_values, all_indices = [], []
     for number, (rows, ids) in enumerate(zip(values, indices, strict=True)):
@@ -57,7 +57,7 @@ def _rows(editor: Editor, keep: AccumulateGradient, kept: list[_Kept], label: st
         all_values.append(_total(rows, f"{label}/values_{number}", kept, adds))
         all_indices.append(ids if adds else _total(ids, f"{label}/indices_{number}", kept))
         if keep.pieces:
-            editor.kept_sizes[keep.pieces[number].ids] = tf.size(all_indices[-1])
+            editor.kept_sizes[keep.pieces[number]] = tf.size(all_indices[-1])
     editor.kept[keep.indices] = tf.concat(all_indices, 0)
     return tf.concat(all_values, 0)
 

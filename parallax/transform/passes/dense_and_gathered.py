@@ -92,7 +92,7 @@ def _split(editor: Editor, rows: Tensor, pieces: tuple[GradientPiece, ...]) -> l
     """The rows of each piece."""
     if len(pieces) < 2:
         return [rows]
-    return list(tf.split(rows, [editor.size_of(piece.ids) for piece in pieces]))
+    return list(tf.split(rows, [editor.rows_of(piece) for piece in pieces]))
 
 
 def _row_scale(editor: Editor, rewrites: Rewrites) -> float:
