@@ -394,14 +394,14 @@ def open_images(flags: argparse.Namespace) -> Images:
         return digits(flags)
     heldout = padded(flags, read_files(flags, flags.heldout, training=False), colours=3) if flags.heldout else None
     train_images = read_files(flags, flags.data, training=True).batch(flags.batch, drop_remainder=True)
-    return Images(parallax.compat.shard.shard(train_images).prefetch(tf.data.AUTOTUNE), heldout)
+    return Images(parallax.shard.shard(train_images).prefetch(tf.data.AUTOTUNE), heldout)
 
 
 def padded(flags: argparse.Namespace, images: tf.data.Dataset, colours: int) -> tf.data.Dataset:
     """Batches of this worker's share of the images, which are followed by padding without end."""
     nothing = tf.zeros([flags.image_size, flags.image_size, colours]), tf.constant(PADDING)
     padding = tf.data.Dataset.from_tensors(nothing).repeat()
-    shared = parallax.compat.shard.shard(images).concatenate(padding)
+    shared = parallax.shard.shard(images).concatenate(padding)
     return shared.batch(flags.batch, drop_remainder=True).prefetch(1)
 
 
@@ -429,7 +429,7 @@ def digits(flags: argparse.Namespace) -> Images:
     images = np.float32(loaded.images[..., None] / 8.0 - 1.0)  # grey values were 0 to 16
     labels = np.int32(loaded.target)
     is_heldout = np.arange(len(labels)) % 5 == 4
-    num_shards, shard_id = parallax.compat.shard.create_num_shards_and_shard_id()
+    num_shards, shard_id = parallax.shard.create_num_shards_and_shard_id()
     train_images = tf.data.Dataset.from_tensor_slices((images[~is_heldout], labels[~is_heldout]))
     shuffled = train_images.shuffle(len(labels), seed=flags.seed).repeat().shard(num_shards, shard_id)
     heldout = tf.data.Dataset.from_tensor_slices((images[is_heldout], labels[is_heldout]))

@@ -6,8 +6,8 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.eager import context
 
 import parallax
+from parallax import shard
 from parallax.analysis.stages import analyse
-from parallax.compat import shard
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.shards import set_shards
 

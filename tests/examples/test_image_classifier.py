@@ -39,7 +39,7 @@ def taken(dataset, count, num_shards=1, shard_id=0):
     """The first batches of a dataset of the default graph, images and labels, for one of several workers."""
     iterator = v1.data.make_initializable_iterator(dataset)
     batch = iterator.get_next()
-    shard = dict(zip(parallax.compat.shard.create_num_shards_and_shard_id(), (num_shards, shard_id), strict=True))
+    shard = dict(zip(parallax.shard.create_num_shards_and_shard_id(), (num_shards, shard_id), strict=True))
     with v1.Session() as session:
         session.run(iterator.initializer, shard)
         return [session.run(batch) for _ in range(count)]

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import parallax
-from parallax.compat import shard
+from parallax import shard
 
 tf.disable_v2_behavior()
 folder = Path(sys.argv[1])

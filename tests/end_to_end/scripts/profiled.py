@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import parallax
-from parallax.compat import shard
+from parallax import shard
 
 ROWS, WIDTH, STEPS = 60, 4, 6
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import parallax
-from parallax.compat import shard
+from parallax import shard
 
 ROWS, WIDTH, BATCH = 2000, 8, 12
 SETTINGS, SOURCE, KIND, STEPS = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])

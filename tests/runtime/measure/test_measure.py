@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax import shard
 from parallax.analysis.reading import record
 from parallax.analysis.stages import analyse
-from parallax.compat import shard
 from parallax.errors import ConfigError, GraphError
 from parallax.runtime.measure import compute
 from parallax.runtime.measure.memory import free_bytes, peak_bytes, reset_peak
