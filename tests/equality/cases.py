@@ -35,6 +35,8 @@ IN_SHORT = (
     "bags, clipped, resource, alltoall over 3",
     "bags, clipped, reference, unequal by host over 2",
     "partitioned, mod, resource, alltoall over 3",
+    "samples in parts, resource, allgather over 2",
+    "samples in parts, resource, ps over 3",
     "clip rows, resource, allreduce over 3",
     "sorted rows, resource, allgather over 2",
     "alternating, same, resource, alltoall over 3",

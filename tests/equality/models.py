@@ -220,6 +220,19 @@ def partitioned(rows: int, parts: int, strategy: str) -> None:
     v1.train.AdamOptimizer(0.05).minimize(squared(dense(tf.reshape(h, [rows, WIDTH])), rows))
 
 
+def samples_in_parts(rows: int) -> None:
+    """Ids of a batch of any length and equal samples, in one lookup of a partitioned table, clipped together."""
+    emb = table(partitioner=v1.fixed_size_partitioner(3))
+    x = v1.placeholder(tf.int64, [None], name="ids")
+    both = v1.nn.embedding_lookup(emb, tf.concat([x, [1, 3, 4, 6]], 0))
+    h = both[: tf.shape(x)[0]]
+    near = tf.reduce_mean(tf.square(tf.linalg.matmul(h, both[tf.shape(x)[0] :], transpose_b=True)))
+    optimizer = v1.train.AdagradOptimizer(0.3)
+    gradients, variables = zip(*optimizer.compute_gradients(squared(dense(h), rows) + near), strict=True)
+    clipped, _ = tf.clip_by_global_norm(gradients, 0.1)
+    optimizer.apply_gradients(zip(clipped, variables, strict=True))
+
+
 def inside_a_function(rows: int) -> None:
     """The lookup is in a tf.function, its gradient in another function."""
     emb = table()
@@ -506,6 +519,7 @@ MODELS: dict[str, Callable[[int], Any]] = {
     "nce": lambda rows: sampled(rows, v1.nn.nce_loss),
     "partitioned, mod": lambda rows: partitioned(rows, 3, "mod"),
     "partitioned, div": lambda rows: partitioned(rows, 2, "div"),
+    "samples in parts": samples_in_parts,
     "function": inside_a_function,
     "function, clipped": function_clipped,
     "conditional": inside_a_conditional,

@@ -156,6 +156,7 @@ class _Watch:
             yield
         except BrokenPipeError:  # mpirun is still read to its end, for it would not end otherwise
             self._is_unread = True
+            self.relay.drop_unread()
 
     def _say(self, text: str) -> None:
         for line in self.judge.hear(text):
@@ -243,6 +244,8 @@ def _report(ending: Ending, left: tuple[int, ...], relay: Relay) -> int:
     if left:
         message += f"\nThese processes of the job cannot be killed: {', '.join(map(str, left))}."
     if message:
-        with contextlib.suppress(BrokenPipeError):
+        try:
             relay.say(f"parallax: {message}")
+        except BrokenPipeError:
+            relay.drop_unread()
     return ending.status

@@ -7,11 +7,13 @@ Elsewhere a bar is printed at most every few seconds, as a line, and other text 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 from parallax.runtime.launcher.output_files import OutputFiles
@@ -162,6 +164,16 @@ class Relay:
             sink.write(_CLEAR_LINE)
             sink.flush()
             self._status = None
+
+    def drop_unread(self) -> None:
+        """Leads what is held for a reader that is gone to nowhere, so that Python's flush at exit keeps the status."""
+        for sink in self._sinks.values():
+            try:
+                sink.flush()
+            except BrokenPipeError:
+                with Path(os.devnull).open("wb") as nowhere:
+                    os.dup2(nowhere.fileno(), sink.fileno())
+                sink.flush()
 
     def _flush(self) -> None:
         for sink in self._sinks.values():

@@ -130,7 +130,9 @@ class QueueReducer:
         return [_give(queue, done) for queue in queues[1:]] or list(after)
 
     def _queues(self, dtype: DType, shape: Any) -> list[Any]:
-        """A queue for each worker, on one server."""
+        """A queue for each worker, on one server. Where the batch decides the shape, it takes any."""
+        known = tf.TensorShape(shape)
+        shapes = [known] if known.is_fully_defined() else []
         label = f"{MEETINGS}/{self._count}"
         device = device_of(self._count % self._servers)
         self._count += 1
@@ -139,7 +141,7 @@ class QueueReducer:
             with tf.device(device), tf.control_dependencies(None), tf.name_scope(f"{label}/"):
                 found.append(
                     tf.raw_ops.FIFOQueueV2(
-                        component_types=[dtype], shapes=[shape], capacity=1, shared_name=f"{label}/{rank}", name="queue"
+                        component_types=[dtype], shapes=shapes, capacity=1, shared_name=f"{label}/{rank}", name="queue"
                     )
                 )
         return found

@@ -1,4 +1,5 @@
 import io
+import os
 
 import pytest
 
@@ -120,3 +121,15 @@ def test_a_label_may_stand_for_the_rank():
     relay = Relay(sink, sink, {0: "0", 1: "server 0"}.__getitem__)
     relay.write(1, "stdout", "a\n", 0)
     assert sink.getvalue() == b"[server 0] a\n"
+
+
+def test_what_a_reader_left_unread_is_not_written_again_at_exit():
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as sink:
+        os.close(reader)
+        relay = Relay(sink, Sink())
+        with pytest.raises(BrokenPipeError):
+            relay.write(0, "stdout", "line\n", 0)
+        relay.drop_unread()
+        sink.flush()
+        relay.write(0, "stdout", "line\n", 0)
