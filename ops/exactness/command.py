@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ SHRUNK_ALIKE = 2
 """Of faults that look alike, so many are made minimal; the others are counted."""
 FEW = 100
 """So many graphs are tried by every route when nothing is asked for, and more by one route each."""
+NUMBERED = 4
+"""Of the graphs that are refused for one reason, so many are named."""
 _SHOWN, _TOLD_EVERY = 160, 500
 
 
@@ -29,14 +31,14 @@ class Tally:
     Attributes:
         outcomes: how many graphs ended by each kind; a graph with several routes counts once, as its worst.
         trials: how many graphs and routes.
-        reasons: of refusals.
+        reasons: of refusals, and the numbers of the graphs.
         faults: (number, route, outcome).
         seconds: of processor time.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
     trials: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
+    reasons: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     faults: list[tuple[int, str, Outcome]] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -47,7 +49,8 @@ class Tally:
         self.trials += len(kinds)
         self.seconds += sum(outcome.seconds for outcome in outcomes.values())
         refused = [outcome for outcome in outcomes.values() if outcome.kind == "refused"]
-        self.reasons.update(dict.fromkeys((reason_of(outcome) for outcome in refused), 1))
+        for reason in {reason_of(outcome): None for outcome in refused}:
+            self.reasons[reason].append(number)
         found = [(route, outcome) for route, outcome in outcomes.items() if outcome.is_fault]
         self.faults += [(number, route, outcome) for route, outcome in found]
         return found
@@ -62,7 +65,8 @@ class Tally:
         graphs = sum(self.outcomes.values())
         lines = [self.counts()]
         lines.append(f"{self.outcomes['refused'] / max(graphs, 1):.1%} refused")
-        lines += [f"  {count:4}  {reason}" for reason, count in self.reasons.most_common()]
+        for reason, numbers in sorted(self.reasons.items(), key=lambda item: -len(item[1])):
+            lines.append(f"  {len(numbers):4}  {reason}: {', '.join(map(str, numbers[:NUMBERED]))}")
         lines.append(f"{self.seconds / max(graphs, 1):.2f} s of processor a graph")
         return "\n".join(lines)
 
