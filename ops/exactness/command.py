@@ -71,7 +71,7 @@ class Tally:
         return "\n".join(lines)
 
 
-_ORDER = ("equal", "infinite", "refused", "unproven", "wrong", "foreign", "invalid")
+_ORDER = ("equal", "infinite", "unstable", "refused", "unproven", "wrong", "foreign", "invalid")
 
 
 def reason_of(outcome: Outcome) -> str:

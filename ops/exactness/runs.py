@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,8 +75,13 @@ class Built:
         return str(min([own, *(one for one in types if one.is_floating)], key=lambda one: one.size).name)
 
 
-def one_process(built: Built, watched: Watched = ()) -> Ran:
-    """Trains the joined batches; tensors that are watched are those of the graph with its calls inlined.
+def one_process(built: Built, watched: Watched = (), start: Mapping[str, Any] | None = None) -> Ran:
+    """Trains the joined batches.
+
+    Args:
+        built: the program.
+        watched: tensors of the graph with its calls inlined.
+        start: by variable its initial value, in place of the program's.
 
     Raises:
         NotFinite: values end infinite.
@@ -90,8 +95,9 @@ def one_process(built: Built, watched: Watched = ()) -> Ran:
     seen = []
     with NamedSession(seeded, built.script.options()) as session:
         tensors = [[t for t in of_op if session.has(t)] for of_op in watched] or [[] for _ in built.ops]
+        begun = {tensor: start[name] for name, tensor in _initial_values(graph).items()} if start is not None else {}
         for phase in _phases(graph):
-            session.run(phase)
+            session.run(phase, begun)
         initial = dict(zip(reads, session.run(list(reads.values())), strict=True))
         for step, batches in enumerate(built.batches):
             turn = step % len(built.ops)
@@ -181,6 +187,11 @@ def _phases(graph: Any) -> list[list[str]]:
     every = graph.get_collection("variables") + graph.get_collection("local_variables")
     first = [v.initializer.name for v in every if id(v) in trained]
     return [first, [v.initializer.name for v in every if id(v) not in trained]]
+
+
+def _initial_values(graph: Any) -> dict[str, str]:
+    """Variable -> the tensor that its initializer writes."""
+    return {v.name: v.initializer.inputs[1].name for v in graph.get_collection("variables")}
 
 
 def _reads(graph: Any) -> dict[str, str]:

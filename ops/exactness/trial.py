@@ -7,6 +7,8 @@ A program is Python text (script.py says what it defines). Its outcome is one of
 - `unproven`: the values are equal, and yet the analysis says of some tensor what is not so (claims.py);
 - `foreign`: any other exception, or a ParallaxError in a step;
 - `infinite`: the one process itself ends with values that are not finite, so there is nothing to compare;
+- `unstable`: a variable ends with another value, and so it does in the one process when all initial values move by a
+  rounding: the program magnifies roundings (its rate is too large), and nothing can be said;
 - `invalid`: the one process itself does not train the program; a fault of the program.
 """
 
@@ -16,7 +18,7 @@ import gc
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +42,7 @@ from parallax.transform.pipeline import transform
 
 ROUTES = ("hybrid", "alltoall", "allgather", "allreduce")
 """`hybrid` is what is planned when nothing is asked for."""
-_NO_FAULTS = ("equal", "refused", "infinite")
+_NO_FAULTS = ("equal", "refused", "infinite", "unstable")
 
 TOLERANCE_BY_DTYPE = {"float64": 1e-8, "float32": 2e-4}
 """Of the largest change that any variable of the same kind has seen (a trained variable, or a slot of one name).
@@ -51,6 +53,8 @@ type is the least that anything is rounded to on its way (Built.computed_in).
 """
 CLAIM_TOLERANCE_BY_DTYPE = {"float64": 1e-9, "float32": 1e-3}
 """Of the size of a tensor: what is small because terms cancel is less exact than a variable's change."""
+_UNSTABLE = 10.0
+"""Workers round a sum in each step where the rounding that is tried is one alone, at the start."""
 _ROUNDING = {"float64": 1e-13, "float32": 1e-5}
 """Of the variable's own size: a variable that hardly changes is still rounded."""
 
@@ -195,6 +199,10 @@ def _outcome(subject: _Subject, route: str, tried: dict[Any, Outcome]) -> Outcom
         own = {v.name for v in plan.variables if v.cls == VariableClass.LOCAL}
         dtype = subject.built.computed_in(analysed.captured.view)
         outcome = judge(subject.expected, [ran.last for ran in found], dtype, own, subject.built.trained())
+        if outcome.kind == "wrong":
+            noise = _noise(subject, dtype)
+            moved = judge(subject.expected, [ran.last for ran in found], dtype, own, subject.built.trained(), noise)
+            outcome = replace(outcome, kind="unstable") if moved.kind == "equal" else outcome
         outcome = _with_claim(outcome, _false_claim(subject, plan, found))
     routes = tuple(f"{v.name}: {v.cls.value} by {v.route}" for v in plan.variables)
     tried[rewrites] = outcome = replace(outcome, routes=routes)
@@ -221,7 +229,28 @@ def _false_claim(subject: _Subject, plan: Plan, found: list[Ran]) -> str:
     return ""
 
 
-def judge(expected: Ran, found: list[dict[str, Any]], dtype: str, own: set[str], trained: frozenset[str]) -> Outcome:
+def _noise(subject: _Subject, dtype: str) -> dict[str, float]:
+    """By variable how far it ends from where it did when all initial values move up by a rounding."""
+    expected, step = subject.expected, np.finfo(dtype).eps
+    start = {
+        name: value * (1 + step).astype(value.dtype) if np.issubdtype(value.dtype, np.floating) else value
+        for name, value in expected.initial.items()
+    }
+    try:
+        moved = one_process(subject.built, start=start).last
+    except NotFinite:
+        return dict.fromkeys(expected.last, float("inf"))
+    return {name: _gap(moved[name], last) for name, last in expected.last.items()}
+
+
+def judge(
+    expected: Ran,
+    found: list[dict[str, Any]],
+    dtype: str,
+    own: set[str],
+    trained: frozenset[str],
+    noise: Mapping[str, float] | None = None,
+) -> Outcome:
     """Compares every worker's variables with the one process's.
 
     Args:
@@ -230,6 +259,7 @@ def judge(expected: Ran, found: list[dict[str, Any]], dtype: str, own: set[str],
         dtype: in which the program computes.
         own: variables that every worker keeps for itself.
         trained: variables that have gradients.
+        noise: by variable how far it ends from `expected` for a rounding of its initial value.
     """
     changes: dict[str, float] = {}
     kinds = {name: _kind(name, trained) for name in expected.last}
@@ -241,6 +271,7 @@ def judge(expected: Ran, found: list[dict[str, Any]], dtype: str, own: set[str],
             continue
         change = changes[kinds[name]]
         allowed = TOLERANCE_BY_DTYPE[dtype] * change + _ROUNDING[dtype] * _size(last)
+        allowed = max(allowed, _UNSTABLE * (noise or {}).get(name, 0.0))
         gap = max(_gap(values[name], last) for values in found)
         if not gap <= (allowed if np.issubdtype(last.dtype, np.floating) else 0):
             differing.append(f"{name} by {gap / change if change else gap:.2g} of the change {change:.2g}")

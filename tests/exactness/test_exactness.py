@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,17 @@ def test_values_that_are_not_finite_in_one_process_are_counted_apart_and_are_no_
     statements = (*PLAIN.statements[:-1], Statement("train = v1.train.GradientDescentOptimizer(1e300).minimize(loss)"))
     outcome = try_program(replace(PLAIN, statements=statements).source(), ["hybrid"])["hybrid"]
     assert (outcome.kind, outcome.is_fault) == ("infinite", False)
+
+
+def test_what_a_program_magnifies_roundings_to_is_counted_apart_and_is_no_fault() -> None:
+    def with_loss(text: str, **options: Any) -> Outcome:
+        steep = (*PLAIN.statements[:-2], Statement(f"loss = tf.reduce_mean({text})"), PLAIN.statements[-1])
+        return try_program(replace(PLAIN, statements=steep).source(), ["hybrid"], **options)["hybrid"]
+
+    outcome = with_loss("tf.sin(1e5 * (h2 @ w)[:, 0] - y)")
+    assert (outcome.kind, outcome.is_fault) == ("unstable", False)
+    # A wrong gradient of a program that magnifies less is no rounding.
+    assert with_loss("tf.sin((h2 @ w)[:, 0] - y)", break_on_purpose=without_all_reduces).kind == "wrong"
 
 
 def test_the_bound_follows_from_the_type_computed_in() -> None:
