@@ -18,7 +18,7 @@ from tensorflow.python.framework.function_def_to_graph import function_def_to_gr
 from parallax.analysis.propagation.axis_part import ALIKE, MIXED, AxisPart
 from parallax.analysis.propagation.states import LOCAL, SAME, State
 from parallax.analysis.reading.functions import is_stateful
-from parallax.analysis.reading.inline import inline_calls
+from parallax.analysis.reading.inline import inline_calls, knowing
 from parallax.graph.control_flow import SWITCHES, is_loop_merge, predicate_of
 from parallax.graph.view import GraphView, Shape, split_tensor, tensor_name
 
@@ -44,7 +44,8 @@ class Body:
 def body_of(library: Any, name: str) -> Body:
     """The graph of a function, with the shapes of its tensors; calls in it are inlined."""
     function = next(f for f in library.function if f.signature.name == name)
-    graph_def, flat_names = function_def_to_graph_def(function)
+    with knowing(library):
+        graph_def, flat_names = function_def_to_graph_def(function)
     graph_def.library.CopyFrom(library)
     inlined, _ = inline_calls(graph_def)
     for node in inlined.node:
@@ -251,4 +252,3 @@ RULES_OF_MANY = {
     **dict.fromkeys(("Merge", "RefMerge"), merge),
     "IdentityN": identities,
 }
-"""Op type -> what each output of an op is."""

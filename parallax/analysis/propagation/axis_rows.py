@@ -136,6 +136,26 @@ def gather_nd(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart |
     return _chosen(axes, inputs[0], inputs[1], ("Identity",))
 
 
+def top_k(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> list[AxisPart | None]:
+    """(values, their numbers): along another axis than the joined one, or a joined vector put in order whole."""
+    view, axis, shape = axes.view, axes.known(inputs[0]), axes.shape(inputs[0])
+    if axis is None or shape is None or not axes.others_are_equal(inputs, 0, 1):
+        return [None, None]
+    if axis not in (MIXED, len(shape) - 1):
+        return [AxisPart(axis)] * 2 if axes.fits(inputs[1]) else [None, None]
+    count = axes.constant(inputs[1])
+    before = {_behind(view, tensor, ("Neg", "Identity")) for tensor in (inputs[0], _measured(view, inputs[1]))}
+    is_whole = len(before) == 1 if count is None else int(count) == shape[-1]
+    return [AxisPart(MIXED) if len(shape) == 1 and is_whole else None, None]
+
+
+def _measured(view: GraphView, tensor: str) -> str:
+    """The tensor of whose shape an element is taken."""
+    node = split_tensor(_behind(view, tensor, ("Cast", "Identity")))[0]
+    shape = split_tensor(view.inputs(node)[0])[0] if view.op(node) == "StridedSlice" else node
+    return view.inputs(shape)[0] if view.op(shape) == "Shape" else tensor
+
+
 def segment_sum(count: int | None) -> Callable[[BatchAxes, str, tuple[str, ...]], AxisPart | None]:
     """Rows of the batch, added up by numbers that say to which row of the batch they belong.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from parallax.analysis.propagation import axis_blocks, axis_cuts, axis_loops, axis_numbers, axis_rows
+from parallax.analysis.propagation import axis_blocks, axis_cuts, axis_einsum, axis_loops, axis_numbers, axis_rows
 from parallax.analysis.propagation.axis_part import ALIKE, MIXED, AxisPart
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE, WHOLE_OR_ROWS
 from parallax.analysis.propagation.states import State
@@ -138,8 +138,8 @@ class BatchAxes:
         elif op.endswith("Merge") and is_loop_merge(self.view, node):
             if f"{node}:0" not in self._supposed:
                 self._suppose(axis_loops.old_loop(self, node))
-        elif op in axis_loops.RULES_OF_MANY:
-            parts = axis_loops.RULES_OF_MANY[op](self, node, inputs)
+        elif op in _RULES_OF_MANY:
+            parts = _RULES_OF_MANY[op](self, node, inputs)
             for tensor, part in zip(self.view.outputs(node), parts, strict=True):
                 self._give(tensor, part)
         elif any(t in self._parts for t in inputs):
@@ -364,6 +364,7 @@ def _by_numbers(name: str, whole: int) -> _Rule:
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(WHOLE_OR_ROWS, _first_of),
     **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _batch_product),
+    "Einsum": axis_einsum.einsum,
     "Reshape": axis_blocks.reshape,
     "Transpose": _transpose,
     "Fill": axis_blocks.fill,
@@ -383,7 +384,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_SEGMENTS, axis_rows.segment_sum(None)),
     "OneHot": _one_hot,
     **dict.fromkeys(_REDUCTIONS, _reduction),
-    **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2", "L2Normalize"), _over_last),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "L2Normalize"), _over_last),
     **dict.fromkeys(("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"), _cross_entropy),
     **dict.fromkeys(("ParallelDynamicStitch", "DynamicStitch"), axis_rows.stitch),
     "Tile": _by_numbers("multiples", 1),
@@ -392,3 +393,5 @@ _RULES: dict[str, _Rule] = {
     "ReverseV2": _by_numbers("axes", 0),
     **dict.fromkeys(("Cumsum", "Cumprod"), _by_numbers("axes", 0)),
 }
+_RULES_OF_MANY = {**axis_loops.RULES_OF_MANY, "TopKV2": axis_rows.top_k}
+"""Op type -> what each output of an op is."""

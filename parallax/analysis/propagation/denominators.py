@@ -187,9 +187,13 @@ class _DivisionRules:
         while waiting:
             one = waiting.pop()
             node = split_tensor(one)[0]
-            if node in seen or self._walk.states[one].kind in ("same", "fed") or view.op(node) in _READS_SHAPES:
+            if node in seen or self._walk.states[one].kind in ("same", "fed"):
                 continue
             seen.add(node)
+            if view.op(node) in _READS_SHAPES:
+                if any(t in self._uneven or self._place(t) for t in view.inputs(node)):
+                    return False
+                continue
             if not view.inputs(node):
                 return False
             waiting += view.inputs(node)
@@ -237,13 +241,24 @@ class _DivisionRules:
                 continue
             if view.inputs(gather)[2:] and view.constant(view.inputs(gather)[2]) != 0:
                 continue
-            place = split_tensor(view.inputs(gather)[1])[0]
-            while view.op(place) in _PASSES:
-                place = split_tensor(view.inputs(place)[0])[0]
-            is_place = view.op(place) == "Where" and self._joined.of(view.inputs(place)[0]) in (0, MIXED)
-            if is_place:
+            if place := self._place(view.inputs(gather)[1]):
                 found[f"{gather}:0"] = place
         return found
+
+    def _place(self, tensor: str) -> str:
+        """The node that gives numbers of the elements that a mask along the batch chooses; empty for other numbers."""
+        view, node = self._walk.view, split_tensor(tensor)[0]
+        while view.op(node) in _PASSES or (view.op(node) == "StridedSlice" and self._is_column(node)):
+            node = split_tensor(view.inputs(node)[0])[0]
+        is_place = view.op(node) == "Where" and self._joined.of(view.inputs(node)[0]) in (0, MIXED)
+        return node if is_place else ""
+
+    def _is_column(self, node: str) -> bool:
+        """Whether a cut takes all rows of a matrix of one column."""
+        view, attr = self._walk.view, self._walk.view.nodes[node].attr
+        shape, masks = view.shape(view.inputs(node)[0]), (attr["begin_mask"].i & attr["end_mask"].i)
+        taken = not (attr["new_axis_mask"].i | attr["ellipsis_mask"].i) and attr["shrink_axis_mask"].i == 2
+        return shape is not None and shape[1:] == (1,) and bool(masks & 1) and taken
 
     def _counted_by(self, values: str) -> tuple[Edge, ...]:
         """Where autodiff divides by the number of elements of a tensor."""

@@ -34,6 +34,8 @@ def kind_of_equal_ids(axes: BatchAxes, ids: str, forward: Set[str]) -> str:
     if not batches:
         return SHARED
     ids = _before_parts(axes.view, ids)
+    if split_tensor(ids)[0] not in forward:  # put together by autodiff, as those of a conditional's branches
+        return split_tensor(ids)[0]
     meetings = _meetings(axes, ids, forward)
     misfit = [edge for edge in meetings if not _fits_any_batch(axes, *edge)]
     if not misfit:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from parallax.analysis.propagation import own_state, rules, whole_batch
+from parallax.analysis.propagation import examples_apart, own_state, rules, whole_batch
 from parallax.analysis.propagation.denominators import Denominators, find_denominators, notes_of
 from parallax.analysis.propagation.gradient_pieces import PieceKinds, keeps_of, mark, piece_kinds
 from parallax.analysis.propagation.own_state import computed_of
@@ -258,7 +258,12 @@ def _decisions(walk: Walk, terms: TrainingMode) -> Rewrites:
         terms=terms,
         divided=walk.denominators.divided,
         selected=walk.denominators.selected,
-        notes=(*notes_of(walk.denominators), *own_state.notes_of(walk), *whole_batch.notes_of(walk)),
+        notes=(
+            *notes_of(walk.denominators),
+            *own_state.notes_of(walk),
+            *whole_batch.notes_of(walk),
+            *examples_apart.notes_of(walk),
+        ),
         keeps=keeps_of(walk) if terms.accumulate_steps > 1 else (),
         alike_rows=tuple(walk.alike_rows) if terms.accumulate_steps > 1 else (),
     )

@@ -7,9 +7,12 @@ conditionals stay where they are.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
@@ -51,11 +54,24 @@ def inline_calls(graph_def: GraphDef) -> tuple[Any, tuple[InlinedCall, ...]]:
     Calls within a function come after the call of that function.
     """
     calls: list[InlinedCall] = []
-    for _ in range(_MAX_DEPTH):
-        if not any(node.op in _CALLS for node in graph_def.node):
-            break
-        graph_def = _inline_once(graph_def, calls)
+    with knowing(graph_def.library) if _has_calls(graph_def) else nullcontext():
+        for _ in range(_MAX_DEPTH):
+            if not _has_calls(graph_def):
+                break
+            graph_def = _inline_once(graph_def, calls)
     return graph_def, _led_to_results(graph_def, calls)
+
+
+@contextmanager
+def knowing(library: Any) -> Iterator[None]:
+    """Within it, functions may be read whose nodes run others of the library under their names, as ops."""
+    with tf.Graph().as_default():
+        tf.graph_util.import_graph_def(graph_pb2.GraphDef(library=library), name="")
+        yield
+
+
+def _has_calls(graph_def: GraphDef) -> bool:
+    return any(node.op in _CALLS for node in graph_def.node)
 
 
 def _led_to_results(graph_def: GraphDef, calls: list[InlinedCall]) -> tuple[InlinedCall, ...]:

@@ -55,12 +55,14 @@ class GradientRecord:
         end_op: number of ops after it; ops with an index in [first_op, end_op) are autodiff's own.
         gradients: what was delivered, for every target with a gradient; none where TensorFlow called autodiff itself.
         cotangents: of the gradients delivered before, where this call went back through them.
+        of: what was differentiated, as a loss.
     """
 
     first_op: int
     end_op: int
     gradients: tuple[Delivered, ...]
     cotangents: tuple[Cotangent, ...] = ()
+    of: tuple[Place, ...] = ()
 
 
 def install() -> None:
@@ -100,7 +102,8 @@ def _recording(function: Any, of: str, by: str) -> Any:
         gradients = _gradients(targets, result) if by_user else ()
         cotangents = _cotangents(before, found)
         if gradients or cotangents:
-            record = GradientRecord(first_op, graph.version, gradients, cotangents)
+            losses = _places(bound.arguments[of]) if by_user else ()
+            record = GradientRecord(first_op, graph.version, gradients, cotangents, losses)
             setattr(graph, _ATTRIBUTE, (*records_of(graph), record))
         return result
 
@@ -204,12 +207,21 @@ def _graphs_around(graph: Graph) -> tuple[list[Any], Any]:
     return found, graph
 
 
-def _ops_of(tensors: Tensor) -> list[Any]:
+def _parts_of(tensors: Tensor) -> list[Any]:
+    """The tensors of a structure, those of which IndexedSlices are made too."""
     import tensorflow as tf
 
     flat = map(_tensor_of, tf.nest.flatten(tensors))
     parts = [part for t in flat for part in tf.nest.flatten(t, expand_composites=True)]
-    return [part.op for part in parts if hasattr(part, "op")]
+    return [part for part in parts if hasattr(part, "op")]
+
+
+def _places(tensors: Tensor) -> tuple[Place, ...]:
+    return tuple(map(_place, _parts_of(tensors)))
+
+
+def _ops_of(tensors: Tensor) -> list[Any]:
+    return [part.op for part in _parts_of(tensors)]
 
 
 def _ops_behind(ops: list[Any]) -> set[Any]:

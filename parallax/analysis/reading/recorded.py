@@ -28,11 +28,13 @@ class Record:
         gradients: (target, values tensor, indices tensor or None) for every target with a gradient.
         ops: the nodes that autodiff made.
         cotangents: (gradient delivered before, the derivative by it), where this call went back through that gradient.
+        of: what was differentiated, as a loss.
     """
 
     gradients: tuple[tuple[str, str, str | None], ...]
     ops: frozenset[str]
     cotangents: tuple[tuple[str, str], ...] = ()
+    of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,8 @@ def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place,
         for tensor in _resolved(places, place, one_of.tensor)
         for gradient in _resolved(places, place, one_of.gradient)
     ]
-    return Record(tuple(gradients), ops, tuple(cotangents))
+    losses = tuple(tensor for loss in one.of for tensor in _resolved(places, place, loss)[:1])
+    return Record(tuple(gradients), ops, tuple(cotangents), losses)
 
 
 def _resolved(places: Sequence[_Place], place: _Place, tensor: record.Place) -> list[str]:

@@ -37,6 +37,8 @@ def report(first: FirstBuild, second: SecondBuild) -> int:
     found += _of_builds(first, second)
     if first.analysed is not None:
         found += _of_graph(first.graph, first.analysed)
+    if first.analysed is not None and first.plan is not None:
+        found += _of_losses(first.analysed, first.plan)
     order = (_REFUSED, _SUSPICIOUS, _NOTE)
     width = max(map(len, order))
     for kind, text in sorted(found, key=lambda pair: order.index(pair[0])):
@@ -59,6 +61,19 @@ def _of_builds(first: FirstBuild, second: SecondBuild) -> list[tuple[str, str]]:
         return [(_REFUSED, text)]
     values = differing_values(first.graph, other)
     return [(_NOTE, values)] if values else []
+
+
+def _of_losses(analysed: Analysed, plan: Plan) -> list[tuple[str, str]]:
+    """Where examples of a batch meet, or may meet."""
+    from parallax.analysis.planner import part_routes, placements
+    from parallax.analysis.propagation import examples_apart
+    from parallax.analysis.propagation.propagate import walked
+
+    captured, spec = analysed.captured, analysed.spec
+    walk = walked(captured, analysed.sources, part_routes(spec, plan), placed=placements(spec, plan))
+    doubt = examples_apart.unproven_note(walk)
+    found = [(_SUSPICIOUS, f"{note[0].upper()}{note[1:]}.") for note in examples_apart.notes_of(walk)]
+    return [*found, (_NOTE, doubt)] if doubt else found
 
 
 def _of_graph(graph: Graph, analysed: Analysed) -> list[tuple[str, str]]:

@@ -1,0 +1,41 @@
+"""The rule for Einsum: the letter of the joined axis says where it is in the result, or that it is summed over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallax.analysis.propagation.axis_part import MIXED
+
+if TYPE_CHECKING:
+    from parallax.analysis.propagation.batch_axis import BatchAxes
+
+
+def einsum(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
+    """One letter for the joined axis of all that are joined, which the result has too."""
+    joined, out = joined_letters(axes, node, inputs)
+    others = [t for t in inputs if axes.known(t) is None]
+    if len(joined) != 1 or not all(map(axes.fits, others)):
+        return None
+    (letter,) = joined
+    terms = _equation(axes, node)[0]
+    is_elsewhere = any(letter in term for term, t in zip(terms, inputs, strict=True) if t in others)
+    return None if is_elsewhere or letter not in out else out.index(letter)
+
+
+def joined_letters(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> tuple[set[str], str]:
+    """(the letters of the joined axes, the letters of the result); none where an ellipsis hides them."""
+    terms, out = _equation(axes, node)
+    found = set()
+    for term, tensor in zip(terms, inputs, strict=True):
+        axis = axes.known(tensor)
+        if axis is None:
+            continue
+        if axis == MIXED or "." in term + out or axis >= len(term):
+            return set(), out
+        found.add(term[axis])
+    return found, out
+
+
+def _equation(axes: BatchAxes, node: str) -> tuple[list[str], str]:
+    terms, _, out = axes.view.nodes[node].attr["equation"].s.decode().replace(" ", "").partition("->")
+    return terms.split(","), out

@@ -1,0 +1,183 @@
+"""At which ops examples of a batch meet for certain: what each gives then depends on the others of its worker's batch.
+
+Each rule says under which condition that is so. It is asked where an input lies along the batch (batch_axis.py) and the
+result does not; what is merely not proven, such as a choice by a mask, is no meeting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+
+import tensorflow as tf
+
+from parallax.analysis.propagation.axis_einsum import joined_letters
+from parallax.analysis.propagation.axis_part import MIXED
+from parallax.analysis.propagation.batch_axis import BatchAxes
+from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
+from parallax.graph.view import split_tensor
+
+_Rule = Callable[[BatchAxes, str, tuple[str, ...], Set[str]], bool]
+
+
+def meets(axes: BatchAxes, node: str, unproven: Set[str]) -> bool:
+    """Whether examples meet at a node.
+
+    Args:
+        axes: how tensors lie along the batch.
+        node: one with an input that does, and a result that is not proven to.
+        unproven: tensors that the batch determines in a way that is not proven.
+    """
+    op, inputs = axes.view.op(node), axes.view.inputs(node)
+    rule = _RULES.get(op, _along_two_axes if op in FORWARD_ELEMENTWISE else None)
+    return rule is not None and rule(axes, node, inputs, unproven)
+
+
+def reduces_batch(axes: BatchAxes, node: str) -> bool:
+    """Whether a reduction takes the examples together: by constant axes, one of which is the joined one."""
+    inputs = axes.view.inputs(node)
+    axis, shape = axes.of(inputs[0]), axes.shape(inputs[0])
+    if len(inputs) == 1:  # L2Loss
+        return axis is not None
+    over = axes.constant(inputs[1])
+    if axis is None or over is None or shape is None:
+        return False
+    return max(axis, 0) in {int(a) % len(shape) for a in over.reshape(-1)} if len(shape) else False
+
+
+def _reduction(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
+    """A maximum, a product or a norm over the joined axis is of all its examples."""
+    return reduces_batch(axes, node)
+
+
+def _product(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
+    """Both operands are of the batch and no axis of it runs through both, or the sum is along the joined axis."""
+    attr = axes.view.nodes[node].attr
+    for slot, (tensor, other) in enumerate((inputs, inputs[::-1])):
+        axis, shape = axes.of(tensor), axes.shape(tensor)
+        if axis is None or axis == MIXED or shape is None or axis < len(shape) - 2:
+            continue
+        is_turned = attr[("transpose_a", "transpose_b")[slot]].b or attr[("adj_x", "adj_y")[slot]].b
+        summed = len(shape) - 1 - (slot ^ int(is_turned))
+        if axis == summed or axes.of(other) is not None or (other in unproven and not _is_of_samples(axes, other)):
+            return True
+    return False
+
+
+def _einsum(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
+    """The letter of the joined axis is summed over, or is not one letter for all that are joined."""
+    letters, out = joined_letters(axes, node, inputs)
+    return bool(letters) and (len(letters) > 1 or not letters <= set(out))
+
+
+def _over_last(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
+    """What works along the last axis, where that is the joined one."""
+    axis, shape = axes.of(inputs[0]), axes.shape(inputs[0])
+    is_last = axis is not None and shape is not None and max(axis, 0) == len(shape) - 1
+    return is_last and _is_real(axes, inputs[0])
+
+
+def _along(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
+    """Sums so far and reversals along the joined axis."""
+    axis, over, shape = axes.of(inputs[0]), axes.constant(inputs[1]), axes.shape(inputs[0])
+    if axis is None or over is None or not shape:
+        return False
+    return max(axis, 0) in {int(a) % len(shape) for a in over.reshape(-1)}
+
+
+def _split(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
+    """Parts of the joined axis: which examples are in one depends on the batch's length."""
+    by_number = axes.view.op(node) == "Split"
+    value, place = (inputs[1], axes.constant(inputs[0])) if by_number else (inputs[0], axes.constant(inputs[2]))
+    axis, shape = axes.of(value), axes.shape(value)
+    if axis is None or axis == MIXED or place is None or shape is None:
+        return False
+    return int(place) % len(shape) == axis and _is_real(axes, value)
+
+
+def _cut(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
+    """A cut along the joined first axis by constants, or to one example: they are taken by their place in the batch."""
+    axis, bounds = axes.of(inputs[0]), [axes.constant(t) for t in inputs[1:]]
+    if axis not in (0, MIXED) or not _is_real(axes, inputs[0]):
+        return False
+    attr = axes.view.nodes[node].attr
+    if (attr["ellipsis_mask"].i | attr["new_axis_mask"].i) & 1:
+        return False
+    if attr["shrink_axis_mask"].i & 1:
+        return True
+    if axis != 0 or any(b is None or b.size < 1 for b in bounds):
+        return False
+    is_whole = attr["begin_mask"].i & 1 and attr["end_mask"].i & 1
+    return not is_whole or any(int(b.reshape(-1)[0]) != 1 for b in bounds[2:3] if b is not None)
+
+
+def _gathered(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
+    """Examples taken by numbers that no batch's data determine: constants, or a shuffle."""
+    place = axes.constant(inputs[2]) if len(inputs) > 2 else 0
+    axis = axes.of(inputs[0])
+    if axis is None or place is None or int(place) != max(axis, 0) or axes.of(inputs[1]) is not None:
+        return False
+    return not axes.view.nodes[node].attr["batch_dims"].i and not _is_of_data(axes, inputs[1])
+
+
+def _dealt(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
+    """Examples of real numbers that are put into groups, or added up by groups, which other workers have too."""
+    return axes.of(inputs[0]) in (0, MIXED) and _is_real(axes, inputs[0])
+
+
+def _counted(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
+    """What examples add at places that they say themselves."""
+    return axes.of(inputs[0]) == 0
+
+
+def _along_two_axes(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
+    """Element by element, every example with every other: joined along axes that broadcasting does not lay together."""
+    places = set()
+    for tensor in inputs:
+        axis, shape = axes.of(tensor), axes.shape(tensor)
+        if axis is not None and axis != MIXED and shape is not None:
+            places.add(len(shape) - axis)
+    return len(places) > 1
+
+
+def _is_joined(axes: BatchAxes, tensor: str) -> bool:
+    return axes.of(tensor) is not None
+
+
+def _is_of_samples(axes: BatchAxes, tensor: str) -> bool:
+    """Whether samples drawn beside a batch may be what a tensor is of: looked up with its ids, and cut off again."""
+    ops = {axes.view.op(node) for node in axes.view.ancestors([split_tensor(tensor)[0]])}
+    return any(op.endswith("CandidateSampler") for op in ops)
+
+
+def _is_of_data(axes: BatchAxes, tensor: str) -> bool:
+    """Whether a tensor is computed of a batch's values, and not of its length alone."""
+    view, waiting, seen = axes.view, [split_tensor(tensor)[0]], set[str]()
+    while waiting:
+        node = waiting.pop()
+        if node in seen or view.op(node) in ("Shape", "ShapeN", "Size", "Rank"):
+            continue
+        seen.add(node)
+        if axes.sources_of(node):
+            return True
+        waiting += [split_tensor(t)[0] for t in view.inputs(node)]
+    return False
+
+
+def _is_real(axes: BatchAxes, tensor: str) -> bool:
+    """Whether a tensor has real numbers: whole ones are ids, which are put in order and cut to be looked up."""
+    return bool(tf.as_dtype(axes.view.dtype(tensor)).is_floating)
+
+
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(("Max", "Min", "Prod", "EuclideanNorm", "ArgMax", "ArgMin", "All", "Any"), _reduction),
+    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _product),
+    "Einsum": _einsum,
+    **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2", "TopK"), _over_last),
+    **dict.fromkeys(("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"), _along),
+    **dict.fromkeys(("Split", "SplitV"), _split),
+    "StridedSlice": _cut,
+    **dict.fromkeys(("GatherV2", "Gather"), _gathered),
+    **dict.fromkeys(("DynamicPartition", "UnsortedSegmentSum", "UnsortedSegmentMax", "SegmentMean"), _dealt),
+    **dict.fromkeys(("UnsortedSegmentMin", "SegmentMax", "SegmentMin"), _dealt),
+    "ScatterNd": _counted,
+}

@@ -1,0 +1,126 @@
+"""Where examples of a batch meet in a loss, the plan names the op; where they stay apart, it says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from parallax.analysis.propagation.examples_apart import unproven_note
+from parallax.analysis.propagation.propagate import walked
+from parallax.analysis.reading import record
+from parallax.analysis.stages import analyse
+
+v1 = tf.compat.v1
+record.install()
+
+Loss = Callable[[Any, Any, Any], Any]
+"""(rows of users `[batch, 4]`, of items `[batch, 4]`, targets `[batch]`) -> the loss."""
+
+
+def predicted(u: Any, i: Any) -> Any:
+    return tf.reduce_sum(u * i, 1)
+
+
+def per_row(u: Any, i: Any, y: Any) -> Any:
+    return tf.square(predicted(u, i) - y)
+
+
+def at_rank(values: Any) -> Any:
+    in_order = tf.sort(values)
+    return in_order[tf.shape(in_order)[0] // 2]
+
+
+def nearest(u: Any) -> Any:
+    return tf.reduce_min(tf.reduce_sum(tf.square(u[:, None] - u[None]), -1) + tf.eye(tf.shape(u)[0]) * 9.0, 1)
+
+
+MEET: dict[str, tuple[str, Loss]] = {
+    "negatives of the batch": (
+        "MatMul",
+        lambda u, i, y: tf.reduce_mean(
+            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.range(tf.shape(u)[0]), logits=u @ tf.transpose(i))
+        ),
+    ),
+    "all pairs": ("Sub", lambda u, i, y: tf.reduce_mean(nearest(u))),
+    "the hardest": ("TopKV2", lambda u, i, y: tf.reduce_mean(tf.math.top_k(per_row(u, i, y), 3)[0])),
+    "the largest": ("Max", lambda u, i, y: tf.reduce_max(per_row(u, i, y))),
+    "a rank": ("StridedSlice", lambda u, i, y: at_rank(per_row(u, i, y))),
+    "a running sum": ("Cumsum", lambda u, i, y: tf.reduce_mean(tf.square(tf.cumsum(predicted(u, i)) - y))),
+    "a softmax over the batch": ("Softmax", lambda u, i, y: tf.reduce_mean(tf.nn.softmax(y) * per_row(u, i, y))),
+    "a norm over the batch": ("Sum", lambda u, i, y: tf.reduce_mean(per_row(tf.nn.l2_normalize(u), i, y))),
+    "a baseline that is not trained": (
+        "Mean",
+        lambda u, i, y: tf.reduce_mean((y - tf.stop_gradient(tf.reduce_mean(predicted(u, i)))) * predicted(u, i)),
+    ),
+    "mixed in reverse": ("ReverseV2", lambda u, i, y: tf.reduce_mean(per_row(u + tf.reverse(u, [0]), i, y))),
+    "mixed by a shuffle": (
+        "GatherV2",
+        lambda u, i, y: tf.reduce_mean(per_row(u + tf.gather(u, tf.random.shuffle(tf.range(tf.shape(u)[0]))), i, y)),
+    ),
+    "neighbours": ("StridedSlice", lambda u, i, y: tf.reduce_mean(tf.square(u[1:] - u[:-1]))),
+    "the first example": ("StridedSlice", lambda u, i, y: tf.reduce_mean(per_row(u, i, y)) + predicted(u, i)[0]),
+    "halves": ("Split", lambda u, i, y: tf.reduce_mean(tf.square(tf.subtract(*tf.split(u, 2))))),
+    "correlations": ("Einsum", lambda u, i, y: tf.reduce_sum(tf.square(tf.einsum("bi,bj->ij", u, i)))),
+    "groups": (
+        "DynamicPartition",
+        lambda u, i, y: tf.add_n(
+            [
+                tf.reduce_sum(part) / (tf.cast(tf.size(part), tf.float32) + 1.0)
+                for part in tf.dynamic_partition(per_row(u, i, y), tf.cast(y > 0, tf.int32), 2)
+            ]
+        ),
+    ),
+    "means of classes": (
+        "UnsortedSegmentSum",
+        lambda u, i, y: tf.reduce_mean(
+            tf.square(u - tf.gather(tf.math.unsorted_segment_mean(u, tf.cast(y > 0, tf.int32), 2), [0]))
+        ),
+    ),
+}
+APART: dict[str, Loss] = {
+    "rows": lambda u, i, y: tf.reduce_mean(per_row(u, i, y)),
+    "a sum by the size": lambda u, i, y: tf.reduce_sum(per_row(u, i, y)) / tf.cast(tf.shape(y)[0], tf.float32),
+    "within an example": lambda u, i, y: tf.reduce_mean(per_row(tf.nn.softmax(u), tf.cumsum(i, 1), y)),
+    "the largest of an example": lambda u, i, y: tf.reduce_mean(tf.square(tf.reduce_max(u, 1) - y)),
+    "products of an example": lambda u, i, y: tf.reduce_mean(tf.einsum("bi,bj->bij", u, i)),
+    "pairs of an example": lambda u, i, y: tf.reduce_mean(tf.nn.softmax(u[:, :, None] - i[:, None])),
+    "put in order": lambda u, i, y: tf.reduce_mean(tf.sort(per_row(u, i, y))),
+    "dropout": lambda u, i, y: tf.reduce_mean(per_row(tf.nn.dropout(u, 0.5), i, y)),
+    "penalties": lambda u, i, y: tf.reduce_mean(per_row(u, i, y)) + 0.1 * tf.reduce_mean(tf.norm(u, axis=1)),
+}
+
+
+def notes_and_doubt(loss: Loss) -> tuple[list[str], str]:
+    """(what the plan says of examples that meet, what is said of those that are not proven to stay apart)."""
+    graph = tf.Graph()
+    with graph.as_default():
+        users, items = (v1.get_variable(name, [11, 4]) for name in ("users", "items"))
+        ids = v1.placeholder(tf.int64, [None, 2])
+        y = v1.placeholder(tf.float32, [None])
+        rows = [tf.nn.embedding_lookup(table, ids[:, place]) for place, table in enumerate((users, items))]
+        v1.train.AdagradOptimizer(0.1).minimize(loss(*rows, y))
+    analysed = analyse(graph)
+    walk = walked(analysed.captured, analysed.sources, {"users": "allgather", "items": "allgather"})
+    return [note for note in analysed.spec.notes if "examples of a batch meet" in note], unproven_note(walk)
+
+
+@pytest.mark.parametrize("case", MEET)
+def test_the_plan_names_the_op_at_which_examples_of_a_batch_meet(case: str) -> None:
+    op, loss = MEET[case]
+    (note,), _ = notes_and_doubt(loss)
+    assert note.startswith(f"examples of a batch meet at {op} '")
+
+
+@pytest.mark.parametrize("case", APART)
+def test_examples_that_stay_apart_are_seen_to(case: str) -> None:
+    assert notes_and_doubt(APART[case]) == ([], "")
+
+
+def test_what_is_not_proven_is_told_apart_from_what_meets() -> None:
+    notes, doubt = notes_and_doubt(
+        lambda u, i, y: tf.reduce_mean(tf.map_fn(lambda pair: tf.square(pair[0] - pair[1]), (u, i), tf.float32))
+    )
+    assert notes == [] and "It is not proven that the examples of a batch stay apart at TensorListFromTensor" in doubt

@@ -1,0 +1,72 @@
+"""Programs that once ended in other values or foreign errors, each as short as it shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ops.exactness.draft import Program, Statement
+from ops.exactness.trial import try_program
+
+_TABLE = 'emb = v1.get_variable("emb", [13, 4], F)\nw = v1.get_variable("w", [4, 1], F)'
+_CTC = (
+    "tf.reduce_mean(tf.nn.ctc_loss(tf.cast(ids[:, None] % 3, tf.int32), tf.transpose(tf.gather(emb, bags), [1, 0, 2]),"
+    " tf.ones_like(ids, tf.int32), 3 * tf.ones_like(ids, tf.int32), blank_index=3))"
+)
+_ERRORS = "errors = tf.square((tf.gather(emb, ids) @ w)[:, 0] - y)"
+_CLIP = """
+def clipped(gradient):
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(clipped(gradient.values), gradient.indices, gradient.dense_shape)
+    return tf.clip_by_value(gradient, -0.02, 0.02)
+"""
+_IN_COND = """
+same = tf.zeros_like(ids) + 2
+h = tf.cond(step % 2 < 1, lambda: tf.gather(emb, same), lambda: tf.gather(emb, same) * 0.5)
+loss = tf.reduce_mean(tf.square((h @ w)[:, 0] - y))
+"""
+
+
+def outcome(*texts: str, **options: Any) -> tuple[str, str]:
+    program = Program(
+        title="A program.",
+        workers=3,
+        feeds=(
+            ("ids", "rng.randint(0, 13, [rows])"),
+            ("bags", "rng.randint(0, 13, [rows, 3])"),
+            ("y", "rng.randn(rows)"),
+        ),
+        statements=(
+            Statement('ids = v1.placeholder(tf.int64, [rows], name="ids")'),
+            Statement('bags = v1.placeholder(tf.int64, [rows, 3], name="bags")'),
+            Statement('y = v1.placeholder(F, [rows], name="y")'),
+            Statement("step = v1.train.get_or_create_global_step()"),
+            *(Statement(text.strip("\n")) for text in (_TABLE, *texts)),
+            Statement(_CLIP.strip("\n")),
+            Statement("opt = v1.train.AdagradOptimizer(0.3)"),
+            Statement("pairs = [(clipped(g), v) for g, v in opt.compute_gradients(loss) if g is not None]"),
+            Statement("train = opt.apply_gradients(pairs, global_step=step)"),
+        ),
+        **options,
+    )
+    (found,) = try_program(program.source(), ["hybrid"]).values()
+    return found.kind, found.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"loss = {_CTC}",
+        f"@tf.function\ndef f(ids, bags):\n    return {_CTC}\nloss = f(ids, bags)",
+        f"{_ERRORS}\nloss = tf.reduce_mean(tf.gather(errors, tf.where(y > 0)[:, 0]))",
+    ],
+    ids=["functions as ops of functions", "functions as ops in a function", "chosen by a column of places"],
+)
+def test_programs_equal_one_process(text: str) -> None:
+    assert outcome(text, dtype="float32") == ("equal", "")
+
+
+def test_ids_that_autodiff_puts_together_of_branches_are_not_taken_for_shared() -> None:
+    kind, message = outcome(_IN_COND, is_open=False, control_flow_v2=False)
+    assert (kind, "cond_grad/Merge" in message) == ("refused", True)
