@@ -59,6 +59,12 @@ def piece_kinds(walk: Walk) -> PieceKinds:
     return {s.values: tuple(_pieces(look, s)) for s in walk.sources if s.indices is not None}
 
 
+def marked_by(walk: Walk, kinds: PieceKinds) -> PieceKinds:
+    """Of the kinds those that a mark depends on: joined rows are marked as those of which nothing is known yet."""
+    raw = {s.values for s in walk.sources if walk.routes.get(s.part) == "raw"}
+    return {t: found for t, found in kinds.items() if t in raw or any(piece.kind != "joined" for piece in found)}
+
+
 class _PieceRules:
     """What pieces are judged by."""
 

@@ -146,14 +146,17 @@ def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> 
     if state.indices is not None:
         indices = _value(walk, node, state.indices)
         if value.kind == "touched" and indices == State("touched_indices", value.key) and value.key[0] == table:
+            _join(walk, table, variables[:1])
             return
         if value == SAME and indices.kind == "touched_indices" and indices.key[0] == table and _is_scalar(walk, edge):
+            _join(walk, table, variables[:1])
             return
         additive = walk.view.op(node) in ADDITIVE_SCATTERS
         if _joined(walk, value, indices) and (additive or state.kind == "apply"):
             part = _gradient_of(walk, value, variables[0])
             if walk.table_of.get(part) != table:
                 raise NoRule(part, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r}")
+            _join(walk, table, variables[:1])
             _merge_here(walk, node, state, part, additive)
             return
     elif value == rows:
@@ -291,9 +294,13 @@ def _unknown(walk: Walk, node: str, state: StateOp, variable: str) -> None:
 
 
 def _join(walk: Walk, table: str, variables: list[str]) -> None:
-    """Slot variables are spread with the table they follow."""
+    """Slot variables are spread with the table they follow: rows of its gradient are written to them."""
     for variable in variables:
-        if walk.table_of.get(variable) != table and _follows(walk, table, variable):
+        if not _follows(walk, table, variable):
+            continue
+        if walk.table_of.get(variable) == table:
+            walk.confirmed.add(variable)
+        else:
             walk.new_members[variable] = table
 
 

@@ -117,6 +117,7 @@ class Walk:
     pairs: dict[str, list[str]] = field(default_factory=dict)
     part_of_token: dict[str, str] = field(default_factory=dict)
     new_members: dict[str, str] = field(default_factory=dict)
+    confirmed: set[str] = field(default_factory=set)
     new_own: set[str] = field(default_factory=set)
     fed: set[str] = field(default_factory=set)
     scales: list[Scale] = field(default_factory=list)
