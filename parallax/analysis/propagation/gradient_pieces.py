@@ -19,7 +19,7 @@ from tensorflow.python.framework import op_def_registry
 
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.equal_ids import kind_of_equal_ids
-from parallax.analysis.propagation.states import SAME, State
+from parallax.analysis.propagation.states import SAME, Indices, State, TouchedIndices, TouchedRows, Values
 from parallax.analysis.propagation.unique_ids import UniqueIds, root
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk
 from parallax.analysis.reading.gradients import autodiff_ops
@@ -151,7 +151,7 @@ def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
     walk.part_of_token[source.values] = walk.part_of_token[indices] = source.part
     if value_edges and not any(s.tensor == source.values for s in walk.scales):
         walk.scales.append(Scale(source.values, tuple(value_edges)))
-    states = (State("values", (source.values,)), State("indices", (indices,)))
+    states: tuple[State, State] = (Values((source.values,)), Indices((indices,)))
     key = f"at {source.values}"
     if walk.routes.get(source.part) == "raw":
         states = (SAME, SAME)
@@ -159,7 +159,7 @@ def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
     elif kinds == {"unique"} and len(pieces) == 1 and processed:
         walk.merges[key] = Merge(source.part, (indices,), index_edges, value_edges, merges_equal_rows=False)
         table = walk.table_of.get(source.part)
-        states = (State("touched", (table, key)), State("touched_indices", (table, key))) if table else (SAME, SAME)
+        states = (TouchedRows(table, key), TouchedIndices(table, key)) if table else (SAME, SAME)
     elif "unique" in kinds and processed:
         raise NoRule(source.part, "rows of several merged lookups are changed before they are applied")
     elif "shared" in kinds:

@@ -18,7 +18,7 @@ from parallax.analysis.propagation.own_state import computed_of
 from parallax.analysis.propagation.passages import check_kept, find_passages
 from parallax.analysis.propagation.server_nodes import owned_nodes
 from parallax.analysis.propagation.server_order import check_reads
-from parallax.analysis.propagation.states import LOCAL, SAME
+from parallax.analysis.propagation.states import LOCAL, SAME, AtOwners, Rows
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.propagation.whole_batch import Whole, find_wholes
 from parallax.analysis.reading.capture import Captured
@@ -240,11 +240,11 @@ def _decisions(walk: Walk, terms: TrainingMode) -> Rewrites:
             )
     for tensor, state in walk.states.items():
         node = split_tensor(tensor)[0]
-        if state.kind == "rows" and node not in walk.training and node not in walk.initial:
-            walk.gather_rows(tensor, str(state.key[0]))  # for whoever fetches what is computed from a table
+        if isinstance(state, Rows) and node not in walk.training and node not in walk.initial:
+            walk.gather_rows(tensor, state.table)  # for whoever fetches what is computed from a table
     members = {t: tuple(sorted(m for m, of in walk.table_of.items() if of == t)) for t in walk.tables}
     tables = [replace(t, members=members[t.op]) for t in walk.tables.values()]
-    rows = [t for t, s in walk.states.items() if s.kind in ("rows", "touched", "touched_indices", "map")]
+    rows = [t for t, s in walk.states.items() if isinstance(s, AtOwners)]
     gathers = tuple(
         GatherRows(tensor, tuple(edges), table)
         for tensor, (table, edges) in walk.gathers.items()

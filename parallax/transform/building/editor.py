@@ -17,13 +17,21 @@ from parallax.errors import TransformError
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.rewrites import GradientPiece, TrainingMode
 from parallax.transform.building.copies import Copies, NamedTensor
+from parallax.transform.building.node_edits import (
+    make_constant,
+    make_identity,
+    make_no_op,
+    set_control_input,
+    set_data_input,
+    without_shapes,
+)
 from parallax.transform.building.reducers import HorovodReducer, NoReducer, QueueReducer, Reducer
 from parallax.transform.building.wire import Wire
-from parallax.types import Graph, GraphDef, NodeDef, Tensor
+from parallax.types import Graph, GraphDef, Tensor
 
 SCOPE = "parallax"
 """All nodes that the transform adds are under this name."""
-_INPUT, _WAIT, _SHAPES = "parallax_input", "parallax_wait", "_output_shapes"
+_INPUT, _WAIT = "parallax_input", "parallax_wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,20 +284,20 @@ class Editor:
 
     def finish(self) -> Any:
         """The changed graph as a GraphDef, without recorded shapes."""
-        graph_def = _without_shapes(self.view.graph_def)
+        graph_def = without_shapes(self.view.graph_def)
         nodes = {node.name: node for node in graph_def.node}
         for edge, tensor in self.redirected.items():
-            _set_data_input(nodes[edge.node], edge.slot, tensor.name)
+            set_data_input(nodes[edge.node], edge.slot, tensor.name)
         for (name, attribute), value in self.attributes.items():
             nodes[name].attr[attribute].CopyFrom(value)
         for name, tensor in self.replaced.items():
-            _make_identity(nodes[name], tensor)
+            make_identity(nodes[name], tensor)
         for name, value in self.constants.items():
-            _make_constant(nodes[name], value)
+            make_constant(nodes[name], value)
         for name, waits in self.no_ops.items():
-            _make_no_op(nodes[name], waits)
+            make_no_op(nodes[name], waits)
         for (name, before), op in self.waits_for.items():
-            _set_control_input(nodes[name], before, op)
+            set_control_input(nodes[name], before, op)
         made = self.copies.among(self.scratch.as_graph_def().node)
         graph_def.node.extend([n for n in made if not n.name.startswith((f"{_INPUT}/", f"{_WAIT}/"))])
         self._put_in_inputs(graph_def)
@@ -342,63 +350,3 @@ def open_editor(view: GraphView, worker: Worker, terms: TrainingMode) -> Editor:
         together = meetings
     scratch = tf.Graph()
     return Editor(worker, view, scratch, Copies(scratch), together, meetings, wire)
-
-
-def _without_shapes(graph_def: GraphDef) -> Any:
-    """A copy without the recorded shapes, which the changes make untrue; TensorFlow infers them anew."""
-    copy = type(graph_def)()
-    copy.CopyFrom(graph_def)
-    for node in copy.node:
-        node.attr.pop(_SHAPES, None)
-    for function in copy.library.function:
-        for node in function.node_def:
-            node.attr.pop(_SHAPES, None)
-        for argument in function.arg_attr.values():
-            argument.attr.pop(_SHAPES, None)
-    return copy
-
-
-def _set_data_input(node: NodeDef, slot: int, tensor: str) -> None:
-    data = [i for i, name in enumerate(node.input) if not name.startswith("^")]
-    node.input[data[slot]] = tensor
-
-
-def _set_control_input(node: NodeDef, before: str, after: Any) -> None:
-    """Has a node wait for `after`, or for nothing, where it waited for `before`."""
-    kept = [name for name in node.input if name != f"^{before}"]
-    del node.input[:]
-    node.input.extend([*kept, f"^{after.name}"] if after is not None else kept)
-
-
-def _make_no_op(node: NodeDef, waits: list[Any]) -> None:
-    controls = [name for name in node.input if name.startswith("^")]
-    node.op = "NoOp"
-    del node.input[:]
-    node.input.extend(dict.fromkeys([*(f"^{op.name}" for op in waits), *controls]))
-    node.attr.clear()
-
-
-def _make_identity(node: NodeDef, tensor: Tensor) -> None:
-    controls = [name for name in node.input if name.startswith("^")]
-    colocation = node.attr["_class"] if "_class" in node.attr else None
-    node.op = "Identity"
-    del node.input[:]
-    node.input.extend([tensor.name, *controls])
-    kept = None
-    if colocation is not None:
-        kept = type(colocation)()
-        kept.CopyFrom(colocation)
-    node.attr.clear()
-    node.attr["T"].type = tensor.dtype.as_datatype_enum
-    if kept is not None:
-        node.attr["_class"].CopyFrom(kept)
-
-
-def _make_constant(node: NodeDef, value: Tensor) -> None:
-    controls = [f"^{name.lstrip('^').split(':')[0]}" for name in node.input]
-    node.op = "Const"
-    del node.input[:]
-    node.input.extend(dict.fromkeys(controls))
-    node.attr.clear()
-    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))
-    node.attr["dtype"].type = tf.as_dtype(value.dtype).as_datatype_enum
