@@ -19,6 +19,8 @@ Tensor: TypeAlias = Any
 """tf.Tensor of a graph."""
 DType: TypeAlias = Any
 """tf.DType."""
+TensorShape: TypeAlias = Any
+"""tf.TensorShape: a static shape, which may be open."""
 Session: TypeAlias = Any
 """tf.compat.v1.Session, or what stands in its place."""
 RunContext: TypeAlias = Any

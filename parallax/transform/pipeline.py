@@ -1,7 +1,11 @@
-"""From a captured graph and decisions to one worker's graph: the passes in order, then the checks."""
+"""From a captured graph and decisions to one worker's graph: the passes in order, and a check after each.
+
+The finished graph is looked at besides (check.py).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -10,6 +14,7 @@ from parallax.graph.garbage import cycles_wait
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import GraphView
 from parallax.plans.rewrites import Rewrites
+from parallax.transform.between_passes import check_pass
 from parallax.transform.building.editor import (
     SCOPE,
     Counter,
@@ -32,6 +37,21 @@ from parallax.transform.passes.servers import run_on_servers
 from parallax.transform.passes.shards import set_shards
 from parallax.transform.passes.tables import gather_rows, slice_rows, spread_tables
 from parallax.types import GraphDef
+
+PASSES: tuple[Callable[[Editor, Rewrites], None], ...] = (
+    spread_tables,
+    place_tables,
+    keep_gradients,
+    reduce_gradients,
+    weigh_losses,
+    scatter_gradients,
+    slice_rows,  # after the broadcasts: a whole value that is fed is worker 0's, then cut
+    exchange_rows,
+    collect_rows,
+    gather_rows,
+    run_on_servers,
+)
+"""In this order; what must hold after each is in between_passes.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +112,9 @@ def transform(view: GraphView, rewrites: Rewrites, worker: Worker) -> WorkerGrap
     """
     editor = open_editor(view, worker, rewrites.terms)
     with editor.scratch.as_default(), tf.name_scope(f"{SCOPE}/"):
-        spread_tables(editor, rewrites)
-        place_tables(editor, rewrites)
-        keep_gradients(editor, rewrites)
-        reduce_gradients(editor, rewrites)
-        weigh_losses(editor, rewrites)
-        scatter_gradients(editor, rewrites)
-        slice_rows(editor, rewrites)  # after the broadcasts: a whole value that is fed is worker 0's, then cut
-        exchange_rows(editor, view, rewrites)
-        collect_rows(editor, rewrites)
-        gather_rows(editor, rewrites)
-        run_on_servers(editor, rewrites)
+        for one_pass in PASSES:
+            one_pass(editor, rewrites)
+            check_pass(editor, rewrites, one_pass.__name__)
     _keep_fetchable(editor)
     changed = editor.finish()
     set_seeds(changed, frozenset(rewrites.equal_random_ops), worker)

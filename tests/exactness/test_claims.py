@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parallax.analysis.propagation.denominators import Denominators
-from parallax.analysis.propagation.states import SAME, State
+from parallax.analysis.propagation.states import SAME, Rows, State, Values
 from parallax.graph.view import GraphView
 from parallax.plans.rewrites import AllReduce, Scale, Table
 from parallax.runtime.verify.claims import first_false
@@ -60,7 +60,7 @@ def test_parts_put_together_are_the_one_value(view: GraphView) -> None:
 
 
 def test_joined_rows_add_up_in_any_order(view: GraphView) -> None:
-    said = Said(view, {"t:0": State("values", ("t:0",))})
+    said = Said(view, {"t:0": Values(("t:0",))})
     assert claim(said, [[1.0], [3.0], [2.0]], [[1.0], [2.0]], [[3.0]]) == ""
     assert "rows (values)" in claim(said, [[1.0], [3.0]], [[2.0]], [[2.0]])
 
@@ -73,6 +73,6 @@ def test_a_gradient_of_rows_is_the_mean_of_the_sums(view: GraphView) -> None:
 
 def test_an_owner_has_its_rows(view: GraphView) -> None:
     table = Table("emb", 3, (1,), "float32", ("emb",), "emb")
-    said = Said(view, {"t:0": State("rows", ("emb",))}, tables={"emb": table})
+    said = Said(view, {"t:0": Rows("emb")}, tables={"emb": table})
     assert claim(said, [[0.0], [1.0], [2.0]], [[0.0], [2.0]], [[1.0]]) == ""
     assert "an owner's rows" in claim(said, [[0.0], [1.0], [2.0]], [[0.0], [1.0]], [[2.0]])

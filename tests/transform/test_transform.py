@@ -21,8 +21,10 @@ from parallax.plans.rewrites import Rewrites
 from parallax.runtime.worker.accumulation import Accumulation
 from parallax.runtime.worker.names import Names
 from parallax.settings.config import Config
+from parallax.transform import pipeline
+from parallax.transform.between_passes import check_pass
 from parallax.transform.building.all_to_all import ALL_TO_ALL
-from parallax.transform.building.editor import Worker
+from parallax.transform.building.editor import Worker, open_editor
 from parallax.transform.check import check, check_exchanges
 from parallax.transform.pipeline import WorkerGraph, transform
 from tests.equality import models
@@ -186,6 +188,47 @@ def test_a_table_left_whole_and_a_lookup_left_local_are_found() -> None:
     wrong = replace(rewrites, lookups=(replace(rewrites.lookups[0], node="emb"),))
     with pytest.raises(TransformError, match="must be a pull, and is VarHandleOp"):
         check(made, wrong, Worker(0, 2, 7))
+
+
+@pytest.mark.parametrize(
+    ("left_out", "rule"),
+    [
+        ("spread_tables", "have the shape of this worker's rows"),
+        ("reduce_gradients", "take scaled gradient rows"),
+        ("slice_rows", "take the local rows"),
+        ("exchange_rows", "be a pull"),
+        ("gather_rows", "have all rows beside it"),
+    ],
+)
+def test_a_pass_that_leaves_work_undone_is_named_with_the_op(monkeypatch, left_out: str, rule: str) -> None:
+    def nothing(editor: Any, rewrites: Rewrites) -> None:
+        """Leaves everything undone."""
+
+    nothing.__name__ = left_out
+    passes = tuple(nothing if one.__name__ == left_out else one for one in pipeline.PASSES)
+    monkeypatch.setattr(pipeline, "PASSES", passes)
+    view, rewrites = decided(two_equal_tables)
+    with pytest.raises(TransformError, match=f"After pass {left_out}, '.*' must {rule}"):
+        transform(view, rewrites, Worker(0, 2, 7))
+
+
+def test_an_op_that_takes_a_tensor_of_a_removed_one_is_named() -> None:
+    view, rewrites = decided(two_equal_tables)
+    editor = open_editor(view, Worker(0, 2, 7), rewrites.terms)
+    taken = next(n for n in view.nodes if view.consumers(f"{n}:0"))
+    editor.become_no_op(taken, [])
+    with pytest.raises(TransformError, match=f"After pass some_pass, .* is '{taken}:0' of a removed op"):
+        check_pass(editor, rewrites, "some_pass")
+
+
+def test_a_node_that_becomes_two_things_is_named() -> None:
+    view, rewrites = decided(two_equal_tables)
+    editor = open_editor(view, Worker(0, 2, 7), rewrites.terms)
+    node = rewrites.lookups[0].node
+    editor.become_constant(node, 1.0)
+    editor.become_no_op(node, [])
+    with pytest.raises(TransformError, match=f"After pass some_pass, '{node}' must become one thing"):
+        check_pass(editor, rewrites, "some_pass")
 
 
 def test_a_graph_with_names_of_parallax_is_refused() -> None:

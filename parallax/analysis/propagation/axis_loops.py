@@ -63,7 +63,9 @@ def body_of(library: Any, name: str) -> Body:
 
 def states_within(body: Body, parts: Sequence[AxisPart | None]) -> dict[str, State]:
     """How workers hold a body's tensors: alike where only what is alike goes in, and nothing is drawn or read."""
-    states = {t: SAME if part == ALIKE else LOCAL for t, part in zip(body.arguments, parts, strict=True)}
+    states: dict[str, State] = {
+        t: SAME if part == ALIKE else LOCAL for t, part in zip(body.arguments, parts, strict=True)
+    }
     for node in body.view.topological_order():
         if body.view.op(node) != ARGUMENT:
             alike = all(states[t] == SAME for t in body.view.inputs(node)) and gives_the_same(body.view.op(node))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from parallax.analysis.propagation.batch_axis import BatchAxes
+from parallax.analysis.propagation.states import SAME
 from parallax.analysis.propagation.walk import Walk
 from parallax.graph.view import Shape
 from parallax.plans.rewrites import AllReduce
@@ -74,7 +75,7 @@ def visit(walk: Walk, node: str) -> None:
     tensor = f"{node}:0"
     if tensor in walk.denominators.curved:
         walk.all_reduces.append(AllReduce(tensor, tuple(walk.view.consumers(tensor)), "mean"))
-        walk.states[tensor] = walk.states[tensor]._replace(kind="same", key=())
+        walk.states[tensor] = SAME
 
 
 class _Curves:

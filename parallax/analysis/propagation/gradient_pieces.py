@@ -19,7 +19,7 @@ from tensorflow.python.framework import op_def_registry
 
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.equal_ids import kind_of_equal_ids
-from parallax.analysis.propagation.states import SAME, State
+from parallax.analysis.propagation.states import SAME, Indices, State, TouchedIndices, TouchedRows, Values
 from parallax.analysis.propagation.unique_ids import UniqueIds, root
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk
 from parallax.analysis.reading.gradients import autodiff_ops
@@ -57,6 +57,12 @@ def piece_kinds(walk: Walk) -> PieceKinds:
         return {}
     look = _PieceRules(walk)
     return {s.values: tuple(_pieces(look, s)) for s in walk.sources if s.indices is not None}
+
+
+def marked_by(walk: Walk, kinds: PieceKinds) -> PieceKinds:
+    """Of the kinds those that a mark depends on: joined rows are marked as those of which nothing is known yet."""
+    raw = {s.values for s in walk.sources if walk.routes.get(s.part) == "raw"}
+    return {t: found for t, found in kinds.items() if t in raw or any(piece.kind != "joined" for piece in found)}
 
 
 class _PieceRules:
@@ -145,7 +151,7 @@ def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
     walk.part_of_token[source.values] = walk.part_of_token[indices] = source.part
     if value_edges and not any(s.tensor == source.values for s in walk.scales):
         walk.scales.append(Scale(source.values, tuple(value_edges)))
-    states = (State("values", (source.values,)), State("indices", (indices,)))
+    states: tuple[State, State] = (Values((source.values,)), Indices((indices,)))
     key = f"at {source.values}"
     if walk.routes.get(source.part) == "raw":
         states = (SAME, SAME)
@@ -153,7 +159,7 @@ def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
     elif kinds == {"unique"} and len(pieces) == 1 and processed:
         walk.merges[key] = Merge(source.part, (indices,), index_edges, value_edges, merges_equal_rows=False)
         table = walk.table_of.get(source.part)
-        states = (State("touched", (table, key)), State("touched_indices", (table, key))) if table else (SAME, SAME)
+        states = (TouchedRows(table, key), TouchedIndices(table, key)) if table else (SAME, SAME)
     elif "unique" in kinds and processed:
         raise NoRule(source.part, "rows of several merged lookups are changed before they are applied")
     elif "shared" in kinds:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from parallax.analysis.propagation.states import SAME
+from parallax.analysis.propagation.states import SAME, Handle
 from parallax.analysis.propagation.walk import Walk
 from parallax.graph.ops import state_op
 from parallax.graph.view import GraphView, split_tensor
@@ -79,4 +79,4 @@ def _read_by_training(walk: Walk) -> set[str]:
 
 def _writes_shared(walk: Walk, node: str, slot: int) -> bool:
     handle = walk.state_at(node, slot)
-    return handle.kind == "handle" and handle.key[0] in walk.shared
+    return isinstance(handle, Handle) and handle.variable in walk.shared

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from parallax.analysis.propagation.states import PLAIN, SAME
+from parallax.analysis.propagation.states import SAME, Opaque, Plain
 from parallax.analysis.propagation.walk import NoRule, Walk, part_of
 from parallax.analysis.reading.capture import Captured, variable_of_tensor
 from parallax.analysis.reading.gradients import inside_of
@@ -70,9 +70,9 @@ def visit(walk: Walk, node: str) -> None:
                 if node in walk.training:
                     raise _refusal(walk, passage)
                 continue
-            if state.kind == "opaque":
-                raise NoRule(str(state.key[0]), str(state.key[1]))
-            if state.kind not in PLAIN:
+            if isinstance(state, Opaque):
+                raise NoRule(state.part, state.reason)
+            if not isinstance(state, Plain):
                 raise NoRule(part_of(walk, state), f"{walk.view.op(node)} {node!r} has no rule for its gradient rows")
             edges = tuple(e for e in passage.edges if (tensor, e.node) not in walk.marked)
             if edges:

@@ -13,17 +13,17 @@ from dataclasses import replace
 
 from parallax.analysis.propagation import examples_apart, own_state, rules, whole_batch
 from parallax.analysis.propagation.denominators import Denominators, find_denominators, notes_of
-from parallax.analysis.propagation.gradient_pieces import PieceKinds, keeps_of, mark, piece_kinds
+from parallax.analysis.propagation.gradient_pieces import PieceKinds, keeps_of, mark, marked_by, piece_kinds
 from parallax.analysis.propagation.own_state import computed_of
 from parallax.analysis.propagation.passages import check_kept, find_passages
 from parallax.analysis.propagation.server_nodes import owned_nodes
 from parallax.analysis.propagation.server_order import check_reads
-from parallax.analysis.propagation.states import LOCAL, SAME
+from parallax.analysis.propagation.states import LOCAL, SAME, AtOwners, Rows
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.propagation.whole_batch import Whole, find_wholes
 from parallax.analysis.reading.capture import Captured
 from parallax.analysis.reading.functions import functions_of
-from parallax.analysis.reading.gradients import gradient_updates
+from parallax.analysis.reading.gradients import followed_variable, gradient_updates
 from parallax.errors import GraphError, ParallaxError
 from parallax.graph.control_flow import branches_of
 from parallax.graph.garbage import cycles_wait
@@ -67,8 +67,8 @@ def propagate(
         GraphError: no route can make this graph right.
     """
     terms, placed = terms or TrainingMode(), placed or {}
-    asked = (propagate, sources, frozenset(routes.items()), equal_randomness, frozenset(placed.items()), terms)
-    remembered = captured.view.remembered
+    asked = (sources, frozenset(routes.items()), equal_randomness, frozenset(placed.items()), terms)
+    remembered = captured.remembered
     if asked not in remembered:
         remembered[asked] = _decisions(walked(captured, sources, routes, equal_randomness, placed), terms)
     rewrites: Rewrites = remembered[asked]
@@ -95,7 +95,8 @@ def walked(
     before = captured.view.ancestors(delivered)
     order, branches = captured.view.topological_order(), branches_of(captured.view)
     functions = functions_of(captured.view, lambda op: rules.differs(op, equal_randomness))
-    table_of, own = {part: part for part in tables}, set[str]()
+    expected, own = _expected_slots(captured, tables), set[str]()
+    table_of = {part: part for part in tables} | expected
     kinds: PieceKinds = {}
     dense_sources: dict[str, list[GradientSource]] = {}
     for source in sources:
@@ -127,8 +128,18 @@ def walked(
             alike=alike,
             wholes=wholes,
         )
-        mark(walk)
-        refusal = _visit_all(walk, order)
+        try:
+            mark(walk)
+            refusal = _visit_all(walk, order)
+        except ParallaxError:
+            if not expected:
+                raise
+            expected, table_of = {}, {part: part for part in tables}
+            continue
+        if expected.keys() - walk.confirmed:  # so named, and no slot: the walk shall find which there are
+            expected, table_of = {}, {part: part for part in tables}
+            continue
+        expected = {}
         if walk.decisive:
             divisions, (parts, unproven) = find_denominators(walk, denominators), find_wholes(walk)
             if divisions != denominators:  # what losses are divided by comes first: it says what a loss is a part of
@@ -144,15 +155,22 @@ def walked(
         if (
             not walk.new_members.keys() - table_of.keys()
             and not walk.new_own - own
-            and (found, asked) == (kinds, alike)
+            and (marked_by(walk, found), asked) == (marked_by(walk, kinds), alike)
         ):
             divisions = find_denominators(walk, denominators)
             if divisions == denominators:
+                walk.kinds = found
                 return walk
             denominators = divisions
         kinds, alike = found, asked
         table_of = {**table_of, **walk.new_members}
         own = own | walk.new_own
+
+
+def _expected_slots(captured: Captured, tables: Mapping[str, Table]) -> dict[str, str]:
+    """Variable op -> table op, of the variables that by name and shape are slots of a table; a walk must confirm it."""
+    named = {op: followed_variable(captured, op) for op in captured.variables}
+    return {op: table for op, table in named.items() if table in tables}
 
 
 def _visit_all(walk: Walk, order: list[str]) -> ParallaxError | None:
@@ -222,11 +240,11 @@ def _decisions(walk: Walk, terms: TrainingMode) -> Rewrites:
             )
     for tensor, state in walk.states.items():
         node = split_tensor(tensor)[0]
-        if state.kind == "rows" and node not in walk.training and node not in walk.initial:
-            walk.gather_rows(tensor, str(state.key[0]))  # for whoever fetches what is computed from a table
+        if isinstance(state, Rows) and node not in walk.training and node not in walk.initial:
+            walk.gather_rows(tensor, state.table)  # for whoever fetches what is computed from a table
     members = {t: tuple(sorted(m for m, of in walk.table_of.items() if of == t)) for t in walk.tables}
     tables = [replace(t, members=members[t.op]) for t in walk.tables.values()]
-    rows = [t for t, s in walk.states.items() if s.kind in ("rows", "touched", "touched_indices", "map")]
+    rows = [t for t, s in walk.states.items() if isinstance(s, AtOwners)]
     gathers = tuple(
         GatherRows(tensor, tuple(edges), table)
         for tensor, (table, edges) in walk.gathers.items()

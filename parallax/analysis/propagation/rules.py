@@ -15,7 +15,7 @@ from functools import cache
 
 from parallax.analysis.propagation import denominators, passages, rules_rows, rules_state, whole_batch
 from parallax.analysis.propagation.gradient_pieces import concatenated
-from parallax.analysis.propagation.states import BATCH, LOCAL, PLAIN, SAME, State, worst
+from parallax.analysis.propagation.states import BATCH, LOCAL, SAME, Fed, Handle, Opaque, Plain, Rows, State, worst
 from parallax.analysis.propagation.unique_ids import merged_ids, root
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, part_of, set_handle
 from parallax.analysis.reading.capture import Captured, variable_of_tensor
@@ -166,7 +166,7 @@ def _placeholder(walk: Walk, node: str) -> State:
     if walk.view.nodes[node].attr["dtype"].type == _STRING:
         return BATCH  # a path, or a serialized example: it leads to data
     if shape == () or (shape is None and _only_hyperparameter(walk, node)):
-        return State("fed", (node,))
+        return Fed((node,))
     return BATCH
 
 
@@ -234,12 +234,12 @@ def _left(walk: Walk, merge: str) -> Branches:
 def _plain(walk: Walk, node: str, slot: int) -> State:
     """A plain state for an input that no rule took; whole rows are gathered, outside the training step only."""
     state = walk.state_at(node, slot)
-    if state.kind in PLAIN:
+    if isinstance(state, Plain):
         return state
     tensor, op = walk.view.inputs(node)[slot], walk.view.op(node)
-    if state.kind == "handle":
-        variable = state.key[0]
-        if walk.value_state(variable).kind != "rows":
+    if isinstance(state, Handle):
+        variable = state.variable
+        if not isinstance(walk.value_state(variable), Rows):
             return walk.value_state(variable)
         if walk.view.op(variable) != "VarHandleOp":
             state = walk.value_state(variable)
@@ -247,15 +247,15 @@ def _plain(walk: Walk, node: str, slot: int) -> State:
             raise NoRule(walk.table_of[variable], f"{op} {node!r} takes the variable itself and has no rule")
         else:
             return SAME
-    if state.kind == "rows":
-        table = str(state.key[0])
+    if isinstance(state, Rows):
+        table = state.table
         if op in ("IsVariableInitialized",):
             return SAME
         if node in walk.training:
             raise NoRule(table, f"{op} {node!r} reads all its rows in every training step")
         walk.gather_rows(tensor, table, Edge(node, slot))
         return SAME
-    return State("opaque", (part_of(walk, state), f"{op} {node!r} has no rule for its gradient rows"))
+    return Opaque(part_of(walk, state), f"{op} {node!r} has no rule for its gradient rows")
 
 
 def _all_reduce_gradient(walk: Walk, node: str) -> None:

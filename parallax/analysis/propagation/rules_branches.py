@@ -10,7 +10,7 @@ of a table on servers.
 
 from __future__ import annotations
 
-from parallax.analysis.propagation.states import PLAIN, SAME, State
+from parallax.analysis.propagation.states import SAME, Handle, Plain, Rows, State
 from parallax.analysis.propagation.walk import NoRule, Walk, read_value, server_table
 from parallax.graph.control_flow import Branch, is_loop_merge, predicate_of
 from parallax.graph.view import Edge, split_tensor
@@ -22,11 +22,11 @@ def switch(walk: Walk, node: str, states: list[State]) -> bool:
     """A branch has what the conditional has: a variable, gradient rows, local rows."""
     if _keeps_rows_of_initial_value(walk, node, states):
         return True
-    if states[0].kind == "handle" and _is_variable(walk, f"{node}:0"):
+    if isinstance(states[0], Handle) and _is_variable(walk, f"{node}:0"):
         walk.set_all(node, states[0])
         return True
     state = read_value(walk, states[0])
-    if state.kind in PLAIN:
+    if isinstance(state, Plain):
         return False
     if not walk.agrees((*walk.branches[node], Branch(predicate_of(walk.view, node), 1))):
         walk.decisive += [Edge(node, 1)] if node in walk.training else []
@@ -37,7 +37,7 @@ def switch(walk: Walk, node: str, states: list[State]) -> bool:
 
 def passed_on(walk: Walk, node: str, states: list[State]) -> bool:
     """Ops that give a variable on, into a loop or under another name; its value is decided elsewhere."""
-    if not states or states[0].kind != "handle" or not _is_variable(walk, f"{node}:0"):
+    if not states or not isinstance(states[0], Handle) or not _is_variable(walk, f"{node}:0"):
         return False
     walk.set_all(node, states[0])
     return True
@@ -51,7 +51,7 @@ def _is_variable(walk: Walk, tensor: str) -> bool:
 
 def _keeps_rows_of_initial_value(walk: Walk, node: str, states: list[State]) -> bool:
     state = read_value(walk, states[0])
-    if state.kind != "rows" or node in walk.training or node not in walk.initial:
+    if not isinstance(state, Rows) or node in walk.training or node not in walk.initial:
         return False
     _refuse_on_servers(walk, node, state)
     walk.set_all(node, state)
@@ -62,25 +62,25 @@ def merge(walk: Walk, node: str, states: list[State]) -> bool:
     """What all branches have alike; of an initial value, a whole one is cut to local rows."""
     if is_loop_merge(walk.view, node):
         return passed_on(walk, node, states)
-    if len(set(states)) == 1 and states[0].kind not in PLAIN:
+    if len(set(states)) == 1 and not isinstance(states[0], Plain):
         return _alike(walk, node, states[0])
-    rows = {s for s in states if s.kind == "rows"}
+    rows = {s for s in states if isinstance(s, Rows)}
     if len(rows) != 1 or node in walk.training or not all(s == SAME or s in rows for s in states):
         return False
     (state,) = rows
     for slot, other in enumerate(states):
         if other == SAME:
-            walk.slice_rows(state.key[0], Edge(node, slot))
+            walk.slice_rows(state.table, Edge(node, slot))
     walk.states[f"{node}:0"] = state
     walk.states[f"{node}:1"] = SAME
     return True
 
 
 def _alike(walk: Walk, node: str, state: State) -> bool:
-    if state.kind == "handle" and not _is_variable(walk, f"{node}:0"):
+    if isinstance(state, Handle) and not _is_variable(walk, f"{node}:0"):
         return False
     taken = walk.branches[split_tensor(walk.view.inputs(node)[0])[0]]
-    if state.kind != "handle" and not walk.agrees(taken):
+    if not isinstance(state, Handle) and not walk.agrees(taken):
         return False
     walk.states[f"{node}:0"] = state
     walk.states[f"{node}:1"] = walk.condition(taken)
@@ -95,14 +95,14 @@ def conditional(walk: Walk, node: str, states: list[State]) -> bool:
     if slots is None:
         return False
     kinds = [read_value(walk, states[slot + 1]) for slot in slots]
-    rows = {s for s in kinds if s.kind == "rows"}
+    rows = {s for s in kinds if isinstance(s, Rows)}
     if len(rows) != 1 or any(s not in rows and s != SAME for s in kinds):
         return False
     (state,) = rows
     _refuse_on_servers(walk, node, state)
     for slot, kind in zip(slots, kinds, strict=True):
         if kind == SAME:
-            walk.slice_rows(state.key[0], Edge(node, slot + 1))
+            walk.slice_rows(state.table, Edge(node, slot + 1))
     walk.conditionals.append(node)
     walk.set_all(node, state)
     return True

@@ -10,7 +10,19 @@
 
 from __future__ import annotations
 
-from parallax.analysis.propagation.states import PLAIN, SAME, State, worst
+from parallax.analysis.propagation.states import (
+    SAME,
+    Handle,
+    Indices,
+    PlaceMap,
+    Plain,
+    Rows,
+    State,
+    TouchedIndices,
+    TouchedRows,
+    Values,
+    worst,
+)
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, are_paired, part_of, read_value, sum_of_parts
 from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.graph.view import Edge
@@ -25,38 +37,38 @@ def gather(walk: Walk, node: str, states: list[State]) -> bool:
     )
     if not along_first:
         return False
-    if params.kind != "rows":
-        if params != SAME or ids.kind not in ("indices", "touched_indices"):
+    if not isinstance(params, Rows):
+        if params != SAME or not isinstance(ids, Indices | TouchedIndices):
             return False
         walk.set_all(node, _aligned_with(walk, ids))
         return True
-    if ids.kind == "touched_indices" and ids.key[0] == params.key[0]:
-        walk.set_all(node, State("touched", ids.key))
+    if isinstance(ids, TouchedIndices) and ids.table == params.table:
+        walk.set_all(node, TouchedRows(ids.table, ids.merge))
         return True
-    if ids.kind not in (*PLAIN, "indices"):
+    if not isinstance(ids, Plain | Indices):
         return False
     if walk.branches[node]:
-        raise NoRule(params.key[0], f"lookup {node!r} is inside a conditional or loop, which not all workers may enter")
+        raise NoRule(params.table, f"lookup {node!r} is inside a conditional or loop, which not all workers may enter")
     _check_on_servers(walk, node, params)
-    walk.lookups.append(Lookup(node, params.key[0], row_shape=_row_shape(walk, node, params)))
-    walk.set_all(node, _aligned_with(walk, ids) if ids.kind == "indices" else worst([ids]))
+    walk.lookups.append(Lookup(node, params.table, row_shape=_row_shape(walk, node, params)))
+    walk.set_all(node, _aligned_with(walk, ids) if isinstance(ids, Indices) else ids)
     return True
 
 
-def _check_on_servers(walk: Walk, node: str, params: State) -> None:
+def _check_on_servers(walk: Walk, node: str, params: Rows) -> None:
     """Servers are asked for rows of the table itself: what is computed of them, or a slot, is not there."""
-    table = walk.tables[params.key[0]]
+    table = walk.tables[params.table]
     source = variable_of_tensor(walk.view, walk.captured.variables, walk.view.inputs(node)[0])
     if table.servers and source != table.op:
         raise NoRule(table.op, f"lookup {node!r} takes rows of its slot {source!r}, or of what is computed of it")
 
 
-def _row_shape(walk: Walk, node: str, params: State) -> tuple[int, ...]:
+def _row_shape(walk: Walk, node: str, params: Rows) -> tuple[int, ...]:
     """The shape of the rows that a lookup takes: of the table, of a slot, or of what is computed of them by row."""
-    table, source = walk.tables[params.key[0]], walk.state_at(node, 0)
+    table, source = walk.tables[params.table], walk.state_at(node, 0)
     shape = walk.view.shape(walk.view.inputs(node)[0])
-    if source.kind == "handle":
-        variable = walk.captured.variables[str(source.key[0])]
+    if isinstance(source, Handle):
+        variable = walk.captured.variables[source.variable]
         shape, dtype = variable.part.shape, variable.dtype
     else:
         dtype = walk.view.dtype_name(walk.view.inputs(node)[0])
@@ -68,52 +80,51 @@ def _row_shape(walk: Walk, node: str, params: State) -> tuple[int, ...]:
 def segments(walk: Walk, node: str, states: list[State]) -> bool:
     """A lookup that adds rows up by segment, as embedding_lookup_sparse makes it on reference variables."""
     params = read_value(walk, states[0])
-    if params.kind != "rows" or walk.branches[node] or any(s.kind not in PLAIN for s in states[1:]):
+    if not isinstance(params, Rows) or walk.branches[node] or not all(isinstance(s, Plain) for s in states[1:]):
         return False
-    walk.lookups.append(Lookup(node, params.key[0], combines=True, row_shape=_row_shape(walk, node, params)))
+    walk.lookups.append(Lookup(node, params.table, combines=True, row_shape=_row_shape(walk, node, params)))
     walk.set_all(node, worst(states[1:]))
     return True
 
 
-def _aligned_with(walk: Walk, indices: State) -> State:
+def _aligned_with(walk: Walk, indices: Indices | TouchedIndices) -> State:
     """The state of rows that lie beside joined or merged indices."""
-    if indices.kind == "touched_indices":
-        return State("touched", indices.key)
-    return State("values", tuple(walk.pairs.get(k, [k])[-1] for k in indices.key))
+    if isinstance(indices, TouchedIndices):
+        return TouchedRows(indices.table, indices.merge)
+    return Values(tuple(walk.pairs.get(tensor, [tensor])[-1] for tensor in indices.tensors))
 
 
 def unique(walk: Walk, node: str, states: list[State]) -> bool:
     """Equal rows are merged here: this is where joined rows go to their owners, or to everybody."""
-    if states[0].kind == "touched_indices":  # merged already
-        walk.states[f"{node}:0"] = states[0]
-        walk.states[f"{node}:1"] = State("map", states[0].key)
+    indices = states[0]
+    if isinstance(indices, TouchedIndices):  # merged already
+        walk.states[f"{node}:0"] = indices
+        walk.states[f"{node}:1"] = PlaceMap(indices.table, indices.merge)
         return True
-    if states[0].kind != "indices":
+    if not isinstance(indices, Indices):
         return False
-    part = part_of(walk, states[0])
-    walk.merges[node] = Merge(part, states[0].key, [Edge(node, 0)])
+    part = part_of(walk, indices)
+    walk.merges[node] = Merge(part, indices.tensors, [Edge(node, 0)])
     table = walk.table_of.get(part)
-    walk.states[f"{node}:0"] = State("touched_indices", (table, node)) if table else SAME
-    walk.states[f"{node}:1"] = State("map", (table or part, node))
+    walk.states[f"{node}:0"] = TouchedIndices(table, node) if table else SAME
+    walk.states[f"{node}:1"] = PlaceMap(table or part, node)
     return True
 
 
 def segment_sum(walk: Walk, node: str, states: list[State]) -> bool:
     """Values summed by row: the partner of a Unique, or a gradient made dense."""
     values, segments = states[0], states[1]
-    if values.kind == "touched" and segments == State("map", values.key):
+    if isinstance(values, TouchedRows) and segments == PlaceMap(values.table, values.merge):
         walk.set_all(node, values)
         return True
-    if values.kind != "values":
+    if not isinstance(values, Values):
         return False
-    if segments.kind == "map" and are_paired(
-        walk, values, State("indices", walk.merges[segments.key[1]].indices_token)
-    ):
-        walk.merges[segments.key[1]].values.append(Edge(node, 0))
+    if isinstance(segments, PlaceMap) and are_paired(walk, values, Indices(walk.merges[segments.merge].indices_token)):
+        walk.merges[segments.merge].values.append(Edge(node, 0))
         part = part_of(walk, values)
-        walk.set_all(node, State("touched", segments.key) if part in walk.table_of else SAME)
+        walk.set_all(node, TouchedRows(segments.table, segments.merge) if part in walk.table_of else SAME)
         return True
-    if segments.kind == "indices" and are_paired(walk, values, segments):
+    if isinstance(segments, Indices) and are_paired(walk, values, segments):
         sum_of_parts(walk, node, values, "sum")
         return True
     return False

@@ -14,7 +14,18 @@ import math
 
 from parallax.analysis.propagation import rules_branches, rules_exchange
 from parallax.analysis.propagation.op_lists import ELEMENTWISE
-from parallax.analysis.propagation.states import ALONG_ROWS, PLAIN, SAME, State
+from parallax.analysis.propagation.states import (
+    ALONG_ROWS,
+    BY_ROW,
+    SAME,
+    Extent,
+    Handle,
+    Indices,
+    Plain,
+    Rows,
+    State,
+    Values,
+)
 from parallax.analysis.propagation.walk import Walk, part_of, read_value, sum_of_parts
 from parallax.graph.ops import SEGMENT_LOOKUPS
 from parallax.graph.view import Edge, split_tensor
@@ -31,7 +42,7 @@ def visit(walk: Walk, node: str, op: str) -> bool:
         for number, state in enumerate(states):
             walk.states[f"{node}:{number}"] = state
         return True
-    if all(s.kind in PLAIN for s in states):
+    if all(isinstance(s, Plain) for s in states):
         return False
     rule = _RULES.get(op)
     if rule is not None and rule(walk, node, states):
@@ -42,7 +53,7 @@ def visit(walk: Walk, node: str, op: str) -> bool:
 def _elementwise(walk: Walk, node: str, states: list[State]) -> bool:
     """Keeps the state along rows when every other operand is equal on all workers and no wider than a row."""
     values = [read_value(walk, s) for s in states]
-    along = {s for s in values if s.kind in (*ALONG_ROWS, "indices", "touched_indices")}
+    along = {s for s in values if isinstance(s, BY_ROW)}
     if len(along) != 1:
         return False
     (state,) = along
@@ -58,17 +69,17 @@ def _elementwise(walk: Walk, node: str, states: list[State]) -> bool:
         if shape is None:
             return False
         fits = len(shape) < max(rank, 1) or shape[0] == 1
-        if not fits and state.kind == "values" and _rows_alike(walk, node, slot):
+        if not fits and isinstance(state, Values) and _rows_alike(walk, node, slot):
             walk.alike_rows.append(AlikeRows(Edge(node, slot), Edge(node, values.index(state))))
         elif not fits:
-            if state.kind != "rows" or shape[0] != walk.tables[state.key[0]].rows:
+            if not isinstance(state, Rows) or shape[0] != walk.tables[state.table].rows:
                 return False
-            slices.append(Edge(node, slot))
-    for edge in slices:
-        walk.slice_rows(state.key[0], edge)
+            slices.append((state.table, Edge(node, slot)))
+    for table, edge in slices:
+        walk.slice_rows(table, edge)
     walk.set_all(node, state)
-    if state.kind == "rows" and walk.view.op(node) == "Identity" and states[0].kind == "handle":
-        walk.gather_rows(f"{node}:0", state.key[0])
+    if isinstance(state, Rows) and walk.view.op(node) == "Identity" and isinstance(states[0], Handle):
+        walk.gather_rows(f"{node}:0", state.table)
     return True
 
 
@@ -84,8 +95,8 @@ def _rows_alike(walk: Walk, node: str, slot: int) -> bool:
 def _read_variable(walk: Walk, node: str, states: list[State]) -> bool:
     state = read_value(walk, states[0])
     walk.set_all(node, state)
-    if state.kind == "rows":
-        walk.gather_rows(f"{node}:0", state.key[0])
+    if isinstance(state, Rows):
+        walk.gather_rows(f"{node}:0", state.table)
     return True
 
 
@@ -93,7 +104,7 @@ def _reduction(walk: Walk, node: str, states: list[State]) -> bool:
     state = read_value(walk, states[0])
     axes = walk.view.constant(walk.view.inputs(node)[1])
     shape = walk.view.shape(walk.view.inputs(node)[0])
-    if state.kind not in ALONG_ROWS or axes is None or shape is None:
+    if not isinstance(state, ALONG_ROWS) or axes is None or shape is None:
         return False
     if not any(int(axis) % max(len(shape), 1) == 0 for axis in axes.reshape(-1)):
         walk.set_all(node, state)
@@ -101,7 +112,7 @@ def _reduction(walk: Walk, node: str, states: list[State]) -> bool:
     if not walk.agrees(walk.branches[node]):
         return False
     kind = _REDUCTIONS[walk.view.op(node)]
-    if kind != "sum" and set(state.key) & {s.tensor for s in walk.shared_rows}:
+    if kind != "sum" and isinstance(state, Values) and {s.tensor for s in walk.shared_rows} & {*state.tensors}:
         return False  # the zeros that stand for rows of worker 0 would count
     sum_of_parts(walk, node, state, kind, walk.view.inputs(node)[0] if kind == "rows_mean" else "")
     return True
@@ -109,7 +120,7 @@ def _reduction(walk: Walk, node: str, states: list[State]) -> bool:
 
 def _l2_loss(walk: Walk, node: str, states: list[State]) -> bool:
     state = read_value(walk, states[0])
-    if state.kind not in ALONG_ROWS or not walk.agrees(walk.branches[node]):
+    if not isinstance(state, ALONG_ROWS) or not walk.agrees(walk.branches[node]):
         return False
     sum_of_parts(walk, node, state, "sum")
     return True
@@ -117,34 +128,35 @@ def _l2_loss(walk: Walk, node: str, states: list[State]) -> bool:
 
 def _shape(walk: Walk, node: str, states: list[State]) -> bool:
     state = read_value(walk, states[0])
-    if state.kind == "rows":
+    if isinstance(state, Rows):
         source = states[0]
         shape = walk.view.shape(walk.view.inputs(node)[0])
-        if source.kind == "handle":
-            shape = walk.captured.variables[source.key[0]].part.shape
+        if isinstance(source, Handle):
+            shape = walk.captured.variables[source.variable].part.shape
         if shape is None or None in shape:
             return False
-        walk.shapes.append(WholeShape(node, state.key[0], tuple(int(d or 0) for d in shape)))
+        walk.shapes.append(WholeShape(node, state.table, tuple(int(d or 0) for d in shape)))
         walk.set_all(node, SAME)
         return True
-    if state.kind in (*ALONG_ROWS, "indices", "touched_indices"):
-        walk.set_all(node, State("extent", (state,)))
+    if isinstance(state, BY_ROW):
+        walk.set_all(node, Extent(state))
         return True
     return False
 
 
 def _of_extent(walk: Walk, node: str, states: list[State]) -> bool:
     """What is cut out of, or computed from, a shape along rows stays one."""
-    if states[0].kind != "extent":
+    if not isinstance(states[0], Extent):
         return False
     walk.set_all(node, states[0])
     return True
 
 
 def _fill(walk: Walk, node: str, states: list[State]) -> bool:
-    if states[0].kind != "extent" or walk.require_same(states[1]) != SAME:
+    extent = states[0]
+    if not isinstance(extent, Extent) or walk.require_same(states[1]) != SAME:
         return False
-    walk.set_all(node, states[0].key[0])
+    walk.set_all(node, extent.along)
     return True
 
 
@@ -152,9 +164,9 @@ def _reshape(walk: Walk, node: str, states: list[State]) -> bool:
     """Keeps the rows when only what is within a row is folded."""
     state, target = states[0], states[1]
     before, after = walk.view.shape(walk.view.inputs(node)[0]), walk.view.shape(f"{node}:0")
-    if state.kind not in (*ALONG_ROWS, "indices", "touched_indices"):
+    if not isinstance(state, BY_ROW):
         return False
-    if target.kind == "extent" and target.key[0] == state:
+    if isinstance(target, Extent) and target.along == state:
         walk.set_all(node, state)
         return True
     if before is None or after is None or not after or None in before[1:] or None in after[1:]:
@@ -171,7 +183,7 @@ def _reshape(walk: Walk, node: str, states: list[State]) -> bool:
 def _expand_dims(walk: Walk, node: str, states: list[State]) -> bool:
     axis = walk.view.constant(walk.view.inputs(node)[1])
     if (
-        states[0].kind not in ALONG_ROWS
+        not isinstance(states[0], ALONG_ROWS)
         or axis is None
         or int(axis) in (0, -1 - len(walk.view.shape(f"{node}:0") or ()))
     ):
@@ -183,18 +195,19 @@ def _expand_dims(walk: Walk, node: str, states: list[State]) -> bool:
 def _concat(walk: Walk, node: str, states: list[State]) -> bool:
     """Rows of several gradients, one after the other."""
     pieces, axis = states[:-1], walk.view.constant(walk.view.inputs(node)[-1])
-    kinds = {s.kind for s in pieces}
-    if axis is None or int(axis) != 0 or len(kinds) != 1 or kinds - {"values", "indices"}:
+    if axis is None or int(axis) != 0 or len({part_of(walk, s) for s in pieces}) != 1:
         return False
-    if len({part_of(walk, s) for s in pieces}) != 1:
-        return False
-    walk.set_all(node, State(pieces[0].kind, tuple(k for s in pieces for k in s.key)))
-    return True
+    for of_kind in (Values, Indices):
+        joined = [s.tensors for s in pieces if isinstance(s, of_kind)]
+        if len(joined) == len(pieces):
+            walk.set_all(node, of_kind(tuple(tensor for tensors in joined for tensor in tensors)))
+            return True
+    return False
 
 
 def _size(walk: Walk, node: str, states: list[State]) -> bool:
-    if states[0].kind not in ("values", "indices"):
-        return _shape(walk, node, states) if states[0].kind != "rows" else False
+    if not isinstance(states[0], Values | Indices):
+        return _shape(walk, node, states) if not isinstance(states[0], Rows) else False
     sum_of_parts(walk, node, states[0], "sum")
     return True
 

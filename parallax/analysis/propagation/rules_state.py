@@ -12,7 +12,20 @@ from __future__ import annotations
 
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.own_state import depends_on_batch, may_keep_rows
-from parallax.analysis.propagation.states import PLAIN, SAME, State
+from parallax.analysis.propagation.states import (
+    SAME,
+    AtOwners,
+    Handle,
+    Indices,
+    Local,
+    Opaque,
+    Plain,
+    Rows,
+    State,
+    TouchedIndices,
+    TouchedRows,
+    Values,
+)
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, are_paired, part_of, set_handle
 from parallax.analysis.reading.functions import takes_functions
 from parallax.errors import GraphError
@@ -29,10 +42,10 @@ def visit(walk: Walk, node: str, op: str) -> bool:
     if state is None:
         return _written_in_functions(walk, node, op)
     handles = [walk.state_at(node, slot) for slot in state.state]
-    if handles[0].kind != "handle":
+    if not isinstance(handles[0], Handle):
         _refuse_hidden_variables(walk, node, state)
         return False  # a queue, a hash table: no variable of the graph
-    variables = [str(h.key[0]) for h in handles if h.kind == "handle"]
+    variables = [h.variable for h in handles if isinstance(h, Handle)]
     _check_condition(walk, node, variables)
     _hyperparameters(walk, node, state, variables)
     if state.kind == "unknown":
@@ -76,7 +89,7 @@ def _written_in_functions(walk: Walk, node: str, op: str) -> bool:
     if not takes_functions(op):
         return False
     slots = sorted(walk.functions.written_slots(walk.view.nodes[node]))
-    variables = [str(s.key[0]) for s in (walk.state_at(node, slot) for slot in slots) if s.kind == "handle"]
+    variables = [s.variable for s in (walk.state_at(node, slot) for slot in slots) if isinstance(s, Handle)]
     if not variables:
         return False
     inputs = [_value(walk, node, slot) for slot in range(len(walk.view.inputs(node)))]
@@ -84,7 +97,7 @@ def _written_in_functions(walk: Walk, node: str, op: str) -> bool:
     for variable in variables:
         if variable in walk.table_of:
             raise NoRule(walk.table_of[variable], f"{op} {node!r} writes it in a function")
-    if not drawn and all(s in (SAME, State("handle", s.key)) for s in inputs) and not set(variables) & walk.own:
+    if not drawn and all(s == SAME or isinstance(s, Handle) for s in inputs) and not set(variables) & walk.own:
         return False
     trained = sorted(set(variables) & walk.shared)
     if trained:
@@ -115,8 +128,8 @@ def _refuse_hidden_variables(walk: Walk, node: str, state: StateOp) -> None:
 def _value(walk: Walk, node: str, slot: int) -> State:
     """The state of an input taken as a value."""
     state = walk.state_at(node, slot)
-    if state.kind == "handle" and not takes_state(walk.view.op(node), slot):
-        return walk.value_state(str(state.key[0]))
+    if isinstance(state, Handle) and not takes_state(walk.view.op(node), slot):
+        return walk.value_state(state.variable)
     return state
 
 
@@ -139,34 +152,36 @@ def _hyperparameters(walk: Walk, node: str, state: StateOp, variables: list[str]
 def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
     """A write to a variable whose rows are spread over the workers."""
     table = walk.table_of[variables[0]]
-    rows = State("rows", (table,))
     _join(walk, table, variables[1:])
     value = walk.require_same(_value(walk, node, state.value if state.value is not None else 0))
     edge = Edge(node, state.value or 0)
     if state.indices is not None:
         indices = _value(walk, node, state.indices)
-        if value.kind == "touched" and indices == State("touched_indices", value.key) and value.key[0] == table:
+        if isinstance(value, TouchedRows) and indices == TouchedIndices(table, value.merge) and value.table == table:
+            _join(walk, table, variables[:1])
             return
-        if value == SAME and indices.kind == "touched_indices" and indices.key[0] == table and _is_scalar(walk, edge):
+        if value == SAME and isinstance(indices, TouchedIndices) and indices.table == table and _is_scalar(walk, edge):
+            _join(walk, table, variables[:1])
             return
         additive = walk.view.op(node) in ADDITIVE_SCATTERS
         if _joined(walk, value, indices) and (additive or state.kind == "apply"):
             part = _gradient_of(walk, value, variables[0])
             if walk.table_of.get(part) != table:
                 raise NoRule(part, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r}")
+            _join(walk, table, variables[:1])
             _merge_here(walk, node, state, part, additive)
             return
-    elif value == rows:
+    elif value == Rows(table):
         return
     elif value == SAME:
         walk.slice_rows(table, edge)
         return
-    elif state.kind == "assign" and value.kind in PLAIN and value.kind != "opaque":
+    elif state.kind == "assign" and isinstance(value, Plain) and not isinstance(value, Opaque):
         _take_worker_0(walk, node, edge, variables[0])
         walk.slice_rows(table, edge)
         return
     _refuse_opaque(walk, value)
-    if state.kind == "scatter" and value.kind in PLAIN:
+    if state.kind == "scatter" and isinstance(value, Plain):
         raise NoRule(table, f"{walk.view.op(node)} {node!r} writes rows to it that are no gradient")
     raise NoRule(table, f"{walk.view.op(node)} {node!r} updates it in a way that has no row-wise rule")
 
@@ -175,9 +190,9 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
     """A write to a variable that every worker holds."""
     slots = [s for s in (state.value, state.indices) if s is not None]
     values = [walk.require_same(_value(walk, node, slot)) for slot in slots]
-    along = next((v for v in values if v.kind in ("rows", "touched", "touched_indices", "map")), None)
+    along = next((v for v in values if isinstance(v, AtOwners)), None)
     if along is not None:
-        table = walk.tables[along.key[0]]
+        table = walk.tables[along.table]
         shape = walk.captured.variables[variables[0]].part.shape
         if not _follows(walk, table.op, variables[0]):
             raise NoRule(
@@ -198,7 +213,7 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
         return
     for value in values:
         _refuse_opaque(walk, value)
-        if value.kind not in PLAIN:
+        if not isinstance(value, Plain):
             raise NoRule(part_of(walk, value), f"{walk.view.op(node)} {node!r} has no rule for its gradient rows")
     if node in walk.initializers or (all(v == SAME for v in values) and walk.agrees(walk.branches[node])):
         return
@@ -279,7 +294,7 @@ def _unknown(walk: Walk, node: str, state: StateOp, variable: str) -> None:
         _refuse_opaque(walk, value)
         if value == SAME and walk.agrees(walk.branches[node]):
             continue
-        if value.kind not in PLAIN:
+        if not isinstance(value, Plain):
             raise NoRule(part_of(walk, value), f"{op} {node!r} has no rule for its gradient rows")
         if variable not in walk.shared:
             walk.new_own.add(variable)
@@ -291,9 +306,13 @@ def _unknown(walk: Walk, node: str, state: StateOp, variable: str) -> None:
 
 
 def _join(walk: Walk, table: str, variables: list[str]) -> None:
-    """Slot variables are spread with the table they follow."""
+    """Slot variables are spread with the table they follow: rows of its gradient are written to them."""
     for variable in variables:
-        if walk.table_of.get(variable) != table and _follows(walk, table, variable):
+        if not _follows(walk, table, variable):
+            continue
+        if walk.table_of.get(variable) == table:
+            walk.confirmed.add(variable)
+        else:
             walk.new_members[variable] = table
 
 
@@ -306,20 +325,21 @@ def _follows(walk: Walk, table: str, variable: str) -> bool:
 
 
 def _joined(walk: Walk, values: State, indices: State) -> bool:
-    return values.kind == "values" and indices.kind == "indices" and are_paired(walk, values, indices)
+    return isinstance(values, Values) and isinstance(indices, Indices) and are_paired(walk, values, indices)
 
 
 def _merge_here(walk: Walk, node: str, state: StateOp, part: str, additive: bool) -> None:
     """Joined rows meet an update that has no Unique before it."""
     indices = walk.state_at(node, state.indices or 0)
     edges = ([Edge(node, state.indices or 0)], [Edge(node, state.value or 0)])
-    walk.merges[node] = Merge(part, indices.key, *edges, merges_equal_rows=additive)
+    tensors = indices.tensors if isinstance(indices, Indices) else ()
+    walk.merges[node] = Merge(part, tensors, *edges, merges_equal_rows=additive)
 
 
 def _take_worker_0(walk: Walk, node: str, edge: Edge, variable: str) -> None:
     """A whole value from a feed: worker 0's counts, so that all workers agree whatever the others feed."""
     value = walk.state_at(node, edge.slot)
-    if value.kind == "local" and node not in walk.initializers:
+    if isinstance(value, Local) and node not in walk.initializers:
         raise GraphError(
             f"A trained variable must take only what is equal on all workers: {walk.view.op(node)} {node!r} assigns "
             f"{variable!r} a value that each worker draws or reads for itself. Feed it through a placeholder."
@@ -339,5 +359,5 @@ def _is_scalar(walk: Walk, edge: Edge) -> bool:
 
 
 def _refuse_opaque(walk: Walk, value: State) -> None:
-    if value.kind == "opaque":
-        raise NoRule(str(value.key[0]), str(value.key[1]))
+    if isinstance(value, Opaque):
+        raise NoRule(value.part, value.reason)

@@ -8,6 +8,7 @@ later ops see `rows` and run at the owners.
 
 from __future__ import annotations
 
+from parallax.analysis.propagation.states import Handle
 from parallax.analysis.propagation.walk import Walk, server_table
 from parallax.graph.ops import state_op
 from parallax.plans.rewrites import Owned
@@ -40,9 +41,9 @@ def owned_nodes(walk: Walk) -> tuple[Owned, ...]:
 def _table_at(walk: Walk, node: str, slot: int, writes: bool) -> str:
     """The table on servers whose rows this node takes here."""
     state = walk.state_at(node, slot)
-    if state.kind != "handle":
+    if not isinstance(state, Handle):
         return server_table(walk, state)
-    variable = str(state.key[0])
+    variable = state.variable
     table = walk.table_of.get(variable, "")
     if not table or not walk.tables[table].servers or (walk.is_mirrored(variable) and not writes):
         return ""

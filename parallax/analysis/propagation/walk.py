@@ -6,7 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from parallax.analysis.propagation.states import LOCAL, SAME, State, worst
+from parallax.analysis.propagation.states import (
+    LOCAL,
+    SAME,
+    AtOwners,
+    Extent,
+    Fed,
+    Handle,
+    Indices,
+    Rows,
+    State,
+    Values,
+    worst,
+)
 from parallax.analysis.reading.capture import Captured
 from parallax.analysis.reading.functions import Functions
 from parallax.errors import ParallaxError
@@ -117,6 +129,7 @@ class Walk:
     pairs: dict[str, list[str]] = field(default_factory=dict)
     part_of_token: dict[str, str] = field(default_factory=dict)
     new_members: dict[str, str] = field(default_factory=dict)
+    confirmed: set[str] = field(default_factory=set)
     new_own: set[str] = field(default_factory=set)
     fed: set[str] = field(default_factory=set)
     scales: list[Scale] = field(default_factory=list)
@@ -147,7 +160,7 @@ class Walk:
     def value_state(self, variable: str) -> State:
         """The state of a variable's value, as a reader finds it."""
         if variable in self.table_of and not self.is_mirrored(variable):
-            return State("rows", (self.table_of[variable],))
+            return Rows(self.table_of[variable])
         return LOCAL if variable in self.own else SAME
 
     def is_mirrored(self, variable: str) -> bool:
@@ -156,7 +169,7 @@ class Walk:
 
     def marked_gradient(self, part: str) -> State:
         """What a dense gradient of a variable is outside autodiff: whole everywhere, or the owners' rows."""
-        return State("rows", (part,)) if self.is_mirrored(part) else SAME
+        return Rows(part) if self.is_mirrored(part) else SAME
 
     def set_all(self, node: str, state: State) -> None:
         """Gives every output of a node one state."""
@@ -182,35 +195,33 @@ class Walk:
 
     def require_same(self, state: State) -> State:
         """What is fed becomes worker 0's value on all workers where shared state depends on it."""
-        if state.kind == "fed":
-            self.fed.update(state.key)
+        if isinstance(state, Fed):
+            self.fed.update(state.placeholders)
             return SAME
         return state
 
 
-def are_paired(walk: Walk, values: State, indices: State) -> bool:
+def are_paired(walk: Walk, values: Values, indices: Indices) -> bool:
     """Whether rows and row numbers belong together, piece by piece."""
-    pieces = [walk.pairs.get(key, [key]) for key in indices.key]
-    return len(values.key) == len(pieces) and all(k in piece for k, piece in zip(values.key, pieces, strict=True))
+    pieces = [walk.pairs.get(tensor, [tensor]) for tensor in indices.tensors]
+    given = values.tensors
+    return len(given) == len(pieces) and all(t in piece for t, piece in zip(given, pieces, strict=True))
 
 
 def part_of(walk: Walk, state: State) -> str:
     """The variable op that a state along rows belongs to."""
-    token = state.key[0] if state.key else ""
-    if isinstance(token, State):
-        return part_of(walk, token)
-    return walk.part_of_token.get(token, str(token))
+    return walk.part_of_token.get(state.of, state.of)
 
 
 def read_value(walk: Walk, state: State) -> State:
     """The value of a reference where an op takes it as a value."""
-    return walk.value_state(state.key[0]) if state.kind == "handle" else state
+    return walk.value_state(state.variable) if isinstance(state, Handle) else state
 
 
 def set_handle(walk: Walk, node: str, variable: str) -> None:
     """The node's outputs are the variable itself; a reference may be fetched, and then means the whole value."""
-    walk.set_all(node, State("handle", (variable,)))
-    if walk.value_state(variable).kind == "rows" and walk.view.op(variable) != "VarHandleOp":
+    walk.set_all(node, Handle(variable))
+    if isinstance(walk.value_state(variable), Rows) and walk.view.op(variable) != "VarHandleOp":
         for tensor in walk.view.outputs(node):
             walk.gather_rows(tensor, walk.table_of[variable])
 
@@ -234,9 +245,9 @@ def sum_of_parts(walk: Walk, node: str, summed: State, kind: str, weight: str = 
 
 def server_table(walk: Walk, state: State) -> str:
     """The table on servers whose owners hold what has this state; empty for everything else."""
-    if state.kind == "extent":
-        return server_table(walk, state.key[0])
-    if state.kind not in ("rows", "touched", "touched_indices", "map"):
+    if isinstance(state, Extent):
+        return server_table(walk, state.along)
+    if not isinstance(state, AtOwners):
         return ""
-    table = str(state.key[0])
+    table = state.table
     return table if table in walk.tables and walk.tables[table].servers else ""

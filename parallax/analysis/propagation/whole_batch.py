@@ -17,7 +17,7 @@ from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.axis_loops import gives_the_same
 from parallax.analysis.propagation.axis_part import MIXED
 from parallax.analysis.propagation.batch_axis import BatchAxes
-from parallax.analysis.propagation.states import PLAIN, SAME
+from parallax.analysis.propagation.states import SAME, Fed, Opaque, Plain, Same
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.functions import takes_functions
 from parallax.analysis.reading.gradients import autodiff_ops
@@ -135,14 +135,14 @@ class _BatchParts:
         while waiting:
             edge = waiting.pop()
             tensor, state = view.inputs(edge.node)[edge.slot], self._walk.state_at(edge.node, edge.slot)
-            if state.kind in ("same", "fed") or state.kind not in PLAIN or tensor in parts:
+            if isinstance(state, Same | Fed) or not isinstance(state, Plain) or tensor in parts:
                 continue
             part = self._part(tensor)
             if part is not None:
                 parts[tensor] = part
                 continue
             giver = split_tensor(tensor)[0]
-            if state.kind == "opaque" or not self._is_function_of_inputs(giver):
+            if isinstance(state, Opaque) or not self._is_function_of_inputs(giver):
                 return _Path([], tensor, frozenset())
             if giver not in seen:
                 seen.add(giver)

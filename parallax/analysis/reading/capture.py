@@ -9,7 +9,7 @@ variable.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -66,6 +66,7 @@ class Captured:
         variables: by op name.
         records: what autodiff delivered, in the names of the view.
         hidden: what autodiff delivered in bodies of loops and conditionals, which are not inlined.
+        remembered: what was decided of this graph, and as these variables and records say, by what was asked.
     """
 
     view: GraphView
@@ -73,6 +74,7 @@ class Captured:
     variables: dict[str, CapturedVariable]
     records: tuple[Record, ...]
     hidden: tuple[Hidden, ...] = ()
+    remembered: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
 
 @cycles_wait

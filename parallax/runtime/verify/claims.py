@@ -168,7 +168,7 @@ class Claims:
         return max(of_sums, of_squares)
 
     def _gap_of_owners(self, tensor: str, value: Any, parts: list[Any]) -> float:
-        ownership = self._walk.tables[self._walk.states[tensor].key[0]].ownership(len(parts))
+        ownership = self._walk.tables[self._walk.states[tensor].of].ownership(len(parts))
         rows = [[ownership.row(rank, local) for local in range(len(part))] for rank, part in enumerate(parts)]
         if sum(map(len, rows)) != len(value):
             return float("inf")

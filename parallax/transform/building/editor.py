@@ -16,13 +16,22 @@ import tensorflow as tf
 from parallax.errors import TransformError
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.rewrites import GradientPiece, TrainingMode
+from parallax.transform.building.copies import Copies, NamedTensor
+from parallax.transform.building.node_edits import (
+    make_constant,
+    make_identity,
+    make_no_op,
+    set_control_input,
+    set_data_input,
+    without_shapes,
+)
 from parallax.transform.building.reducers import HorovodReducer, NoReducer, QueueReducer, Reducer
 from parallax.transform.building.wire import Wire
-from parallax.types import GraphDef, NodeDef, Tensor
+from parallax.types import Graph, GraphDef, Tensor
 
 SCOPE = "parallax"
 """All nodes that the transform adds are under this name."""
-_INPUT, _WAIT, _SHAPES = "parallax_input", "parallax_wait", "_output_shapes"
+_INPUT, _WAIT = "parallax_input", "parallax_wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +151,7 @@ class Editor:
         worker: whose graph it is.
         view: the user's graph.
         scratch: where new ops are built.
+        copies: those of them that are copied.
         together: how workers put together what each has a part of.
         meetings: how worker 0 tells the others something through servers.
         wire: the element types in which this worker sends.
@@ -168,7 +178,8 @@ class Editor:
 
     worker: Worker
     view: GraphView
-    scratch: Any
+    scratch: Graph
+    copies: Copies
     together: Reducer
     meetings: QueueReducer
     wire: Wire
@@ -194,12 +205,22 @@ class Editor:
 
     def tensor(self, name: str) -> Any:
         """A tensor of the user's graph, for new ops to take."""
-        if name not in self.inputs:
+        return self.inputs[name] if name in self.inputs else self._stand_in(self.named(name))
+
+    def named(self, name: str) -> NamedTensor:
+        """A tensor of the user's graph, for copies to take."""
+        return NamedTensor(name, tf.as_dtype(self.view.dtype(name)), tf.TensorShape(self.view.shape(name)))
+
+    def _stand_in(self, tensor: NamedTensor | Tensor) -> Tensor:
+        """For what is known by its name alone, a placeholder that new ops take; what was built is itself."""
+        if not isinstance(tensor, NamedTensor):
+            return tensor
+        if tensor.name not in self.inputs:
             with self.scratch.as_default(), self.scratch.name_scope(None), tf.control_dependencies(None):
-                self.inputs[name] = tf.compat.v1.placeholder(
-                    self.view.dtype(name), self.view.shape(name), name=f"{_INPUT}/{len(self.inputs)}"
+                self.inputs[tensor.name] = tf.compat.v1.placeholder(
+                    tensor.dtype, tensor.shape, name=f"{_INPUT}/{len(self.inputs)}"
                 )
-        return self.inputs[name]
+        return self.inputs[tensor.name]
 
     def operation(self, name: str) -> Any:
         """A node of the user's graph, for new ops to wait for."""
@@ -220,7 +241,7 @@ class Editor:
 
     def leaving(self, name: str) -> Any:
         """A gradient as those outside of autodiff see it: of all batches of an update."""
-        return self.kept.get(name, self.tensor(name))
+        return self.kept[name] if name in self.kept else self.tensor(name)
 
     def rows_of(self, piece: GradientPiece) -> Any:
         """How many gradient rows a piece has, of all batches of an update; int32."""
@@ -234,9 +255,9 @@ class Editor:
     def at(self, edge: Edge) -> Any:
         """What an edge takes now."""
         found = self.redirected.get(edge)
-        return found if found is not None else self.tensor(self.view.inputs(edge.node)[edge.slot])
+        return self._stand_in(found) if found is not None else self.tensor(self.view.inputs(edge.node)[edge.slot])
 
-    def redirect(self, edges: Iterable[Edge], tensor: Tensor) -> None:
+    def redirect(self, edges: Iterable[Edge], tensor: NamedTensor | Tensor) -> None:
         """From now on the edges take `tensor`."""
         for edge in edges:
             self.redirected[edge] = tensor
@@ -263,22 +284,22 @@ class Editor:
 
     def finish(self) -> Any:
         """The changed graph as a GraphDef, without recorded shapes."""
-        graph_def = _without_shapes(self.view.graph_def)
+        graph_def = without_shapes(self.view.graph_def)
         nodes = {node.name: node for node in graph_def.node}
         for edge, tensor in self.redirected.items():
-            _set_data_input(nodes[edge.node], edge.slot, tensor.name)
+            set_data_input(nodes[edge.node], edge.slot, tensor.name)
         for (name, attribute), value in self.attributes.items():
             nodes[name].attr[attribute].CopyFrom(value)
         for name, tensor in self.replaced.items():
-            _make_identity(nodes[name], tensor)
+            make_identity(nodes[name], tensor)
         for name, value in self.constants.items():
-            _make_constant(nodes[name], value)
+            make_constant(nodes[name], value)
         for name, waits in self.no_ops.items():
-            _make_no_op(nodes[name], waits)
+            make_no_op(nodes[name], waits)
         for (name, before), op in self.waits_for.items():
-            _set_control_input(nodes[name], before, op)
-        made = [n for n in self.scratch.as_graph_def().node if n.name.split("/")[0] not in (_INPUT, _WAIT)]
-        graph_def.node.extend(made)
+            set_control_input(nodes[name], before, op)
+        made = self.copies.among(self.scratch.as_graph_def().node)
+        graph_def.node.extend([n for n in made if not n.name.startswith((f"{_INPUT}/", f"{_WAIT}/"))])
         self._put_in_inputs(graph_def)
         if self.partitions or self.worker.servers:  # where servers run, all plans of a job give a node one place
             self._stay_here(graph_def)
@@ -292,7 +313,11 @@ class Editor:
 
     def _put_in_inputs(self, graph_def: GraphDef) -> None:
         """Puts the user's tensors and nodes where placeholders stood for them."""
-        stands_for = {f"{tensor.op.name}": name for name, tensor in self.inputs.items()}
+        new = f"{SCOPE}/"  # TensorFlow writes the first output of what it built without a number
+        stands_for = {
+            f"{tensor.op.name}": name.removesuffix(":0") if name.startswith(new) else name
+            for name, tensor in self.inputs.items()
+        }
         stands_for.update({f"^{tensor.op.name}": f"^{split_tensor(name)[0]}" for name, tensor in self.inputs.items()})
         stands_for.update({f"^{op.name}": f"^{name}" for name, op in self.waits.items()})
         beside = {f"loc:@{t.op.name}".encode(): f"loc:@{split_tensor(n)[0]}".encode() for n, t in self.inputs.items()}
@@ -323,64 +348,5 @@ def open_editor(view: GraphView, worker: Worker, terms: TrainingMode) -> Editor:
         together = NoReducer()
     elif terms.sums == "servers":
         together = meetings
-    return Editor(worker, view, tf.Graph(), together, meetings, wire)
-
-
-def _without_shapes(graph_def: GraphDef) -> Any:
-    """A copy without the recorded shapes, which the changes make untrue; TensorFlow infers them anew."""
-    copy = type(graph_def)()
-    copy.CopyFrom(graph_def)
-    for node in copy.node:
-        node.attr.pop(_SHAPES, None)
-    for function in copy.library.function:
-        for node in function.node_def:
-            node.attr.pop(_SHAPES, None)
-        for argument in function.arg_attr.values():
-            argument.attr.pop(_SHAPES, None)
-    return copy
-
-
-def _set_data_input(node: NodeDef, slot: int, tensor: str) -> None:
-    data = [i for i, name in enumerate(node.input) if not name.startswith("^")]
-    node.input[data[slot]] = tensor
-
-
-def _set_control_input(node: NodeDef, before: str, after: Any) -> None:
-    """Has a node wait for `after`, or for nothing, where it waited for `before`."""
-    kept = [name for name in node.input if name != f"^{before}"]
-    del node.input[:]
-    node.input.extend([*kept, f"^{after.name}"] if after is not None else kept)
-
-
-def _make_no_op(node: NodeDef, waits: list[Any]) -> None:
-    controls = [name for name in node.input if name.startswith("^")]
-    node.op = "NoOp"
-    del node.input[:]
-    node.input.extend(dict.fromkeys([*(f"^{op.name}" for op in waits), *controls]))
-    node.attr.clear()
-
-
-def _make_identity(node: NodeDef, tensor: Tensor) -> None:
-    controls = [name for name in node.input if name.startswith("^")]
-    colocation = node.attr["_class"] if "_class" in node.attr else None
-    node.op = "Identity"
-    del node.input[:]
-    node.input.extend([tensor.name, *controls])
-    kept = None
-    if colocation is not None:
-        kept = type(colocation)()
-        kept.CopyFrom(colocation)
-    node.attr.clear()
-    node.attr["T"].type = tensor.dtype.as_datatype_enum
-    if kept is not None:
-        node.attr["_class"].CopyFrom(kept)
-
-
-def _make_constant(node: NodeDef, value: Tensor) -> None:
-    controls = [f"^{name.lstrip('^').split(':')[0]}" for name in node.input]
-    node.op = "Const"
-    del node.input[:]
-    node.input.extend(dict.fromkeys(controls))
-    node.attr.clear()
-    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))
-    node.attr["dtype"].type = tf.as_dtype(value.dtype).as_datatype_enum
+    scratch = tf.Graph()
+    return Editor(worker, view, scratch, Copies(scratch), together, meetings, wire)

@@ -36,6 +36,9 @@ class Reducer(Protocol):
     def broadcast(self, tensor: Tensor) -> Any:
         """Worker 0's value on all workers; the shape must be the same on all."""
 
+    def can_be_copied(self, dtype: DType) -> bool:
+        """Whether what is built for a tensor of a type follows from the arguments alone (copies.py)."""
+
 
 class HorovodReducer:
     """By Horovod."""
@@ -58,6 +61,10 @@ class HorovodReducer:
         """As `Reducer.broadcast`."""
         return collectives.broadcast(collectives.open_end(tensor))
 
+    def can_be_copied(self, dtype: DType) -> bool:
+        """As `Reducer.can_be_copied`: what is rounded is measured in a variable of its own."""
+        return not self._wire.halves_sums_of(dtype)
+
 
 class NoReducer:
     """Not at all: an asynchronous worker is by itself what one process would be."""
@@ -73,6 +80,10 @@ class NoReducer:
     def broadcast(self, tensor: Tensor) -> Any:
         """The tensor itself."""
         return tf.identity(tensor)
+
+    def can_be_copied(self, dtype: DType) -> bool:
+        """As `Reducer.can_be_copied`: of every type."""
+        return True
 
 
 class QueueReducer:
@@ -111,6 +122,10 @@ class QueueReducer:
         """As `Reducer.broadcast`; the others compute their own all the same, as with collectives."""
         with tf.control_dependencies([tensor]):
             return self.deliver(tensor if self._rank == 0 else None, tensor.dtype, tensor.shape)
+
+    def can_be_copied(self, dtype: DType) -> bool:
+        """As `Reducer.can_be_copied`: never, as queues are numbered."""
+        return False
 
     def deliver(self, value: Tensor, dtype: DType, shape: Any) -> Any:
         """A value that worker 0 has (None elsewhere), on all workers."""

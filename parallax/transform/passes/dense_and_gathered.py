@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from parallax.graph.view import split_tensor
 from parallax.plans.plan import ALLGATHER
-from parallax.plans.rewrites import Collect, GradientPiece, Rewrites, SharedRows
+from parallax.plans.rewrites import AllReduce, Collect, GradientPiece, Rewrites, SharedRows
 from parallax.transform.building.collectives import all_gather, open_end
+from parallax.transform.building.copies import NamedTensor
 from parallax.transform.building.editor import SCOPE, Counter, Editor
 from parallax.transform.building.pull_push import INT32_ROWS, merge_equal_rows
+from parallax.transform.building.reducers import Reducer
 from parallax.transform.building.wire import GRADIENTS
 from parallax.types import Tensor
 
@@ -34,23 +37,36 @@ def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
     for reduction in rewrites.all_reduces:
         if reduction.table:
             continue  # its parts are on servers
-        tensor = editor.leaving(reduction.tensor)
         with tf.name_scope(f"{SCOPE}/all_reduce/"):
-            if reduction.kind == "rows_mean":
-                reduced = _mean_of_rows(editor, tensor, editor.leaving(reduction.weight))
-            elif reduction.kind == "workers_mean":
-                reduced = editor.together.all_reduce(tensor, "sum", 1.0 / editor.worker.size)
-            elif reduction.kind == "mean":
-                reduced = editor.together.add_gradients(tensor, 1.0 / editor.worker.size)
-            elif reduction.kind == "sum" and editor.view.op(split_tensor(reduction.tensor)[0]) == "UnsortedSegmentSum":
-                reduced = editor.together.add_gradients(tensor)  # rows that became a dense gradient
-            else:
-                reduced = editor.together.all_reduce(tensor, reduction.kind)
+            reduced = _reduced(editor, reduction)
         editor.redirect(reduction.edges, reduced)
         if (
             reduction.kind != "mean" and not reduction.keeps_own
         ):  # a worker's own gradient may be fetched, its part of a sum over rows is nothing
             editor.whole[reduction.tensor] = str(reduced.name)
+
+
+def _reduced(editor: Editor, reduction: AllReduce) -> NamedTensor | Tensor:
+    """What workers put together; for tensors of one shape it is built once, and then copied, where it can be."""
+    named = editor.named(reduction.tensor)
+    if reduction.kind == "rows_mean":
+        return _mean_of_rows(editor, editor.leaving(reduction.tensor), editor.leaving(reduction.weight))
+    became_dense = editor.view.op(split_tensor(reduction.tensor)[0]) == "UnsortedSegmentSum"
+    build = partial(_built, editor.together, editor.worker.size, reduction.kind, became_dense)
+    if reduction.tensor in editor.kept or not editor.together.can_be_copied(named.dtype):
+        return build(editor.leaving(reduction.tensor))
+    return editor.copies.copy((_built, reduction.kind, became_dense), build, [named])
+
+
+def _built(together: Reducer, workers: int, kind: str, became_dense: bool, tensor: Tensor) -> Tensor:
+    """One reduction by its kind (rewrites.AllReduce); gradients may travel in half precision."""
+    if kind == "workers_mean":
+        return together.all_reduce(tensor, "sum", 1.0 / workers)
+    if kind == "mean":
+        return together.add_gradients(tensor, 1.0 / workers)
+    if kind == "sum" and became_dense:
+        return together.add_gradients(tensor)
+    return together.all_reduce(tensor, kind)
 
 
 def weigh_losses(editor: Editor, rewrites: Rewrites) -> None:

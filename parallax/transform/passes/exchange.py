@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.graph.view import Edge, GraphView
+from parallax.graph.view import Edge
 from parallax.plans.plan import ALLTOALL, PS, server_proxies
 from parallax.plans.rewrites import Push, Rewrites, Table
 from parallax.transform.building.all_to_all import HOST, WORKERS
@@ -88,13 +88,13 @@ class _Gathered:
     names_rows: bool
 
 
-def exchange_rows(editor: Editor, view: GraphView, rewrites: Rewrites) -> None:
+def exchange_rows(editor: Editor, rewrites: Rewrites) -> None:
     """Builds one pull for every group of lookups, and one push for every group and site."""
-    groups = group(view, rewrites)
+    groups = group(editor.view, rewrites)
     arrived: dict[int, list[tuple[Any, Any]]] = {}
     for_servers: dict[int, list[tuple[_Exchange, _Gathered]]] = {}
     for number, together in enumerate(groups.pulls):
-        exchange = _pull(editor, view, rewrites, number, together)
+        exchange = _pull(editor, rewrites, number, together)
         for site in together.sites:
             members = [i for i, s in enumerate(groups.sites) if s == site and _carries(exchange, rewrites, i)]
             if not members:
@@ -122,7 +122,8 @@ def _nodes(exchange: _Exchange, one: Push) -> list[str]:
     return [node for node in one.lookups if node in exchange.place_of]
 
 
-def _pull(editor: Editor, view: GraphView, rewrites: Rewrites, number: int, together: PullGroup) -> _Exchange:
+def _pull(editor: Editor, rewrites: Rewrites, number: int, together: PullGroup) -> _Exchange:
+    view = editor.view
     tables, table_of = [], {x.node: together.sources.index(view.inputs(x.node)[0]) for x in together.lookups}
     for place, source in enumerate(together.sources):
         lookup = next(x for x in together.lookups if table_of[x.node] == place)

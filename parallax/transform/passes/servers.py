@@ -175,7 +175,7 @@ class _Servers:
                 if edge in self.editor.arrivals:
                     found += self.editor.arrivals[edge]
                 elif edge in self.editor.redirected:
-                    found.append(self.editor.redirected[edge].op)
+                    found.append(self.editor.at(edge).op)
                 elif before not in {*self.editor.partitions, *self.owned} and not self.owned[node].initial:
                     found.append(self.editor.operation(before))
             for before in self._before(node):

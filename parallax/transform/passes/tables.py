@@ -6,6 +6,7 @@ as the user wrote them.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -71,12 +72,13 @@ def gather_rows(editor: Editor, rewrites: Rewrites) -> None:
             key = (table.rows, table.ownership(editor.worker.size))
             if key not in places:
                 places[key] = row_places(*key)
-            whole = _whole(editor.tensor(gather.tensor), table, places[key])
+            given = [editor.named(gather.tensor), places[key]]
+            whole = editor.copies.copy((_whole, table.rows, table.row_shape), partial(_whole, table=table), given)
         editor.redirect(gather.edges, whole)
-        editor.whole[gather.tensor] = str(whole.name)
+        editor.whole[gather.tensor] = whole.name
 
 
-def _whole(local: Tensor, table: Table, places: Any) -> Any:
+def _whole(local: Tensor, places: Tensor, table: Table) -> Tensor:
     """All rows `[rows, ...]` of local rows; every worker must run it."""
     row_shape = local.shape.as_list()[1:] if local.shape.rank else list(table.row_shape)
     whole = tf.gather(all_gather(open_end(local, [None, *row_shape])), places)

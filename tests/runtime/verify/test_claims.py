@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from parallax.analysis.planner import make_plan
 from parallax.analysis.propagation.denominators import Denominators
-from parallax.analysis.propagation.states import SAME, State
+from parallax.analysis.propagation.states import SAME, Rows, Values
 from parallax.analysis.reading import record
 from parallax.analysis.stages import analyse
 from parallax.errors import ConfigError
@@ -35,8 +35,8 @@ SAID = {
     "same": {"states": {"x:0": SAME}},
     "part": {"states": {"x:0": SAME}, "all_reduces": [AllReduce("x:0", (), "mean")]},
     "gradient": {"scales": [Scale("x:0", ())]},
-    "values": {"states": {"x:0": State("values", ("x:0",))}},
-    "rows": {"states": {"x:0": State("rows", ("emb",))}, "tables": {"emb": EMB}},
+    "values": {"states": {"x:0": Values(("x:0",))}},
+    "rows": {"states": {"x:0": Rows("emb")}, "tables": {"emb": EMB}},
 }
 TRUE = {
     "same": ([[1.0], [2.0], [4.0]], [[1.0], [2.0], [4.0]], [[1.0], [2.0], [4.0]]),

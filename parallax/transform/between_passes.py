@@ -1,0 +1,151 @@
+"""What must hold after each pass, checked before the next one begins: a break names the pass, the op and the rule.
+
+After every pass: what was changed is in the user's graph, no node has become two things, and nobody takes a tensor of a
+node that gives none any more. Besides, a pass must have done the whole of its own work list (`_LEFT`). Only names are
+looked up, so the check always runs; what the finished graph must be is looked at in check.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from parallax.errors import TransformError
+from parallax.graph.control_flow import branches_of
+from parallax.graph.view import Edge, split_tensor
+from parallax.plans.rewrites import Rewrites
+from parallax.transform.building.editor import Editor
+
+_Broken = tuple[str, str]
+"""An op of the user's graph, and what must hold of it and does not."""
+
+
+def check_pass(editor: Editor, rewrites: Rewrites, done: str) -> None:
+    """Checks what must hold now.
+
+    Args:
+        editor: the graph under change.
+        rewrites: what is to be changed.
+        done: the name of the pass that has just run.
+
+    Raises:
+        TransformError: something does not hold.
+    """
+    for node, rule in (*_unsound(editor), *_LEFT.get(done, _nothing)(editor, rewrites)):
+        raise TransformError(f"After pass {done}, {node!r} must {rule}. Report it: a pass of Parallax has a fault.")
+
+
+def _unsound(editor: Editor) -> Iterator[_Broken]:
+    view = editor.view
+    for edge in (*editor.redirected, *editor.redirected_parts):
+        if edge.node not in view.nodes or edge.slot >= len(view.inputs(edge.node)):
+            yield edge.node, f"be in the graph with an input {edge.slot}, which was led elsewhere"
+    became = [*editor.replaced, *editor.constants, *editor.no_ops]
+    for node in (*became, *(node for node, _ in editor.attributes)):
+        if node not in view.nodes:
+            yield node, "be in the graph, as it was changed"
+    gone = set(became)
+    if len(gone) < len(became):
+        yield next(node for node in became if became.count(node) > 1), "become one thing: constant, identity or no-op"
+    for node in editor.no_ops:
+        for tensor in view.outputs(node):
+            for edge in view.consumers(tensor):
+                if edge not in editor.redirected and edge.node not in gone:
+                    yield edge.node, f"take what is there, and its input {edge.slot} is {tensor!r} of a removed op"
+
+
+def _led(editor: Editor, edges: Iterable[Edge], what: str) -> Iterator[_Broken]:
+    """The edges that do not yet take something else."""
+    for edge in edges:
+        if edge not in editor.redirected:
+            yield edge.node, f"take {what} as its input {edge.slot}"
+
+
+def _local_shapes(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+    for table in rewrites.tables:
+        for member in table.members:
+            if not table.servers and (member, "shape") not in editor.attributes:
+                yield member, "have the shape of this worker's rows"
+
+
+def _partitions(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+    for table in rewrites.tables:
+        for member in table.members if table.servers else ():
+            if len(editor.partitions.get(member, ())) != len(table.servers):
+                yield member, f"have a partition on each of {len(table.servers)} servers"
+
+
+def _kept(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+    for keep in rewrites.keeps:
+        yield from _led(editor, (*keep.value_edges, *keep.index_edges), "the gradients of all batches of an update")
+
+
+def _reduced(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+    for scale in rewrites.scales:
+        yield from _led(editor, scale.edges, "scaled gradient rows")
+    for feed in rewrites.broadcasts:
+        yield from _led(editor, feed.edges, "worker 0's value")
+    for reduction in rewrites.all_reduces:
+        yield from _led(editor, () if reduction.table else reduction.edges, "the all-reduced value")
+
+
+def _weighed(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+    for divided in rewrites.divided if rewrites.terms.synchronous else ():
+        yield from _led(editor, divided.edges, "what all workers have of its denominator")
+
+
+def _sliced(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+    for cut in rewrites.slices:
+        yield from _led(editor, () if rewrites.table(cut.table).servers else cut.edges, "the local rows")
+
+
+def _exchanged(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+    branches = branches_of(editor.view)
+    for lookup in rewrites.lookups:
+        if lookup.combines:
+            yield from _led(editor, (Edge(lookup.node, 0), Edge(lookup.node, lookup.ids_slot)), "the rows pulled")
+        elif lookup.node not in editor.replaced:
+            yield lookup.node, "be a pull"
+        if branches[lookup.node]:
+            yield lookup.node, "be outside of conditionals and loops, which not all workers may enter"
+    for push in rewrites.pushes:
+        if not rewrites.table(push.table).servers:
+            yield from _led(editor, (*push.values, *push.indices), "the rows pushed")
+
+
+def _collected(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+    for collect in rewrites.collects:
+        yield from _led(editor, (*collect.values, *collect.indices), "the rows of all workers")
+
+
+def _gathered(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+    for gather in rewrites.gathers:
+        if rewrites.table(gather.table).servers:
+            continue
+        yield from _led(editor, gather.edges, "all rows")
+        if gather.tensor not in editor.whole:
+            yield split_tensor(gather.tensor)[0], "have all rows beside it, for whoever fetches it"
+
+
+def _on_servers(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+    for one in rewrites.owned:
+        if one.writes and one.node not in editor.no_ops and one.node not in editor.replaced:
+            yield one.node, f"write the partitions of {one.table!r} on their servers"
+
+
+def _nothing(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+    yield from ()
+
+
+_LEFT: dict[str, Callable[[Editor, Rewrites], Iterator[_Broken]]] = {
+    "spread_tables": _local_shapes,
+    "place_tables": _partitions,
+    "keep_gradients": _kept,
+    "reduce_gradients": _reduced,
+    "weigh_losses": _weighed,
+    "slice_rows": _sliced,
+    "exchange_rows": _exchanged,
+    "collect_rows": _collected,
+    "gather_rows": _gathered,
+    "run_on_servers": _on_servers,
+}
+"""Pass -> what the pass was to do and has not."""
