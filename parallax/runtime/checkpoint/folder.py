@@ -17,7 +17,6 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.errors import CheckpointError
-from parallax.runtime.checkpoint.bundle import run
 
 NAME = "model.ckpt"
 _UNFINISHED = ".unfinished"
@@ -65,6 +64,14 @@ def latest(folder: str) -> str | None:
             "it back, name another one in that file, or delete the file to start anew."
         )
     return prefix
+
+
+def run(fetch: Any, feeds: Any = None) -> Any:
+    """Runs an op of the default graph in a session of its own, without GPUs."""
+    options = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    options.graph_options.rewrite_options.disable_meta_optimizer = True  # one op: nothing to optimize
+    with tf.compat.v1.Session(config=options) as session:
+        return session.run(fetch, feeds)
 
 
 @dataclass

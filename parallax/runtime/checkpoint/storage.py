@@ -174,9 +174,8 @@ def _reading(name: str) -> AbstractContextManager[None]:
 
 
 def _read(bundle: Bundle, stored: Stored, first: int, count: int) -> Any:
-    if stored.has_rows:
-        return bundle.read(stored.key, *stored.box(first, count))
-    return bundle.read_whole(stored.key, stored.slice_spec(first, count))
+    shape = bundle.tensors[stored.key].shape
+    return bundle.read(stored.key, *(((0,) * len(shape), shape) if stored.shape is None else stored.box(first, count)))
 
 
 def _ranges(bundle: Bundle, stored: Stored, chunk_bytes: int) -> list[tuple[int, int]]:

@@ -368,7 +368,7 @@ def a_damaged_checkpoint_is_refused():
 
     on_rank_0(damage)
     job = usual().at("damaged")
-    assert "must be a whole file" in refused(lambda: job.storage.load(job.session))
+    assert "must be as TensorFlow wrote it" in refused(lambda: job.storage.load(job.session))
 
 
 def a_folder_that_cannot_be_written_is_refused():
