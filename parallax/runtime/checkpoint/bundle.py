@@ -59,7 +59,7 @@ class Bundle:
         tensors: what is in it, by key.
 
     Raises:
-        CheckpointError: when the index is not as TensorFlow wrote it, or a data file is shorter than it says.
+        DamagedCheckpoint: when the index is not as TensorFlow wrote it, or a data file is shorter than it says.
     """
 
     prefix: str
@@ -68,6 +68,7 @@ class Bundle:
 
     def __post_init__(self) -> None:
         path = f"{self.prefix}.index"
+        _check_there(path)
         with tf.io.gfile.GFile(path, "rb") as file:
             entries = table(file.read(), path)
         try:
@@ -78,6 +79,7 @@ class Bundle:
         for piece in (piece for tensor in self.tensors.values() for piece in tensor.pieces):
             ends[piece.file] = max(ends.get(piece.file, 0), piece.position + piece.size)
         for data_file, end in ends.items():
+            _check_there(data_file)
             length = tf.io.gfile.stat(data_file).length
             if length < end:
                 raise damaged(data_file, f"it ends early, at byte {length} of {end}")
@@ -103,7 +105,7 @@ class Bundle:
         """The box from `start` of `shape`; strings as an array of bytes objects.
 
         Raises:
-            CheckpointError: when bytes of it are not those that were written, or a part of it is missing.
+            DamagedCheckpoint: when bytes of it are not those that were written, or a part of it is missing.
         """
         tensor = self.tensors[key]
         found = np.empty(shape, object if tensor.dtype == _STRING else tf.as_dtype(tensor.dtype).as_numpy_dtype)
@@ -128,7 +130,7 @@ class Bundle:
         """Reads and checks all of the checkpoint, in bounded memory; gives the keys that cannot be checked.
 
         Raises:
-            CheckpointError: at the first piece that is not as it was written.
+            DamagedCheckpoint: at the first piece that is not as it was written.
         """
         for tensor in self.tensors.values():
             for piece in tensor.pieces:
@@ -178,6 +180,11 @@ class Bundle:
                 raise _other_checksum(piece)
             self._crcs[place] = crcs
         return self._crcs[place]
+
+
+def _check_there(path: str) -> None:
+    if not tf.io.gfile.exists(path):
+        raise damaged(path, "it is not there")
 
 
 def _other_checksum(piece: StoredSlice) -> Exception:

@@ -10,11 +10,23 @@ from collections.abc import Iterator
 
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.checksum import crc32c, masked
+from parallax.strict import shown
 
 _FOOTER_BYTES = 48
 _MAGIC = 0xDB4775248B80FB57
 _TRAILER_BYTES = 5  # one for the compression, four for the checksum
 _MOST_VARINT_BYTES = 10
+
+
+class DamagedCheckpoint(CheckpointError):
+    """Files of a checkpoint are not as they were written: an earlier checkpoint may be."""
+
+
+def damaged(path: str, what: str) -> DamagedCheckpoint:
+    """What is said of a file that is not as it was written."""
+    return DamagedCheckpoint(
+        f"{shown(path)}: a checkpoint's file must be as TensorFlow wrote it, and this one is not: {shown(what)}"
+    )
 
 
 def table(content: bytes, path: str) -> dict[bytes, bytes]:
@@ -25,7 +37,7 @@ def table(content: bytes, path: str) -> dict[bytes, bytes]:
         path: for messages.
 
     Raises:
-        CheckpointError: when a byte of it is not as it was written.
+        DamagedCheckpoint: when a byte of it is not as it was written.
     """
     footer = content[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
@@ -54,19 +66,11 @@ def table(content: bytes, path: str) -> dict[bytes, bytes]:
     return found
 
 
-def damaged(path: str, what: str) -> CheckpointError:
-    """What is said of a file that is not as it was written."""
-    return CheckpointError(
-        f"{path}: a checkpoint's file must be as TensorFlow wrote it, and this one is not: {what}. Name an earlier "
-        "checkpoint in the file `checkpoint` beside it, or delete this one."
-    )
-
-
 def varint(data: bytes, at: int, path: str) -> tuple[int, int]:
     """(a number in LevelDB's variable length, where the next thing begins).
 
     Raises:
-        CheckpointError: when there is none, or it is longer than it must be.
+        DamagedCheckpoint: when there is none, or it is longer than it must be.
     """
     value = 0
     for place in range(_MOST_VARINT_BYTES):

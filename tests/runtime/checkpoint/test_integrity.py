@@ -15,6 +15,7 @@ from parallax.runtime.checkpoint import bundle as bundle_module
 from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.checksum import BLOCK_BYTES, crc32c, joined, masked
 from parallax.runtime.checkpoint.table import table
+from tests.mutations import mutated_bytes
 
 v1 = tf.compat.v1
 WORDS = [b"one", b"", b"x" * 20]
@@ -143,24 +144,6 @@ def _numbers(data: bytes, at: int) -> Iterator[tuple[int, int]]:
     yield value | data[at] << shift, at + 1
 
 
-def mutations(content: bytes, seed: int) -> bytes:
-    """A few bytes of it changed, cut out or doubled."""
-    draw, found = random.Random(seed), bytearray(content)
-    for _ in range(draw.randint(1, 4)):
-        at = draw.randrange(len(found))
-        kind = draw.randrange(4)
-        if kind == 0:
-            found[at] = draw.choice((0, 1, 127, 128, 255, draw.randrange(256)))
-        elif kind == 1:
-            found[at : at + draw.randint(1, 8)] = draw.randbytes(draw.randint(0, 8))
-        elif kind == 2:
-            found[at] ^= 1 << draw.randrange(8)
-        else:
-            other = draw.randrange(len(found))
-            found[at : at + 4] = found[other : other + 4]
-    return bytes(found) or b"\0"
-
-
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)], ids=["some", "ten thousand"])
 def test_mutated_indexes_raise_nothing_foreign(small: str, tmp_path: Path, count: int) -> None:
     [index] = [file for file in files(small) if file.name.endswith(".index")]
@@ -169,9 +152,9 @@ def test_mutated_indexes_raise_nothing_foreign(small: str, tmp_path: Path, count
     content, copy = index.read_bytes(), str(tmp_path / Path(small).name)
     assert with_right_checksums(content) == content
     for seed in range(count):
-        body = mutations(content[:-48], seed)[: len(content) - 48].ljust(len(content) - 48, b"\0") + content[-48:]
-        (tmp_path / index.name).write_bytes(mutations(content, seed))
-        assert refused(copy) or mutations(content, seed) == content, seed
+        body = mutated_bytes(content[:-48], seed)[: len(content) - 48].ljust(len(content) - 48, b"\0") + content[-48:]
+        (tmp_path / index.name).write_bytes(mutated_bytes(content, seed))
+        assert refused(copy) or mutated_bytes(content, seed) == content, seed
         (tmp_path / index.name).write_bytes(with_right_checksums(body))  # as one who knows the format would
         refused(copy)
     assert table(content, "index")
