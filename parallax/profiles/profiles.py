@@ -81,6 +81,10 @@ class HostProfile:
     out_bytes_per_s: Amount
     in_bytes_per_s: Amount
 
+    def __post_init__(self) -> None:
+        if any(0 < rate < 1 for rate in (self.out_bytes_per_s, self.in_bytes_per_s)):
+            raise ValueError("The rate of a link must be 0, or at least a byte per second")
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterProfile:
@@ -100,7 +104,7 @@ class ClusterProfile:
     hosts: tuple[HostProfile, ...]
     across: Mapping[Text, AlphaBeta]
     within: Mapping[Text, AlphaBeta]
-    shared_cores: Annotated[float, Meta(gt=0, le=1e15)] | None = None
+    shared_cores: Annotated[float, Meta(ge=1e-3, le=1e15)] | None = None
 
     @property
     def fingerprint(self) -> str:
