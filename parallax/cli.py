@@ -33,6 +33,7 @@ from parallax.settings.environment import (
 )
 from parallax.settings.merged import options_by_setting
 from parallax.settings.options import CALIBRATE, CHECKPOINT, DIFF, OF_SCRIPTS, RUN, SHOW, SIMULATE, positive
+from parallax.strict import shown
 
 EXIT_USAGE = 2
 
@@ -68,7 +69,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         status = by_command.get(arguments.command, _run_script)(arguments)
     except ParallaxError as error:
-        _say(f"parallax: {error}")
+        _say("\n".join(map(shown, f"parallax: {error}".split("\n"))))  # it may have names from files
         status = EXIT_USAGE if arguments.command == "diff" else 1  # of diff, 1 says that plans differ
     sys.exit(status)
 

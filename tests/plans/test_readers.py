@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from parallax.analysis.planner import make_plan
+from parallax.cluster.resource_file import parse_resource_text
 from parallax.errors import ParallaxError, PlanError
 from parallax.plans.plan import Layout, Plan, plan_from_json
 from parallax.profiles.plan_inputs import PlanInputs
@@ -17,7 +18,7 @@ from parallax.report.diff import difference_text, differences
 from parallax.report.html.page import plan_page
 from parallax.report.text import explanation, plan_table, profile_table
 from parallax.strict import shown
-from tests.mutations import mutated_json
+from tests.mutations import mutated_bytes, mutated_json
 from tests.report.html.plans import language_model, measured, timed, untimed, with_flips
 
 PLANS = [timed(), untimed(), with_flips()]
@@ -66,6 +67,23 @@ def test_mutated_profiles_are_refused_or_can_be_planned_with(count: int) -> None
         texts = (mutated_json(cluster, seed), model) if seed % 2 else (cluster, mutated_json(model, seed))
         try:
             planned_with(*texts)
+        except ParallaxError as error:
+            assert str(error).isprintable(), seed
+
+
+RESOURCES = (
+    "hosts:\n- address: node1\n  workers: 2\n  bandwidth: 10gbit\n- address: 10.0.0.2\n  servers: 1\nssh:\n  port: 2222\n",
+    "node1: 0,1,2\nnode2\n",
+    "node1 slots=2\nnode2 slots=1\n",
+)
+
+
+@pytest.mark.parametrize("count", HOW_MANY)
+def test_mutated_resource_files_are_refused_or_have_plain_names(count: int) -> None:
+    for seed in range(count):
+        text = mutated_bytes(RESOURCES[seed % len(RESOURCES)].encode(), seed).decode(errors="replace")
+        try:
+            assert all(host.address.isprintable() for host in parse_resource_text(text, "machines").hosts), seed
         except ParallaxError as error:
             assert str(error).isprintable(), seed
 
