@@ -72,7 +72,7 @@ def test_mutated_profiles_are_refused_or_can_be_planned_with(count: int) -> None
 
 
 RESOURCES = (
-    "hosts:\n- address: node1\n  workers: 2\n  bandwidth: 10gbit\n- address: 10.0.0.2\n  servers: 1\nssh:\n  port: 2222\n",
+    "hosts:\n- address: node1\n  workers: 2\n  bandwidth: 10gbit\n- address: 10.0.0.2\nssh:\n  port: 2222\n",
     "node1: 0,1,2\nnode2\n",
     "node1 slots=2\nnode2 slots=1\n",
 )

@@ -205,7 +205,8 @@ def _flips(
     low = 10 ** (math.log10(max(min(values), 1e-9)) - _DECADES)
     high = 10 ** (math.log10(max(values)) + _DECADES)
     if name == "touched-flips":
-        low, high = max(low, 1.0), min(high, max(float(v.shape[0]) for v, _, _ in rows if v.shape))
+        most = max((float(v.shape[0]) for v, _, _ in rows if v.shape), default=high)
+        low, high = max(low, 1.0), max(low, 1.0, min(high, most))
     left, right = 20 + LETTER * min(34, max(len(v.name) for v, _, _ in rows)), 50.0
 
     def x(value: float) -> float:

@@ -70,10 +70,14 @@ def shortened(words: str, letters: int) -> str:
     return f"{words[: (kept + 1) // 2]}\u2026{words[-(kept // 2) :]}"
 
 
+_LEAST = 1e-300
+"""From here on down powers of ten are no longer exact."""
+
+
 def ticks(most: float, wanted: int = 6) -> list[float]:
     """Round values from 0 up to `most`, about as many as wanted."""
     raw = most / wanted
-    if not raw > 0:
+    if not raw > _LEAST:
         return [0.0]
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * (1 - 1e-9))

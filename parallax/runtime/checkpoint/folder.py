@@ -66,19 +66,15 @@ def candidates(folder: str) -> list[str]:
     None when there is no file `checkpoint`: it may be deleted to start anew. Where that file is damaged or names none,
     all that are there, the highest step first.
     """
-    if not tf.io.gfile.exists(posixpath.join(folder, "checkpoint")):
-        return []
     latest, named = _state(folder)
-    if not latest:
-        return [posixpath.join(folder, f"{NAME}-{step}") for step in reversed(_steps(folder))]
     before = named[: named.index(latest)] if latest in named else named
-    return [latest, *(prefix for prefix in reversed(before) if tf.io.gfile.exists(f"{prefix}.index"))]
+    first = [latest] if latest else []
+    return [*first, *(prefix for prefix in reversed(before) if tf.io.gfile.exists(f"{prefix}.index"))]
 
 
 def listed(folder: str) -> list[str]:
     """The prefixes of all checkpoints in a folder, those that the file `checkpoint` names and others."""
-    found = {posixpath.join(folder, f"{NAME}-{step}") for step in _steps(folder)} | {*_state(folder)[1]}
-    return sorted(found, key=lambda prefix: (len(prefix), prefix))
+    return sorted({*_there(folder), *_state(folder)[1]}, key=lambda prefix: (len(prefix), prefix))
 
 
 def latest(folder: str) -> str | None:
@@ -155,13 +151,18 @@ class Retention:
 
 
 def _state(folder: str) -> tuple[str, list[str]]:
-    """What the file `checkpoint` says: the latest, and all in the order of their writing; nothing when damaged."""
+    """The latest, and all in the order of their writing, as the file `checkpoint` says.
+
+    Where that is damaged, all that are there, and none as the latest.
+    """
+    if not tf.io.gfile.exists(posixpath.join(folder, "checkpoint")):
+        return "", []
     try:
         state = tf.compat.v1.train.get_checkpoint_state(folder)
     except ValueError:  # no text
         state = None
-    if state is None:
-        return "", []
+    if state is None or not state.model_checkpoint_path:
+        return "", _there(folder)
     return str(state.model_checkpoint_path), [str(prefix) for prefix in state.all_model_checkpoint_paths]
 
 
@@ -176,8 +177,8 @@ def _write_state(folder: str, prefixes: list[str]) -> None:
     settle(folder)
 
 
-def _steps(folder: str) -> list[int]:
-    """The steps of the checkpoints whose index is there, rising."""
+def _there(folder: str) -> list[str]:
+    """The prefixes of the checkpoints whose index is in a folder, by step."""
     names = (posixpath.basename(path) for path in tf.io.gfile.glob(posixpath.join(folder, f"{NAME}-*.index")))
     found = (re.fullmatch(re.escape(NAME) + r"-(\d+)\.index", name) for name in names)
-    return sorted(int(match[1]) for match in found if match)
+    return [posixpath.join(folder, f"{NAME}-{step}") for step in sorted(int(match[1]) for match in found if match)]

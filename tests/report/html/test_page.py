@@ -77,6 +77,13 @@ def test_a_name_that_is_no_name_stays_text() -> None:
     assert sum(tag == "script" for tag, _ in page.elements) == 1 and page.words.count(hostile) >= 5
 
 
+def test_pictures_have_axes_at_the_ends_of_what_numbers_there_are() -> None:
+    assert ticks(1e-320) == ticks(0.0) == ticks(-1.0) == [0.0] and len(ticks(1e15)) > 3
+    plan = with_flips()
+    empty = tuple(replace(variable, shape=(0,)) for variable in plan.variables)
+    assert page_of(replace(plan, variables=empty)).of_class("touched-flips")
+
+
 def page_of(plan: Plan) -> Page:
     page = Page(plan_page(plan))
     assert page.open == []

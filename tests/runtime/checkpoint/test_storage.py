@@ -112,6 +112,19 @@ def test_a_damaged_checkpoint_is_skipped_and_the_one_before_it_taken(tmp_path: P
     assert loaded_step(storage) == 2
 
 
+def test_what_is_skipped_is_said_where_the_job_says_from_where_it_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = job(tmp_path)
+    save(storage, 1, 2)
+    (tmp_path / "model.ckpt-2.index").write_bytes(b"none")
+    checkpoints = Checkpoints(CheckPointConfig(tmp_path, 1), storage, None, "step")
+    checkpoints.load(SimpleNamespace(run=lambda _: 1))  # type: ignore[arg-type]
+    skipped, resumed = capsys.readouterr().out.splitlines()
+    assert skipped.startswith(f"Skipped {tmp_path}/model.ckpt-2: ") and "its end is not that of a whole one" in skipped
+    assert resumed == f"Resumed from step 1: {tmp_path}/model.ckpt-1"
+
+
 def test_no_whole_checkpoint_is_an_error_and_no_file_that_names_them_a_new_start(tmp_path: Path) -> None:
     storage = job(tmp_path)
     save(storage, 1, 2)
@@ -136,6 +149,9 @@ def test_a_damaged_file_of_names_hides_no_checkpoint(tmp_path: Path, stride: int
         ):
             names.write_bytes(wrong)
             assert loaded_step(storage) in (1, 2), wrong
+    names.write_bytes(b"\xff")
+    save(storage, 3)
+    assert [Path(prefix).name for prefix in candidates(str(tmp_path))] == [f"model.ckpt-{n}" for n in (3, 2, 1)]
     names.write_text('model_checkpoint_path: "model.ckpt-1"\nall_model_checkpoint_paths: "model.ckpt-1"\n')
     assert loaded_step(storage) == 1  # as the user has named it
 
