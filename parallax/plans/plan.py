@@ -334,6 +334,8 @@ def _check_places(plan: Plan) -> None:
         owners = len(plan.servers) if variable.servers else plan.num_workers
         if variable.owner_rows and len(variable.owner_rows) != owners:
             raise ValueError(f"{what} rows of {len(variable.owner_rows)} owners, of which there are {owners}")
+        if variable.touched_rows is not None and not variable.shape:
+            raise ValueError(f"{what} touched rows, and a shape without rows")
         if variable.route != variable.cost.route:
             raise ValueError(f"{what} the costs of another route than its own")
         for part in variable.servers:

@@ -106,6 +106,8 @@ def test_what_was_received_is_said_with_its_place() -> None:
     assert "servers, loads or phases are of hosts that are 9, and there are 4" in refusal(
         lambda raw: raw.update(servers=[9])
     )
+    table = next(place for place, variable in enumerate(PLANS[0].variables) if variable.touched_rows is not None)
+    assert "has touched rows, and a shape without rows" in refusal(lambda raw: raw["variables"][table].update(shape=[]))
     with pytest.raises(PlanError, match="a plan file must be JSON as it was written"):
         plan_from_json("[" * 100_000)
 
