@@ -32,7 +32,8 @@ from parallax.settings.environment import (
     with_equal_hashes,
 )
 from parallax.settings.merged import options_by_setting
-from parallax.settings.options import CALIBRATE, DIFF, OF_SCRIPTS, RUN, SHOW, SIMULATE, positive
+from parallax.settings.options import CALIBRATE, CHECKPOINT, DIFF, OF_SCRIPTS, RUN, SHOW, SIMULATE, positive
+from parallax.strict import shown
 
 EXIT_USAGE = 2
 
@@ -53,6 +54,8 @@ _DESCRIPTIONS = {
     "diff": "Prints in what two plan files differ. The exit status is 0 when in nothing, else 1.",
     "simulate": "Predicts a script's graph on clusters of other sizes. Prints step time, throughput, efficiency and "
     "memory of each, and where routes change. Starts nothing.",
+    "checkpoint": "Lists a folder's checkpoints, or verifies them. `verify` compares every byte with the stored "
+    "checksums; the exit status is 1 when a checkpoint is damaged.",
 }
 
 
@@ -62,11 +65,11 @@ def main(argv: list[str] | None = None) -> None:
     environment = with_equal_hashes()
     if argv is None and environment is not None and "script" in arguments:  # nothing but Python is there yet
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
-    by_command = {"show": _show_plan, "diff": _compare_plans, "calibrate": _calibrate}
+    by_command = {"show": _show_plan, "diff": _compare_plans, "calibrate": _calibrate, "checkpoint": _checkpoint}
     try:
         status = by_command.get(arguments.command, _run_script)(arguments)
     except ParallaxError as error:
-        _say(f"parallax: {error}")
+        _say("\n".join(map(shown, f"parallax: {error}".split("\n"))))  # it may have names from files
         status = EXIT_USAGE if arguments.command == "diff" else 1  # of diff, 1 says that plans differ
     sys.exit(status)
 
@@ -94,6 +97,8 @@ def command_parser() -> argparse.ArgumentParser:
     made[SHOW].add_argument("plan", metavar="PLAN.json", help="as `parallax plan --json` wrote it")
     made[DIFF].add_argument("first", metavar="A.json", help="a plan file")
     made[DIFF].add_argument("second", metavar="B.json", help="another")
+    made[CHECKPOINT].add_argument("action", choices=("ls", "verify"), help="list them, or check every byte of them")
+    made[CHECKPOINT].add_argument("folder", metavar="FOLDER", help="that CheckPointConfig.ckpt_dir names")
     return parser
 
 
@@ -256,6 +261,22 @@ def _compare_plans(arguments: argparse.Namespace) -> int:
     found = differences(read_plan(arguments.first), read_plan(arguments.second))
     sys.stdout.write(difference_text(found, (arguments.first, arguments.second)))
     return 1 if found else 0
+
+
+def _checkpoint(arguments: argparse.Namespace) -> int:
+    """Prints a line for each checkpoint of a folder."""
+    set_defaults({MIN_LOG_LEVEL: "2"})
+    from parallax.runtime.checkpoint.command import list_checkpoints, verify_checkpoints
+
+    if arguments.action == "ls":
+        for line in list_checkpoints(arguments.folder):
+            print(line, flush=True)
+        return 0
+    are_whole = []
+    for line, is_whole in verify_checkpoints(arguments.folder):
+        print(line, flush=True)
+        are_whole.append(is_whole)
+    return 0 if all(are_whole) else 1
 
 
 def _status(stop: SystemExit) -> int:

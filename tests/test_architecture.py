@@ -21,6 +21,7 @@ MODULES = {
 # What is in the package may import from the rows above its own, and from its own folder.
 LAYERS = (
     ("errors", "after_import", "types"),
+    ("strict",),
     ("graph", "cluster"),
     ("plans",),
     ("settings", "profiles"),
@@ -65,6 +66,7 @@ LOADS_NOTHING_HEAVY = (
     "parallax.profiles.*",
     "parallax.report.*",
     "parallax.settings.*",
+    "parallax.strict",
     "parallax.analysis.planner",
     "parallax.analysis.routes.*",
     "parallax.analysis.search.*",

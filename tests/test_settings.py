@@ -17,6 +17,8 @@ EXAMPLES = {
     "workers": 3,
     "accumulate_steps": 4,
     "replan_steps": 7,
+    "keep_last": 3,
+    "keep_every_hours": 1.5,
     "measure_steps": 2,
     "verify_first": 1,
     "steps": 6,

@@ -7,20 +7,29 @@ every rank. What is predicted of a step as a whole is in parallax/plans/predicti
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta
 
 from parallax.errors import PlanError
 from parallax.graph.spec import GraphSpec, VariableClass
-from parallax.plans.prediction import CostTerm, Flip, Prediction, ProfileUsed, RunnerUp, prediction_of
+from parallax.plans.prediction import CostTerm, Flip, Prediction, ProfileUsed, Route, RunnerUp
+from parallax.strict import Count, Finite, Positive, Text, checked_value, read_json, shown
 
 PLAN_VERSION = 3
 ALLREDUCE, ALLGATHER, ALLTOALL, PS, NO_ROUTE = "allreduce", "allgather", "alltoall", "ps", "none"
 ROUTES = (ALLREDUCE, ALLGATHER, ALLTOALL, PS)
 RUN_OPTIONS = ("HYBRID", "PS", "MPI")
 """Dense by all-reduce and sparse by owners; all trained variables on servers; no servers."""
+
+MOST_WORKERS, MOST_ELEMENTS = 2**17, 2**60
+"""The bounds of a plan that is read from a file: of a job's workers and hosts, and of a variable's elements."""
+
+Counts = tuple[Count, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +132,11 @@ class RouteCost:
             a link that is not the busiest, time that compute hides) makes `seconds` less than their sum.
     """
 
-    route: str
-    sent_bytes: int | None
-    rounds: int
-    note: str = ""
-    seconds: float | None = None
+    route: Route
+    sent_bytes: Count | None
+    rounds: Count
+    note: Text = ""
+    seconds: Finite | None = None
     terms: tuple[CostTerm, ...] = ()
 
 
@@ -158,21 +167,21 @@ class VariablePlan:
         flips: what would have to be different for another route to be chosen.
     """
 
-    name: str
+    name: Text
     cls: VariableClass
-    shape: tuple[int, ...]
-    dtype: str
-    route: str
-    owner_rows: tuple[int, ...]
-    owner_pattern: tuple[int, ...] = field(default=(), kw_only=True)
-    touched_rows: int | None
+    shape: Counts
+    dtype: Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,30}$")]
+    route: Route
+    owner_rows: Counts
+    owner_pattern: Counts = field(default=(), kw_only=True)
+    touched_rows: Count | None
     touched_is_measured: bool = field(default=False, kw_only=True)
     cost: RouteCost
-    reason: str
+    reason: Text
     rejected: tuple[RouteCost, ...] = ()
-    slots: tuple[str, ...] = ()
-    evidence: tuple[str, ...] = ()
-    servers: tuple[tuple[int, ...], ...] = ()
+    slots: tuple[Text, ...] = ()
+    evidence: tuple[Text, ...] = ()
+    servers: tuple[Counts, ...] = ()
     runner_up: RunnerUp | None = None
     flips: tuple[Flip, ...] = ()
 
@@ -198,18 +207,18 @@ class Plan:
     """
 
     version: int
-    fingerprint: str
-    hosts: tuple[int, ...]
-    servers: tuple[int, ...]
-    run_option: str
+    fingerprint: Text
+    hosts: Counts
+    servers: Counts
+    run_option: Annotated[str, Meta(pattern="^(HYBRID|PS|MPI)$")]
     synchronous: bool
     average_sparse: bool
     variables: tuple[VariablePlan, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Text, ...] = ()
     prediction: Prediction = Prediction()
     profiles: tuple[ProfileUsed, ...] = ()
-    wire_dtype: str | None = None
-    accumulate_steps: int = 1
+    wire_dtype: Annotated[str, Meta(pattern="^(bfloat16|float16)$")] | None = None
+    accumulate_steps: Positive = 1
 
     @property
     def num_workers(self) -> int:
@@ -267,27 +276,22 @@ def plan_from_json(text: str, name: str = "plan") -> Plan:
     Raises:
         PlanError: when it is no plan, or one of another version.
     """
-    try:
-        raw = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise PlanError(
-            f"{name}:{error.lineno}: a plan file must be JSON, and this line is not: {error.msg}."
-        ) from error
-    version = raw.get("version") if isinstance(raw, dict) else None
+    raw = read_json(text, PlanError, name, "a plan file")
+    version = raw.get("version")
     if version != PLAN_VERSION:
         raise PlanError(
-            f"{name}: a plan file must be of version {PLAN_VERSION}, and this one is of {version!r}. Make it anew."
+            f"{shown(name)}: a plan file must be of version {PLAN_VERSION}, and this one is of {version!r:.60}. Make "
+            "it anew."
         )
     try:
-        variables = tuple(_variable(v) for v in raw["variables"])
-        lists = {key: tuple(raw[key]) for key in ("hosts", "servers", "notes")}
-        measured = {
-            "prediction": prediction_of(raw["prediction"]),
-            "profiles": tuple(ProfileUsed(**p) for p in raw["profiles"]),
-        }
-        return Plan(**{**raw, **lists, **measured, "variables": variables})
-    except (KeyError, TypeError, ValueError) as error:
-        raise PlanError(f"{name}: a plan file must have every field that `Plan.to_json` writes: {error!r}.") from error
+        plan = checked_value(raw, Plan)
+        _check_places(plan)
+    except ValueError as error:
+        raise PlanError(
+            f"{shown(name)}: a plan file must have every field that `Plan.to_json` writes, as it writes it: {error}. "
+            "Make it anew with `parallax plan --json`."
+        ) from error
+    return plan
 
 
 def read_plan(file: Path | str) -> Plan:
@@ -310,20 +314,34 @@ def read_plan(file: Path | str) -> Plan:
     return plan_from_json(text, str(path))
 
 
-def _variable(raw: dict[str, Any]) -> VariablePlan:
-    return VariablePlan(
-        **{
-            **raw,
-            "cls": VariableClass(raw["cls"]),
-            "cost": _cost(raw["cost"]),
-            "rejected": tuple(_cost(r) for r in raw["rejected"]),
-            **{key: tuple(raw[key]) for key in ("shape", "owner_rows", "owner_pattern", "slots", "evidence")},
-            "servers": tuple(tuple(part) for part in raw["servers"]),
-            "runner_up": None if raw["runner_up"] is None else RunnerUp(**raw["runner_up"]),
-            "flips": tuple(Flip(**flip) for flip in raw["flips"]),
-        }
-    )
+def _check_places(plan: Plan) -> None:
+    """Checks what one field says of another: hosts, workers, servers and owners must be there.
+
+    Raises:
+        ValueError: says which are not.
+    """
+    if not 1 <= plan.num_workers <= MOST_WORKERS or len(plan.hosts) > MOST_WORKERS:
+        raise ValueError(f"workers must be from 1 to {MOST_WORKERS}, and there are {plan.num_workers}")
+    known = plan.prediction
+    hosts = [*(load.host for load in known.loads), *(process.host for process in known.memory)]
+    hosts += [phase.host for phase in known.phases if phase.host is not None]
+    _below(len(plan.hosts), (*plan.servers, *hosts), "servers, loads or phases are of hosts that")
+    if len({variable.name for variable in plan.variables}) < len(plan.variables):
+        raise ValueError("two variables have one name")
+    for variable in plan.variables:
+        what = f"{variable.name!r} has"
+        _below(MOST_ELEMENTS, (math.prod(variable.shape),), f"{what} a shape of elements that")
+        owners = len(plan.servers) if variable.servers else plan.num_workers
+        if variable.owner_rows and len(variable.owner_rows) != owners:
+            raise ValueError(f"{what} rows of {len(variable.owner_rows)} owners, of which there are {owners}")
+        if variable.touched_rows is not None and not variable.shape:
+            raise ValueError(f"{what} touched rows, and a shape without rows")
+        if variable.route != variable.cost.route:
+            raise ValueError(f"{what} the costs of another route than its own")
+        for part in variable.servers:
+            _below(len(plan.servers), part, f"{what} partitions on servers that")
 
 
-def _cost(raw: dict[str, Any]) -> RouteCost:
-    return RouteCost(**{**raw, "terms": tuple(CostTerm(**term) for term in raw["terms"])})
+def _below(end: int, numbers: Iterable[int], what: str) -> None:
+    if wrong := [number for number in numbers if number >= end]:
+        raise ValueError(f"{what} are {wrong[0]}, and there are {end}")

@@ -6,7 +6,14 @@ Frozen values. Seconds come from a cluster profile and from nothing else; withou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta
+
+from parallax.strict import Amount, Count, Finite, Text
+
+Route = Annotated[str, Meta(pattern="^(allreduce|allgather|alltoall|ps|none)$")]
+"""One of plan.py's names of routes."""
 
 LINK, TOUCHED = "link", "touched_rows"
 """What a choice of route may hinge on: the rate of all links, scaled alike; the touched rows of the variable."""
@@ -23,10 +30,10 @@ class CostTerm:
         link_bytes: those that the term is made of; 0 for rounds.
     """
 
-    phase: str
-    what: str
-    seconds: float
-    link_bytes: int = 0
+    phase: Text
+    what: Annotated[str, Meta(pattern="^(rounds|link|beside)$")]
+    seconds: Finite
+    link_bytes: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +45,8 @@ class RunnerUp:
         more_s: by how many seconds the predicted step would be longer.
     """
 
-    route: str
-    more_s: float
+    route: Route
+    more_s: Finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +63,10 @@ class Flip:
         route: the other route.
     """
 
-    quantity: str
-    value: float
+    quantity: Annotated[str, Meta(pattern="^(link|touched_rows)$")]
+    value: Amount
     above: bool
-    route: str
+    route: Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +80,10 @@ class Phase:
         host: the host whose link binds, by number; None when no link does.
     """
 
-    name: str
-    start_s: float
-    end_s: float
-    host: int | None = None
+    name: Text
+    start_s: Amount
+    end_s: Amount
+    host: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +96,9 @@ class HostLoad:
         in_bytes: received.
     """
 
-    host: int
-    out_bytes: int
-    in_bytes: int
+    host: Count
+    out_bytes: Count
+    in_bytes: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +114,12 @@ class ProcessMemory:
         model_bytes: of all else, as measured; 0 when it was not.
     """
 
-    kind: str
-    number: int
-    host: int
-    values_bytes: int
-    exchange_bytes: int
-    model_bytes: int
+    kind: Text
+    number: Count
+    host: Count
+    values_bytes: Count
+    exchange_bytes: Count
+    model_bytes: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +138,15 @@ class Prediction:
         bound_of: which choices the bound is of: all there are, or those left by a rule or a search.
     """
 
-    step_s: float | None = None
-    unknown: str = ""
+    step_s: Amount | None = None
+    unknown: Text = ""
     has_compute: bool = False
     phases: tuple[Phase, ...] = ()
     loads: tuple[HostLoad, ...] = ()
     memory: tuple[ProcessMemory, ...] = ()
-    lower_bound_s: float | None = None
-    gap: float | None = None
-    bound_of: str = ""
+    lower_bound_s: Finite | None = None
+    gap: Finite | None = None
+    bound_of: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +159,6 @@ class ProfileUsed:
         fingerprint: SHA-256 of the profile.
     """
 
-    kind: str
-    name: str
-    fingerprint: str
-
-
-def prediction_of(raw: dict[str, Any]) -> Prediction:
-    """Reads a prediction back from JSON's values; KeyError or TypeError when a field is missing or unknown."""
-    return Prediction(
-        **{
-            **raw,
-            "phases": tuple(Phase(**phase) for phase in raw["phases"]),
-            "loads": tuple(HostLoad(**load) for load in raw["loads"]),
-            "memory": tuple(ProcessMemory(**memory) for memory in raw["memory"]),
-        }
-    )
+    kind: Text
+    name: Text
+    fingerprint: Text

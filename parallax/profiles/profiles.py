@@ -9,12 +9,17 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, TypeVar
+
+from msgspec import Meta
 
 from parallax.errors import PlanError
+from parallax.strict import Amount, Count, Finite, Positive, Text, checked_value, read_json, shown
 
 CLUSTER_PROFILE_VERSION = 1
 MODEL_PROFILE_VERSION = 1
+
+_Profile = TypeVar("_Profile", "ClusterProfile", "ModelProfile")
 
 OPERATIONS = ("allreduce", "alltoall", "allgather", "pull", "push")
 """What is measured across hosts, and within one: the collectives of workers, and a server's pull and push."""
@@ -42,12 +47,12 @@ class AlphaBeta:
         samples: how many measurements it was fitted to.
     """
 
-    base_s: float
-    per_peer_s: float
-    byte_s: float
-    residual: float
-    samples: int
-    overlap: float = 0.0
+    base_s: Finite
+    per_peer_s: Finite
+    byte_s: Finite
+    residual: Amount
+    samples: Count
+    overlap: Finite = 0.0
 
     def seconds(self, members: int, link_bytes: float, rate_bytes_per_s: float | None) -> float:
         """Predicted seconds of the operation; 0 with one member."""
@@ -70,11 +75,15 @@ class HostProfile:
         in_bytes_per_s: receiving; likewise.
     """
 
-    name: str
-    cores: int
-    memory_bytes: int
-    out_bytes_per_s: float
-    in_bytes_per_s: float
+    name: Text
+    cores: Count
+    memory_bytes: Count
+    out_bytes_per_s: Amount
+    in_bytes_per_s: Amount
+
+    def __post_init__(self) -> None:
+        if any(0 < rate < 1 for rate in (self.out_bytes_per_s, self.in_bytes_per_s)):
+            raise ValueError("The rate of a link must be 0, or at least a byte per second")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +102,9 @@ class ClusterProfile:
 
     version: int
     hosts: tuple[HostProfile, ...]
-    across: Mapping[str, AlphaBeta]
-    within: Mapping[str, AlphaBeta]
-    shared_cores: float | None = None
+    across: Mapping[Text, AlphaBeta]
+    within: Mapping[Text, AlphaBeta]
+    shared_cores: Annotated[float, Meta(ge=1e-3, le=1e15)] | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -121,11 +130,11 @@ class TableProfile:
             owners; 1 is balanced. For as many owners as `joined_rows` ends with.
     """
 
-    name: str
-    ids: float
-    touched_rows: float
-    joined_rows: tuple[tuple[int, float], ...]
-    busiest_share: float
+    name: Text
+    ids: Amount
+    touched_rows: Amount
+    joined_rows: tuple[tuple[Positive, Amount], ...]
+    busiest_share: Amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,17 +159,17 @@ class ModelProfile:
     """
 
     version: int
-    graph: str
-    cluster: str
-    steps: int
-    source: str
+    graph: Text
+    cluster: Text
+    steps: Count
+    source: Text
     tables: tuple[TableProfile, ...]
-    compute_s: float | None = None
-    memory_bytes: int | None = None
-    session_s: float | None = None
-    overlap_s: float | None = None
-    one_core_s: float | None = None
-    computing: int = 1
+    compute_s: Amount | None = None
+    memory_bytes: Count | None = None
+    session_s: Amount | None = None
+    overlap_s: Amount | None = None
+    one_core_s: Amount | None = None
+    computing: Positive = 1
 
     def table(self, name: str) -> TableProfile | None:
         """That of one variable; None when it was not measured."""
@@ -186,12 +195,9 @@ def cluster_profile_from_json(text: str, name: str = "cluster profile") -> Clust
     Raises:
         PlanError: when it is none, or one of another version.
     """
-    raw = _read(text, name, CLUSTER_PROFILE_VERSION, "Measure it with `parallax calibrate`.")
-    try:
-        lines = {key: {op: AlphaBeta(**line) for op, line in raw[key].items()} for key in ("across", "within")}
-        return ClusterProfile(**{**raw, **lines, "hosts": tuple(HostProfile(**host) for host in raw["hosts"])})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PlanError(f"{name}: a cluster profile must be as `parallax calibrate` writes it: {error!r}.") from error
+    return _read(
+        text, name, ClusterProfile, "cluster profile", "as `parallax calibrate` writes it", CLUSTER_PROFILE_VERSION
+    )
 
 
 def model_profile_from_json(text: str, name: str = "model profile") -> ModelProfile:
@@ -200,25 +206,25 @@ def model_profile_from_json(text: str, name: str = "model profile") -> ModelProf
     Raises:
         PlanError: when it is none, or one of another version.
     """
-    raw = _read(text, name, MODEL_PROFILE_VERSION, "Measure it anew.")
+    found = _read(text, name, ModelProfile, "model profile", "as it was written", MODEL_PROFILE_VERSION)
+    names = [table.name for table in found.tables]
+    together = [[k for k, _ in table.joined_rows] for table in found.tables]
+    if names != sorted(set(names)) or any(not of or of != sorted(set(of)) or of != together[0] for of in together):
+        raise PlanError(
+            f"{shown(name)}: a model profile must be as it was written: tables sorted by name, and all of them seen by "
+            f"equal numbers of workers, rising; here are {names!r:.60} and {together!r:.60}. Measure it anew."
+        )
+    return found
+
+
+def _read(text: str, name: str, kind: type[_Profile], what: str, rule: str, version: int) -> _Profile:
+    raw = read_json(text, PlanError, name, "a profile")
+    if raw.get("version") != version:
+        raise PlanError(
+            f"{shown(name)}: a profile must be of version {version}, and this one is of {raw.get('version')!r:.60}. "
+            "Measure it anew (a cluster with `parallax calibrate`)."
+        )
     try:
-        tables = tuple(_table(table) for table in raw["tables"])
-        return ModelProfile(**{**raw, "tables": tables})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PlanError(f"{name}: a model profile must be as it was written: {error!r}.") from error
-
-
-def _table(raw: dict[str, Any]) -> TableProfile:
-    return TableProfile(**{**raw, "joined_rows": tuple((int(k), float(rows)) for k, rows in raw["joined_rows"])})
-
-
-def _read(text: str, name: str, version: int, remedy: str) -> dict[str, Any]:
-    try:
-        raw: Any = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise PlanError(f"{name}:{error.lineno}: a profile must be JSON, and this line is not: {error.msg}.") from error
-    fields: dict[str, Any] = raw if isinstance(raw, dict) else {}
-    found = fields.get("version")
-    if found != version:
-        raise PlanError(f"{name}: a profile must be of version {version}, and this one is of {found!r}. {remedy}")
-    return fields
+        return checked_value(raw, kind)
+    except ValueError as error:
+        raise PlanError(f"{shown(name)}: a {what} must be {rule}: {error}. Measure it anew.") from error

@@ -119,6 +119,8 @@ class Settings:
     compute_dtype: str | None = None
     replan: str | None = None
     replan_steps: int | None = None
+    keep_last: int | None = None
+    keep_every_hours: float | None = None
     trace: str | None = setting(
         None, Option((RUN,), "write a trace of some steps of every worker, and who was slowest", "DIR")
     )

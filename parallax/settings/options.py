@@ -14,7 +14,7 @@ from typing import Any
 
 from parallax.errors import ConfigError
 
-COMMANDS = RUN, PLAN, VERIFY, CHECK, CALIBRATE, PROFILE, SHOW, DIFF, SIMULATE = (
+COMMANDS = RUN, PLAN, VERIFY, CHECK, CALIBRATE, PROFILE, SHOW, DIFF, SIMULATE, CHECKPOINT = (
     "run",
     "plan",
     "verify",
@@ -24,6 +24,7 @@ COMMANDS = RUN, PLAN, VERIFY, CHECK, CALIBRATE, PROFILE, SHOW, DIFF, SIMULATE = 
     "show",
     "diff",
     "simulate",
+    "checkpoint",
 )
 OF_SCRIPTS = (RUN, PLAN, VERIFY, CHECK, PROFILE, SIMULATE)
 """The commands that run a script."""

@@ -106,6 +106,8 @@ class CheckPointConfig:
         ckpt_dir: the folder, or None.
         save_ckpt_steps: steps from one checkpoint to the next.
         save_ckpt_secs: seconds from one checkpoint to the next.
+        keep_last: how many of the last checkpoints stay; None for all.
+        keep_every_hours: of those before them, the first stays, and then one every so many hours; None for none.
 
     Raises:
         ConfigError: when a value breaks its rule, or there is a folder and neither steps nor seconds.
@@ -114,11 +116,17 @@ class CheckPointConfig:
     ckpt_dir: Path | str | None = None
     save_ckpt_steps: int | None = None
     save_ckpt_secs: float | None = None
+    keep_last: int | None = setting(5, Option((RUN,), "keep the last K checkpoints (default 5)", "K", parse=positive))
+    keep_every_hours: float | None = setting(
+        None, Option((RUN,), "and of those before them one every H hours", "H", parse=float)
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ckpt_dir", checked.path_or_none("ckpt_dir", self.ckpt_dir))
         checked.number_or_none("save_ckpt_steps", self.save_ckpt_steps)
         checked.seconds_or_none("save_ckpt_secs", self.save_ckpt_secs)
+        checked.number_or_none("keep_last", self.keep_last)
+        checked.seconds_or_none("keep_every_hours", self.keep_every_hours)
         if self.ckpt_dir is not None and self.save_ckpt_steps is None and self.save_ckpt_secs is None:
             raise ConfigError(
                 f"ckpt_dir needs save_ckpt_steps or save_ckpt_secs, and {str(self.ckpt_dir)!r} was given without. "

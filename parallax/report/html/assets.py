@@ -1,6 +1,8 @@
 """The style and the script of the pages. No font, no library, nothing from a network."""
 
-STYLE = """
+from markupsafe import Markup
+
+STYLE = Markup("""
 :root { color-scheme: light; }
 body { font: 15px/1.45 system-ui, sans-serif; color: #222; background: #fff; max-width: 1400px; margin: 1.5em auto;
   padding: 0 1.5em; }
@@ -45,9 +47,9 @@ label.find input { font: inherit; width: 22em; max-width: 100%; padding: .25em .
   h2 { break-after: avoid; }
   button.open { color: inherit; min-width: 0; }
 }
-"""
+""")
 
-SCRIPT = """
+SCRIPT = Markup("""
 "use strict";
 const table = document.getElementById("variables");
 const field = document.getElementById("find");
@@ -118,4 +120,4 @@ bodies.forEach((body) => body.querySelector("button.open").addEventListener("cli
 field.addEventListener("input", () => { wish.find = field.value; write(); });
 window.addEventListener("hashchange", read);
 read();
-"""
+""")

@@ -7,7 +7,8 @@ the variables in which the words are found, and opens one. The keys of columns a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
+
+from markupsafe import Markup
 
 from parallax.plans.plan import Plan
 from parallax.report.html.assets import SCRIPT, STYLE
@@ -20,27 +21,34 @@ from parallax.report.html.pictures import (
     timeline_svg,
     touched_flips_svg,
 )
-from parallax.report.html.table import table
+from parallax.report.html.svg import NONE
+from parallax.report.html.table import listed, table
 from parallax.report.text import bytes_text, counted, members_texts, ms_text, step_texts
 
 
 def plan_page(plan: Plan) -> str:
     """The page of a plan, as the text of an HTML file."""
     title = f"Plan for {', '.join(_members(plan))}"
-    parts = [f"<h1>{escape(title)}</h1>", _source(plan), _sums(plan)]
+    parts = [Markup("<h1>{}</h1>").format(title), _source(plan), _sums(plan)]
     if plan.prediction.step_s is None:
         why = plan.prediction.unknown or "times unknown"
-        parts.append(f'<p class="unknown">{escape(_sentence(why))} Bytes are what the plan was made by.</p>')
-    parts += [f"<p>{escape(line)}</p>" for line in step_texts(plan) if plan.prediction.step_s is not None]
-    if plan.notes:
-        parts.append(f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in plan.notes)}</ul>")
+        unknown = Markup('<p class="unknown">{} Bytes are what the plan was made by.</p>')
+        parts.append(unknown.format(_sentence(why)))
+    if plan.prediction.step_s is not None:
+        parts += [Markup("<p>{}</p>").format(line) for line in step_texts(plan)]
+    parts.append(listed(plan.notes))
     parts += [
-        "<h2>Variables</h2>",
-        '<label class="find">Find <input id="find" type="search" placeholder="name, class, route or reason"> '
-        '<span id="shown" class="faint"></span></label>',
-        f'<div class="wide">{table(plan)}</div>',
-        '<p class="faint">Click a heading to sort, and a name for its evidence, owners and costs term by term. '
-        "Bytes are what one worker sends in a step, and it receives as many; those of ps are of both directions.</p>",
+        Markup("<h2>Variables</h2>"),
+        Markup(
+            '<label class="find">Find <input id="find" type="search" placeholder="name, class, route or reason"> '
+            '<span id="shown" class="faint"></span></label>'
+        ),
+        Markup('<div class="wide">{}</div>').format(table(plan)),
+        Markup(
+            '<p class="faint">Click a heading to sort, and a name for its evidence, owners and costs term by term. '
+            "Bytes are what one worker sends in a step, and it receives as many; those of ps are of both directions."
+            "</p>"
+        ),
         section("The step in time", timeline_svg(plan), _TIMELINE),
         section("Bytes by route", routes_svg(plan), "What one worker sends in a step."),
         section("Hosts", hosts_svg(plan), hosts_words(plan)),
@@ -52,32 +60,29 @@ def plan_page(plan: Plan) -> str:
 _TIMELINE = "Phases follow each other. Where bars overlap, compute hides the exchange of gradients."
 
 
-def html_page(title: str, parts: Sequence[str], script: str = "") -> str:
+def html_page(title: str, parts: Sequence[Markup], script: Markup = NONE) -> str:
     """A whole page of some parts."""
-    head = (
+    head = Markup(
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<title>{escape(title)}</title><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style></head><body>"
-    )
-    end = f"<script>{script}</script>" if script else ""
-    return "\n".join([head, *filter(None, parts), f"{end}</body></html>"]) + "\n"
+        '<title>{}</title><meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<style>{}</style></head><body>"
+    ).format(title, STYLE)
+    end = Markup("<script>{}</script>").format(script) if script else NONE
+    return str(Markup("\n").join([head, *filter(None, parts), end + Markup("</body></html>\n")]))
 
 
-def section(heading: str, picture: str, words: str = "") -> str:
+def section(heading: str, picture: Markup, words: str = "") -> Markup:
     """A heading, a picture and a line below it; nothing without a picture."""
     if not picture:
-        return ""
-    below = f'<p class="faint">{escape(words)}</p>' if words else ""
-    return f"<h2>{escape(heading)}</h2>{picture}{below}"
+        return NONE
+    below = Markup('<p class="faint">{}</p>').format(words) if words else NONE
+    return Markup("<h2>{}</h2>{}{}").format(heading, picture, below)
 
 
-def sums(entries: Sequence[tuple[str, str]]) -> str:
+def sums(entries: Sequence[tuple[str, str]]) -> Markup:
     """A line of figures, each with what it is."""
-    return (
-        '<dl class="sum">'
-        + "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in entries)
-        + "</dl>"
-    )
+    pairs = (Markup("<div><dt>{}</dt><dd>{}</dd></div>").format(*entry) for entry in entries)
+    return Markup('<dl class="sum">{}</dl>').format(Markup().join(pairs))
 
 
 def _members(plan: Plan) -> list[str]:
@@ -88,14 +93,14 @@ def _members(plan: Plan) -> list[str]:
     return [*found, counted(len(plan.servers), "server")] if plan.servers else found
 
 
-def _source(plan: Plan) -> str:
+def _source(plan: Plan) -> Markup:
     used = " and ".join(f"{p.kind} profile {p.name or p.fingerprint[:12]}" for p in plan.profiles) or "no profile"
     how = "" if plan.synchronous else ", asynchronous"
     words = f"Graph {plan.fingerprint[:12]}, run option {plan.run_option}{how}; {used}."
-    return f'<p class="faint">{escape(words)}</p>'
+    return Markup('<p class="faint">{}</p>').format(words)
 
 
-def _sums(plan: Plan) -> str:
+def _sums(plan: Plan) -> Markup:
     known = plan.prediction
     sent = sum(count for count, _, _ in sent_by_route(plan).values())
     unknown = sum(count for _, _, count in sent_by_route(plan).values())
@@ -113,15 +118,17 @@ def _sums(plan: Plan) -> str:
     return sums(found)
 
 
-def _flips(plan: Plan) -> str:
+def _flips(plan: Plan) -> Markup:
     of_links, of_rows = link_flips_svg(plan), touched_flips_svg(plan)
     parts = [
         section("Where routes change with the links", of_links, "All links scaled alike; the slowest is shown."),
         section("Where routes change with touched rows", of_rows, "Distinct rows that a worker reads in a step."),
     ]
     if not (of_links or of_rows) and plan.prediction.step_s is not None:
-        return "<h2>Where routes change</h2><p>Nowhere: no rate of the links and no touched rows give another plan.</p>"
-    return "".join(parts)
+        return Markup(
+            "<h2>Where routes change</h2><p>Nowhere: no rate of the links and no touched rows give another plan.</p>"
+        )
+    return Markup().join(parts)
 
 
 def _sentence(words: str) -> str:

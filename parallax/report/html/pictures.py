@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from markupsafe import Markup
+
 from parallax.plans.plan import Plan, VariablePlan
 from parallax.plans.prediction import LINK, TOUCHED, Flip
 from parallax.report.html.holdings import Holding, held_by_host, memory_by_host, rate_now, sent_by_route
@@ -13,6 +15,7 @@ from parallax.report.html.svg import (
     FAINT,
     INK,
     LETTER,
+    NONE,
     PALE,
     legend,
     line,
@@ -44,7 +47,7 @@ _DECADES = 1.5
 """So many decades are drawn beyond the outermost value of a chart of flips."""
 
 
-def hosts_svg(plan: Plan) -> str:
+def hosts_svg(plan: Plan) -> Markup:
     """Hosts as boxes: what each holds by variable, its memory, and what its link carries in a step."""
     held, memory = held_by_host(plan, SHOWN_HOSTS), memory_by_host(plan)
     shown = min(len(plan.hosts), SHOWN_HOSTS)
@@ -58,7 +61,9 @@ def hosts_svg(plan: Plan) -> str:
     for host in range(shown):
         x, y = wide * (host % columns) + 4, 28 + _BOX * (host // columns)
         full = wide - 16
-        parts.append(rect(x, y, full, _BOX - 12, "#fbfbfb", more=f' rx="4" stroke="{PALE}" class="host"'))
+        parts.append(
+            rect(x, y, full, _BOX - 12, "#fbfbfb", more=Markup(' rx="4" stroke="{}" class="host"').format(PALE))
+        )
         servers = plan.servers.count(host)
         words = f"host {host}: {counted(plan.hosts[host], 'worker')}"
         parts.append(text(x + 8, y + 18, words + (f", {counted(servers, 'server')}" if servers else "")))
@@ -79,7 +84,7 @@ def hosts_svg(plan: Plan) -> str:
     return svg(WIDTH, 28 + _BOX * math.ceil(shown / columns), "hosts", "Hosts and what they hold", parts)
 
 
-def _held(held: Sequence[Holding], x: float, y: float, bar: float, most: int) -> list[str]:
+def _held(held: Sequence[Holding], x: float, y: float, bar: float, most: int) -> list[Markup]:
     """The variables of a host, by route and size; small ones of a route together, as a model may have thousands."""
     parts = [rect(x, y, bar, 12, PALE)]
     for route, fill in COLOUR_BY_ROUTE.items():
@@ -92,12 +97,12 @@ def _held(held: Sequence[Holding], x: float, y: float, bar: float, most: int) ->
             boxes.append((sum(small), words))
         for count, tip in boxes:
             width = bar * count / most
-            parts.append(rect(x, y, width, 12, fill, tip, ' class="held" stroke="#fff" stroke-width="0.5"'))
+            parts.append(rect(x, y, width, 12, fill, tip, Markup(' class="held" stroke="#fff" stroke-width="0.5"')))
             x += width
     return parts
 
 
-def _memory(memory: tuple[int, int, int], x: float, y: float, bar: float, most: int) -> list[str]:
+def _memory(memory: tuple[int, int, int], x: float, y: float, bar: float, most: int) -> list[Markup]:
     known = f"memory {bytes_text(sum(memory))}" + ("" if memory[2] else " without the model's own")
     parts = [text(x, y, known, fill=FAINT, size=11), rect(x, y + 5, bar, 9, PALE)]
     for count, (what, fill) in zip(memory, _MEMORY, strict=True):
@@ -120,7 +125,7 @@ def hosts_words(plan: Plan) -> str:
     return words + "."
 
 
-def routes_svg(plan: Plan) -> str:
+def routes_svg(plan: Plan) -> Markup:
     """Bytes that one worker sends in a step, by route."""
     sent = sent_by_route(plan)
     most = max([count for count, _, _ in sent.values()] + [1])
@@ -131,16 +136,16 @@ def routes_svg(plan: Plan) -> str:
         words += f", {unknown} of them of unknown bytes" if unknown else ""
         width = (WIDTH - 420) * count / most
         parts.append(text(4, y + 14, route))
-        parts.append(rect(84, y, width, 20, COLOUR_BY_ROUTE[route], f"{count:,} bytes", ' class="route"'))
+        parts.append(rect(84, y, width, 20, COLOUR_BY_ROUTE[route], f"{count:,} bytes", Markup(' class="route"')))
         parts.append(text(84 + width + 8, y + 14, words))
     return svg(WIDTH, 12 + 30 * len(sent), "routes", "Bytes per worker and step, by route", parts)
 
 
-def timeline_svg(plan: Plan) -> str:
+def timeline_svg(plan: Plan) -> Markup:
     """The predicted step: a row for each phase, from left to right in time."""
     phases, step_s = plan.prediction.phases, plan.prediction.step_s
     if step_s is None or not step_s > 0:
-        return ""
+        return NONE
     left, right = 210.0, 190.0
     scale = (WIDTH - left - right) / max(step_s, max((p.end_s for p in phases), default=0.0))
     bottom = 10 + _ROW * len(phases)
@@ -155,12 +160,14 @@ def timeline_svg(plan: Plan) -> str:
         words = f"{ms_text(lasts_s)}, {100 * lasts_s / step_s:.0f} %"
         words += f", host {phase.host}'s link" if phase.host is not None else ""
         parts.append(text(4, y + 14, phase.name))
-        parts.append(rect(left + scale * phase.start_s, y + 2, scale * lasts_s, _ROW - 7, fill, tip, ' class="phase"'))
+        parts.append(
+            rect(left + scale * phase.start_s, y + 2, scale * lasts_s, _ROW - 7, fill, tip, Markup(' class="phase"'))
+        )
         parts.append(text(left + scale * phase.end_s + 6, y + 14, words, fill=FAINT, size=11))
     return svg(WIDTH, bottom + 24, "timeline", "The predicted step in time", parts)
 
 
-def link_flips_svg(plan: Plan) -> str:
+def link_flips_svg(plan: Plan) -> Markup:
     """For each variable, its best route by the rate of the slowest link, all links scaled alike; empty without any."""
 
     def name(value: float) -> str:
@@ -171,7 +178,7 @@ def link_flips_svg(plan: Plan) -> str:
     return _flips(rows, "link-flips", "Best route by the rate of the slowest link", name, 8)
 
 
-def touched_flips_svg(plan: Plan) -> str:
+def touched_flips_svg(plan: Plan) -> Markup:
     """For each variable, its best route by its touched rows; empty without any."""
     rows = [
         (v, [f for f in v.flips if f.quantity == TOUCHED], None if v.touched_rows is None else float(v.touched_rows))
@@ -186,19 +193,20 @@ def _flips(
     words: str,
     tick: Callable[[float], str],
     unit: float = 1,
-) -> str:
+) -> Markup:
     """One row a variable: the route now around its present value, others beyond the values where they begin.
 
     The axis is labelled in units, of which each value has `unit`.
     """
     rows = [row for row in rows if row[1]][:SHOWN_FLIPS]
     if not rows:
-        return ""
+        return NONE
     values = [f.value for _, flips, _ in rows for f in flips] + [now for _, _, now in rows if now is not None]
     low = 10 ** (math.log10(max(min(values), 1e-9)) - _DECADES)
     high = 10 ** (math.log10(max(values)) + _DECADES)
     if name == "touched-flips":
-        low, high = max(low, 1.0), min(high, max(float(v.shape[0]) for v, _, _ in rows if v.shape))
+        most = max((float(v.shape[0]) for v, _, _ in rows if v.shape), default=high)
+        low, high = max(low, 1.0), max(low, 1.0, min(high, most))
     left, right = 20 + LETTER * min(34, max(len(v.name) for v, _, _ in rows)), 50.0
 
     def x(value: float) -> float:
@@ -223,10 +231,18 @@ def _flips(
         for start, end, route, tip in spans:
             words_of = f"{variable.name}: {route}, {tip}"
             parts.append(
-                rect(x(start), y + 3, x(end) - x(start), _ROW - 8, COLOUR_BY_ROUTE[route], words_of, ' class="flip"')
+                rect(
+                    x(start),
+                    y + 3,
+                    x(end) - x(start),
+                    _ROW - 8,
+                    COLOUR_BY_ROUTE[route],
+                    words_of,
+                    Markup(' class="flip"'),
+                )
             )
         if now is not None:
-            parts.append(line(x(now), y, x(now), y + _ROW - 2, INK, ' stroke-width="2.5"'))
+            parts.append(line(x(now), y, x(now), y + _ROW - 2, INK, Markup(' stroke-width="2.5"')))
     return svg(WIDTH, bottom + 24, name, words, parts)
 
 

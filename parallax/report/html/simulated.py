@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from html import escape
+
+from markupsafe import Markup
 
 from parallax.plans.what_if import Simulation, Size
 from parallax.report.html.page import html_page, section, sums
-from parallax.report.html.svg import COLOUR_BY_ROUTE, FAINT, PALE, legend, line, powers, rect, svg, text, ticks
+from parallax.report.html.svg import COLOUR_BY_ROUTE, FAINT, NONE, PALE, legend, line, powers, rect, svg, text, ticks
+from parallax.report.html.table import listed
 from parallax.report.text import bytes_text, counted, ms_text
 
 _COLUMNS = ("hosts", "workers", "step", "batches/s", "efficiency", "memory/host", "sent/worker", "routes")
@@ -60,31 +62,32 @@ def simulation_page(simulation: Simulation) -> str:
         for a, b in zip(sizes, sizes[1:], strict=False)
     ]
     parts = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="faint">Graph {simulation.graph[:12]}; {escape(used or "no profile")}.</p>',
+        Markup("<h1>{}</h1>").format(title),
+        Markup('<p class="faint">Graph {}; {}.</p>').format(simulation.graph[:12], used or "no profile"),
         sums(head),
-        "<h2>Sizes</h2>",
+        Markup("<h2>Sizes</h2>"),
         _table("sizes", _COLUMNS, [_cells(size) for size in sizes]),
-        _list(changes),
+        listed(changes),
         section("Throughput", throughput_svg(sizes), "Both axes by powers; linear from the smallest size."),
         section("The step", steps_svg(sizes), "Phases in their order, without what compute hides of them."),
         section("Routes", routes_svg(sizes), "Variables by route, in the best plan for each number of hosts."),
     ]
     if simulation.balances:
+        workers = counted(largest.workers, "worker")
         parts += [
-            f"<h2>Dense layers: gradients against compute, at {counted(largest.workers, 'worker')}</h2>",
+            Markup("<h2>Dense layers: gradients against compute, at {}</h2>").format(workers),
             _table("balances", _BALANCE, _balances(simulation)),
-            f'<p class="faint">{escape(_BALANCE_WORDS)}</p>',
+            Markup('<p class="faint">{}</p>').format(_BALANCE_WORDS),
         ]
-    parts += ["<h2>What this rests on</h2>", _list(simulation.assumptions)]
+    parts += [Markup("<h2>What this rests on</h2>"), listed(simulation.assumptions)]
     return html_page(title, parts)
 
 
-def throughput_svg(sizes: Sequence[Size]) -> str:
+def throughput_svg(sizes: Sequence[Size]) -> Markup:
     """Predicted and linear throughput by workers, both axes by powers; empty where it is known of fewer than two."""
     known = [(size.workers, size.throughput) for size in sizes if size.throughput is not None]
     if len(known) < 2:
-        return ""
+        return NONE
     first_workers, first = known[0]
     linear = [(workers, first * workers / first_workers) for workers, _ in known]
     left, right, top, bottom = 90.0, 130.0, 26.0, 300.0
@@ -106,25 +109,25 @@ def throughput_svg(sizes: Sequence[Size]) -> str:
             parts += [line(x(size.workers), top, x(size.workers), bottom, PALE)]
             words = f"{size.hosts} hosts" if size.workers == size.hosts else f"{size.hosts} hosts, {size.workers}"
             parts += [text(x(size.workers), bottom + 16, words, "middle", FAINT, 11)]
-    parts.append(_curve([(x(w), y(t)) for w, t in linear], FAINT, ' stroke-dasharray="5 4"'))
+    parts.append(_curve([(x(w), y(t)) for w, t in linear], FAINT, Markup(' stroke-dasharray="5 4"')))
     parts.append(_curve([(x(w), y(t)) for w, t in known], "#2f6db5"))
     for size in sizes:
         if size.throughput is not None:
             place = x(size.workers), y(size.throughput)
-            tip = f"<title>{_count(size.throughput)} batches a second</title>"
-            parts.append(
-                f'<circle class="size" cx="{place[0]:.2f}" cy="{place[1]:.2f}" r="4" fill="#2f6db5">{tip}</circle>'
+            circle = Markup(
+                '<circle class="size" cx="{:.2f}" cy="{:.2f}" r="4" fill="#2f6db5"><title>{}</title></circle>'
             )
+            parts.append(circle.format(*place, f"{_count(size.throughput)} batches a second"))
             parts.append(text(place[0] + 8, place[1] + 15, f"{_count(size.throughput)}/s, {_percent(size.efficiency)}"))
     return svg(_WIDTH, bottom + 26, "throughput", "Throughput by number of hosts", parts)
 
 
-def steps_svg(sizes: Sequence[Size]) -> str:
+def steps_svg(sizes: Sequence[Size]) -> Markup:
     """A bar for each size, made of the phases of its step; empty where no step is known."""
     names = list(dict.fromkeys(phase.name for size in sizes for phase in size.phases))
     most = max((size.step_s or 0.0 for size in sizes), default=0.0)
     if not most > 0:
-        return ""
+        return NONE
     fills = itertools.cycle(_EXCHANGES)
     colour = {name: _COMPUTE if name == "compute" else next(fills) for name in names}
     left, right, top = 90.0, 120.0, 22.0 + 18 * math.ceil(len(names) / 4)
@@ -145,17 +148,19 @@ def steps_svg(sizes: Sequence[Size]) -> str:
             if end_s > start_s:
                 tip = f"{phase.name}: {ms_text(phase.end_s - phase.start_s)}"
                 width = scale * (end_s - start_s)
-                parts.append(rect(left + scale * start_s, y, width, 24, colour[phase.name], tip, ' class="phase"'))
+                parts.append(
+                    rect(left + scale * start_s, y, width, 24, colour[phase.name], tip, Markup(' class="phase"'))
+                )
         parts.append(text(left + scale * (size.step_s or 0.0) + 8, y + 17, ms_text(size.step_s)))
     return svg(_WIDTH, bottom + 24, "steps", "The predicted step by number of hosts", parts)
 
 
-def routes_svg(sizes: Sequence[Size]) -> str:
+def routes_svg(sizes: Sequence[Size]) -> Markup:
     """A bar for each size: how many variables take each route."""
     seen = [route for route in COLOUR_BY_ROUTE if any(route in dict(size.routes) for size in sizes)]
     most = max((sum(dict(size.routes).values()) for size in sizes), default=0)
     if not most:
-        return ""
+        return NONE
     parts, left = [legend(90, 14, [(route, COLOUR_BY_ROUTE[route]) for route in seen])], 90.0
     for number, size in enumerate(sizes):
         x, y = left, 26 + 28 * number
@@ -164,16 +169,18 @@ def routes_svg(sizes: Sequence[Size]) -> str:
             count = dict(size.routes).get(route, 0)
             if count:
                 width = (_WIDTH - left - 20) * count / most
-                parts.append(rect(x, y, width, 20, COLOUR_BY_ROUTE[route], f"{route}: {count}", ' class="route"'))
+                parts.append(
+                    rect(x, y, width, 20, COLOUR_BY_ROUTE[route], f"{route}: {count}", Markup(' class="route"'))
+                )
                 if width > 24:
                     parts.append(text(x + 6, y + 14, str(count), fill="#fff"))
                 x += width
     return svg(_WIDTH, 30 + 28 * len(sizes), "by-route", "Variables by route and number of hosts", parts)
 
 
-def _curve(points: Sequence[tuple[float, float]], stroke: str, more: str = "") -> str:
+def _curve(points: Sequence[tuple[float, float]], stroke: str, more: Markup = NONE) -> Markup:
     places = " ".join(f"{x:.2f},{y:.2f}" for x, y in points)
-    return f'<polyline points="{places}" fill="none" stroke="{stroke}" stroke-width="2"{more}/>'
+    return Markup('<polyline points="{}" fill="none" stroke="{}" stroke-width="2"{}/>').format(places, stroke, more)
 
 
 def _cells(size: Size) -> tuple[str, ...]:
@@ -218,11 +225,11 @@ def _aligned(heading: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[
     return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
 
 
-def _table(name: str, heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="wide"><table id="{name}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+def _table(name: str, heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+    def line_of(cell: Markup, texts: Sequence[str]) -> Markup:
+        return Markup("<tr>{}</tr>").format(Markup().join(cell.format(text) for text in texts))
 
-
-def _list(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(words)}</li>' for words in lines)}</ul>" if lines else ""
+    body = Markup().join(line_of(Markup("<td>{}</td>"), row) for row in rows)
+    return Markup('<div class="wide"><table id="{}"><thead>{}</thead><tbody>{}</tbody></table></div>').format(
+        name, line_of(Markup("<th>{}</th>"), heading), body
+    )

@@ -1,10 +1,15 @@
-"""The little SVG that the pictures are made of: shapes with tool tips, and scales of axes."""
+"""The little SVG that the pictures are made of: shapes with tool tips, and scales of axes.
+
+All of a page is `Markup`: constants, into which values are put by `format` or `join`, which escape what is not Markup.
+So a text from a plan never becomes an element, whoever forgets to think of it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from html import escape
+
+from markupsafe import Markup
 
 COLOUR_BY_ROUTE = {
     "allreduce": "#2f6db5",
@@ -14,11 +19,12 @@ COLOUR_BY_ROUTE = {
     "none": "#a9a9a9",
 }
 INK, FAINT, PALE = "#333333", "#8a8a8a", "#e4e4e4"
+NONE = Markup()
 LETTER = 6.6
 """Width of a letter of 12 pixels, on average; used to leave room."""
 
 
-def svg(width: float, height: float, name: str, words: str, parts: Iterable[str]) -> str:
+def svg(width: float, height: float, name: str, words: str, parts: Iterable[Markup]) -> Markup:
     """A picture that is as wide as there is room, up to its own width.
 
     Args:
@@ -28,28 +34,32 @@ def svg(width: float, height: float, name: str, words: str, parts: Iterable[str]
         words: what it shows, for those who cannot see it.
         parts: its shapes.
     """
-    return (
-        f'<svg class="{name}" viewBox="0 0 {width:g} {height:g}" style="max-width:{width:g}px" role="img" '
-        f'aria-label="{escape(words)}" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    return Markup(
+        '<svg class="{name}" viewBox="0 0 {width:g} {height:g}" style="max-width:{width:g}px" role="img" '
+        'aria-label="{words}" xmlns="http://www.w3.org/2000/svg">{parts}</svg>'
+    ).format(name=name, width=width, height=height, words=words, parts=Markup().join(parts))
+
+
+def rect(x: float, y: float, width: float, height: float, fill: str, tip: str = "", more: Markup = NONE) -> Markup:
+    """A box; never narrower than can be seen."""
+    title = Markup("<title>{}</title>").format(tip) if tip else NONE
+    return Markup('<rect x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}" fill="{}"{}>{}</rect>').format(
+        x, y, max(width, 0.75), height, fill, more, title
     )
 
 
-def rect(x: float, y: float, width: float, height: float, fill: str, tip: str = "", more: str = "") -> str:
-    """A box; never narrower than can be seen."""
-    title = f"<title>{escape(tip)}</title>" if tip else ""
-    place = f'x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.75):.2f}" height="{height:.2f}"'
-    return f'<rect {place} fill="{fill}"{more}>{title}</rect>'
-
-
-def text(x: float, y: float, words: str, anchor: str = "start", fill: str = INK, size: float = 12) -> str:
+def text(x: float, y: float, words: str, anchor: str = "start", fill: str = INK, size: float = 12) -> Markup:
     """A line of words; `y` is their base line."""
-    style = f'text-anchor="{anchor}" fill="{fill}" font-size="{size:g}"'
-    return f'<text x="{x:.2f}" y="{y:.2f}" {style}>{escape(words)}</text>'
+    return Markup('<text x="{:.2f}" y="{:.2f}" text-anchor="{}" fill="{}" font-size="{:g}">{}</text>').format(
+        x, y, anchor, fill, size, words
+    )
 
 
-def line(x1: float, y1: float, x2: float, y2: float, stroke: str = FAINT, more: str = "") -> str:
+def line(x1: float, y1: float, x2: float, y2: float, stroke: str = FAINT, more: Markup = NONE) -> Markup:
     """A straight line."""
-    return f'<line x1="{x1:.2f}" y1="{y1:.2f}" x2="{x2:.2f}" y2="{y2:.2f}" stroke="{stroke}"{more}/>'
+    return Markup('<line x1="{:.2f}" y1="{:.2f}" x2="{:.2f}" y2="{:.2f}" stroke="{}"{}/>').format(
+        x1, y1, x2, y2, stroke, more
+    )
 
 
 def shortened(words: str, letters: int) -> str:
@@ -60,11 +70,15 @@ def shortened(words: str, letters: int) -> str:
     return f"{words[: (kept + 1) // 2]}\u2026{words[-(kept // 2) :]}"
 
 
+_LEAST = 1e-300
+"""From here on down powers of ten are no longer exact."""
+
+
 def ticks(most: float, wanted: int = 6) -> list[float]:
     """Round values from 0 up to `most`, about as many as wanted."""
-    if not most > 0:
-        return [0.0]
     raw = most / wanted
+    if not raw > _LEAST:
+        return [0.0]
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * (1 - 1e-9))
     return [step * n for n in range(int(most / step * (1 + 1e-9)) + 1)]
@@ -76,10 +90,10 @@ def powers(low: float, high: float) -> list[float]:
     return [10.0**n for n in range(first, last + 1)]
 
 
-def legend(x: float, y: float, entries: Iterable[tuple[str, str]]) -> str:
+def legend(x: float, y: float, entries: Iterable[tuple[str, str]]) -> Markup:
     """Coloured squares with words, in one line."""
     parts = []
     for words, fill in entries:
         parts += [rect(x, y - 9, 10, 10, fill), text(x + 15, y, words)]
         x += 34 + LETTER * len(words)
-    return "".join(parts)
+    return Markup().join(parts)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
+
+from markupsafe import Markup
 
 from parallax.plans.plan import NO_ROUTE, Plan, RouteCost, VariablePlan
 from parallax.plans.prediction import CostTerm
-from parallax.report.html.svg import COLOUR_BY_ROUTE
+from parallax.report.html.svg import COLOUR_BY_ROUTE, NONE
 from parallax.report.text import bytes_text, counted, flip_texts, held_by, ms_text, shape_text, value_bytes
 
 COLUMNS = (
@@ -30,28 +31,30 @@ SHOWN_OWNERS = 16
 _WHAT = {"rounds": "rounds that wait", "link": "on the busiest link", "beside": "copies and checks"}
 
 
-def table(plan: Plan) -> str:
+def table(plan: Plan) -> Markup:
     """All variables, trained ones first; a row's details follow it, hidden until asked for."""
-    headings = "".join(
-        f'<th data-key="{key}" data-kind="{kind or "text"}"><button type="button">{escape(heading)}</button></th>'
+    headings = Markup().join(
+        Markup('<th data-key="{}" data-kind="{}"><button type="button">{}</button></th>').format(
+            key, kind or "text", heading
+        )
         for key, heading, kind in COLUMNS
     )
     ordered = sorted(plan.variables, key=lambda v: (v.route == NO_ROUTE, v.name))
-    rows = "\n".join(_row(plan, v) for v in ordered)
-    return f'<table id="variables"><thead><tr>{headings}</tr></thead>\n{rows}\n</table>'
+    rows = Markup("\n").join(_row(plan, v) for v in ordered)
+    return Markup('<table id="variables"><thead><tr>{}</tr></thead>\n{}\n</table>').format(headings, rows)
 
 
-def _row(plan: Plan, variable: VariablePlan) -> str:
+def _row(plan: Plan, variable: VariablePlan) -> Markup:
     """One `tbody` a variable, so that its details stay with it however the table is sorted."""
-    cells = "".join(
-        f'<td data-sort="{escape(str(value))}" class="{"n" if kind else "c-" + key}">{shown}</td>'
+    cells = Markup().join(
+        Markup('<td data-sort="{}" class="{}">{}</td>').format(value, "n" if kind else f"c-{key}", shown)
         for (key, _, kind), (value, shown) in zip(COLUMNS, _cells(plan, variable), strict=True)
     )
-    found = escape(" ".join((variable.name, variable.cls.value, variable.route, variable.reason)).lower())
-    return (
-        f'<tbody class="variable" data-name="{escape(variable.name)}" data-find="{found}"><tr>{cells}</tr>'
-        f'<tr class="more" hidden><td colspan="{len(COLUMNS)}">{_details(plan, variable)}</td></tr></tbody>'
-    )
+    found = " ".join((variable.name, variable.cls.value, variable.route, variable.reason)).lower()
+    return Markup(
+        '<tbody class="variable" data-name="{}" data-find="{}"><tr>{}</tr>'
+        '<tr class="more" hidden><td colspan="{}">{}</td></tr></tbody>'
+    ).format(variable.name, found, cells, len(COLUMNS), _details(plan, variable))
 
 
 def _cells(plan: Plan, variable: VariablePlan) -> list[tuple[str | float, str]]:
@@ -61,23 +64,29 @@ def _cells(plan: Plan, variable: VariablePlan) -> list[tuple[str | float, str]]:
     sent, seconds, second = variable.cost.sent_bytes, variable.cost.seconds, variable.runner_up
     step_s = plan.prediction.step_s
     percent = f" ({100 * second.more_s / step_s:.2g} %)" if second is not None and step_s else ""
-    mark = f'<i style="background:{COLOUR_BY_ROUTE[variable.route]}"></i>'
+    name = Markup('<button type="button" class="open">{}</button>').format(variable.name)
+    flips = flip_texts(variable.flips)
     return [
-        (variable.name, f'<button type="button" class="open">{escape(variable.name)}</button>'),
-        (variable.cls.value, escape(variable.cls.value)),
-        (value_bytes(variable), escape(shape)),
-        (_share(variable), escape(_touched(variable))),
-        (variable.route, f"{mark}{escape(variable.route)}"),
-        (len([rows for rows in variable.owner_rows if rows]), escape(held_by(variable))),
+        (variable.name, name),
+        (variable.cls.value, variable.cls.value),
+        (value_bytes(variable), shape),
+        (_share(variable), _touched(variable)),
+        (variable.route, _marked(variable.route)),
+        (len([rows for rows in variable.owner_rows if rows]), held_by(variable)),
         ((sent if sent is not None else -1) if trained else "", bytes_text(sent) if trained else ""),
         (seconds if trained and seconds is not None else "", _ms(seconds) if trained else ""),
         (
             "" if second is None else second.more_s,
-            "" if second is None else escape(f"{second.route} +{ms_text(second.more_s)}{percent}"),
+            "" if second is None else f"{second.route} +{ms_text(second.more_s)}{percent}",
         ),
-        ("; ".join(flip_texts(variable.flips)), "<br>".join(escape(t) for t in flip_texts(variable.flips))),
-        (variable.reason, escape(variable.reason)),
+        ("; ".join(flips), Markup("<br>").join(flips)),
+        (variable.reason, variable.reason),
     ]
+
+
+def _marked(route: str) -> Markup:
+    """A route with its colour."""
+    return Markup('<i style="background:{}"></i>{}').format(COLOUR_BY_ROUTE[route], route)
 
 
 def _ms(seconds: float | None) -> str:
@@ -98,19 +107,20 @@ def _touched(variable: VariablePlan) -> str:
     return f"{most}{variable.touched_rows} ({100 * share:.2g} %)"
 
 
-def _details(plan: Plan, variable: VariablePlan) -> str:
-    parts = [f"<p><b>{escape(variable.name)}</b>: {escape(variable.cls.value)}, {list(variable.shape)} "]
-    parts.append(f"{escape(variable.dtype)}, {bytes_text(value_bytes(variable))}</p>")
+def _details(plan: Plan, variable: VariablePlan) -> Markup:
+    what = Markup("<p><b>{}</b>: {}, {} {}, {}</p>")
+    size, cls = bytes_text(value_bytes(variable)), variable.cls.value
+    parts = [what.format(variable.name, cls, list(variable.shape), variable.dtype, size)]
     if variable.evidence:
-        parts.append(f"<p>It is {escape(variable.cls.value)} because</p>{_list(variable.evidence)}")
+        parts.append(Markup("<p>It is {} because</p>{}").format(cls, listed(variable.evidence)))
     if variable.slots:
-        parts.append(f"<p>With it go {escape(', '.join(variable.slots))}.</p>")
+        parts.append(Markup("<p>With it go {}.</p>").format(", ".join(variable.slots)))
     owners = owner_texts(plan, variable)
     if owners:
-        parts.append(f"<p>Who holds its rows</p>{_list(owners)}")
+        parts.append(Markup("<p>Who holds its rows</p>{}").format(listed(owners)))
     if variable.route != NO_ROUTE:
         parts.append(_routes(variable))
-    return "".join(parts)
+    return Markup().join(parts)
 
 
 def owner_texts(plan: Plan, variable: VariablePlan) -> list[str]:
@@ -130,26 +140,27 @@ def owner_texts(plan: Plan, variable: VariablePlan) -> list[str]:
     return lines
 
 
-def _routes(variable: VariablePlan) -> str:
+def _routes(variable: VariablePlan) -> Markup:
     """All routes side by side, and beneath each what it costs term by term."""
     rows = []
     for cost in (variable.cost, *variable.rejected):
         taken = cost is variable.cost
         note = variable.reason if taken else cost.note
-        mark = f'<i style="background:{COLOUR_BY_ROUTE[cost.route]}"></i>'
+        sent, seconds = bytes_text(cost.sent_bytes), _ms(cost.seconds) or "?"
+        numbers = Markup("<td class=n>{}</td><td class=n>{}</td><td class=n>{}</td>").format(sent, cost.rounds, seconds)
         rows.append(
-            f"<tr{' class=taken' if taken else ''}><td>{mark}{escape(cost.route)}</td>"
-            f"<td class=n>{bytes_text(cost.sent_bytes)}</td><td class=n>{cost.rounds}</td>"
-            f"<td class=n>{_ms(cost.seconds) or '?'}</td><td>{_terms(cost)}</td><td>{escape(note)}</td></tr>"
+            Markup("<tr{}><td>{}</td>{}<td>{}</td><td>{}</td></tr>").format(
+                Markup(" class=taken") if taken else NONE, _marked(cost.route), numbers, _terms(cost), note
+            )
         )
-    return (
+    return Markup(
         "<table class=routes><thead><tr><th>route</th><th>sent/step</th><th>rounds</th><th>ms it adds</th>"
-        f"<th>by itself it would take</th><th></th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    )
+        "<th>by itself it would take</th><th></th></tr></thead><tbody>{}</tbody></table>"
+    ).format(Markup().join(rows))
 
 
-def _terms(cost: RouteCost) -> str:
-    return "<br>".join(escape(_term(term)) for term in cost.terms)
+def _terms(cost: RouteCost) -> Markup:
+    return Markup("<br>").join(_term(term) for term in cost.terms)
 
 
 def _term(term: CostTerm) -> str:
@@ -157,5 +168,7 @@ def _term(term: CostTerm) -> str:
     return f"{ms_text(term.seconds)} {term.phase}: {_WHAT[term.what]}{carried}"
 
 
-def _list(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+def listed(lines: Sequence[str]) -> Markup:
+    """Lines as a list; nothing without any."""
+    items = Markup().join(Markup("<li>{}</li>").format(line) for line in lines)
+    return Markup("<ul>{}</ul>").format(items) if lines else NONE

@@ -1,26 +1,35 @@
-"""The files of checkpoints: which is the latest, and how a new one comes to be whole or not at all.
+"""Which checkpoints a folder has, which of them are taken first, and which may go.
 
-A checkpoint is written in parts, in a folder of its own beside the others. When all parts are there they are merged,
-moved to their names, the index last, and only then does the file `checkpoint` name the new one. A process that dies
-before that leaves the previous checkpoint the latest, and what it left is deleted before the next is written.
+The file `checkpoint` names them as TensorFlow does: the latest, and all in the order of their writing. Where it is
+damaged, the files themselves say which there are.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import posixpath
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
 from parallax.errors import CheckpointError
-from parallax.runtime.checkpoint.bundle import run
+from parallax.strict import shown
 
 NAME = "model.ckpt"
-_UNFINISHED = ".unfinished"
+UNFINISHED = ".unfinished"
+_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+_HOUR_S = 3600.0
+
+
+class FilesFailed(CheckpointError):
+    """Files could not be read or written; `is_full` says whether for lack of space."""
+
+    is_full = False
 
 
 @contextmanager
@@ -28,13 +37,15 @@ def file_errors(rule: str, remedy: str) -> Iterator[None]:
     """Says what failed in files in the words of this project.
 
     Raises:
-        CheckpointError: from TensorFlow's and Python's errors about files.
+        FilesFailed: from TensorFlow's and Python's errors about files.
     """
     try:
         yield
     except (tf.errors.OpError, OSError) as error:
-        reason = error.message if isinstance(error, tf.errors.OpError) else str(error)
-        raise CheckpointError(f"{rule}, and failed: {_said(str(reason))}. {remedy}") from error
+        reason = _said(str(error.message if isinstance(error, tf.errors.OpError) else error))
+        failed = FilesFailed(f"{rule}, and failed: {shown(reason)}. {remedy}")
+        failed.is_full = any(words in reason for words in _FULL)
+        raise failed from error
 
 
 def _said(message: str) -> str:
@@ -49,120 +60,125 @@ def absolute(folder: str) -> str:
     return folder if "://" in folder else str(Path(folder).absolute())
 
 
-def latest(folder: str) -> str | None:
-    """The prefix of the latest checkpoint; None when there is none.
+def candidates(folder: str) -> list[str]:
+    """The prefixes of the checkpoints to try, one after the other: the latest, and those that were written before it.
 
-    Raises:
-        CheckpointError: when the file `checkpoint` names one that is not there.
+    None when there is no file `checkpoint`: it may be deleted to start anew. Where that file is damaged or names none,
+    all that are there, the highest step first.
     """
-    state = tf.compat.v1.train.get_checkpoint_state(folder)
-    if state is None or not state.model_checkpoint_path:
-        return None
-    prefix = str(state.model_checkpoint_path)
-    if not tf.io.gfile.exists(f"{prefix}.index"):
-        raise CheckpointError(
-            f"The file `checkpoint` in {folder} must name a checkpoint that is there, and {prefix}.index is not. Put "
-            "it back, name another one in that file, or delete the file to start anew."
-        )
-    return prefix
+    latest, named = _state(folder)
+    before = named[: named.index(latest)] if latest in named else named
+    first = [latest] if latest else []
+    return [*first, *(prefix for prefix in reversed(before) if tf.io.gfile.exists(f"{prefix}.index"))]
 
 
-@dataclass
-class Writer:
-    """One checkpoint that is being written, by one process.
+def listed(folder: str) -> list[str]:
+    """The prefixes of all checkpoints in a folder, those that the file `checkpoint` names and others."""
+    return sorted({*_there(folder), *_state(folder)[1]}, key=lambda prefix: (len(prefix), prefix))
+
+
+def latest(folder: str) -> str | None:
+    """The prefix of the checkpoint that is taken first; None when there is none."""
+    return next(iter(candidates(folder)), None)
+
+
+def become_latest(prefix: str) -> None:
+    """Names a checkpoint in the file `checkpoint` of its folder, after those that are named there already."""
+    folder = posixpath.dirname(prefix)
+    _write_state(folder, [*(p for p in _state(folder)[1] if p != prefix), prefix])
+
+
+def delete(prefix: str) -> None:
+    """Deletes a checkpoint's files, its index first: without that it is none."""
+    for pattern in (f"{prefix}.index", f"{prefix}.data-*", f"{prefix}.meta"):
+        for path in tf.io.gfile.glob(pattern):
+            tf.io.gfile.remove(path)
+
+
+def settle(path: str) -> None:
+    """Forces a file, or the names in a folder, to the disk; of other file systems than this machine's, nothing."""
+    if "://" in path:
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which checkpoints stay.
 
     Attributes:
-        folder: where it goes (absolute).
-        step: its global step.
-        chunk_bytes: pieces are put together in a file up to this size.
-        largest_bytes: the most that was held at once so far.
+        last: so many of the last; None for all.
+        every_hours: of those before, the first, and each that was written so many hours after the one that stayed
+            before it; None for none of them.
     """
 
-    folder: str
-    step: int
-    chunk_bytes: int
-    largest_bytes: int = 0
-    _waiting: list[tuple[str, str, str, Any]] = field(default_factory=list)
-    _waiting_bytes: int = 0
-    _parts: list[str] = field(default_factory=list)
+    last: int | None = None
+    every_hours: float | None = None
 
-    @property
-    def prefix(self) -> str:
-        """The checkpoint's name when it is done."""
-        return posixpath.join(self.folder, f"{NAME}-{self.step}")
+    def gone(self, written_s: Sequence[float], last: int | None = None) -> list[int]:
+        """The places of those that need not stay.
 
-    @property
-    def _temporary(self) -> str:
-        return self.prefix + _UNFINISHED
+        Args:
+            written_s: when each was written, in that order.
+            last: in place of its own number.
+        """
+        if self.last is None:
+            return []
+        found, stayed_s = [], -float("inf")
+        for place, when_s in enumerate(written_s[: max(0, len(written_s) - (last or self.last))]):
+            if self.every_hours is not None and when_s - stayed_s >= self.every_hours * _HOUR_S:
+                stayed_s = when_s
+            else:
+                found.append(place)
+        return found
 
-    def begin(self) -> None:
-        """Makes the folder, and deletes what a process that died left in it."""
-        tf.io.gfile.makedirs(self.folder)
-        for left in tf.io.gfile.glob(posixpath.join(self.folder, f"{NAME}-*{_UNFINISHED}")):
-            tf.io.gfile.rmtree(left)
-        tf.io.gfile.makedirs(posixpath.join(self._temporary, "parts"))
+    def apply(self, folder: str, last: int | None = None) -> list[str]:
+        """Deletes what need not stay of the checkpoints that the file `checkpoint` names; gives what was deleted."""
+        pattern = re.compile(re.escape(posixpath.join(folder, NAME)) + r"-\d+")
+        named = [prefix for prefix in _state(folder)[1] if tf.io.gfile.exists(f"{prefix}.index")]
+        own = [prefix for prefix in named if pattern.fullmatch(prefix)]
+        times_s = [tf.io.gfile.stat(f"{prefix}.index").mtime_nsec / 1e9 for prefix in own]
+        deleted = [own[place] for place in self.gone(times_s, last)]
+        for prefix in deleted:
+            delete(prefix)
+        if deleted:
+            _write_state(folder, [prefix for prefix in named if prefix not in deleted])
+        return deleted
 
-    def add(self, key: str, slice_spec: str, dtype: str, value: Any) -> None:
-        """Adds a tensor or a slice of one."""
-        size = int(getattr(value, "nbytes", 0))
-        if self._waiting_bytes + size > self.chunk_bytes:
-            self._flush()
-        self._waiting.append((key, slice_spec, dtype, value))
-        self._waiting_bytes += size
-        self.largest_bytes = max(self.largest_bytes, self._waiting_bytes)
 
-    def finish(self) -> str:
-        """Makes of the parts a checkpoint, the latest; gives its prefix."""
-        self._flush()
-        merged = posixpath.join(self._temporary, posixpath.basename(self.prefix))
-        with tf.Graph().as_default():
-            run(tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=self._parts, destination_prefix=merged))
-        self._remove_same_name()
-        index = f"{merged}.index"
-        for path in [*sorted(tf.io.gfile.glob(f"{merged}.data-*")), index]:
-            tf.io.gfile.rename(path, posixpath.join(self.folder, posixpath.basename(path)), overwrite=True)
-        self.discard()
-        self._become_latest()
-        return self.prefix
+def _state(folder: str) -> tuple[str, list[str]]:
+    """The latest, and all in the order of their writing, as the file `checkpoint` says.
 
-    def discard(self) -> None:
-        """Deletes what is unfinished."""
-        if tf.io.gfile.exists(self._temporary):
-            tf.io.gfile.rmtree(self._temporary)
+    Where that is damaged, all that are there, and none as the latest.
+    """
+    if not tf.io.gfile.exists(posixpath.join(folder, "checkpoint")):
+        return "", []
+    try:
+        state = tf.compat.v1.train.get_checkpoint_state(folder)
+    except ValueError:  # no text
+        state = None
+    if state is None or not state.model_checkpoint_path:
+        return "", _there(folder)
+    return str(state.model_checkpoint_path), [str(prefix) for prefix in state.all_model_checkpoint_paths]
 
-    def _flush(self) -> None:
-        """Writes what waits into a file of its own."""
-        if not self._waiting:
-            return
-        part = posixpath.join(self._temporary, "parts", f"{len(self._parts):05d}")
-        keys, specs, dtypes, values = zip(*self._waiting, strict=True)
-        with tf.Graph().as_default():
-            tensors = [
-                tf.compat.v1.placeholder(tf.as_dtype(d), getattr(v, "shape", ()))
-                for d, v in zip(dtypes, values, strict=True)
-            ]
-            write = tf.raw_ops.SaveV2(
-                prefix=part, tensor_names=list(keys), shape_and_slices=list(specs), tensors=tensors
-            )
-            run(write, dict(zip(tensors, values, strict=True)))
-        self._parts.append(part)
-        self._waiting, self._waiting_bytes = [], 0
 
-    def _remove_same_name(self) -> None:
-        """An older checkpoint of this step goes, its index first: it may have more files than the new one."""
-        for pattern in (f"{self.prefix}.index", f"{self.prefix}.data-*", f"{self.prefix}.meta"):
-            for path in tf.io.gfile.glob(pattern):
-                tf.io.gfile.remove(path)
+def _write_state(folder: str, prefixes: list[str]) -> None:
+    """Names checkpoints in the file `checkpoint`, the last of them as the latest."""
+    names = [posixpath.relpath(prefix, folder) for prefix in prefixes]
+    path = posixpath.join(folder, "checkpoint")
+    with tf.io.gfile.GFile(path + UNFINISHED, "w") as file:
+        file.write(str(tf.compat.v1.train.generate_checkpoint_state_proto(folder, names[-1], names)))
+    settle(path + UNFINISHED)
+    tf.io.gfile.rename(path + UNFINISHED, path, overwrite=True)
+    settle(folder)
 
-    def _become_latest(self) -> None:
-        """Names it in the file `checkpoint`, after those that are named there already."""
-        state = tf.compat.v1.train.get_checkpoint_state(self.folder)
-        before = [] if state is None else [posixpath.relpath(p, self.folder) for p in state.all_model_checkpoint_paths]
-        name = posixpath.basename(self.prefix)
-        new = tf.compat.v1.train.generate_checkpoint_state_proto(
-            self.folder, name, [*(p for p in before if p != name), name]
-        )
-        path = posixpath.join(self.folder, "checkpoint")
-        with tf.io.gfile.GFile(path + _UNFINISHED, "w") as file:
-            file.write(str(new))
-        tf.io.gfile.rename(path + _UNFINISHED, path, overwrite=True)
+
+def _there(folder: str) -> list[str]:
+    """The prefixes of the checkpoints whose index is in a folder, by step."""
+    names = (posixpath.basename(path) for path in tf.io.gfile.glob(posixpath.join(folder, f"{NAME}-*.index")))
+    found = (re.fullmatch(re.escape(NAME) + r"-(\d+)\.index", name) for name in names)
+    return [posixpath.join(folder, f"{NAME}-{step}") for step in sorted(int(match[1]) for match in found if match)]

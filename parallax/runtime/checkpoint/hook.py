@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from parallax.errors import ConfigError
 from parallax.graph.view import GraphView, split_tensor
+from parallax.runtime.checkpoint.folder import FilesFailed, Retention
 from parallax.runtime.checkpoint.held import Places, hold
 from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, stored_variables, variable_op
@@ -83,6 +84,7 @@ class Checkpoints:
         if moved is not None:
             self.loaded_step = int(session.run(self.step))
             if self.storage.comm.Get_rank() == 0:
+                sys.stdout.writelines(f"{note}\n" for note in moved.notes)
                 sys.stdout.write(f"Resumed from step {self.loaded_step}: {moved.prefix}\n")
                 sys.stdout.flush()
             _LOG.info("Read: %s", moved)
@@ -100,7 +102,8 @@ def checkpoints(graph: Graph, places: Places, config: CheckPointConfig, comm: Co
     check_global_step(graph, config)
     held = hold(stored_variables(graph), places, comm)
     op = variable_op(v1.train.get_global_step(graph))
-    storage = Storage(str(config.ckpt_dir), held, comm, CHUNK_BYTES)
+    retention = Retention(config.keep_last, config.keep_every_hours)
+    storage = Storage(str(config.ckpt_dir), held, comm, CHUNK_BYTES, retention)
     return Checkpoints(config, storage, _value(graph, places.here(op)), op)
 
 
@@ -127,6 +130,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     worker: WorkerContext
     is_patient: ClassVar[bool] = False
     _saved_step: int = -1
+    _is_missing: bool = False  # what was to be saved then could not be written
     _saved_s: float = 0.0
     _trains: dict[tuple[tuple[str, ...], frozenset[str]], bool] = field(default_factory=dict)
     _names: Any = None  # of the plan that these are known for
@@ -135,7 +139,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Writes the state at the start, unless it has just been read."""
         if self.checkpoints.loaded_step is None:
-            self._save(session, self._step(session))
+            self._save(session, self._step(session), may_fail=False)
         else:
             self._saved(self.checkpoints.loaded_step)
 
@@ -152,17 +156,30 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def end(self, session: Session) -> None:
         """Writes the state at a good end, when all workers have come to theirs."""
         step = self._step(session)
-        if step == self._saved_step:
+        if step == self._saved_step and not self._is_missing:
             return
         # One worker may evaluate long after the others have ended, so this waits without limit for those who still run.
         with self.worker.watch.run("the last checkpoint", "checkpoint, end", patient=True):
             barrier(self.checkpoints.storage.comm)
-        self._save(session, step)
+        self._save(session, step, may_fail=False)
 
-    def _save(self, session: Session, step: int) -> None:
-        with self.worker.watch.run(f"checkpoint of step {step}", f"checkpoint, {step}", patient=self.is_patient):
-            moved = self.checkpoints.storage.save(session, step)
-        _LOG.info("Written: %s", moved)
+    def _save(self, session: Session, step: int, may_fail: bool = True) -> None:
+        """Writes a checkpoint; while a job trains, one that cannot be written is a warning, and training goes on."""
+        storage = self.checkpoints.storage
+        self._is_missing = False
+        try:
+            with self.worker.watch.run(f"checkpoint of step {step}", f"checkpoint, {step}", patient=self.is_patient):
+                moved = storage.save(session, step)
+        except FilesFailed as error:
+            if not may_fail:
+                raise
+            self._is_missing = True
+            notes: tuple[str, ...] = (f"{error} Training goes on; the next checkpoint is tried at its time.",)
+        else:
+            notes = moved.notes
+            _LOG.info("Written: %s", moved)
+        for note in notes if storage.comm.Get_rank() == 0 else ():
+            _LOG.warning("%s", note)
         self._saved(step)
 
     def _saved(self, step: int) -> None:
@@ -213,7 +230,7 @@ class CallingHook(CheckpointHook):
         # Collectives of one communicator must begin in one order on all workers, and who ends when is not known.
         self._ending = self.checkpoints.storage.comm.Dup()
         if self.checkpoints.loaded_step is None:
-            self._save(session, self.checkpoints.storage.comm.bcast(self._step(session)))
+            self._save(session, self.checkpoints.storage.comm.bcast(self._step(session)), may_fail=False)
         else:
             self._saved(self.checkpoints.loaded_step)
 
@@ -240,7 +257,7 @@ class CallingHook(CheckpointHook):
             while not arrived.Test():
                 self._come(session)
                 time.sleep(_CALL_POLL_S)
-        self._save(session, comm.bcast(self._read_step(session)))
+        self._save(session, comm.bcast(self._read_step(session)), may_fail=False)
 
     def _come(self, session: Session) -> None:
         """Takes part in a checkpoint that worker 0 has called for."""

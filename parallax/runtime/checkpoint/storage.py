@@ -8,16 +8,19 @@ before hooks see the session.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle
-from parallax.runtime.checkpoint.folder import Writer, absolute, file_errors, latest
+from parallax.runtime.checkpoint.folder import FilesFailed, Retention, absolute, candidates, file_errors
 from parallax.runtime.checkpoint.held import StoredVariable
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, Stored, chunks
+from parallax.runtime.checkpoint.table import DamagedCheckpoint
+from parallax.runtime.checkpoint.writer import Writer
 from parallax.runtime.worker.barrier import barrier
 from parallax.types import Comm, Session
 
@@ -33,12 +36,14 @@ class Moved:
         moved_bytes: bytes of all variables.
         largest_bytes: the most that was held at once of what was moved.
         seconds: how long it took.
+        notes: what was skipped as it was damaged, or deleted to make room, a sentence each; on all workers.
     """
 
     prefix: str
     moved_bytes: int = 0
     largest_bytes: int = 0
     seconds: float = 0.0
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,96 +55,132 @@ class Storage:
         held: all variables, in the same order on all workers, which keeps their calls in step.
         comm: communicator of the workers (mpi4py).
         chunk_bytes: the most that is moved at once.
+        retention: which checkpoints stay when a new one is there.
     """
 
     folder: str
     held: tuple[StoredVariable, ...]
     comm: Comm
     chunk_bytes: int = CHUNK_BYTES
+    retention: Retention = Retention()
 
     def save(self, session: Session, step: int) -> Moved:
         """Writes a checkpoint; every worker must call it, at the same step, and returns when it is done.
 
+        On a full disk older checkpoints go, as far as they may, all but the latest, and it is written once more.
+
         Raises:
-            CheckpointError: when the workers are not at one step, or the folder cannot be written. What fails at the
-                beginning or the end is raised on all workers; in between on worker 0, whose end then ends the job.
+            FilesFailed: on all workers, when the folder cannot be written. The checkpoints before are untouched.
+            CheckpointError: when the workers are not at one step.
         """
         self._check_one_step(step)
+        try:
+            return self._save(session, step)
+        except FilesFailed as error:
+            if not error.is_full:
+                raise
+            folder = absolute(self.folder)
+            deleted = self.comm.bcast(self._on_worker_0(lambda: self.retention.apply(folder, last=1), _reading(folder)))
+            if not deleted:
+                raise
+            note = f"{error} Deleted to make room: {', '.join(deleted)}."
+        return replace(self._save(session, step), notes=(note,))
+
+    def _save(self, session: Session, step: int) -> Moved:
         began_s = time.monotonic()
-        writer = Writer(absolute(self.folder), step, self.chunk_bytes)
-        self._on_worker_0(writer, writer.begin)
+        writer = Writer(absolute(self.folder), step, self.chunk_bytes, self.retention)
+        self._on_worker_0(writer.begin, _writing(writer))
         total_bytes = largest_bytes = 0
+        failed: FilesFailed | None = None
         for held in self.held:
             for first, count in chunks(held.stored.rows, held.stored.row_bytes, self.chunk_bytes):
                 rows = held.read(session, first, count)
-                if self.comm.Get_rank():
+                if self.comm.Get_rank() or failed is not None:  # the others go on bringing rows, and hear at the end
                     continue
                 size = int(getattr(rows, "nbytes", 0))
                 total_bytes, largest_bytes = total_bytes + size, max(largest_bytes, size)
-                with _writing(writer):
-                    writer.add(held.stored.key, held.stored.slice_spec(first, count), held.stored.dtype, rows)
-        self._on_worker_0(writer, writer.finish)  # the others wait: what they did next would find worker 0 missing
+                try:
+                    with _writing(writer):
+                        writer.add(held.stored.key, held.stored.slice_spec(first, count), held.stored.dtype, rows)
+                except FilesFailed as error:
+                    failed = error
+
+        def finish() -> None:
+            if failed is not None:
+                raise failed
+            writer.finish()
+
+        self._on_worker_0(finish, _writing(writer))  # the others wait: what they did next would find worker 0 missing
         largest_bytes = max(largest_bytes, writer.largest_bytes)
         return Moved(writer.prefix, total_bytes, largest_bytes, time.monotonic() - began_s)
 
     def load(self, session: Session) -> Moved | None:
-        """Reads the latest checkpoint, if there is one; every worker must call it.
+        """Reads the latest checkpoint that is whole, if there is one; every worker must call it.
+
+        One that turns out to be damaged is skipped, and the one before it is read over what was read of it.
 
         Returns:
             None when the folder has none.
 
         Raises:
-            CheckpointError: on all workers, when the checkpoint cannot be read or does not fit the graph.
+            CheckpointError: on all workers, when no checkpoint is whole, or one does not fit the graph.
         """
         began_s = time.monotonic()
-        bundle, prefix, ranges = self._open()
-        if prefix is None:
+        folder = absolute(self.folder)
+        found = self.comm.bcast(self._on_worker_0(lambda: candidates(folder), _reading(folder)))
+        skipped: list[str] = []
+        for prefix in found:
+            try:
+                total_bytes, largest_bytes = self._load(session, prefix)
+            except DamagedCheckpoint as error:
+                skipped.append(f"Skipped {prefix}: {error}.")
+            else:
+                return Moved(prefix, total_bytes, largest_bytes, time.monotonic() - began_s, tuple(skipped))
+        if not skipped:
             return None
+        raise CheckpointError(
+            f"One of the checkpoints in {folder} must be whole, and none is. {' '.join(skipped)} Put their files back, "
+            "or delete the file `checkpoint` there to start anew."
+        )
+
+    def _load(self, session: Session, prefix: str) -> tuple[int, int]:
+        """Reads one checkpoint; (bytes of all variables, the most that was held at once)."""
+        reader: list[Bundle] = []
+
+        def opened() -> list[list[tuple[int, int]]]:
+            reader.append(Bundle(prefix))
+            _check_fits(reader[0], prefix, [held.stored for held in self.held])
+            return [_ranges(reader[0], held.stored, self.chunk_bytes) for held in self.held]
+
+        ranges = self.comm.bcast(self._on_worker_0(opened, _reading(prefix)))
         total_bytes = largest_bytes = 0
         for held, own_ranges in zip(self.held, ranges, strict=True):
             for first, count in own_ranges:
-                rows = None
-                if bundle is not None:
-                    with _reading(prefix):
-                        rows = _read(bundle, held.stored, first, count)
-                    size = int(getattr(rows, "nbytes", 0))
-                    total_bytes, largest_bytes = total_bytes + size, max(largest_bytes, size)
+                read = partial(_read, reader, held.stored, first, count)
+                rows = self._on_worker_0(read, _reading(prefix))
+                size = int(getattr(rows, "nbytes", 0))
+                total_bytes, largest_bytes = total_bytes + size, max(largest_bytes, size)
                 held.write(session, first, count, rows)
-        return Moved(prefix, total_bytes, largest_bytes, time.monotonic() - began_s)
+        return total_bytes, largest_bytes
 
-    def _open(self) -> tuple[Bundle | None, str | None, list[list[tuple[int, int]]]]:
-        """The latest checkpoint on worker 0; on all its name, and the ranges of rows in which each variable comes."""
-        bundle, prefix, error, ranges = None, None, None, []
-        if self.comm.Get_rank() == 0:
-            folder = absolute(self.folder)
-            try:
-                with _reading(folder):
-                    prefix = latest(folder)
-                    if prefix is not None:
-                        bundle = Bundle(prefix)
-                        _check_fits(bundle, prefix, [held.stored for held in self.held])
-                        ranges = [_ranges(bundle, held.stored, self.chunk_bytes) for held in self.held]
-            except CheckpointError as found:
-                error = str(found)
-        barrier(self.comm)
-        prefix, error, ranges = self.comm.bcast((prefix, error, ranges))
-        if error is not None:
-            raise CheckpointError(error)
-        return bundle, prefix, ranges
+    def _on_worker_0(self, do: Callable[[], Any], words: AbstractContextManager[None]) -> Any:
+        """Does something with files on worker 0; all workers wait for it and raise what it raises.
 
-    def _on_worker_0(self, writer: Writer, do: Any) -> None:
-        """Does something with files on worker 0; all workers wait for it and raise what it raises."""
-        error = None
+        Returns:
+            What it gives, on worker 0; None elsewhere.
+        """
+        found, failed = None, None
         if self.comm.Get_rank() == 0:
             try:
-                with _writing(writer):
-                    do()
-            except CheckpointError as found:
-                error = str(found)
+                with words:
+                    found = do()
+            except CheckpointError as error:
+                failed = error
         barrier(self.comm)
-        error = self.comm.bcast(error)
-        if error is not None:
-            raise CheckpointError(error)
+        failed = self.comm.bcast(failed)
+        if failed is not None:
+            raise failed
+        return found
 
     def _check_one_step(self, step: int) -> None:
         steps = self.comm.allgather(step)
@@ -157,8 +198,7 @@ def _writing(writer: Writer) -> Iterator[None]:
     try:
         with file_errors(
             f"The checkpoint of step {writer.step} must be written to {writer.folder}",
-            "Free space there, or name another folder in CheckPointConfig.ckpt_dir. Checkpoints of earlier steps are "
-            "untouched.",
+            "Free space there, or name another folder in CheckPointConfig.ckpt_dir. The last checkpoint is untouched.",
         ):
             yield
     except CheckpointError:
@@ -173,10 +213,10 @@ def _reading(name: str) -> AbstractContextManager[None]:
     )
 
 
-def _read(bundle: Bundle, stored: Stored, first: int, count: int) -> Any:
-    if stored.has_rows:
-        return bundle.read(stored.key, *stored.box(first, count))
-    return bundle.read_whole(stored.key, stored.slice_spec(first, count))
+def _read(reader: list[Bundle], stored: Stored, first: int, count: int) -> Any:
+    [bundle] = reader
+    shape = bundle.tensors[stored.key].shape
+    return bundle.read(stored.key, *(((0,) * len(shape), shape) if stored.shape is None else stored.box(first, count)))
 
 
 def _ranges(bundle: Bundle, stored: Stored, chunk_bytes: int) -> list[tuple[int, int]]:

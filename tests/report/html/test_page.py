@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -13,6 +14,7 @@ from parallax import cli
 from parallax.analysis.planner import make_plan
 from parallax.plans.plan import Layout, Plan
 from parallax.plans.prediction import HostLoad
+from parallax.report.html import page as page_module
 from parallax.report.html.holdings import held_by_host, rate_now, sent_by_route
 from parallax.report.html.page import plan_page
 from parallax.report.html.pictures import SHOWN_HOSTS, hosts_svg
@@ -23,6 +25,7 @@ from tests.analysis.measured import MB
 from tests.analysis.specs import dense, spec
 from tests.report.html.plans import language_model, simulated, timed, untimed, with_flips
 
+SOURCES = sorted(Path(page_module.__file__).parent.glob("*.py"))
 VOID = {"meta", "input", "br"}
 
 
@@ -54,6 +57,31 @@ class Page(HTMLParser):
 
     def of_class(self, name: str) -> list[dict[str, str | None]]:
         return [attributes for _, attributes in self.elements if name in (attributes.get("class") or "").split()]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_only_constants_are_markup(source: Path) -> None:
+    """Whatever else is in a page has come through `format` or `join`, which escape it."""
+    calls = [node for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    made = [call for call in calls if ast.unparse(call.func) == "Markup"]
+    assert [ast.unparse(call) for call in made if not all(isinstance(a, ast.Constant) for a in call.args)] == []
+    assert not any("escape" in ast.unparse(call.func) for call in calls)
+
+
+def test_a_name_that_is_no_name_stays_text() -> None:
+    hostile = "<script>alert(1)</script>\"'&"
+    plan = timed()
+    first, *others = plan.variables
+    first = replace(first, name=hostile, reason=hostile, dtype=hostile, evidence=(hostile,), slots=(hostile,))
+    page = Page(plan_page(replace(plan, variables=(first, *others), notes=(hostile,), fingerprint=hostile)))
+    assert sum(tag == "script" for tag, _ in page.elements) == 1 and page.words.count(hostile) >= 5
+
+
+def test_pictures_have_axes_at_the_ends_of_what_numbers_there_are() -> None:
+    assert ticks(1e-320) == ticks(0.0) == ticks(-1.0) == [0.0] and len(ticks(1e15)) > 3
+    plan = with_flips()
+    empty = tuple(replace(variable, shape=(0,)) for variable in plan.variables)
+    assert page_of(replace(plan, variables=empty)).of_class("touched-flips")
 
 
 def page_of(plan: Plan) -> Page:

@@ -37,10 +37,11 @@ from parallax.analysis.reading.capture import initialization_phases  # noqa: E40
 from parallax.analysis.stages import analyse, rewrites_of  # noqa: E402
 from parallax.errors import CheckpointError, PlanError  # noqa: E402
 from parallax.plans.plan import PlanConstraints, one_host  # noqa: E402
-from parallax.runtime.checkpoint.folder import Writer, latest  # noqa: E402
+from parallax.runtime.checkpoint.folder import latest  # noqa: E402
 from parallax.runtime.checkpoint.held import Places, ShardedRows, hold  # noqa: E402
 from parallax.runtime.checkpoint.storage import Storage  # noqa: E402
 from parallax.runtime.checkpoint.stored import stored_variables  # noqa: E402
+from parallax.runtime.checkpoint.writer import Writer  # noqa: E402
 from parallax.runtime.worker.barrier import barrier  # noqa: E402
 from parallax.runtime.worker.channels import open_channels  # noqa: E402
 from parallax.transform.building.editor import Worker  # noqa: E402
@@ -355,20 +356,31 @@ def no_checkpoint_is_no_error():
 def a_named_checkpoint_that_is_gone_is_refused():
     folder, job = FOLDER / "gone", usual().at("gone")
     on_rank_0(lambda: (folder.mkdir(), (folder / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-9"\n')))
-    assert "model.ckpt-9.index is not" in refused(lambda: job.storage.load(job.session))
+    assert "model.ckpt-9.index: a checkpoint's file must be as TensorFlow wrote it" in refused(
+        lambda: job.storage.load(job.session)
+    )
 
 
-def a_damaged_checkpoint_is_refused():
+def a_damaged_checkpoint_is_skipped_on_all_workers():
+    """Damage in the last bytes of the data is met when rows have been sent already."""
+    job = usual().at("damaged", 2**20)
+    job.storage.save(job.session, 1)
+    wanted = job.values()
+    job.train(1)
+    job.storage.save(job.session, 2)
+
     def damage():
-        (FOLDER / "damaged").mkdir()
-        for path in (FOLDER / "four-True").iterdir():
-            (FOLDER / "damaged" / path.name).write_bytes(path.read_bytes())
-        index = FOLDER / "damaged" / f"model.ckpt-{STEPS}.index"
-        index.write_bytes(index.read_bytes()[:-30])
+        data = FOLDER / "damaged" / "model.ckpt-2.data-00000-of-00001"
+        data.write_bytes(data.read_bytes()[:-1] + b"\xff")
 
     on_rank_0(damage)
-    job = usual().at("damaged")
-    assert "must be a whole file" in refused(lambda: job.storage.load(job.session))
+    job.train(1)
+    moved = job.storage.load(job.session)
+    assert moved.prefix == prefix_of("damaged", 1), moved
+    assert len(moved.notes) == 1 and "model.ckpt-2.data" in moved.notes[0], moved
+    assert_equal(job.values(), wanted)
+    on_rank_0(lambda: (FOLDER / "damaged" / "model.ckpt-1.index").write_bytes(b"none"))
+    assert "must be as TensorFlow wrote it" in refused(lambda: job.storage.load(job.session))
 
 
 def a_folder_that_cannot_be_written_is_refused():
@@ -401,7 +413,7 @@ CHECKS = {
             what_does_not_fit_is_refused,
             no_checkpoint_is_no_error,
             a_named_checkpoint_that_is_gone_is_refused,
-            a_damaged_checkpoint_is_refused,
+            a_damaged_checkpoint_is_skipped_on_all_workers,
             a_folder_that_cannot_be_written_is_refused,
             a_full_disk_is_told_in_words,
             workers_at_different_steps_are_refused,

@@ -33,7 +33,7 @@ CHECKS = [
     "what_does_not_fit_is_refused",
     "no_checkpoint_is_no_error",
     "a_named_checkpoint_that_is_gone_is_refused",
-    "a_damaged_checkpoint_is_refused",
+    "a_damaged_checkpoint_is_skipped_on_all_workers",
     "a_folder_that_cannot_be_written_is_refused",
     "a_full_disk_is_told_in_words",
     "workers_at_different_steps_are_refused",

@@ -1,0 +1,53 @@
+"""CRC-32C of what a checkpoint's files hold, as TensorFlow stores it: masked, of a whole entry.
+
+A range of an entry has no checksum of its own. So an entry of which only ranges are wanted is first read through once,
+in bounded memory: its blocks' checksums are kept, and together they must give the entry's. What is read of it later is
+compared with the blocks' checksums, so no byte is taken that the stored checksum does not vouch for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import google_crc32c
+
+BLOCK_BYTES = 2**20
+"""Of what has a checksum of its own in memory: short beside a chunk of rows, and long beside a call."""
+
+_MASK_DELTA = 0xA282EAD8  # TensorFlow's tsl/lib/hash/crc32c.h
+
+
+def crc32c(*parts: bytes) -> int:
+    """CRC-32C of the parts, one after the other."""
+    return functools.reduce(google_crc32c.extend, parts, 0)
+
+
+def masked(crc: int) -> int:
+    """A checksum in its stored form."""
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def joined(blocks: Iterable[bytes]) -> tuple[int, list[int]]:
+    """(CRC-32C of all blocks together, that of each); all but the last must have BLOCK_BYTES.
+
+    Each byte is gone through once: `extend` is linear in the checksum before, so what a whole block of zeros makes of
+    each of its bits says what any block adds.
+    """
+    whole, of_blocks = 0, []
+    for block in blocks:
+        of_blocks.append(google_crc32c.value(block))
+        if len(block) == BLOCK_BYTES:
+            whole = of_blocks[-1] ^ functools.reduce(
+                int.__xor__, (column for bit, column in enumerate(_columns()) if whole >> bit & 1), 0
+            )
+        else:
+            whole = google_crc32c.extend(whole, block)
+    return whole, of_blocks
+
+
+@functools.cache
+def _columns() -> tuple[int, ...]:
+    """What BLOCK_BYTES zeros make of each bit of the checksum before them."""
+    zeros = bytes(BLOCK_BYTES)
+    return tuple(google_crc32c.extend(1 << bit, zeros) ^ google_crc32c.value(zeros) for bit in range(32))

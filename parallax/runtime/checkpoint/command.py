@@ -1,0 +1,73 @@
+"""`parallax checkpoint`: which checkpoints a folder has, and whether each is whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from parallax.errors import CheckpointError
+from parallax.report.text import bytes_text, counted
+from parallax.runtime.checkpoint.bundle import Bundle
+from parallax.runtime.checkpoint.folder import absolute, file_errors, latest, listed
+from parallax.runtime.checkpoint.table import DamagedCheckpoint
+from parallax.strict import shown
+
+
+def list_checkpoints(folder: str) -> Iterator[str]:
+    """A line for each checkpoint of a folder: when it was written, its size and tensors, and which is the latest.
+
+    Raises:
+        CheckpointError: when the folder has none, or cannot be read.
+    """
+    for prefix, bundle in _opened(folder):
+        if isinstance(bundle, DamagedCheckpoint):
+            yield f"{shown(prefix)}: damaged: {bundle}"
+            continue
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(_written_s(prefix)))
+        pieces = [piece for tensor in bundle.tensors.values() for piece in tensor.pieces]
+        size = bytes_text(sum(piece.size for piece in pieces))
+        last = ", the latest" if prefix == latest(absolute(folder)) else ""
+        yield f"{shown(prefix)}: {when}, {counted(len(bundle.tensors), 'tensor')}, {size}{last}"
+
+
+def verify_checkpoints(folder: str) -> Iterator[tuple[str, bool]]:
+    """A line for each checkpoint of a folder, and whether it is whole; every byte is read and compared.
+
+    Raises:
+        CheckpointError: when the folder has none, or cannot be read.
+    """
+    for prefix, bundle in _opened(folder):
+        try:
+            if isinstance(bundle, DamagedCheckpoint):
+                raise bundle
+            began_s, unread = time.monotonic(), bundle.verify()
+        except DamagedCheckpoint as error:
+            yield f"{shown(prefix)}: damaged: {error}", False
+            continue
+        size = sum(piece.size for tensor in bundle.tensors.values() for piece in tensor.pieces)
+        rate = bytes_text(round(size / max(time.monotonic() - began_s, 1e-6)))
+        more = f"; not checked, as nothing says how: {', '.join(map(shown, unread))}" if unread else ""
+        yield f"{shown(prefix)}: whole, {bytes_text(size)} checked at {rate}/s{more}", True
+
+
+def _opened(folder: str) -> Iterator[tuple[str, Bundle | DamagedCheckpoint]]:
+    """The prefixes of a folder's checkpoints, and each opened, or why it cannot be."""
+    path = absolute(folder)
+    with file_errors(f"The folder {shown(folder)} must be readable", "Name another."):
+        found = listed(path) if tf.io.gfile.isdir(path) else []
+        if not found:
+            raise CheckpointError(
+                f"A folder with checkpoints must be named, and {shown(folder)} has none. Name the folder that "
+                "CheckPointConfig.ckpt_dir names."
+            )
+        for prefix in found:
+            try:
+                yield prefix, Bundle(prefix)
+            except DamagedCheckpoint as error:
+                yield prefix, error
+
+
+def _written_s(prefix: str) -> float:
+    return float(tf.io.gfile.stat(f"{prefix}.index").mtime_nsec / 1e9)

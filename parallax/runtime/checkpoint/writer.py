@@ -1,0 +1,113 @@
+"""Writes one checkpoint's files, so that it is whole or not there at all, whenever a process or machine dies.
+
+A checkpoint is written in parts, in a folder of its own beside the others. When all parts are there they are merged,
+forced to the disk, and moved to their names, the index last; only then does the file `checkpoint` name the new one.
+What a process left that died before is deleted before the next is written.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from parallax.runtime.checkpoint.folder import NAME, UNFINISHED, Retention, become_latest, delete, settle
+
+
+def run(fetch: Any, feeds: Any = None) -> Any:
+    """Runs an op of the default graph in a session of its own, without GPUs."""
+    options = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    options.graph_options.rewrite_options.disable_meta_optimizer = True  # one op: nothing to optimize
+    with tf.compat.v1.Session(config=options) as session:
+        return session.run(fetch, feeds)
+
+
+@dataclass
+class Writer:
+    """One checkpoint that is being written, by one process.
+
+    Attributes:
+        folder: where it goes (absolute).
+        step: its global step.
+        chunk_bytes: pieces are put together in a file up to this size.
+        retention: which older checkpoints stay when this one is there.
+        largest_bytes: the most that was held at once so far.
+    """
+
+    folder: str
+    step: int
+    chunk_bytes: int
+    retention: Retention = Retention()
+    largest_bytes: int = 0
+    _waiting: list[tuple[str, str, str, Any]] = field(default_factory=list)
+    _waiting_bytes: int = 0
+    _parts: list[str] = field(default_factory=list)
+
+    @property
+    def prefix(self) -> str:
+        """The checkpoint's name when it is done."""
+        return posixpath.join(self.folder, f"{NAME}-{self.step}")
+
+    @property
+    def _temporary(self) -> str:
+        return self.prefix + UNFINISHED
+
+    def begin(self) -> None:
+        """Makes the folder, and deletes what a process that died left in it."""
+        tf.io.gfile.makedirs(self.folder)
+        for left in tf.io.gfile.glob(posixpath.join(self.folder, f"{NAME}-*{UNFINISHED}")):
+            tf.io.gfile.rmtree(left)
+        tf.io.gfile.makedirs(posixpath.join(self._temporary, "parts"))
+
+    def add(self, key: str, slice_spec: str, dtype: str, value: Any) -> None:
+        """Adds a tensor or a slice of one."""
+        size = int(getattr(value, "nbytes", 0))
+        if self._waiting_bytes + size > self.chunk_bytes:
+            self._flush()
+        self._waiting.append((key, slice_spec, dtype, value))
+        self._waiting_bytes += size
+        self.largest_bytes = max(self.largest_bytes, self._waiting_bytes)
+
+    def finish(self) -> str:
+        """Makes of the parts a checkpoint, the latest, and deletes what need not stay; gives its prefix."""
+        self._flush()
+        merged = posixpath.join(self._temporary, posixpath.basename(self.prefix))
+        with tf.Graph().as_default():
+            run(tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=self._parts, destination_prefix=merged))
+        index = f"{merged}.index"
+        paths = [*sorted(tf.io.gfile.glob(f"{merged}.data-*")), index]
+        for path in paths:
+            settle(path)
+        delete(self.prefix)  # an older one of this step: it may have more files than the new one
+        for path in paths:
+            tf.io.gfile.rename(path, posixpath.join(self.folder, posixpath.basename(path)), overwrite=True)
+        settle(self.folder)
+        self.discard()
+        become_latest(self.prefix)
+        self.retention.apply(self.folder)
+        return self.prefix
+
+    def discard(self) -> None:
+        """Deletes what is unfinished."""
+        if tf.io.gfile.exists(self._temporary):
+            tf.io.gfile.rmtree(self._temporary)
+
+    def _flush(self) -> None:
+        """Writes what waits into a file of its own."""
+        if not self._waiting:
+            return
+        part = posixpath.join(self._temporary, "parts", f"{len(self._parts):05d}")
+        keys, specs, dtypes, values = zip(*self._waiting, strict=True)
+        with tf.Graph().as_default():
+            tensors = [
+                tf.compat.v1.placeholder(tf.as_dtype(d), getattr(v, "shape", ()))
+                for d, v in zip(dtypes, values, strict=True)
+            ]
+            write = tf.raw_ops.SaveV2(
+                prefix=part, tensor_names=list(keys), shape_and_slices=list(specs), tensors=tensors
+            )
+            run(write, dict(zip(tensors, values, strict=True)))
+        self._parts.append(part)
+        self._waiting, self._waiting_bytes = [], 0

@@ -1,0 +1,105 @@
+"""Values that come from outside: files are read with types and bounds checked, and names are shown as plain text.
+
+What a dataclass of a file may hold is said once, by the annotations of its fields: `Count`, `Text` and the others here.
+All else is refused when the file is read, so no later stage meets it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+_Value = TypeVar("_Value")
+
+LARGEST = 2**53
+"""The largest whole number: what a float, and any reader of JSON, has exactly."""
+
+Text = Annotated[str, Meta(max_length=100_000, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$")]
+"""Words or a name: without what moves a terminal's cursor, changes its colours or the direction of text."""
+
+Count = Annotated[int, Meta(ge=0, le=LARGEST)]
+Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
+Finite = Annotated[float, Meta(ge=-1e15, le=1e15)]
+Amount = Annotated[float, Meta(ge=0, le=1e15)]
+"""Seconds, rows or bytes: from 0, and never infinite."""
+
+_SHOWN = 60
+"""Letters of a received value in a message."""
+
+
+def shown(text: object) -> str:
+    """A name or text from a file, a graph or another process, for people: control characters as escapes."""
+    plain = str(text)
+    if plain.isprintable():
+        return plain
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
+
+
+def read_json(text: str, error_of: type[Exception], name: str, what: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Args:
+        text: of the file.
+        error_of: what is raised.
+        name: the file's name, for messages.
+        what: what it is, as `a plan file`.
+
+    Raises:
+        error_of: when it is none; the message has the line.
+    """
+    try:
+        raw = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise error_of(
+            f"{shown(name)}:{error.lineno}: {what} must be JSON, and this line is not: {error.msg}."
+        ) from error
+    except (RecursionError, ValueError) as error:  # too deep; a number of too many digits
+        raise error_of(f"{shown(name)}: {what} must be JSON as it was written, and this is not: {error}.") from error
+    return raw if isinstance(raw, dict) else {}
+
+
+def checked_value(raw: Mapping[str, Any], kind: type[_Value]) -> _Value:
+    """A dataclass from JSON's values, with the types and bounds that its fields are annotated with.
+
+    Raises:
+        ValueError: says where in the file something else is, and what.
+    """
+    try:
+        found = msgspec.convert(raw, kind)
+        _refuse_unknown(raw, msgspec.to_builtins(found), "$")
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at ")
+        where = f" at {shown(place.strip('`'))}" if place else ""
+        raise ValueError(f"{message[:1].lower()}{message[1:]}{where}{_received(raw, place.strip('`'))}") from error
+    except RecursionError as error:
+        raise ValueError("its values lie too deep in each other") from error
+    return found
+
+
+def _refuse_unknown(raw: Any, made: Any, place: str) -> None:
+    """Refuses what was in the file and is in no field."""
+    if isinstance(raw, dict):
+        for key, value in raw.items():
+            if key not in made:
+                raise msgspec.ValidationError(f"There is no field {key!r:.{_SHOWN}} - at `{place}`")
+            _refuse_unknown(value, made[key], f"{place}.{key}")
+    elif isinstance(raw, list):
+        for number, value in enumerate(raw):
+            if isinstance(value, dict | list):
+                _refuse_unknown(value, made[number], f"{place}[{number}]")
+
+
+def _received(raw: Any, place: str) -> str:
+    """What stands at a place like `$.hosts[0]`; nothing where the place does not say it."""
+    for field, number in re.findall(r"\.(\w+)|\[(\d+)\]", place):
+        try:
+            raw = raw[field] if field else raw[int(number)]
+        except (KeyError, IndexError, TypeError):
+            return ""
+    text = repr(raw)
+    return f", where it is {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}" if place else ""
