@@ -26,9 +26,9 @@ LIMIT_S = 900.0
 COPIED = ("parallax", "tests", "ops", "examples", "docs", "pyproject.toml", "README.md", "Makefile")
 EXACT = ("tests/exactness/test_exactness.py", "-k", "plain_graph")
 MEETINGS = ("tests/exactness/test_transport.py",)
-GRAPHS = ("tests/equality/test_equality.py", "-k", "every_graph_equals")
-KEPT = ("tests/equality/test_equality.py", "-k", "several_batches")
-SERVED = ("tests/equality/test_equality.py", "-k", "optimizer_on_servers")
+GRAPHS = ("tests/equality/test_in_memory.py", "-k", "every_graph_equals")
+KEPT = ("tests/equality/test_in_memory.py", "-k", "several_batches")
+SERVED = ("tests/equality/test_in_memory.py", "-k", "optimizer_on_servers")
 OWNERSHIP = ("tests/graph/test_ownership.py",)
 STALLS = ("tests/runtime/launcher/test_stall.py",)
 
