@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+import parallax  # noqa: F401  # before TensorFlow, which is imported faster then (parallax/after_import.py)
+
 GOLDEN = Path(__file__).parent / "golden"
 
 # What the hundreds of Python processes that tests start are without. Horovod imports Keras, and Keras all of matplotlib
