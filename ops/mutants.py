@@ -28,7 +28,7 @@ EXACT = ("tests/exactness/test_exactness.py", "-k", "plain_graph")
 MEETINGS = ("tests/exactness/test_transport.py",)
 GRAPHS = ("tests/equality/test_in_memory.py", "-k", "every_graph_equals")
 KEPT = ("tests/equality/test_in_memory.py", "-k", "several_batches")
-SERVED = ("tests/equality/test_in_memory.py", "-k", "optimizer_on_servers")
+SERVED = ("tests/equality/test_equality.py", "-k", "optimizer_on_servers")
 OWNERSHIP = ("tests/graph/test_ownership.py",)
 STALLS = ("tests/runtime/launcher/test_stall.py",)
 

@@ -255,6 +255,8 @@ def _all_gather(writer: _Writer, node: Any, name: str, given: Given) -> tuple[Gi
 
 
 def _concatenated(writer: _Writer, name: str, parts: Sequence[str], of: int) -> str:
+    if len(parts) == 1:  # TensorFlow takes two or more
+        return parts[0]
     axis = writer.const(f"{name}/axis", np.int32(0))
     return writer.node("ConcatV2", f"{name}/rows", [*parts, axis], T=of, N=len(parts))
 
