@@ -42,6 +42,10 @@ TIERS = {
     "tests/compat/test_loop.py": "job",
     "tests/runtime/checkpoint/test_checkpoint.py": "job",
     "tests/bench/test_race.py": "job",
+    "tests/graph/test_ownership.py": "graph",
+    "tests/runtime/calibrate/test_calibrate.py": "graph",
+    "tests/runtime/trace/test_trace.py": "graph",
+    "tests/runtime/worker/test_exchange_report.py": "graph",
     "tests/runtime/launcher/test_launch.py": "job",
 }
 """By how a file's path begins; of the other files those that name TensorFlow are `graph`, and the rest `pure`."""
