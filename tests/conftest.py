@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+import parallax  # noqa: F401  # before TensorFlow, which is imported faster then (parallax/after_import.py)
+
 GOLDEN = Path(__file__).parent / "golden"
 
 # What the hundreds of Python processes that tests start are without. Horovod imports Keras, and Keras all of matplotlib
@@ -32,6 +34,7 @@ TIERS = {
     "tests/lab/": "lab",
     "tests/examples/": "graph",
     "tests/end_to_end/": "job",
+    "tests/equality/test_in_memory.py": "graph",
     "tests/equality/": "job",
     "tests/runtime/guard/": "job",
     "tests/book/": "job",
@@ -39,6 +42,10 @@ TIERS = {
     "tests/compat/test_loop.py": "job",
     "tests/runtime/checkpoint/test_checkpoint.py": "job",
     "tests/bench/test_race.py": "job",
+    "tests/graph/test_ownership.py": "graph",
+    "tests/runtime/calibrate/test_calibrate.py": "graph",
+    "tests/runtime/trace/test_trace.py": "graph",
+    "tests/runtime/worker/test_exchange_report.py": "graph",
     "tests/runtime/launcher/test_launch.py": "job",
 }
 """By how a file's path begins; of the other files those that name TensorFlow are `graph`, and the rest `pure`."""
@@ -81,6 +88,12 @@ class WithoutTensorFlow:
             )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest comes first: of two processes none then waits long for the other's last group."""
+    longest = ("lab", "job", "graph", "pure")
+    items.sort(key=lambda item: next(n for n, tier in enumerate(longest) if item.get_closest_marker(tier)))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate", action="store_true", help="write the golden files anew")
 
@@ -89,6 +102,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With several processes (`pytest -n 2`) the tests of a group run in one of them, one after the other."""
     from xdist.scheduler import LoadScopeScheduling
+
+    config.option.loadscopereorder = False  # by how many tests a group has, which says little of how long it takes
 
     class ByGroup(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -101,7 +116,7 @@ def group_of(nodeid: str) -> str:
     """A group is a file, which may have fixtures for all its tests, but for two folders.
 
     All tests on emulated hosts are one group: of two clusters at once each would disturb the other's rates and files.
-    In tests/equality the tests of a job are one, and its name stands in `<>` in theirs.
+    In tests/equality the tests of a job, or of some workers in memory, are one, whose name stands in `<>` in theirs.
     """
     file, _, test = nodeid.partition("::")
     if file.startswith("tests/lab/"):

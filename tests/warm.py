@@ -8,6 +8,7 @@ the script `parallax` calls: with arguments, folder, environment and files of it
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import random
@@ -20,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PRELOADED = ("tensorflow", "scipy.optimize", "parallax.api", "parallax.cli", "parallax.runtime.check.command")
+PRELOADED = ("parallax.api", "parallax.cli", "parallax.runtime.check.command", "scipy.optimize")
 AT_START = ("PYTHON", "TF_", "LD_", "OMP_")
 """How variables begin that an interpreter or an import reads: a command with others cannot be forked."""
 
@@ -115,6 +116,7 @@ def _serve() -> None:
     """Forks a process for each line; in it, runs the command and leaves as a Python program does."""
     for name in PRELOADED:
         __import__(name)
+    gc.freeze()  # no child looks through what all have
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)

@@ -14,6 +14,7 @@ from ops.exactness.transport import check_meetings, of_worker, ran, together
 from parallax.analysis.reading.capture import capture, initialization_phases
 from parallax.analysis.stages import Analysed
 from parallax.graph.view import GraphView
+from parallax.runtime.worker.accumulation import Accumulation
 from parallax.runtime.worker.names import Names
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.seeds import set_seeds
@@ -119,7 +120,7 @@ def workers(built: Built, analysed: Analysed, made: list[WorkerGraph], watched: 
     reads = _reads(built.graph)
     seen: list[list[dict[str, Any]]] = [[] for _ in ranks]
     with NamedSession(together([one.graph_def for one in made], dict.fromkeys(ops)), built.script.options()) as session:
-        job = _Job(session, analysed, made)
+        job = JobInMemory(session, analysed, made)
         tensors = [[job.there(rank, of_op) for rank in ranks] for of_op in watched] or [[[]] * len(made)] * len(ops)
         for phase in initialization_phases(analysed.captured):
             job.run_ops([phase] * len(made))
@@ -133,7 +134,7 @@ def workers(built: Built, analysed: Analysed, made: list[WorkerGraph], watched: 
     return [Ran({}, dict(zip(reads, last[rank], strict=True)), tuple(seen[rank])) for rank in ranks]
 
 
-class _Job:
+class JobInMemory:
     """All workers' graphs in one session.
 
     Args:
@@ -145,6 +146,7 @@ class _Job:
     def __init__(self, session: NamedSession, analysed: Analysed, made: Sequence[WorkerGraph]) -> None:
         self._session = session
         self._names = [Names(analysed.captured.view, one) for one in made]
+        self._kept = [Accumulation(one.accumulate_steps) for one in made]
 
     def there(self, rank: int, tensors: Sequence[str]) -> list[str]:
         """Those tensors that a worker's graph has; a transform may have left a node without some."""
@@ -166,19 +168,28 @@ class _Job:
             more: by worker tensors of its graph.
 
         Returns:
-            By worker the values of its fetches, and those of `more`; True for an op that has run.
+            By worker the values of its fetches, and those of `more`; True for an op that has run. A run that only keeps
+            gradients gives what it can of the fetches.
         """
         asked, all_feeds, shown, feeds = [], [], [], {}
         for rank, names in enumerate(self._names):
-            resolved = names.resolve(tuple(fetches), given[rank])
+            sources = names.kept_by(tuple(fetches), given[rank])
+            resolved = names.resolve(tuple(fetches), given[rank], self._kept[rank].next_run(sources))
+            self._kept[rank].has_run(sources)
             own = {**resolved.feeds(given[rank]), **resolved.empty}
             asked.append([*resolved.tensors, *(more[rank] if more else ())])
             all_feeds.append(own)
-            shown += [of_worker(rank, name) if ":" in name else ran(rank, name) for name in asked[-1]]
+            shown += [self._shown(rank, name) for name in asked[-1]]
             feeds |= {of_worker(rank, tensor): value for tensor, value in own.items()}
         check_meetings([names.run_view for names in self._names], asked, all_feeds)
         values = iter(self._session.run(shown, feeds))
         return [[next(values) for _ in names] for names in asked]
+
+    def _shown(self, rank: int, name: str) -> str:
+        """A worker's tensor; of an op what is known only when it has run, where there is such a tensor."""
+        if ":" in name or not self._session.has(ran(rank, name)):
+            return of_worker(rank, name)
+        return ran(rank, name)
 
 
 def _phases(graph: Any) -> list[list[str]]:

@@ -2,12 +2,14 @@
 
 `together` puts each worker's nodes under a prefix of its own, with functions, loops and state of their own. In place of
 each collective it puts ops over what all workers bring to it, so that one run of one session is a run of all workers.
+What one worker has on another process, as a server, is where all find it.
 `check_meetings` tells before a run who waits in a collective that others do not come to. One inside of a conditional
 that not all workers take gives nothing to any: what `ran` names then has no value, which TensorFlow refuses to fetch.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ from parallax.graph.view import GraphView, split_tensor, tensor_name
 _REDUCTIONS = {1: "Sum", 3: "Min", 4: "Max"}
 """Horovod's numbers of reductions."""
 _FRAMES = ("Enter", "RefEnter")
+_PROCESS = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 
 
 class MeetingError(RuntimeError):
@@ -144,8 +147,12 @@ class _Own:
         node.op = self._function(node.op)
         for value in node.attr.values():
             self._rename(value)
+        process = _PROCESS.search(node.device)
         if "container" in node.attr:
-            node.attr["container"].s = f"worker{self._rank}/".encode() + node.attr["container"].s
+            whose = "".join(process.groups()) if process else f"worker{self._rank}"
+            node.attr["container"].s = f"{whose}/".encode() + node.attr["container"].s
+        if process:  # the one session has no other
+            node.device = ""
         if node.op in _FRAMES:
             node.attr["frame_name"].s = of_worker(self._rank, node.attr["frame_name"].s.decode()).encode()
 
@@ -248,6 +255,8 @@ def _all_gather(writer: _Writer, node: Any, name: str, given: Given) -> tuple[Gi
 
 
 def _concatenated(writer: _Writer, name: str, parts: Sequence[str], of: int) -> str:
+    if len(parts) == 1:  # TensorFlow takes two or more
+        return parts[0]
     axis = writer.const(f"{name}/axis", np.int32(0))
     return writer.node("ConcatV2", f"{name}/rows", [*parts, axis], T=of, N=len(parts))
 

@@ -59,6 +59,35 @@ PLAIN_ROUTES = (
     "sorted rows, resource, alltoall",
 )
 """Of pairs too: which routes their variables have is a test of its own."""
+IN_JOBS = (
+    "moving averages",
+    "positions, mixed",
+    "unique, masked",
+    "sampled softmax",
+    "partitioned, mod",
+    "conditional",
+    "loop",
+    "alternating, other",
+    "chained",
+    "several tables",
+    "tied",
+    "if all finite",
+    "every second step, old",
+    "momentum by hand",
+    "update in a function",
+    "adversaries",
+    "sharpness-aware",
+)
+"""The graphs that are trained in a job too: of each kind of exchange, and of each order of reads and writes."""
+KEPT_IN_JOBS = (
+    "Adam, clipped, resource, alltoall over 3",
+    "Momentum, clipped, resource, allgather over 2",
+    "Ftrl, clipped, resource, allreduce over 3",
+    "bags, clipped, reference, unequal by host over 2",
+    "Adam, clipped, resource, ps over 3",
+    "positions, resource, hybrid ps over 2",
+)
+"""The same of kept gradients."""
 OWNED_OPTIMIZERS = ("Adagrad", "Adam")
 OWNED_MODELS = (
     "several tables",
@@ -92,16 +121,21 @@ class Case(NamedTuple):
 def cases(section: str, servers: int = 0, workers: int = 2) -> list[Case]:
     """The cases of a section, with or without servers; a variable for which a route is impossible keeps its own.
 
-    A section may end in `without servers`, where the job has some; in `in short`, a few of it; and in `in pairs`, of
-    which any two of model, route, kind of variable, clipping and numbers of processes meet in some case.
+    A section may end in `without servers`, where the job has some; in `in short`, a few of it; in `in pairs`, of which
+    any two of model, route, kind of variable, clipping and numbers of processes meet in some case; in `once`, each
+    optimizer by one of these; and in `in jobs`, what of `in pairs` or `in short` a job trains too.
     """
     if section.endswith(" without servers"):
         return cases(section.removesuffix(" without servers"), 0, workers)
     if section.endswith(" in short"):
         return [c for c in cases(section.removesuffix(" in short"), servers) if c.name in IN_SHORT]
     routes = SERVER_ROUTES if servers else ROUTES
-    if section == "optimizers in pairs":
-        return _optimizers_in_pairs(workers, servers)
+    if section == "kept in jobs":
+        return [c for c in cases("kept in short", servers) if c.name in KEPT_IN_JOBS]
+    if section == "models in jobs":
+        return _models_in_jobs(servers)
+    if section in ("optimizers in pairs", "optimizers once"):
+        return _optimizers_in_pairs(workers, servers, section.endswith("once"))
     if section == "models in pairs":
         return _models_in_pairs(routes)
     if section.startswith("kept"):
@@ -120,14 +154,15 @@ def cases(section: str, servers: int = 0, workers: int = 2) -> list[Case]:
     return _optimizers(routes) if section == "optimizers" else _models(routes)
 
 
-def _optimizers_in_pairs(workers: int, servers: int) -> list[Case]:
+def _optimizers_in_pairs(workers: int, servers: int, is_once: bool) -> list[Case]:
     """Two workers without servers train every optimizer by every route; others each optimizer once, on one of them."""
+    every_route = workers == 2 and not is_once
     routes = ROUTES if not servers else SERVER_ROUTES[:1]
     combinations = [(True, route) for route in routes] + ([] if servers else [(False, routes[0])])
     found = []
     for number, optimizer in enumerate(models.OPTIMIZERS):
         one = (number + workers) % len(combinations)
-        for turn in range(len(combinations)) if workers == 2 else [one]:
+        for turn in range(len(combinations)) if every_route else [one]:
             clip = (number // 2 + turn + servers) % 2 == 1
             found.append(_optimizer(optimizer, clip, *combinations[turn]))
     return found
@@ -148,6 +183,15 @@ def _models_in_pairs(routes: Sequence[str]) -> list[Case]:
             for case in of_model
             if not both or case.resource != (case.route == with_references) or case.name in PLAIN_ROUTES
         ]
+    return found
+
+
+def _models_in_jobs(servers: int) -> list[Case]:
+    """Each of some models by one route, another for the next: with resource variables, all that can be on servers."""
+    found = []
+    for number, model in enumerate(IN_JOBS):
+        by = [case for case in _models(SERVER_ROUTES[:1] if servers else ROUTES) if case.graph == f"{model}, resource"]
+        found.append(by[number % len(by)])
     return found
 
 

@@ -29,14 +29,9 @@ record.install()
 
 from mpi4py import MPI  # noqa: E402  isort: skip
 import horovod.tensorflow as hvd  # noqa: E402
-import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from parallax.analysis.planner import make_plan  # noqa: E402
-from parallax.analysis.reading.capture import capture, initialization_phases  # noqa: E402
-from parallax.analysis.stages import analyse, feasible, rewrites_of  # noqa: E402
-from parallax.errors import PlanError  # noqa: E402
-from parallax.plans.plan import PlanConstraints, one_host  # noqa: E402
+from parallax.analysis.reading.capture import initialization_phases  # noqa: E402
 from parallax.runtime.guard.guard import Guard  # noqa: E402
 from parallax.runtime.verify import difference  # noqa: E402
 from parallax.runtime.worker import hooks  # noqa: E402
@@ -46,38 +41,19 @@ from parallax.runtime.worker.heartbeat import Heartbeat  # noqa: E402
 from parallax.runtime.worker.names import Names  # noqa: E402
 from parallax.runtime.worker.ranks import hold_port  # noqa: E402
 from parallax.settings.environment import listening_on  # noqa: E402
-from parallax.transform.building.editor import Worker  # noqa: E402
-from parallax.transform.passes.seeds import set_seeds  # noqa: E402
 from parallax.transform.pipeline import transform  # noqa: E402
-from tests.equality import models  # noqa: E402
-from tests.equality.cases import MOST_KEPT, cases  # noqa: E402
+from tests.equality.cases import cases  # noqa: E402
+from tests.equality.training import (  # noqa: E402
+    Analysed,
+    all_batches,
+    feeds,
+    one_process,
+    reads_of,
+    routes_in,
+    updates_of,
+)
 
 v1 = tf.compat.v1
-STEPS, ROWS_PER_WORKER, SEED = 5, 6, 7
-
-
-def build(builder, rows, resource):
-    graph = tf.Graph()
-    with graph.as_default():
-        v1.set_random_seed(3)
-        with v1.variable_scope("", use_resource=resource):
-            made = builder(rows)
-        ops = made if isinstance(made, list) else [made if made is not None else v1.get_collection("train_op")[-1]]
-    return graph, ops
-
-
-def feeds(graph, batch):
-    found = {}
-    for op in graph.get_operations():
-        if op.type == "Placeholder":
-            kind = "bags" if op.name == "ids" and len(op.outputs[0].shape) == 2 else op.name
-            found[f"{op.name}:0"] = np.float32(0.3) if op.name == "rate" else batch[kind]
-    return found
-
-
-def draw(rng, size):
-    """A batch for each worker."""
-    return [{k: f(rng, ROWS_PER_WORKER) for k, f in models.FEEDS.items()} for _ in range(size)]
 
 
 def wait_for_all():
@@ -85,97 +61,6 @@ def wait_for_all():
     last = MPI.COMM_WORLD.Ibarrier()
     while not last.Test():
         time.sleep(0.002)
-
-
-def updates_of(batches, kept):
-    """For each update the draws that it takes: one, or as many as are kept."""
-    return [batches[i : i + kept] for i in range(0, STEPS * kept, kept)]
-
-
-def joined(draws):
-    """What the one process is fed in place of some draws."""
-    every = [batch for draw in draws for batch in draw]
-    return {k: np.concatenate([batch[k] for batch in every]) for k in models.FEEDS}
-
-
-def values_of(graph, session, whole=None):
-    found = {}
-    for variable in graph.get_collection("variables"):
-        tensor = graph.as_graph_element(variable).name
-        found[variable.name] = session.run((whole or {}).get(tensor, tensor))
-    return found
-
-
-def one_process(builder, resource, updates, size):
-    graph, ops = build(builder, ROWS_PER_WORKER * size * len(updates[0]), resource)
-    graph_def = graph.as_graph_def()
-    set_seeds(graph_def, frozenset(), Worker(0, 1, SEED, equal_randomness=True))
-    seeded = tf.Graph()
-    with seeded.as_default():
-        tf.graph_util.import_graph_def(graph_def, name="")
-    with v1.Session(graph=seeded) as session:
-        for phase in initialization_phases(capture(graph)):
-            session.run(phase)
-        for step, draws in enumerate(updates):
-            session.run(ops[step % len(ops)].name, feeds(graph, joined(draws)))
-        return values_of(graph, session)
-
-
-PATTERNS = {
-    1: ((0,),),
-    2: ((0, 1, 1), (1,)),
-    3: ((2, 0, 0, 2, 2), (1, 0, 2, 1)),
-    4: ((3, 0, 0, 2, 3, 0), (0, 1, 2, 3, 3)),
-}
-"""By number of workers, who owns rows in turns, for one table and the next; one has an owner of nothing."""
-
-
-def with_patterns(plan, size):
-    """The plan with unequal owners of every table."""
-    variables = []
-    for number, one in enumerate(plan.variables):
-        pattern = PATTERNS[size][len(one.shape) > 1 and number % 2] if one.route == "alltoall" else ()
-        variables.append(replace(one, owner_pattern=pattern))
-    return replace(plan, variables=tuple(variables))
-
-
-def plan_of(analysed, route, size, servers):
-    """A plan with this route for all variables that it is possible for; the others keep their own.
-
-    A route may end in `as bfloat16` or `as float16`: half precision on the wire; and in `over K`: gradients are kept.
-    """
-    if " over " in route:
-        route, _, kept = route.partition(" over ")
-        return replace(plan_of(analysed, route, size, servers), accumulate_steps=int(kept))
-    if " as " in route:
-        route, _, wire = route.partition(" as ")
-        return replace(plan_of(analysed, route, size, servers), wire_dtype=wire)
-    if route.startswith("unequal"):
-        return with_patterns(plan_of(analysed, "alltoall", size, servers), size)
-    layout = one_host(size, servers)
-    if route == "ps":
-        # Three partitions, so that rows are spread, and unevenly, however small a variable is.
-        several = {v.name: 3 for v in analysed.spec.variables if v.cls.value == "sparse" and v.rows >= 3}
-        several.update({v.name: 2 for v in analysed.spec.variables if v.cls.value == "dense" and v.rows >= 2})
-        while True:
-            try:
-                return feasible(analysed, layout, PlanConstraints("PS", partitions=several))
-            except PlanError:  # one of them is not on servers
-                several.popitem()
-    routes = {}
-    for variable in analysed.spec.variables:
-        if route == "hybrid ps" and variable.cls.value != "sparse":
-            continue
-        try:
-            wanted = {variable.name: route.removeprefix("hybrid ")}
-            make_plan(analysed.spec, layout, PlanConstraints(routes=wanted))
-            routes.update(wanted)
-        except PlanError:
-            continue
-    try:
-        return feasible(analysed, layout, PlanConstraints(routes=routes))
-    except PlanError:  # propagation refused one of them
-        return make_plan(analysed.spec, layout)
 
 
 class Servers:
@@ -206,26 +91,10 @@ class Servers:
         wait_for_all()
 
 
-class Analysed:
-    """A worker's graph, which is the same for all routes; each distinct rewrite of it is trained once."""
-
-    def __init__(self, case):
-        self.graph, self.ops = build(case.build, ROWS_PER_WORKER, case.resource)
-        self.found = analyse(self.graph)
-        self.trained = {}
-
-
 def workers(made_of, route, updates, rank, size, servers):
     graph, ops, analysed = made_of.graph, made_of.ops, made_of.found
-    plan = plan_of(analysed, route.replace(" by fronts", ""), size, servers.count if "ps" in route else 0)
-    worker = Worker(rank, size, SEED, equal_randomness=True, servers=plan.servers)
-    if " by host" in route:
-        worker = replace(worker, hosts=tuple(number // 2 for number in range(size)), merges_in_host=True)
-    if " by fronts" in route:
-        at = tuple(number % size for number in range(len(plan.servers)))
-        worker = replace(worker, hosts=tuple(range(size)), servers=at)
-    routes = {v.name: f"{v.cls.value} by {v.route}" for v in plan.variables}
-    rewrites = rewrites_of(analysed, plan, equal_randomness=True)
+    plan, rewrites, worker = made_of.decided(route, rank, size, servers.count)
+    routes = routes_in(plan)
     # All that the transform and the run after it are given of a plan.
     rewrite = (rewrites, replace(worker, rank=0), plan.accumulate_steps)
     if rewrite in made_of.trained:
@@ -249,7 +118,7 @@ def workers(made_of, route, updates, rank, size, servers):
         for step, draws in enumerate(updates):
             for mine in draws:
                 train(session, names, accumulation, ops[step % len(ops)], feeds(graph, mine[rank]))
-        values = values_of(graph, session, made.whole)
+        values = session.run({name: made.whole.get(tensor, tensor) for name, tensor in reads_of(graph).items()})
         held.raw = session
         guard.finish()  # bit by bit: what is equal on all workers is so by every route
     if plan.servers:
@@ -276,8 +145,7 @@ def selected(parts, servers, workers):
 def main():
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
-    rng = np.random.RandomState(0)
-    batches = [draw(rng, size) for _ in range(STEPS * MOST_KEPT)]
+    batches = all_batches(size)
     servers = Servers(rank, size, int(sys.argv[2]))
     results, expected, analysed = {}, {}, {}
     for case in selected(sys.argv[3:], servers.count, size):

@@ -119,6 +119,29 @@ def test_workers_have_variables_functions_queues_and_loop_frames_of_their_own() 
     assert run_by_workers(2, build, runs=2) == [[3, 1.0, 0], [4, 3.0, 1]]
 
 
+def test_one_worker_alone_gets_what_it_gives() -> None:
+    def build(rank: int) -> list[Any]:
+        exchanged, arrived = all_to_all(open_end(tf.constant([[1.0], [2.0]])), open_end(tf.constant([2]), [1]))
+        return [all_gather(tf.range(3)), exchanged, arrived]
+
+    assert [value.tolist() for value in run_by_workers(1, build)[0]] == [[0, 1, 2], [[1.0], [2.0]], [2]]
+
+
+def test_what_is_on_another_process_is_where_all_workers_find_it() -> None:
+    def queue(process: str) -> Any:
+        with tf.device(process):
+            return v1.FIFOQueue(1, [tf.int32], shared_name="queue")
+
+    def build(rank: int) -> list[Any]:
+        if rank == 0:
+            sent = [queue("/job:ps/task:0").enqueue(5), queue("/job:ps/task:1").enqueue(6)]
+            with tf.control_dependencies([*sent, queue("/job:worker/task:1").enqueue(7)]):
+                return [tf.constant(0)]
+        return [queue(process).dequeue() for process in ("/job:ps/task:1", "/job:ps/task:0", "")]
+
+    assert run_by_workers(2, build)[1] == [6, 5, 7]
+
+
 def test_a_collective_that_a_run_of_one_worker_leaves_out_is_named() -> None:
     graph_def, made = built(lambda _: [all_reduce(tf.constant(1), "max"), tf.constant(1, name="other")], 0)
     views = [GraphView(graph_def)] * 2

@@ -1,0 +1,134 @@
+"""N workers in memory equal one process on the joined batch: every optimizer, graph and route (test_equality.py: jobs).
+
+The workers' graphs are one graph (in_memory.py), so each case costs a tenth of what it costs in a job. Every worker is
+held against the one process, within the tolerance of jobs, and what all must hold alike must be so bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.equality.cases import Case, cases
+from tests.equality.in_memory import InMemory
+from tests.equality.test_equality import check
+
+
+class Workers(NamedTuple):
+    """Some workers in memory, with some servers.
+
+    Attributes:
+        workers: how many.
+        servers: how many.
+        section: which cases.
+        wanted: what a case's name must have.
+        part: of several, of which each has its share of the graphs; tests of one are a group (tests/conftest.py).
+    """
+
+    workers: int
+    servers: int
+    section: str
+    wanted: str = ""
+    part: int = 0
+
+    def __str__(self) -> str:
+        what = ", ".join(filter(None, (self.section, self.wanted)))
+        return f"<{self.workers} workers in memory, {self.servers} servers, {what}, part {self.part}>"
+
+    def cases(self, parts: int) -> list[Case]:
+        found = [c for c in cases(self.section, self.servers, self.workers) if self.wanted in c.name]
+        graphs = list(dict.fromkeys(case.graph for case in found))
+        return [c for c in found if graphs.index(c.graph) % parts == self.part]
+
+
+def in_parts(parts: int, *workers: Any, but: str = "over all routes") -> list[Any]:
+    """The cases of some workers, as parameters."""
+    split = [Workers(*workers, *[""] * (4 - len(workers)), part) for part in range(parts)]
+    return [
+        pytest.param(one, case, id=f"{one}-{case.name}")
+        for one in split
+        for case in one.cases(parts)
+        if but not in case.name
+    ]
+
+
+@pytest.fixture(scope="module")
+def equal() -> Callable[[Workers, Case], dict[str, Any]]:
+    """Trains a case, holds it against the one process and says what came of it; a graph is kept for its next route."""
+    last: dict[Any, InMemory] = {}
+
+    def equal(workers: Workers, case: Case) -> dict[str, Any]:
+        key = (case.graph, workers.workers, workers.servers)
+        if key not in last:
+            last.clear()
+            last[key] = InMemory(case, workers.workers, workers.servers)
+        found = last[key].result(case)
+        assert found["unequal"] == []
+        check(found)
+        return found
+
+    return equal
+
+
+ROUTES = {
+    "bags, clipped, reference, alltoall": {"emb": "sparse by alltoall"},
+    "tied, resource, alltoall": {"emb": "mixed by allreduce"},
+    "whole regulariser, resource, alltoall": {"emb": "mixed by allreduce"},
+    "conditional, resource, alltoall": {"emb": "not shardable by allgather"},
+    "sampled softmax, resource, alltoall": {"softmax_b": "sparse by alltoall", "softmax_w": "sparse by alltoall"},
+    "partitioned, div, resource, alltoall": {"emb": "sparse by alltoall"},
+    "function, resource, alltoall": {"emb": "sparse by alltoall"},
+    "sorted rows, resource, alltoall": {"emb": "not shardable by allgather"},
+    "tied, resource, ps": {"emb": "mixed by ps"},
+    "whole regulariser, resource, ps": {"emb": "mixed by ps", "w": "dense by ps"},
+    "conditional, resource, ps": {"emb": "not shardable by allgather", "w": "dense by ps"},
+    "loop, resource, ps": {"emb": "dense by ps", "w": "dense by ps"},
+    "sampled softmax, resource, ps": {"softmax_b": "sparse by ps", "softmax_w": "sparse by ps"},
+    "partitioned, div, resource, ps": {"emb": "sparse by ps", "w": "dense by ps"},
+    "several tables, resource, ps": {**dict.fromkeys("abcdef", "sparse by ps"), "w": "dense by ps"},
+    # Written a second time when one worker alone is known to have read what was written first.
+    "sharpness-aware, resource, ps": {"one": "dense by allreduce", "two": "dense by allreduce"},
+    "adversaries, clipped, resource, ps": {"critic/two/kernel": "dense by ps"},
+}
+"""Which routes a graph allows, and what of it can be on servers."""
+
+GRAPHS, GRAPHS_ON_SERVERS = in_parts(4, 2, 0, "models in pairs"), in_parts(3, 2, 2, "models", "resource, ps")
+
+
+@pytest.mark.parametrize(("workers", "case"), [*GRAPHS, *GRAPHS_ON_SERVERS])
+def test_every_graph_equals_one_process(equal: Any, workers: Workers, case: Case) -> None:
+    found = equal(workers, case)
+    wanted = ROUTES.get(case.name, {})
+    assert {name: found["routes"][name] for name in wanted} == wanted
+
+
+def test_the_routes_are_those_of_graphs_that_are_trained() -> None:
+    assert ROUTES.keys() <= {param.values[1].name for param in (*GRAPHS, *GRAPHS_ON_SERVERS)}
+
+
+@pytest.mark.parametrize(
+    ("workers", "case"),
+    [p for n in (1, 2, 3) for p in in_parts(1, n, 0, "optimizers in pairs")],
+)
+def test_every_optimizer_equals_one_process(equal: Any, workers: Workers, case: Case) -> None:
+    equal(workers, case)
+
+
+@pytest.mark.parametrize(
+    ("workers", "case"), [p for n in ((1, 2), (2, 1)) for p in in_parts(1, *n, "optimizers in pairs")]
+)
+def test_every_optimizer_on_servers_equals_one_process(equal: Any, workers: Workers, case: Case) -> None:
+    found = equal(workers, case)
+    trained = {"emb": "sparse by ps", "bias": "sparse by ps", "w": "dense by ps"}
+    assert {name: found["routes"][name] for name in trained} == trained
+
+
+@pytest.mark.parametrize(
+    ("workers", "case"),
+    # Merging within a host takes a job.
+    [*in_parts(1, 2, 0, "kept in short", but=" by host"), *in_parts(1, 2, 2, "kept in short")],
+)
+def test_gradients_of_several_batches_equal_one_process(equal: Any, workers: Workers, case: Case) -> None:
+    equal(workers, case)
