@@ -20,14 +20,13 @@ from parallax.cluster.machines import Cluster, Host
 from parallax.errors import LaunchError
 from parallax.runtime.launcher.job import BIND_NOW, Job
 from parallax.runtime.supervisor.control import CONTROL_FD
+from parallax.runtime.supervisor.preload import LIBRARY, LISTEN_ADDRESS, preloaded
 from parallax.runtime.supervisor.processes import JOB_ID
-
-PRELOAD_LIBRARY = "lib/libparallax_preload.so"
-"""Of the environment; ops/install builds it from parallax/native/preload/."""
 
 _AGENT = ("-m", "parallax.runtime.supervisor.agent")
 _SERVER = ("-m", "parallax.runtime.worker.server")
 _GPUS = "CUDA_VISIBLE_DEVICES"
+_LOOPBACK = "127.0.0.1"
 # How ranks exchange messages. The figures are of eight emulated hosts with links of 200 Mbit/s.
 _MESSAGES = {
     # The library for ranks (parallax/native/preload/) waits on the descriptor of Open MPI's epoll.
@@ -49,6 +48,7 @@ _MESSAGES = {
 _RING = ("coll_tuned_allreduce_algorithm", "4")
 _BY_SIZE = ("coll_tuned_dynamic_rules_filename", str(Path(__file__).with_name("allreduce.conf")))
 # What mpirun gives its ranks. A job started from inside a rank must not take over that rank's place.
+_MCA = "OMPI_MCA_"  # how variables begin that are parameters of Open MPI
 _OF_A_RANK = ("OMPI_", "PMIX_", "PMI_", "ORTE_")
 # Variables of the launcher that ranks on other hosts need too; on this machine they inherit all.
 _EXPORTED = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
@@ -81,8 +81,8 @@ class Launcher:
 
     @property
     def preload_library(self) -> str:
-        """The library that narrows the addresses of servers, and lets ranks sleep while they wait."""
-        return str(Path(self.python).parent.parent / PRELOAD_LIBRARY)
+        """The library that narrows addresses, and lets ranks sleep while they wait; ops/install builds it."""
+        return str(Path(self.python).parent.parent / "lib" / LIBRARY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,11 @@ def mpirun_argv(job: Job, launcher: Launcher) -> list[str]:
         # More ranks than cores are allowed, and then a rank that waits must not hold a core.
         *("--oversubscribe", "--mca", "mpi_yield_when_idle", "1"),
         *_messaging(job.cluster),
-        *([] if job.cluster.is_local else _reaching_hosts(job.cluster, launcher.prefix)),
+        *(
+            _staying_here(job.cluster, launcher.variables)
+            if job.cluster.is_local
+            else _reaching_hosts(job.cluster, launcher.prefix)
+        ),
         *job.cluster.mpirun_options,
     ]
     for number, group in enumerate(_groups(job)):
@@ -132,6 +136,18 @@ def _groups(job: Job) -> Iterator[_Group]:
         if size:
             yield _Group(host, size, first, is_server)
             first += size
+
+
+def _staying_here(cluster: Cluster, variables: Mapping[str, str]) -> Iterator[str]:
+    """Options for one machine: messages through shared memory, and mpirun's own over loopback."""
+    own = _parameters(cluster.mpirun_options)
+    own |= {name.removeprefix(_MCA) for name in variables if name.startswith(_MCA)}
+    wanted = {"pml": "ob1", "btl": "self,vader", "oob_tcp_if_include": "lo"}
+    if "pml" in own:  # another transport, to which the next is nothing
+        own |= {"btl"}
+    for name, value in wanted.items():
+        if name not in own:
+            yield from ("--mca", name, value)
 
 
 def _reaching_hosts(cluster: Cluster, prefix: str | None) -> Iterator[str]:
@@ -189,7 +205,7 @@ def visible_gpus(job: Job, rank: int) -> str:
 
 def listen_address(job: Job, rank: int) -> str:
     """The address of a rank's host on which its TensorFlow server listens."""
-    return "127.0.0.1" if job.cluster.is_local else job.host_of(rank)
+    return _LOOPBACK if job.cluster.is_local else job.host_of(rank)
 
 
 def exported(job: Job, launcher: Launcher) -> list[str]:
@@ -215,7 +231,11 @@ def mpirun_environment(job: Job, job_id: str, launcher: Launcher) -> dict[str, s
     kept.pop(CONTROL_FD, None)
     if launcher.prefix is not None and not job.cluster.is_local:
         kept["OPAL_PREFIX"] = launcher.prefix
-    return {**kept, **dict(job.environment), BIND_NOW: "1", JOB_ID: job_id}
+    # mpirun itself would listen on all addresses, whatever network it is told to use.
+    kept |= dict(job.environment)
+    if job.cluster.is_local and Path(launcher.preload_library).is_file():
+        kept |= {LISTEN_ADDRESS: _LOOPBACK, **preloaded(launcher.preload_library, kept)}
+    return {**kept, BIND_NOW: "1", JOB_ID: job_id}
 
 
 def this_launcher() -> Launcher:

@@ -31,6 +31,7 @@ from types import FrameType
 from parallax.runtime.supervisor.control import CONTROL_FD
 from parallax.runtime.supervisor.frames import Control, Exit, Frame, Start, Text, encode_frame
 from parallax.runtime.supervisor.listening import CannotListen, listening_variables
+from parallax.runtime.supervisor.preload import forget_preloaded, preloaded
 from parallax.runtime.supervisor.processes import JOB_ID, die_with_parent, end_processes
 from parallax.runtime.supervisor.scratch import remove_scratch, scratch_patterns
 
@@ -60,6 +61,7 @@ def main(arguments: list[str]) -> int:
         )
         return 2
     rank, daemon = int(os.environ[RANK]), os.getppid()
+    forget_preloaded()  # mpirun's
     die_with_parent(signal.SIGTERM)
     _leave_guard(rank)
     worker = _Worker(rank)
@@ -94,7 +96,7 @@ def _variables(options: Mapping[str, str], rank: int) -> dict[str, str]:
     library = options.get("--preload", "")
     found = listening_variables(options["--listen"], library) if "--listen" in options else {}
     if Path(library).is_file():
-        return {**found, "LD_PRELOAD": ":".join([library, *filter(None, [os.environ.get("LD_PRELOAD")])])}
+        return {**found, **preloaded(library, os.environ)}
     if library:
         where = f"{library} is not on {socket.gethostname()}"
         _write(Text(rank, "stderr", f"{where}: this rank will keep a core busy while it waits (`make install`).\n"))

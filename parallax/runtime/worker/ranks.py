@@ -17,8 +17,9 @@ from typing import Any
 
 from parallax.errors import LaunchError, SessionError
 from parallax.runtime.supervisor.control import host_address
+from parallax.runtime.supervisor.preload import listening_on
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
-from parallax.settings.environment import listening_on, reach_directly
+from parallax.settings.environment import reach_directly
 from parallax.types import Comm
 
 WORKER_TASK, SERVER_TASK = "worker", "ps"

@@ -29,6 +29,7 @@ LOCAL = [
     *("--mca", "coll_tuned_alltoallv_algorithm", "1"),
     *("--mca", "coll_tuned_allreduce_algorithm", "4"),
 ]
+HERE = [*("--mca", "pml", "ob1"), *("--mca", "btl", "self,vader"), *("--mca", "oob_tcp_if_include", "lo")]
 AGENT = [
     f"{HOME}/python",
     "-m",
@@ -70,6 +71,7 @@ def test_the_whole_command_of_a_job_on_this_machine():
     job = Job(("train.py", "--epochs", "3"), local_cluster(4, ""), environment=(("TF_SEED", "7"), ("MODE", "a b")))
     assert mpirun_argv(job, launcher(PATH="/bin")) == [
         *LOCAL,
+        *HERE,
         *("-np", "4"),
         *MARKS,
         *("-x", "TF_SEED"),
@@ -85,6 +87,7 @@ def test_servers_of_this_machine_follow_its_workers():
     cluster = local_cluster(2, "")
     assert mpirun_argv(Job(("train.py",), cluster, layout_of(cluster).servers), launcher()) == [
         *LOCAL,
+        *HERE,
         *("-np", "2", *MARKS, *NO_GPU, *AGENT, *listening("127.0.0.1"), "--", "train.py", ":"),
         *("-np", "1", *MARKS, *NO_GPU, *AGENT, *listening("127.0.0.1"), "--", *SERVER),
     ]
@@ -177,8 +180,22 @@ def test_a_job_started_inside_a_rank_does_not_take_over_its_place():
 
 
 def test_the_users_own_settings_of_open_mpi_are_kept():
-    environment = mpirun_environment(Job(("train.py",), local_cluster(1, "")), "id1", launcher(OMPI_MCA_btl="tcp,self"))
-    assert environment["OMPI_MCA_btl"] == "tcp,self"
+    job, own = Job(("train.py",), local_cluster(1, "")), launcher(OMPI_MCA_btl="tcp,self")
+    assert mpirun_environment(job, "id1", own)["OMPI_MCA_btl"] == "tcp,self"
+    assert "btl" not in mpirun_argv(job, own)
+
+
+def test_on_one_machine_mpirun_is_loaded_with_the_library_and_listens_on_loopback(tmp_path):
+    here = Launcher(
+        str(tmp_path / "bin/mpirun"), str(tmp_path / "bin/python"), "/jobs", variables={"LD_PRELOAD": "a b"}
+    )
+    library = Path(here.preload_library)
+    library.parent.mkdir()
+    library.touch()
+    found = mpirun_environment(Job(("train.py",), local_cluster(1, "")), "id1", here)
+    assert (found["LD_PRELOAD"], found["PARALLAX_LISTEN_ADDRESS"]) == (f"{library}:a:b", "127.0.0.1")
+    remote = mpirun_environment(Job(("train.py",), Cluster((Host("a", 1), Host("b", 1)))), "id1", here)
+    assert (remote["LD_PRELOAD"], "PARALLAX_LISTEN_ADDRESS" in remote) == ("a b", False)
 
 
 def rules_of(argv):
