@@ -1,9 +1,16 @@
-"""What a stranger does at the ports of a job: finds them, and writes what is no protocol's."""
+"""What a stranger does at the ports of a job: finds them, and writes what is no protocol's.
 
-import os
+`python -m tests.fences.strangers ADDRESS:PORT...` does it as a process of its own, and prints what came back.
+"""
+
+import contextlib
+import random
 import socket
+import sys
 from pathlib import Path
 from typing import NamedTuple
+
+from ops.lab.hosts import in_digits
 
 _LISTEN = "0A"  # the state in /proc/net/tcp
 
@@ -21,10 +28,8 @@ def ports_of(pids):
     holder = {}
     for pid in pids:
         for link in Path(f"/proc/{pid}/fd").iterdir():
-            try:
+            with contextlib.suppress(OSError):  # closed meanwhile
                 holder[str(link.readlink())] = pid
-            except OSError:  # closed meanwhile
-                continue
     found = []
     for kind in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]:
@@ -36,37 +41,37 @@ def ports_of(pids):
     return sorted(found)
 
 
-def in_digits(text):
-    """An address of /proc/net/tcp, where each group of four bytes is a number in the machine's order."""
-    data = b"".join(bytes.fromhex(text[i : i + 8])[::-1] for i in range(0, len(text), 8))
-    if len(data) == 16 and data.startswith(bytes(10) + b"\xff\xff"):
-        data = data[12:]
-    return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
-
-
 GARBAGE = (
-    b"",
-    b"\0" * 8,
+    bytes(8),
     b"\xff" * 4096,
-    os.urandom(100_000),
+    random.Random(1).randbytes(100_000),
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     b"GET / HTTP/1.1\r\n\r\n",
 )
 
 
-def trouble(port, idle=20):
-    """Writes garbage to a port, and leaves `idle` connections open that say nothing.
+def trouble(address, port, idle=20):
+    """Writes garbage to a port, while `idle` connections are open that say nothing.
 
     Returns:
         Bytes that came back, of all connections, and the idle connections.
     """
+    silent = [socket.create_connection((address, port), 5) for _ in range(idle)]
     answers = b""
     for data in GARBAGE:
-        with socket.create_connection((port.address, port.number), 5) as one:
-            one.settimeout(0.3)
-            try:
-                one.sendall(data)
-                answers += one.recv(1 << 16)
-            except OSError:  # closed by the other side, or silent
-                continue
-    return answers, [socket.create_connection((port.address, port.number), 5) for _ in range(idle)]
+        with socket.create_connection((address, port), 5) as one, contextlib.suppress(ConnectionError):
+            one.settimeout(10)
+            one.sendall(data)
+            answers += one.recv(1 << 16)
+    return answers, silent
+
+
+def main():
+    """Visits one port after the other, and leaves no connection before it has been everywhere."""
+    places = [word.rpartition(":") for word in sys.argv[1:]]
+    found = [trouble(address, int(port)) for address, _, port in places]
+    print(b"".join(answers for answers, _ in found))
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from parallax.runtime.launcher.mpirun import Launcher
-from tests.fences.strangers import Port, trouble
+from tests.fences.strangers import trouble
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -120,7 +120,7 @@ def test_who_has_another_secret_gets_nothing(library, ports):
 def test_strangers_get_nothing_and_keep_nobody_out(library, ports):
     with contextlib.ExitStack() as ends:
         for number in ports:
-            answers, idle = trouble(Port(0, "127.0.0.1", number), idle=200)
+            answers, idle = trouble("127.0.0.1", number, idle=200)
             assert answers == b""
             for one in idle:
                 ends.enter_context(one)

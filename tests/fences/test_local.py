@@ -13,7 +13,7 @@ import pytest
 
 from parallax.runtime.launcher.mpirun import this_launcher
 from parallax.runtime.supervisor.processes import processes_with
-from tests.fences.strangers import ports_of
+from tests.fences.strangers import ports_of, trouble
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -77,6 +77,11 @@ def job(folder):
         command = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0] for pid in processes_with(mark)}
         ports = ports_of(command)
         answers = b""
+        for port in ports:
+            answer, idle = trouble(port.address, port.number)
+            answers += answer
+            for one in idle:
+                ends.enter_context(one)
         (folder / "end").touch()
         stdout, stderr = process.communicate(timeout=60)
         ends.pop_all()

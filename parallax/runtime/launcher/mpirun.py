@@ -13,14 +13,14 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from parallax.cluster.machines import Cluster, Host
 from parallax.errors import LaunchError
 from parallax.runtime.launcher.job import BIND_NOW, Job
 from parallax.runtime.supervisor.control import CONTROL_FD
-from parallax.runtime.supervisor.preload import LIBRARY, LISTEN_ADDRESS, preloaded
+from parallax.runtime.supervisor.preload import LIBRARY, LISTEN_ADDRESS, SECRET, agent_words, preloaded
 from parallax.runtime.supervisor.processes import JOB_ID
 
 _AGENT = ("-m", "parallax.runtime.supervisor.agent")
@@ -65,6 +65,7 @@ class Launcher:
         folder: the working folder of every rank.
         as_root: the user is root, which mpirun refuses without being told.
         variables: the launcher's environment.
+        has_library: the preload library is built, so that the job is fenced (parallax/native/preload/fence.c).
     """
 
     mpirun: str
@@ -72,6 +73,7 @@ class Launcher:
     folder: str
     as_root: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
+    has_library: bool = False
 
     @property
     def prefix(self) -> str | None:
@@ -108,7 +110,7 @@ def mpirun_argv(job: Job, launcher: Launcher) -> list[str]:
         *(
             _staying_here(job.cluster, launcher.variables)
             if job.cluster.is_local
-            else _reaching_hosts(job.cluster, launcher.prefix)
+            else _reaching_hosts(job.cluster, launcher)
         ),
         *job.cluster.mpirun_options,
     ]
@@ -150,9 +152,9 @@ def _staying_here(cluster: Cluster, variables: Mapping[str, str]) -> Iterator[st
             yield from ("--mca", name, value)
 
 
-def _reaching_hosts(cluster: Cluster, prefix: str | None) -> Iterator[str]:
+def _reaching_hosts(cluster: Cluster, launcher: Launcher) -> Iterator[str]:
     """Options for several machines; where the user's own options name a parameter, theirs counts."""
-    yield from ("--prefix", prefix) if prefix is not None else ()
+    yield from ("--prefix", launcher.prefix) if launcher.prefix is not None else ()
     wanted = {
         # Also inside a batch system's allocation: the resource file says which hosts, and ssh reaches them.
         "plm": "rsh",
@@ -163,6 +165,8 @@ def _reaching_hosts(cluster: Cluster, prefix: str | None) -> Iterator[str]:
         "pml": "ob1",
         "btl": "tcp,self,vader",
     }
+    if launcher.has_library:
+        wanted |= agent_words(launcher.python, launcher.preload_library, cluster.ssh.command)
     network = cluster.network.interface or cluster.network.subnet
     if network is not None:
         wanted |= {"btl_tcp_if_include": network, "oob_tcp_if_include": network}
@@ -217,12 +221,13 @@ def exported(job: Job, launcher: Launcher) -> list[str]:
     return [*own, *sorted(set(inherited) - set(own))]
 
 
-def mpirun_environment(job: Job, job_id: str, launcher: Launcher) -> dict[str, str]:
+def mpirun_environment(job: Job, job_id: str, secret: str, launcher: Launcher) -> dict[str, str]:
     """The environment for mpirun: the launcher's, the variables of `job`, and what the launch sets itself.
 
     Args:
         job: what to start.
         job_id: the mark by which every process of the job is known.
+        secret: what only processes of the job know; 64 hexadecimal digits.
         launcher: when its environment is that of a rank, what mpirun put there is left out.
     """
     base = launcher.variables
@@ -233,8 +238,9 @@ def mpirun_environment(job: Job, job_id: str, launcher: Launcher) -> dict[str, s
         kept["OPAL_PREFIX"] = launcher.prefix
     # mpirun itself would listen on all addresses, whatever network it is told to use.
     kept |= dict(job.environment)
-    if job.cluster.is_local and Path(launcher.preload_library).is_file():
-        kept |= {LISTEN_ADDRESS: _LOOPBACK, **preloaded(launcher.preload_library, kept)}
+    if launcher.has_library:
+        kept |= {SECRET: secret, **preloaded(launcher.preload_library, kept)}
+        kept |= {LISTEN_ADDRESS: _LOOPBACK} if job.cluster.is_local else {}
     return {**kept, BIND_NOW: "1", JOB_ID: job_id}
 
 
@@ -244,7 +250,8 @@ def this_launcher() -> Launcher:
     Raises:
         LaunchError: there is no mpirun.
     """
-    return Launcher(find_mpirun(), sys.executable, str(Path.cwd()), os.geteuid() == 0, dict(os.environ))
+    found = Launcher(find_mpirun(), sys.executable, str(Path.cwd()), os.geteuid() == 0, dict(os.environ))
+    return replace(found, has_library=Path(found.preload_library).is_file())
 
 
 def find_mpirun() -> str:
@@ -273,8 +280,8 @@ def check_startable(job: Job, launcher: Launcher) -> None:
     Raises:
         LaunchError: says what is missing.
     """
-    if job.servers and not Path(launcher.preload_library).is_file():
+    if job.servers and not launcher.has_library:
         raise LaunchError(
-            f"Servers listen on the address of their host only, by means of {launcher.preload_library}, which is not "
+            f"Servers let nobody but their job in, by means of {launcher.preload_library}, which is not "
             "there. Build it: `make install`, or cc -shared -fPIC -o that file parallax/native/preload/*.c -ldl."
         )

@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ from parallax.runtime.launcher import mpirun
 from parallax.runtime.launcher.dry_run import dry_run_text
 from parallax.runtime.launcher.job import Job, layout_of
 from parallax.runtime.launcher.mpirun import Launcher, check_startable, find_mpirun, mpirun_argv, mpirun_environment
+from parallax.runtime.supervisor import preload
 from parallax.settings.environment import with_defaults
 
 HOME = "/opt/env/bin"
+SECRET = "07" * 32
 LOCAL = [
     f"{HOME}/mpirun",
     "--tag-output",
@@ -153,8 +156,8 @@ def test_an_mpirun_from_elsewhere_knows_its_own_place():
     job = Job(("train.py",), Cluster((Host("a", 1), Host("b", 1))))
     system = Launcher("/usr/bin/mpirun", f"{HOME}/python", "/jobs")
     assert "--prefix" not in mpirun_argv(job, system)
-    assert "OPAL_PREFIX" not in mpirun_environment(job, "id1", system)
-    assert mpirun_environment(job, "id1", launcher())["OPAL_PREFIX"] == "/opt/env"
+    assert "OPAL_PREFIX" not in mpirun_environment(job, "id1", SECRET, system)
+    assert mpirun_environment(job, "id1", SECRET, launcher())["OPAL_PREFIX"] == "/opt/env"
 
 
 def test_root_must_be_allowed_to_run():
@@ -164,7 +167,7 @@ def test_root_must_be_allowed_to_run():
 
 def test_values_travel_in_the_environment_and_not_on_the_command_line():
     job = Job(("train.py",), local_cluster(1, ""), environment=(("MODE", "a b"),))
-    assert mpirun_environment(job, "id1", launcher(HOME="/home/u", MODE="old")) == {
+    assert mpirun_environment(job, "id1", SECRET, launcher(HOME="/home/u", MODE="old")) == {
         "HOME": "/home/u",
         "MODE": "a b",
         "LD_BIND_NOW": "1",
@@ -175,27 +178,35 @@ def test_values_travel_in_the_environment_and_not_on_the_command_line():
 def test_a_job_started_inside_a_rank_does_not_take_over_its_place():
     of_a_rank = {"OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "3", "OMPI_MCA_ess": "pmi", "PARALLAX_CONTROL_FD": "5"}
     job = Job(("train.py",), local_cluster(1, ""))
-    environment = mpirun_environment(job, "id1", launcher(HOME="/home/u", **of_a_rank))
+    environment = mpirun_environment(job, "id1", SECRET, launcher(HOME="/home/u", **of_a_rank))
     assert sorted(environment) == ["HOME", "LD_BIND_NOW", "PARALLAX_JOB_ID"]
 
 
 def test_the_users_own_settings_of_open_mpi_are_kept():
     job, own = Job(("train.py",), local_cluster(1, "")), launcher(OMPI_MCA_btl="tcp,self")
-    assert mpirun_environment(job, "id1", own)["OMPI_MCA_btl"] == "tcp,self"
+    assert mpirun_environment(job, "id1", SECRET, own)["OMPI_MCA_btl"] == "tcp,self"
     assert "btl" not in mpirun_argv(job, own)
 
 
-def test_on_one_machine_mpirun_is_loaded_with_the_library_and_listens_on_loopback(tmp_path):
-    here = Launcher(
-        str(tmp_path / "bin/mpirun"), str(tmp_path / "bin/python"), "/jobs", variables={"LD_PRELOAD": "a b"}
-    )
-    library = Path(here.preload_library)
-    library.parent.mkdir()
-    library.touch()
-    found = mpirun_environment(Job(("train.py",), local_cluster(1, "")), "id1", here)
-    assert (found["LD_PRELOAD"], found["PARALLAX_LISTEN_ADDRESS"]) == (f"{library}:a:b", "127.0.0.1")
-    remote = mpirun_environment(Job(("train.py",), Cluster((Host("a", 1), Host("b", 1)))), "id1", here)
-    assert (remote["LD_PRELOAD"], "PARALLAX_LISTEN_ADDRESS" in remote) == ("a b", False)
+def test_mpirun_is_loaded_with_the_library_and_has_the_secret_in_its_environment():
+    here = replace(launcher(LD_PRELOAD="a b"), has_library=True)
+    job = Job(("train.py",), local_cluster(1, ""))
+    found = mpirun_environment(job, "id1", SECRET, here)
+    assert (found["LD_PRELOAD"], found["PARALLAX_SECRET"]) == ("/opt/env/lib/libparallax_preload.so:a:b", SECRET)
+    assert found["PARALLAX_LISTEN_ADDRESS"] == "127.0.0.1"
+    assert mpirun_argv(job, here) == mpirun_argv(job, launcher())
+
+
+def test_daemons_on_other_hosts_get_the_secret_on_the_standard_input_of_ssh():
+    here = replace(launcher(), has_library=True)
+    job = Job(("train.py",), Cluster((Host("a", 1), Host("b", 1)), Ssh("me")))
+    script = f"{HOME}/python -I -S {preload.__file__}"
+    argv = mpirun_argv(job, here)
+    assert argv[argv.index("plm_rsh_agent") + 1] == f"{script} reach ssh -o BatchMode=yes -l me"
+    assert argv[argv.index("orte_launch_agent") + 1] == f"{script} start /opt/env/lib/libparallax_preload.so orted"
+    found = mpirun_environment(job, "id1", SECRET, here)
+    assert (found["PARALLAX_SECRET"], "PARALLAX_LISTEN_ADDRESS" in found) == (SECRET, False)
+    assert SECRET not in " ".join(argv)
 
 
 def rules_of(argv):

@@ -162,9 +162,9 @@ def test_a_rank_without_the_library_is_told_that_it_keeps_a_core_busy(monkeypatc
     written = []
     monkeypatch.setattr(agent, "_write", lambda *frames: written.extend(frames))
     monkeypatch.setenv("LD_PRELOAD", "/lib/own.so")
-    assert agent._variables({"--preload": "/no/library"}, 3) == {}
+    assert agent._variables({"--preload": "/no/library"}, 3, {}) == {}
     assert written[0].rank == 3 and "keep a core busy while it waits" in written[0].text
-    assert agent._variables({"--preload": LIBRARY}, 3) == {"LD_PRELOAD": f"{LIBRARY}:/lib/own.so"}
+    assert agent._variables({"--preload": LIBRARY}, 3, {}) == {"LD_PRELOAD": f"{LIBRARY}:/lib/own.so"}
 
 
 @pytest.mark.parametrize(("own", "left"), [("", None), ("/lib/a.so b.so", "/lib/a.so:b.so")])
