@@ -7,11 +7,13 @@ import contextlib
 import random
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 from ops.lab.hosts import in_digits
 
+ANSWER_S = 2.0  # a rank that is not in MPI looks at nothing
 _LISTEN = "0A"  # the state in /proc/net/tcp
 
 
@@ -50,27 +52,37 @@ GARBAGE = (
 )
 
 
-def trouble(address, port, idle=20):
-    """Writes garbage to a port, while `idle` connections are open that say nothing.
+def trouble(places, idle=20):
+    """Writes garbage to ports, while on each of them `idle` connections are open that say nothing.
+
+    Args:
+        places: (address, port) of each.
+        idle: how many.
 
     Returns:
-        Bytes that came back, of all connections, and the idle connections.
+        Bytes that came back, of all connections, and all connections, which are still open.
     """
-    silent = [socket.create_connection((address, port), 5) for _ in range(idle)]
-    answers = b""
-    for data in GARBAGE:
-        with socket.create_connection((address, port), 5) as one, contextlib.suppress(ConnectionError):
-            one.settimeout(10)
-            one.sendall(data)
+    silent = [socket.create_connection(place, 5) for place in places for _ in range(idle)]
+    loud = [socket.create_connection(place, 5) for place in places for _ in GARBAGE]
+    for number, one in enumerate(loud):
+        with contextlib.suppress(OSError):  # closed by the other side, or as much as it takes
+            one.settimeout(1)
+            one.sendall(GARBAGE[number % len(GARBAGE)])
+    answers, until_s = b"", time.monotonic() + ANSWER_S
+    for one in loud:
+        with contextlib.suppress(OSError):
+            one.settimeout(max(until_s - time.monotonic(), 0.001))
             answers += one.recv(1 << 16)
-    return answers, silent
+    return answers, [*silent, *loud]
 
 
 def main():
-    """Visits one port after the other, and leaves no connection before it has been everywhere."""
+    """Visits all ports at once."""
     places = [word.rpartition(":") for word in sys.argv[1:]]
-    found = [trouble(address, int(port)) for address, _, port in places]
-    print(b"".join(answers for answers, _ in found))
+    answers, connections = trouble([(address, int(port)) for address, _, port in places])
+    print(answers)
+    for one in connections:
+        one.close()
 
 
 if __name__ == "__main__":

@@ -119,11 +119,10 @@ def test_who_has_another_secret_gets_nothing(library, ports):
 
 def test_strangers_get_nothing_and_keep_nobody_out(library, ports):
     with contextlib.ExitStack() as ends:
-        for number in ports:
-            answers, idle = trouble("127.0.0.1", number, idle=200)
-            assert answers == b""
-            for one in idle:
-                ends.enter_context(one)
+        answers, connections = trouble([("127.0.0.1", number) for number in ports], idle=200)
+        assert answers == b""
+        for one in connections:
+            ends.enter_context(one)
         assert said_to(library, ports) == ["WORD"] * 8
 
 

@@ -76,12 +76,9 @@ def job(folder):
             time.sleep(0.05)
         command = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0] for pid in processes_with(mark)}
         ports = ports_of(command)
-        answers = b""
-        for port in ports:
-            answer, idle = trouble(port.address, port.number)
-            answers += answer
-            for one in idle:
-                ends.enter_context(one)
+        answers, connections = trouble([(port.address, port.number) for port in ports])
+        for one in connections:
+            ends.enter_context(one)
         (folder / "end").touch()
         stdout, stderr = process.communicate(timeout=60)
         ends.pop_all()

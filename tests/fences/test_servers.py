@@ -58,11 +58,10 @@ def test_a_strangers_session_gets_nothing_and_the_job_does_not_mind(tmp_path):
             time.sleep(0.05)
         ports = ports_of(processes_with(mark))
         assert {port.address for port in ports} == {"127.0.0.1"}, ports
-        for port in ports:
-            answers, idle = trouble(port.address, port.number)
-            assert answers == b"", port
-            for one in idle:
-                ends.enter_context(one)
+        answers, connections = trouble([(port.address, port.number) for port in ports])
+        assert answers == b"", ports
+        for one in connections:
+            ends.enter_context(one)
         # gRPC would wait on a port of mpirun too; the servers' are those of Python
         targets = [f"{p.address}:{p.number}" for p in ports if b"python" in Path(f"/proc/{p.pid}/comm").read_bytes()]
         assert len(targets) == 2, ports
