@@ -42,10 +42,10 @@ def test_servers_hold_variables_listen_on_their_hosts_address_only_and_let_no_st
     lab, start, needs_library, tmp_path
 ):
     resource = lab.resource_file(2, ports="20000-20100")
-    job = start(LAUNCH, resource, "yes", SCRIPTS / "on_servers.py", "wait")
+    job = start(LAUNCH, resource, "yes", SCRIPTS / "on_servers.py", tmp_path / "strangers_left")
     job.wait_for(*(f"waits {rank}" for rank in range(4)))
     strangers_come(lab, tmp_path)
-    (tmp_path / "strangers_were_here").touch()
+    (tmp_path / "strangers_left").touch()
     job.wait_for(*(f"waits again {rank}" for rank in range(4)))
     assert job.output()[0].count("then [[1, 2, 3, 4], [1, 2, 3, 4]]") == 4, str(job)
     for number, name in enumerate(lab.names):
