@@ -10,6 +10,7 @@ inherited, so variables are named one by one (`-x`). What the user's `mpirun_opt
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -165,12 +166,12 @@ def _reaching_hosts(cluster: Cluster, launcher: Launcher) -> Iterator[str]:
         "pml": "ob1",
         "btl": "tcp,self,vader",
     }
-    if launcher.has_library:
-        wanted |= agent_words(launcher.python, launcher.preload_library, cluster.ssh.command)
     network = cluster.network.interface or cluster.network.subnet
     if network is not None:
         wanted |= {"btl_tcp_if_include": network, "oob_tcp_if_include": network}
     own = _parameters(cluster.mpirun_options)
+    if launcher.has_library and not own & {"plm", "orte_launch_agent"}:  # what is not ssh passes on mpirun's variables
+        wanted |= agent_words(launcher.python, launcher.preload_library, cluster.ssh.command)
     if "pml" in own:  # another transport, to which these are nothing
         own |= {"btl", "btl_tcp_if_include"}
     for name, value in wanted.items():
@@ -280,6 +281,14 @@ def check_startable(job: Job, launcher: Launcher) -> None:
     Raises:
         LaunchError: says what is missing.
     """
+    if launcher.has_library and "plm_rsh_agent" in _parameters(job.cluster.mpirun_options):
+        raise LaunchError(
+            "The job's secret travels with what reaches the hosts, so `mpirun_options` must not set plm_rsh_agent. "
+            "Name the command as `ssh: {agent: ...}` in the resource file."
+        )
+    blank = next((p for p in (launcher.python, launcher.preload_library) if re.search(r"[\s:]", p)), None)
+    if launcher.has_library and blank is not None and not job.cluster.is_local:
+        raise LaunchError(f"mpirun takes no blank or colon in the path of what starts its daemons, as in {blank!r}.")
     if job.servers and not launcher.has_library:
         raise LaunchError(
             f"Servers let nobody but their job in, by means of {launcher.preload_library}, which is not "

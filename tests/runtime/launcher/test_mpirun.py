@@ -207,6 +207,21 @@ def test_daemons_on_other_hosts_get_the_secret_on_the_standard_input_of_ssh():
     found = mpirun_environment(job, "id1", SECRET, here)
     assert (found["PARALLAX_SECRET"], "PARALLAX_LISTEN_ADDRESS" in found) == (SECRET, False)
     assert SECRET not in " ".join(argv)
+    slurm = Job(("train.py",), replace(job.cluster, mpirun_options=("--mca", "plm", "slurm")))
+    assert "orte_launch_agent" not in mpirun_argv(slurm, here)
+
+
+@pytest.mark.parametrize(
+    ("python", "option", "words"),
+    [
+        (f"{HOME}/python", "plm_rsh_agent", r"Name the command as `ssh: \{agent: ...\}` in the resource file"),
+        ("/opt/my env/bin/python", "x", "no blank or colon in the path of what starts its daemons"),
+    ],
+)
+def test_what_would_keep_the_secret_from_other_hosts_is_refused(python, option, words):
+    cluster = Cluster((Host("a", 1), Host("b", 1)), mpirun_options=("--mca", option, "y"))
+    with pytest.raises(LaunchError, match=words):
+        check_startable(Job(("train.py",), cluster), replace(launcher(), python=python, has_library=True))
 
 
 def rules_of(argv):
