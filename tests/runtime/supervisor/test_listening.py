@@ -11,7 +11,7 @@ import pytest
 from parallax.runtime.launcher.mpirun import Launcher
 from parallax.runtime.supervisor import agent, listening
 from parallax.runtime.supervisor.listening import CannotListen, listening_variables
-from parallax.runtime.supervisor.preload import forget_preloaded, listening_on, preloaded
+from parallax.runtime.supervisor.preload import listening_on
 from parallax.settings.environment import reach_directly
 
 LIBRARY = __file__  # any file that exists
@@ -165,14 +165,3 @@ def test_a_rank_without_the_library_is_told_that_it_keeps_a_core_busy(monkeypatc
     assert agent._variables({"--preload": "/no/library"}, 3, {}) == {}
     assert written[0].rank == 3 and "keep a core busy while it waits" in written[0].text
     assert agent._variables({"--preload": LIBRARY}, 3, {}) == {"LD_PRELOAD": f"{LIBRARY}:/lib/own.so"}
-
-
-@pytest.mark.parametrize(("own", "left"), [("", None), ("/lib/a.so b.so", "/lib/a.so:b.so")])
-def test_a_process_forgets_the_library_and_keeps_what_the_user_has_loaded(monkeypatch, own, left):
-    monkeypatch.setenv("LD_PRELOAD", own)
-    loaded = preloaded("/env/lib/libparallax_preload.so", os.environ)
-    monkeypatch.setenv("LD_PRELOAD", loaded["LD_PRELOAD"])
-    monkeypatch.setenv("PARALLAX_LISTEN_ADDRESS", "127.0.0.1")
-    assert preloaded("/other/libparallax_preload.so", os.environ)["LD_PRELOAD"].count("libparallax_preload") == 1
-    forget_preloaded()
-    assert (os.environ.get("LD_PRELOAD"), os.environ.get("PARALLAX_LISTEN_ADDRESS")) == (left, None)
