@@ -82,6 +82,7 @@ MAY_READ_ENVIRONMENT = (
     "parallax.settings.environment",
     "parallax.runtime.supervisor.agent",
     "parallax.runtime.supervisor.control",
+    "parallax.runtime.supervisor.preload",
     "parallax.runtime.launcher.mpirun",
 )
 

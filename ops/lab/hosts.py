@@ -145,7 +145,7 @@ class Hosts:
                 words = line.split()
                 if words[3] == _LISTEN:
                     address, port = words[1].split(":")
-                    found.append(Listening(_address(address), int(port, 16)))
+                    found.append(Listening(in_digits(address), int(port, 16)))
         return tuple(sorted(set(found), key=lambda one: (one.port, one.address)))
 
 
@@ -158,7 +158,7 @@ def _counted(pid: int) -> tuple[int, int]:
     raise RuntimeError("A host has lost its interface.")
 
 
-def _address(text: str) -> str:
+def in_digits(text: str) -> str:
     """An address of /proc/net/tcp, where each group of four bytes is a number in the machine's order, in digits."""
     data = b"".join(bytes.fromhex(text[i : i + 8])[::-1] for i in range(0, len(text), 8))
     if len(data) == 16 and data.startswith(bytes(10) + b"\xff\xff"):

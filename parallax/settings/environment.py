@@ -33,9 +33,6 @@ from parallax.settings.options import (
     variable_of,
 )
 
-LISTEN_ADDRESS = "PARALLAX_LISTEN_ADDRESS"
-"""Read by the library that narrows a server's address (parallax/native/preload/listen_address.c)."""
-
 MIN_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 """Read by TensorFlow: the level from which on its C++ code logs."""
 
@@ -45,7 +42,6 @@ HASH_SEED, EQUAL_HASHES = "PYTHONHASHSEED", "0"
 FRAMEWORK_QUIET = 2
 """At this level neither information nor warnings of TensorFlow's start are shown."""
 
-_REUSE_PORT = "TF_GRPC_REUSE_PORT"
 _NO_PROXY = "no_grpc_proxy"
 
 
@@ -251,21 +247,6 @@ def framework_level() -> int:
     """
     text = os.environ.get(variable_of("framework_log")) or os.environ.get(MIN_LOG_LEVEL, "")
     return int(text) if text.isdecimal() else FRAMEWORK_QUIET
-
-
-@contextmanager
-def listening_on(address: str) -> Iterator[None]:
-    """Inside, a TensorFlow server listens on `address` only, and may take over a port that this process holds."""
-    before = {name: os.environ.get(name) for name in (LISTEN_ADDRESS, _REUSE_PORT)}
-    os.environ.update({LISTEN_ADDRESS: address, _REUSE_PORT: "1"})
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def reach_directly(addresses: Iterable[str]) -> None:

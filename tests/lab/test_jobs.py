@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,16 @@ def test_the_script_of_the_quick_start_runs_on_two_hosts_of_two_workers(lab, sta
     assert all(after[name][0] - before[name][0] > 2_000_000 for name in lab.names)
 
 
-def test_servers_hold_variables_and_listen_on_their_hosts_address_only(lab, start, needs_library):
+def test_servers_hold_variables_listen_on_their_hosts_address_only_and_let_no_stranger_in(
+    lab, start, needs_library, tmp_path
+):
     resource = lab.resource_file(2, ports="20000-20100")
-    job = start(LAUNCH, resource, "yes", SCRIPTS / "on_servers.py", "wait")
+    job = start(LAUNCH, resource, "yes", SCRIPTS / "on_servers.py", tmp_path / "strangers_left")
     job.wait_for(*(f"waits {rank}" for rank in range(4)))
+    strangers_come(lab, tmp_path)
+    (tmp_path / "strangers_left").touch()
+    job.wait_for(*(f"waits again {rank}" for rank in range(4)))
+    assert job.output()[0].count("then [[1, 2, 3, 4], [1, 2, 3, 4]]") == 4, str(job)
     for number, name in enumerate(lab.names):
         own = [one for one in lab.listening(name) if 20000 <= one.port <= 20100]
         assert len(own) == 3 and {one.address for one in own} == {lab.address(name)}, lab.listening(name)
@@ -53,6 +60,25 @@ def test_servers_hold_variables_and_listen_on_their_hosts_address_only(lab, star
     status, _, stderr = job.finish()
     assert status == 137
     assert "parallax: server 1 on host host1 was killed by SIGKILL" in stderr
+
+
+def strangers_come(lab, folder):
+    """Garbage from each host to all ports that it reaches, and sessions of TensorFlow with the job's servers."""
+    at = {name: lab.listening(name) for name in lab.names}
+    for here in lab.names:
+        places = [
+            f"{lab.address(there) if one.address == '0.0.0.0' else one.address}:{one.port}"
+            for there in lab.names
+            for one in at[there]
+            if one.address != "::" and (here == there or one.address != "127.0.0.1")
+        ]
+        done = lab.run_on(here, [sys.executable, "-m", "tests.fences.strangers", *places], capture_output=True)
+        assert (done.returncode, done.stdout) == (0, b"b''\n"), done.stderr
+    targets = [f"{one.address}:{one.port}" for ports in at.values() for one in ports if 20000 <= one.port <= 20100]
+    words = ["-m", "tests.fences.stranger_session", str(folder / "written"), *targets]
+    done = lab.run_on("host0", [sys.executable, *words], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["nothing"] * 6, done.stderr
+    assert not (folder / "written").exists()
 
 
 def test_a_job_with_servers_ends_well_also_behind_a_proxy_for_the_web(lab, start, needs_library, monkeypatch):

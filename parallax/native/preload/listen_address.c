@@ -3,7 +3,7 @@
  * tf.distribute.Server asks for 0.0.0.0 whatever its cluster says. Loaded with LD_PRELOAD, this replaces the wildcard
  * address in bind() of a stream socket by the one in PARALLAX_LISTEN_ADDRESS (an IPv4 or IPv6 address in digits). An
  * IPv4 address on an IPv6 socket goes in its mapped form. A bind that cannot be narrowed fails instead of listening
- * everywhere.
+ * everywhere. Such a socket is fenced when the process has the job's secret (fence.c).
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+
+#include "fence.h"
 
 typedef int (*bind_function)(int, const struct sockaddr *, socklen_t);
 
@@ -49,6 +51,7 @@ int bind(int fd, const struct sockaddr *address, socklen_t size) {
                 errno = EADDRNOTAVAIL;
                 return -1;
             }
+            parallax_fence_listener(fd);
             return next(fd, (const struct sockaddr *)&own, sizeof own);
         }
     } else if (address->sa_family == AF_INET6 && size >= sizeof(struct sockaddr_in6)) {
@@ -59,6 +62,7 @@ int bind(int fd, const struct sockaddr *address, socklen_t size) {
                 errno = EADDRNOTAVAIL;
                 return -1;
             }
+            parallax_fence_listener(fd);
             return next(fd, (const struct sockaddr *)&own, sizeof own);
         }
     }

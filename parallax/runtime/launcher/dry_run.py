@@ -22,7 +22,7 @@ _DRAWN = "(drawn at the start)"
 def dry_run_text(job: Job, launcher: Launcher) -> str:
     """The command, whole and split; who runs where; and the variables."""
     argv = mpirun_argv(job, launcher)
-    common = mpirun_environment(job, _DRAWN, launcher)
+    common = mpirun_environment(job, _DRAWN, _DRAWN, launcher)
     lines = [
         "Nothing is started. The command:",
         "",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -69,7 +70,8 @@ def launch(job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = N
     relay = Relay(stdout or sys.stdout.buffer, stderr or sys.stderr.buffer, job.label_of, files, job.framework_log)
     watch = _Watch(job, relay)
     with _caught_signals() as caught:
-        process = _start(mpirun_argv(job, launcher), mpirun_environment(job, job_id, launcher), job.input)
+        environment = mpirun_environment(job, job_id, secrets.token_hex(32), launcher)
+        process = _start(mpirun_argv(job, launcher), environment, job.input)
         try:
             ending = _run(process, watch, caught)
         finally:

@@ -10,24 +10,24 @@ inherited, so variables are named one by one (`-x`). What the user's `mpirun_opt
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from parallax.cluster.machines import Cluster, Host
 from parallax.errors import LaunchError
 from parallax.runtime.launcher.job import BIND_NOW, Job
 from parallax.runtime.supervisor.control import CONTROL_FD
+from parallax.runtime.supervisor.preload import LIBRARY, LISTEN_ADDRESS, SECRET, agent_words, preloaded
 from parallax.runtime.supervisor.processes import JOB_ID
-
-PRELOAD_LIBRARY = "lib/libparallax_preload.so"
-"""Of the environment; ops/install builds it from parallax/native/preload/."""
 
 _AGENT = ("-m", "parallax.runtime.supervisor.agent")
 _SERVER = ("-m", "parallax.runtime.worker.server")
 _GPUS = "CUDA_VISIBLE_DEVICES"
+_LOOPBACK = "127.0.0.1"
 # How ranks exchange messages. The figures are of eight emulated hosts with links of 200 Mbit/s.
 _MESSAGES = {
     # The library for ranks (parallax/native/preload/) waits on the descriptor of Open MPI's epoll.
@@ -49,6 +49,7 @@ _MESSAGES = {
 _RING = ("coll_tuned_allreduce_algorithm", "4")
 _BY_SIZE = ("coll_tuned_dynamic_rules_filename", str(Path(__file__).with_name("allreduce.conf")))
 # What mpirun gives its ranks. A job started from inside a rank must not take over that rank's place.
+_MCA = "OMPI_MCA_"  # how variables begin that are parameters of Open MPI
 _OF_A_RANK = ("OMPI_", "PMIX_", "PMI_", "ORTE_")
 # Variables of the launcher that ranks on other hosts need too; on this machine they inherit all.
 _EXPORTED = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
@@ -65,6 +66,7 @@ class Launcher:
         folder: the working folder of every rank.
         as_root: the user is root, which mpirun refuses without being told.
         variables: the launcher's environment.
+        has_library: the preload library is built, so that the job is fenced (parallax/native/preload/fence.c).
     """
 
     mpirun: str
@@ -72,6 +74,7 @@ class Launcher:
     folder: str
     as_root: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
+    has_library: bool = False
 
     @property
     def prefix(self) -> str | None:
@@ -81,8 +84,8 @@ class Launcher:
 
     @property
     def preload_library(self) -> str:
-        """The library that narrows the addresses of servers, and lets ranks sleep while they wait."""
-        return str(Path(self.python).parent.parent / PRELOAD_LIBRARY)
+        """The library that narrows addresses, and lets ranks sleep while they wait; ops/install builds it."""
+        return str(Path(self.python).parent.parent / "lib" / LIBRARY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,11 @@ def mpirun_argv(job: Job, launcher: Launcher) -> list[str]:
         # More ranks than cores are allowed, and then a rank that waits must not hold a core.
         *("--oversubscribe", "--mca", "mpi_yield_when_idle", "1"),
         *_messaging(job.cluster),
-        *([] if job.cluster.is_local else _reaching_hosts(job.cluster, launcher.prefix)),
+        *(
+            _staying_here(job.cluster, launcher.variables)
+            if job.cluster.is_local
+            else _reaching_hosts(job.cluster, launcher)
+        ),
         *job.cluster.mpirun_options,
     ]
     for number, group in enumerate(_groups(job)):
@@ -134,9 +141,21 @@ def _groups(job: Job) -> Iterator[_Group]:
             first += size
 
 
-def _reaching_hosts(cluster: Cluster, prefix: str | None) -> Iterator[str]:
+def _staying_here(cluster: Cluster, variables: Mapping[str, str]) -> Iterator[str]:
+    """Options for one machine: messages through shared memory, and mpirun's own over loopback."""
+    own = _parameters(cluster.mpirun_options)
+    own |= {name.removeprefix(_MCA) for name in variables if name.startswith(_MCA)}
+    wanted = {"pml": "ob1", "btl": "self,vader", "oob_tcp_if_include": "lo"}
+    if "pml" in own:  # another transport, to which the next is nothing
+        own |= {"btl"}
+    for name, value in wanted.items():
+        if name not in own:
+            yield from ("--mca", name, value)
+
+
+def _reaching_hosts(cluster: Cluster, launcher: Launcher) -> Iterator[str]:
     """Options for several machines; where the user's own options name a parameter, theirs counts."""
-    yield from ("--prefix", prefix) if prefix is not None else ()
+    yield from ("--prefix", launcher.prefix) if launcher.prefix is not None else ()
     wanted = {
         # Also inside a batch system's allocation: the resource file says which hosts, and ssh reaches them.
         "plm": "rsh",
@@ -151,6 +170,8 @@ def _reaching_hosts(cluster: Cluster, prefix: str | None) -> Iterator[str]:
     if network is not None:
         wanted |= {"btl_tcp_if_include": network, "oob_tcp_if_include": network}
     own = _parameters(cluster.mpirun_options)
+    if launcher.has_library and not own & {"plm", "orte_launch_agent"}:  # what is not ssh passes on mpirun's variables
+        wanted |= agent_words(launcher.python, launcher.preload_library, cluster.ssh.command)
     if "pml" in own:  # another transport, to which these are nothing
         own |= {"btl", "btl_tcp_if_include"}
     for name, value in wanted.items():
@@ -189,7 +210,7 @@ def visible_gpus(job: Job, rank: int) -> str:
 
 def listen_address(job: Job, rank: int) -> str:
     """The address of a rank's host on which its TensorFlow server listens."""
-    return "127.0.0.1" if job.cluster.is_local else job.host_of(rank)
+    return _LOOPBACK if job.cluster.is_local else job.host_of(rank)
 
 
 def exported(job: Job, launcher: Launcher) -> list[str]:
@@ -201,12 +222,13 @@ def exported(job: Job, launcher: Launcher) -> list[str]:
     return [*own, *sorted(set(inherited) - set(own))]
 
 
-def mpirun_environment(job: Job, job_id: str, launcher: Launcher) -> dict[str, str]:
+def mpirun_environment(job: Job, job_id: str, secret: str, launcher: Launcher) -> dict[str, str]:
     """The environment for mpirun: the launcher's, the variables of `job`, and what the launch sets itself.
 
     Args:
         job: what to start.
         job_id: the mark by which every process of the job is known.
+        secret: what only processes of the job know; 64 hexadecimal digits.
         launcher: when its environment is that of a rank, what mpirun put there is left out.
     """
     base = launcher.variables
@@ -215,7 +237,12 @@ def mpirun_environment(job: Job, job_id: str, launcher: Launcher) -> dict[str, s
     kept.pop(CONTROL_FD, None)
     if launcher.prefix is not None and not job.cluster.is_local:
         kept["OPAL_PREFIX"] = launcher.prefix
-    return {**kept, **dict(job.environment), BIND_NOW: "1", JOB_ID: job_id}
+    # mpirun itself would listen on all addresses, whatever network it is told to use.
+    kept |= dict(job.environment)
+    if launcher.has_library:
+        kept |= {SECRET: secret, **preloaded(launcher.preload_library, kept)}
+        kept |= {LISTEN_ADDRESS: _LOOPBACK} if job.cluster.is_local else {}
+    return {**kept, BIND_NOW: "1", JOB_ID: job_id}
 
 
 def this_launcher() -> Launcher:
@@ -224,7 +251,8 @@ def this_launcher() -> Launcher:
     Raises:
         LaunchError: there is no mpirun.
     """
-    return Launcher(find_mpirun(), sys.executable, str(Path.cwd()), os.geteuid() == 0, dict(os.environ))
+    found = Launcher(find_mpirun(), sys.executable, str(Path.cwd()), os.geteuid() == 0, dict(os.environ))
+    return replace(found, has_library=Path(found.preload_library).is_file())
 
 
 def find_mpirun() -> str:
@@ -253,8 +281,16 @@ def check_startable(job: Job, launcher: Launcher) -> None:
     Raises:
         LaunchError: says what is missing.
     """
-    if job.servers and not Path(launcher.preload_library).is_file():
+    if launcher.has_library and "plm_rsh_agent" in _parameters(job.cluster.mpirun_options):
         raise LaunchError(
-            f"Servers listen on the address of their host only, by means of {launcher.preload_library}, which is not "
+            "The job's secret travels with what reaches the hosts, so `mpirun_options` must not set plm_rsh_agent. "
+            "Name the command as `ssh: {agent: ...}` in the resource file."
+        )
+    blank = next((p for p in (launcher.python, launcher.preload_library) if re.search(r"[\s:]", p)), None)
+    if launcher.has_library and blank is not None and not job.cluster.is_local:
+        raise LaunchError(f"mpirun takes no blank or colon in the path of what starts its daemons, as in {blank!r}.")
+    if job.servers and not launcher.has_library:
+        raise LaunchError(
+            f"Servers let nobody but their job in, by means of {launcher.preload_library}, which is not "
             "there. Build it: `make install`, or cc -shared -fPIC -o that file parallax/native/preload/*.c -ldl."
         )

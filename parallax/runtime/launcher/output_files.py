@@ -1,10 +1,12 @@
 """Files of what each rank prints, as the launcher relays it: `FOLDER/worker-0/stdout`, `FOLDER/server-0/stderr`, ...
 
-The console still gets everything; the files hold the same text without ranks before the lines.
+The console still gets everything; the files hold the same text without ranks before the lines. They are their user's
+alone: scripts print what they train on.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -28,8 +30,9 @@ class OutputFiles:
             for stream in STREAMS:
                 file = folder / name / stream
                 try:
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    self._files[rank, stream] = file.open("wb", buffering=0)
+                    folder.mkdir(parents=True, exist_ok=True)
+                    file.parent.mkdir(mode=0o700, exist_ok=True)
+                    self._files[rank, stream] = open(file, "wb", buffering=0, opener=_private)  # noqa: PTH123
                 except OSError as error:
                     raise LaunchError(
                         f"redirect_path must be a folder that can be written: {file}: {error.strerror}. Name another."
@@ -52,3 +55,10 @@ class OutputFiles:
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+
+def _private(path: str, flags: int) -> int:
+    """Opens a file that its user alone may read, whoever could before."""
+    made = os.open(path, flags, 0o600)
+    os.fchmod(made, 0o600)
+    return made

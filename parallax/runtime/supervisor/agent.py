@@ -30,7 +30,8 @@ from types import FrameType
 
 from parallax.runtime.supervisor.control import CONTROL_FD
 from parallax.runtime.supervisor.frames import Control, Exit, Frame, Start, Text, encode_frame
-from parallax.runtime.supervisor.listening import CannotListen, listening_variables
+from parallax.runtime.supervisor.listening import CannotListen, check_library, listening_variables
+from parallax.runtime.supervisor.preload import forget_preloaded, preloaded
 from parallax.runtime.supervisor.processes import JOB_ID, die_with_parent, end_processes
 from parallax.runtime.supervisor.scratch import remove_scratch, scratch_patterns
 
@@ -60,12 +61,13 @@ def main(arguments: list[str]) -> int:
         )
         return 2
     rank, daemon = int(os.environ[RANK]), os.getppid()
+    secret = forget_preloaded()  # mpirun's
     die_with_parent(signal.SIGTERM)
     _leave_guard(rank)
     worker = _Worker(rank)
     wake_fd = _install_signals(worker)
     try:
-        worker.variables = _variables(options, rank)
+        worker.variables = _variables(options, rank, secret)
         status = _supervise(worker, program, rank, wake_fd)
     except _Lost:
         worker.kill()
@@ -89,12 +91,14 @@ def _split(arguments: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     return dict(zip(arguments[:cut:2], arguments[1:cut:2], strict=False)), tuple(arguments[cut + 1 :])
 
 
-def _variables(options: Mapping[str, str], rank: int) -> dict[str, str]:
+def _variables(options: Mapping[str, str], rank: int, secret: Mapping[str, str]) -> dict[str, str]:
     """What the worker's environment has besides its own."""
     library = options.get("--preload", "")
+    if secret:
+        check_library(library)
     found = listening_variables(options["--listen"], library) if "--listen" in options else {}
     if Path(library).is_file():
-        return {**found, "LD_PRELOAD": ":".join([library, *filter(None, [os.environ.get("LD_PRELOAD")])])}
+        return {**found, **secret, **preloaded(library, os.environ)}
     if library:
         where = f"{library} is not on {socket.gethostname()}"
         _write(Text(rank, "stderr", f"{where}: this rank will keep a core busy while it waits (`make install`).\n"))

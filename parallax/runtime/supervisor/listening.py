@@ -15,6 +15,16 @@ class CannotListen(OSError):
     """The host has no address for its servers, or cannot keep them to it."""
 
 
+def check_library(library: str) -> None:
+    """Refuses a rank without the library, to which no process of the job would talk.
+
+    Raises:
+        CannotListen: the library is missing on this host.
+    """
+    if not Path(library).exists():
+        raise CannotListen(f"{library} must be on every host of a job, and is not on {socket.gethostname()}.")
+
+
 def listening_variables(address: str, library: str) -> dict[str, str]:
     """The variables with which a worker or server is started, so that it listens on one address.
 
@@ -25,9 +35,8 @@ def listening_variables(address: str, library: str) -> dict[str, str]:
     Raises:
         CannotListen: the library is missing here, or the address means nothing that other hosts could reach.
     """
+    check_library(library)
     host = socket.gethostname()
-    if not Path(library).exists():
-        raise CannotListen(f"{library} must be on every host of a job with servers, and is not on {host}.")
     try:
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)]
     except OSError as error:

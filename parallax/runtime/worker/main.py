@@ -12,6 +12,7 @@ import time
 
 from parallax.runtime.supervisor.control import send
 from parallax.runtime.supervisor.framework_log import join_deprecations
+from parallax.runtime.supervisor.preload import forget_preloaded
 from parallax.runtime.worker.heartbeat import watching
 from parallax.runtime.worker.random_state import AlikeUntilBuilt
 from parallax.runtime.worker.ranks import ProcessGroup, membership
@@ -24,6 +25,7 @@ _POLL_S = 0.02
 
 def main() -> None:
     """Runs the script named in the arguments; `-m MODULE` runs a module."""
+    forget_preloaded()
     with watching() as watch:
         try:
             with membership() as members:

@@ -17,8 +17,9 @@ from typing import Any
 
 from parallax.errors import LaunchError, SessionError
 from parallax.runtime.supervisor.control import host_address
+from parallax.runtime.supervisor.preload import listening_on, prove_to
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
-from parallax.settings.environment import listening_on, reach_directly
+from parallax.settings.environment import reach_directly
 from parallax.types import Comm
 
 WORKER_TASK, SERVER_TASK = "worker", "ps"
@@ -88,7 +89,9 @@ class ProcessGroup:
         cluster = tf.train.ClusterSpec(
             {SERVER_TASK: list(self.server_addresses), WORKER_TASK: list(self.worker_addresses)}
         )
-        reach_directly(one.rpartition(":")[0].strip("[]") for one in (*self.worker_addresses, *self.server_addresses))
+        addresses = [one.rpartition(":") for one in (*self.worker_addresses, *self.server_addresses)]
+        reach_directly(host.strip("[]") for host, _, _ in addresses)
+        prove_to((host.strip("[]"), int(port)) for host, _, port in addresses)
         task = SERVER_TASK if self.is_server else WORKER_TASK
         address, port = held.getsockname()[:2]
         try:

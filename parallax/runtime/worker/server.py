@@ -6,6 +6,7 @@ none; MPI's ports are then the only ones.
 
 from __future__ import annotations
 
+from parallax.runtime.supervisor.preload import forget_preloaded
 from parallax.runtime.worker.main import wait_for_all
 from parallax.runtime.worker.ranks import membership
 from parallax.transform.building.all_to_all import native_ops
@@ -13,6 +14,7 @@ from parallax.transform.building.all_to_all import native_ops
 
 def main() -> None:
     """Serves until all workers have ended well; a job that fails is ended by its launcher."""
+    forget_preloaded()
     with membership() as members:
         native_ops()  # a partition's initial value may need one of them
         members.start()

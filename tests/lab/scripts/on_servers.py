@@ -1,8 +1,13 @@
-"""Every worker writes its part of a variable on every server, and reads all of it."""
+"""Every worker writes its part of a variable on every server, and reads all of it.
+
+With the name of a file it waits until that is there, reads again, and waits to be ended.
+"""
 
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import tensorflow.compat.v1 as tf
 
@@ -25,11 +30,17 @@ with graph.as_default():
         members.workers.Barrier()
         for task, value in enumerate(session.run(variables)):
             print(f"server {task} has {value.astype(int).tolist()}", flush=True)
+        if sys.argv[1:]:
+            print(f"waits {members.rank}", flush=True)
+            while not Path(sys.argv[1]).exists():
+                time.sleep(0.1)
+            print(f"then {[value.astype(int).tolist() for value in session.run(variables)]}", flush=True)
+            members.workers.Barrier()
 swapped = members.host_workers.alltoall([10 * members.rank, 10 * members.rank + 1])
 print(f"from my host: {swapped}", flush=True)
 ranks = members.host_workers.allgather(members.rank)
 print(f"on {os.uname().nodename}, {ranks}, {members.server_addresses}", flush=True)
 members.workers.Barrier()
-if sys.argv[1:] == ["wait"]:
-    print(f"waits {members.rank}", flush=True)
+if sys.argv[1:]:
+    print(f"waits again {members.rank}", flush=True)
     subprocess.run(["sleep", "600"])

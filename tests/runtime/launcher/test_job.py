@@ -49,6 +49,8 @@ def test_the_job_knows_its_own_control_variables():
         "PARALLAX_CONTROL_FD",
         "PARALLAX_HOST_ADDRESS",
         "PARALLAX_JOB_ID",
+        "PARALLAX_LISTEN_ADDRESS",
+        "PARALLAX_SECRET",
     )
 
 

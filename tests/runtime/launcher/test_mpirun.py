@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ from parallax.runtime.launcher import mpirun
 from parallax.runtime.launcher.dry_run import dry_run_text
 from parallax.runtime.launcher.job import Job, layout_of
 from parallax.runtime.launcher.mpirun import Launcher, check_startable, find_mpirun, mpirun_argv, mpirun_environment
+from parallax.runtime.supervisor import preload
 from parallax.settings.environment import with_defaults
 
 HOME = "/opt/env/bin"
+SECRET = "07" * 32
 LOCAL = [
     f"{HOME}/mpirun",
     "--tag-output",
@@ -29,6 +32,7 @@ LOCAL = [
     *("--mca", "coll_tuned_alltoallv_algorithm", "1"),
     *("--mca", "coll_tuned_allreduce_algorithm", "4"),
 ]
+HERE = [*("--mca", "pml", "ob1"), *("--mca", "btl", "self,vader"), *("--mca", "oob_tcp_if_include", "lo")]
 AGENT = [
     f"{HOME}/python",
     "-m",
@@ -70,6 +74,7 @@ def test_the_whole_command_of_a_job_on_this_machine():
     job = Job(("train.py", "--epochs", "3"), local_cluster(4, ""), environment=(("TF_SEED", "7"), ("MODE", "a b")))
     assert mpirun_argv(job, launcher(PATH="/bin")) == [
         *LOCAL,
+        *HERE,
         *("-np", "4"),
         *MARKS,
         *("-x", "TF_SEED"),
@@ -85,6 +90,7 @@ def test_servers_of_this_machine_follow_its_workers():
     cluster = local_cluster(2, "")
     assert mpirun_argv(Job(("train.py",), cluster, layout_of(cluster).servers), launcher()) == [
         *LOCAL,
+        *HERE,
         *("-np", "2", *MARKS, *NO_GPU, *AGENT, *listening("127.0.0.1"), "--", "train.py", ":"),
         *("-np", "1", *MARKS, *NO_GPU, *AGENT, *listening("127.0.0.1"), "--", *SERVER),
     ]
@@ -150,8 +156,8 @@ def test_an_mpirun_from_elsewhere_knows_its_own_place():
     job = Job(("train.py",), Cluster((Host("a", 1), Host("b", 1))))
     system = Launcher("/usr/bin/mpirun", f"{HOME}/python", "/jobs")
     assert "--prefix" not in mpirun_argv(job, system)
-    assert "OPAL_PREFIX" not in mpirun_environment(job, "id1", system)
-    assert mpirun_environment(job, "id1", launcher())["OPAL_PREFIX"] == "/opt/env"
+    assert "OPAL_PREFIX" not in mpirun_environment(job, "id1", SECRET, system)
+    assert mpirun_environment(job, "id1", SECRET, launcher())["OPAL_PREFIX"] == "/opt/env"
 
 
 def test_root_must_be_allowed_to_run():
@@ -161,7 +167,7 @@ def test_root_must_be_allowed_to_run():
 
 def test_values_travel_in_the_environment_and_not_on_the_command_line():
     job = Job(("train.py",), local_cluster(1, ""), environment=(("MODE", "a b"),))
-    assert mpirun_environment(job, "id1", launcher(HOME="/home/u", MODE="old")) == {
+    assert mpirun_environment(job, "id1", SECRET, launcher(HOME="/home/u", MODE="old")) == {
         "HOME": "/home/u",
         "MODE": "a b",
         "LD_BIND_NOW": "1",
@@ -172,13 +178,50 @@ def test_values_travel_in_the_environment_and_not_on_the_command_line():
 def test_a_job_started_inside_a_rank_does_not_take_over_its_place():
     of_a_rank = {"OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "3", "OMPI_MCA_ess": "pmi", "PARALLAX_CONTROL_FD": "5"}
     job = Job(("train.py",), local_cluster(1, ""))
-    environment = mpirun_environment(job, "id1", launcher(HOME="/home/u", **of_a_rank))
+    environment = mpirun_environment(job, "id1", SECRET, launcher(HOME="/home/u", **of_a_rank))
     assert sorted(environment) == ["HOME", "LD_BIND_NOW", "PARALLAX_JOB_ID"]
 
 
 def test_the_users_own_settings_of_open_mpi_are_kept():
-    environment = mpirun_environment(Job(("train.py",), local_cluster(1, "")), "id1", launcher(OMPI_MCA_btl="tcp,self"))
-    assert environment["OMPI_MCA_btl"] == "tcp,self"
+    job, own = Job(("train.py",), local_cluster(1, "")), launcher(OMPI_MCA_btl="tcp,self")
+    assert mpirun_environment(job, "id1", SECRET, own)["OMPI_MCA_btl"] == "tcp,self"
+    assert "btl" not in mpirun_argv(job, own)
+
+
+def test_mpirun_is_loaded_with_the_library_and_has_the_secret_in_its_environment():
+    here = replace(launcher(LD_PRELOAD="a b"), has_library=True)
+    job = Job(("train.py",), local_cluster(1, ""))
+    found = mpirun_environment(job, "id1", SECRET, here)
+    assert (found["LD_PRELOAD"], found["PARALLAX_SECRET"]) == ("/opt/env/lib/libparallax_preload.so:a:b", SECRET)
+    assert found["PARALLAX_LISTEN_ADDRESS"] == "127.0.0.1"
+    assert mpirun_argv(job, here) == mpirun_argv(job, launcher())
+
+
+def test_daemons_on_other_hosts_get_the_secret_on_the_standard_input_of_ssh():
+    here = replace(launcher(), has_library=True)
+    job = Job(("train.py",), Cluster((Host("a", 1), Host("b", 1)), Ssh("me")))
+    script = f"{HOME}/python -I -S {preload.__file__}"
+    argv = mpirun_argv(job, here)
+    assert argv[argv.index("plm_rsh_agent") + 1] == f"{script} reach ssh -o BatchMode=yes -l me"
+    assert argv[argv.index("orte_launch_agent") + 1] == f"{script} start /opt/env/lib/libparallax_preload.so orted"
+    found = mpirun_environment(job, "id1", SECRET, here)
+    assert (found["PARALLAX_SECRET"], "PARALLAX_LISTEN_ADDRESS" in found) == (SECRET, False)
+    assert SECRET not in " ".join(argv)
+    slurm = Job(("train.py",), replace(job.cluster, mpirun_options=("--mca", "plm", "slurm")))
+    assert "orte_launch_agent" not in mpirun_argv(slurm, here)
+
+
+@pytest.mark.parametrize(
+    ("python", "option", "words"),
+    [
+        (f"{HOME}/python", "plm_rsh_agent", r"Name the command as `ssh: \{agent: ...\}` in the resource file"),
+        ("/opt/my env/bin/python", "x", "no blank or colon in the path of what starts its daemons"),
+    ],
+)
+def test_what_would_keep_the_secret_from_other_hosts_is_refused(python, option, words):
+    cluster = Cluster((Host("a", 1), Host("b", 1)), mpirun_options=("--mca", option, "y"))
+    with pytest.raises(LaunchError, match=words):
+        check_startable(Job(("train.py",), cluster), replace(launcher(), python=python, has_library=True))
 
 
 def rules_of(argv):

@@ -11,7 +11,8 @@ import pytest
 from parallax.runtime.launcher.mpirun import Launcher
 from parallax.runtime.supervisor import agent, listening
 from parallax.runtime.supervisor.listening import CannotListen, listening_variables
-from parallax.settings.environment import listening_on, reach_directly
+from parallax.runtime.supervisor.preload import listening_on
+from parallax.settings.environment import reach_directly
 
 LIBRARY = __file__  # any file that exists
 
@@ -161,6 +162,6 @@ def test_a_rank_without_the_library_is_told_that_it_keeps_a_core_busy(monkeypatc
     written = []
     monkeypatch.setattr(agent, "_write", lambda *frames: written.extend(frames))
     monkeypatch.setenv("LD_PRELOAD", "/lib/own.so")
-    assert agent._variables({"--preload": "/no/library"}, 3) == {}
+    assert agent._variables({"--preload": "/no/library"}, 3, {}) == {}
     assert written[0].rank == 3 and "keep a core busy while it waits" in written[0].text
-    assert agent._variables({"--preload": LIBRARY}, 3) == {"LD_PRELOAD": f"{LIBRARY}:/lib/own.so"}
+    assert agent._variables({"--preload": LIBRARY}, 3, {}) == {"LD_PRELOAD": f"{LIBRARY}:/lib/own.so"}

@@ -31,7 +31,7 @@ from ops.bench.race.models import Table
 from ops.bench.race.place import Place
 from ops.bench.race.systems import Command, script
 from ops.bench.race.turns import Task, Turns, task_of_this_process, wait_for_file, write_json, write_task_with
-from parallax.runtime.launcher.mpirun import PRELOAD_LIBRARY
+from parallax.runtime.supervisor.preload import LIBRARY
 
 _FIRST_PORT_BY_SYSTEM = {"tf-ps": 21000, "tf-ps-async": 21500}
 _CHIEF_IS_READY = "chief.json"
@@ -189,7 +189,7 @@ def _accumulators_that_add_up() -> Iterator[None]:
 def _environment(place: Place, host: str) -> dict[str, str]:
     """Has gRPC go to the other processes directly; on this machine servers listen on loopback only."""
     found = {"no_grpc_proxy": ",".join(place.address(host) for host in place.hosts)}
-    library = Path(sys.prefix) / PRELOAD_LIBRARY
+    library = Path(sys.prefix) / "lib" / LIBRARY
     if not place.is_lab and library.is_file():
         found |= {"LD_PRELOAD": str(library), "PARALLAX_LISTEN_ADDRESS": place.address(host)}
     return found

@@ -1,0 +1,321 @@
+/* Lets only processes of the job through to what listens for the job: TensorFlow's servers and Open MPI.
+ *
+ * Both talk to everybody who reaches their port. Loaded with LD_PRELOAD, and with the job's secret in PARALLAX_SECRET (64
+ * hexadecimal digits), this puts one message each way before a connection's own bytes:
+ *
+ *   who connects sends   a nonce, and the MAC of "connect", the addresses of both ends, and the nonce
+ *   who accepts answers  the MAC of "accept", the same addresses, and the nonce
+ *
+ * A MAC is HMAC-SHA256 under the secret. The secret is never sent, and a message is of no use on another connection, so
+ * nothing is won by listening in the place of a server that is gone. What follows is neither hidden nor protected.
+ *
+ * Fenced are sockets whose address was narrowed (listen_address.c) and those on which Open MPI listens. Who connects to
+ * an address of parallax_fence_peer, or is Open MPI, proves who he is. Everything else of a process is left alone.
+ *
+ * Nobody waits for a stranger. A fenced socket shows a connection only when data has come (TCP_DEFER_ACCEPT), and the
+ * first message is one segment: where it is not there in whole, or is wrong, accept() closes the connection and looks
+ * at the next. Who connects sends it when he hears that the connection is made, be it from connect() or from
+ * getsockopt(SO_ERROR), and checks the answer before he reads anything else.
+ */
+#define _GNU_SOURCE
+#include "fence.h"
+
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "sha256.h"
+
+#define DESCRIPTORS 65536 /* the kernel gives the lowest that is free; what is above is refused */
+#define PEERS 8192
+#define NONCE_BYTES 16
+#define DEFER_S 30 /* a connection without data is shown after so long, and closed */
+
+enum { OTHER, LISTENER, CONNECTING, UNANSWERED, REFUSED };
+
+/* An end of a connection; an IPv4 address is in its mapped form. */
+struct end {
+    uint8_t address[16];
+    uint16_t port; /* in the network's order */
+} __attribute__((packed));
+
+struct hello {
+    uint8_t nonce[NONCE_BYTES];
+    uint8_t mac[MAC_BYTES];
+};
+
+static uint8_t key[MAC_BYTES];
+static int has_key;
+static struct end peers[PEERS];
+static atomic_int num_peers;
+
+/* What a descriptor is. A number is used again after close(), so that the kernel's cookie tells whether it is the same
+ * socket still. */
+static _Atomic uint8_t kinds[DESCRIPTORS];
+static uint64_t cookies[DESCRIPTORS];
+static uint8_t nonces[DESCRIPTORS][NONCE_BYTES];
+
+#define NEXT(name)                                                                   \
+    static __typeof__(&name) next;                                                   \
+    if (next == NULL) next = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
+
+__attribute__((constructor)) static void read_key(void) {
+    const char *text = getenv("PARALLAX_SECRET");
+    if (text == NULL) return;
+    unsigned byte;
+    for (int i = 0; i < MAC_BYTES; ++i) {
+        if (sscanf(text + 2 * i, "%2x", &byte) != 1) {
+            fputs("PARALLAX_SECRET must be 64 hexadecimal digits, and is not.\n", stderr);
+            abort();
+        }
+        key[i] = byte;
+    }
+    has_key = 1;
+}
+
+static uint64_t cookie_of(int fd) {
+    uint64_t cookie = 0;
+    socklen_t size = sizeof cookie;
+    NEXT(getsockopt);
+    return next(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size) == 0 ? cookie : 0;
+}
+
+static int kind_of(int fd) {
+    if ((unsigned)fd >= DESCRIPTORS) return OTHER;
+    int kind = atomic_load_explicit(&kinds[fd], memory_order_acquire);
+    return kind == OTHER || cookies[fd] == cookie_of(fd) ? kind : OTHER;
+}
+
+static int set_kind(int fd, int kind) {
+    if ((unsigned)fd >= DESCRIPTORS) {
+        errno = EMFILE;
+        return -1;
+    }
+    cookies[fd] = cookie_of(fd);
+    atomic_store_explicit(&kinds[fd], kind, memory_order_release);
+    return 0;
+}
+
+static int is_tcp(int fd) {
+    int protocol = 0;
+    socklen_t size = sizeof protocol;
+    NEXT(getsockopt);
+    return next(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &size) == 0 && protocol == IPPROTO_TCP;
+}
+
+/* Whether code at this address is Open MPI's: its libraries, or a component that it has loaded. */
+static int is_open_mpi(void *code) {
+    Dl_info found;
+    if (!dladdr(code, &found) || found.dli_fname == NULL) return 0;
+    const char *slash = strrchr(found.dli_fname, '/');
+    const char *name = slash == NULL ? found.dli_fname : slash + 1;
+    return !strncmp(name, "libopen-", 8) || !strncmp(name, "libmpi", 6) || !strncmp(name, "libpmix", 7) ||
+           !strncmp(name, "mca_", 4);
+}
+
+static int as_end(const void *found, struct end *end) {
+    const struct sockaddr *address = found;
+    memset(end, 0, sizeof *end);
+    if (address->sa_family == AF_INET) {
+        const struct sockaddr_in *ipv4 = found;
+        end->address[10] = end->address[11] = 0xff;
+        memcpy(end->address + 12, &ipv4->sin_addr, 4);
+        end->port = ipv4->sin_port;
+    } else if (address->sa_family == AF_INET6) {
+        const struct sockaddr_in6 *ipv6 = found;
+        memcpy(end->address, &ipv6->sin6_addr, 16);
+        end->port = ipv6->sin6_port;
+    }
+    return address->sa_family == AF_INET || address->sa_family == AF_INET6;
+}
+
+/* Has connections to a port of an address (in digits) prove that they are the job's; -1 when it is no address. */
+int parallax_fence_peer(const char *address, int port) {
+    struct sockaddr_storage text = {0};
+    struct sockaddr_in *ipv4 = (void *)&text;
+    struct sockaddr_in6 *ipv6 = (void *)&text;
+    int at = atomic_load(&num_peers);
+    if (inet_pton(AF_INET, address, &ipv4->sin_addr) == 1) {
+        ipv4->sin_family = AF_INET;
+        ipv4->sin_port = htons(port);
+    } else if (inet_pton(AF_INET6, address, &ipv6->sin6_addr) == 1) {
+        ipv6->sin6_family = AF_INET6;
+        ipv6->sin6_port = htons(port);
+    }
+    if (at == PEERS || !as_end(&text, &peers[at])) return -1;
+    atomic_store(&num_peers, at + 1);
+    return 0;
+}
+
+/* Whether this process has the job's secret. */
+int parallax_is_fenced(void) { return has_key; }
+
+static int is_peer(const struct sockaddr *address) {
+    struct end end;
+    if (!as_end(address, &end)) return 0;
+    for (int i = atomic_load(&num_peers); i-- > 0;)
+        if (!memcmp(&peers[i], &end, sizeof end)) return 1;
+    return 0;
+}
+
+/* The MAC of one side's message on a connection; -1 when it is not connected. */
+static int mac_of(int fd, int is_client, const char *side, const uint8_t *nonce, uint8_t mac[MAC_BYTES]) {
+    struct __attribute__((packed)) {
+        char side[8];
+        struct end client, server;
+        uint8_t nonce[NONCE_BYTES];
+    } text;
+    struct sockaddr_storage own, other;
+    socklen_t own_size = sizeof own, other_size = sizeof other;
+    if (getsockname(fd, (void *)&own, &own_size) != 0 || getpeername(fd, (void *)&other, &other_size) != 0) return -1;
+    memset(&text, 0, sizeof text);
+    memcpy(text.side, side, strlen(side));
+    as_end(&own, is_client ? &text.client : &text.server);
+    as_end(&other, is_client ? &text.server : &text.client);
+    memcpy(text.nonce, nonce, NONCE_BYTES);
+    parallax_hmac(key, sizeof key, (const void *)&text, sizeof text, mac);
+    return 0;
+}
+
+/* In a time that does not tell where they differ. */
+static int are_equal(const uint8_t *one, const uint8_t *other) {
+    uint8_t difference = 0;
+    for (int i = 0; i < MAC_BYTES; ++i) difference |= one[i] ^ other[i];
+    return difference == 0;
+}
+
+/* Who has just connected sends the first message, for which the empty buffer of a new socket has room. */
+static int prove(int fd) {
+    struct hello hello;
+    if (getrandom(hello.nonce, sizeof hello.nonce, 0) != sizeof hello.nonce) return -1;
+    if (mac_of(fd, 1, "connect", hello.nonce, hello.mac) != 0) return -1;
+    memcpy(nonces[fd], hello.nonce, sizeof hello.nonce);
+    if (set_kind(fd, UNANSWERED) != 0) return -1;
+    return send(fd, &hello, sizeof hello, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof hello ? 0 : -1;
+}
+
+/* Whether a connection that was accepted is of the job; answers when it is. */
+static int is_let_through(int fd) {
+    struct hello hello;
+    uint8_t mac[MAC_BYTES];
+    NEXT(recv);
+    if (next(fd, &hello, sizeof hello, MSG_DONTWAIT) != sizeof hello) return 0;
+    if (mac_of(fd, 0, "connect", hello.nonce, mac) != 0 || !are_equal(mac, hello.mac)) return 0;
+    if (mac_of(fd, 0, "accept", hello.nonce, mac) != 0) return 0;
+    return send(fd, mac, sizeof mac, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof mac;
+}
+
+/* Checks the answer, which must be there in whole; 0 when reading may go on, else -1 and errno. */
+static int take_answer(int fd, int flags) {
+    uint8_t answer[MAC_BYTES], wanted[MAC_BYTES];
+    int kind = kind_of(fd);
+    if (kind == UNANSWERED) {
+        NEXT(recv);
+        ssize_t size = next(fd, answer, sizeof answer, MSG_WAITALL | (flags & MSG_DONTWAIT));
+        if (size < 0) return -1;
+        kind = OTHER;
+        if (size > 0 && (size < MAC_BYTES || mac_of(fd, 1, "accept", nonces[fd], wanted) != 0 || !are_equal(answer, wanted)))
+            kind = REFUSED;
+    }
+    if (kind == REFUSED) {
+        shutdown(fd, SHUT_RDWR);
+        set_kind(fd, REFUSED);
+        errno = ECONNRESET;
+        return -1;
+    }
+    atomic_store_explicit(&kinds[fd], OTHER, memory_order_release); /* also of a socket that has this number now */
+    return 0;
+}
+
+/* 0 at the price of a load, for all that is not a new connection. */
+static inline int may_not_read(int fd, int flags) {
+    if ((unsigned)fd >= DESCRIPTORS || atomic_load_explicit(&kinds[fd], memory_order_relaxed) < UNANSWERED) return 0;
+    return take_answer(fd, flags);
+}
+
+void parallax_fence_listener(int fd) {
+    if (has_key) set_kind(fd, LISTENER);
+}
+
+int listen(int fd, int backlog) {
+    NEXT(listen);
+    if (has_key && is_tcp(fd) && (kind_of(fd) == LISTENER || is_open_mpi(__builtin_return_address(0)))) {
+        int seconds = DEFER_S;
+        if (set_kind(fd, LISTENER) != 0 || setsockopt(fd, IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds) != 0)
+            return -1;
+        backlog = SOMAXCONN; /* strangers who say nothing stand in this queue too */
+    }
+    return next(fd, backlog);
+}
+
+int accept4(int fd, struct sockaddr *address, socklen_t *size, int flags) {
+    NEXT(accept4);
+    socklen_t room = size == NULL ? 0 : *size;
+    for (;;) {
+        if (size != NULL) *size = room;
+        int made = next(fd, address, size, flags);
+        if (made < 0 || kind_of(fd) != LISTENER || is_let_through(made)) return made;
+        close(made);
+        struct pollfd more = {fd, POLLIN, 0};
+        if (poll(&more, 1, 0) <= 0) { /* a listener that waits in accept() is one that select() told of a connection */
+            errno = EAGAIN;
+            return -1;
+        }
+    }
+}
+
+int accept(int fd, struct sockaddr *address, socklen_t *size) { return accept4(fd, address, size, 0); }
+
+int connect(int fd, const struct sockaddr *address, socklen_t size) {
+    NEXT(connect);
+    int proves = has_key && address != NULL && is_tcp(fd) &&
+                 (is_peer(address) || is_open_mpi(__builtin_return_address(0)));
+    if (proves && set_kind(fd, CONNECTING) != 0) return -1;
+    int result = next(fd, address, size);
+    if (!proves || result != 0) return result;
+    if (prove(fd) == 0) return 0;
+    errno = ECONNRESET;
+    return -1;
+}
+
+int getsockopt(int fd, int level, int name, void *value, socklen_t *size) {
+    NEXT(getsockopt);
+    int result = next(fd, level, name, value, size);
+    if (result != 0 || level != SOL_SOCKET || name != SO_ERROR || *(int *)value != 0) return result;
+    struct sockaddr_storage other;
+    socklen_t other_size = sizeof other;
+    if (kind_of(fd) == CONNECTING && getpeername(fd, (void *)&other, &other_size) == 0 && prove(fd) != 0)
+        *(int *)value = ECONNRESET;
+    return 0;
+}
+
+ssize_t recv(int fd, void *bytes, size_t size, int flags) {
+    NEXT(recv);
+    return may_not_read(fd, flags) ? -1 : next(fd, bytes, size, flags);
+}
+
+ssize_t recvmsg(int fd, struct msghdr *message, int flags) {
+    NEXT(recvmsg);
+    return may_not_read(fd, flags) ? -1 : next(fd, message, flags);
+}
+
+ssize_t read(int fd, void *bytes, size_t size) {
+    NEXT(read);
+    return may_not_read(fd, 0) ? -1 : next(fd, bytes, size);
+}
+
+ssize_t readv(int fd, const struct iovec *parts, int count) {
+    NEXT(readv);
+    return may_not_read(fd, 0) ? -1 : next(fd, parts, count);
+}

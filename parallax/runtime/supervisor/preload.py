@@ -1,0 +1,129 @@
+"""The library that processes of a job are started with (parallax/native/preload/): its variables, and the job's secret.
+
+mpirun, its daemons on other hosts and all ranks have it. Each inherits the variables of whoever started it, and ranks
+take those of the library out before they start anything: the user's processes are loaded without it.
+
+The secret, by which the processes of a job know each other, is drawn by the launcher and never on a command line. It is
+in mpirun's environment, and reaches the daemons on the standard input of ssh. For that this file is a script too, which
+needs nothing but Python: `preload.py reach SSH...` becomes the command with the secret on its standard input, and
+`preload.py start LIBRARY DAEMON ARGS...`, on the other host, reads it and becomes the daemon.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePath
+
+LIBRARY = "libparallax_preload.so"
+LISTEN_ADDRESS = "PARALLAX_LISTEN_ADDRESS"
+"""Read by the library: the address to which it narrows what would listen on all (listen_address.c)."""
+SECRET = "PARALLAX_SECRET"
+"""Read by the library when it is loaded: 64 hexadecimal digits (fence.c)."""
+
+_PRELOAD = "LD_PRELOAD"
+_REUSE_PORT = "TF_GRPC_REUSE_PORT"
+_NO_SECRET = 254
+
+
+def preloaded(library: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variable with which a process is started that loads `library`, and what the user has it load."""
+    return {_PRELOAD: ":".join([library, *_of_the_user(environment)])}
+
+
+def forget_preloaded() -> dict[str, str]:
+    """Takes the library and its variables out of this process's environment; what the user has there stays.
+
+    Returns:
+        The variable with the job's secret, for a process of the job; empty where nothing is fenced.
+    """
+    own, secret = _of_the_user(os.environ), os.environ.get(SECRET)
+    for name in (_PRELOAD, LISTEN_ADDRESS, SECRET):
+        os.environ.pop(name, None)
+    if own:
+        os.environ[_PRELOAD] = ":".join(own)
+    return {SECRET: secret} if secret else {}
+
+
+@contextmanager
+def listening_on(address: str) -> Iterator[None]:
+    """Inside, a TensorFlow server listens on `address` only, and may take over a port that this process holds."""
+    before = {name: os.environ.get(name) for name in (LISTEN_ADDRESS, _REUSE_PORT)}
+    os.environ.update({LISTEN_ADDRESS: address, _REUSE_PORT: "1"})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def prove_to(addresses: Iterable[tuple[str, int]]) -> None:
+    """Has this process prove that it is of the job when it connects to one of these addresses, in digits, and ports.
+
+    Raises:
+        OSError: the library is not loaded, or takes no such address.
+    """
+    library = ctypes.CDLL(None)
+    for address, port in addresses:
+        if not hasattr(library, "parallax_fence_peer") or library.parallax_fence_peer(address.encode(), port) != 0:
+            raise OSError(f"{LIBRARY} must be loaded to connect to servers of a job, here to {address}, port {port}.")
+
+
+def agent_words(python: str, library: str, agent: str) -> dict[str, str]:
+    """The parameters of Open MPI by which its daemons get the secret: how they are reached, and how started.
+
+    Args:
+        python: the interpreter, at the same path on all hosts, as this file and `library` are.
+        library: the library that daemons are loaded with.
+        agent: what runs a command on another host, as `ssh`; it must pass its standard input on.
+    """
+    script = f"{python} -I -S {__file__}"
+    return {"plm_rsh_agent": f"{script} reach {agent}", "orte_launch_agent": f"{script} start {library} orted"}
+
+
+def _of_the_user(environment: Mapping[str, str]) -> list[str]:
+    """The libraries to load but for the job's; the loader parts them at blanks and colons."""
+    return [word for word in re.split("[ :]", environment.get(_PRELOAD, "")) if word and PurePath(word).name != LIBRARY]
+
+
+def _reach(argv: list[str]) -> None:
+    secret = forget_preloaded()[SECRET]
+    read_fd, written_fd = os.pipe()
+    os.write(written_fd, f"{secret}\n".encode())
+    os.close(written_fd)
+    os.dup2(read_fd, 0)
+    os.execvp(argv[0], argv)
+
+
+def _start(library: str, argv: list[str]) -> None:
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            sys.stderr.write(
+                "What reaches this host must pass its standard input on to the command, as ssh does: the job's secret "
+                "comes there, and did not.\n"
+            )
+            sys.exit(_NO_SECRET)
+        line += byte
+    if not Path(library).is_file():
+        sys.stderr.write(f"{library} must be on every host of a job, and is not on {os.uname().nodename}.\n")
+        sys.exit(_NO_SECRET)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.environ.update({SECRET: line.decode().strip(), **preloaded(library, os.environ)})
+    os.execv(argv[0], argv)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "reach":
+        _reach(sys.argv[2:])
+    else:
+        _start(sys.argv[2], sys.argv[3:])

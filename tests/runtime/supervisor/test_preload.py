@@ -1,0 +1,53 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from parallax.runtime.supervisor import preload
+from parallax.runtime.supervisor.preload import forget_preloaded, preloaded, prove_to
+
+SECRET = "07" * 32
+SCRIPT = [sys.executable, "-I", "-S", preload.__file__]
+
+
+@pytest.mark.parametrize(("own", "left"), [("", None), ("/lib/a.so b.so", "/lib/a.so:b.so")])
+def test_a_process_forgets_the_library_and_the_secret_and_keeps_what_the_user_has_loaded(monkeypatch, own, left):
+    monkeypatch.setenv("LD_PRELOAD", own)
+    loaded = preloaded("/env/lib/libparallax_preload.so", os.environ)
+    monkeypatch.setenv("LD_PRELOAD", loaded["LD_PRELOAD"])
+    monkeypatch.setenv("PARALLAX_LISTEN_ADDRESS", "127.0.0.1")
+    monkeypatch.setenv("PARALLAX_SECRET", SECRET)
+    assert preloaded("/other/libparallax_preload.so", os.environ)["LD_PRELOAD"].count("libparallax_preload") == 1
+    assert forget_preloaded() == {"PARALLAX_SECRET": SECRET}
+    names = ("LD_PRELOAD", "PARALLAX_LISTEN_ADDRESS", "PARALLAX_SECRET")
+    assert [os.environ.get(name) for name in names] == [left, None, None]
+    assert forget_preloaded() == {}
+
+
+def run(words, **variables):
+    return subprocess.run(words, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+
+
+def test_a_daemon_gets_the_secret_through_what_reaches_its_host_and_not_in_its_arguments(tmp_path):
+    library = tmp_path / "libparallax_preload.so"
+    library.touch()
+    away = ["/usr/bin/env", "-i", "LD_PRELOAD=libdl.so.2"]  # as ssh, but for the network: it inherits no variable
+    reach = [*SCRIPT, "reach", *away, *SCRIPT, "start", str(library)]
+    told = [sys.executable, "-I", "-S", "-c", "import os, sys; print(sys.argv, dict(os.environ), sys.stdin.read())"]
+    done = run([*reach, *told, "arguments"], PARALLAX_SECRET=SECRET)
+    loaded = f"{library}:libdl.so.2"
+    assert done.stdout.startswith("['-c', 'arguments']"), done.stderr
+    assert f"'PARALLAX_SECRET': '{SECRET}'" in done.stdout and f"'LD_PRELOAD': '{loaded}'" in done.stdout
+
+
+def test_a_daemon_without_the_secret_or_the_library_does_not_start():
+    done = run([*SCRIPT, "start", "/no/library", "/bin/true"])
+    assert (done.returncode, "must pass its standard input on" in done.stderr) == (254, True)
+    done = run([*SCRIPT, "reach", *SCRIPT, "start", "/no/library", "/bin/true"], PARALLAX_SECRET=SECRET)
+    assert (done.returncode, "/no/library must be on every host of a job" in done.stderr) == (254, True)
+
+
+def test_a_process_without_the_library_does_not_connect_to_servers():
+    with pytest.raises(OSError, match=r"libparallax_preload.so must be loaded to connect .* 10.0.0.1, port 20000"):
+        prove_to([("10.0.0.1", 20000)])
