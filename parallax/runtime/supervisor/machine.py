@@ -160,7 +160,7 @@ def _react(
     if isinstance(event, Unread):
         return _orphan(state)
     if isinstance(event, WorkerEnded):
-        return state, _ends(state, event.status)
+        return replace(state, kill_s=float("inf")), _ends(state, event.status)
     return state, ()
 
 
