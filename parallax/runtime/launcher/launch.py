@@ -25,7 +25,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import BinaryIO
 
 from parallax.runtime.launcher.job import Job
@@ -39,6 +38,7 @@ from parallax.runtime.launcher.machine import (
     SignalCame,
     SignalMpirun,
     StopsSeen,
+    heard,
     new_job,
     step,
 )
@@ -180,8 +180,7 @@ class _Watch:
             self.relay.drop_unread()
 
     def _say(self, text: str) -> None:
-        judge, lines = self.state.judge.hear(text)
-        self.state = replace(self.state, judge=judge)
+        self.state, lines = heard(self.state, text)
         for line in lines:
             self.relay.say(f"[mpirun] {line}")
 
@@ -226,9 +225,11 @@ def _run(process: subprocess.Popen[bytes], watch: _Watch, caught: list[int]) -> 
 
 def _speak(process: subprocess.Popen[bytes], watch: _Watch, ended: threading.Event) -> None:
     """Has mpirun pass the launcher's word on, again and again; printing may hold up the launcher's loop for long."""
-    while not ended.wait(watch.state.alive.limits.word_s):
-        if watch.state.alive.first_s is not None:  # before that mpirun may not have its handlers yet
-            process.send_signal(WORD)
+    while watch.state.alive.first_s is None and not ended.wait(_POLL_S):
+        pass  # before a rank has started mpirun may not have its handlers yet
+    while not ended.is_set():
+        process.send_signal(WORD)
+        ended.wait(watch.state.alive.limits.word_s)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -149,7 +149,8 @@ class Liveness:
         ranks: tuple[int, ...] = (first,)
         if len(set(self.hosts)) > 1 and set(of_host) <= set(late):
             kind, ranks = HOST, of_host
-        if len(ages) > 1 and set(ages) <= set(late):
+        only_host = len(set(self.hosts)) == 1 and len(ages) > 1
+        if set(ages) <= set(late) and (only_host or len({self.hosts[rank] for rank in ages}) > 1):
             kind, ranks = MPIRUN, tuple(ages)
         return Silence(kind, ranks, ages[first], now_s - ages[first])
 

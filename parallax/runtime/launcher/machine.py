@@ -125,6 +125,12 @@ def step(state: JobState, event: JobEvent, now_s: float) -> tuple[JobState, tupl
     return _decide(replace(state, alive=state.alive.look(now_s)), now_s)
 
 
+def heard(state: JobState, line: str) -> tuple[JobState, list[str]]:
+    """The state after one line of mpirun's own words, and the lines that the user shall see now."""
+    judge, shown = state.judge.hear(line)
+    return replace(state, judge=judge), shown
+
+
 def _take(state: JobState, frame: Frame, now_s: float) -> JobState:
     stalls = state.stalls
     if isinstance(frame, Control):

@@ -71,7 +71,7 @@ class _InRun:
 @dataclass(frozen=True, slots=True)
 class _Elsewhere:
     reason: str
-    since_s: float = float("-inf")  # of what has ended
+    since_s: float = float("-inf")
 
 
 _NOT_IN_RUN = _Elsewhere("is not in session.run")
@@ -102,7 +102,7 @@ class StallWatch:
         if kind == "in_run":
             return self._with(rank, _in_run(message, now_s))
         if kind == "run_done":
-            return self._with(rank, _NOT_IN_RUN)
+            return self._with(rank, replace(_NOT_IN_RUN, since_s=now_s))
         if kind == "finished":
             return self._with(rank, _Elsewhere(f"ended its loop after {message['runs']} runs", now_s))
         return self
@@ -112,7 +112,7 @@ class StallWatch:
         if rank >= len(self.states):
             return self
         state = self.states[rank]
-        if isinstance(state, _InRun) or state is _NOT_IN_RUN:
+        if isinstance(state, _InRun) or state.reason == _NOT_IN_RUN.reason:
             return self._with(rank, _Elsewhere(f"has ended with exit status {status}", now_s))
         return self
 
@@ -125,9 +125,8 @@ class StallWatch:
             )
             if not absent:
                 continue
-            ended_s = min(self._ended_s(rank) for rank, _ in absent)
-            vain_s = now_s - max(began_s, ended_s) if run.patient else now_s - began_s
-            if vain_s >= self.timeout_s:
+            # Of a run that has lasted long, and ends on all now, one rank tells first: it is away since then only.
+            if now_s - max(began_s, min(self._away_s(rank) for rank, _ in absent)) >= self.timeout_s:
                 away = [rank for rank, _ in absent]
                 waiting = tuple(rank for rank in range(len(self.states)) if rank not in away)
                 others = [state for rank in away if isinstance(state := self.states[rank], _InRun)]
@@ -137,15 +136,16 @@ class StallWatch:
     def _with(self, rank: int, state: _InRun | _Elsewhere) -> StallWatch:
         return replace(self, states=(*self.states[:rank], state, *self.states[rank + 1 :]))
 
-    def _ended_s(self, rank: int) -> float:
+    def _away_s(self, rank: int) -> float:
+        """Since when a rank has been where it is."""
         state = self.states[rank]
-        return state.since_s if isinstance(state, _Elsewhere) else float("-inf")
+        return state.since_s if isinstance(state, _Elsewhere) else state.began_s
 
 
 def _why_absent(state: _InRun | _Elsewhere, run: _InRun) -> str:
     """Why a rank will not come into a run; empty if it is in it, or may still come as far as a patient run knows."""
     if isinstance(state, _Elsewhere):
-        return "" if run.patient and state is _NOT_IN_RUN else state.reason
+        return "" if run.patient and state.reason == _NOT_IN_RUN.reason else state.reason
     if run.patient:
         return ""
     if state.collectives == run.collectives:

@@ -31,7 +31,7 @@ class Limits:
     frozen_s: float = 60.0
     silent_s: float = 20.0
     start_s: float = 120.0
-    word_s: float = 5.0
+    word_s: float = 2.0
     unheard_s: float = 60.0
 
     @property

@@ -56,9 +56,19 @@ def test_the_same_collectives_under_another_fetch_are_the_same_run():
 
 
 def test_ranks_in_runs_with_other_collectives_wait_for_each_other():
-    stall = watch_of((0, in_run("a", "d1"), 12.0), (1, in_run("b", "d2"), 2.0)).verdict(61.0)
+    watch = watch_of((0, in_run("a", "d1"), 12.0), (1, in_run("b", "d2"), 2.0))
+    assert watch.verdict(69.0) is None  # the second waits since 10
+    stall = watch.verdict(70.0)
     assert (stall.fetch, stall.waiting) == ("b", (1,))
     assert stall.absent == ((0, "waits in another fetch: a"),)
+
+
+def test_of_a_long_run_that_ends_on_all_one_rank_may_tell_first():
+    watch = watch_of((0, in_run(seconds=200.0), 200.0), (1, in_run(seconds=200.0), 200.0))
+    watch = watch.observe(0, {"kind": "run_done"}, 200.5)
+    assert watch.verdict(201.0) is None and watch.verdict(260.5) is not None
+    ended = watch.observe_exit(0, 0, 201.0)
+    assert ended.verdict(202.0) is None
 
 
 def test_a_run_that_returned_waits_no_more():
@@ -76,13 +86,13 @@ def test_a_run_told_again_keeps_its_start_and_a_new_one_has_its_own():
 def test_a_rank_whose_process_ended_does_not_come():
     watch = watch_of((0, in_run(), 2.0))
     watch = watch.observe_exit(1, 0, 9.0)
-    assert watch.verdict(61.0).absent == ((1, "has ended with exit status 0"),)
+    assert watch.verdict(69.0).absent == ((1, "has ended with exit status 0"),)
 
 
 def test_the_end_of_a_process_does_not_hide_how_often_it_ran():
     watch = watch_of((0, in_run(), 2.0), (1, {"kind": "finished", "runs": 3}, 2.0))
     watch = watch.observe_exit(1, 0, 9.0)
-    assert watch.verdict(61.0).absent == ((1, "ended its loop after 3 runs"),)
+    assert watch.verdict(62.0).absent == ((1, "ended its loop after 3 runs"),)
 
 
 def test_a_patient_run_waits_for_who_is_at_anything_and_not_for_who_has_ended():
