@@ -23,7 +23,7 @@ from parallax.runtime.supervisor.limits import Limits
 from parallax.runtime.supervisor.vitals import Vitals
 
 LIMITS = Limits(stopped_s=3, frozen_s=5, silent_s=6, start_s=12, word_s=2, unheard_s=8)
-STALL_S = 9.0
+STALL_S = (5.0, 9.0)
 LOOK_S = 0.5
 MPIRUN_GRACE_S = 1.0
 LAST_WORDS_S = 1.0
@@ -69,9 +69,10 @@ class World:
         self._watching = watching
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0
+        self.stall_s = random.uniform(*STALL_S)
         names = tuple(f"rank {rank}" for rank in range(len(hosts)))
         by_rank = tuple(f"h{host}" for host in hosts)
-        self.job = job_machine.new_job(names, by_rank, workers, STALL_S, LIMITS, 0.0)
+        self.job = job_machine.new_job(names, by_rank, workers, self.stall_s, LIMITS, 0.0)
         self.ranks = [Rank(n, host, rank_machine.SupervisorState(n, 0.0, LIMITS)) for n, host in enumerate(hosts)]
         self.launcher = self.mpirun = "up"
         self.held_until_s = 0.0  # the launcher waits for who reads its output

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from ops.faults.model import LIMITS, STALL_S, World
+from ops.faults.model import LIMITS, World
 from parallax.runtime.launcher.machine import ReaderGone, SignalCame
 
 _END_S = 10.0  # to end a job: mpirun's grace, a supervisor's, and looking
@@ -23,6 +23,7 @@ class Expected:
     Attributes:
         status: exit status of the launcher; None when the launcher does not live to give one.
         words: what the message begins with; empty for no message.
+        has: what stands in it.
         within_s: from the fault to the launcher's end.
         empty_s: from the fault until nothing is left anywhere.
     """
@@ -31,13 +32,14 @@ class Expected:
     words: str
     within_s: float
     empty_s: float
+    has: str = ""
 
 
 Fault = Callable[[World], Expected]
 
 
-def _ends(status: int | None, words: str, limit_s: float = 0.0, left_s: float = 0.0) -> Expected:
-    return Expected(status, words, limit_s + _END_S, max(limit_s, left_s) + _END_S)
+def _ends(status: int | None, words: str, limit_s: float = 0.0, left_s: float = 0.0, has: str = "") -> Expected:
+    return Expected(status, words, limit_s + _END_S, max(limit_s, left_s) + _END_S, has)
 
 
 def _others_wait(world: World, rank: int) -> None:
@@ -68,8 +70,8 @@ def ends_well(world: World) -> Expected:
     """Nothing happens: all finish."""
     for rank in world.ranks:
         world.tell(rank, {"kind": "finished", "runs": 3})
-        world.at(world.now_s + world.random.random(), world.end_worker, rank, 0)
-    return _ends(0, "")
+        world.at(world.now_s + 12 * world.random.random(), world.end_worker, rank, 0)
+    return _ends(0, "", 12)
 
 
 def is_slow(world: World) -> Expected:
@@ -80,7 +82,7 @@ def is_slow(world: World) -> Expected:
     for rank in world.ranks:
         world.enter_run(rank)
     # Without a beat a worker cannot tell that it is in the run of all, and is waited for as one that is elsewhere.
-    seconds = 20 + 10 * world.random.random() if sign == "beat" else STALL_S - 2
+    seconds = 20 + 10 * world.random.random() if sign == "beat" else world.stall_s - 2
     for rank in world.ranks:
         world.at(world.now_s + seconds, world.end_worker, rank, 0)
     return _ends(0, "", seconds)
@@ -90,21 +92,24 @@ def is_held_up(world: World) -> Expected:
     """Nobody reads the launcher's output for long, and then somebody does."""
     world.held_until_s = world.now_s + 25
     world.at(world.held_until_s + 2, ends_well, world)
-    return _ends(0, "", 27)
+    return _ends(0, "", 39)
 
 
 def pauses(world: World) -> Expected:
-    """A worker is stopped, and goes on in time."""
+    """A worker is stopped again and again, and goes on in time."""
     rank = world.ranks[_pick(world)]
-    rank.stopped = True
-    seconds = (LIMITS.stopped_s - 1.1) * world.random.random()
+
+    def stop() -> None:
+        rank.stopped = True
+        world.at(world.now_s + (LIMITS.stopped_s - 1.1) * world.random.random(), go_on)
 
     def go_on() -> None:
         rank.stopped = False
-        world.at(world.now_s + 6, ends_well, world)
 
-    world.at(world.now_s + seconds, go_on)
-    return _ends(0, "", 10)
+    for number in range(4):
+        world.at(world.now_s + 4 * number, stop)
+    world.at(world.now_s + 20, ends_well, world)
+    return _ends(0, "", 32)
 
 
 def exits(world: World) -> Expected:
@@ -269,7 +274,7 @@ def ends_early(world: World) -> Expected:
     rank = _pick_worker(world)
     world.tell(world.ranks[rank], {"kind": "finished", "runs": 3})
     _others_wait(world, rank)
-    return _ends(124, "the job stalled", STALL_S + 2)
+    return _ends(124, "the job stalled", world.stall_s + 2, has=f"rank {rank}: ended its loop after 3 runs")
 
 
 def fetches_otherwise(world: World) -> Expected:
@@ -277,7 +282,7 @@ def fetches_otherwise(world: World) -> Expected:
     rank = _pick_worker(world)
     _others_wait(world, rank)
     world.enter_run(world.ranks[rank], "loss", "other")
-    return _ends(124, "the job stalled", STALL_S + 2)
+    return _ends(124, "the job stalled", world.stall_s + 2, has="waits in another fetch")
 
 
 def is_a_run_apart(world: World) -> Expected:
@@ -285,7 +290,7 @@ def is_a_run_apart(world: World) -> Expected:
     rank = _pick_worker(world)
     _others_wait(world, rank)
     world.enter_run(world.ranks[rank], failures=("run 3: x",))
-    return _ends(124, "the job stalled", STALL_S + 2)
+    return _ends(124, "the job stalled", world.stall_s + 2, has=" is a run ")
 
 
 def _pick_worker(world: World) -> int:

@@ -53,8 +53,8 @@ def _broken(world: World, expected: Expected, at_s: float) -> str:
     if world.ending.status != expected.status:
         return f"status {world.ending.status} and not {expected.status}: {world.ending.message}"
     message = world.ending.message
-    if not message.startswith(expected.words) or (message and not expected.words):
-        return f"said {message!r} and not {expected.words!r}"
+    if not message.startswith(expected.words) or (message and not expected.words) or expected.has not in message:
+        return f"said {message!r} and not {expected.words!r}, {expected.has!r}"
     if world.ended_s - at_s > expected.within_s:
         return f"ended after {world.ended_s - at_s:.1f} s and not {expected.within_s:.1f} s"
     if world.now_s - at_s > expected.empty_s:

@@ -115,6 +115,11 @@ class Liveness:
             (self.heard_s[rank] or 0.0) < since_s - self.idle_s - self.limits.late_s for rank in self.late(now_s)
         )
 
+    def is_in_doubt(self, now_s: float) -> bool:
+        """Whether of some rank it is not known what it does: its pulse is late, or it is stopped or quiet."""
+        unsure = (p for p in self.pulses if p is not None and self.heard_s[p.rank] != _ENDED)
+        return bool(self.late(now_s)) or any(p.stopped_s > 0 or p.quiet_s >= self.limits.late_s for p in unsure)
+
     def verdict(self, now_s: float) -> Silence | None:
         """Who is silent at `now_s`, or None while nobody is."""
         limits, clock_s = self.limits, now_s - self.idle_s

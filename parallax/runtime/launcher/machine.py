@@ -6,7 +6,7 @@ What goes before what, when several things are known of a job that does not go o
 1. a signal to the launcher, or nobody who reads its output;
 2. a failure that a rank has told, unless somebody was silent before, who may be its cause;
 3. who is silent (liveness.py);
-4. ranks that wait in vain (stall.py), unless a pulse is late: what that rank does is not known.
+4. ranks that wait in vain (stall.py), unless somebody may be silent: what that rank does is not known.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _reason(state: JobState, now_s: float) -> tuple[Ending | None, bool]:
         text = silence_text(silence, state.alive, state.judge.names.__getitem__)
         status = EXIT_UNKNOWN if silence.kind == HOST else EXIT_STALLED
         return Ending(status, text), silence.kind in (MPIRUN, MPIRUN_STOPPED)
-    if state.judge.knows_failure() or state.alive.late(now_s):
+    if state.judge.knows_failure() or state.alive.is_in_doubt(now_s):
         return None, False
     stall = state.stalls.verdict(now_s)
     return (None if stall is None else Ending(EXIT_STALLED, f"the job stalled: {stall}")), False
