@@ -303,7 +303,7 @@ class World:
         """The end of mpirun, when all that it has started has ended."""
         if self.mpirun != "up" or any(rank.has_supervisor and self._reaches(rank) for rank in self.ranks):
             return
-        if any(daemon != "dead" and (host in self.cut or daemon == "stopped") for host, daemon in self.daemons.items()):
+        if any(host in self.cut or daemon == "stopped" for host, daemon in self.daemons.items()):
             return  # it waits for their daemon's word
         on_its_way_s = max(rank.sent_s for rank in self.ranks)
         if self.now_s <= on_its_way_s:  # what ranks have written is sent on first
@@ -357,7 +357,8 @@ class World:
         self.at(self.now_s + LOOK_S, self._look)
         if self.launcher == "stopped" or self.now_s < self.held_until_s:
             return
-        came, self._inbox = self._inbox, []
+        was_held, self.held_until_s = self.held_until_s > 0.0, 0.0
+        came, self._inbox = ([], self._inbox) if was_held else (self._inbox, [])
         for one in came:
             if isinstance(one, str):
                 self.job = job_machine.heard(self.job, one)[0]

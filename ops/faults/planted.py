@@ -129,7 +129,6 @@ DEFECTS = (
     Defect(_RANK, "ticks=vitals.ticks", "ticks=state.ticks"),
     Defect(_RANK, "state.quiet_s + passed_s if state.doing and not at_work", "state.quiet_s + passed_s if not at_work"),
     Defect(_RANK, "quiet_s=state.quiet_s + passed_s if", "quiet_s=passed_s if"),
-    Defect(_RANK, "at_work = stopped or", "at_work ="),
     Defect(_RANK, "return after, (Tell(Pulse(", "return after, () and (Tell(Pulse("),
     # What a supervisor hears, and how it ends.
     Defect(_RANK, "if after.unheard_s >= after.limits.unheard_s:", "if False:"),
@@ -138,11 +137,9 @@ DEFECTS = (
     Defect(_RANK, "told=True), (SignalWorker(signal.SIGKILL),)", "told=True), ()"),
     Defect(_RANK, "Leave(128 + signal.SIGKILL, True)", "Leave(128 + signal.SIGKILL, False)"),
     Defect(_RANK, "kill_s=now_s + GRACE_S", 'kill_s=float("inf")'),
-    Defect(_RANK, "(SignalWorker(signal.SIGTERM),)", "()"),
     Defect(_RANK, "by = 0 if event.number == signal.SIGTERM else event.number", "by = 0"),
     Defect(_RANK, "by = 0 if event.number == signal.SIGTERM else event.number", "by = event.number"),
     Defect(_RANK, "Exit(state.rank, status, state.told, state.by)", "Exit(state.rank, status, False, state.by)"),
-    Defect(_RANK, "status = -state.by", "status = 0"),
     # How long is reckoned.
     Defect(_LIMITS, "min(max(0.0, now_s - before_s), 2 * beat_s)", "max(0.0, now_s - before_s)"),
     Defect(_LIMITS, "min(max(0.0, now_s - before_s), 2 * beat_s)", "0.0"),
@@ -160,7 +157,6 @@ DEFECTS = (
     Defect(_LIVE, "for rank, seconds in self.stopped_s.items():", "for rank, seconds in ():"),
     Defect(_LIVE, "        return any(\n", "        return False and any(\n"),
     Defect(_LIVE, "        return any(\n", "        return True or any(\n"),
-    Defect(_LIVE, "if pulse is None or self.heard_s[pulse.rank] == _ENDED:", "if pulse is None:"),
     # When a job is ended.
     Defect(_JOB, "EXIT_UNKNOWN if silence.kind == HOST else EXIT_STALLED", "EXIT_STALLED"),
     Defect(_JOB, "kill_s=now_s + GRACE_S", 'kill_s=float("inf")'),
@@ -187,7 +183,6 @@ DEFECTS = (
     Defect(_OUT, "        if self.lost_host is not None:\n", "        if False:\n"),
     Defect(_OUT, "if self.first_out is not None and self.first_out in", "if False and self.first_out in"),
     Defect(_OUT, "_EXIT_WAIT_S = 5.0", "_EXIT_WAIT_S = 500.0"),
-    Defect(_OUT, "_SETTLE_S = 0.3", "_SETTLE_S = -1.0"),
     # Who waits in vain.
     Defect(_STALL, 'if kind == "finished":', "if False:"),
     Defect(_STALL, "apart = len(state.failures) - len(run.failures)", "apart = 0"),

@@ -57,7 +57,7 @@ def _follow(world: World, rank: int, least_s: float) -> None:
     others = [one for one in world.ranks if one.number != rank]
     if others and world.random.random() < 0.5:
         other = world.random.choice(others)
-        at_s = world.now_s + least_s + 2 * world.random.random()
+        at_s = world.now_s + least_s + 2 * world.random.random() ** 4
         message = {"kind": "failed", "error": "lost connection", "what": "lost"}
         world.at(at_s, world.tell, other, message)
         world.at(at_s + 0.2, world.end_worker, other, 1)
@@ -86,6 +86,13 @@ def is_slow(world: World) -> Expected:
     for rank in world.ranks:
         world.at(world.now_s + seconds, world.end_worker, rank, 0)
     return _ends(0, "", seconds)
+
+
+def sleeps(world: World) -> Expected:
+    """Programs that never beat and use no processor; `world_of` has made them so from the start."""
+    for rank in world.ranks:
+        world.at(world.now_s + 2 * LIMITS.frozen_s, world.end_worker, rank, 0)
+    return _ends(0, "", 2 * LIMITS.frozen_s)
 
 
 def is_held_up(world: World) -> Expected:
@@ -128,9 +135,9 @@ def raises(world: World) -> Expected:
     world.tell(world.ranks[rank], {"kind": "failed", "error": "Traceback (most recent call last):\nKeyError: 3"})
     stays = world.random.random() < 0.3
     if not stays:
-        world.at(world.now_s + 0.5 * world.random.random(), world.end_worker, world.ranks[rank], 1)
+        world.at(world.now_s + 0.5 * world.random.random(), world.end_worker, world.ranks[rank], 5)
     _follow(world, rank, 0.5)
-    return _ends(1, f"rank {rank} failed", 5.0)
+    return _ends(1 if stays else 5, f"rank {rank} failed", 5.0)
 
 
 def is_killed(world: World) -> Expected:
@@ -298,7 +305,7 @@ def _pick_worker(world: World) -> int:
 
 
 FAULTS: tuple[Fault, ...] = (
-    *(ends_well, is_slow, is_held_up, pauses, exits, raises, is_killed, gets_hup, is_stopped, freezes),
+    *(ends_well, is_slow, sleeps, is_held_up, pauses, exits, raises, is_killed, gets_hup, is_stopped, freezes),
     *(supervisor_killed, supervisor_stopped, supervisor_signalled, daemon_killed, host_silent),
     *(mpirun_killed, mpirun_stopped, launcher_signalled, launcher_unread, launcher_killed, launcher_stopped),
     *(ends_early, fetches_otherwise, is_a_run_apart),
@@ -316,4 +323,7 @@ def world_of(seed: int, watching: bool = False) -> tuple[World, Fault]:
     fault = random.choice(FAULTS)
     if fault in ALONE and workers < 2:
         hosts, workers = (0, 1), 2
-    return World(random, hosts, workers, watching), fault
+    world = World(random, hosts, workers, watching)
+    for rank in world.ranks:
+        rank.beats = rank.computes = fault is not sleeps
+    return world, fault
