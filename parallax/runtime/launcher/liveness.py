@@ -196,7 +196,7 @@ def silence_text(silence: Silence, alive: Liveness, name_of: Callable[[int], str
 def _doing(alive: Liveness, rank: int) -> str:
     """What a rank did when it was last heard; empty when it never told."""
     pulse = alive.pulses[rank] if alive.pulses else None
-    if pulse is None or not pulse.doing:
+    if pulse is None or "runs" not in pulse.doing:  # a server, or a program that never beat
         return ""
     doing = pulse.doing
     what = f"in a run of {doing['fetch']} for {doing['seconds']} s" if doing.get("fetch") else "in no run"

@@ -4,8 +4,9 @@ The supervisor of the rank (`parallax.runtime.supervisor.agent`) opens the pipe 
 environment variable. Outside a job the variable is not set and nothing is sent.
 
 Every second a worker or server sends its beat, which its supervisor keeps (`runs` made, the `fetch` in progress and its
-`seconds`). A worker sends `in_run` (the fetch, the digest of its collectives, the seconds so far) again and again once
-a run has lasted two seconds, `run_done`, `finished`, and `failed` with the traceback.
+`seconds`; of a server only that it is one). A worker sends `in_run` (the fetch, the digest of its collectives, the
+seconds so far) again and again once a run has lasted two seconds, `run_done`, `finished`, and `failed` with the
+traceback.
 """
 
 from __future__ import annotations

@@ -37,9 +37,14 @@ class _Running(NamedTuple):
 
 
 class Heartbeat:
-    """Beats and reports the run in progress, from a thread of its own, and tells of the loop's end."""
+    """Beats and reports the run in progress, from a thread of its own, and tells of the loop's end.
 
-    def __init__(self) -> None:
+    Args:
+        serves: whether this process is a server, which has no runs.
+    """
+
+    def __init__(self, serves: bool = False) -> None:
+        self._serves = serves
         self._lock = threading.Lock()
         self._running: _Running | None = None
         self._runs = 0
@@ -139,6 +144,8 @@ class Heartbeat:
 
     def _beat(self, running: _Running | None) -> dict[str, object]:
         """What this process does now."""
+        if self._serves:
+            return {"kind": BEAT, "serves": True}
         fetch, seconds = (running.fetch, time.monotonic() - running.began_s) if running is not None else ("", 0.0)
         return {"kind": BEAT, "runs": self._runs, "fetch": fetch, "seconds": round(seconds, 1)}
 
@@ -171,9 +178,9 @@ _of_this_process: ContextVar[Heartbeat | None] = ContextVar("watch", default=Non
 
 
 @contextmanager
-def watching() -> Iterator[Heartbeat]:
+def watching(serves: bool = False) -> Iterator[Heartbeat]:
     """The watch of the script or server that runs inside; it beats from here on, and a script's session uses it."""
-    watch = Heartbeat()
+    watch = Heartbeat(serves)
     watch.start()
     token = _of_this_process.set(watch)
     try:

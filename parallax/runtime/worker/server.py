@@ -14,7 +14,7 @@ from parallax.transform.building.all_to_all import native_ops
 
 def main() -> None:
     """Serves until all workers have ended well; a job that fails is ended by its launcher."""
-    with watching(), membership() as members:
+    with watching(serves=True), membership() as members:
         native_ops()  # a partition's initial value may need one of them
         members.start()
         wait_for_all(members.world)
