@@ -81,6 +81,14 @@ def test_a_fetch_that_one_rank_runs_alone_is_named(start):
     assert "every rank must fetch" in stall and "scores:0 (by " in stall, str(done)
 
 
+def test_a_rank_that_catches_a_failed_run_and_goes_on_is_named(start):
+    done = start(*RUN, "catches").finish()
+    assert done.status == 124, str(done)
+    apart = "rank 1: is a run ahead: it caught a failure and went on (run 4: InvalidArgumentError"
+    behind = "rank 0: is a run behind, in one that failed on those that wait (run 4: InvalidArgumentError"
+    assert apart in done.stderr or behind in done.stderr, str(done)
+
+
 def test_a_rank_that_ends_its_loop_early_is_named(start):
     running = start(*RUN, "ends its loop")
     pid_of(running, 0)

@@ -1,9 +1,12 @@
 """Jobs on several hosts: how they run, and that nothing is left of one, however it ends."""
 
+import json
 import os
 import re
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -137,6 +140,36 @@ def test_whoever_is_killed_nothing_is_left_on_any_host(lab, start, victim, statu
     }[victim]()
     os.kill(pid, signal.SIGKILL)
     found, _, stderr = job.finish()
+    assert (found, words in stderr) == (status, True), str(job)
+
+
+@pytest.mark.parametrize(
+    ("victim", "status", "words"),
+    [
+        ("link", 1, "parallax: host host1 is lost: nothing has come from it"),
+        ("daemon", 1, "parallax: host host1 is lost: nothing has come from it"),
+        ("worker", 124, "parallax: rank 1 on host host1 is silent: a signal stopped its process"),
+    ],
+)
+def test_a_host_that_falls_silent_is_named_and_its_processes_end_by_themselves(
+    lab, start, monkeypatch, victim, status, words
+):
+    limits = {"beat_s": 0.5, "stopped_s": 2, "silent_s": 4, "word_s": 0.5, "unheard_s": 4}
+    monkeypatch.setenv("LIMITS", json.dumps(limits))
+    job = start(LAUNCH, lab.resource_file(1), "no", SCRIPTS / "waiting.py", "waits")
+    job.wait_for("ready 0", "ready 1")
+    time.sleep(1)  # until supervisors have heard the launcher's first word
+    link = ["ip", "link", "set", "to-host1"]
+    if victim == "link":
+        subprocess.run(lab.argv_on_bridge([*link, "down"]), check=True)
+    else:
+        agent = "parallax.runtime.supervisor.agent"
+        word, without = ("orted", "/bin/sh") if victim == "daemon" else ("parallax.runtime.worker.main", agent)
+        os.kill(job.pid("host1", word, without=without), signal.SIGSTOP)
+    try:
+        found, _, stderr = job.finish()
+    finally:
+        subprocess.run(lab.argv_on_bridge([*link, "up"]), check=True)
     assert (found, words in stderr) == (status, True), str(job)
 
 

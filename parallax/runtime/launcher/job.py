@@ -11,6 +11,7 @@ from parallax.cluster.machines import Cluster
 from parallax.errors import ConfigError
 from parallax.plans.plan import Layout
 from parallax.runtime.supervisor.control import CONTROL_FD, HOST_ADDRESS
+from parallax.runtime.supervisor.limits import LIMITS, Limits
 from parallax.runtime.supervisor.preload import LISTEN_ADDRESS, SECRET
 from parallax.runtime.supervisor.processes import JOB_ID
 from parallax.settings.config import STALL_TIMEOUT_S
@@ -42,6 +43,7 @@ class Job:
         input: what rank 0 reads on its standard input; the others read nothing.
         output_folder: where files with each rank's output go, if anywhere.
         framework_log: from which level on what TensorFlow writes at its start is printed too; the files have all of it.
+        limits: how long each kind of silence is waited for.
     """
 
     program: tuple[str, ...]
@@ -52,6 +54,7 @@ class Job:
     input: bytes = field(default=b"", repr=False)
     output_folder: Path | None = None
     framework_log: int = FRAMEWORK_QUIET
+    limits: Limits = LIMITS
 
     def __post_init__(self) -> None:
         if not self.program or not all(self.program[:1]):

@@ -3,7 +3,7 @@
 Exit statuses that `launch` returns:
     0            every rank ended with 0.
     1 to 125     the exit status of the first rank that failed; 1 also when it failed without one.
-    124          the job stalled: ranks waited for others that did not come (`EXIT_STALLED`).
+    124          the job stalled: ranks waited for others that did not come, or a process was silent (`EXIT_STALLED`).
     127          a rank's program could not be started.
     128 + n      the first rank that failed, or mpirun, was killed by signal n (137: SIGKILL);
                  or the launcher got signal n and ended the job (130: Ctrl-C, 143: SIGTERM);
@@ -25,22 +25,36 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.machine import (
+    EXIT_STALLED,
+    GRACE_S,
+    FrameCame,
+    JobEvent,
+    Looked,
+    ReaderGone,
+    SignalCame,
+    SignalMpirun,
+    StopsSeen,
+    heard,
+    new_job,
+    step,
+)
 from parallax.runtime.launcher.mpirun import check_startable, mpirun_argv, mpirun_environment, this_launcher
-from parallax.runtime.launcher.outcome import Ending, FailureDetector, signal_name
+from parallax.runtime.launcher.outcome import Ending
 from parallax.runtime.launcher.output_files import OutputFiles
 from parallax.runtime.launcher.relay import Relay
-from parallax.runtime.launcher.stall import StallWatch
-from parallax.runtime.supervisor.frames import Control, Demultiplexer, Exit, Start, Text, decode_frame
+from parallax.runtime.supervisor.frames import Control, Demultiplexer, Start, Text, decode_frame
+from parallax.runtime.supervisor.limits import WORD
 from parallax.runtime.supervisor.processes import JOB_ID, end_processes, tied_argv
 from parallax.runtime.supervisor.scratch import remove_scratch
+from parallax.runtime.supervisor.vitals import STOPPED, vitals_of
 
-EXIT_STALLED = 124
+__all__ = ["EXIT_STALLED", "launch"]
 
-GRACE_S = 5.0  # from SIGTERM to SIGKILL for mpirun; it takes two seconds to end its ranks
 _STRAY_GRACE_S = 2.0  # for supervisors to end their workers when mpirun was killed
 _LAST_WORDS_S = 1.0  # after mpirun's death, for output that is on its way
 _POLL_S = 0.1
@@ -72,9 +86,12 @@ def launch(job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = N
     with _caught_signals() as caught:
         environment = mpirun_environment(job, job_id, secrets.token_hex(32), launcher)
         process = _start(mpirun_argv(job, launcher), environment, job.input)
+        ended = threading.Event()
         try:
+            threading.Thread(target=_speak, args=(process, watch, ended), name="parallax-word", daemon=True).start()
             ending = _run(process, watch, caught)
         finally:
+            ended.set()
             _end(process)
             left = end_processes({JOB_ID: job_id}, _STRAY_GRACE_S)
             if process.returncode < 0:
@@ -87,12 +104,20 @@ class _Watch:
 
     def __init__(self, job: Job, relay: Relay) -> None:
         self.relay = relay
-        self._is_unread = False  # nobody reads what is printed
-        self.judge = FailureDetector(job.num_ranks, job.name_of)
-        self.stalls = StallWatch(job.num_workers, job.stall_timeout_s)
+        ranks = range(job.num_ranks)
+        names, hosts = tuple(map(job.name_of, ranks)), tuple(map(job.host_of, ranks))
+        now_s = time.monotonic()
+        self.state = new_job(names, hosts, job.num_workers, job.stall_timeout_s, job.limits, now_s)
         self.scratch: set[str] = set()
+        self._agents: dict[int, int] = {}  # supervisors on this machine: rank -> process
+        self._looked_s = now_s
         self._stdout = Demultiplexer()
         self._stderr = Demultiplexer()
+
+    def step(self, event: JobEvent) -> tuple[SignalMpirun, ...]:
+        """Takes in what happened; returns what is to be done."""
+        self.state, actions = step(self.state, event, time.monotonic())
+        return actions
 
     def take_stdout(self, data: bytes) -> None:
         """Takes in what mpirun wrote to its stdout: the supervisors' frames."""
@@ -120,19 +145,17 @@ class _Watch:
         with self._printing():
             self.relay.close()
 
-    def stop_reason(self, caught: list[int]) -> Ending | None:
-        """Why the job shall be ended now, or None."""
+    def look(self, mpirun_pid: int, signals: Sequence[int]) -> tuple[SignalMpirun, ...]:
+        """Takes in what the launcher sees by itself; returns what is to be done."""
         now_s = time.monotonic()
-        if caught:
-            words = self.judge.words(self.relay.tail)
-            what = f"the launcher got {signal_name(caught[0])}. The job was ended."
-            return Ending(128 + caught[0], "\n".join(filter(None, [what, words])))
-        if self._is_unread:
-            return Ending(128 + signal.SIGPIPE)
-        stall = self.stalls.verdict(now_s)
-        if stall is None or self.judge.knows_failure():  # a failed rank's absence is no news
-            return None
-        return Ending(EXIT_STALLED, f"the job stalled: {stall}")
+        if now_s >= self._looked_s + self.state.alive.limits.beat_s:
+            self._looked_s = now_s
+            stopped = tuple(rank for rank, pid in self._agents.items() if vitals_of(pid).state == STOPPED)
+            self.step(StopsSeen(stopped, vitals_of(mpirun_pid).state == STOPPED))
+        new = signals[len(self.state.signals) :]
+        for number in new:
+            self.step(SignalCame(number))
+        return self.step(Looked())
 
     def _take_frame(self, rank: int | None, line: bytes, now_s: float) -> None:
         frame = decode_frame(line)
@@ -140,28 +163,27 @@ class _Watch:
             if rank is None:
                 self._say(line.decode("utf-8", "surrogateescape"))
             return  # of a rank: a frame that its supervisor's death cut off
-        self.judge.observe(frame, now_s)
+        self.step(FrameCame(frame))
         if isinstance(frame, Text):
             self.relay.write(frame.rank, frame.stream, frame.text, now_s)
         elif isinstance(frame, Control):
-            self.stalls.observe(frame.rank, frame.message, now_s)
             if frame.message.get("kind") == "failed":  # printed once for all, in the end
                 self.relay.keep(frame.rank, str(frame.message.get("error", "")))
-        elif isinstance(frame, Exit):
-            self.stalls.observe_exit(frame.rank, frame.status, now_s)
         elif isinstance(frame, Start) and frame.host == socket.gethostname():
             self.scratch.update(frame.scratch)
+            self._agents[frame.rank] = frame.agent_pid
 
     @contextlib.contextmanager
     def _printing(self) -> Iterator[None]:
         try:
             yield
         except BrokenPipeError:  # mpirun is still read to its end, for it would not end otherwise
-            self._is_unread = True
+            self.step(ReaderGone())
             self.relay.drop_unread()
 
     def _say(self, text: str) -> None:
-        for line in self.judge.hear(text):
+        self.state, lines = heard(self.state, text)
+        for line in lines:
             self.relay.say(f"[mpirun] {line}")
 
 
@@ -183,8 +205,7 @@ def _start(argv: list[str], environment: dict[str, str], given: bytes) -> subpro
 
 def _run(process: subprocess.Popen[bytes], watch: _Watch, caught: list[int]) -> Ending:
     """Relays until mpirun has ended; ends it when a rank failed, the job stalled or a signal came."""
-    stop: Ending | None = None
-    kill_s = read_until_s = float("inf")
+    read_until_s = float("inf")
     with selectors.DefaultSelector() as selector:
         for pipe, take in ((process.stdout, watch.take_stdout), (process.stderr, watch.take_stderr)):
             if pipe is not None:
@@ -195,19 +216,22 @@ def _run(process: subprocess.Popen[bytes], watch: _Watch, caught: list[int]) -> 
                 if not data:
                     selector.unregister(key.fileobj)
                 key.data(data)
-            now_s = time.monotonic()
             watch.tick()
-            if kill_s == float("inf"):
-                stop = watch.stop_reason(caught)
-                if stop is not None or watch.judge.has_failed(now_s):
-                    process.terminate()
-                    kill_s = now_s + GRACE_S
-            elif now_s >= kill_s or len(caught) > 1:
-                process.kill()
+            for action in watch.look(process.pid, caught):
+                process.send_signal(action.number)
             if process.poll() is not None:
-                read_until_s = min(read_until_s, now_s + _LAST_WORDS_S)
+                read_until_s = min(read_until_s, time.monotonic() + _LAST_WORDS_S)
     watch.close()
-    return stop or watch.judge.ending(process.wait(), watch.relay.tail)
+    return watch.state.ending(process.wait(), watch.relay.tail)
+
+
+def _speak(process: subprocess.Popen[bytes], watch: _Watch, ended: threading.Event) -> None:
+    """Has mpirun pass the launcher's word on, again and again; printing may hold up the launcher's loop for long."""
+    while watch.state.alive.first_s is None and not ended.wait(_POLL_S):
+        pass  # before a rank has started mpirun may not have its handlers yet
+    while not ended.is_set():
+        process.send_signal(WORD)
+        ended.wait(watch.state.alive.limits.word_s)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

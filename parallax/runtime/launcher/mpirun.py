@@ -21,6 +21,7 @@ from parallax.cluster.machines import Cluster, Host
 from parallax.errors import LaunchError
 from parallax.runtime.launcher.job import BIND_NOW, Job
 from parallax.runtime.supervisor.control import CONTROL_FD
+from parallax.runtime.supervisor.limits import LIMITS
 from parallax.runtime.supervisor.preload import LIBRARY, LISTEN_ADDRESS, SECRET, agent_words, preloaded
 from parallax.runtime.supervisor.processes import JOB_ID
 
@@ -198,6 +199,8 @@ def _application(job: Job, launcher: Launcher, group: _Group) -> Iterator[str]:
     yield from ("--preload", launcher.preload_library)
     if job.servers:
         yield from ("--listen", listen_address(job, group.first))
+    if job.limits != LIMITS:
+        yield from ("--beat", f"{job.limits.beat_s:g}", "--unheard", f"{job.limits.unheard_s:g}")
     yield "--"
     yield from _SERVER if group.is_server else job.program
 

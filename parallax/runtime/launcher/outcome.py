@@ -3,15 +3,16 @@
 Its words are shown once: ranks that ended with the same error are named beside it, others get a line.
 When one rank fails the others fail after it, so the first to tell is the cause. Two things come before that. SIGKILL is
 never a consequence, though others may tell of their broken connections before the killed rank's supervisor tells of its
-death. A rank whose supervisor was killed cannot tell at all, but mpirun names it.
+death. A rank whose supervisor was killed cannot tell at all, but mpirun names it. A supervisor that got a signal tells
+which; SIGTERM is mpirun's way to end ranks, and no failure but of the rank that mpirun itself names as the first out.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from parallax.report.text import name_ranks
 from parallax.runtime.supervisor.frames import Control, Exit, Frame
@@ -29,9 +30,10 @@ _SETTLE_S = 0.3  # for a cause that is told after its consequence
 _RULE = re.compile(r"-{60,}")
 # What mpirun prints of any failed job. The ending says the same with the rank's own words.
 _VERDICTS = ("Primary job  terminated", "mpirun detected that one or more", "mpirun noticed that process rank")
-# A race of Open MPI with its own child, without consequence.
-_NOISE = "plm:rsh: Warning: setpgid("
+# A race of Open MPI with its own child, and the launcher's word that mpirun passes on: without consequence.
+_NOISE = ("plm:rsh: Warning: setpgid(", "mpirun: Forwarding signal")
 _LOST = re.compile(r"\s*Remote daemon: .* on node (\S+)")
+_FIRST_OUT = re.compile(r"Process name: \[\[\d+,\d+\],(\d+)\]")
 _NOTICED = re.compile(r"process rank (\d+)\s.*exited on\s+signal\s+(\d+)", re.DOTALL)
 
 
@@ -45,12 +47,16 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What the first failing rank told: `error` its traceback or empty, `status` its exit or None while it lives."""
+    """What the first failing rank told: `error` its traceback or empty, `status` its exit or None while it lives.
+
+    `by` is the signal that its supervisor got, if it ended by that.
+    """
 
     rank: int
     error: str
     status: int | None
     since_s: float
+    by: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,63 +67,78 @@ class _Told:
     what: str
 
 
+@dataclass(frozen=True, slots=True)
 class FailureDetector:
-    """Follows a job's frames and mpirun's words."""
+    """What is known of a job's failures, by its frames and mpirun's words.
 
-    def __init__(self, num_ranks: int, name_of: Callable[[int], str]) -> None:
-        self._status_by_rank: dict[int, int] = {}
-        self._num_ranks = num_ranks
-        self._name_of = name_of
-        self._failure: _Failure | None = None
-        self._told_by_rank: dict[int, _Told] = {}
-        self._noticed: tuple[int, int] | None = None  # (rank, signal) of a supervisor's death
-        self._lost_host: str | None = None
-        self._block: list[str] | None = None  # lines since mpirun's last rule of dashes
-        self._held_back: list[str] = []
+    Attributes:
+        names: of each rank, what messages call it.
+        statuses: exit status by rank, of those that have ended.
+        failure: what counts as the first failure so far.
+        told: what ranks that fail have told, by rank.
+        noticed: (rank, signal) of a supervisor's death, by mpirun's words.
+        first_out: the rank that ended first with another status than 0, by mpirun's words.
+        lost_host: a host that is gone, by mpirun's words.
+        block: lines since mpirun's last rule of dashes.
+        held_back: what mpirun said of the failure.
+    """
 
-    def observe(self, frame: Frame, now_s: float) -> None:
+    names: tuple[str, ...]
+    statuses: Mapping[int, int] = field(default_factory=dict)
+    failure: _Failure | None = None
+    told: Mapping[int, _Told] = field(default_factory=dict)
+    noticed: tuple[int, int] | None = None
+    first_out: int | None = None
+    lost_host: str | None = None
+    block: tuple[str, ...] | None = None
+    held_back: tuple[str, ...] = ()
+
+    def observe(self, frame: Frame, now_s: float) -> FailureDetector:
         """Takes in one frame."""
         if isinstance(frame, Control) and frame.message.get("kind") == "failed":
             error = str(frame.message.get("error", ""))
-            self._told_by_rank[frame.rank] = _Told(error, str(frame.message.get("what", error)))
-            if self._failure is None:
-                self._failure = _Failure(frame.rank, error, None, now_s)
-        elif isinstance(frame, Exit):
-            self._status_by_rank[frame.rank] = frame.status
-            if not frame.told:
-                self._failure = self._cause(frame, now_s)
+            told = {**self.told, frame.rank: _Told(error, str(frame.message.get("what", error)))}
+            failure = self.failure or _Failure(frame.rank, error, None, now_s)
+            return replace(self, told=told, failure=failure)
+        if isinstance(frame, Exit):
+            after = replace(self, statuses={**self.statuses, frame.rank: frame.status})
+            if not frame.told or frame.by:
+                return replace(after, failure=self._cause(frame, now_s))
+            return after
+        return self
 
-    def hear(self, line: str) -> list[str]:
-        """Takes in one line of mpirun's own words; returns the lines that the user shall see now."""
-        if _NOISE in line:
-            return []
+    def hear(self, line: str) -> tuple[FailureDetector, list[str]]:
+        """Takes in one line of mpirun's own words; returns too the lines that the user shall see now."""
+        if any(noise in line for noise in _NOISE):
+            return self, []
         lost = _LOST.match(line)
-        if lost and self._lost_host is None:
-            self._lost_host = lost.group(1)
+        after = replace(self, lost_host=lost.group(1)) if lost and self.lost_host is None else self
         if not _RULE.fullmatch(line):
-            if self._block is None:
-                return [line]
-            self._block.append(line)
-            return []
-        block, self._block = self._block, [] if self._block is None else None
+            if self.block is None:
+                return after, [line]
+            return replace(after, block=(*self.block, line)), []
+        block, after = self.block, replace(after, block=() if self.block is None else None)
         if not block:
-            return []
+            return after, []
         text = "\n".join(block)
         if not any(words in text for words in _VERDICTS):
-            return block
-        self._held_back += block
+            return after, list(block)
+        after = replace(after, held_back=(*self.held_back, *block))
         noticed = _NOTICED.search(text)
-        if noticed and self._noticed is None:
-            self._noticed = (int(noticed.group(1)), int(noticed.group(2)))
-        return []
+        if noticed and self.noticed is None:
+            after = replace(after, noticed=(int(noticed.group(1)), int(noticed.group(2))))
+        first = _FIRST_OUT.search(text)
+        if first and self.first_out is None:
+            after = replace(after, first_out=int(first.group(1)))
+        return after, []
 
     def knows_failure(self) -> bool:
         """Whether a rank has failed, or said that it is about to."""
-        return self._failure is not None
+        return self.failure is not None
 
     def has_failed(self, now_s: float) -> bool:
         """Whether a rank failed and there is nothing to wait for any more."""
-        failure = self._failure
+        failure = self.failure
         if failure is None:
             return False
         return now_s >= failure.since_s + (_EXIT_WAIT_S if failure.status is None else _SETTLE_S)
@@ -129,48 +150,52 @@ class FailureDetector:
             mpirun_status: mpirun's exit status, or minus the signal that killed it.
             tail: gives the last lines of a rank on stderr.
         """
-        if self._noticed is not None and self._noticed[0] not in self._status_by_rank:
-            rank, number = self._noticed
-            name = self._name_of(rank)
+        if self.noticed is not None and self.noticed[0] not in self.statuses:
+            rank, number = self.noticed
+            name = self.names[rank]
             what = f"{name} is lost: its supervisor {_how(-number)}. The job was ended."
             return Ending(128 + number, self._with_others(_with_words(what, name, "", tail(rank)), rank))
-        if self._failure is not None:
-            return Ending(_exit_status(self._failure.status), self.words(tail))
-        silent = [rank for rank in range(self._num_ranks) if rank not in self._status_by_rank]
+        if self.failure is not None:
+            return Ending(_exit_status(self.failure.status), self.words(tail))
+        silent = [rank for rank in range(len(self.names)) if rank not in self.statuses]
         if mpirun_status == 0 and not silent:
             return Ending(0)
-        if self._lost_host is not None:
-            what = (
-                f"host {self._lost_host} is lost: it is down, or mpirun's daemon there was killed. The job was ended."
-            )
+        if self.lost_host is not None:
+            what = f"host {self.lost_host} is lost: it is down, or mpirun's daemon there was killed. The job was ended."
             return Ending(EXIT_UNKNOWN, what)
+        if self.first_out is not None and self.first_out in self.statuses:
+            name = self.names[self.first_out]
+            what = f"{name} is lost: its supervisor was ended by SIGTERM. The job was ended."
+            return Ending(128 + signal.SIGTERM, what)
         what = f"mpirun {_how(mpirun_status) if mpirun_status else 'ended'}"
         what += f" before {self._names(silent)} had ended." if silent else ", though no rank failed."
         # mpirun's own statuses above 127 (a daemon that did not start: 255) are no signals.
         status = EXIT_UNKNOWN if mpirun_status > _LAST_STATUS else _exit_status(mpirun_status)
-        return Ending(status, "\n".join([what, *self._held_back[-_SAID_LINES:]]))
+        return Ending(status, "\n".join([what, *self.held_back[-_SAID_LINES:]]))
 
     def words(self, tail: Callable[[int], Sequence[str]]) -> str:
         """What the user is told of the failure; empty when there is none."""
-        if self._failure is None:
+        if self.failure is None:
             return ""
-        rank, error = self._failure.rank, self._failure.error
-        name = self._name_of(rank)
-        what = f"{name} {_how(self._failure.status)}. The job was ended."
+        rank, error = self.failure.rank, self.failure.error
+        name = self.names[rank]
+        what = f"{name} {_how(self.failure.status)}. The job was ended."
+        if self.failure.by:
+            what = f"{name} is lost: its supervisor was ended by {signal_name(self.failure.by)}. The job was ended."
         return self._with_others(_with_words(what, self._names([rank, *self._alike(rank)]), error, tail(rank)), rank)
 
     def _alike(self, rank: int) -> list[int]:
         """The other ranks that told of the same error as a rank, ascending."""
-        own = self._told_by_rank.get(rank)
-        alike = (other for other, told in self._told_by_rank.items() if own is not None and told.what == own.what)
+        own = self.told.get(rank)
+        alike = (other for other, told in self.told.items() if own is not None and told.what == own.what)
         return sorted(other for other in alike if other != rank)
 
     def _with_others(self, text: str, rank: int) -> str:
         """A message with a line for each other error that ranks told of."""
         told = {rank, *self._alike(rank)}
         by_what: dict[str, list[int]] = {}
-        for other in sorted(self._told_by_rank.keys() - told):
-            by_what.setdefault(_first_line(self._told_by_rank[other].what), []).append(other)
+        for other in sorted(self.told.keys() - told):
+            by_what.setdefault(_first_line(self.told[other].what), []).append(other)
         lines = [f"{self._names(ranks)} failed too: {what}" for what, ranks in by_what.items()]
         if len(lines) > _OTHERS_LINES:
             left = [other for ranks in list(by_what.values())[_OTHERS_LINES:] for other in ranks]
@@ -178,11 +203,13 @@ class FailureDetector:
         return "\n".join([text, *lines])
 
     def _names(self, ranks: Sequence[int]) -> str:
-        return self._name_of(ranks[0]) if len(ranks) == 1 else name_ranks(sorted(ranks))
+        return self.names[ranks[0]] if len(ranks) == 1 else name_ranks(sorted(ranks))
 
     def _cause(self, ended: Exit, now_s: float) -> _Failure | None:
         """What counts as the first failure now that a rank has ended by itself."""
-        first = self._failure
+        first = self.failure
+        if ended.by:
+            return first or _Failure(ended.rank, "", -ended.by, now_s, ended.by)
         if first is not None and first.rank == ended.rank and first.status is None:
             return replace(first, status=ended.status)
         was_killed = ended.status == -signal.SIGKILL and (first is None or first.status != -signal.SIGKILL)

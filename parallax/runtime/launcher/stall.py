@@ -2,14 +2,17 @@
 
 A run with collectives ends only when every rank is in one with the same collectives. A rank that has been in one for
 the stall timeout while another is elsewhere waits for ever, or for a rank far too late. When all are in the same run,
-nothing is wrong, however long it takes. A run may be patient: it waits for ranks that are still at something, and in
-vain only for those that ended their loop the stall timeout ago.
+nothing is wrong, however long it takes; that all are alive is liveness.py's to say. A rank that caught a run's failure
+and went on is in another run than those that are still in that one, though both have the same collectives.
+
+A run may be patient: it waits for ranks that are still at something, and in vain only for those that ended their loop
+the stall timeout ago.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from parallax.report.text import name_ranks
@@ -62,84 +65,125 @@ class _InRun:
     patient: bool
     began_s: float
     for_all: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    failures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Elsewhere:
     reason: str
-    since_s: float = float("-inf")  # of what has ended
+    since_s: float = float("-inf")
 
 
 _NOT_IN_RUN = _Elsewhere("is not in session.run")
 
 
+@dataclass(frozen=True, slots=True)
 class StallWatch:
-    """What every worker does, as far as it has told. Servers, whose ranks follow the workers', only wait."""
+    """What every worker does, as far as it has told. Servers, whose ranks follow the workers', only wait.
 
-    def __init__(self, num_workers: int, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._state_by_rank: list[_InRun | _Elsewhere] = [_NOT_IN_RUN] * num_workers
+    Attributes:
+        timeout_s: how long a worker may wait in vain.
+        states: of each worker.
+    """
 
-    def observe(self, rank: int, message: Mapping[str, object], now_s: float) -> None:
+    timeout_s: float
+    states: tuple[_InRun | _Elsewhere, ...]
+
+    @classmethod
+    def of(cls, num_workers: int, timeout_s: float) -> StallWatch:
+        """Of a job in which nobody has told anything."""
+        return cls(timeout_s, (_NOT_IN_RUN,) * num_workers)
+
+    def observe(self, rank: int, message: Mapping[str, object], now_s: float) -> StallWatch:
         """Takes in one message of a worker; messages of kinds that say nothing about runs are ignored."""
-        if rank >= len(self._state_by_rank):
-            return
+        if rank >= len(self.states):
+            return self
         kind = message["kind"]
         if kind == "in_run":
-            # Long runs are told again and again: the start is reckoned from the worker's own clock.
-            began_s = now_s - float(str(message["seconds"]))
-            patient = bool(message.get("patient"))
-            told: Any = message.get("for_all") or {}
-            places = {str(fetch): frozenset(map(str, found)) for fetch, found in told.items()}
-            self._state_by_rank[rank] = _InRun(
-                str(message["fetch"]), str(message["collectives"]), patient, began_s, places
-            )
-        elif kind == "run_done":
-            self._state_by_rank[rank] = _NOT_IN_RUN
-        elif kind == "finished":
-            self._state_by_rank[rank] = _Elsewhere(f"ended its loop after {message['runs']} runs", now_s)
+            return self._with(rank, _in_run(message, now_s))
+        if kind == "run_done":
+            return self._with(rank, replace(_NOT_IN_RUN, since_s=now_s))
+        if kind == "finished":
+            return self._with(rank, _Elsewhere(f"ended its loop after {message['runs']} runs", now_s))
+        return self
 
-    def observe_exit(self, rank: int, status: int, now_s: float) -> None:
+    def observe_exit(self, rank: int, status: int, now_s: float) -> StallWatch:
         """Takes in that a worker's process has ended."""
-        if rank >= len(self._state_by_rank):
-            return
-        state = self._state_by_rank[rank]
-        if isinstance(state, _InRun) or state is _NOT_IN_RUN:
-            self._state_by_rank[rank] = _Elsewhere(f"has ended with exit status {status}", now_s)
+        if rank >= len(self.states):
+            return self
+        state = self.states[rank]
+        if isinstance(state, _InRun) or state.reason == _NOT_IN_RUN.reason:
+            return self._with(rank, _Elsewhere(f"has ended with exit status {status}", now_s))
+        return self
 
     def verdict(self, now_s: float) -> Stall | None:
         """The stall at `now_s`, or None while there is none."""
-        runs = [
-            (state.began_s, rank, state) for rank, state in enumerate(self._state_by_rank) if isinstance(state, _InRun)
-        ]
+        runs = [(state.began_s, rank, state) for rank, state in enumerate(self.states) if isinstance(state, _InRun)]
         for began_s, _, run in sorted(runs, key=lambda run: run[:2]):
             absent = tuple(
-                (rank, reason) for rank, state in enumerate(self._state_by_rank) if (reason := _why_absent(state, run))
+                (rank, reason) for rank, state in enumerate(self.states) if (reason := _why_absent(state, run))
             )
             if not absent:
                 continue
-            ended_s = min(self._ended_s(rank) for rank, _ in absent)
-            vain_s = now_s - max(began_s, ended_s) if run.patient else now_s - began_s
-            if vain_s >= self._timeout_s:
+            # Of a run that has lasted long, and ends on all now, one rank tells first: it is away since then only.
+            if now_s - max(began_s, min(self._away_s(rank) for rank, _ in absent)) >= self.timeout_s:
                 away = [rank for rank, _ in absent]
-                waiting = tuple(rank for rank in range(len(self._state_by_rank)) if rank not in away)
-                others = [state for rank in away if isinstance(state := self._state_by_rank[rank], _InRun)]
-                return Stall(run.fetch, waiting, now_s - began_s, absent, self._timeout_s, _alone(run, others))
+                waiting = tuple(rank for rank in range(len(self.states)) if rank not in away)
+                others = [state for rank in away if isinstance(state := self.states[rank], _InRun)]
+                return Stall(run.fetch, waiting, now_s - began_s, absent, self.timeout_s, _alone(run, others))
         return None
 
-    def _ended_s(self, rank: int) -> float:
-        state = self._state_by_rank[rank]
-        return state.since_s if isinstance(state, _Elsewhere) else float("-inf")
+    def _with(self, rank: int, state: _InRun | _Elsewhere) -> StallWatch:
+        return replace(self, states=(*self.states[:rank], state, *self.states[rank + 1 :]))
+
+    def _away_s(self, rank: int) -> float:
+        """Since when a rank has been where it is."""
+        state = self.states[rank]
+        return state.since_s if isinstance(state, _Elsewhere) else state.began_s
 
 
 def _why_absent(state: _InRun | _Elsewhere, run: _InRun) -> str:
     """Why a rank will not come into a run; empty if it is in it, or may still come as far as a patient run knows."""
     if isinstance(state, _Elsewhere):
-        return "" if run.patient and state is _NOT_IN_RUN else state.reason
-    if run.patient or state.collectives == run.collectives:
+        return "" if run.patient and state.reason == _NOT_IN_RUN.reason else state.reason
+    if run.patient:
         return ""
+    if state.collectives == run.collectives:
+        return _why_apart(state, run)
     alone = _alone(state, [run])
     return f"waits in another fetch: {state.fetch}" + (f"; every rank must fetch {', '.join(alone)}" if alone else "")
+
+
+def _in_run(message: Mapping[str, object], now_s: float) -> _InRun:
+    """The run that a message tells of. Long runs are told again and again: the worker's own clock has the start."""
+    told: Any = message.get("for_all") or {}
+    failures: Any = message.get("failures") or ()
+    return _InRun(
+        str(message["fetch"]),
+        str(message["collectives"]),
+        bool(message.get("patient")),
+        now_s - float(str(message["seconds"])),
+        {str(fetch): frozenset(map(str, found)) for fetch, found in told.items()},
+        tuple(map(str, failures)),
+    )
+
+
+def _why_apart(state: _InRun, run: _InRun) -> str:
+    """Why two ranks in equal runs do not meet there; empty when they do.
+
+    A run that failed on one rank alone has left the others in one of its collectives. Failures count until the next run
+    that ends well, for with that the ranks have met again.
+    """
+    apart = len(state.failures) - len(run.failures)
+    if apart > 0:
+        return f"is {_runs(apart)} ahead: it caught a failure and went on ({state.failures[-1]})"
+    if apart < 0:
+        return f"is {_runs(-apart)} behind, in one that failed on those that wait ({run.failures[-1]})"
+    return ""
+
+
+def _runs(number: int) -> str:
+    return "a run" if number == 1 else f"{number} runs"
 
 
 def _alone(run: _InRun, others: Sequence[_InRun]) -> tuple[str, ...]:

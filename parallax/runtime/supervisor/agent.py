@@ -4,7 +4,10 @@
 rank under mpirun and starts `python PROGRAM ARGS...` with the same interpreter. The worker inherits mpirun's
 environment, so it may call MPI_Init itself; the supervisor imports neither MPI nor TensorFlow. All it writes are frames
 (`parallax.runtime.supervisor.frames`). Rank 0's worker inherits the standard input too, where the launcher's parcel
-comes.
+comes. What the supervisor does is decided in `machine.py`; here is the loop that carries it out.
+
+The launcher's word comes as SIGURG, which mpirun passes on to all ranks. Without it for `--unheard` seconds there is no
+launcher any more, or no way to it: the supervisor then ends its worker, mpirun's daemon on this host, and itself.
 
 The worker is started with the library that `--preload` names (parallax/native/preload/). In a job with servers,
 `--listen` names the host's own address, to which the library keeps TensorFlow's servers.
@@ -15,36 +18,50 @@ the worker could not be started. The worker dies with the supervisor (SIGKILL), 
 
 from __future__ import annotations
 
-import codecs
-import json
 import os
-import selectors
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
 
 from parallax.runtime.supervisor.control import CONTROL_FD
-from parallax.runtime.supervisor.frames import Control, Exit, Frame, Start, Text, encode_frame
+from parallax.runtime.supervisor.frames import Exit, Frame, Start, Text
+from parallax.runtime.supervisor.limits import LIMITS, WORD, Limits
 from parallax.runtime.supervisor.listening import CannotListen, check_library, listening_variables
+from parallax.runtime.supervisor.machine import (
+    Beaten,
+    Caught,
+    Leave,
+    Sampled,
+    SignalWorker,
+    SupervisorEvent,
+    SupervisorState,
+    TimePassed,
+    Unread,
+    WordHeard,
+    WorkerEnded,
+    step,
+)
+from parallax.runtime.supervisor.pipes import IDLE_S, READ_BYTES, ControlChannel, Outbox, TextChannel
 from parallax.runtime.supervisor.preload import forget_preloaded, preloaded
 from parallax.runtime.supervisor.processes import JOB_ID, die_with_parent, end_processes
 from parallax.runtime.supervisor.scratch import remove_scratch, scratch_patterns
+from parallax.runtime.supervisor.vitals import vitals_of
 
 RANK = "OMPI_COMM_WORLD_RANK"  # set by mpirun
 
-IDLE_S = 0.2  # text without a newline waits this long for the rest of its line (progress bars, prompts)
-# From SIGTERM to SIGKILL. mpirun itself kills a supervisor one second after its SIGTERM.
-GRACE_S = 0.6
 LINGER_S = 1.0
 CANNOT_START = 127
 
-_READ_BYTES = 1 << 16
 _DRAIN_BYTES = 1 << 20  # no pipe holds more, so a dead worker's last words are not longer
+_DAEMON_GRACE_S = 1.0
+_POLL_S = 0.02
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_OPTIONS = ("--preload", "--listen", "--beat", "--unheard")
 
 
 def main(arguments: list[str]) -> int:
@@ -54,33 +71,32 @@ def main(arguments: list[str]) -> int:
         The exit status for mpirun (see above).
     """
     options, program = _split(arguments)
-    if RANK not in os.environ or not program or set(options) - {"--preload", "--listen"}:
+    if RANK not in os.environ or not program or set(options) - {*_OPTIONS}:
         sys.stderr.write(
-            "usage, under mpirun: "
-            "python -m parallax.runtime.supervisor.agent [--preload LIBRARY] [--listen ADDRESS] -- PROGRAM ARGS...\n"
+            "usage, under mpirun: python -m parallax.runtime.supervisor.agent "
+            "[--preload LIBRARY] [--listen ADDRESS] [--beat S] [--unheard S] -- PROGRAM ARGS...\n"
         )
         return 2
     rank, daemon = int(os.environ[RANK]), os.getppid()
     secret = forget_preloaded()  # mpirun's
     die_with_parent(signal.SIGTERM)
     _leave_guard(rank)
-    worker = _Worker(rank)
-    wake_fd = _install_signals(worker)
+    wake_fd = _install_signals()
+    supervisor = _Supervisor(rank, _limits(options), wake_fd)
     try:
-        worker.variables = _variables(options, rank, secret)
-        status = _supervise(worker, program, rank, wake_fd)
-    except _Lost:
-        worker.kill()
-        _end_strays(rank)
-        status = -signal.SIGKILL
+        left = supervisor.run(program, _variables(options, rank, secret, supervisor.put))
     except CannotListen as error:
-        _write(Text(rank, "stderr", f"{error}\n"), Exit(rank, CANNOT_START))
-        return CANNOT_START
+        supervisor.put(Text(rank, "stderr", f"{error}\n"), Exit(rank, CANNOT_START))
+        left = Leave(CANNOT_START, False)
+    supervisor.flush()
+    _end_strays(rank)
+    if left.orphaned and os.getppid() == daemon:
+        _end_daemon(daemon)
     if os.getppid() != daemon:  # mpirun's daemon on this host was killed, and cannot do it
         remove_scratch(scratch_patterns(os.environ))
-    elif status != 0:
-        _linger(worker)
-    return status if status >= 0 else 128 - status
+    elif left.status != 0:
+        _linger(wake_fd, supervisor.state.told)
+    return left.status
 
 
 def _split(arguments: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -91,7 +107,15 @@ def _split(arguments: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     return dict(zip(arguments[:cut:2], arguments[1:cut:2], strict=False)), tuple(arguments[cut + 1 :])
 
 
-def _variables(options: Mapping[str, str], rank: int, secret: Mapping[str, str]) -> dict[str, str]:
+def _limits(options: Mapping[str, str]) -> Limits:
+    """Those of the job, as far as a supervisor keeps them."""
+    beat_s, unheard_s = options.get("--beat", LIMITS.beat_s), options.get("--unheard", LIMITS.unheard_s)
+    return Limits(beat_s=float(beat_s), unheard_s=float(unheard_s))
+
+
+def _variables(
+    options: Mapping[str, str], rank: int, secret: Mapping[str, str], put: Callable[[Frame], None]
+) -> dict[str, str]:
     """What the worker's environment has besides its own."""
     library = options.get("--preload", "")
     if secret:
@@ -101,91 +125,188 @@ def _variables(options: Mapping[str, str], rank: int, secret: Mapping[str, str])
         return {**found, **secret, **preloaded(library, os.environ)}
     if library:
         where = f"{library} is not on {socket.gethostname()}"
-        _write(Text(rank, "stderr", f"{where}: this rank will keep a core busy while it waits (`make install`).\n"))
+        put(Text(rank, "stderr", f"{where}: this rank will keep a core busy while it waits (`make install`).\n"))
     return found
 
 
-def _supervise(worker: _Worker, program: tuple[str, ...], rank: int, wake_fd: int) -> int:
-    control_read, control_write = os.pipe()
-    try:
-        process = worker.start(program, control_write)
-    except OSError as error:
-        _write(Text(rank, "stderr", f"cannot start {sys.executable}: {error}\n"))
-        _write(Exit(rank, CANNOT_START))
-        return CANNOT_START
-    os.close(control_write)
-    _write(Start(rank, os.getpid(), process.pid, socket.gethostname(), scratch_patterns(os.environ)))
-    channels: dict[int, _TextChannel | _ControlChannel] = {control_read: _ControlChannel(rank)}
-    for stream, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
-        if pipe is not None:
-            channels[pipe.fileno()] = _TextChannel(rank, stream)
-    _forward(worker, channels, wake_fd)
-    worker.kill()  # what is left in its process group
-    for fd, channel in channels.items():
-        _drain(fd, channel)
-    status = process.wait()
-    _end_strays(rank)
-    _write(Exit(rank, status, worker.told))
-    return status
-
-
-def _install_signals(worker: _Worker) -> int:
-    """Sets the handlers; every signal also makes the returned descriptor readable, so no wait misses one."""
+def _install_signals() -> int:
+    """A descriptor from which the numbers of caught signals are read, so no wait misses one."""
     wake_fd, written_fd = os.pipe()
     for fd in (wake_fd, written_fd):
         os.set_blocking(fd, False)
     signal.set_wakeup_fd(written_fd, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, worker.end)
-    signal.signal(signal.SIGALRM, worker.kill)
+    for number in (signal.SIGCHLD, WORD, *_ENDS):
+        signal.signal(number, lambda number, frame: None)
     return wake_fd
 
 
-def _forward(worker: _Worker, channels: Mapping[int, _TextChannel | _ControlChannel], wake_fd: int) -> None:
-    """Sends on what the worker writes until it is dead. Its pipes may live longer, in its children."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(wake_fd, selectors.EVENT_READ, None)
-        for fd, channel in channels.items():
-            selector.register(fd, selectors.EVENT_READ, channel)
-        while not worker.has_ended():
-            waiting = any(channel.waiting for channel in channels.values())
-            for key, _ in selector.select(IDLE_S if waiting else None):
-                data = os.read(key.fd, _READ_BYTES)
-                if key.data is None:
-                    continue
-                if not data:
-                    selector.unregister(key.fd)
-                _write(*key.data.feed(data))
-            for channel in channels.values():
-                _write(*channel.rest(last=False))
+class _Supervisor:
+    """The loop: waits for what happens, asks the machine, and does what it says."""
 
+    def __init__(self, rank: int, limits: Limits, wake_fd: int) -> None:
+        self.state = SupervisorState(rank, time.monotonic(), limits)
+        self._wake_fd = wake_fd
+        self._outbox = Outbox(1)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channels: dict[int, TextChannel | ControlChannel] = {}
+        self._left: Leave | None = None
 
-def _drain(fd: int, channel: _TextChannel | _ControlChannel) -> None:
-    """Sends on what the pipe still holds, whoever has its other end open."""
-    os.set_blocking(fd, False)
-    left_bytes = _DRAIN_BYTES
-    while left_bytes > 0:
+    def run(self, program: tuple[str, ...], variables: Mapping[str, str]) -> Leave:
+        """Starts the worker and stays until it has ended, and with it all of its process group."""
+        rank = self.state.rank
         try:
-            data = os.read(fd, _READ_BYTES)
-        except BlockingIOError:
-            break
-        if not data:
-            break
-        left_bytes -= len(data)
-        _write(*channel.feed(data))
-    _write(*channel.rest(last=True))
+            self._start(program, variables)
+        except OSError as error:
+            self.put(Text(rank, "stderr", f"cannot start {sys.executable}: {error}\n"), Exit(rank, CANNOT_START))
+            return Leave(CANNOT_START, False)
+        open_fds = set(self._channels)
+        while not self._has_ended():
+            self._wait(open_fds)
+        self._signal(signal.SIGKILL)  # what is left in its process group; its pipes may live longer, in its children
+        for fd, channel in self._channels.items():
+            self._drain(fd, channel)
+        self._step(WorkerEnded(self._process.wait() if self._process else 0))
+        return self._left or Leave(CANNOT_START, False)
+
+    def put(self, *frames: Frame) -> None:
+        """Sends frames; when nobody reads them the worker is ended."""
+        try:
+            self._outbox.put(*frames)
+        except OSError:
+            if not self.state.orphaned:
+                self._step(Unread())
+
+    def flush(self) -> None:
+        """Waits until mpirun has taken all, as long as there may be a launcher."""
+        deadline_s = time.monotonic() + (0.0 if self.state.orphaned else self.state.limits.unheard_s)
+        while not self._outbox.is_empty and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+            self.put()
+
+    def _start(self, program: tuple[str, ...], variables: Mapping[str, str]) -> None:
+        supervisor, rank = os.getpid(), self.state.rank
+        control_read, control_write = os.pipe()
+
+        def tie() -> None:  # between fork and exec; the supervisor has no threads
+            die_with_parent(signal.SIGKILL)
+            if os.getppid() != supervisor:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        # Python would hold back output to a pipe until 8 KiB have come together.
+        environment = {"PYTHONUNBUFFERED": "1", **os.environ, **variables, CONTROL_FD: str(control_write)}
+        self._process = subprocess.Popen(
+            [sys.executable, *program],
+            stdin=None if rank == 0 else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            pass_fds=(control_write,),
+            start_new_session=True,
+            preexec_fn=tie,
+        )
+        os.close(control_write)
+        self.put(Start(rank, supervisor, self._process.pid, socket.gethostname(), scratch_patterns(os.environ)))
+        self._channels = {control_read: ControlChannel(rank)}
+        for stream, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
+            if pipe is not None:
+                self._channels[pipe.fileno()] = TextChannel(rank, stream)
+
+    def _wait(self, open_fds: set[int]) -> None:
+        """Takes in what happens until something has, or something is due; ends of pipes leave `open_fds`."""
+        is_held = self._outbox.is_full  # then the worker has to wait with what it writes
+        readers = [fd for fd in open_fds if not (is_held and isinstance(self._channels[fd], TextChannel))]
+        writers = [] if self._outbox.is_empty else [self._outbox.fd]
+        idle = any(channel.waiting for channel in self._channels.values())
+        due_s = max(0.0, self.state.due_s - time.monotonic())
+        ready = select.select([self._wake_fd, *readers], writers, [], min(due_s, IDLE_S) if idle else due_s)
+        for fd in ready[0]:
+            data = os.read(fd, READ_BYTES)
+            if fd == self._wake_fd:
+                self._take_signals(data)
+            elif data:
+                self._take(self._channels[fd], data)
+            else:
+                open_fds.discard(fd)
+        self.put(*(frame for channel in self._channels.values() for frame in channel.rest(last=False)))
+        is_due = time.monotonic() >= self.state.sampled_s + self.state.limits.beat_s
+        self._step(Sampled(vitals_of(self._process.pid)) if is_due and self._process else TimePassed())
+
+    def _take(self, channel: TextChannel | ControlChannel, data: bytes) -> None:
+        for found in channel.feed(data):
+            if isinstance(found, Beaten):
+                self._step(found)
+            else:
+                self.put(found)
+
+    def _take_signals(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number == WORD:
+                self._step(WordHeard())
+            elif number in _ENDS:
+                self._step(Caught(number))
+
+    def _drain(self, fd: int, channel: TextChannel | ControlChannel) -> None:
+        """Sends on what the pipe still holds, whoever has its other end open."""
+        os.set_blocking(fd, False)
+        left_bytes = _DRAIN_BYTES
+        while left_bytes > 0:
+            try:
+                data = os.read(fd, READ_BYTES)
+            except BlockingIOError:
+                break
+            if not data:
+                break
+            left_bytes -= len(data)
+            self._take(channel, data)
+        self.put(*channel.rest(last=True))
+
+    def _step(self, event: SupervisorEvent) -> None:
+        self.state, actions = step(self.state, event, time.monotonic())
+        for action in actions:
+            if isinstance(action, SignalWorker):
+                self._signal(action.number)
+            elif isinstance(action, Leave):
+                self._left = action
+            else:
+                self.put(action.frame)
+
+    def _has_ended(self) -> bool:
+        """Whether the worker is dead. It is not waited for, so no other process group can have its number yet."""
+        if self._process is None:
+            return True
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None and self._process.returncode is None:
+            try:
+                os.killpg(self._process.pid, number)
+            except ProcessLookupError:
+                pass
 
 
-def _linger(worker: _Worker) -> None:
+def _linger(wake_fd: int, told: bool) -> None:
     """Leaves the launcher time to end the job first.
 
     mpirun, when a rank fails, stops reading all others for a while: what they write then comes in any order, and the
     launcher could take a consequence for the cause.
     """
     deadline_s = time.monotonic() + LINGER_S
-    while not worker.told and time.monotonic() < deadline_s:
-        time.sleep(0.02)
+    while not told and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+        try:
+            told = bool({*os.read(wake_fd, READ_BYTES)} & {*_ENDS})
+        except BlockingIOError:
+            continue
+
+
+def _end_daemon(daemon: int) -> None:
+    """Ends mpirun's daemon on this host, or mpirun itself, which no launcher can reach."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline_s = time.monotonic() + _DAEMON_GRACE_S
+        if os.getppid() == daemon:
+            os.kill(daemon, number)
+        while os.getppid() == daemon and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
 
 
 def _leave_guard(rank: int) -> None:
@@ -212,124 +333,6 @@ def _end_strays(rank: int) -> None:
     job_id = os.environ.get(JOB_ID)
     if job_id:
         end_processes({JOB_ID: job_id, RANK: str(rank)}, grace_s=0)
-
-
-def _write(*frames: Frame) -> None:
-    data = memoryview(b"".join(encode_frame(frame) for frame in frames))
-    try:
-        while data:
-            data = data[os.write(1, data) :]
-    except OSError as error:  # EIO or EPIPE
-        raise _Lost from error
-
-
-class _Lost(Exception):
-    """Nobody reads what the supervisor writes: mpirun is dead."""
-
-
-class _Worker:
-    """The worker's process group, and the signal handlers that end it."""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self.variables: dict[str, str] = {}
-        self.told = False
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self, program: tuple[str, ...], control_fd: int) -> subprocess.Popen[bytes]:
-        supervisor = os.getpid()
-
-        def tie() -> None:  # between fork and exec; the supervisor has no threads
-            die_with_parent(signal.SIGKILL)
-            if os.getppid() != supervisor:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        # Python would hold back output to a pipe until 8 KiB have come together.
-        environment = {"PYTHONUNBUFFERED": "1", **os.environ, **self.variables, CONTROL_FD: str(control_fd)}
-        self.process = subprocess.Popen(
-            [sys.executable, *program],
-            stdin=None if self._rank == 0 else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            pass_fds=(control_fd,),
-            start_new_session=True,
-            preexec_fn=tie,
-        )
-        if self.told:  # while it was being started
-            self.end()
-        return self.process
-
-    def end(self, number: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
-        """SIGTERM now, SIGKILL after a grace; in a handler, for the main program may hang in a write."""
-        self.told = True
-        self._signal(signal.SIGTERM)
-        signal.setitimer(signal.ITIMER_REAL, GRACE_S)
-
-    def kill(self, number: int = signal.SIGKILL, frame: FrameType | None = None) -> None:
-        self._signal(signal.SIGKILL)
-
-    def has_ended(self) -> bool:
-        """Whether the worker is dead. It is not waited for, so no other process group can have its number yet."""
-        if self.process is None:
-            return True
-        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-    def _signal(self, number: int) -> None:
-        if self.process is not None and self.process.returncode is None:
-            try:
-                os.killpg(self.process.pid, number)
-            except ProcessLookupError:
-                pass
-
-
-class _TextChannel:
-    """The worker's stdout or stderr: sent on in whole lines, or after a pause."""
-
-    def __init__(self, rank: int, stream: str) -> None:
-        self._rank = rank
-        self._stream = stream
-        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        self.waiting = ""
-        self._since_s = 0.0
-
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        text = self.waiting + self._decoder.decode(data)
-        cut = max(text.rfind("\n"), text.rfind("\r")) + 1
-        if len(text) - cut > _READ_BYTES:
-            cut = len(text)
-        self.waiting = text[cut:]
-        self._since_s = time.monotonic()
-        if cut:
-            yield Text(self._rank, self._stream, text[:cut])
-
-    def rest(self, last: bool) -> Iterator[Frame]:
-        if last:
-            self.waiting += self._decoder.decode(b"", True)
-        if self.waiting and (last or time.monotonic() - self._since_s >= IDLE_S):
-            yield Text(self._rank, self._stream, self.waiting)
-            self.waiting = ""
-
-
-class _ControlChannel:
-    """The worker's messages, one JSON object a line."""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self.waiting = b""
-
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        *lines, self.waiting = (self.waiting + data).split(b"\n")
-        for line in lines:
-            try:
-                message = dict(json.loads(line))
-            except (ValueError, TypeError):  # not one of ours: some other process writes to the pipe
-                yield Text(self._rank, "stderr", f"not a control message: {line.decode('utf-8', 'replace')}\n")
-            else:
-                yield Control(self._rank, message)
-
-    def rest(self, last: bool) -> Iterator[Frame]:
-        return iter(())  # half a message of a dead worker says nothing
 
 
 if __name__ == "__main__":

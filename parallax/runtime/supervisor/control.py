@@ -3,8 +3,10 @@
 The supervisor of the rank (`parallax.runtime.supervisor.agent`) opens the pipe and names its write end in an
 environment variable. Outside a job the variable is not set and nothing is sent.
 
-A worker sends `in_run` (the fetch, the digest of its collectives, the seconds so far) again and again once a run has
-lasted two seconds, `run_done`, `finished`, and `failed` with the traceback.
+Every second a worker or server sends its beat, which its supervisor keeps (`runs` made, the `fetch` in progress and its
+`seconds`; of a server only that it is one). A worker sends `in_run` (the fetch, the digest of its collectives, the
+seconds so far) again and again once a run has lasted two seconds, `run_done`, `finished`, and `failed` with the
+traceback.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import threading
 from collections.abc import Mapping
 
 CONTROL_FD = "PARALLAX_CONTROL_FD"
+BEAT = "alive"
 HOST_ADDRESS = "PARALLAX_HOST_ADDRESS"
 """Set by the supervisor of a rank in a job with servers: the address of its host, in digits."""
 
@@ -25,7 +28,7 @@ def send(message: Mapping[str, object]) -> bool:
     """Sends `message` to the launcher, or does nothing outside a job.
 
     Args:
-        message: what is told; `kind` says which: `in_run`, `run_done`, `finished` or `failed`.
+        message: what is told; `kind` says which: `alive`, `in_run`, `run_done`, `finished` or `failed`.
 
     Returns:
         Whether it was sent.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _TAG = re.compile(rb"\[\d+,(\d+)\]<(?:stdout|stderr|stddiag)>:")
 # What may become a tag when more bytes arrive.
@@ -61,14 +61,33 @@ class Exit:
         rank: the rank.
         status: the worker's exit status, or minus the number of the signal that ended it.
         told: the supervisor had been told to end it, so the status is no news.
+        by: the signal that told the supervisor, when it was not mpirun's SIGTERM; else 0.
     """
 
     rank: int
     status: int
     told: bool = False
+    by: int = 0
 
 
-Frame = Start | Text | Control | Exit
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """A rank's supervisor is alive; this is how its worker is.
+
+    Attributes:
+        rank: the rank.
+        stopped_s: how long the worker has been stopped by a signal; 0 when it is not.
+        quiet_s: how long it has given no sign of life: no beat, no processor time; 0 for programs that never beat.
+        doing: its last beat: `runs` made, the `fetch` in progress (empty outside `session.run`) and its `seconds`.
+    """
+
+    rank: int
+    stopped_s: float = 0.0
+    quiet_s: float = 0.0
+    doing: Mapping[str, object] = field(default_factory=dict)
+
+
+Frame = Start | Text | Control | Exit | Pulse
 
 
 def encode_frame(frame: Frame) -> bytes:
@@ -87,8 +106,10 @@ def encode_frame(frame: Frame) -> bytes:
         body = {"stream": frame.stream, "text": frame.text}
     elif isinstance(frame, Control):
         body = {"control": frame.message}
+    elif isinstance(frame, Pulse):
+        body = {"pulse": {"stopped_s": frame.stopped_s, "quiet_s": frame.quiet_s, "doing": frame.doing}}
     else:
-        body = {"exit": frame.status, "told": frame.told}
+        body = {"exit": frame.status, "told": frame.told, "by": frame.by}
     # JSON itself has no `<`, so each one is inside a string and may be written as its escape.
     return json.dumps({"rank": frame.rank, **body}).replace("<", "\\u003c").encode("ascii") + b"\n"
 
@@ -103,7 +124,9 @@ def decode_frame(line: bytes) -> Frame | None:
         if "control" in body:
             return Control(rank, dict(body["control"]))
         if "exit" in body:
-            return Exit(rank, body["exit"], body["told"])
+            return Exit(rank, body["exit"], body["told"], body["by"])
+        if "pulse" in body:
+            return Pulse(rank, **body["pulse"])
         return Start(rank, **{**body["start"], "scratch": tuple(body["start"]["scratch"])})
     except (ValueError, KeyError, TypeError):
         return None

@@ -1,6 +1,8 @@
-"""Tells the launcher what this worker waits for, while one run with collectives lasts longer than usual.
+"""Proves that this process is alive, and tells the launcher what it waits for while a run lasts longer than usual.
 
-The launcher compares the workers (stall.py) and ends a job whose workers wait for one that does not come.
+A thread of its own beats every second, whatever TensorFlow and MPI do in others: while they compile, compute or wait
+they leave Python's lock free. The launcher compares the workers (stall.py) and ends a job whose workers wait for one
+that does not come.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 from parallax.errors import SessionError
-from parallax.runtime.supervisor.control import send
+from parallax.runtime.supervisor.control import BEAT, send
+from parallax.runtime.supervisor.limits import LIMITS
 
 _FIRST_REPORT_S = 2.0  # well above a step, well below any stall timeout
-_EVERY_S = 2.0
+_FAILURE_WIDTH = 160
 
 Places = Callable[[], Mapping[str, Sequence[str]]]
 """Gives for each fetch where workers meet for it (`Names.for_all`)."""
@@ -30,18 +33,24 @@ class _Running(NamedTuple):
     patient: bool
     began_s: float
     for_all: Places
+    failures: tuple[str, ...]
 
 
 class Heartbeat:
-    """Reports the run in progress, from a thread that the first run with collectives starts, and the loop's end."""
+    """Beats and reports the run in progress, from a thread of its own, and tells of the loop's end.
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
+    Args:
+        serves: whether this process is a server, which has no runs.
+    """
+
+    def __init__(self, serves: bool = False) -> None:
+        self._serves = serves
+        self._lock = threading.Lock()
         self._running: _Running | None = None
         self._runs = 0
+        self._failures: tuple[str, ...] = ()  # of runs with collectives, since the last that ended well
         self._opened = False
         self._finished = False
-        self._thread: threading.Thread | None = None
 
     def open(self) -> None:
         """A session is opened.
@@ -70,6 +79,13 @@ class Heartbeat:
         self.begin(fetch, collectives, patient)
         try:
             yield
+        except BaseException as error:
+            if self._running is not None and self._running is not before:  # others may be in a collective of it still
+                self._failures += (f"run {self._runs + 1}: {_line_of(error)}",)
+            raise
+        else:
+            if self._running is not None and self._running is not before:
+                self._failures = ()
         finally:
             self._set(before)
 
@@ -82,68 +98,90 @@ class Heartbeat:
             patient: as for `run`.
             for_all: where workers meet for each fetch (`Names.for_all`); asked for when it lasts, from another thread.
         """
-        if collectives and self._thread is None:
-            self._thread = threading.Thread(target=self._report, name="parallax-watch", daemon=True)
-            self._thread.start()
-        self._set(_Running(fetch, collectives, patient, time.monotonic(), for_all) if collectives else None)
+        running = _Running(fetch, collectives, patient, time.monotonic(), for_all, self._failures)
+        self._set(running if collectives else None)
+
+    def start(self) -> None:
+        """Begins to beat; without it nothing but the loop's end is told."""
+        threading.Thread(target=self._report, name="parallax-watch", daemon=True).start()
 
     def count(self) -> None:
         """A run of the user's loop has ended."""
         self._runs += 1
 
     def finish(self) -> None:
-        """Tells that this worker's loop has ended, and ends the thread; a second call changes nothing."""
-        with self._changed:
-            if self._finished:
-                return
-            self._finished = True
-            self._running = None
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()  # it may be about to tell of a run, which would undo what follows
-        send({"kind": "finished", "runs": self._runs})
+        """Tells that this worker's loop has ended; the beat goes on. A second call changes nothing."""
+        with self._lock:
+            if not self._finished:
+                self._finished = True
+                self._running = None
+                send({"kind": "finished", "runs": self._runs})
 
     def _set(self, running: _Running | None) -> None:
-        # No notify: waking the thread at every step would cost more than its next look, which comes soon anyway.
-        with self._changed:
+        # Nobody is notified: waking the thread at every step would cost more than its next look, which comes soon.
+        with self._lock:
             self._running = running
 
     def _report(self) -> None:
         told: _Running | None = None
+        looked_up: _Running | None = None
         places: Mapping[str, Sequence[str]] = {}
         while True:
-            with self._changed:
-                if not self._finished:
-                    self._changed.wait(_EVERY_S / 2)
-                running, finished = self._running, self._finished
-            if finished:
-                return
-            if told is not None and running is not told:
-                send({"kind": "run_done"})
-                told = None
-            if running is not None and time.monotonic() - running.began_s >= _FIRST_REPORT_S:
-                if running is not told:
-                    places = running.for_all()
-                send(
-                    {
-                        "kind": "in_run",
-                        "fetch": running.fetch,
-                        "collectives": running.collectives,
-                        "patient": running.patient,
-                        "for_all": places,
-                        "seconds": time.monotonic() - running.began_s,
-                    }
-                )
-                told = running
+            running = self._running
+            if running is not None and running is not looked_up and _lasts(running):
+                places, looked_up = running.for_all(), running  # may take long
+            with self._lock:  # what is told is never older than what `finish` tells
+                running = self._running
+                send(self._beat(running))
+                if told is not None and running is not told:
+                    told = None
+                    if not self._finished:
+                        send({"kind": "run_done"})
+                if running is not None and running is looked_up and not self._finished:
+                    told = running
+                    send(_in_run(running, places))
+            time.sleep(LIMITS.beat_s)
+
+    def _beat(self, running: _Running | None) -> dict[str, object]:
+        """What this process does now."""
+        if self._serves:
+            return {"kind": BEAT, "serves": True}
+        fetch, seconds = (running.fetch, time.monotonic() - running.began_s) if running is not None else ("", 0.0)
+        return {"kind": BEAT, "runs": self._runs, "fetch": fetch, "seconds": round(seconds, 1)}
+
+
+def _lasts(running: _Running) -> bool:
+    return time.monotonic() - running.began_s >= _FIRST_REPORT_S
+
+
+def _in_run(running: _Running, places: Mapping[str, Sequence[str]]) -> dict[str, object]:
+    return {
+        "kind": "in_run",
+        "fetch": running.fetch,
+        "collectives": running.collectives,
+        "patient": running.patient,
+        "for_all": places,
+        "failures": running.failures,
+        "seconds": time.monotonic() - running.began_s,
+    }
+
+
+def _line_of(error: BaseException) -> str:
+    """The first line of an error that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if not line.endswith("Graph execution error:")]
+    text = f"{type(error).__name__}: {(telling or lines or [''])[0]}"
+    return text if len(text) <= _FAILURE_WIDTH else f"{text[: _FAILURE_WIDTH - 3]}..."
 
 
 _of_this_process: ContextVar[Heartbeat | None] = ContextVar("watch", default=None)
 
 
 @contextmanager
-def watching() -> Iterator[Heartbeat]:
-    """The watch of the script that runs inside: its session uses it, and its end is told at the latest here."""
-    watch = Heartbeat()
+def watching(serves: bool = False) -> Iterator[Heartbeat]:
+    """The watch of the script or server that runs inside; it beats from here on, and a script's session uses it."""
+    watch = Heartbeat(serves)
+    watch.start()
     token = _of_this_process.set(watch)
     try:
         yield watch

@@ -1,12 +1,13 @@
 """What every server rank runs: a TensorFlow server that holds variables until the workers have finished.
 
-A server waits in the barrier that ends the job, and never counts as stalled. A plan without variables on servers starts
-none; MPI's ports are then the only ones.
+A server waits in the barrier that ends the job, and never counts as stalled; it beats as a worker does. A plan without
+variables on servers starts none; MPI's ports are then the only ones.
 """
 
 from __future__ import annotations
 
 from parallax.runtime.supervisor.preload import forget_preloaded
+from parallax.runtime.worker.heartbeat import watching
 from parallax.runtime.worker.main import wait_for_all
 from parallax.runtime.worker.ranks import membership
 from parallax.transform.building.all_to_all import native_ops
@@ -15,7 +16,7 @@ from parallax.transform.building.all_to_all import native_ops
 def main() -> None:
     """Serves until all workers have ended well; a job that fails is ended by its launcher."""
     forget_preloaded()
-    with membership() as members:
+    with watching(serves=True), membership() as members:
         native_ops()  # a partition's initial value may need one of them
         members.start()
         wait_for_all(members.world)

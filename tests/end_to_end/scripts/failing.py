@@ -19,7 +19,9 @@ with graph.as_default():
     ids = tf.placeholder(tf.int32, [None], name="ids")
     emb = tf.get_variable("emb", [11, 4])
     weights = tf.get_variable("weights", [4, 1])
-    loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(emb, ids) @ weights - 1.0))
+    scale = tf.placeholder_with_default(1.0, [], name="scale")
+    rows = tf.check_numerics(tf.nn.embedding_lookup(emb, ids) * scale, "rows")  # after the pull, before the push
+    loss = tf.reduce_mean(tf.square(rows @ weights - 1.0))
     train = tf.train.AdamOptimizer(0.1).minimize(loss)
     scores = tf.reduce_sum(tf.matmul(emb, weights), name="scores")
 
@@ -27,9 +29,9 @@ config = parallax.Config(seed=3, stall_timeout_s=6, routes={"emb": route})
 sess, num_workers, worker_id, _ = parallax.parallel_run(graph, parallax_config=config)
 
 
-def step(*more):
+def step(*more, factor=1.0):
     """One step, of ids that both ranks have."""
-    sess.run(train, {ids: [[worker_id, 2, *more]]})
+    sess.run(train, {ids: [[worker_id, 2, *more]], scale: [factor]})
 
 
 class DataEnded(Exception):
@@ -50,6 +52,11 @@ with sess:
         sess.run([scores, loss], {ids: [[1]]})
     if what == "ends its loop" and worker_id == 1:
         raise tf.errors.OutOfRangeError(None, None, "no more lines")
+    if what == "catches" and worker_id == 1:
+        try:
+            step(factor=float("nan"))
+        except tf.errors.InvalidArgumentError:
+            print("caught", flush=True)
     while True:
         step()
         time.sleep(0.01)

@@ -1,11 +1,14 @@
 """`launch_job.py RESOURCE yes|no PROGRAM ARGS...`: a job of one program, with servers or without."""
 
+import json
+import os
 import secrets
 import sys
 
 from parallax.cluster.resource_file import parse_resource_file
 from parallax.runtime.launcher.job import Job, layout_of
 from parallax.runtime.launcher.launch import launch
+from parallax.runtime.supervisor.limits import Limits
 from parallax.runtime.worker.job_message import JobMessage
 
 resource, with_servers, *program = sys.argv[1:]
@@ -16,6 +19,6 @@ addresses = tuple(host.address for host in cluster.hosts)
 plan = secrets.token_hex(2_000_000)  # 2 MB when compressed
 parcel = JobMessage(plan, b"graph", 7, hosts, servers, addresses, cluster.ports)
 variables = (("TF_CPP_MIN_LOG_LEVEL", "2"),)
-sys.exit(
-    launch(Job(("-m", "parallax.runtime.worker.main", *program), cluster, servers, variables, 60.0, parcel.to_bytes()))
-)
+limits = Limits(**json.loads(os.environ.get("LIMITS", "{}")))
+words = ("-m", "parallax.runtime.worker.main", *program)
+sys.exit(launch(Job(words, cluster, servers, variables, 60.0, parcel.to_bytes(), limits=limits)))

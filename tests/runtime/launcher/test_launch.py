@@ -1,5 +1,6 @@
 """Jobs of tiny programs under the real mpirun. None needs TensorFlow; every wait is bounded."""
 
+import json
 import os
 import signal
 import subprocess
@@ -23,14 +24,17 @@ MARK = "PARALLAX_TEST"
 WAIT_S = 30.0
 
 LAUNCHER = """
-import os, sys
+import json, os, sys
 from parallax.cluster.machines import local_cluster
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import launch
+from parallax.runtime.supervisor.limits import Limits
+limits = Limits(**json.loads(os.environ.get("LIMITS", "{}")))
 given = bytes(range(250)) * int(os.environ.get("GIVEN", "0"))
 workers, stall_timeout_s, *program = sys.argv[1:]
 cluster = local_cluster(int(workers), "")
-sys.exit(launch(Job(tuple(program), cluster, (), (("GREETING", "a; b"),), float(stall_timeout_s), given)))
+job = Job(tuple(program), cluster, (), (("GREETING", "a; b"),), float(stall_timeout_s), given, limits=limits)
+sys.exit(launch(job))
 """
 
 # What every program starts with.
@@ -251,6 +255,76 @@ def test_a_signal_to_the_launcher_ends_the_job(start, number, expected):
     assert status == expected
     assert stderr == f"parallax: the launcher got {number.name}. The job was ended.\n"
     assert job.left() == ()
+
+
+LIMITS = {"beat_s": 0.2, "stopped_s": 1.0, "silent_s": 3.0, "word_s": 0.2, "unheard_s": 2.0}
+ALIVE = """
+send({"kind": "alive", "runs": 12, "fetch": "train_op", "seconds": 0.5})
+"""
+
+
+def victim_of(job, victim):
+    worker = int(job.told("worker.1"))
+    agent = parent_of(worker)
+    return {"worker": worker, "agent": agent, "mpirun": parent_of(agent)}[victim]
+
+
+@pytest.mark.parametrize(
+    ("victim", "words"),
+    [
+        ("worker", "parallax: rank 1 is silent: a signal stopped its process"),
+        ("agent", "parallax: rank 1 is lost: its supervisor, process"),
+        ("mpirun", "parallax: mpirun is silent: a signal stopped it"),
+    ],
+)
+def test_a_stopped_process_ends_the_job_and_is_named(start, monkeypatch, victim, words):
+    monkeypatch.setenv("LIMITS", json.dumps(LIMITS | {"unheard_s": 60.0}))
+    job = start(ALIVE + WAITING, stall_timeout_s=600)
+    for rank in range(2):
+        job.told(f"ready.{rank}")
+    os.kill(victim_of(job, victim), signal.SIGSTOP)
+    status, _, stderr = job.finish()
+    assert (status, words in stderr) == (EXIT_STALLED, True), stderr
+    if victim == "worker":
+        assert "  last heard of rank 1: 12 runs made, in a run of train_op for 0.5 s\n" in stderr
+        assert "  meanwhile rank 0: in a run of train_op\n" in stderr
+    assert job.left() == ()
+
+
+@pytest.mark.parametrize(
+    ("victim", "number", "words"),
+    [
+        ("worker", signal.SIGHUP, "parallax: rank 1 was killed by SIGHUP"),
+        ("agent", signal.SIGHUP, "parallax: rank 1 is lost: its supervisor was ended by SIGHUP"),
+        ("agent", signal.SIGINT, "parallax: rank 1 is lost: its supervisor was ended by SIGINT"),
+        ("agent", signal.SIGTERM, "parallax: rank 1 is lost: its supervisor was ended by SIGTERM"),
+    ],
+)
+def test_a_signal_to_one_rank_ends_the_job_and_both_are_named(start, victim, number, words):
+    job = start(WAITING)
+    for rank in range(2):
+        job.told(f"ready.{rank}")
+    os.kill(victim_of(job, victim), number)
+    status, _, stderr = job.finish()
+    assert (status, words in stderr) == (128 + number, True), stderr
+    assert job.left() == ()
+
+
+def test_ranks_of_a_stopped_launcher_end_by_themselves(start, monkeypatch):
+    monkeypatch.setenv("LIMITS", json.dumps(LIMITS))
+    job = start(WAITING)
+    agents = [parent_of(int(job.told(f"worker.{rank}"))) for rank in range(2)]
+    for rank in range(2):
+        job.told(f"ready.{rank}")
+    time.sleep(1)  # a supervisor counts from the first word that it heard
+    job.process.send_signal(signal.SIGSTOP)
+    deadline = time.monotonic() + WAIT_S
+    while set(job.left()) - {job.process.pid} and time.monotonic() < deadline:
+        time.sleep(0.05)
+    dead = [pid for pid in job.left() if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"]
+    assert set(job.left()) <= {job.process.pid, *dead}, agents
+    job.process.send_signal(signal.SIGCONT)
+    assert job.finish()[0] != 0
 
 
 def test_a_program_may_end_well_and_leave_children(start):

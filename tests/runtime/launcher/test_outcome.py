@@ -5,9 +5,9 @@ RULE = "-" * 74
 
 
 def judge_of(*frames, num_workers=2):
-    judge = FailureDetector(num_workers, lambda rank: f"rank {rank}")
+    judge = FailureDetector(tuple(f"rank {rank}" for rank in range(num_workers)))
     for at, frame in enumerate(frames):
-        judge.observe(frame, float(at))
+        judge = judge.observe(frame, float(at))
     return judge
 
 
@@ -16,7 +16,12 @@ def ending(judge, mpirun_status=1, tail=()):
 
 
 def heard(judge, *lines):
-    return [shown for line in lines for shown in judge.hear(line)]
+    """The judge after some lines, and what is shown of them."""
+    shown = []
+    for line in lines:
+        judge, now = judge.hear(line)
+        shown += now
+    return judge, shown
 
 
 def test_all_ranks_well_is_a_job_well():
@@ -40,7 +45,7 @@ def test_a_signal_is_named():
 def test_who_told_of_a_failure_first_is_the_cause_whoever_ends_first():
     judge = judge_of(Control(1, {"kind": "failed", "error": "Trace\nOops\n"}), Exit(0, 7))
     assert not judge.has_failed(1)
-    judge.observe(Exit(1, 1), 2)
+    judge = judge.observe(Exit(1, 1), 2)
     assert judge.has_failed(2)
     assert ending(judge) == Ending(
         1, "rank 1 failed with exit status 1. The job was ended.\nError of rank 1:\nTrace\nOops"
@@ -78,7 +83,7 @@ def test_other_errors_that_came_after_it_get_a_line_each():
 
 def test_a_killed_rank_is_the_cause_though_others_told_before():
     judge = judge_of(Control(0, {"kind": "failed", "error": "lost rank 1"}), Exit(0, 1), Exit(1, -9), num_workers=3)
-    judge.observe(Exit(2, -9), 3)
+    judge = judge.observe(Exit(2, -9), 3)
     assert ending(judge).message.startswith("rank 1 was killed by SIGKILL")
 
 
@@ -89,7 +94,7 @@ def test_a_crash_after_a_failure_is_a_consequence():
 def test_a_rank_that_told_of_a_failure_and_stays_is_not_waited_for_for_ever():
     judge = judge_of(Control(1, {"kind": "failed", "error": "x"}))
     assert (judge.knows_failure(), judge.has_failed(4.9), judge.has_failed(5.0)) == (True, False, True)
-    judge.observe(Exit(1, -15, told=True), 6)
+    judge = judge.observe(Exit(1, -15, told=True), 6)
     assert ending(judge).status == 1
 
 
@@ -112,7 +117,8 @@ def test_the_last_traceback_on_stderr_is_shown_without_what_came_before():
 def test_a_killed_supervisor_comes_before_the_failures_that_follow():
     judge = judge_of(Control(0, {"kind": "failed", "error": "lost rank 1"}), Exit(0, 1))
     noticed = "mpirun noticed that process rank 1 with PID 0 on node h exited on signal 9 (Killed)."
-    assert heard(judge, RULE, noticed, RULE) == []
+    judge, shown = heard(judge, RULE, noticed, RULE)
+    assert shown == []
     result = ending(judge, 137)
     assert result.status == 137
     assert result.message.startswith("rank 1 is lost: its supervisor was killed by SIGKILL")
@@ -120,7 +126,9 @@ def test_a_killed_supervisor_comes_before_the_failures_that_follow():
 
 def test_mpiruns_notice_of_a_rank_that_told_itself_is_no_news():
     judge = judge_of(Exit(1, -9))
-    heard(judge, RULE, "mpirun noticed that process rank 1 with PID 0 on node h exited on signal 9 (Killed).", RULE)
+    judge, _ = heard(
+        judge, RULE, "mpirun noticed that process rank 1 with PID 0 on node h exited on signal 9 (Killed).", RULE
+    )
     assert ending(judge, 137).message.startswith("rank 1 was killed by SIGKILL")
 
 
@@ -138,15 +146,17 @@ def test_a_rank_that_ends_without_a_word_is_an_error():
 def test_mpiruns_verdict_is_shown_only_when_no_rank_can_be_named():
     lines = [RULE, "Primary job  terminated normally, but 1 process returned", "a non-zero exit code.", RULE]
     unnamed = judge_of(Exit(0, 0), Exit(1, 0))
-    assert heard(unnamed, *lines) == []
+    unnamed, shown = heard(unnamed, *lines)
+    assert shown == []
     assert ending(unnamed, 5).message.splitlines()[1:] == lines[1:3]
     named = judge_of(Exit(1, 3))
-    assert heard(named, *lines) == []
+    named, shown = heard(named, *lines)
+    assert shown == []
     assert "Primary job" not in ending(named, 3).message
 
 
 def test_other_words_of_mpirun_are_shown():
-    assert heard(judge_of(), "a warning", RULE, "MPI_ABORT was invoked", RULE, RULE, "x", RULE, "end") == [
+    assert heard(judge_of(), "a warning", RULE, "MPI_ABORT was invoked", RULE, RULE, "x", RULE, "end")[1] == [
         "a warning",
         "MPI_ABORT was invoked",
         "x",
@@ -157,7 +167,8 @@ def test_other_words_of_mpirun_are_shown():
 def test_a_lost_host_is_named():
     judge = judge_of(Exit(0, -15, told=True))
     lines = ["ORTE has lost communication with a remote daemon.", "  Remote daemon: [[1,0],1] on node b"]
-    assert heard(judge, *lines) == lines
+    judge, shown = heard(judge, *lines)
+    assert shown == lines
     assert ending(judge, mpirun_status=205) == Ending(
         1, "host b is lost: it is down, or mpirun's daemon there was killed. The job was ended."
     )
@@ -169,11 +180,25 @@ def test_a_status_of_mpirun_itself_is_not_taken_for_a_signal():
 
 
 def test_a_server_is_called_by_its_own_name():
-    judge = FailureDetector(3, ["rank 0", "rank 1", "server 0 on host b"].__getitem__)
-    judge.observe(Exit(2, -9), 0.0)
+    judge = FailureDetector(("rank 0", "rank 1", "server 0 on host b"))
+    judge = judge.observe(Exit(2, -9), 0.0)
     assert ending(judge).message.startswith("server 0 on host b was killed by SIGKILL")
 
 
 def test_open_mpis_own_noise_is_not_shown():
     line = "[host0:00674] plm:rsh: Warning: setpgid(678,678) failed in parent with errno=Permission denied(13)"
-    assert heard(judge_of(), line) == []
+    assert heard(judge_of(), line, "mpirun: Forwarding signal 23 to job")[1] == []
+
+
+def test_a_supervisor_that_got_a_signal_is_named_with_it():
+    result = ending(judge_of(Exit(1, -15, told=True, by=1), Exit(0, -15, told=True)), 129)
+    assert result.status == 129
+    assert result.message.startswith("rank 1 is lost: its supervisor was ended by SIGHUP. The job was ended.")
+
+
+def test_a_sigterm_to_one_supervisor_is_told_from_mpiruns_own():
+    told = judge_of(Exit(1, -9, told=True), Exit(0, -15, told=True))
+    words = (RULE, "mpirun detected that one or more processes exited", "  Process name: [[14667,1],1]", RULE)
+    result = ending(heard(told, *words)[0], 137)
+    assert (result.status, result.message.startswith("rank 1 is lost: its supervisor was ended by SIGTERM")) == (143, 1)
+    assert ending(told, 143).message.startswith("mpirun failed with exit status 143")

@@ -7,9 +7,9 @@ def in_run(fetch="train_op", collectives="d1", seconds=2.0):
 
 
 def watch_of(*observed, num_workers=2, timeout_s=60.0):
-    watch = StallWatch(num_workers, timeout_s)
+    watch = StallWatch.of(num_workers, timeout_s)
     for rank, message, now_s in observed:
-        watch.observe(rank, message, now_s)
+        watch = watch.observe(rank, message, now_s)
     return watch
 
 
@@ -56,9 +56,19 @@ def test_the_same_collectives_under_another_fetch_are_the_same_run():
 
 
 def test_ranks_in_runs_with_other_collectives_wait_for_each_other():
-    stall = watch_of((0, in_run("a", "d1"), 12.0), (1, in_run("b", "d2"), 2.0)).verdict(61.0)
+    watch = watch_of((0, in_run("a", "d1"), 12.0), (1, in_run("b", "d2"), 2.0))
+    assert watch.verdict(69.0) is None  # the second waits since 10
+    stall = watch.verdict(70.0)
     assert (stall.fetch, stall.waiting) == ("b", (1,))
     assert stall.absent == ((0, "waits in another fetch: a"),)
+
+
+def test_of_a_long_run_that_ends_on_all_one_rank_may_tell_first():
+    watch = watch_of((0, in_run(seconds=200.0), 200.0), (1, in_run(seconds=200.0), 200.0))
+    watch = watch.observe(0, {"kind": "run_done"}, 200.5)
+    assert watch.verdict(201.0) is None and watch.verdict(260.5) is not None
+    ended = watch.observe_exit(0, 0, 201.0)
+    assert ended.verdict(202.0) is None
 
 
 def test_a_run_that_returned_waits_no_more():
@@ -69,20 +79,20 @@ def test_a_run_that_returned_waits_no_more():
 def test_a_run_told_again_keeps_its_start_and_a_new_one_has_its_own():
     watch = watch_of((0, in_run(seconds=2.0), 2.0), (0, in_run(seconds=52.0), 52.0))
     assert watch.verdict(60.0).waited_s == 60.0
-    watch.observe(0, in_run(seconds=2.0), 72.0)
+    watch = watch.observe(0, in_run(seconds=2.0), 72.0)
     assert watch.verdict(80.0) is None
 
 
 def test_a_rank_whose_process_ended_does_not_come():
     watch = watch_of((0, in_run(), 2.0))
-    watch.observe_exit(1, 0, 9.0)
-    assert watch.verdict(61.0).absent == ((1, "has ended with exit status 0"),)
+    watch = watch.observe_exit(1, 0, 9.0)
+    assert watch.verdict(69.0).absent == ((1, "has ended with exit status 0"),)
 
 
 def test_the_end_of_a_process_does_not_hide_how_often_it_ran():
     watch = watch_of((0, in_run(), 2.0), (1, {"kind": "finished", "runs": 3}, 2.0))
-    watch.observe_exit(1, 0, 9.0)
-    assert watch.verdict(61.0).absent == ((1, "ended its loop after 3 runs"),)
+    watch = watch.observe_exit(1, 0, 9.0)
+    assert watch.verdict(62.0).absent == ((1, "ended its loop after 3 runs"),)
 
 
 def test_a_patient_run_waits_for_who_is_at_anything_and_not_for_who_has_ended():
@@ -116,7 +126,7 @@ def test_ranks_are_named_in_spans():
 
 def test_a_server_never_stalls_and_nobody_waits_for_one():
     watch = watch_of((0, in_run(), 2.0), (1, in_run(), 2.0), (2, in_run(), 0.0))
-    watch.observe_exit(2, 1, 9.0)
+    watch = watch.observe_exit(2, 1, 9.0)
     assert watch.verdict(1e6) is None
 
 
@@ -142,3 +152,21 @@ def test_of_many_fetches_those_are_named_for_which_all_must_come():
     assert stall.for_all == ("train_op (by grad, ids)",)
     only = watch_of((0, {**in_run("train_op"), "for_all": {"train_op": [f"a{n} op{n}" for n in range(9)]}}, 2.0))
     assert "every rank must fetch" not in str(only.verdict(61.0))
+
+
+def after_failures(*failures, seconds=2.0):
+    return {**in_run(seconds=seconds), "failures": failures}
+
+
+def test_a_rank_that_caught_a_failure_and_went_on_does_not_meet_those_in_the_run_that_failed():
+    caught = after_failures("run 12: InvalidArgumentError: Incompatible shapes")
+    stall = watch_of((0, in_run(), 2.0), (1, caught, 3.0)).verdict(61.0)
+    reason = "is a run ahead: it caught a failure and went on (run 12: InvalidArgumentError: Incompatible shapes)"
+    assert (stall.fetch, stall.waiting, stall.absent) == ("train_op", (0,), ((1, reason),))
+    behind = watch_of((0, in_run(), 3.0), (1, caught, 2.0)).verdict(61.0)
+    assert (behind.waiting, behind.absent[0][0]) == ((1,), 0)
+    assert behind.absent[0][1].startswith("is a run behind, in one that failed on those that wait (run 12")
+
+
+def test_ranks_that_all_caught_failures_are_in_the_same_run():
+    assert watch_of((0, after_failures("run 3: a"), 2.0), (1, after_failures("run 3: b"), 2.0)).verdict(1e6) is None

@@ -160,8 +160,8 @@ def test_horovods_thread_sleeps_until_a_tensor_is_announced(tmp_path, folder, id
 
 def test_a_rank_without_the_library_is_told_that_it_keeps_a_core_busy(monkeypatch):
     written = []
-    monkeypatch.setattr(agent, "_write", lambda *frames: written.extend(frames))
     monkeypatch.setenv("LD_PRELOAD", "/lib/own.so")
-    assert agent._variables({"--preload": "/no/library"}, 3, {}) == {}
+    assert agent._variables({"--preload": "/no/library"}, 3, {}, written.append) == {}
     assert written[0].rank == 3 and "keep a core busy while it waits" in written[0].text
-    assert agent._variables({"--preload": LIBRARY}, 3, {}) == {"LD_PRELOAD": f"{LIBRARY}:/lib/own.so"}
+    found = agent._variables({"--preload": LIBRARY}, 3, {}, written.append)
+    assert found == {"LD_PRELOAD": f"{LIBRARY}:/lib/own.so"}

@@ -1,0 +1,65 @@
+"""The command line of faults: `python -m ops.faults --simulated N`, `--seed S`, `--planted`, `--real N`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing import Pool
+
+from ops.faults.simulated import Broken, simulate, simulate_all
+
+_PIECE = 2000  # schedules that a process runs at a time
+_SHOWN = 20
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Does what the command line says; 0 when nothing was broken."""
+    parser = argparse.ArgumentParser(prog="python -m ops.faults", description=(__doc__ or "").partition(":")[0])
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--simulated", type=int, metavar="N", help="run N simulated jobs, each with a fault")
+    what.add_argument("--seed", type=int, metavar="S", help="run one simulated job and show what happens in it")
+    what.add_argument("--planted", action="store_true", help="plant each known defect, and see that it is found")
+    what.add_argument("--real", type=int, metavar="N", help="run N real jobs, each with a fault")
+    parser.add_argument("--first", type=int, default=0, metavar="S", help="the first seed (0)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="P", help="that simulate (all cores)")
+    arguments = parser.parse_args(argv)
+    if arguments.planted:
+        from ops.faults.planted import find_all
+
+        return find_all()
+    if arguments.real is not None:
+        from ops.faults.real import run_all
+
+        return run_all(arguments.real, arguments.first)
+    if arguments.seed is not None:
+        return _show(arguments.seed)
+    return _simulated(arguments.simulated, arguments.first, arguments.processes)
+
+
+def _simulated(number: int, first: int, processes: int) -> int:
+    began_s = time.monotonic()
+    end = first + number
+    pieces = [range(begin, min(begin + _PIECE, end)) for begin in range(first, end, _PIECE)]
+    broken: list[Broken] = []
+    with Pool(processes) as pool:
+        for found in pool.imap(simulate_all, pieces):
+            broken += found
+    for one in broken[:_SHOWN]:
+        print(one)
+    print(f"{number:,} simulated jobs in {time.monotonic() - began_s:.1f} s: {len(broken)} broken.")
+    return 1 if broken else 0
+
+
+def _show(seed: int) -> int:
+    broken, world = simulate(seed, watching=True)
+    print(f"hosts of ranks: {[rank.host for rank in world.ranks]}", *world.trace, sep="\n")
+    print(f"{world.ended_s:7.3f} the launcher: {world.ending}")
+    print(broken or "nothing was broken")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""Defects planted in the machines, one at a time, each of which the simulated jobs must find.
+
+A defect is a change of a few words in the source of one module. A process of its own loads the changed module and runs
+schedules until one is broken.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import Pool
+from pathlib import Path
+from types import CodeType, ModuleType
+
+RUNTIME = Path(__file__).resolve().parents[2] / "parallax" / "runtime"
+MOST_SCHEDULES = 4000
+_AGAIN = ("parallax.runtime.", "ops.faults.model", "ops.faults.schedules", "ops.faults.simulated")
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """A change of one module.
+
+    Attributes:
+        module: `supervisor.machine`, `launcher.stall` ...
+        before: words of its source, which stand there once.
+        after: what takes their place.
+    """
+
+    module: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.module}: {self.before.strip()} -> {self.after.strip() or 'nothing'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """How a defect was looked for: the broken schedule, or empty, and how many schedules ran."""
+
+    defect: Defect
+    found: str
+    schedules: int
+
+
+def find_all(defects: Sequence[Defect] | None = None) -> int:
+    """Looks for every defect; 0 when all were found."""
+    began_s = time.monotonic()
+    defects = DEFECTS if defects is None else defects
+    with Pool(maxtasksperchild=1) as pool:
+        hunts = list(pool.imap(hunt, defects, chunksize=1))
+    for one in hunts:
+        print(f"{one.schedules:5} schedules, {'found by ' + one.found if one.found else 'NOT FOUND'} | {one.defect}")
+    missed = sum(not one.found for one in hunts)
+    print(f"{len(hunts)} defects in {time.monotonic() - began_s:.0f} s: {len(hunts) - missed} found.")
+    return 1 if missed else 0
+
+
+def hunt(defect: Defect) -> Hunt:
+    """Runs schedules over the changed module until one is broken; for a process that does nothing else."""
+    for name in [name for name in sys.modules if name.startswith(_AGAIN)]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, _Changed(defect))
+    from ops.faults.simulated import simulate
+
+    for seed in range(MOST_SCHEDULES):
+        try:
+            broken, _ = simulate(seed)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            return Hunt(defect, f"{type(error).__name__} in seed {seed}", seed + 1)
+        if broken:
+            return Hunt(defect, f"{broken.fault}, seed {seed}", seed + 1)
+    return Hunt(defect, "", MOST_SCHEDULES)
+
+
+def changed_source(defect: Defect) -> str:
+    """The source of the changed module; ValueError when the words do not stand there once."""
+    source = _file_of(defect).read_text(encoding="utf-8")
+    if source.count(defect.before) != 1:
+        raise ValueError(f"{defect.module} has {defect.before!r} {source.count(defect.before)} times; it must be once.")
+    return source.replace(defect.before, defect.after)
+
+
+def _file_of(defect: Defect) -> Path:
+    return RUNTIME.joinpath(*defect.module.split(".")).with_suffix(".py")
+
+
+class _Changed(importlib.abc.MetaPathFinder):
+    """Finds the changed module in place of the one in its file."""
+
+    def __init__(self, defect: Defect) -> None:
+        self._defect = defect
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The changed module, under its name; None for all others."""
+        if name != f"parallax.runtime.{self._defect.module}":
+            return None
+        file = str(_file_of(self._defect))
+        return importlib.util.spec_from_file_location(name, file, loader=_Loader(name, file, self._defect))
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def __init__(self, name: str, file: str, defect: Defect) -> None:
+        super().__init__(name, file)
+        self._defect = defect
+
+    def get_code(self, name: str) -> CodeType:
+        return compile(changed_source(self._defect), self.path, "exec")
+
+
+_RANK, _JOB, _LIVE = "supervisor.machine", "launcher.machine", "launcher.liveness"
+_OUT, _STALL, _LIMITS = "launcher.outcome", "launcher.stall", "supervisor.limits"
+
+DEFECTS = (
+    # What a supervisor sees of its worker.
+    Defect(_RANK, "stopped_s=state.stopped_s + passed_s if stopped else 0.0", "stopped_s=0.0"),
+    Defect(_RANK, "passed_s if stopped else 0.0", "passed_s if stopped else state.stopped_s"),
+    Defect(_RANK, " or vitals.ticks != state.ticks", ""),
+    Defect(_RANK, "vitals.state in _AT_WORK or ", ""),
+    Defect(_RANK, "doing=event.doing, quiet_s=0.0", "doing=event.doing"),
+    Defect(_RANK, "ticks=vitals.ticks", "ticks=state.ticks"),
+    Defect(_RANK, "state.quiet_s + passed_s if state.doing and not at_work", "state.quiet_s + passed_s if not at_work"),
+    Defect(_RANK, "quiet_s=state.quiet_s + passed_s if", "quiet_s=passed_s if"),
+    Defect(_RANK, "return after, (Tell(Pulse(", "return after, () and (Tell(Pulse("),
+    # What a supervisor hears, and how it ends.
+    Defect(_RANK, "if after.unheard_s >= after.limits.unheard_s:", "if False:"),
+    Defect(_RANK, "hears=True, unheard_s=0.0", "hears=True"),
+    Defect(_RANK, "return replace(state, hears=True, unheard_s=0.0), ()", "return state, ()"),
+    Defect(_RANK, "told=True), (SignalWorker(signal.SIGKILL),)", "told=True), ()"),
+    Defect(_RANK, "Leave(128 + signal.SIGKILL, True)", "Leave(128 + signal.SIGKILL, False)"),
+    Defect(_RANK, "kill_s=now_s + GRACE_S", 'kill_s=float("inf")'),
+    Defect(_RANK, "by = 0 if event.number == signal.SIGTERM else event.number", "by = 0"),
+    Defect(_RANK, "by = 0 if event.number == signal.SIGTERM else event.number", "by = event.number"),
+    Defect(_RANK, "Exit(state.rank, status, state.told, state.by)", "Exit(state.rank, status, False, state.by)"),
+    # How long is reckoned.
+    Defect(_LIMITS, "min(max(0.0, now_s - before_s), 2 * beat_s)", "max(0.0, now_s - before_s)"),
+    Defect(_LIMITS, "min(max(0.0, now_s - before_s), 2 * beat_s)", "0.0"),
+    # Who is silent.
+    Defect(_LIVE, "idle_s = self.idle_s + passed_s -", "idle_s = self.idle_s + 0.0 * passed_s - 0.0 *"),
+    Defect(_LIVE, "at_s = _ENDED if isinstance(frame, Exit) else now_s", "at_s = now_s"),
+    Defect(_LIVE, "if pulse.stopped_s >= limits.stopped_s:", "if False:"),
+    Defect(_LIVE, "if pulse.quiet_s >= limits.frozen_s:", "if False:"),
+    Defect(_LIVE, "        if silent:\n", "        if False:\n"),
+    Defect(_LIVE, "kind, ranks = HOST, of_host", "kind, ranks = SUPERVISOR, of_host"),
+    Defect(_LIVE, "kind, ranks = MPIRUN, tuple(ages)", "pass"),
+    Defect(_LIVE, "set(of_host) <= set(late)", "True"),
+    Defect(_LIVE, "and (only_host or len({self.hosts[rank] for rank in ages}) > 1)", ""),
+    Defect(_LIVE, "if self.mpirun_stopped_s >= limits.stopped_s:", "if False:"),
+    Defect(_LIVE, "for rank, seconds in self.stopped_s.items():", "for rank, seconds in ():"),
+    Defect(_LIVE, "        return any(\n", "        return False and any(\n"),
+    Defect(_LIVE, "        return any(\n", "        return True or any(\n"),
+    # When a job is ended.
+    Defect(_JOB, "EXIT_UNKNOWN if silence.kind == HOST else EXIT_STALLED", "EXIT_STALLED"),
+    Defect(_JOB, "kill_s=now_s + GRACE_S", 'kill_s=float("inf")'),
+    Defect(_JOB, "    if state.signals:\n", "    if False:\n"),
+    Defect(_JOB, "    if state.is_unread:\n", "    if False:\n"),
+    Defect(
+        _JOB, "if state.judge.knows_failure() and not _may_follow(state, now_s):", "if state.judge.knows_failure():"
+    ),
+    Defect(
+        _JOB, "if state.judge.knows_failure() or state.alive.is_in_doubt(now_s):", "if state.judge.knows_failure():"
+    ),
+    Defect(_JOB, "stall = state.stalls.verdict(now_s)", "stall = None"),
+    Defect(_JOB, "judge=state.judge.observe(frame, now_s)", "judge=state.judge"),
+    Defect(_JOB, "state.judge.has_failed(now_s) and", "state.judge.knows_failure() and"),
+    Defect(_JOB, "return Ending(128 + state.signals[0], what), False", "return Ending(state.signals[0], what), False"),
+    Defect(_JOB, "stalls = stalls.observe(frame.rank, frame.message, now_s)", "pass"),
+    # Who failed first.
+    Defect(_OUT, "was_killed = ended.status == -signal.SIGKILL and", "was_killed = False and"),
+    Defect(_OUT, "if not frame.told or frame.by:", "if True:"),
+    Defect(_OUT, "        if ended.by:\n", "        if False:\n"),
+    Defect(_OUT, "failure = self.failure or _Failure(", "failure = _Failure("),
+    Defect(_OUT, "return status if status > 0 else 128 - status", "return status if status > 0 else 128 + status"),
+    Defect(_OUT, "if self.noticed is not None and", "if False and"),
+    Defect(_OUT, "        if self.lost_host is not None:\n", "        if False:\n"),
+    Defect(_OUT, "if self.first_out is not None and self.first_out in", "if False and self.first_out in"),
+    Defect(_OUT, "_EXIT_WAIT_S = 5.0", "_EXIT_WAIT_S = 500.0"),
+    # Who waits in vain.
+    Defect(_STALL, 'if kind == "finished":', "if False:"),
+    Defect(_STALL, "apart = len(state.failures) - len(run.failures)", "apart = 0"),
+    Defect(_STALL, "if state.collectives == run.collectives:", "if True:"),
+    Defect(_STALL, "max(began_s, min(self._away_s(rank) for rank, _ in absent))", "began_s"),
+    Defect(_STALL, 'now_s - float(str(message["seconds"]))', "now_s"),
+    Defect(_STALL, ">= self.timeout_s", ">= 10 * self.timeout_s"),
+)

@@ -1,0 +1,329 @@
+"""The faults that a simulated job can meet, and for each of them how the job must end.
+
+A schedule is a seed: it gives the hosts and ranks, the fault, when it comes and how messages are delayed.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from ops.faults.model import LIMITS, World
+from parallax.runtime.launcher.machine import ReaderGone, SignalCame
+
+_END_S = 10.0  # to end a job: mpirun's grace, a supervisor's, and looking
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """How a job must end.
+
+    Attributes:
+        status: exit status of the launcher; None when the launcher does not live to give one.
+        words: what the message begins with; empty for no message.
+        has: what stands in it.
+        within_s: from the fault to the launcher's end.
+        empty_s: from the fault until nothing is left anywhere.
+    """
+
+    status: int | None
+    words: str
+    within_s: float
+    empty_s: float
+    has: str = ""
+
+
+Fault = Callable[[World], Expected]
+
+
+def _ends(status: int | None, words: str, limit_s: float = 0.0, left_s: float = 0.0, has: str = "") -> Expected:
+    return Expected(status, words, limit_s + _END_S, max(limit_s, left_s) + _END_S, has)
+
+
+def _others_wait(world: World, rank: int) -> None:
+    for other in world.ranks:
+        if other.number != rank and other.number < len(world.job.stalls.states):
+            world.enter_run(other)
+
+
+def _pick(world: World) -> int:
+    return world.random.randrange(len(world.ranks))
+
+
+def _follow(world: World, rank: int, least_s: float) -> None:
+    """Another rank fails as a consequence, or not."""
+    others = [one for one in world.ranks if one.number != rank]
+    if others and world.random.random() < 0.5:
+        other = world.random.choice(others)
+        at_s = world.now_s + least_s + 2 * world.random.random() ** 4
+        message = {"kind": "failed", "error": "lost connection", "what": "lost"}
+        world.at(at_s, world.tell, other, message)
+        world.at(at_s + 0.2, world.end_worker, other, 1)
+
+
+# --- faults ---
+
+
+def ends_well(world: World) -> Expected:
+    """Nothing happens: all finish."""
+    for rank in world.ranks:
+        world.tell(rank, {"kind": "finished", "runs": 3})
+        world.at(world.now_s + 12 * world.random.random(), world.end_worker, rank, 0)
+    return _ends(0, "", 12)
+
+
+def is_slow(world: World) -> Expected:
+    """A rank computes for long, and shows it by one sign alone; the others wait in the same run."""
+    slow = world.ranks[_pick(world)]
+    sign = world.random.choice(("beat", "ticks", "runnable"))
+    slow.beats, slow.computes, slow.starved = sign == "beat", sign == "ticks", sign == "runnable"
+    for rank in world.ranks:
+        world.enter_run(rank)
+    # Without a beat a worker cannot tell that it is in the run of all, and is waited for as one that is elsewhere.
+    seconds = 20 + 10 * world.random.random() if sign == "beat" else world.stall_s - 2
+    for rank in world.ranks:
+        world.at(world.now_s + seconds, world.end_worker, rank, 0)
+    return _ends(0, "", seconds)
+
+
+def sleeps(world: World) -> Expected:
+    """Programs that never beat and use no processor; `world_of` has made them so from the start."""
+    for rank in world.ranks:
+        world.at(world.now_s + 2 * LIMITS.frozen_s, world.end_worker, rank, 0)
+    return _ends(0, "", 2 * LIMITS.frozen_s)
+
+
+def is_held_up(world: World) -> Expected:
+    """Nobody reads the launcher's output for long, and then somebody does."""
+    world.held_until_s = world.now_s + 25
+    world.at(world.held_until_s + 2, ends_well, world)
+    return _ends(0, "", 39)
+
+
+def pauses(world: World) -> Expected:
+    """A worker is stopped again and again, and goes on in time."""
+    rank = world.ranks[_pick(world)]
+
+    def stop() -> None:
+        rank.stopped = True
+        world.at(world.now_s + (LIMITS.stopped_s - 1.1) * world.random.random(), go_on)
+
+    def go_on() -> None:
+        rank.stopped = False
+
+    for number in range(4):
+        world.at(world.now_s + 4 * number, stop)
+    world.at(world.now_s + 20, ends_well, world)
+    return _ends(0, "", 32)
+
+
+def exits(world: World) -> Expected:
+    """A worker ends with a status of its own."""
+    rank = _pick(world)
+    _others_wait(world, rank)
+    world.end_worker(world.ranks[rank], 3)
+    _follow(world, rank, 0.3)
+    return _ends(3, f"rank {rank} failed with exit status 3")
+
+
+def raises(world: World) -> Expected:
+    """A worker tells of its exception, and ends a while later, or never."""
+    rank = _pick(world)
+    _others_wait(world, rank)
+    world.tell(world.ranks[rank], {"kind": "failed", "error": "Traceback (most recent call last):\nKeyError: 3"})
+    stays = world.random.random() < 0.3
+    if not stays:
+        world.at(world.now_s + 0.5 * world.random.random(), world.end_worker, world.ranks[rank], 5)
+    _follow(world, rank, 0.5)
+    return _ends(1 if stays else 5, f"rank {rank} failed", 5.0)
+
+
+def is_killed(world: World) -> Expected:
+    """A worker is killed; others may tell of their broken connections first."""
+    rank = _pick(world)
+    _others_wait(world, rank)
+    world.end_worker(world.ranks[rank], -signal.SIGKILL)
+    _follow(world, rank, 0.0)
+    return _ends(137, f"rank {rank} was killed by SIGKILL")
+
+
+def gets_hup(world: World) -> Expected:
+    """A worker is ended by a signal."""
+    rank = _pick(world)
+    world.end_worker(world.ranks[rank], -signal.SIGHUP)
+    return _ends(129, f"rank {rank} was killed by SIGHUP")
+
+
+def is_stopped(world: World) -> Expected:
+    """A worker or server is stopped by a signal, in a run of all or elsewhere."""
+    rank = _pick(world)
+    if world.random.random() < 0.7:
+        _others_wait(world, -1 if world.random.random() < 0.5 else rank)
+    world.ranks[rank].stopped = True
+    return _ends(124, f"rank {rank} is silent: a signal stopped its process", LIMITS.stopped_s)
+
+
+def freezes(world: World) -> Expected:
+    """All threads of a process hang."""
+    rank = _pick(world)
+    _others_wait(world, -1)
+    world.ranks[rank].frozen = True
+    return _ends(124, f"rank {rank} is silent: its process 20{rank} has given no sign", LIMITS.frozen_s + 1)
+
+
+def supervisor_killed(world: World) -> Expected:
+    """A supervisor is killed."""
+    rank = _pick(world)
+    _others_wait(world, rank)
+    world.signal_supervisor(world.ranks[rank], signal.SIGKILL)
+    return _ends(137, f"rank {rank} is lost: its supervisor was killed by SIGKILL")
+
+
+def supervisor_stopped(world: World) -> Expected:
+    """A supervisor is stopped; on its own host nobody can tell it from the host."""
+    rank = world.ranks[_pick(world)]
+    _others_wait(world, rank.number)
+    rank.supervisor_stopped = True
+    alone = sum(one.host == rank.host for one in world.ranks) == 1 and rank.host
+    if len(world.ranks) == 1 or not alone:
+        return _ends(124, f"rank {rank.number} is lost: its supervisor, process 10{rank.number}", LIMITS.silent_s)
+    return _ends(1, f"host h{rank.host} is lost: nothing has come", LIMITS.silent_s)
+
+
+def supervisor_signalled(world: World) -> Expected:
+    """A supervisor gets a signal that asks it to end."""
+    rank, number = _pick(world), world.random.choice((signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
+    world.ranks[rank].heeds_term = world.random.random() < 0.5
+    world.signal_supervisor(world.ranks[rank], number)
+    return _ends(128 + number, f"rank {rank} is lost: its supervisor was ended by {signal.Signals(number).name}")
+
+
+def daemon_killed(world: World) -> Expected:
+    """Somebody kills the daemon of mpirun on a host."""
+    if not world.daemons:
+        return is_killed(world)
+    host = world.random.choice(list(world.daemons))
+    world.kill_daemon(host)
+    return _ends(1, f"host h{host} is lost: it is down")
+
+
+def host_silent(world: World) -> Expected:
+    """A host's link is cut, or its daemon stopped: nothing comes from there, and nothing gets there."""
+    if not world.daemons:
+        return is_stopped(world)
+    host = world.random.choice(list(world.daemons))
+    cut = world.random.random() < 0.5
+    if cut:
+        world.cut.add(host)
+    else:
+        world.daemons[host] = "stopped"
+    gone = [rank.number for rank in world.ranks if rank.host == host]
+    _others_wait(world, gone[0])
+    left_s = LIMITS.unheard_s + 1
+    if len(gone) == len(world.ranks):
+        return _ends(124, "mpirun is silent: nothing has come from any rank", LIMITS.silent_s, left_s)
+    _follow(world, gone[0], LIMITS.late_s + 1.5)
+    return _ends(1, f"host h{host} is lost: nothing has come", LIMITS.silent_s + LIMITS.late_s, left_s)
+
+
+def mpirun_killed(world: World) -> Expected:
+    """Somebody kills mpirun."""
+    world.kill_mpirun()
+    return _ends(137, "mpirun was killed by SIGKILL")
+
+
+def mpirun_stopped(world: World) -> Expected:
+    """A signal stops mpirun."""
+    _others_wait(world, -1)
+    world.mpirun = "stopped"
+    return _ends(124, "mpirun is silent: a signal stopped it", LIMITS.stopped_s)
+
+
+def launcher_signalled(world: World) -> Expected:
+    """The launcher gets Ctrl-C or SIGTERM, once or twice."""
+    number = world.random.choice((signal.SIGINT, signal.SIGTERM))
+    for rank in world.ranks:
+        rank.heeds_term = world.random.random() < 0.5
+    for _ in range(world.random.choice((1, 2))):
+        world.take(SignalCame(number))
+    return _ends(128 + number, f"the launcher got {signal.Signals(number).name}")
+
+
+def launcher_unread(world: World) -> Expected:
+    """Nobody reads the launcher's output any more."""
+    world.take(ReaderGone())
+    return _ends(141, "")
+
+
+def launcher_killed(world: World) -> Expected:
+    """The launcher is killed."""
+    world.kill_launcher()
+    return _ends(None, "", 0.0, LIMITS.unheard_s)
+
+
+def launcher_stopped(world: World) -> Expected:
+    """The launcher is stopped for good."""
+    for rank in world.ranks:
+        rank.heeds_term = world.random.random() < 0.5
+    world.launcher = "stopped"
+
+    def ended() -> None:
+        world.launcher = "dead"
+
+    world.at(world.now_s + LIMITS.unheard_s + _END_S - 1, ended)
+    return _ends(None, "", 0.0, LIMITS.unheard_s + LIMITS.word_s)
+
+
+def ends_early(world: World) -> Expected:
+    """A worker ends its loop before the others."""
+    rank = _pick_worker(world)
+    world.tell(world.ranks[rank], {"kind": "finished", "runs": 3})
+    _others_wait(world, rank)
+    return _ends(124, "the job stalled", world.stall_s + 2, has=f"rank {rank}: ended its loop after 3 runs")
+
+
+def fetches_otherwise(world: World) -> Expected:
+    """A worker is in another fetch."""
+    rank = _pick_worker(world)
+    _others_wait(world, rank)
+    world.enter_run(world.ranks[rank], "loss", "other")
+    return _ends(124, "the job stalled", world.stall_s + 2, has="waits in another fetch")
+
+
+def is_a_run_apart(world: World) -> Expected:
+    """A worker caught a failed run and is in the next."""
+    rank = _pick_worker(world)
+    _others_wait(world, rank)
+    world.enter_run(world.ranks[rank], failures=("run 3: x",))
+    return _ends(124, "the job stalled", world.stall_s + 2, has=" is a run ")
+
+
+def _pick_worker(world: World) -> int:
+    return world.random.randrange(len(world.job.stalls.states))
+
+
+FAULTS: tuple[Fault, ...] = (
+    *(ends_well, is_slow, sleeps, is_held_up, pauses, exits, raises, is_killed, gets_hup, is_stopped, freezes),
+    *(supervisor_killed, supervisor_stopped, supervisor_signalled, daemon_killed, host_silent),
+    *(mpirun_killed, mpirun_stopped, launcher_signalled, launcher_unread, launcher_killed, launcher_stopped),
+    *(ends_early, fetches_otherwise, is_a_run_apart),
+)
+ALONE = (ends_early, fetches_otherwise, is_a_run_apart)
+"""Faults that need two workers."""
+_SHAPES = ((0,), (0, 0), (0, 0), (0, 1), (0, 1), (0, 0, 1), (0, 1, 1), (0, 1, 2), (1, 2), (1, 1))
+
+
+def world_of(seed: int, watching: bool = False) -> tuple[World, Fault]:
+    """The job of a seed, and the fault that it shall meet."""
+    random = Random(seed)
+    hosts = random.choice(_SHAPES)
+    workers = max(1, len(hosts) - (random.random() < 0.3))
+    fault = random.choice(FAULTS)
+    if fault in ALONE and workers < 2:
+        hosts, workers = (0, 1), 2
+    world = World(random, hosts, workers, watching)
+    for rank in world.ranks:
+        rank.beats = rank.computes = fault is not sleeps
+    return world, fault

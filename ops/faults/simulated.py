@@ -1,0 +1,67 @@
+"""Runs simulated jobs of many seeds, and says of each whether it kept what every job must.
+
+It ends; the message names the dead or silent one within its limit; the status is the first cause's; nothing is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ops.faults.model import World
+from ops.faults.schedules import Expected, world_of
+
+_FAULT_S = (3.2, 7.0)  # faults come between these; by then all supervisors have heard the launcher's word
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A schedule in which something was not kept.
+
+    Attributes:
+        seed: replays it.
+        fault: its name.
+        what: was not kept.
+    """
+
+    seed: int
+    fault: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}, {self.fault}: {self.what}"
+
+
+def simulate(seed: int, watching: bool = False) -> tuple[Broken | None, World]:
+    """Runs the schedule of a seed; gives what was not kept, if anything, and the world as it then was."""
+    world, fault = world_of(seed, watching)
+    at_s = world.random.uniform(*_FAULT_S)
+    found: list[Expected] = []
+    world.at(at_s, lambda: found.append(fault(world)))
+    world.run()
+    what = _broken(world, found[0], at_s) if found else "the job ended before its fault came"
+    return (Broken(seed, fault.__name__, what) if what else None), world
+
+
+def _broken(world: World, expected: Expected, at_s: float) -> str:
+    """What was not kept; empty when all was."""
+    if world.left():
+        return f"left after {world.now_s - at_s:.1f} s: {', '.join(world.left())}; {world.ending}"
+    if expected.status is None:
+        return "" if world.now_s - at_s <= expected.empty_s else f"empty after {world.now_s - at_s:.1f} s"
+    if world.ending is None:
+        return "it has not ended"
+    if world.ending.status != expected.status:
+        return f"status {world.ending.status} and not {expected.status}: {world.ending.message}"
+    message = world.ending.message
+    if not message.startswith(expected.words) or (message and not expected.words) or expected.has not in message:
+        return f"said {message!r} and not {expected.words!r}, {expected.has!r}"
+    if world.ended_s - at_s > expected.within_s:
+        return f"ended after {world.ended_s - at_s:.1f} s and not {expected.within_s:.1f} s"
+    if world.now_s - at_s > expected.empty_s:
+        return f"empty after {world.now_s - at_s:.1f} s and not {expected.empty_s:.1f} s"
+    return ""
+
+
+def simulate_all(seeds: range) -> list[Broken]:
+    """The schedules in which something was not kept."""
+    return [broken for seed in seeds if (broken := simulate(seed)[0]) is not None]

@@ -1,0 +1,203 @@
+"""Decides who in a job is silent: a worker or server, a supervisor, a host, or mpirun itself.
+
+Supervisors send a pulse every second, which says how the worker is (supervisor/machine.py). Seconds count only while
+the launcher reads what they send, so a launcher that was held up itself raises no alarm. A program that is slow has no
+part in any of this: its supervisor's pulse comes whatever it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from parallax.report.text import name_ranks
+from parallax.runtime.supervisor.frames import Exit, Frame, Pulse, Start
+from parallax.runtime.supervisor.limits import LIMITS, Limits, looked_s
+
+STOPPED, FROZEN, SUPERVISOR, UNSTARTED, HOST, MPIRUN, MPIRUN_STOPPED = (
+    *("worker stopped", "worker frozen", "supervisor silent", "not started"),
+    *("host lost", "mpirun silent", "mpirun stopped"),
+)
+"""Kinds of silence."""
+
+_ENDED = float("inf")
+_TOLD = 3  # ranks of which a message tells what they did
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Somebody is silent, and has been for longer than may be.
+
+    Attributes:
+        kind: one of the above.
+        ranks: whom it concerns, ascending.
+        seconds: for how long.
+        heard_s: when the launcher last heard of them, on its own clock; infinite when they still tell.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    seconds: float
+    heard_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """What the launcher knows of who is alive.
+
+    Attributes:
+        hosts: of each rank, the host that it is on.
+        looked_s: when the launcher last looked.
+        limits: of the job.
+        idle_s: seconds on the launcher's clock that do not count, for it did not look.
+        heard_s: of each rank, when it was last heard; None before its start, infinite after its end.
+        pulses: of each rank, the last.
+        starts: of each rank, what its supervisor told at the start.
+        first_s: when the first rank started.
+        stopped_s: for how long supervisors on this machine have been stopped by a signal, by rank.
+        mpirun_stopped_s: for how long mpirun has been.
+        stop_looked_s: when these were last looked at.
+    """
+
+    hosts: tuple[str, ...]
+    looked_s: float
+    limits: Limits = LIMITS
+    idle_s: float = 0.0
+    heard_s: tuple[float | None, ...] = ()
+    pulses: tuple[Pulse | None, ...] = ()
+    starts: tuple[Start | None, ...] = ()
+    first_s: float | None = None
+    stopped_s: Mapping[int, float] = field(default_factory=dict)
+    mpirun_stopped_s: float = 0.0
+    stop_looked_s: float = float("inf")
+
+    def observe(self, frame: Frame, now_s: float) -> Liveness:
+        """Takes in a frame of a rank's supervisor: it is alive."""
+        rank = frame.rank
+        at_s = _ENDED if isinstance(frame, Exit) else now_s - self.idle_s
+        heard = self.heard_s or (None,) * len(self.hosts)
+        if heard[rank] == _ENDED:
+            return self
+        after = replace(self, heard_s=(*heard[:rank], at_s, *heard[rank + 1 :]))
+        if isinstance(frame, Pulse):
+            before = self.pulses or (None,) * len(self.hosts)
+            return replace(after, pulses=(*before[:rank], frame, *before[rank + 1 :]))
+        if isinstance(frame, Start):
+            starts = self.starts or (None,) * len(self.hosts)
+            first_s = at_s if self.first_s is None else self.first_s
+            return replace(after, starts=(*starts[:rank], frame, *starts[rank + 1 :]), first_s=first_s)
+        return after
+
+    def look(self, now_s: float) -> Liveness:
+        """The launcher has read what there is."""
+        passed_s = now_s - self.looked_s
+        idle_s = self.idle_s + passed_s - looked_s(now_s, self.looked_s, self.limits.beat_s)
+        return replace(self, looked_s=now_s, idle_s=idle_s)
+
+    def look_at_stopped(self, agents: Sequence[int], mpirun: bool, now_s: float) -> Liveness:
+        """Takes in who on this machine is stopped: supervisors, by rank, and mpirun."""
+        passed_s = looked_s(now_s, self.stop_looked_s, self.limits.beat_s)
+        return replace(
+            self,
+            stopped_s={rank: self.stopped_s.get(rank, 0.0) + passed_s for rank in agents},
+            mpirun_stopped_s=self.mpirun_stopped_s + passed_s if mpirun else 0.0,
+            stop_looked_s=now_s,
+        )
+
+    def late(self, now_s: float) -> tuple[int, ...]:
+        """The ranks whose pulse is late, ascending: nothing can be said of them."""
+        clock_s = now_s - self.idle_s - self.limits.late_s
+        return tuple(rank for rank, at_s in enumerate(self.heard_s) if at_s is not None and at_s < clock_s)
+
+    def late_since(self, since_s: float, now_s: float) -> bool:
+        """Whether a rank's pulse is late that was late at `since_s` already."""
+        return any(
+            (self.heard_s[rank] or 0.0) < since_s - self.idle_s - self.limits.late_s for rank in self.late(now_s)
+        )
+
+    def is_in_doubt(self, now_s: float) -> bool:
+        """Whether of some rank it is not known what it does: its pulse is late, or it is stopped or quiet."""
+        unsure = (p for p in self.pulses if p is not None and self.heard_s[p.rank] != _ENDED)
+        return bool(self.late(now_s)) or any(p.stopped_s > 0 or p.quiet_s >= self.limits.late_s for p in unsure)
+
+    def verdict(self, now_s: float) -> Silence | None:
+        """Who is silent at `now_s`, or None while nobody is."""
+        limits, clock_s = self.limits, now_s - self.idle_s
+        if self.mpirun_stopped_s >= limits.stopped_s:
+            return Silence(MPIRUN_STOPPED, (), self.mpirun_stopped_s)
+        for rank, seconds in self.stopped_s.items():
+            if seconds >= limits.stopped_s:
+                return Silence(SUPERVISOR, (rank,), seconds)
+        for pulse in self.pulses:
+            if pulse is None or self.heard_s[pulse.rank] == _ENDED:
+                continue
+            if pulse.stopped_s >= limits.stopped_s:
+                return Silence(STOPPED, (pulse.rank,), pulse.stopped_s)
+            if pulse.quiet_s >= limits.frozen_s:
+                return Silence(FROZEN, (pulse.rank,), pulse.quiet_s)
+        ages = {rank: clock_s - at_s for rank, at_s in enumerate(self.heard_s) if at_s is not None and at_s != _ENDED}
+        silent = tuple(rank for rank, age_s in ages.items() if age_s >= limits.silent_s)
+        if silent:
+            return self._silent(silent, ages, now_s)
+        if self.first_s is not None and clock_s - self.first_s >= limits.start_s:
+            unstarted = tuple(rank for rank, at_s in enumerate(self.heard_s) if at_s is None)
+            return Silence(UNSTARTED, unstarted, clock_s - self.first_s) if unstarted else None
+        return None
+
+    def _silent(self, silent: tuple[int, ...], ages: Mapping[int, float], now_s: float) -> Silence | None:
+        """Who is behind the silence of some ranks, once that is certain: of one host they fall silent one by one."""
+        late = self.late(now_s)
+        first = max(silent, key=lambda rank: ages[rank])
+        host = self.hosts[first]
+        of_host = tuple(rank for rank in ages if self.hosts[rank] == host)
+        kind = SUPERVISOR
+        ranks: tuple[int, ...] = (first,)
+        if len(set(self.hosts)) > 1 and set(of_host) <= set(late):
+            kind, ranks = HOST, of_host
+        only_host = len(set(self.hosts)) == 1 and len(ages) > 1
+        if set(ages) <= set(late) and (only_host or len({self.hosts[rank] for rank in ages}) > 1):
+            kind, ranks = MPIRUN, tuple(ages)
+        return Silence(kind, ranks, ages[first], now_s - ages[first])
+
+
+def silence_text(silence: Silence, alive: Liveness, name_of: Callable[[int], str]) -> str:
+    """What the user is told of a silence: who, since when, what they last did, and who waits for them."""
+    seconds = f"{silence.seconds:.0f} s"
+    rank = silence.ranks[0] if silence.ranks else 0
+    start = alive.starts[rank] if alive.starts else None
+    name = name_of(rank)
+    worker, agent = (start.worker_pid, start.agent_pid) if start else (0, 0)
+    why = {
+        STOPPED: f"{name} is silent: a signal stopped its process {worker} {seconds} ago, and it has not gone on.",
+        FROZEN: f"{name} is silent: its process {worker} has given no sign of life for {seconds}, no beat and no "
+        "processor time. All its threads hang, in the kernel or on each other.",
+        SUPERVISOR: f"{name} is lost: its supervisor, process {agent}, is stopped or hangs, and has said nothing for "
+        f"{seconds}.",
+        UNSTARTED: f"{name_ranks(silence.ranks)} did not start within {seconds} of the others.",
+        HOST: f"host {alive.hosts[rank]} is lost: nothing has come from it for {seconds}. It is down, its network is "
+        "cut, or mpirun's daemon there is stopped.",
+        MPIRUN: f"mpirun is silent: nothing has come from any rank for {seconds}. It hangs, or this machine's network "
+        "is cut.",
+        MPIRUN_STOPPED: f"mpirun is silent: a signal stopped it {seconds} ago, and it has not gone on.",
+    }[silence.kind]
+    lines = [f"{why} The job was ended."]
+    for one in silence.ranks[:_TOLD]:
+        if doing := _doing(alive, one):
+            lines.append(f"  last heard of {name_of(one)}: {doing}")
+    waiting: dict[str, list[int]] = {}
+    for other in range(len(alive.hosts)):
+        if other not in silence.ranks and alive.pulses and (pulse := alive.pulses[other]) is not None:
+            if fetch := str(pulse.doing.get("fetch", "")):
+                waiting.setdefault(fetch, []).append(other)
+    lines += [f"  meanwhile {name_ranks(ranks)}: in a run of {fetch}" for fetch, ranks in waiting.items()]
+    return "\n".join(lines)
+
+
+def _doing(alive: Liveness, rank: int) -> str:
+    """What a rank did when it was last heard; empty when it never told."""
+    pulse = alive.pulses[rank] if alive.pulses else None
+    if pulse is None or "runs" not in pulse.doing:  # a server, or a program that never beat
+        return ""
+    doing = pulse.doing
+    what = f"in a run of {doing['fetch']} for {doing['seconds']} s" if doing.get("fetch") else "in no run"
+    return f"{doing.get('runs', 0)} runs made, {what}"

@@ -1,0 +1,180 @@
+"""Decides when and how a job ends: from its state, what happened and the time to its next state and what is to be done.
+
+It reads no clock, no pipe and no process, so it runs over a simulated job as over a real one; `launch.py` is its loop.
+What goes before what, when several things are known of a job that does not go on:
+
+1. a signal to the launcher, or nobody who reads its output;
+2. a failure that a rank has told, unless somebody was silent before, who may be its cause;
+3. who is silent (liveness.py);
+4. ranks that wait in vain (stall.py), unless somebody may be silent: what that rank does is not known.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from parallax.runtime.launcher.liveness import HOST, MPIRUN, MPIRUN_STOPPED, Liveness, silence_text
+from parallax.runtime.launcher.outcome import EXIT_UNKNOWN, Ending, FailureDetector, signal_name
+from parallax.runtime.launcher.stall import StallWatch
+from parallax.runtime.supervisor.frames import Control, Exit, Frame
+from parallax.runtime.supervisor.limits import Limits
+
+EXIT_STALLED = 124
+
+GRACE_S = 5.0  # from SIGTERM to SIGKILL for mpirun; it takes two seconds to end its ranks
+
+
+@dataclass(frozen=True, slots=True)
+class FrameCame:
+    """A rank's supervisor has written."""
+
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class SignalCame:
+    """The launcher got a signal that ends the job."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderGone:
+    """Nobody reads what the launcher prints."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopsSeen:
+    """Who on this machine is stopped by a signal: supervisors, by rank, and mpirun."""
+
+    agents: tuple[int, ...]
+    mpirun: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """The launcher has read what there was."""
+
+
+JobEvent = FrameCame | SignalCame | ReaderGone | StopsSeen | Looked
+
+
+@dataclass(frozen=True, slots=True)
+class SignalMpirun:
+    """Send a signal to mpirun."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """What the launcher knows of its job.
+
+    Attributes:
+        judge: who has failed.
+        stalls: who waits in vain.
+        alive: who is silent.
+        signals: those that the launcher got.
+        is_unread: nobody reads its output.
+        stop: why the job is ended, when it is not a failure of a rank.
+        kill_s: when mpirun is killed; None while the job runs, infinite once that is done.
+    """
+
+    judge: FailureDetector
+    stalls: StallWatch
+    alive: Liveness
+    signals: tuple[int, ...] = ()
+    is_unread: bool = False
+    stop: Ending | None = None
+    kill_s: float | None = None
+
+    def ending(self, mpirun_status: int, tail: Callable[[int], Sequence[str]]) -> Ending:
+        """How the job ended, when mpirun has; the arguments are those of `FailureDetector.ending`."""
+        if self.stop is None:
+            return self.judge.ending(mpirun_status, tail)
+        if self.signals and self.stop.status == 128 + self.signals[0]:
+            return replace(self.stop, message="\n".join(filter(None, [self.stop.message, self.judge.words(tail)])))
+        return self.stop
+
+
+def new_job(
+    names: tuple[str, ...],
+    hosts: tuple[str, ...],
+    num_workers: int,
+    stall_timeout_s: float,
+    limits: Limits,
+    now_s: float,
+) -> JobState:
+    """A job of which nothing has been heard yet; `names` and `hosts` are by rank."""
+    stalls = StallWatch.of(num_workers, stall_timeout_s)
+    return JobState(FailureDetector(names), stalls, Liveness(hosts, now_s, limits))
+
+
+def step(state: JobState, event: JobEvent, now_s: float) -> tuple[JobState, tuple[SignalMpirun, ...]]:
+    """The state after an event, and what is to be done now, in this order."""
+    if isinstance(event, FrameCame):
+        return _take(state, event.frame, now_s), ()
+    if isinstance(event, SignalCame):
+        return replace(state, signals=(*state.signals, event.number)), ()
+    if isinstance(event, ReaderGone):
+        return replace(state, is_unread=True), ()
+    if isinstance(event, StopsSeen):
+        return replace(state, alive=state.alive.look_at_stopped(event.agents, event.mpirun, now_s)), ()
+    return _decide(replace(state, alive=state.alive.look(now_s)), now_s)
+
+
+def heard(state: JobState, line: str) -> tuple[JobState, list[str]]:
+    """The state after one line of mpirun's own words, and the lines that the user shall see now."""
+    judge, shown = state.judge.hear(line)
+    return replace(state, judge=judge), shown
+
+
+def _take(state: JobState, frame: Frame, now_s: float) -> JobState:
+    stalls = state.stalls
+    if isinstance(frame, Control):
+        stalls = stalls.observe(frame.rank, frame.message, now_s)
+    elif isinstance(frame, Exit):
+        stalls = stalls.observe_exit(frame.rank, frame.status, now_s)
+    alive = state.alive.observe(frame, now_s)
+    return replace(state, judge=state.judge.observe(frame, now_s), stalls=stalls, alive=alive)
+
+
+def _decide(state: JobState, now_s: float) -> tuple[JobState, tuple[SignalMpirun, ...]]:
+    if state.kill_s is not None:
+        if now_s >= state.kill_s or (len(state.signals) > 1 and state.kill_s != float("inf")):
+            return replace(state, kill_s=float("inf")), (SignalMpirun(signal.SIGKILL),)
+        return state, ()
+    stop, at_once = _reason(state, now_s)
+    if stop is None and not (state.judge.has_failed(now_s) and not _may_follow(state, now_s)):
+        return state, ()
+    if at_once:
+        return replace(state, stop=stop, kill_s=float("inf")), (SignalMpirun(signal.SIGKILL),)
+    return replace(state, stop=stop, kill_s=now_s + GRACE_S), (SignalMpirun(signal.SIGTERM),)
+
+
+def _reason(state: JobState, now_s: float) -> tuple[Ending | None, bool]:
+    """Why the job shall be ended now, if it is no failure of a rank; and whether mpirun cannot be asked to do it."""
+    if state.signals:
+        what = f"the launcher got {signal_name(state.signals[0])}. The job was ended."
+        return Ending(128 + state.signals[0], what), False
+    if state.is_unread:
+        return Ending(128 + signal.SIGPIPE), False
+    if state.judge.knows_failure() and not _may_follow(state, now_s):
+        return None, False
+    silence = state.alive.verdict(now_s)
+    if silence is not None:
+        text = silence_text(silence, state.alive, state.judge.names.__getitem__)
+        status = EXIT_UNKNOWN if silence.kind == HOST else EXIT_STALLED
+        return Ending(status, text), silence.kind in (MPIRUN, MPIRUN_STOPPED)
+    if state.judge.knows_failure() or state.alive.is_in_doubt(now_s):
+        return None, False
+    stall = state.stalls.verdict(now_s)
+    return (None if stall is None else Ending(EXIT_STALLED, f"the job stalled: {stall}")), False
+
+
+def _may_follow(state: JobState, now_s: float) -> bool:
+    """Whether the failure that is known may be the consequence of somebody's silence, which is older than it."""
+    failure = state.judge.failure
+    return failure is not None and state.alive.late_since(failure.since_s, now_s)

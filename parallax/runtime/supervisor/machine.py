@@ -1,0 +1,195 @@
+"""Decides what a supervisor does: from its state, what happened and the time to its next state and what is to be done.
+
+It reads no clock, no file and no pipe, so it runs over a simulated job as over a real one; `agent.py` is its loop.
+
+A rank's worker is alive by three signs, and each alone will do: its beat (a thread of Python, which also beats while
+TensorFlow compiles or waits), processor time that grows (whatever holds Python's lock), and the kernel calling it
+runnable (on a machine that gives it no processor). Being stopped by a signal is told apart, for that does not pass.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from parallax.runtime.supervisor.frames import Exit, Frame, Pulse
+from parallax.runtime.supervisor.limits import LIMITS, Limits, looked_s
+from parallax.runtime.supervisor.vitals import STOPPED, Vitals
+
+# From SIGTERM to SIGKILL. mpirun itself kills a supervisor one second after its SIGTERM.
+GRACE_S = 0.6
+
+_AT_WORK = "Rt"  # runnable, or held by a debugger, who knows
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The worker's vitals, taken every `beat_s`."""
+
+    vitals: Vitals
+
+
+@dataclass(frozen=True, slots=True)
+class Beaten:
+    """The worker has told what it does."""
+
+    doing: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class WordHeard:
+    """The launcher's word has come: mpirun, the network between and the launcher are well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """The supervisor got a signal that asks it to end. mpirun ends ranks with SIGTERM."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Nobody reads what the supervisor writes: mpirun's daemon here is dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnded:
+    """The worker has ended, with this status (minus the signal), and all that it wrote is sent on."""
+
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Nothing has happened."""
+
+
+SupervisorEvent = Sampled | Beaten | WordHeard | Caught | Unread | WorkerEnded | TimePassed
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send a frame."""
+
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class SignalWorker:
+    """Send a signal to the worker's process group."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The supervisor's own end, with this exit status; `orphaned` when there is no launcher any more."""
+
+    status: int
+    orphaned: bool
+
+
+SupervisorAction = Tell | SignalWorker | Leave
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorState:
+    """What a supervisor knows.
+
+    Attributes:
+        rank: its rank.
+        sampled_s: when it last looked at its worker.
+        limits: of the job.
+        ticks: the worker's processor time then.
+        stopped_s, quiet_s: as in `Pulse`.
+        unheard_s: how long no word of the launcher has come; it counts from the first word on.
+        doing: the worker's last beat; empty before the first.
+        hears: whether a word has come.
+        told: whether it was told to end its worker.
+        by: the signal that told it, when that was not mpirun's.
+        orphaned: whether there is no launcher any more.
+        kill_s: when the worker is killed if it has not ended.
+    """
+
+    rank: int
+    sampled_s: float
+    limits: Limits = LIMITS
+    ticks: int = -1
+    stopped_s: float = 0.0
+    quiet_s: float = 0.0
+    unheard_s: float = 0.0
+    doing: Mapping[str, object] = field(default_factory=dict)
+    hears: bool = False
+    told: bool = False
+    by: int = 0
+    orphaned: bool = False
+    kill_s: float = float("inf")
+
+    @property
+    def due_s(self) -> float:
+        """When it has something to do though nothing happens."""
+        return min(self.sampled_s + self.limits.beat_s, self.kill_s)
+
+
+def step(
+    state: SupervisorState, event: SupervisorEvent, now_s: float
+) -> tuple[SupervisorState, tuple[SupervisorAction, ...]]:
+    """The state after an event, and what is to be done now, in this order."""
+    after, actions = _react(state, event, now_s)
+    if now_s >= after.kill_s:
+        return replace(after, kill_s=float("inf")), (*actions, SignalWorker(signal.SIGKILL))
+    return after, actions
+
+
+def _react(
+    state: SupervisorState, event: SupervisorEvent, now_s: float
+) -> tuple[SupervisorState, tuple[SupervisorAction, ...]]:
+    if isinstance(event, Sampled):
+        return _look(state, event.vitals, now_s)
+    if isinstance(event, Beaten):
+        return replace(state, doing=event.doing, quiet_s=0.0), ()
+    if isinstance(event, WordHeard):
+        return replace(state, hears=True, unheard_s=0.0), ()
+    if isinstance(event, Caught):
+        if state.told:
+            return state, ()
+        by = 0 if event.number == signal.SIGTERM else event.number
+        return replace(state, told=True, by=by, kill_s=now_s + GRACE_S), (SignalWorker(signal.SIGTERM),)
+    if isinstance(event, Unread):
+        return _orphan(state)
+    if isinstance(event, WorkerEnded):
+        return replace(state, kill_s=float("inf")), _ends(state, event.status)
+    return state, ()
+
+
+def _look(state: SupervisorState, vitals: Vitals, now_s: float) -> tuple[SupervisorState, tuple[SupervisorAction, ...]]:
+    passed_s = looked_s(now_s, state.sampled_s, state.limits.beat_s)
+    stopped = vitals.state == STOPPED
+    at_work = stopped or vitals.state in _AT_WORK or vitals.ticks != state.ticks
+    after = replace(
+        state,
+        sampled_s=now_s,
+        ticks=vitals.ticks,
+        stopped_s=state.stopped_s + passed_s if stopped else 0.0,
+        # A program that never beat may sleep as long as it likes.
+        quiet_s=state.quiet_s + passed_s if state.doing and not at_work else 0.0,
+        unheard_s=state.unheard_s + passed_s if state.hears else 0.0,
+    )
+    if after.unheard_s >= after.limits.unheard_s:
+        return _orphan(after)
+    return after, (Tell(Pulse(after.rank, after.stopped_s, after.quiet_s, after.doing)),)
+
+
+def _orphan(state: SupervisorState) -> tuple[SupervisorState, tuple[SupervisorAction, ...]]:
+    return replace(state, orphaned=True, told=True), (SignalWorker(signal.SIGKILL),)
+
+
+def _ends(state: SupervisorState, status: int) -> tuple[SupervisorAction, ...]:
+    if state.orphaned:
+        return (Leave(128 + signal.SIGKILL, True),)
+    if state.by:
+        status = -state.by
+    leave = Leave(status if status >= 0 else 128 - status, False)
+    return (Tell(Exit(state.rank, status, state.told, state.by)), leave)

@@ -1,0 +1,111 @@
+"""A supervisor's pipes: what the worker writes becomes frames, which go to mpirun without being waited for."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import time
+from collections.abc import Iterator
+
+from parallax.runtime.supervisor.control import BEAT
+from parallax.runtime.supervisor.frames import Control, Frame, Text, encode_frame
+from parallax.runtime.supervisor.machine import Beaten
+
+IDLE_S = 0.2  # text without a newline waits this long for the rest of its line (progress bars, prompts)
+READ_BYTES = 1 << 16
+
+
+class Outbox:
+    """Frames on their way to mpirun, by a descriptor that is set to never block.
+
+    A supervisor that waited in a write could neither hear nor end anything while mpirun, or its daemon, is stopped.
+
+    Args:
+        fd: mpirun's pipe.
+    """
+
+    FULL_BYTES = 1 << 20  # from here on nothing more is read from the worker
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._waiting = bytearray()
+        os.set_blocking(fd, False)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all is sent."""
+        return not self._waiting
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits that no more should be added."""
+        return len(self._waiting) >= self.FULL_BYTES
+
+    def put(self, *frames: Frame) -> None:
+        """Adds frames, and sends what mpirun takes now; OSError when nobody reads."""
+        for frame in frames:
+            self._waiting += encode_frame(frame)
+        self.send()
+
+    def send(self) -> None:
+        """Sends what mpirun takes now; OSError (EIO or EPIPE) when nobody reads."""
+        while self._waiting:
+            try:
+                sent = os.write(self.fd, self._waiting[:READ_BYTES])
+            except BlockingIOError:
+                return
+            del self._waiting[:sent]
+
+
+class TextChannel:
+    """The worker's stdout or stderr: sent on in whole lines, or after a pause."""
+
+    def __init__(self, rank: int, stream: str) -> None:
+        self._rank = rank
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        self.waiting = ""
+        self._since_s = 0.0
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that `data` completes."""
+        text = self.waiting + self._decoder.decode(data)
+        cut = max(text.rfind("\n"), text.rfind("\r")) + 1
+        if len(text) - cut > READ_BYTES:
+            cut = len(text)
+        self.waiting = text[cut:]
+        self._since_s = time.monotonic()
+        if cut:
+            yield Text(self._rank, self._stream, text[:cut])
+
+    def rest(self, last: bool) -> Iterator[Frame]:
+        """A frame of what waits, when it has waited long enough or nothing more comes."""
+        if last:
+            self.waiting += self._decoder.decode(b"", True)
+        if self.waiting and (last or time.monotonic() - self._since_s >= IDLE_S):
+            yield Text(self._rank, self._stream, self.waiting)
+            self.waiting = ""
+
+
+class ControlChannel:
+    """The worker's messages, one JSON object a line; beats are for the supervisor itself."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self.waiting = b""
+
+    def feed(self, data: bytes) -> Iterator[Frame | Beaten]:
+        """The frames of the messages that `data` completes, and its beats."""
+        *lines, self.waiting = (self.waiting + data).split(b"\n")
+        for line in lines:
+            try:
+                message = dict(json.loads(line))
+            except (ValueError, TypeError):  # not one of ours: some other process writes to the pipe
+                yield Text(self._rank, "stderr", f"not a control message: {line.decode('utf-8', 'replace')}\n")
+            else:
+                yield Beaten(message) if message.get("kind") == BEAT else Control(self._rank, message)
+
+    def rest(self, last: bool) -> Iterator[Frame]:
+        """Nothing: half a message of a dead worker says nothing."""
+        return iter(())

@@ -1,0 +1,30 @@
+"""Simulated jobs with faults. `python -m ops.faults --seed S` shows what happens in one."""
+
+from multiprocessing import Pool
+
+import pytest
+
+from ops.faults.planted import DEFECTS, changed_source, hunt
+from ops.faults.simulated import simulate, simulate_all
+
+SCHEDULES = 10_000
+# One of each module; `python -m ops.faults --planted` has all.
+SOME = [next(one for one in DEFECTS if one.module == module) for module in dict.fromkeys(d.module for d in DEFECTS)]
+
+
+def test_every_simulated_job_ends_names_its_first_cause_and_leaves_nothing():
+    assert [str(broken) for broken in simulate_all(range(SCHEDULES))] == []
+
+
+def test_a_seed_replays():
+    assert simulate(17, watching=True)[1].trace == simulate(17, watching=True)[1].trace != []
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=str)
+def test_a_planted_defect_changes_the_source_as_it_is(defect):
+    assert compile(changed_source(defect), "changed", "exec")
+
+
+def test_planted_defects_are_found():
+    with Pool(1, maxtasksperchild=1) as pool:
+        assert [str(one.defect) for one in pool.map(hunt, SOME, chunksize=1) if not one.found] == []

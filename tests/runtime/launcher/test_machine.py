@@ -1,0 +1,188 @@
+import signal
+
+import pytest
+
+from parallax.runtime.launcher.liveness import MPIRUN, Silence, silence_text
+from parallax.runtime.launcher.machine import (
+    EXIT_STALLED,
+    GRACE_S,
+    FrameCame,
+    Looked,
+    ReaderGone,
+    SignalCame,
+    SignalMpirun,
+    StopsSeen,
+    new_job,
+    step,
+)
+from parallax.runtime.supervisor.frames import Control, Exit, Pulse, Start
+from parallax.runtime.supervisor.limits import Limits
+
+LIMITS = Limits(stopped_s=3, frozen_s=5, silent_s=6, start_s=20)
+TERM, KILL = SignalMpirun(signal.SIGTERM), SignalMpirun(signal.SIGKILL)
+IN_RUN = {"kind": "in_run", "fetch": "train_op", "collectives": "d", "seconds": 2.0}
+DOING = {"runs": 12, "fetch": "train_op", "seconds": 3.0}
+
+
+class Job:
+    """A job whose launcher looks every second, and whose ranks pulse just before, unless they are told not to."""
+
+    def __init__(self, hosts=("a", "a"), workers=None, stall_timeout_s=100.0):
+        names = tuple(f"rank {rank}" for rank in range(len(hosts)))
+        self.state = new_job(names, hosts, workers or len(hosts), stall_timeout_s, LIMITS, 0.0)
+        self.now_s, self.actions, self.pulses = 0.0, [], {rank: {} for rank in range(len(hosts))}
+        for rank, host in enumerate(hosts):
+            self.take(FrameCame(Start(rank, 10 + rank, 20 + rank, host)))
+
+    def take(self, *events):
+        for event in events:
+            self.state, actions = step(self.state, event, self.now_s)
+            self.actions += [(self.now_s, action) for action in actions]
+
+    def frames(self, *frames):
+        self.take(*map(FrameCame, frames))
+
+    def run(self, seconds):
+        for _ in range(seconds):
+            self.now_s += 1.0
+            self.frames(*(Pulse(rank, doing=DOING, **how) for rank, how in self.pulses.items()))
+            self.take(Looked())
+        return self
+
+    def ending(self, mpirun_status=0):
+        return self.state.ending(mpirun_status, lambda rank: [])
+
+
+def test_ranks_that_only_compute_are_waited_for_however_long():
+    job = Job()
+    job.frames(Control(0, IN_RUN), Control(1, IN_RUN))
+    assert job.run(10_000).actions == []
+
+
+def test_a_worker_that_is_stopped_in_a_run_of_all_ends_the_job():
+    job = Job()
+    job.frames(Control(0, IN_RUN), Control(1, IN_RUN))
+    job.pulses[1] = {"stopped_s": 3.0}
+    assert job.run(1).actions == [(1.0, TERM)]
+    assert job.ending().status == EXIT_STALLED
+    assert job.ending().message == (
+        "rank 1 is silent: a signal stopped its process 21 3 s ago, and it has not gone on. The job was ended.\n"
+        "  last heard of rank 1: 12 runs made, in a run of train_op for 3.0 s\n"
+        "  meanwhile rank 0: in a run of train_op"
+    )
+
+
+def test_a_server_that_is_stopped_ends_the_job_too():
+    job = Job(workers=1)
+    job.pulses[1] = {"stopped_s": 4.0}
+    assert job.run(1).actions == [(1.0, TERM)] and job.ending().message.startswith("rank 1 is silent")
+
+
+def test_a_worker_without_beat_and_processor_time_is_silent():
+    job = Job()
+    job.pulses[0] = {"quiet_s": 4.9}
+    assert job.run(1).actions == []
+    job.pulses[0] = {"quiet_s": 5.0}
+    assert job.run(1).actions == [(2.0, TERM)]
+    assert "rank 0 is silent: its process 20 has given no sign of life for 5 s" in job.ending().message
+
+
+def test_a_supervisor_of_which_nothing_comes_is_lost():
+    job = Job().run(3)
+    del job.pulses[1]
+    assert job.run(5).actions == []
+    assert job.run(1).actions == [(9.0, TERM)]
+    assert "rank 1 is lost: its supervisor, process 11" in job.ending().message
+
+
+def test_a_host_of_which_nothing_comes_is_lost_and_not_one_of_its_ranks():
+    job = Job(hosts=("a", "b", "b")).run(3)
+    del job.pulses[1], job.pulses[2]
+    job.run(6)
+    assert (job.actions, job.ending().status) == ([(9.0, TERM)], 1)
+    assert job.ending().message.startswith("host b is lost: nothing has come from it for 6 s")
+
+
+def test_mpirun_is_killed_when_nothing_comes_from_anybody():
+    job = Job(hosts=("a", "b")).run(3)
+    job.pulses.clear()
+    assert job.run(6).actions == [(9.0, KILL)]
+    assert "mpirun is silent: nothing has come from any rank" in job.ending().message
+
+
+def test_mpirun_that_is_stopped_is_named_before_the_ranks_fall_silent():
+    job = Job()
+    job.pulses.clear()
+    for _ in range(5):
+        job.take(StopsSeen((), True))
+        job.run(1)
+    assert job.actions == [(4.0, KILL)]
+    assert "mpirun is silent: a signal stopped it 3 s ago" in job.ending().message
+
+
+def test_a_launcher_that_did_not_look_itself_raises_no_alarm():
+    job = Job().run(3)
+    job.now_s += 1000.0
+    assert job.run(3).actions == []
+
+
+def test_a_rank_that_does_not_start_is_named():
+    names = ("rank 0", "rank 1")
+    job = Job()
+    job.state = new_job(names, ("a", "a"), 2, 100.0, LIMITS, 0.0)
+    job.frames(Start(0, 10, 20, "a"))
+    del job.pulses[1]
+    job.run(20)
+    assert job.actions == [(20.0, TERM)]
+    assert job.ending().message.startswith("rank 1 did not start within 20 s of the others")
+
+
+def test_a_failure_is_the_cause_though_others_fall_silent_after_it():
+    job = Job(hosts=("a", "b")).run(3)
+    job.frames(Exit(0, 3))
+    job.pulses.clear()
+    assert job.run(1).actions == [(4.0, TERM)]
+    assert job.ending(3).status == 3
+
+
+def test_a_failure_that_follows_a_host_that_fell_silent_is_its_consequence():
+    job = Job(hosts=("a", "a", "b")).run(3)
+    del job.pulses[2]
+    job.run(4)
+    job.frames(Control(0, {"kind": "failed", "error": "connection lost"}))
+    assert job.run(1).actions == []
+    assert job.run(1).actions == [(9.0, TERM)]
+    assert job.ending().message.startswith("host b is lost")
+
+
+def test_a_rank_whose_pulse_is_late_is_not_blamed_for_a_stall():
+    job = Job(hosts=("a", "b"), stall_timeout_s=7.0).run(3)
+    job.frames(Control(0, IN_RUN))
+    del job.pulses[1]
+    job.run(6)
+    assert job.ending().message.startswith("host b is lost")
+
+
+def test_mpirun_is_killed_after_a_grace_or_at_a_second_signal():
+    job = Job()
+    job.take(SignalCame(signal.SIGINT))
+    job.run(int(GRACE_S) + 2)
+    assert job.actions == [(1.0, TERM), (1.0 + GRACE_S, KILL)]
+    assert job.ending().status == 130
+    twice = Job()
+    twice.take(SignalCame(signal.SIGINT))
+    twice.run(1)
+    twice.take(SignalCame(signal.SIGINT))
+    assert twice.run(4).actions == [(1.0, TERM), (2.0, KILL)]
+
+
+def test_a_launcher_whose_output_nobody_reads_ends_the_job():
+    job = Job()
+    job.take(ReaderGone())
+    assert (job.run(1).actions, job.ending().status) == ([(1.0, TERM)], 141)
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), ()])
+def test_words_are_found_also_of_ranks_that_never_told(ranks):
+    state = new_job(("rank 0", "rank 1"), ("a", "b"), 2, 100.0, LIMITS, 0.0)
+    assert silence_text(Silence(MPIRUN, ranks, 6.0), state.alive, str).startswith("mpirun is silent")
