@@ -35,7 +35,7 @@ float32."""
 
 
 @dataclass(frozen=True, slots=True)
-class RouteOption:
+class RouteChoice:
     """A route that a variable could take, or cannot.
 
     Attributes:
@@ -79,38 +79,38 @@ def by_row(variable: VariableSpec) -> bool:
 
 def options_of(
     variable: VariableSpec, layout: Layout, constraints: PlanConstraints, rows: StepRows | None
-) -> list[RouteOption]:
+) -> list[RouteChoice]:
     """All routes with their costs, those that cannot be taken too."""
     servers = _servers_option(variable, layout, constraints, rows)
     if variable.cls in (VariableClass.UNTRAINED, VariableClass.LOCAL):
         counted = variable.is_counter and not constraints.synchronous
-        return [servers] if counted else [RouteOption(RouteCost(NO_ROUTE, 0, 0))]
+        return [servers] if counted else [RouteChoice(RouteCost(NO_ROUTE, 0, 0))]
     workers = layout.num_workers
-    reduce_all = RouteOption(allreduce_cost(variable, workers, constraints.wire_dtype))
+    reduce_all = RouteChoice(allreduce_cost(variable, workers, constraints.wire_dtype))
     if not variable.has_slices or variable.cls in (VariableClass.DENSE, VariableClass.MIXED):
         return [reduce_all, *_no_rows(f"its gradient is {'made ' if variable.has_slices else ''}dense"), servers]
-    gather = RouteOption(allgather_cost(variable, workers, rows, constraints.wire_dtype))
+    gather = RouteChoice(allgather_cost(variable, workers, rows, constraints.wire_dtype))
     spread = alltoall_cost(variable, workers, rows, constraints.wire_dtype)
     why_not = None
     if variable.unmerged:
-        reduce_all = RouteOption(RouteCost(ALLREDUCE, reduce_all.cost.sent_bytes, 1), variable.reason)
+        reduce_all = RouteChoice(RouteCost(ALLREDUCE, reduce_all.cost.sent_bytes, 1), variable.reason)
     if variable.dtype not in _ROW_TYPES:
         return [reduce_all, *_no_rows(f"Horovod sends no rows of {variable.dtype}"), servers]
     if variable.cls == VariableClass.NOT_SHARDABLE:
         why_not = variable.reason
     elif variable.rows < workers:
         why_not = f"{variable.rows} rows are fewer than {workers} workers"
-    return [reduce_all, gather, RouteOption(spread, why_not), servers]
+    return [reduce_all, gather, RouteChoice(spread, why_not), servers]
 
 
-def _no_rows(why_not: str) -> tuple[RouteOption, RouteOption]:
+def _no_rows(why_not: str) -> tuple[RouteChoice, RouteChoice]:
     """The routes of rows, where there are none."""
-    return RouteOption(RouteCost(ALLGATHER, None, 1), why_not), RouteOption(RouteCost(ALLTOALL, None, 3), why_not)
+    return RouteChoice(RouteCost(ALLGATHER, None, 1), why_not), RouteChoice(RouteCost(ALLTOALL, None, 3), why_not)
 
 
 def _servers_option(
     variable: VariableSpec, layout: Layout, constraints: PlanConstraints, rows: StepRows | None
-) -> RouteOption:
+) -> RouteChoice:
     has_fronts = constraints.synchronous and bool(server_proxies(layout.host_by_rank, layout.servers))
     cost = ps_cost(variable, layout.num_workers, rows, by_row(variable), has_fronts, constraints.wire_dtype)
     why = ""
@@ -126,7 +126,7 @@ def _servers_option(
         why = "it was built with an open shape"
     elif constraints.synchronous and variable.dtype not in _ROW_TYPES:
         why = f"TensorFlow has no accumulators of {variable.dtype}"
-    return RouteOption(RouteCost(PS, cost.sent_bytes, cost.rounds) if why else cost, why or None)
+    return RouteChoice(RouteCost(PS, cost.sent_bytes, cost.rounds) if why else cost, why or None)
 
 
 def cheapest(
@@ -154,7 +154,7 @@ def _nearly_equal(option: RouteCost, best: RouteCost) -> bool:
     return 50 * (option.sent_bytes or 0) <= 51 * (best.sent_bytes or 0)
 
 
-def wanted_option(variable: VariableSpec, options: list[RouteOption], wanted: str) -> RouteOption:
+def wanted_option(variable: VariableSpec, options: list[RouteChoice], wanted: str) -> RouteChoice:
     """The route that was asked for.
 
     Raises:
