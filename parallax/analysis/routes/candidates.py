@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from parallax.analysis.routes.cost import rows_of
-from parallax.analysis.routes.options import by_row, cheapest, options_of, possible, wanted_option, why_on_servers
+from parallax.analysis.routes.options import by_row, cheapest, options_of, wanted_option, why_on_servers
 from parallax.analysis.routes.owners import Shares, equal_shares
 from parallax.analysis.routes.touched import Touched, touched_of
 from parallax.errors import PlanError
@@ -70,23 +70,25 @@ def candidate_of(
     batches, rows = constraints.accumulate_steps, None
     if touched is not None:
         rows = rows_of(math.ceil(touched.one), batches, touched.of(batches))
-    costs = options_of(variable, layout, constraints, rows)
-    servers = next((o for o in costs if o.route == PS and possible(o)), None)
-    has_route = costs[0].route != NO_ROUTE
-    allowed, reason = tuple(o.route for o in costs if possible(o)) if has_route else (), ""
+    options = options_of(variable, layout, constraints, rows)
+    servers = next((o for o in options if o.route == PS and o.is_possible), None)
+    has_route = options[0].route != NO_ROUTE
+    allowed, reason = tuple(o.route for o in options if o.is_possible) if has_route else (), ""
     if wanted is not None:
-        allowed, reason = (wanted_option(variable, costs, wanted).route,), "asked for in the configuration"
+        allowed, reason = (wanted_option(variable, options, wanted).route,), "asked for in the configuration"
     elif servers is not None and (by_rule := why_on_servers(variable, layout, constraints)):
         allowed, reason = (PS,), by_rule
     elif not has_route and not constraints.synchronous and variable.cls == VariableClass.UNTRAINED:
         allowed, reason = (NO_ROUTE,), "no gradient: each worker's own, as none waits for the others"
     if allowed != (PS,) and not constraints.synchronous and has_route:
-        note = next(o.note for o in costs if o.route == PS)
-        why = f"ps is {note} ({variable.name})" if note else f"{variable.name} was given {allowed[0]!r}"
+        why_not = next(o.why_not for o in options if o.route == PS)
+        why = f"{variable.name} was given {allowed[0]!r}"
+        if why_not is not None:
+            why = f"ps is impossible: {why_not} ({variable.name})"
         raise PlanError(f"Asynchronous training keeps all trained variables on servers: {why}.")
     by_rows = any(route in (ALLGATHER, ALLTOALL) or (route == PS and by_row(variable)) for route in allowed)
     is_priced = bool(allowed and variable.gradients) and (touched is not None or not by_rows)
-    return Candidate(variable, tuple(costs), touched, allowed, reason, is_priced)
+    return Candidate(variable, tuple(o.told() for o in options), touched, allowed, reason, is_priced)
 
 
 def planned_by_rule(candidate: Candidate, layout: Layout) -> VariablePlan:
@@ -97,7 +99,7 @@ def planned_by_rule(candidate: Candidate, layout: Layout) -> VariablePlan:
         reason = candidate.reason
     else:
         touched = None if candidate.touched is None else math.ceil(candidate.touched.one)
-        chosen, reason = cheapest(variable, costs, touched)
+        chosen, reason = cheapest(variable, costs, candidate.allowed, touched)
     rejected = tuple(rejected_by_bytes(option, chosen) for option in costs if option.route != chosen.route)
     return variable_plan(candidate, chosen, reason, rejected, equal_shares(layout.num_workers))
 

@@ -10,6 +10,9 @@ shardable`, and, in synchronous training, types without accumulators (all but fl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 from parallax.analysis.routes.cost import StepRows, allgather_cost, allreduce_cost, alltoall_cost, ps_cost
 from parallax.errors import PlanError
 from parallax.graph.spec import VariableClass, VariableSpec
@@ -31,6 +34,33 @@ _ROW_TYPES = ("float16", "float32", "float64")
 float32."""
 
 
+@dataclass(frozen=True, slots=True)
+class RouteChoice:
+    """A route that a variable could take, or cannot.
+
+    Attributes:
+        cost: what the route would send.
+        why_not: why the route cannot be taken; None where it can.
+    """
+
+    cost: RouteCost
+    why_not: str | None = None
+
+    @property
+    def route(self) -> str:
+        """The route's name."""
+        return self.cost.route
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the route can be taken at all."""
+        return self.why_not is None
+
+    def told(self) -> RouteCost:
+        """The cost as a plan tells it: that of an impossible route says why in its note."""
+        return self.cost if self.is_possible else replace(self.cost, note=f"impossible: {self.why_not}")
+
+
 def why_on_servers(variable: VariableSpec, layout: Layout, constraints: PlanConstraints) -> str:
     """Why a variable goes to servers although nobody asked for it by name; empty when it does not."""
     if not constraints.synchronous:
@@ -49,35 +79,38 @@ def by_row(variable: VariableSpec) -> bool:
 
 def options_of(
     variable: VariableSpec, layout: Layout, constraints: PlanConstraints, rows: StepRows | None
-) -> list[RouteCost]:
-    """All routes with their costs; an impossible one says why in its note."""
+) -> list[RouteChoice]:
+    """All routes with their costs, those that cannot be taken too."""
     servers = _servers_option(variable, layout, constraints, rows)
     if variable.cls in (VariableClass.UNTRAINED, VariableClass.LOCAL):
         counted = variable.is_counter and not constraints.synchronous
-        return [servers] if counted else [RouteCost(NO_ROUTE, 0, 0)]
+        return [servers] if counted else [RouteChoice(RouteCost(NO_ROUTE, 0, 0))]
     workers = layout.num_workers
-    reduce_all = allreduce_cost(variable, workers, constraints.wire_dtype)
+    reduce_all = RouteChoice(allreduce_cost(variable, workers, constraints.wire_dtype))
     if not variable.has_slices or variable.cls in (VariableClass.DENSE, VariableClass.MIXED):
-        note = f"impossible: its gradient is {'made ' if variable.has_slices else ''}dense"
-        return [reduce_all, RouteCost(ALLGATHER, None, 1, note), RouteCost(ALLTOALL, None, 3, note), servers]
-    gather = allgather_cost(variable, workers, rows, constraints.wire_dtype)
+        return [reduce_all, *_no_rows(f"its gradient is {'made ' if variable.has_slices else ''}dense"), servers]
+    gather = RouteChoice(allgather_cost(variable, workers, rows, constraints.wire_dtype))
     spread = alltoall_cost(variable, workers, rows, constraints.wire_dtype)
+    why_not = None
     if variable.unmerged:
-        reduce_all = RouteCost(ALLREDUCE, reduce_all.sent_bytes, 1, f"impossible: {variable.reason}")
+        reduce_all = RouteChoice(RouteCost(ALLREDUCE, reduce_all.cost.sent_bytes, 1), variable.reason)
     if variable.dtype not in _ROW_TYPES:
-        note = f"impossible: Horovod sends no rows of {variable.dtype}"
-        return [reduce_all, RouteCost(ALLGATHER, None, 1, note), RouteCost(ALLTOALL, None, 3, note), servers]
+        return [reduce_all, *_no_rows(f"Horovod sends no rows of {variable.dtype}"), servers]
     if variable.cls == VariableClass.NOT_SHARDABLE:
-        spread = RouteCost(ALLTOALL, spread.sent_bytes, 3, f"impossible: {variable.reason}")
+        why_not = variable.reason
     elif variable.rows < workers:
-        few = f"impossible: {variable.rows} rows are fewer than {workers} workers"
-        spread = RouteCost(ALLTOALL, spread.sent_bytes, 3, few)
-    return [reduce_all, gather, spread, servers]
+        why_not = f"{variable.rows} rows are fewer than {workers} workers"
+    return [reduce_all, gather, RouteChoice(spread, why_not), servers]
+
+
+def _no_rows(why_not: str) -> tuple[RouteChoice, RouteChoice]:
+    """The routes of rows, where there are none."""
+    return RouteChoice(RouteCost(ALLGATHER, None, 1), why_not), RouteChoice(RouteCost(ALLTOALL, None, 3), why_not)
 
 
 def _servers_option(
     variable: VariableSpec, layout: Layout, constraints: PlanConstraints, rows: StepRows | None
-) -> RouteCost:
+) -> RouteChoice:
     has_fronts = constraints.synchronous and bool(server_proxies(layout.host_by_rank, layout.servers))
     cost = ps_cost(variable, layout.num_workers, rows, by_row(variable), has_fronts, constraints.wire_dtype)
     why = ""
@@ -93,17 +126,14 @@ def _servers_option(
         why = "it was built with an open shape"
     elif constraints.synchronous and variable.dtype not in _ROW_TYPES:
         why = f"TensorFlow has no accumulators of {variable.dtype}"
-    return RouteCost(PS, cost.sent_bytes, cost.rounds, f"impossible: {why}") if why else cost
+    return RouteChoice(RouteCost(PS, cost.sent_bytes, cost.rounds) if why else cost, why or None)
 
 
-def possible(option: RouteCost) -> bool:
-    """Whether a route can be taken at all."""
-    return not option.note.startswith("impossible")
-
-
-def cheapest(variable: VariableSpec, options: list[RouteCost], touched: int | None) -> tuple[RouteCost, str]:
-    """The route with the fewest bytes, and why; servers are not among those compared."""
-    can = [option for option in options if possible(option) and option.route != PS]
+def cheapest(
+    variable: VariableSpec, options: Sequence[RouteCost], allowed: Sequence[str], touched: int | None
+) -> tuple[RouteCost, str]:
+    """The allowed route with the fewest bytes, and why; servers are not among those compared."""
+    can = [option for option in options if option.route in allowed and option.route != PS]
     if options[0].route == NO_ROUTE:
         own = variable.cls == VariableClass.LOCAL
         return options[0], "each worker keeps its own" if own else "no gradient: equal on all workers"
@@ -124,7 +154,7 @@ def _nearly_equal(option: RouteCost, best: RouteCost) -> bool:
     return 50 * (option.sent_bytes or 0) <= 51 * (best.sent_bytes or 0)
 
 
-def wanted_option(variable: VariableSpec, options: list[RouteCost], wanted: str) -> RouteCost:
+def wanted_option(variable: VariableSpec, options: list[RouteChoice], wanted: str) -> RouteChoice:
     """The route that was asked for.
 
     Raises:
@@ -134,11 +164,11 @@ def wanted_option(variable: VariableSpec, options: list[RouteCost], wanted: str)
         raise PlanError(f"A route must be one of {', '.join(ROUTES)}: {variable.name} was given {wanted!r}.")
     for option in options:
         if option.route == wanted:
-            if possible(option):
+            if option.is_possible:
                 return option
             raise PlanError(
-                f"Route {wanted} is {option.note.replace('impossible', 'impossible for ' + variable.name, 1)}. "
-                f"Possible: {', '.join(o.route for o in options if possible(o))}."
+                f"Route {wanted} is impossible for {variable.name}: {option.why_not}. "
+                f"Possible: {', '.join(o.route for o in options if o.is_possible)}."
             )
     raise PlanError(
         f"Route {wanted} is impossible for {variable.name}: it has no gradient. Leave it out of the routes."
