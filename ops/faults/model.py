@@ -20,7 +20,7 @@ from parallax.runtime.launcher.outcome import Ending
 from parallax.runtime.supervisor import machine as rank_machine
 from parallax.runtime.supervisor.frames import Control, Frame, Start
 from parallax.runtime.supervisor.limits import Limits
-from parallax.runtime.supervisor.vitals import Vitals
+from parallax.runtime.supervisor.processes import Vitals
 
 LIMITS = Limits(stopped_s=3, frozen_s=5, silent_s=6, start_s=12, word_s=2, unheard_s=8)
 STALL_S = (5.0, 9.0)

@@ -49,9 +49,7 @@ from parallax.runtime.launcher.output_files import OutputFiles
 from parallax.runtime.launcher.relay import Relay
 from parallax.runtime.supervisor.frames import Control, Demultiplexer, Start, Text, decode_frame
 from parallax.runtime.supervisor.limits import WORD
-from parallax.runtime.supervisor.processes import JOB_ID, end_processes, tied_argv
-from parallax.runtime.supervisor.scratch import remove_scratch
-from parallax.runtime.supervisor.vitals import STOPPED, vitals_of
+from parallax.runtime.supervisor.processes import JOB_ID, STOPPED, end_processes, remove_scratch, tied_argv, vitals_of
 
 __all__ = ["EXIT_STALLED", "launch"]
 

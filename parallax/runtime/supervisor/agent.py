@@ -31,7 +31,6 @@ from pathlib import Path
 from parallax.runtime.supervisor.control import CONTROL_FD
 from parallax.runtime.supervisor.frames import Exit, Frame, Start, Text
 from parallax.runtime.supervisor.limits import LIMITS, WORD, Limits
-from parallax.runtime.supervisor.listening import CannotListen, check_library, listening_variables
 from parallax.runtime.supervisor.machine import (
     Beaten,
     Caught,
@@ -47,10 +46,15 @@ from parallax.runtime.supervisor.machine import (
     step,
 )
 from parallax.runtime.supervisor.pipes import IDLE_S, READ_BYTES, ControlChannel, Outbox, TextChannel
-from parallax.runtime.supervisor.preload import forget_preloaded, preloaded
-from parallax.runtime.supervisor.processes import JOB_ID, die_with_parent, end_processes
-from parallax.runtime.supervisor.scratch import remove_scratch, scratch_patterns
-from parallax.runtime.supervisor.vitals import vitals_of
+from parallax.runtime.supervisor.preload import CannotListen, check_library, forget_preloaded, preloaded
+from parallax.runtime.supervisor.processes import (
+    JOB_ID,
+    die_with_parent,
+    end_processes,
+    remove_scratch,
+    scratch_patterns,
+    vitals_of,
+)
 
 RANK = "OMPI_COMM_WORLD_RANK"  # set by mpirun
 
@@ -120,7 +124,11 @@ def _variables(
     library = options.get("--preload", "")
     if secret:
         check_library(library)
-    found = listening_variables(options["--listen"], library) if "--listen" in options else {}
+    found = {}
+    if "--listen" in options:
+        from parallax.runtime.supervisor.listening import listening_variables  # of jobs that have servers alone
+
+        found = listening_variables(options["--listen"], library)
     if Path(library).is_file():
         return {**found, **secret, **preloaded(library, os.environ)}
     if library:

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 from parallax.runtime.supervisor.control import HOST_ADDRESS
+from parallax.runtime.supervisor.preload import CannotListen, check_library
 
 _LOOPBACK = ("127.", "::1")
 _LOCAL = ("localhost", *_LOOPBACK)
-
-
-class CannotListen(OSError):
-    """The host has no address for its servers, or cannot keep them to it."""
-
-
-def check_library(library: str) -> None:
-    """Refuses a rank without the library, to which no process of the job would talk.
-
-    Raises:
-        CannotListen: the library is missing on this host.
-    """
-    if not Path(library).exists():
-        raise CannotListen(f"{library} must be on every host of a job, and is not on {socket.gethostname()}.")
 
 
 def listening_variables(address: str, library: str) -> dict[str, str]:

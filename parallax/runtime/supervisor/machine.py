@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from parallax.runtime.supervisor.frames import Exit, Frame, Pulse
 from parallax.runtime.supervisor.limits import LIMITS, Limits, looked_s
-from parallax.runtime.supervisor.vitals import STOPPED, Vitals
+from parallax.runtime.supervisor.processes import STOPPED, Vitals
 
 # From SIGTERM to SIGKILL. mpirun itself kills a supervisor one second after its SIGTERM.
 GRACE_S = 0.6

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +29,20 @@ SECRET = "PARALLAX_SECRET"
 _PRELOAD = "LD_PRELOAD"
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 _NO_SECRET = 254
+
+
+class CannotListen(OSError):
+    """The host has no address for its servers, or cannot keep them to it."""
+
+
+def check_library(library: str) -> None:
+    """Refuses a rank without the library, to which no process of the job would talk.
+
+    Raises:
+        CannotListen: the library is missing on this host.
+    """
+    if not Path(library).exists():
+        raise CannotListen(f"{library} must be on every host of a job, and is not on {socket.gethostname()}.")
 
 
 def preloaded(library: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Which processes of this machine belong to a job, and how they are made to end.
+"""Which processes of this machine belong to a job, how they fare, how they are made to end, and what they leave.
 
 Every process of a job carries the job's mark in its environment, which its children inherit, so what is left after the
 end is found whoever started it. Linux only: it reads /proc and asks the kernel to signal a child when its parent dies.
@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 JOB_ID = "PARALLAX_JOB_ID"
+GONE = "X"
+STOPPED = "T"  # by a signal
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _KILL_WAIT_S = 5.0  # a killed process that stays longer than this hangs inside the kernel
@@ -87,6 +91,50 @@ def _become(parent_pid: int, number: int, argv: list[str]) -> None:
     if os.getppid() != parent_pid:  # it died before the kernel was asked
         sys.exit(128 + number)
     os.execv(argv[0], argv)
+
+
+class Vitals(NamedTuple):
+    """A process at one moment.
+
+    Attributes:
+        state: the letter of proc(5): R runs or could, S waits, D waits in the kernel, T stopped by a signal, t held by
+            a debugger, Z dead; X when there is no such process.
+        ticks: processor time of all its threads, in the kernel's ticks (10 ms).
+    """
+
+    state: str
+    ticks: int = 0
+
+
+def vitals_of(pid: int) -> Vitals:
+    """The vitals of process `pid` on this machine."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return Vitals(GONE)
+    return Vitals(words[0], int(words[11]) + int(words[12]))
+
+
+def scratch_patterns(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Patterns of what Open MPI keeps on a host and leaves there when it is killed: a session folder, shared memory.
+
+    Args:
+        variables: the environment of a rank.
+    """
+    folder = variables.get("OMPI_MCA_orte_jobfam_session_dir", "")
+    number = variables.get("OMPI_MCA_ess_base_jobid", "")
+    segments = f"/dev/shm/vader_segment.*.{int(number):x}.*" if number.isdigit() else ""
+    return tuple(pattern for pattern in (folder, segments) if pattern)
+
+
+def remove_scratch(patterns: Iterable[str]) -> None:
+    """Removes what the patterns name on this host."""
+    for pattern in sorted(patterns):
+        for path in Path("/").glob(pattern.lstrip("/")):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import pytest
 
 from parallax.runtime.launcher.mpirun import Launcher
 from parallax.runtime.supervisor import agent, listening
-from parallax.runtime.supervisor.listening import CannotListen, listening_variables
-from parallax.runtime.supervisor.preload import listening_on
+from parallax.runtime.supervisor.listening import listening_variables
+from parallax.runtime.supervisor.preload import CannotListen, listening_on
 from parallax.settings.environment import reach_directly
 
 LIBRARY = __file__  # any file that exists

@@ -17,7 +17,7 @@ from parallax.runtime.supervisor.machine import (
     WorkerEnded,
     step,
 )
-from parallax.runtime.supervisor.vitals import Vitals, vitals_of
+from parallax.runtime.supervisor.processes import Vitals, vitals_of
 
 LIMITS = Limits(unheard_s=5)
 BEAT = Beaten({"kind": "alive", "runs": 1})
