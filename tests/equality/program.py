@@ -33,6 +33,7 @@ import tensorflow as tf  # noqa: E402
 
 from parallax.analysis.reading.capture import initialization_phases  # noqa: E402
 from parallax.runtime.guard.guard import Guard  # noqa: E402
+from parallax.runtime.supervisor.preload import listening_on, prove_to  # noqa: E402
 from parallax.runtime.verify import difference  # noqa: E402
 from parallax.runtime.worker import hooks  # noqa: E402
 from parallax.runtime.worker.accumulation import Accumulation  # noqa: E402
@@ -40,7 +41,6 @@ from parallax.runtime.worker.channels import open_channels  # noqa: E402
 from parallax.runtime.worker.heartbeat import Heartbeat  # noqa: E402
 from parallax.runtime.worker.names import Names  # noqa: E402
 from parallax.runtime.worker.ranks import hold_port  # noqa: E402
-from parallax.settings.environment import listening_on  # noqa: E402
 from parallax.transform.pipeline import transform  # noqa: E402
 from tests.equality.cases import cases  # noqa: E402
 from tests.equality.training import (  # noqa: E402
@@ -74,6 +74,7 @@ class Servers:
         ports = MPI.COMM_WORLD.allgather([one.getsockname()[1] for one in held])
         addresses = [[f"127.0.0.1:{port}" for port in of_rank] for of_rank in ports]
         cluster = {"ps": addresses[0][1:], "worker": [of_rank[0] for of_rank in addresses]}
+        prove_to(("127.0.0.1", port) for of_rank in ports for port in of_rank)
         with listening_on("127.0.0.1"):
             self.running = [tf.distribute.Server(cluster, "worker", rank)]
             if rank == 0:
