@@ -45,8 +45,8 @@ def reduces_batch(axes: BatchAxes, node: str) -> bool:
 
 
 def _reduction(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
-    """A maximum, a product or a norm over the joined axis is of all its examples."""
-    return reduces_batch(axes, node)
+    """A maximum, a product or a norm over the joined axis, of real numbers: the largest length only ends a loop."""
+    return _is_real(axes, inputs[0]) and reduces_batch(axes, node)
 
 
 def _product(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
@@ -169,7 +169,7 @@ def _is_real(axes: BatchAxes, tensor: str) -> bool:
 
 
 _RULES: dict[str, _Rule] = {
-    **dict.fromkeys(("Max", "Min", "Prod", "EuclideanNorm", "ArgMax", "ArgMin", "All", "Any"), _reduction),
+    **dict.fromkeys(("Max", "Min", "Prod", "EuclideanNorm", "ArgMax", "ArgMin"), _reduction),
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _product),
     "Einsum": _einsum,
     **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2", "TopK"), _over_last),

@@ -119,6 +119,14 @@ def test_examples_that_stay_apart_are_seen_to(case: str) -> None:
     assert notes_and_doubt(APART[case]) == ([], "")
 
 
+def test_the_longest_sequence_of_a_batch_is_no_meeting() -> None:
+    def loss(u: Any, i: Any, y: Any) -> Any:
+        longest = tf.reduce_max(tf.cast(y > 0, tf.int32) + 1)
+        return tf.reduce_mean(per_row(u * tf.cast(tf.range(1, 5) <= longest, tf.float32), i, y))
+
+    assert notes_and_doubt(loss)[0] == []
+
+
 def test_what_is_not_proven_is_told_apart_from_what_meets() -> None:
     notes, doubt = notes_and_doubt(
         lambda u, i, y: tf.reduce_mean(tf.map_fn(lambda pair: tf.square(pair[0] - pair[1]), (u, i), tf.float32))
