@@ -14,7 +14,7 @@ from parallax.analysis.propagation.axis_einsum import joined_letters
 from parallax.analysis.propagation.axis_part import MIXED
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
-from parallax.graph.view import split_tensor
+from parallax.graph.view import GraphView, split_tensor
 
 _Rule = Callable[[BatchAxes, str, tuple[str, ...], Set[str]], bool]
 
@@ -46,7 +46,7 @@ def reduces_batch(axes: BatchAxes, node: str) -> bool:
 
 def _reduction(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
     """A maximum, a product or a norm over the joined axis, of real numbers: the largest length only ends a loop."""
-    return _is_real(axes, inputs[0]) and reduces_batch(axes, node)
+    return is_real(axes.view, inputs[0]) and reduces_batch(axes, node)
 
 
 def _product(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
@@ -73,7 +73,7 @@ def _over_last(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Se
     """What works along the last axis, where that is the joined one."""
     axis, shape = axes.of(inputs[0]), axes.shape(inputs[0])
     is_last = axis is not None and shape is not None and max(axis, 0) == len(shape) - 1
-    return is_last and _is_real(axes, inputs[0])
+    return is_last and is_real(axes.view, inputs[0])
 
 
 def _along(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
@@ -91,13 +91,13 @@ def _split(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[st
     axis, shape = axes.of(value), axes.shape(value)
     if axis is None or axis == MIXED or place is None or shape is None:
         return False
-    return int(place) % len(shape) == axis and _is_real(axes, value)
+    return int(place) % len(shape) == axis and is_real(axes.view, value)
 
 
 def _cut(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
     """A cut along the joined first axis by constants, or to one example: they are taken by their place in the batch."""
     axis, bounds = axes.of(inputs[0]), [axes.constant(t) for t in inputs[1:]]
-    if axis not in (0, MIXED) or not _is_real(axes, inputs[0]):
+    if axis not in (0, MIXED) or not is_real(axes.view, inputs[0]):
         return False
     attr = axes.view.nodes[node].attr
     if (attr["ellipsis_mask"].i | attr["new_axis_mask"].i) & 1:
@@ -121,7 +121,7 @@ def _gathered(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set
 
 def _dealt(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
     """Examples of real numbers that are put into groups, or added up by groups, which other workers have too."""
-    return axes.of(inputs[0]) in (0, MIXED) and _is_real(axes, inputs[0])
+    return axes.of(inputs[0]) in (0, MIXED) and is_real(axes.view, inputs[0])
 
 
 def _counted(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
@@ -163,9 +163,9 @@ def _is_of_data(axes: BatchAxes, tensor: str) -> bool:
     return False
 
 
-def _is_real(axes: BatchAxes, tensor: str) -> bool:
+def is_real(view: GraphView, tensor: str) -> bool:
     """Whether a tensor has real numbers: whole ones are ids, which are put in order and cut to be looked up."""
-    return bool(tf.as_dtype(axes.view.dtype(tensor)).is_floating)
+    return bool(tf.as_dtype(view.dtype(tensor)).is_floating)
 
 
 _RULES: dict[str, _Rule] = {

@@ -8,11 +8,12 @@ are followed back to where the proof ends. Means and sums that the plan speaks o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
-from parallax.analysis.propagation.axis_meets import meets, reduces_batch
+from parallax.analysis.propagation.axis_meets import is_real, meets, reduces_batch
 from parallax.analysis.propagation.axis_part import ALIKE, AxisPart
 from parallax.analysis.propagation.batch_axis import BatchAxes
+from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
 from parallax.analysis.propagation.walk import Walk
 from parallax.graph.view import split_tensor
 
@@ -91,13 +92,22 @@ def meetings(walk: Walk) -> tuple[list[str], list[str]]:
             is_sum = view.op(node) in _SUMS and axes.of(inputs[0]) is not None
             if is_sum and node in parts:
                 means.update(outputs)
-            elif meets(axes, node, lost) or (is_sum and reduces_batch(axes, node)):
+            elif meets(axes, node, lost) or (is_sum and reduces_batch(axes, node)) or _is_curve(walk, node, lost):
                 found.add(node)
                 told_of.update(outputs)
             else:
                 unproven.update(() if lost & set(inputs) else (node,))
                 lost.update(outputs)
     return sorted(found), sorted(unproven)
+
+
+def _is_curve(walk: Walk, node: str, lost: Set[str]) -> bool:
+    """Whether a node bends a real scalar that the batch determines, in whatever way: a root of an error, a product."""
+    view, op = walk.view, walk.view.op(node)
+    scalars = [t for t in view.inputs(node) if t in lost and view.shape(t) == () and is_real(view, t)]
+    if op in _STRAIGHT:
+        return op == "Mul" and len(scalars) == 2
+    return bool(scalars) and op in FORWARD_ELEMENTWISE and is_real(view, f"{node}:0")
 
 
 def _drawn(walk: Walk) -> dict[str, AxisPart]:

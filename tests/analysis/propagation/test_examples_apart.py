@@ -60,6 +60,12 @@ MEET: dict[str, tuple[str, Loss]] = {
         "GatherV2",
         lambda u, i, y: tf.reduce_mean(per_row(u + tf.gather(u, tf.random.shuffle(tf.range(tf.shape(u)[0]))), i, y)),
     ),
+    "a root of an error that is followed no further": (
+        "Sqrt",
+        lambda u, i, y: tf.sqrt(
+            tf.reduce_mean(tf.map_fn(lambda pair: tf.square(pair[0] - pair[1]), (u, i), tf.float32))
+        ),
+    ),
     "neighbours": ("StridedSlice", lambda u, i, y: tf.reduce_mean(tf.square(u[1:] - u[:-1]))),
     "the first example": ("StridedSlice", lambda u, i, y: tf.reduce_mean(per_row(u, i, y)) + predicted(u, i)[0]),
     "halves": ("Split", lambda u, i, y: tf.reduce_mean(tf.square(tf.subtract(*tf.split(u, 2))))),
