@@ -67,6 +67,14 @@ class GraphView:
         """The op type of a node."""
         return self._ops[node]
 
+    def flag(self, node: str, attribute: str) -> bool:
+        """Whether a node has an attribute that is true, or a number and not 0.
+
+        To look an attribute up that the node has not, by its name in the node itself, would add it to the node.
+        """
+        found = self.nodes[node].attr
+        return attribute in found and bool(found[attribute].b or found[attribute].i)
+
     def inputs(self, node: str) -> tuple[str, ...]:
         """The tensors a node takes, in order."""
         return self._inputs[node]

@@ -51,12 +51,13 @@ def _reduction(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Se
 
 def _product(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
     """Both operands are of the batch and no axis of it runs through both, or the sum is along the joined axis."""
-    attr = axes.view.nodes[node].attr
     for slot, (tensor, other) in enumerate((inputs, inputs[::-1])):
         axis, shape = axes.of(tensor), axes.shape(tensor)
         if axis is None or axis == MIXED or shape is None or axis < len(shape) - 2:
             continue
-        is_turned = attr[("transpose_a", "transpose_b")[slot]].b or attr[("adj_x", "adj_y")[slot]].b
+        is_turned = any(
+            axes.view.flag(node, name[slot]) for name in (("transpose_a", "transpose_b"), ("adj_x", "adj_y"))
+        )
         summed = len(shape) - 1 - (slot ^ int(is_turned))
         if axis == summed or axes.of(other) is not None or (other in unproven and not _is_of_samples(axes, other)):
             return True
@@ -116,7 +117,7 @@ def _gathered(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set
     axis = axes.of(inputs[0])
     if axis is None or place is None or int(place) != max(axis, 0) or axes.of(inputs[1]) is not None:
         return False
-    return not axes.view.nodes[node].attr["batch_dims"].i and not _is_of_data(axes, inputs[1])
+    return not axes.view.flag(node, "batch_dims") and not _is_of_data(axes, inputs[1])
 
 
 def _dealt(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:

@@ -52,7 +52,7 @@ def gathered_again(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisP
     """Rows computed once for each distinct element of a vector, given back to its elements; or those of a mask."""
     view = axes.view
     place = axes.constant(inputs[2]) if len(inputs) > 2 else 0
-    if place is None or int(place) != 0 or view.nodes[node].attr["batch_dims"].i:
+    if place is None or int(place) != 0 or view.flag(node, "batch_dims"):
         return None
     return by_merged(axes, inputs[0], inputs[1]) or _chosen(
         axes, inputs[0], inputs[1], ("Identity", "Squeeze", "Reshape")
@@ -79,7 +79,7 @@ def _is_by_row(axes: BatchAxes, tensor: str, vector: str) -> bool:
         return _is_by_row(axes, inputs[0], vector)
     if op in ("GatherV2", "Gather", "ResourceGather"):
         whole = axes.constant(inputs[2]) if len(inputs) > 2 else 0
-        is_plain = whole is not None and int(whole) == 0 and not view.nodes[node].attr["batch_dims"].i
+        is_plain = whole is not None and int(whole) == 0 and not view.flag(node, "batch_dims")
         return is_plain and axes.fits(inputs[0]) and _is_by_row(axes, inputs[1], vector)
     if op == "ConcatV2":
         return _is_put_together(axes, node, vector)

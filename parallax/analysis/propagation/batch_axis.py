@@ -241,8 +241,7 @@ def _elementwise(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPar
 
 def _first_of(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
     """Rows stay rows where all else is equal on all workers."""
-    attr = axes.view.nodes[node].attr
-    transposed = "transpose_a" in attr and attr["transpose_a"].b
+    transposed = axes.view.flag(node, "transpose_a")
     part = axes.known_part(inputs[0])
     is_first = part is not None and part.axis in (0, MIXED) and not transposed
     return part if is_first and axes.others_are_equal(inputs, 0) else None
@@ -300,7 +299,7 @@ def _gather(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | i
     params, ids = inputs[0], inputs[1]
     place = axes.constant(inputs[2]) if len(inputs) > 2 else 0
     shape, ids_shape = axes.shape(params), axes.shape(ids)
-    if axes.view.nodes[node].attr["batch_dims"].i or place is None or ids_shape is None:
+    if axes.view.flag(node, "batch_dims") or place is None or ids_shape is None:
         return None
     if len(inputs) > 2 and shape is None:
         return None

@@ -32,7 +32,7 @@ from parallax.plans.rewrites import Lookup
 def gather(walk: Walk, node: str, states: list[State]) -> bool:
     """A lookup: a pull for ids of this worker, a local gather by row numbers that are local already."""
     params, ids = read_value(walk, states[0]), states[1]
-    along_first = not _attribute(walk, node, "batch_dims") and (
+    along_first = not walk.view.flag(node, "batch_dims") and (
         len(states) < 3 or walk.view.constant(walk.view.inputs(node)[2]) == 0
     )
     if not along_first:
@@ -128,7 +128,3 @@ def segment_sum(walk: Walk, node: str, states: list[State]) -> bool:
         sum_of_parts(walk, node, values, "sum")
         return True
     return False
-
-
-def _attribute(walk: Walk, node: str, name: str) -> int:
-    return int(walk.view.nodes[node].attr[name].i)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 from parallax.analysis.propagation.examples_apart import unproven_note
 from parallax.analysis.propagation.propagate import walked
@@ -123,6 +124,20 @@ def test_the_plan_names_the_op_at_which_examples_of_a_batch_meet(case: str) -> N
 @pytest.mark.parametrize("case", APART)
 def test_examples_that_stay_apart_are_seen_to(case: str) -> None:
     assert notes_and_doubt(APART[case]) == ([], "")
+
+
+def test_looking_at_a_graph_adds_no_attribute_to_its_nodes() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        table, ids = v1.get_variable("table", [11, 4, 4], use_resource=False), v1.placeholder(tf.int64, [None])
+        rows = tf.raw_ops.Gather(params=table, indices=ids)
+        products = tf.matmul(rows, tf.raw_ops.BatchMatMul(x=rows, y=tf.reverse(rows, [0]), adj_y=True))
+        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(products))
+    analysed = analyse(graph)
+    walked(analysed.captured, analysed.sources, {"table": "allgather"})
+    for node in analysed.captured.view.nodes.values():
+        known = {attribute.name for attribute in op_def_registry.get(node.op).attr}
+        assert {name for name in node.attr if not name.startswith("_")} <= known, node.name
 
 
 def test_the_longest_sequence_of_a_batch_is_no_meeting() -> None:
