@@ -67,7 +67,7 @@ def _lookup(d: Draft) -> None:
             (
                 f"tf.nn.embedding_lookup({table}, {ids})",
                 f"tf.gather({table}, {ids})",
-                f"tf.gather_nd({table}, ({ids})[:, None])",
+                f"1.0 * tf.gather_nd({table}, ({ids})[:, None])",
                 f"tf.nn.embedding_lookup({table}, tf.cast({ids}, tf.int32))",
                 f"tf.nn.embedding_lookup({table}, {ids}, max_norm=0.5)",
                 f"tf.reshape(tf.nn.embedding_lookup({table}, tf.reshape({ids}, [-1, 1])), [-1, 4])",

@@ -53,6 +53,8 @@ type is the least that anything is rounded to on its way (Built.computed_in).
 """
 CLAIM_TOLERANCE_BY_DTYPE = {"float64": 1e-9, "float32": 1e-3}
 """Of the size of a tensor: what is small because terms cancel is less exact than a variable's change."""
+_FOUND_INFINITE = ("Tensor had Inf", "Tensor had NaN", "Tensor had -Inf", "assertion failed")
+"""What checks say that programs have of their values; an assertion asks whether a loss is still small."""
 _UNSTABLE = 10.0
 """Workers round a sum in each step where the rounding that is tried is one alone, at the start."""
 _ROUNDING = {"float64": 1e-13, "float32": 1e-5}
@@ -146,7 +148,7 @@ def _subject(source: str, break_on_purpose: Any, claims: bool) -> _Subject | Out
     except NotFinite as error:
         return _failed("infinite", error)
     except tf.errors.InvalidArgumentError as error:  # a check of the program's own has found it
-        is_infinite = any(found in str(error) for found in ("Tensor had Inf", "Tensor had NaN", "Tensor had -Inf"))
+        is_infinite = any(found in str(error) for found in _FOUND_INFINITE)
         return _failed("infinite" if is_infinite else "invalid", error)
     except Exception as error:  # whatever the program's text raises is kept as the outcome
         return _failed("invalid", error)

@@ -70,3 +70,16 @@ def test_programs_equal_one_process(text: str) -> None:
 def test_ids_that_autodiff_puts_together_of_branches_are_not_taken_for_shared() -> None:
     kind, message = outcome(_IN_COND, is_open=False, control_flow_v2=False)
     assert (kind, "cond_grad/Merge" in message) == ("refused", True)
+
+
+def test_rows_of_a_gradient_that_are_rows_again_are_refused() -> None:
+    kind, message = outcome(
+        "again = tf.gather(tf.gather_nd(emb, ids[:, None]), tf.range(tf.shape(ids)[0]))\n"
+        "loss = tf.reduce_mean(tf.square((again @ w)[:, 0] - y))"
+    )
+    assert (kind, "The rows of a gradient must be a tensor" in message) == ("refused", True)
+    assert outcome(
+        "again = tf.gather(1.0 * tf.gather_nd(emb, ids[:, None]), tf.range(tf.shape(ids)[0]))\n"
+        "loss = tf.reduce_mean(tf.square((again @ w)[:, 0] - y))",
+        dtype="float32",
+    ) == ("equal", "")

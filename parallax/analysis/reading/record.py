@@ -31,11 +31,19 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The gradient of one target: a tensor, or values and indices."""
+    """The gradient of one target: a tensor, or values and indices.
+
+    Attributes:
+        target: of which it is the gradient.
+        values: the tensor, or its rows.
+        indices: the numbers of the rows.
+        is_nested: whether its rows are IndexedSlices again, as TensorFlow leaves those of a gather of a gather_nd.
+    """
 
     target: Place
     values: Place
     indices: Place | None
+    is_nested: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +159,8 @@ def _gradients(targets: Any, result: Any) -> tuple[Delivered, ...]:
         if gradient is None or not hasattr(tensor, "op"):
             continue
         if isinstance(gradient, tf.IndexedSlices):
-            found.append(Delivered(_place(tensor), _place(gradient.values), _place(gradient.indices)))
+            is_nested = isinstance(gradient.values, tf.IndexedSlices)
+            found.append(Delivered(_place(tensor), _place(gradient.values), _place(gradient.indices), is_nested))
         elif hasattr(gradient, "op"):
             found.append(Delivered(_place(tensor), _place(gradient), None))
     return tuple(found)
@@ -173,6 +182,7 @@ def _tensor_of(target: Any) -> Any:
 
 
 def _place(tensor: Tensor) -> Place:
+    """Where a tensor is; of IndexedSlices, where their values are."""
     return Place(tensor.graph, str(tensor.name))
 
 

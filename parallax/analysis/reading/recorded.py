@@ -15,6 +15,7 @@ from parallax.analysis.reading import record
 from parallax.analysis.reading.functions import takes_functions
 from parallax.analysis.reading.inline import InlinedCall
 from parallax.analysis.reading.launcher_graph import functions_meant
+from parallax.errors import GraphError
 from parallax.graph.ops import state_op
 from parallax.graph.view import GraphView, split_tensor
 from parallax.types import Graph, NodeDef
@@ -142,6 +143,12 @@ def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place,
         target = _resolved(places, place, gradient.target)
         values = _resolved(places, place, gradient.values)
         indices = _resolved(places, place, gradient.indices) if gradient.indices is not None else [None]
+        if target and gradient.is_nested:
+            raise GraphError(
+                f"The rows of a gradient must be a tensor, and those of {target[0]!r} are IndexedSlices again: rows "
+                "that tf.gather_nd gave are looked up once more. Use tf.gather in place of tf.gather_nd there, or "
+                "multiply its result by 1.0."
+            )
         if target and values and indices:
             gradients.append((target[0], values[0], indices[0]))
     cotangents = [
