@@ -23,6 +23,8 @@ from pathlib import Path, PurePath
 LIBRARY = "libparallax_preload.so"
 LISTEN_ADDRESS = "PARALLAX_LISTEN_ADDRESS"
 """Read by the library: the address to which it narrows what would listen on all (listen_address.c)."""
+LISTEN_PORT = "PARALLAX_LISTEN_PORT"
+"""Read by the library: the only port for which it does so; without it, every port."""
 SECRET = "PARALLAX_SECRET"
 """Read by the library when it is loaded: 64 hexadecimal digits (fence.c)."""
 
@@ -57,7 +59,7 @@ def forget_preloaded() -> dict[str, str]:
         The variable with the job's secret, for a process of the job; empty where nothing is fenced.
     """
     own, secret = _of_the_user(os.environ), os.environ.get(SECRET)
-    for name in (_PRELOAD, LISTEN_ADDRESS, SECRET):
+    for name in (_PRELOAD, LISTEN_ADDRESS, LISTEN_PORT, SECRET):
         os.environ.pop(name, None)
     if own:
         os.environ[_PRELOAD] = ":".join(own)
@@ -65,10 +67,14 @@ def forget_preloaded() -> dict[str, str]:
 
 
 @contextmanager
-def listening_on(address: str) -> Iterator[None]:
-    """Inside, a TensorFlow server listens on `address` only, and may take over a port that this process holds."""
-    before = {name: os.environ.get(name) for name in (LISTEN_ADDRESS, _REUSE_PORT)}
-    os.environ.update({LISTEN_ADDRESS: address, _REUSE_PORT: "1"})
+def listening_on(address: str, port: int) -> Iterator[None]:
+    """Inside, a TensorFlow server with this port listens on `address` only, and may take over one that is held here.
+
+    What else is bound meanwhile, by other threads, stays as it is.
+    """
+    variables = {LISTEN_ADDRESS: address, LISTEN_PORT: str(port), _REUSE_PORT: "1"}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
