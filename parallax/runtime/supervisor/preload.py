@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePath
+from typing import NoReturn
 
 LIBRARY = "libparallax_preload.so"
 LISTEN_ADDRESS = "PARALLAX_LISTEN_ADDRESS"
@@ -31,6 +32,7 @@ SECRET = "PARALLAX_SECRET"
 _PRELOAD = "LD_PRELOAD"
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 _NO_SECRET = 254
+_NO_ROOM, _MOST_PEERS = -2, 8192  # of parallax_fence_peer (fence.c)
 
 
 class CannotListen(OSError):
@@ -85,16 +87,27 @@ def listening_on(address: str, port: int) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def is_fenced() -> bool:
+    """Whether this process is loaded with the library and has the job's secret."""
+    library = ctypes.CDLL(None)
+    return hasattr(library, "parallax_is_fenced") and bool(library.parallax_is_fenced())
+
+
 def prove_to(addresses: Iterable[tuple[str, int]]) -> None:
     """Has this process prove that it is of the job when it connects to one of these addresses, in digits, and ports.
 
     Raises:
-        OSError: the library is not loaded, or takes no such address.
+        OSError: the library is not loaded, an address is none, or there are too many.
     """
     library = ctypes.CDLL(None)
     for address, port in addresses:
-        if not hasattr(library, "parallax_fence_peer") or library.parallax_fence_peer(address.encode(), port) != 0:
+        if not hasattr(library, "parallax_fence_peer"):
             raise OSError(f"{LIBRARY} must be loaded to connect to servers of a job, here to {address}, port {port}.")
+        found = library.parallax_fence_peer(address.encode(), port)
+        if found == _NO_ROOM:
+            raise OSError(f"A job may have {_MOST_PEERS} servers and workers with servers, and {address} is one more.")
+        if found != 0:
+            raise OSError(f"Servers of a job need addresses in digits, and {address!r} is none.")
 
 
 def agent_words(python: str, library: str, agent: str) -> dict[str, str]:
@@ -114,8 +127,15 @@ def _of_the_user(environment: Mapping[str, str]) -> list[str]:
     return [word for word in re.split("[ :]", environment.get(_PRELOAD, "")) if word and PurePath(word).name != LIBRARY]
 
 
+def _refuse(why: str) -> NoReturn:
+    sys.stderr.write(f"{why}\n")
+    sys.exit(_NO_SECRET)
+
+
 def _reach(argv: list[str]) -> None:
-    secret = forget_preloaded()[SECRET]
+    secret = forget_preloaded().get(SECRET)
+    if secret is None:
+        _refuse(f"What reaches other hosts for mpirun must have the job's secret in {SECRET}, and has none.")
     read_fd, written_fd = os.pipe()
     os.write(written_fd, f"{secret}\n".encode())
     os.close(written_fd)
@@ -128,19 +148,17 @@ def _start(library: str, argv: list[str]) -> None:
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
         if not byte:
-            sys.stderr.write(
+            _refuse(
                 "What reaches this host must pass its standard input on to the command, as ssh does: the job's secret "
-                "comes there, and did not.\n"
+                "comes there, and did not."
             )
-            sys.exit(_NO_SECRET)
         line += byte
     if not Path(library).is_file():
-        sys.stderr.write(f"{library} must be on every host of a job, and is not on {os.uname().nodename}.\n")
-        sys.exit(_NO_SECRET)
+        _refuse(f"{library} must be on every host of a job, and is not on {os.uname().nodename}.")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.environ.update({SECRET: line.decode().strip(), **preloaded(library, os.environ)})
-    os.execv(argv[0], argv)
+    os.execvp(argv[0], argv)
 
 
 if __name__ == "__main__":
