@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Mapping
 
-from parallax.errors import LaunchError
 from parallax.runtime.supervisor.control import send
 from parallax.runtime.supervisor.framework_log import join_deprecations
 from parallax.runtime.supervisor.preload import LIBRARY, forget_preloaded, is_fenced
@@ -45,18 +44,19 @@ def main() -> None:
 
 
 def check_fenced(secret: Mapping[str, str]) -> None:
-    """Refuses a process to which no other of its job would talk.
+    """Ends, with a sentence, a process to which no other of its job would talk.
 
     Args:
         secret: the variable with the job's secret, as it was in the environment; empty where nothing is fenced.
 
     Raises:
-        LaunchError: the library that knows what to do with it is not loaded.
+        SystemExit: the library that knows what to do with it is not loaded.
     """
     if secret and not is_fenced():
-        raise LaunchError(
-            f"All processes of a job must be loaded with {LIBRARY}, and the loader of {socket.gethostname()} did not "
-            "take it, for the reason it gives above. Build it on that host: `make install`."
+        sys.exit(
+            f"parallax: All processes of a job must be loaded with {LIBRARY}, and the loader of "
+            f"{socket.gethostname()} did not take it, for the reason above. "
+            "Build it on that host: `make install`."
         )
 
 
