@@ -71,14 +71,15 @@ class Servers:
         if not count:
             return
         held = [hold_port("127.0.0.1", None) for _ in range(1 + (count if rank == 0 else 0))]
+        names = [("worker", rank), *(("ps", number) for number in range(count))]
         ports = MPI.COMM_WORLD.allgather([one.getsockname()[1] for one in held])
         addresses = [[f"127.0.0.1:{port}" for port in of_rank] for of_rank in ports]
         cluster = {"ps": addresses[0][1:], "worker": [of_rank[0] for of_rank in addresses]}
         prove_to(("127.0.0.1", port) for of_rank in ports for port in of_rank)
-        with listening_on("127.0.0.1"):
-            self.running = [tf.distribute.Server(cluster, "worker", rank)]
-            if rank == 0:
-                self.running += [tf.distribute.Server(cluster, "ps", number) for number in range(count)]
+        self.running = []
+        for one, name in zip(held, names, strict=False):  # the first rank's alone are as many
+            with listening_on(*one.getsockname()):
+                self.running.append(tf.distribute.Server(cluster, *name))
         for one in held:
             one.close()
         self.target = self.running[0].target

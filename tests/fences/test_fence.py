@@ -101,12 +101,15 @@ def said_to(library, ports, secret=SECRET):
     return done.stdout.splitlines()
 
 
-def mac(side, client, server):
-    """As the library makes it, of both ends in their mapped form."""
+def mac(side, client, server, of_host=None):
+    """As the library makes it, of both ends in their mapped form, and between equal addresses of the host."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_bytes()[:36]
+    host = bytes(36) if client[0] != server[0] else of_host or boot_id
     ends = [
         bytes(10) + b"\xff\xff" + socket.inet_aton(host) + port.to_bytes(2, "big") for host, port in (client, server)
     ]
-    return hmac.new(bytes.fromhex(SECRET), side.ljust(8, b"\0") + b"".join(ends) + NONCE, hashlib.sha256).digest()
+    text = side.ljust(8, b"\0") + b"".join(ends) + host + NONCE
+    return hmac.new(bytes.fromhex(SECRET), text, hashlib.sha256).digest()
 
 
 def test_who_has_the_secret_is_let_through(library, ports):
@@ -126,17 +129,19 @@ def test_strangers_get_nothing_and_keep_nobody_out(library, ports):
         assert said_to(library, ports) == ["WORD"] * 8
 
 
-@pytest.mark.parametrize("change", ["none", "replayed", "cut", "a bit"])
+@pytest.mark.parametrize("change", ["none", "another address", "replayed", "relayed", "cut", "a bit"])
 def test_the_first_message_counts_whole_and_on_its_own_connection_only(ports, change):
     with socket.socket() as one:
+        if change == "another address":
+            one.bind(("127.0.0.5", 0))
         one.connect(("127.0.0.1", ports[0]))
         own, other = one.getsockname(), one.getpeername()
         client = ("127.0.0.1", own[1] + 1) if change == "replayed" else own
-        hello = NONCE + mac(b"connect", client, other)
+        hello = NONCE + mac(b"connect", client, other, bytes(36) if change == "relayed" else None)
         hello = {"cut": hello[:-1], "a bit": hello[:-1] + bytes([hello[-1] ^ 1])}.get(change, hello)
         one.settimeout(5)
         one.sendall(hello)
-        if change == "none":
+        if change in ("none", "another address"):
             one.sendall(b"word")
             assert one.recv(32, socket.MSG_WAITALL) == mac(b"accept", own, other)
             assert one.recv(100) == b"WORD"
@@ -175,6 +180,138 @@ with socket.create_connection(own.getsockname()) as one:
     assert done.stdout == "plain\n", done.stderr
 
 
-def test_a_secret_that_is_none_ends_the_process(library):
-    done = subprocess.run([sys.executable, "-c", ""], env=environment(library, "short"), capture_output=True, text=True)
+@pytest.mark.parametrize("secret", ["short", f"{SECRET}07", "+7" * 32, "zz" * 32])
+def test_a_secret_that_is_none_ends_the_process(library, secret):
+    done = subprocess.run([sys.executable, "-c", ""], env=environment(library, secret), capture_output=True, text=True)
     assert done.returncode == -6 and "64 hexadecimal digits" in done.stderr
+
+
+def printed(library, program, *words, **variables):
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, words)],
+        env={**environment(library), **variables},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+# A connection of which the program asks again how it ended, by SO_ERROR and by connect(), with reads in between.
+AGAIN = """
+import ctypes, select, socket, sys
+port = int(sys.argv[1])
+assert ctypes.CDLL(None).parallax_fence_peer(b"127.0.0.1", port) == 0
+for order in ("connect", "SO_ERROR connect", "connect connect", "SO_ERROR read connect", "connect SO_ERROR"):
+    one = socket.socket()
+    one.setblocking(False)
+    one.connect_ex(("127.0.0.1", port))
+    select.select([], [one], [])
+    for how in order.split():
+        if how == "read":
+            one.sendall(b"first")
+            select.select([one], [], [])
+            one.setblocking(True)
+            assert one.recv(1000) == b"FIRST"
+        elif how == "connect":
+            one.connect_ex(("127.0.0.1", port))
+        else:
+            assert one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+    one.setblocking(True)
+    one.settimeout(5)
+    one.sendall(b"word")
+    print(one.recv(1000).decode())
+"""
+
+
+def test_a_connection_proves_itself_once_however_often_it_is_asked_how_it_ended(library, ports):
+    assert printed(library, AGAIN, ports[0]) == ["WORD"] * 5
+
+
+READS = """
+import ctypes, socket, sys
+libc, port = ctypes.CDLL(None), int(sys.argv[1])
+assert libc.parallax_fence_peer(b"127.0.0.1", port) == 0
+room = ctypes.create_string_buffer(100)
+reads = {
+    "recv": (100, 0), "recvfrom": (100, 0, None, None), "read": (100,),
+    "__recv_chk": (100, 100, 0), "__recvfrom_chk": (100, 100, 0, None, None), "__read_chk": (100, 100),
+}
+for name, arguments in reads.items():
+    with socket.create_connection(("127.0.0.1", port)) as one:
+        one.sendall(b"word")
+        size = libc[name](one.fileno(), room, *arguments)
+        print(name, room.raw[:size].decode())
+"""
+
+
+def test_every_way_to_read_checks_the_answer_first(library, ports):
+    names = ("recv", "recvfrom", "read", "__recv_chk", "__recvfrom_chk", "__read_chk")
+    assert printed(library, READS, ports[0]) == [f"{name} WORD" for name in names]
+
+
+LISTENERS = """
+import socket
+held = socket.socket()
+held.bind(("127.0.0.1", 0))
+import os
+os.environ["PARALLAX_LISTEN_PORT"] = str(held.getsockname()[1])
+held.close()
+for port in (int(os.environ["PARALLAX_LISTEN_PORT"]), 0):
+    with socket.socket() as one:
+        one.bind(("0.0.0.0", port))
+        one.listen()
+        print(one.getsockname()[0], one.getsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT) > 0)
+"""
+
+
+def test_where_a_port_is_named_no_other_socket_is_narrowed_or_fenced(library):
+    assert printed(library, LISTENERS) == ["127.0.0.1 True", "0.0.0.0 False"]
+
+
+HIGH = """
+import os, resource, socket
+try:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (70000, 70000))
+except (OSError, ValueError):
+    print("may not")
+else:
+    one = socket.socket()
+    os.dup2(one.fileno(), 66000)
+    try:
+        socket.socket(fileno=66000).bind(("0.0.0.0", 0))
+    except OSError as error:
+        print(os.strerror(error.errno))
+"""
+
+
+def test_a_descriptor_too_high_to_be_fenced_does_not_listen(library):
+    found = printed(library, HIGH)
+    if found == ["may not"]:
+        pytest.skip("this user may not open so many files")
+    assert found == ["Too many open files"]
+
+
+WITHOUT_COOKIES = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <sys/socket.h>
+int getsockopt(int fd, int level, int name, void *value, socklen_t *size) {
+    int (*next)(int, int, int, void *, socklen_t *) = dlsym(RTLD_NEXT, "getsockopt");
+    if (level != SOL_SOCKET || name != SO_COOKIE) return next(fd, level, name, value, size);
+    errno = ENOPROTOOPT;
+    return -1;
+}
+"""
+
+
+def test_a_kernel_that_does_not_tell_sockets_apart_ends_the_process(library, tmp_path):
+    old = str(tmp_path / "old.so")
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", old, "-ldl"], input=WITHOUT_COOKIES, text=True, check=True
+    )
+    variables = {**environment(library), "LD_PRELOAD": f"{library}:{old}"}
+    done = subprocess.run([sys.executable, "-c", ""], env=variables, capture_output=True, text=True)
+    assert done.returncode == -6 and "needs Linux 4.12" in done.stderr

@@ -6,8 +6,10 @@
  *   who connects sends   a nonce, and the MAC of "connect", the addresses of both ends, and the nonce
  *   who accepts answers  the MAC of "accept", the same addresses, and the nonce
  *
- * A MAC is HMAC-SHA256 under the secret. The secret is never sent, and a message is of no use on another connection, so
- * nothing is won by listening in the place of a server that is gone. What follows is neither hidden nor protected.
+ * A MAC is HMAC-SHA256 under the secret, which is never sent. A message is of no use on a connection between other
+ * addresses and ports. Two hosts may have an address alike (of a bridge for containers, or loopback), so between equal
+ * addresses the MACs are of the kernel's boot id too: both ends are on one host. Who can send packets in the name of
+ * both ends can pass messages on. What follows is neither hidden nor protected.
  *
  * Fenced are sockets whose address was narrowed (listen_address.c) and those on which Open MPI listens. Who connects to
  * an address of parallax_fence_peer, or is Open MPI, proves who he is. Everything else of a process is left alone.
@@ -16,17 +18,22 @@
  * first message is one segment: where it is not there in whole, or is wrong, accept() closes the connection and looks
  * at the next. Who connects sends it when he hears that the connection is made, be it from connect() or from
  * getsockopt(SO_ERROR), and checks the answer before he reads anything else.
+ *
+ * It needs Linux 4.12, whose cookies tell sockets apart.
  */
 #define _GNU_SOURCE
 #include "fence.h"
 
 #include <arpa/inet.h>
+#include <ctype.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,9 +47,10 @@
 #define DESCRIPTORS 65536 /* the kernel gives the lowest that is free; what is above is refused */
 #define PEERS 8192
 #define NONCE_BYTES 16
-#define DEFER_S 30 /* a connection without data is shown after so long, and closed */
+#define HOST_BYTES 36 /* of the boot id, as text */
+#define DEFER_S 120 /* a connection without data is shown after so long, and closed */
 
-enum { OTHER, LISTENER, CONNECTING, UNANSWERED, REFUSED };
+enum { OTHER, LISTENER, CONNECTING, PROVEN, UNANSWERED, REFUSED };
 
 /* An end of a connection; an IPv4 address is in its mapped form. */
 struct end {
@@ -57,6 +65,7 @@ struct hello {
 
 static uint8_t key[MAC_BYTES];
 static int has_key;
+static uint8_t host[HOST_BYTES];
 static struct end peers[PEERS];
 static atomic_int num_peers;
 
@@ -70,20 +79,6 @@ static uint8_t nonces[DESCRIPTORS][NONCE_BYTES];
     static __typeof__(&name) next;                                                   \
     if (next == NULL) next = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
 
-__attribute__((constructor)) static void read_key(void) {
-    const char *text = getenv("PARALLAX_SECRET");
-    if (text == NULL) return;
-    unsigned byte;
-    for (int i = 0; i < MAC_BYTES; ++i) {
-        if (sscanf(text + 2 * i, "%2x", &byte) != 1) {
-            fputs("PARALLAX_SECRET must be 64 hexadecimal digits, and is not.\n", stderr);
-            abort();
-        }
-        key[i] = byte;
-    }
-    has_key = 1;
-}
-
 static uint64_t cookie_of(int fd) {
     uint64_t cookie = 0;
     socklen_t size = sizeof cookie;
@@ -91,18 +86,67 @@ static uint64_t cookie_of(int fd) {
     return next(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size) == 0 ? cookie : 0;
 }
 
+static void need(int is_met, const char *what) {
+    if (is_met) return;
+    fprintf(stderr, "%s\n", what);
+    abort();
+}
+
+static void read_key(const char *text) {
+    size_t digits = 0;
+    while (isxdigit((unsigned char)text[digits])) ++digits;
+    need(digits == 2 * MAC_BYTES && text[digits] == '\0', "PARALLAX_SECRET must be 64 hexadecimal digits, and is not.");
+    for (int i = 0; i < MAC_BYTES; ++i) {
+        unsigned byte;
+        sscanf(text + 2 * i, "%2x", &byte);
+        key[i] = byte;
+    }
+}
+
+static int read_host(void) {
+    int file = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    ssize_t size = 0;
+    NEXT(read);
+    if (file >= 0) size = next(file, host, sizeof host);
+    if (file >= 0) close(file);
+    return size == sizeof host;
+}
+
+static int has_cookies(void) {
+    int one = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int has = one < 0 || cookie_of(one) != 0; /* who may open no socket fences none */
+    if (one >= 0) close(one);
+    return has;
+}
+
+__attribute__((constructor)) static void prepare(void) {
+    const char *text = getenv("PARALLAX_SECRET");
+    if (text == NULL) return;
+    read_key(text);
+    need(has_cookies(), "A job whose processes prove that they are its own needs Linux 4.12 or later on every host.");
+    need(read_host(), "A job whose processes prove that they are its own must read /proc/sys/kernel/random/boot_id.");
+    has_key = 1;
+}
+
+/* The cookie by which a descriptor's kind is kept; 0 and errno when it cannot be. */
+static uint64_t kept_by(int fd) {
+    uint64_t cookie = (unsigned)fd < DESCRIPTORS ? cookie_of(fd) : 0;
+    if (cookie == 0) errno = (unsigned)fd < DESCRIPTORS ? EOPNOTSUPP : EMFILE;
+    return cookie;
+}
+
 static int kind_of(int fd) {
     if ((unsigned)fd >= DESCRIPTORS) return OTHER;
     int kind = atomic_load_explicit(&kinds[fd], memory_order_acquire);
-    return kind == OTHER || cookies[fd] == cookie_of(fd) ? kind : OTHER;
+    if (kind == OTHER) return OTHER;
+    uint64_t cookie = cookie_of(fd);
+    return cookie != 0 && cookies[fd] == cookie ? kind : OTHER;
 }
 
 static int set_kind(int fd, int kind) {
-    if ((unsigned)fd >= DESCRIPTORS) {
-        errno = EMFILE;
-        return -1;
-    }
-    cookies[fd] = cookie_of(fd);
+    uint64_t cookie = kept_by(fd);
+    if (cookie == 0) return -1;
+    cookies[fd] = cookie;
     atomic_store_explicit(&kinds[fd], kind, memory_order_release);
     return 0;
 }
@@ -124,28 +168,34 @@ static int is_open_mpi(void *code) {
            !strncmp(name, "mca_", 4);
 }
 
-static int as_end(const void *found, struct end *end) {
+/* Whether a socket's address is one of IPv4 or IPv6, which it writes into `end`. */
+static int as_end(const void *found, socklen_t size, struct end *end) {
     const struct sockaddr *address = found;
     memset(end, 0, sizeof *end);
-    if (address->sa_family == AF_INET) {
+    if (size < sizeof address->sa_family) return 0;
+    if (address->sa_family == AF_INET && size >= sizeof(struct sockaddr_in)) {
         const struct sockaddr_in *ipv4 = found;
         end->address[10] = end->address[11] = 0xff;
         memcpy(end->address + 12, &ipv4->sin_addr, 4);
         end->port = ipv4->sin_port;
-    } else if (address->sa_family == AF_INET6) {
+        return 1;
+    }
+    if (address->sa_family == AF_INET6 && size >= offsetof(struct sockaddr_in6, sin6_scope_id)) {
         const struct sockaddr_in6 *ipv6 = found;
         memcpy(end->address, &ipv6->sin6_addr, 16);
         end->port = ipv6->sin6_port;
+        return 1;
     }
-    return address->sa_family == AF_INET || address->sa_family == AF_INET6;
+    return 0;
 }
 
-/* Has connections to a port of an address (in digits) prove that they are the job's; -1 when it is no address. */
+/* Has connections to a port of an address (in digits) prove that they are the job's; -1 when it is no address, -2 when
+ * there is no room for one more. */
 int parallax_fence_peer(const char *address, int port) {
     struct sockaddr_storage text = {0};
     struct sockaddr_in *ipv4 = (void *)&text;
     struct sockaddr_in6 *ipv6 = (void *)&text;
-    int at = atomic_load(&num_peers);
+    struct end end;
     if (inet_pton(AF_INET, address, &ipv4->sin_addr) == 1) {
         ipv4->sin_family = AF_INET;
         ipv4->sin_port = htons(port);
@@ -153,7 +203,10 @@ int parallax_fence_peer(const char *address, int port) {
         ipv6->sin6_family = AF_INET6;
         ipv6->sin6_port = htons(port);
     }
-    if (at == PEERS || !as_end(&text, &peers[at])) return -1;
+    if (!as_end(&text, sizeof text, &end)) return -1;
+    int at = atomic_load(&num_peers);
+    if (at == PEERS) return -2;
+    peers[at] = end;
     atomic_store(&num_peers, at + 1);
     return 0;
 }
@@ -161,9 +214,9 @@ int parallax_fence_peer(const char *address, int port) {
 /* Whether this process has the job's secret. */
 int parallax_is_fenced(void) { return has_key; }
 
-static int is_peer(const struct sockaddr *address) {
+static int is_peer(const struct sockaddr *address, socklen_t size) {
     struct end end;
-    if (!as_end(address, &end)) return 0;
+    if (!as_end(address, size, &end)) return 0;
     for (int i = atomic_load(&num_peers); i-- > 0;)
         if (!memcmp(&peers[i], &end, sizeof end)) return 1;
     return 0;
@@ -174,6 +227,7 @@ static int mac_of(int fd, int is_client, const char *side, const uint8_t *nonce,
     struct __attribute__((packed)) {
         char side[8];
         struct end client, server;
+        uint8_t host[HOST_BYTES]; /* where both are on one */
         uint8_t nonce[NONCE_BYTES];
     } text;
     struct sockaddr_storage own, other;
@@ -181,8 +235,10 @@ static int mac_of(int fd, int is_client, const char *side, const uint8_t *nonce,
     if (getsockname(fd, (void *)&own, &own_size) != 0 || getpeername(fd, (void *)&other, &other_size) != 0) return -1;
     memset(&text, 0, sizeof text);
     memcpy(text.side, side, strlen(side));
-    as_end(&own, is_client ? &text.client : &text.server);
-    as_end(&other, is_client ? &text.server : &text.client);
+    if (!as_end(&own, own_size, is_client ? &text.client : &text.server)) return -1;
+    if (!as_end(&other, other_size, is_client ? &text.server : &text.client)) return -1;
+    if (!memcmp(text.client.address, text.server.address, sizeof text.client.address))
+        memcpy(text.host, host, sizeof host);
     memcpy(text.nonce, nonce, NONCE_BYTES);
     parallax_hmac(key, sizeof key, (const void *)&text, sizeof text, mac);
     return 0;
@@ -219,12 +275,12 @@ static int is_let_through(int fd) {
 /* Checks the answer, which must be there in whole; 0 when reading may go on, else -1 and errno. */
 static int take_answer(int fd, int flags) {
     uint8_t answer[MAC_BYTES], wanted[MAC_BYTES];
-    int kind = kind_of(fd);
+    int kind = kind_of(fd), left = OTHER; /* also of a socket that has this number now */
     if (kind == UNANSWERED) {
         NEXT(recv);
         ssize_t size = next(fd, answer, sizeof answer, MSG_WAITALL | (flags & MSG_DONTWAIT));
         if (size < 0) return -1;
-        kind = OTHER;
+        kind = left = PROVEN;
         if (size > 0 && (size < MAC_BYTES || mac_of(fd, 1, "accept", nonces[fd], wanted) != 0 || !are_equal(answer, wanted)))
             kind = REFUSED;
     }
@@ -234,7 +290,7 @@ static int take_answer(int fd, int flags) {
         errno = ECONNRESET;
         return -1;
     }
-    atomic_store_explicit(&kinds[fd], OTHER, memory_order_release); /* also of a socket that has this number now */
+    atomic_store_explicit(&kinds[fd], left, memory_order_release);
     return 0;
 }
 
@@ -244,9 +300,7 @@ static inline int may_not_read(int fd, int flags) {
     return take_answer(fd, flags);
 }
 
-void parallax_fence_listener(int fd) {
-    if (has_key) set_kind(fd, LISTENER);
-}
+int parallax_fence_listener(int fd) { return has_key ? set_kind(fd, LISTENER) : 0; }
 
 int listen(int fd, int backlog) {
     NEXT(listen);
@@ -280,12 +334,17 @@ int accept(int fd, struct sockaddr *address, socklen_t *size) { return accept4(f
 int connect(int fd, const struct sockaddr *address, socklen_t size) {
     NEXT(connect);
     int proves = has_key && address != NULL && is_tcp(fd) &&
-                 (is_peer(address) || is_open_mpi(__builtin_return_address(0)));
-    if (proves && set_kind(fd, CONNECTING) != 0) return -1;
-    int result = next(fd, address, size);
-    if (!proves || result != 0) return result;
-    if (prove(fd) == 0) return 0;
-    errno = ECONNRESET;
+                 (is_peer(address, size) || is_open_mpi(__builtin_return_address(0)));
+    if (proves && kept_by(fd) == 0) return -1;
+    int result = next(fd, address, size), why = errno;
+    if (!proves) return result;
+    if (result == 0) {
+        if (kind_of(fd) >= PROVEN || prove(fd) == 0) return 0; /* it may be asked again how it ended */
+        why = ECONNRESET;
+    } else if ((why == EINPROGRESS || why == EINTR) && set_kind(fd, CONNECTING) != 0) {
+        return -1;
+    }
+    errno = why;
     return -1;
 }
 
@@ -318,4 +377,30 @@ ssize_t read(int fd, void *bytes, size_t size) {
 ssize_t readv(int fd, const struct iovec *parts, int count) {
     NEXT(readv);
     return may_not_read(fd, 0) ? -1 : next(fd, parts, count);
+}
+
+ssize_t recvfrom(int fd, void *bytes, size_t size, int flags, struct sockaddr *address, socklen_t *room) {
+    NEXT(recvfrom);
+    return may_not_read(fd, flags) ? -1 : next(fd, bytes, size, flags, address, room);
+}
+
+/* What the C library has in place of these for programs that are built with checks. */
+ssize_t __recv_chk(int, void *, size_t, size_t, int);
+ssize_t __recvfrom_chk(int, void *, size_t, size_t, int, struct sockaddr *, socklen_t *);
+ssize_t __read_chk(int, void *, size_t, size_t);
+
+ssize_t __recv_chk(int fd, void *bytes, size_t size, size_t room, int flags) {
+    NEXT(__recv_chk);
+    return may_not_read(fd, flags) ? -1 : next(fd, bytes, size, room, flags);
+}
+
+ssize_t __recvfrom_chk(int fd, void *bytes, size_t size, size_t room, int flags, struct sockaddr *address,
+                       socklen_t *address_room) {
+    NEXT(__recvfrom_chk);
+    return may_not_read(fd, flags) ? -1 : next(fd, bytes, size, room, flags, address, address_room);
+}
+
+ssize_t __read_chk(int fd, void *bytes, size_t size, size_t room) {
+    NEXT(__read_chk);
+    return may_not_read(fd, 0) ? -1 : next(fd, bytes, size, room);
 }

@@ -3,7 +3,8 @@
  * tf.distribute.Server asks for 0.0.0.0 whatever its cluster says. Loaded with LD_PRELOAD, this replaces the wildcard
  * address in bind() of a stream socket by the one in PARALLAX_LISTEN_ADDRESS (an IPv4 or IPv6 address in digits). An
  * IPv4 address on an IPv6 socket goes in its mapped form. A bind that cannot be narrowed fails instead of listening
- * everywhere. Such a socket is fenced when the process has the job's secret (fence.c).
+ * everywhere. Such a socket is fenced when the process has the job's secret (fence.c). With a port in
+ * PARALLAX_LISTEN_PORT this is done for that port alone, since other threads may open sockets of their own meanwhile.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -38,6 +39,12 @@ static int as_ipv6(const char *wanted, struct in6_addr *result) {
     return 1;
 }
 
+/* Whether a bind to this port, in the network's order, is one to narrow. */
+static int is_wanted(in_port_t port) {
+    const char *wanted = getenv("PARALLAX_LISTEN_PORT");
+    return wanted == NULL || *wanted == '\0' || atoi(wanted) == ntohs(port);
+}
+
 int bind(int fd, const struct sockaddr *address, socklen_t size) {
     static bind_function next;
     if (next == NULL) next = (bind_function)dlsym(RTLD_NEXT, "bind");
@@ -46,24 +53,22 @@ int bind(int fd, const struct sockaddr *address, socklen_t size) {
     if (address->sa_family == AF_INET && size >= sizeof(struct sockaddr_in)) {
         struct sockaddr_in own;
         memcpy(&own, address, sizeof own);
-        if (own.sin_addr.s_addr == htonl(INADDR_ANY)) {
+        if (own.sin_addr.s_addr == htonl(INADDR_ANY) && is_wanted(own.sin_port)) {
             if (inet_pton(AF_INET, wanted, &own.sin_addr) != 1) {
                 errno = EADDRNOTAVAIL;
                 return -1;
             }
-            parallax_fence_listener(fd);
-            return next(fd, (const struct sockaddr *)&own, sizeof own);
+            return parallax_fence_listener(fd) != 0 ? -1 : next(fd, (const struct sockaddr *)&own, sizeof own);
         }
     } else if (address->sa_family == AF_INET6 && size >= sizeof(struct sockaddr_in6)) {
         struct sockaddr_in6 own;
         memcpy(&own, address, sizeof own);
-        if (IN6_IS_ADDR_UNSPECIFIED(&own.sin6_addr) || is_mapped_any(&own.sin6_addr)) {
+        if ((IN6_IS_ADDR_UNSPECIFIED(&own.sin6_addr) || is_mapped_any(&own.sin6_addr)) && is_wanted(own.sin6_port)) {
             if (!as_ipv6(wanted, &own.sin6_addr)) {
                 errno = EADDRNOTAVAIL;
                 return -1;
             }
-            parallax_fence_listener(fd);
-            return next(fd, (const struct sockaddr *)&own, sizeof own);
+            return parallax_fence_listener(fd) != 0 ? -1 : next(fd, (const struct sockaddr *)&own, sizeof own);
         }
     }
     return next(fd, address, size);

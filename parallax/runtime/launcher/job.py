@@ -12,7 +12,7 @@ from parallax.errors import ConfigError
 from parallax.plans.plan import Layout
 from parallax.runtime.supervisor.control import CONTROL_FD, HOST_ADDRESS
 from parallax.runtime.supervisor.limits import LIMITS, Limits
-from parallax.runtime.supervisor.preload import LISTEN_ADDRESS, SECRET
+from parallax.runtime.supervisor.preload import LISTEN_ADDRESS, LISTEN_PORT, SECRET
 from parallax.runtime.supervisor.processes import JOB_ID
 from parallax.settings.config import STALL_TIMEOUT_S
 from parallax.settings.environment import EQUAL_HASHES, FRAMEWORK_QUIET, HASH_SEED, MIN_LOG_LEVEL
@@ -24,7 +24,7 @@ BIND_NOW = "LD_BIND_NOW"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST = re.compile(r"[A-Za-z0-9.-]+")
 # Set by the launch itself.
-_RESERVED = (BIND_NOW, CONTROL_FD, HOST_ADDRESS, JOB_ID, LISTEN_ADDRESS, SECRET)
+_RESERVED = (BIND_NOW, CONTROL_FD, HOST_ADDRESS, JOB_ID, LISTEN_ADDRESS, LISTEN_PORT, SECRET)
 
 
 @dataclass(frozen=True, slots=True)

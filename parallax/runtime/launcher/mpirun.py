@@ -20,9 +20,10 @@ from pathlib import Path
 from parallax.cluster.machines import Cluster, Host
 from parallax.errors import LaunchError
 from parallax.runtime.launcher.job import BIND_NOW, Job
+from parallax.runtime.supervisor import preload
 from parallax.runtime.supervisor.control import CONTROL_FD
 from parallax.runtime.supervisor.limits import LIMITS
-from parallax.runtime.supervisor.preload import LIBRARY, LISTEN_ADDRESS, SECRET, agent_words, preloaded
+from parallax.runtime.supervisor.preload import LIBRARY, LISTEN_ADDRESS, LISTEN_PORT, SECRET, agent_words, preloaded
 from parallax.runtime.supervisor.processes import JOB_ID
 
 _AGENT = ("-m", "parallax.runtime.supervisor.agent")
@@ -52,6 +53,10 @@ _BY_SIZE = ("coll_tuned_dynamic_rules_filename", str(Path(__file__).with_name("a
 # What mpirun gives its ranks. A job started from inside a rank must not take over that rank's place.
 _MCA = "OMPI_MCA_"  # how variables begin that are parameters of Open MPI
 _OF_A_RANK = ("OMPI_", "PMIX_", "PMI_", "ORTE_")
+# How daemons are reached over ssh, with the old names of the parameter, and what starts them there.
+_REACHES = ("plm_rsh_agent", "pls_rsh_agent", "orte_rsh_agent")
+_STARTS = ("orte_launch_agent", "--launch-agent", "-launch-agent")
+_PLAIN_PATH = re.compile(r"[\w@%+=,./-]+")  # one word to mpirun, to the loader and to a shell
 # Variables of the launcher that ranks on other hosts need too; on this machine they inherit all.
 _EXPORTED = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
 _EXPORTED_BEGIN = ("HOROVOD_", "NCCL_", "OMP_", "TF_")
@@ -123,7 +128,7 @@ def mpirun_argv(job: Job, launcher: Launcher) -> list[str]:
 
 def _messaging(cluster: Cluster) -> Iterator[str]:
     """Options for messages over TCP; where the user's own name a parameter, theirs counts."""
-    own = _parameters(cluster.mpirun_options)
+    own = set(_parameters(cluster.mpirun_options))
     for name, value in _MESSAGES.items():
         if name not in own:
             yield from ("--mca", name, value)
@@ -144,7 +149,7 @@ def _groups(job: Job) -> Iterator[_Group]:
 
 def _staying_here(cluster: Cluster, variables: Mapping[str, str]) -> Iterator[str]:
     """Options for one machine: messages through shared memory, and mpirun's own over loopback."""
-    own = _parameters(cluster.mpirun_options)
+    own = set(_parameters(cluster.mpirun_options))
     own |= {name.removeprefix(_MCA) for name in variables if name.startswith(_MCA)}
     wanted = {"pml": "ob1", "btl": "self,vader", "oob_tcp_if_include": "lo"}
     if "pml" in own:  # another transport, to which the next is nothing
@@ -170,8 +175,8 @@ def _reaching_hosts(cluster: Cluster, launcher: Launcher) -> Iterator[str]:
     network = cluster.network.interface or cluster.network.subnet
     if network is not None:
         wanted |= {"btl_tcp_if_include": network, "oob_tcp_if_include": network}
-    own = _parameters(cluster.mpirun_options)
-    if launcher.has_library and not own & {"plm", "orte_launch_agent"}:  # what is not ssh passes on mpirun's variables
+    own = set(_parameters(cluster.mpirun_options))
+    if launcher.has_library and _may_use_ssh(cluster):  # what a batch system starts has mpirun's variables
         wanted |= agent_words(launcher.python, launcher.preload_library, cluster.ssh.command)
     if "pml" in own:  # another transport, to which these are nothing
         own |= {"btl", "btl_tcp_if_include"}
@@ -180,10 +185,17 @@ def _reaching_hosts(cluster: Cluster, launcher: Launcher) -> Iterator[str]:
             yield from ("--mca", name, value)
 
 
-def _parameters(options: tuple[str, ...]) -> set[str]:
-    """The MCA parameters that mpirun options set."""
+def _parameters(options: tuple[str, ...]) -> dict[str, str]:
+    """The MCA parameters that mpirun options set, and their values."""
     flags = ("--mca", "-mca", "--gmca", "-gmca")
-    return {name for flag, name in zip(options, options[1:], strict=False) if flag in flags}
+    words = zip(options, options[1:], options[2:], strict=False)
+    return {name: value for flag, name, value in words if flag in flags}
+
+
+def _may_use_ssh(cluster: Cluster) -> bool:
+    """Whether mpirun reaches other hosts over ssh, or may choose to."""
+    ways = _parameters(cluster.mpirun_options).get("plm", "rsh")
+    return ("rsh" in ways.removeprefix("^").split(",")) != ways.startswith("^")
 
 
 def _application(job: Job, launcher: Launcher, group: _Group) -> Iterator[str]:
@@ -237,7 +249,8 @@ def mpirun_environment(job: Job, job_id: str, secret: str, launcher: Launcher) -
     base = launcher.variables
     of_a_rank = "OMPI_COMM_WORLD_RANK" in base
     kept = {name: value for name, value in base.items() if not (of_a_rank and name.startswith(_OF_A_RANK))}
-    kept.pop(CONTROL_FD, None)
+    for name in (CONTROL_FD, LISTEN_PORT):
+        kept.pop(name, None)
     if launcher.prefix is not None and not job.cluster.is_local:
         kept["OPAL_PREFIX"] = launcher.prefix
     # mpirun itself would listen on all addresses, whatever network it is told to use.
@@ -284,16 +297,42 @@ def check_startable(job: Job, launcher: Launcher) -> None:
     Raises:
         LaunchError: says what is missing.
     """
-    if launcher.has_library and "plm_rsh_agent" in _parameters(job.cluster.mpirun_options):
-        raise LaunchError(
-            "The job's secret travels with what reaches the hosts, so `mpirun_options` must not set plm_rsh_agent. "
-            "Name the command as `ssh: {agent: ...}` in the resource file."
-        )
-    blank = next((p for p in (launcher.python, launcher.preload_library) if re.search(r"[\s:]", p)), None)
-    if launcher.has_library and blank is not None and not job.cluster.is_local:
-        raise LaunchError(f"mpirun takes no blank or colon in the path of what starts its daemons, as in {blank!r}.")
+    if launcher.has_library:
+        _check_paths(job.cluster, launcher)
+        _check_ways(job.cluster, launcher)
     if job.servers and not launcher.has_library:
         raise LaunchError(
             f"Servers let nobody but their job in, by means of {launcher.preload_library}, which is not "
             "there. Build it: `make install`, or cc -shared -fPIC -o that file parallax/native/preload/*.c -ldl."
         )
+
+
+def _check_paths(cluster: Cluster, launcher: Launcher) -> None:
+    """Refuses paths that the loader, mpirun or a shell would part, so that a process would start without the fence."""
+    started = () if cluster.is_local else (launcher.python, preload.__file__)
+    for path in (launcher.preload_library, *started):
+        if not _PLAIN_PATH.fullmatch(path):
+            raise LaunchError(
+                "The path of what all processes of a job are started with may have letters, digits and @%+=,./-_ "
+                f"alone, no blank or colon, and is {path!r}. Install Parallax and its environment in another folder."
+            )
+
+
+def _check_ways(cluster: Cluster, launcher: Launcher) -> None:
+    """Refuses other ways to start daemons over ssh than the one by which they get the secret."""
+    if cluster.is_local or not _may_use_ssh(cluster):
+        return
+    options = set(cluster.mpirun_options)
+    old_names = {_MCA + name for name in _REACHES[1:]}  # of which Open MPI takes the variable before the option
+    for name in (*_REACHES, *sorted(old_names)):
+        if name in options | (old_names & set(launcher.variables)):
+            raise LaunchError(
+                f"The job's secret travels with what reaches the hosts, so nothing else may set {name}. "
+                "Name the command as `ssh: {agent: ...}` in the resource file."
+            )
+    for name in _STARTS:
+        if name in options:
+            raise LaunchError(
+                "The job's secret reaches a daemon through what starts it, which Parallax sets itself, so "
+                f"`mpirun_options` must not have {name}. Leave it out."
+            )

@@ -19,16 +19,20 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePath
+from typing import NoReturn
 
 LIBRARY = "libparallax_preload.so"
 LISTEN_ADDRESS = "PARALLAX_LISTEN_ADDRESS"
 """Read by the library: the address to which it narrows what would listen on all (listen_address.c)."""
+LISTEN_PORT = "PARALLAX_LISTEN_PORT"
+"""Read by the library: the only port for which it does so; without it, every port."""
 SECRET = "PARALLAX_SECRET"
 """Read by the library when it is loaded: 64 hexadecimal digits (fence.c)."""
 
 _PRELOAD = "LD_PRELOAD"
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 _NO_SECRET = 254
+_NO_ROOM, _MOST_PEERS = -2, 8192  # of parallax_fence_peer (fence.c)
 
 
 class CannotListen(OSError):
@@ -57,7 +61,7 @@ def forget_preloaded() -> dict[str, str]:
         The variable with the job's secret, for a process of the job; empty where nothing is fenced.
     """
     own, secret = _of_the_user(os.environ), os.environ.get(SECRET)
-    for name in (_PRELOAD, LISTEN_ADDRESS, SECRET):
+    for name in (_PRELOAD, LISTEN_ADDRESS, LISTEN_PORT, SECRET):
         os.environ.pop(name, None)
     if own:
         os.environ[_PRELOAD] = ":".join(own)
@@ -65,10 +69,14 @@ def forget_preloaded() -> dict[str, str]:
 
 
 @contextmanager
-def listening_on(address: str) -> Iterator[None]:
-    """Inside, a TensorFlow server listens on `address` only, and may take over a port that this process holds."""
-    before = {name: os.environ.get(name) for name in (LISTEN_ADDRESS, _REUSE_PORT)}
-    os.environ.update({LISTEN_ADDRESS: address, _REUSE_PORT: "1"})
+def listening_on(address: str, port: int) -> Iterator[None]:
+    """Inside, a TensorFlow server with this port listens on `address` only, and may take over one that is held here.
+
+    What else is bound meanwhile, by other threads, stays as it is.
+    """
+    variables = {LISTEN_ADDRESS: address, LISTEN_PORT: str(port), _REUSE_PORT: "1"}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -79,16 +87,27 @@ def listening_on(address: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def is_fenced() -> bool:
+    """Whether this process is loaded with the library and has the job's secret."""
+    library = ctypes.CDLL(None)
+    return hasattr(library, "parallax_is_fenced") and bool(library.parallax_is_fenced())
+
+
 def prove_to(addresses: Iterable[tuple[str, int]]) -> None:
     """Has this process prove that it is of the job when it connects to one of these addresses, in digits, and ports.
 
     Raises:
-        OSError: the library is not loaded, or takes no such address.
+        OSError: the library is not loaded, an address is none, or there are too many.
     """
     library = ctypes.CDLL(None)
     for address, port in addresses:
-        if not hasattr(library, "parallax_fence_peer") or library.parallax_fence_peer(address.encode(), port) != 0:
+        if not hasattr(library, "parallax_fence_peer"):
             raise OSError(f"{LIBRARY} must be loaded to connect to servers of a job, here to {address}, port {port}.")
+        found = library.parallax_fence_peer(address.encode(), port)
+        if found == _NO_ROOM:
+            raise OSError(f"A job may have {_MOST_PEERS} servers and workers with servers, and {address} is one more.")
+        if found != 0:
+            raise OSError(f"Servers of a job need addresses in digits, and {address!r} is none.")
 
 
 def agent_words(python: str, library: str, agent: str) -> dict[str, str]:
@@ -108,8 +127,15 @@ def _of_the_user(environment: Mapping[str, str]) -> list[str]:
     return [word for word in re.split("[ :]", environment.get(_PRELOAD, "")) if word and PurePath(word).name != LIBRARY]
 
 
+def _refuse(why: str) -> NoReturn:
+    sys.stderr.write(f"{why}\n")
+    sys.exit(_NO_SECRET)
+
+
 def _reach(argv: list[str]) -> None:
-    secret = forget_preloaded()[SECRET]
+    secret = forget_preloaded().get(SECRET)
+    if secret is None:
+        _refuse(f"What reaches other hosts for mpirun must have the job's secret in {SECRET}, and has none.")
     read_fd, written_fd = os.pipe()
     os.write(written_fd, f"{secret}\n".encode())
     os.close(written_fd)
@@ -122,19 +148,17 @@ def _start(library: str, argv: list[str]) -> None:
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
         if not byte:
-            sys.stderr.write(
+            _refuse(
                 "What reaches this host must pass its standard input on to the command, as ssh does: the job's secret "
-                "comes there, and did not.\n"
+                "comes there, and did not."
             )
-            sys.exit(_NO_SECRET)
         line += byte
     if not Path(library).is_file():
-        sys.stderr.write(f"{library} must be on every host of a job, and is not on {os.uname().nodename}.\n")
-        sys.exit(_NO_SECRET)
+        _refuse(f"{library} must be on every host of a job, and is not on {os.uname().nodename}.")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.environ.update({SECRET: line.decode().strip(), **preloaded(library, os.environ)})
-    os.execv(argv[0], argv)
+    os.execvp(argv[0], argv)
 
 
 if __name__ == "__main__":

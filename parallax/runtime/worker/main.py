@@ -7,12 +7,14 @@ without waiting for collectives that will never come; one that ends well waits f
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
+from collections.abc import Mapping
 
 from parallax.runtime.supervisor.control import send
 from parallax.runtime.supervisor.framework_log import join_deprecations
-from parallax.runtime.supervisor.preload import forget_preloaded
+from parallax.runtime.supervisor.preload import LIBRARY, forget_preloaded, is_fenced
 from parallax.runtime.worker.heartbeat import watching
 from parallax.runtime.worker.random_state import AlikeUntilBuilt
 from parallax.runtime.worker.ranks import ProcessGroup, membership
@@ -25,9 +27,10 @@ _POLL_S = 0.02
 
 def main() -> None:
     """Runs the script named in the arguments; `-m MODULE` runs a module."""
-    forget_preloaded()
+    secret = forget_preloaded()
     with watching() as watch:
         try:
+            check_fenced(secret)
             with membership() as members:
                 _run(sys.argv[1:], members)
                 watch.finish()
@@ -38,6 +41,23 @@ def main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         wait_for_all(members.world)
+
+
+def check_fenced(secret: Mapping[str, str]) -> None:
+    """Ends, with a sentence, a process to which no other of its job would talk.
+
+    Args:
+        secret: the variable with the job's secret, as it was in the environment; empty where nothing is fenced.
+
+    Raises:
+        SystemExit: the library that knows what to do with it is not loaded.
+    """
+    if secret and not is_fenced():
+        sys.exit(
+            f"parallax: All processes of a job must be loaded with {LIBRARY}, and the loader of "
+            f"{socket.gethostname()} did not take it, for the reason above. "
+            "Build it on that host: `make install`."
+        )
 
 
 def wait_for_all(world: Comm) -> None:

@@ -95,7 +95,7 @@ class ProcessGroup:
         task = SERVER_TASK if self.is_server else WORKER_TASK
         address, port = held.getsockname()[:2]
         try:
-            with listening_on(address):
+            with listening_on(address, port):
                 self._server = tf.distribute.Server(cluster, task, self.rank, config=config)
         except tf.errors.OpError as error:
             raise LaunchError(

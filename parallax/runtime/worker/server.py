@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from parallax.runtime.supervisor.preload import forget_preloaded
 from parallax.runtime.worker.heartbeat import watching
-from parallax.runtime.worker.main import wait_for_all
+from parallax.runtime.worker.main import check_fenced, wait_for_all
 from parallax.runtime.worker.ranks import membership
 from parallax.transform.building.all_to_all import native_ops
 
 
 def main() -> None:
     """Serves until all workers have ended well; a job that fails is ended by its launcher."""
-    forget_preloaded()
+    check_fenced(forget_preloaded())
     with watching(serves=True), membership() as members:
         native_ops()  # a partition's initial value may need one of them
         members.start()

@@ -50,6 +50,7 @@ def test_the_job_knows_its_own_control_variables():
         "PARALLAX_HOST_ADDRESS",
         "PARALLAX_JOB_ID",
         "PARALLAX_LISTEN_ADDRESS",
+        "PARALLAX_LISTEN_PORT",
         "PARALLAX_SECRET",
     )
 

@@ -1,3 +1,4 @@
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -207,21 +208,58 @@ def test_daemons_on_other_hosts_get_the_secret_on_the_standard_input_of_ssh():
     found = mpirun_environment(job, "id1", SECRET, here)
     assert (found["PARALLAX_SECRET"], "PARALLAX_LISTEN_ADDRESS" in found) == (SECRET, False)
     assert SECRET not in " ".join(argv)
-    slurm = Job(("train.py",), replace(job.cluster, mpirun_options=("--mca", "plm", "slurm")))
-    assert "orte_launch_agent" not in mpirun_argv(slurm, here)
 
 
 @pytest.mark.parametrize(
-    ("python", "option", "words"),
+    ("ways", "is_ssh"),
+    [("rsh", True), ("slurm,rsh", True), ("^tm", True), ("slurm", False), ("^rsh", False)],
+)
+def test_daemons_get_the_secret_from_ssh_unless_a_batch_system_starts_them(ways, is_ssh):
+    here = replace(launcher(), has_library=True)
+    cluster = Cluster((Host("a", 1), Host("b", 1)), mpirun_options=("--mca", "plm", ways))
+    argv = mpirun_argv(Job(("train.py",), cluster), here)
+    assert ("orte_launch_agent" in argv, argv[argv.index("plm_rsh_agent") + 1] != "ssh -o BatchMode=yes") == (
+        is_ssh,
+        is_ssh,
+    )
+    launch = Job(("train.py",), replace(cluster, mpirun_options=("--launch-agent", "x", "--mca", "plm", ways)))
+    if is_ssh:
+        with pytest.raises(LaunchError, match="must not have --launch-agent. Leave it out"):
+            check_startable(launch, here)
+    else:
+        check_startable(launch, here)
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "words"),
     [
-        (f"{HOME}/python", "plm_rsh_agent", r"Name the command as `ssh: \{agent: ...\}` in the resource file"),
-        ("/opt/my env/bin/python", "x", "no blank or colon in the path of what starts its daemons"),
+        (("--mca", "plm_rsh_agent", "y"), {}, r"set plm_rsh_agent. Name the command as `ssh: \{agent: ...\}` in the"),
+        (("-mca", "orte_rsh_agent", "y"), {}, "set orte_rsh_agent"),
+        (("--gmca", "pls_rsh_agent", "y"), {}, "set pls_rsh_agent"),
+        ((), {"OMPI_MCA_orte_rsh_agent": "y"}, "set OMPI_MCA_orte_rsh_agent"),
+        (("--mca", "orte_launch_agent", "y"), {}, "must not have orte_launch_agent"),
+        (("-launch-agent", "y"), {}, "must not have -launch-agent"),
     ],
 )
-def test_what_would_keep_the_secret_from_other_hosts_is_refused(python, option, words):
-    cluster = Cluster((Host("a", 1), Host("b", 1)), mpirun_options=("--mca", option, "y"))
+def test_what_would_keep_the_secret_from_other_hosts_is_refused(options, variables, words):
+    job = Job(("train.py",), Cluster((Host("a", 1), Host("b", 1)), mpirun_options=options))
+    check_startable(job, launcher(**variables))
     with pytest.raises(LaunchError, match=words):
-        check_startable(Job(("train.py",), cluster), replace(launcher(), python=python, has_library=True))
+        check_startable(job, replace(launcher(**variables), has_library=True))
+
+
+@pytest.mark.parametrize("folder", ["/opt/my env", "/opt/a:b", "/opt/$x", "/opt/it's"])
+def test_a_path_that_the_loader_or_a_shell_would_part_is_refused(folder, monkeypatch):
+    words = f"letters, digits and .* alone, no blank or colon, and is .{re.escape(folder[:8])}.* in another folder"
+    here, hosts = Job(("train.py",), local_cluster(1, "")), Job(("train.py",), Cluster((Host("a", 1), Host("b", 1))))
+    for job in (here, hosts):
+        with pytest.raises(LaunchError, match=words):
+            check_startable(job, replace(launcher(), python=f"{folder}/bin/python", has_library=True))
+    plain = replace(launcher(), has_library=True)
+    monkeypatch.setattr(preload, "__file__", f"{folder}/preload.py")
+    check_startable(here, plain)
+    with pytest.raises(LaunchError, match=words):
+        check_startable(hosts, plain)
 
 
 def rules_of(argv):

@@ -78,11 +78,13 @@ def test_the_set_up_builds_a_library_that_narrows_wildcard_addresses_of_streams_
 
 
 def test_the_address_is_narrowed_only_while_a_server_is_started(monkeypatch):
-    monkeypatch.delenv("PARALLAX_LISTEN_ADDRESS", raising=False)
+    names = ("PARALLAX_LISTEN_ADDRESS", "PARALLAX_LISTEN_PORT", "TF_GRPC_REUSE_PORT")
+    for name in names[:2]:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TF_GRPC_REUSE_PORT", "0")
-    with listening_on("10.1.2.3"):
-        assert (os.environ["PARALLAX_LISTEN_ADDRESS"], os.environ["TF_GRPC_REUSE_PORT"]) == ("10.1.2.3", "1")
-    assert ("PARALLAX_LISTEN_ADDRESS" in os.environ, os.environ["TF_GRPC_REUSE_PORT"]) == (False, "0")
+    with listening_on("10.1.2.3", 2345):
+        assert [os.environ[name] for name in names] == ["10.1.2.3", "2345", "1"]
+    assert [os.environ.get(name) for name in names] == [None, None, "0"]
 
 
 def test_a_proxy_for_the_web_is_not_taken_for_the_jobs_own_addresses(monkeypatch):

@@ -1,6 +1,8 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,9 +34,15 @@ def run(words, **variables):
 def test_a_daemon_gets_the_secret_through_what_reaches_its_host_and_not_in_its_arguments(tmp_path):
     library = tmp_path / "libparallax_preload.so"
     library.touch()
-    away = ["/usr/bin/env", "-i", "LD_PRELOAD=libdl.so.2"]  # as ssh, but for the network: it inherits no variable
+    path = Path(sys.executable).parent
+    away = [
+        "/usr/bin/env",
+        "-i",
+        f"PATH={path}",
+        "LD_PRELOAD=libdl.so.2",
+    ]  # as ssh, but for the network: it inherits no variable
     reach = [*SCRIPT, "reach", *away, *SCRIPT, "start", str(library)]
-    told = [sys.executable, "-I", "-S", "-c", "import os, sys; print(sys.argv, dict(os.environ), sys.stdin.read())"]
+    told = ["python3", "-I", "-S", "-c", "import os, sys; print(sys.argv, dict(os.environ), sys.stdin.read())"]
     done = run([*reach, *told, "arguments"], PARALLAX_SECRET=SECRET)
     loaded = f"{library}:libdl.so.2"
     assert done.stdout.startswith("['-c', 'arguments']"), done.stderr
@@ -46,8 +54,27 @@ def test_a_daemon_without_the_secret_or_the_library_does_not_start():
     assert (done.returncode, "must pass its standard input on" in done.stderr) == (254, True)
     done = run([*SCRIPT, "reach", *SCRIPT, "start", "/no/library", "/bin/true"], PARALLAX_SECRET=SECRET)
     assert (done.returncode, "/no/library must be on every host of a job" in done.stderr) == (254, True)
+    done = run([*SCRIPT, "reach", "/bin/true"])
+    assert (done.returncode, done.stderr.count("\n")) == (254, 1), done.stderr
+    assert "must have the job's secret in PARALLAX_SECRET, and has none" in done.stderr
 
 
 def test_a_process_without_the_library_does_not_connect_to_servers():
     with pytest.raises(OSError, match=r"libparallax_preload.so must be loaded to connect .* 10.0.0.1, port 20000"):
         prove_to([("10.0.0.1", 20000)])
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"), [(-1, "addresses in digits, and 'node1' is none"), (-2, "may have 8192 .* node1 is one more")]
+)
+def test_an_address_that_cannot_be_fenced_says_why(monkeypatch, answer, words):
+    library = SimpleNamespace(parallax_fence_peer=lambda address, port: answer)
+    monkeypatch.setattr(preload.ctypes, "CDLL", lambda name: library)
+    with pytest.raises(OSError, match=words):
+        prove_to([("node1", 1)])
+
+
+def test_a_worker_with_the_secret_and_without_the_library_says_so():
+    done = run([sys.executable, "-m", "parallax.runtime.worker.main", "x.py"], PARALLAX_SECRET=SECRET)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "parallax: All processes of a job must be loaded with libparallax_preload.so" in done.stderr
