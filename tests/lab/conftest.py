@@ -33,6 +33,7 @@ class Launched:
     def __init__(self, lab, folder, words, host):
         self.lab, self.host = lab, host
         self._out, self._err = folder / "out", folder / "err"
+        self._before = self._scratch()
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = lab.start_on(
                 host,
@@ -89,7 +90,10 @@ class Launched:
         return [one for one in of_hosts if one[1] or one[2]]
 
     def scratch(self):
-        """What Open MPI has left in the hosts' files."""
+        """What Open MPI has left in the hosts' files, of this job."""
+        return [one for one in self._scratch() if one not in self._before]
+
+    def _scratch(self):
         folders = [path for name in self.lab.names for path in Path("/tmp").glob(f"ompi.{name}.*/*")]
         shared = [self.lab.run_on(name, ["ls", "/dev/shm"], capture_output=True).stdout for name in self.lab.names]
         return [*map(str, folders), *(text.decode() for text in shared if text)]
