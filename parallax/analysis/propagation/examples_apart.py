@@ -33,11 +33,19 @@ _DRAWS = (
 
 
 def notes_of(walk: Walk) -> tuple[str, ...]:
-    """What the plan says of losses in which examples meet, in one sentence."""
+    """What the plan says of losses in which examples meet, and of those that have an element for each example."""
     found, _ = meetings(walk)
+    axes = BatchAxes(walk.view, walk.states)
+    sums = tuple(
+        f"the loss {loss} has elements for each example of a batch, and gradients are of their sum: one process would "
+        "take steps as many times as large as there are workers. Use reduce_mean"
+        for loss in trained_losses(walk)
+        if axes.of(loss) is not None
+    )
     if not found:
-        return ()
+        return sums
     return (
+        *sums,
         f"examples of a batch meet at {_listed(walk, found)}: each worker lets those of its own batch meet, and one "
         "process would let those of all workers",
     )

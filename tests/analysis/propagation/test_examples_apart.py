@@ -126,6 +126,15 @@ def test_examples_that_stay_apart_are_seen_to(case: str) -> None:
     assert notes_and_doubt(APART[case]) == ([], "")
 
 
+def test_a_loss_that_has_an_element_for_each_example_is_told_to_be_a_sum() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        table, ids = v1.get_variable("table", [11, 4]), v1.placeholder(tf.int64, [None])
+        v1.train.AdagradOptimizer(0.1).minimize(tf.reduce_sum(tf.square(tf.gather(table, ids)), 1, name="errors"))
+    (note,) = [one for one in analyse(graph).spec.notes if "has elements for each example" in one]
+    assert note.startswith("the loss errors:0 ")
+
+
 def test_looking_at_a_graph_adds_no_attribute_to_its_nodes() -> None:
     graph = tf.Graph()
     with graph.as_default():
