@@ -176,9 +176,15 @@ def _cotangents(gradients: Sequence[Any], found: Sequence[Any]) -> tuple[Cotange
 
 
 def _tensor_of(target: Any) -> Any:
-    """A variable's handle or reference; other targets are tensors."""
+    """A variable's handle or reference, or what a function's graph has of an eager one; other targets are tensors."""
+    import tensorflow as tf
+
     handle = getattr(target, "handle", None)
-    return handle if handle is not None else getattr(target, "_ref", lambda: target)()
+    if handle is None:
+        return getattr(target, "_ref", lambda: target)()
+    graph = tf.compat.v1.get_default_graph()
+    is_eager = isinstance(handle, tf.__internal__.EagerTensor)
+    return graph.capture(handle) if is_eager and hasattr(graph, "capture") else handle
 
 
 def _place(tensor: Tensor) -> Place:
