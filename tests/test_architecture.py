@@ -30,6 +30,8 @@ LAYERS = (
     ("analysis", "transform"),
     ("runtime",),
     ("api",),
+    ("functions",),
+    ("keras",),
     ("cli",),
 )
 # The same within a folder; what stands in the folder itself may import all of it.

@@ -1,0 +1,133 @@
+"""One graph made of traced functions: each is called in it once, on variables that the graph has of its own.
+
+A step that was written for eager execution, once traced, is a function that takes handles of variables as arguments.
+The graph has a variable in the place of each, which starts at zero: whoever opens a session gives it the value. Calls
+are inlined by capture as those of any `tf.function`, and gradients are remembered by the function's own graph, so
+nothing behind capture knows where such a graph came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from parallax.errors import GraphError
+from parallax.types import Graph, Tensor
+
+_LARGEST_CONSTANT_BYTES = 1 << 20
+_UNKNOWN = "A traced step may take variables, arguments and constants from around it, and {step} takes {what}. {remedy}"
+_MOVE = "Do that part in the input (tf.data's map), which runs before the step."
+
+
+@dataclass(frozen=True, slots=True)
+class StepVariable:
+    """A variable of the script, and what a graph calls it.
+
+    Attributes:
+        variable: the tf.Variable, made eagerly.
+        name: by which the graph's variable goes; must be unique.
+        trainable: whether gradients may be taken by it.
+    """
+
+    variable: Any
+    name: str
+    trainable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A traced function as a graph has it.
+
+    Attributes:
+        name: scope of its call.
+        feeds: placeholders of its arguments, flat, as `tf.nest` flattens them.
+        fetches: its results, in its own structure; None where it gives nothing.
+        run: runs all of it, its effects on variables too.
+    """
+
+    name: str
+    feeds: tuple[Tensor, ...]
+    fetches: Any
+    run: Any
+
+
+@dataclass
+class StepGraph:
+    """A graph under construction, with the variables that its steps share.
+
+    Attributes:
+        graph: the tf.Graph.
+        variables: that steps may take, in order.
+        made: name -> the graph's variable, of those that a step has taken.
+    """
+
+    variables: Sequence[StepVariable]
+    graph: Graph = field(default_factory=tf.Graph)
+    made: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = [one.name for one in self.variables]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise GraphError(f"Each variable of a step needs a name of its own, and there are two of {twice[0]!r}.")
+        self._by_handle = {id(one.variable.handle): one for one in self.variables}
+
+    def add(self, name: str, concrete: Any) -> Step:
+        """Calls a traced function in the graph.
+
+        Args:
+            name: scope of its ops.
+            concrete: a tf.types.experimental.ConcreteFunction.
+
+        Raises:
+            GraphError: it takes something from around it that no graph can have.
+        """
+        body = concrete.graph
+        captured = [outer for outer, _ in body.captures]
+        arguments = body.inputs[: len(body.inputs) - len(captured)]
+        with self.graph.as_default(), self.graph.name_scope(f"{name}/"):
+            feeds = tuple(
+                tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name) for tensor in arguments
+            )
+            taken = [self._taken(name, outer) for outer in captured]
+            first = self.graph.version
+            results = concrete._call_flat([*feeds], taken)
+            run = tf.group(*self.graph.get_operations()[first:], name="run")
+        return Step(name, feeds, results, run)
+
+    def taken(self) -> tuple[StepVariable, ...]:
+        """The variables that steps have taken, in order."""
+        return tuple(one for one in self.variables if one.name in self.made)
+
+    def _taken(self, step: str, outer: Any) -> Any:
+        """What the graph has in the place of something that a function takes from around it."""
+        known = self._by_handle.get(id(outer))
+        if known is not None:
+            return self._variable(known).handle
+        if outer.dtype in (tf.resource, tf.variant):
+            what = f"the {outer.dtype.name} {getattr(outer, 'name', outer)!r}: a lookup table, an iterator, a queue"
+            raise GraphError(_UNKNOWN.format(step=step, what=what, remedy=_MOVE))
+        value = outer.numpy()
+        if value.nbytes > _LARGEST_CONSTANT_BYTES:
+            what = f"a constant of {value.nbytes} bytes, shape {list(value.shape)}"
+            remedy = "Make it a variable, tf.Variable(value, trainable=False), or an argument."
+            raise GraphError(_UNKNOWN.format(step=step, what=what, remedy=remedy))
+        return tf.constant(value)
+
+    def _variable(self, one: StepVariable) -> Any:
+        """The graph's variable, which starts at zero (an empty text, False)."""
+        if one.name not in self.made:
+            variable = one.variable
+            with self.graph.as_default(), self.graph.name_scope(None):
+                self.made[one.name] = tf.compat.v1.get_variable(
+                    one.name,
+                    shape=variable.shape,
+                    dtype=variable.dtype,
+                    trainable=one.trainable,
+                    use_resource=True,
+                    initializer=tf.compat.v1.zeros_initializer(),
+                )
+        return self.made[one.name]

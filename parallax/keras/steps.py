@@ -1,0 +1,106 @@
+"""The steps of a Keras model as one graph: training, evaluation and prediction, on the same variables.
+
+Keras's own `train_step`, `test_step` and `predict_step` are traced as they stand, those of the user's model too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import tensorflow as tf
+
+from parallax.functions.step_graph import StepGraph, StepVariable
+from parallax.keras.optimizers import merged_rows
+
+
+def traced_training(model: Any, spec: Any, merges_rows: bool = True) -> Any:
+    """The traced `train_step` of a compiled and built model.
+
+    Args:
+        model: a keras.Model.
+        spec: the structure that `train_step` takes, of tf.TensorSpec; the first dimension is that of the batch.
+        merges_rows: whether equal rows of sparse gradients are added up before the optimizer sees them.
+
+    Returns:
+        A tf.types.experimental.ConcreteFunction.
+    """
+    optimizer = model.optimizer
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    with merged_rows(optimizer) if merges_rows and optimizer is not None else nullcontext():
+        return _traced(model.train_step, spec)
+
+
+def traced_evaluation(model: Any, spec: Any) -> Any:
+    """The traced `test_step`; see `traced_training`."""
+    return _traced(model.test_step, spec)
+
+
+def traced_prediction(model: Any, spec: Any) -> Any:
+    """The traced `predict_step`; see `traced_training`."""
+    return _traced(model.predict_step, spec)
+
+
+def step_graph(model: Any, traced: dict[str, Any]) -> tuple[StepGraph, dict[str, Any]]:
+    """One graph of a model's traced steps.
+
+    Args:
+        model: a keras.Model.
+        traced: scope -> traced step.
+
+    Returns:
+        The graph, and the steps in it by their scope.
+    """
+    graph = StepGraph(variables_of(model, list(traced.values())))
+    return graph, {name: graph.add(name, concrete) for name, concrete in traced.items()}
+
+
+def variables_of(model: Any, traced: list[Any]) -> list[StepVariable]:
+    """The variables of a model, its optimizer and its metrics, and what else its steps take, with a name for each.
+
+    A slot of an optimizer is named below its variable, as TF1's optimizers do: `emb/embeddings/adam/momentum`.
+    """
+    trained = {id(_value(v)) for v in model.trainable_variables}
+    optimizer = model.optimizer
+    of_optimizer = [] if optimizer is None else list(optimizer.variables)
+    named = [(_value(v), v.path) for v in model.variables]
+    named += [(_value(v), _slot_name(v.path, optimizer, model.trainable_variables)) for v in of_optimizer]
+    named += [(_value(v), v.path) for metric in model.metrics for v in metric.variables]
+    named += [(v, v.name.split(":")[0]) for concrete in traced for v in concrete.graph.variables]
+    found: dict[int, StepVariable] = {}
+    taken: set[str] = set()
+    for value, name in named:
+        if id(value) not in found:
+            unique = _unique(name, taken)
+            taken.add(unique)
+            found[id(value)] = StepVariable(value, unique, id(value) in trained)
+    return list(found.values())
+
+
+def _traced(step: Callable[[Any], Any], spec: Any) -> Any:
+    return tf.function(lambda data: step(data), autograph=False).get_concrete_function(spec)
+
+
+def _value(variable: Any) -> Any:
+    """The tf.Variable of a Keras variable."""
+    return variable._value
+
+
+def _slot_name(path: str, optimizer: Any, trained: list[Any]) -> str:
+    """The name of an optimizer's variable: that of a slot below its variable; others keep theirs."""
+    for variable in sorted(trained, key=lambda v: -len(v.path)):
+        head = f"{optimizer.name}/{variable.path.replace('/', '_')}_"
+        if path.startswith(head):
+            return f"{variable.path}/{optimizer.name}/{path.removeprefix(head)}"
+    return path
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """The name, or the name with a number: layers of nested models may share one."""
+    number, found = 0, name
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    return found
