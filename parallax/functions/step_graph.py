@@ -8,7 +8,7 @@ nothing behind capture knows where such a graph came from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +101,12 @@ class StepGraph:
     def taken(self) -> tuple[StepVariable, ...]:
         """The variables that steps have taken, in order."""
         return tuple(one for one in self.variables if one.name in self.made)
+
+    def reset(self, names: Iterable[str]) -> Any:
+        """An op that sets variables to zero, of those of these names that steps have taken."""
+        with self.graph.as_default(), self.graph.name_scope("reset/"):
+            made = [self.made[name] for name in names if name in self.made]
+            return tf.group(*(variable.assign(tf.zeros_like(variable)).op for variable in made), name="run")
 
     def _taken(self, step: str, outer: Any) -> Any:
         """What the graph has in the place of something that a function takes from around it."""

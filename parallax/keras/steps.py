@@ -7,43 +7,57 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from parallax.functions.step_graph import StepGraph, StepVariable
+from parallax.functions.step_graph import Step, StepGraph, StepVariable
+from parallax.keras.metrics import ToldMean, told_means
 from parallax.keras.optimizers import merged_rows
 
 
-def traced_training(model: Any, spec: Any, merges_rows: bool = True) -> Any:
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """A step of a model as TensorFlow traced it.
+
+    Attributes:
+        concrete: gives (logs, [(value, weight) of told Means], values of the metrics' variables).
+        means: the Means that are told of whole batches, in order.
+        is_weighed: for each of them, whether it is told a number of examples.
+        metrics: the tf.Variables of metrics, in order.
+        spec: what it takes.
+    """
+
+    concrete: Any
+    means: tuple[Any, ...]
+    is_weighed: tuple[bool, ...]
+    metrics: tuple[Any, ...]
+    spec: Any
+
+
+def traced_training(model: Any, spec: Any, merges_rows: bool = True) -> TracedStep:
     """The traced `train_step` of a compiled and built model.
 
     Args:
         model: a keras.Model.
         spec: the structure that `train_step` takes, of tf.TensorSpec; the first dimension is that of the batch.
         merges_rows: whether equal rows of sparse gradients are added up before the optimizer sees them.
-
-    Returns:
-        A tf.types.experimental.ConcreteFunction.
     """
     optimizer = model.optimizer
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
     with merged_rows(optimizer) if merges_rows and optimizer is not None else nullcontext():
-        return _traced(model.train_step, spec)
+        return _traced(model, model.train_step, spec)
 
 
-def traced_evaluation(model: Any, spec: Any) -> Any:
+def traced_evaluation(model: Any, spec: Any) -> TracedStep:
     """The traced `test_step`; see `traced_training`."""
-    return _traced(model.test_step, spec)
+    return _traced(model, model.test_step, spec)
 
 
-def traced_prediction(model: Any, spec: Any) -> Any:
-    """The traced `predict_step`; see `traced_training`."""
-    return _traced(model.predict_step, spec)
-
-
-def step_graph(model: Any, traced: dict[str, Any]) -> tuple[StepGraph, dict[str, Any]]:
+def step_graph(model: Any, traced: dict[str, TracedStep]) -> tuple[StepGraph, dict[str, Step]]:
     """One graph of a model's traced steps.
 
     Args:
@@ -53,8 +67,8 @@ def step_graph(model: Any, traced: dict[str, Any]) -> tuple[StepGraph, dict[str,
     Returns:
         The graph, and the steps in it by their scope.
     """
-    graph = StepGraph(variables_of(model, list(traced.values())))
-    return graph, {name: graph.add(name, concrete) for name, concrete in traced.items()}
+    graph = StepGraph(variables_of(model, [one.concrete for one in traced.values()]))
+    return graph, {name: graph.add(name, one.concrete) for name, one in traced.items()}
 
 
 def variables_of(model: Any, traced: list[Any]) -> list[StepVariable]:
@@ -79,8 +93,26 @@ def variables_of(model: Any, traced: list[Any]) -> list[StepVariable]:
     return list(found.values())
 
 
-def _traced(step: Callable[[Any], Any], spec: Any) -> Any:
-    return tf.function(lambda data: step(data), autograph=False).get_concrete_function(spec)
+def _traced(model: Any, step: Callable[[Any], Any], spec: Any) -> TracedStep:
+    told: list[ToldMean] = []
+    metrics: list[Any] = []
+
+    def traced(data: Any) -> Any:
+        with told_means(keras.metrics.Mean) as means:
+            logs = step(data)
+        told[:], metrics[:] = means, _metric_variables(model)
+        given = [(one.value, 0 if one.weight is None else one.weight) for one in means]
+        return logs, given, [tf.identity(variable) for variable in metrics]
+
+    concrete = tf.function(traced, autograph=False).get_concrete_function(spec)
+    means, weighed = tuple(one.metric for one in told), tuple(one.weight is not None for one in told)
+    return TracedStep(concrete, means, weighed, tuple(metrics), spec)
+
+
+def _metric_variables(model: Any) -> list[Any]:
+    """The tf.Variables of a model's metrics, each once."""
+    found = {id(_value(v)): _value(v) for metric in model.metrics for v in metric.variables}
+    return list(found.values())
 
 
 def _value(variable: Any) -> Any:

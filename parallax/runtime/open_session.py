@@ -27,6 +27,7 @@ from parallax.logger import log
 from parallax.plans.plan import plan_from_json
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook, Checkpoints, checkpoints
+from parallax.runtime.checkpoint.values import VariableValues, values_of
 from parallax.runtime.guard.guard import Guard
 from parallax.runtime.measure.first_steps import FirstSteps
 from parallax.runtime.measure.options import MeasureOptions
@@ -72,6 +73,7 @@ def open_session(
     measure: MeasureOptions | None = None,
     replan: ReplanOptions | None = None,
     kept: Path | None = None,
+    has_values: bool = False,
 ) -> tuple[Session, int, int]:
     """The session of this worker, the number of workers and this one's rank; every worker must call it.
 
@@ -85,6 +87,7 @@ def open_session(
         measure: which steps are profiled, if any.
         replan: whether a better plan is looked for, and what is done about it.
         kept: for verification, where tensors of each step are left.
+        has_values: whether `session.values` shall read and write single variables.
 
     Raises:
         OtherGraphError: when this worker built a graph of another structure than the launcher.
@@ -132,7 +135,9 @@ def open_session(
         if config.compute_dtype is not None:
             tracing.append(EffectHook(training, members))
         guard = _guard(config, members, worker, analysed, worker_graph)
-        monitored, direct, saved = _monitored(graph, worker_graph, config, worker, later, tracing, guard)
+        monitored, direct, saved, values = _monitored(
+            graph, worker_graph, config, worker, later, tracing, guard, has_values
+        )
         over = ChangeOver(members, worker, analysed, place, worker_graph, saved, guard)
         afterwards: list[BetweenStepsHook] = []
         if replan is not None and first is not None:
@@ -153,7 +158,7 @@ def open_session(
     gc.freeze()  # graphs are many objects that stay: to look through them again and again costs a step a tenth
     for act in members.when_built:
         act(rank)
-    session = Session(worker, monitored, size, members.workers.Dup(), direct, afterwards, guard)
+    session = Session(worker, monitored, size, members.workers.Dup(), direct, afterwards, guard, values)
     return session, size, rank
 
 
@@ -269,8 +274,9 @@ def _monitored(
     later: list[list[str]],
     more_hooks: Sequence[Any],
     guard: Guard | None,
-) -> tuple[Any, DirectRuns | None, Checkpoints | None]:
-    """TensorFlow's monitored session on this worker's graph, the direct way to it if there may be one, and checkpoints.
+    has_values: bool,
+) -> tuple[Any, DirectRuns | None, Checkpoints | None, VariableValues | None]:
+    """TensorFlow's monitored session on this worker's graph, the direct way to it, checkpoints, values, where wanted.
 
     The initializers `later` run after the others.
     """
@@ -287,6 +293,7 @@ def _monitored(
         if config.ckpt_config.ckpt_dir is not None:
             saved = checkpoints(graph, places_of(worker_graph), config.ckpt_config, members.workers)
             hooks.insert(-1, (CheckpointHook if worker_graph.synchronous else CallingHook)(saved, worker))
+        values = values_of(graph, places_of(worker_graph), members.workers.Dup(), worker) if has_values else None
         initialize += [v.initializer for v in v1.global_variables() if v.initializer.name not in waiting]
         resources = [imported.get_operation_by_name(r.create.name) for r in graph.get_collection("resources")]
         scaffold = v1.train.Scaffold(
@@ -304,7 +311,7 @@ def _monitored(
         direct = None
         if can_be_direct(imported, hooks[:-1], members.target):
             direct = DirectRuns(worker.raw, [hook for hook in hooks if isinstance(hook, Finishing)])
-        return monitored, direct, saved
+        return monitored, direct, saved, values
 
 
 def _held_here(worker_graph: WorkerGraph) -> list[Any]:

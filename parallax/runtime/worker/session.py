@@ -78,6 +78,16 @@ class RunGuard(Protocol):
         """Takes in that the session ends well."""
 
 
+class Values(Protocol):
+    """Reads and writes single variables (checkpoint/values.py); every worker must make the same calls."""
+
+    def read(self, op: str) -> Any:
+        """The value on worker 0; None elsewhere."""
+
+    def write(self, op: str, value: Any) -> None:
+        """Writes worker 0's value wherever it is held."""
+
+
 class DefaultSession(PlainSession):
     """The default session inside `with sess:`, for `tensor.eval()` and `op.run()`: feeds and values come as they are.
 
@@ -114,12 +124,14 @@ class Session(PlainSession):
         direct: DirectRuns | None = None,
         afterwards: Sequence[BetweenStepsHook] = (),
         guard: RunGuard | None = None,
+        values: Values | None = None,
     ) -> None:
         super().__init__(worker)
         self._monitored = monitored
         self._direct = direct
         self._afterwards = list(afterwards)  # one after the other
         self._guard = guard
+        self.values = values
         self._size = size
         self._workers = workers
         self._defaults: list[ExitStack] = []

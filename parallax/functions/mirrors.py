@@ -1,0 +1,120 @@
+"""The script's own variables, kept in agreement with those that a session trains.
+
+Training happens in a session's graph; whoever reads `variable.numpy()` or assigns a value in the script means what is
+trained. A mirrored variable fetches its value when it is read for the first time after a step, and remembers that it
+was written, so that the next step begins with what was written. Ops traced into functions read a variable by its
+handle: call `refresh_all` before one runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import tensorflow as tf
+
+_WRITES = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_nd_update", "scatter_sub", "scatter_update")
+
+
+class Mirrors:
+    """Variables of the script by name.
+
+    Attributes:
+        stale: names of variables whose value is older than the session's.
+        written: names of variables that were written since the session had their value.
+    """
+
+    def __init__(self, variables: Iterable[tuple[str, Any]], fetch: Callable[[str], Any]) -> None:
+        """Begins to mirror.
+
+        Args:
+            variables: (name, tf.Variable) pairs.
+            fetch: gives the session's value by name, an array.
+        """
+        self._variables = dict(variables)
+        self._fetch = fetch
+        self._is_quiet = False
+        self.stale: set[str] = set()
+        self.written: set[str] = set()
+        for name, variable in self._variables.items():
+            variable._parallax_mirror = (self, name)
+            kind: Any = type(variable)
+            variable.__class__ = _mirrored(kind)
+
+    def variable(self, name: str) -> Any:
+        """The tf.Variable of a name."""
+        return self._variables[name]
+
+    def outdate(self, names: Iterable[str]) -> None:
+        """Says that the session has other values now."""
+        self.stale.update(names)
+
+    def refresh(self, name: str) -> None:
+        """Gives a variable the session's value, if it has an older one."""
+        if name in self.stale:
+            self.stale.discard(name)
+            self.put(name, self._fetch(name))
+
+    def refresh_all(self) -> None:
+        """Gives all variables the session's values."""
+        for name in self._variables:
+            self.refresh(name)
+
+    def put(self, name: str, value: Any) -> None:
+        """Gives a variable a value that the session has too."""
+        was, self._is_quiet = self._is_quiet, True
+        try:
+            self._variables[name].assign(value)
+        finally:
+            self._is_quiet = was
+        self.stale.discard(name)
+
+    def release(self) -> None:
+        """Ends mirroring; variables keep the values that they have."""
+        for variable in self._variables.values():
+            variable.__class__ = type(variable).__mro__[2]
+            del variable._parallax_mirror
+
+    def _is_written(self, name: str) -> None:
+        if not self._is_quiet and tf.executing_eagerly():
+            self.stale.discard(name)
+            self.written.add(name)
+
+    def _is_read(self, name: str) -> None:
+        if not self._is_quiet and tf.executing_eagerly():
+            self.refresh(name)
+
+
+class _Mirrored:
+    """What is put before the class of a mirrored variable."""
+
+    _parallax_mirror: tuple[Mirrors, str]
+
+    def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
+        mirrors, name = self._parallax_mirror
+        mirrors._is_read(name)
+        return super()._read_variable_op(*args, **kwargs)  # type: ignore[misc]
+
+    def sparse_read(self, *args: Any, **kwargs: Any) -> Any:
+        """As the variable's own."""
+        mirrors, name = self._parallax_mirror
+        mirrors._is_read(name)
+        return super().sparse_read(*args, **kwargs)  # type: ignore[misc]
+
+
+def _writing(method: str) -> Callable[..., Any]:
+    def write(self: Any, *args: Any, **kwargs: Any) -> Any:
+        mirrors, name = self._parallax_mirror
+        if method != "assign":
+            mirrors._is_read(name)
+        mirrors._is_written(name)
+        return getattr(super(type(self), self), method)(*args, **kwargs)
+
+    return write
+
+
+@cache
+def _mirrored(kind: Any) -> type:
+    """A class of mirrored variables, which come before their own class in the order of methods."""
+    return type(f"Mirrored{kind.__name__}", (_Mirrored, kind), {method: _writing(method) for method in _WRITES})

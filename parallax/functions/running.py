@@ -1,0 +1,87 @@
+"""Runs the steps of a StepGraph in a worker's session, and keeps the script's variables in agreement with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.functions.step_graph import Step, StepGraph
+from parallax.types import Comm
+
+
+class RunningSteps:
+    """Steps of one graph on this worker; all workers make the same calls in the same order.
+
+    Attributes:
+        size: number of workers.
+        rank: this worker's.
+        comm: communicator of the workers, on which nothing else travels.
+    """
+
+    def __init__(self, graph: StepGraph, session: Any, size: int, rank: int) -> None:
+        """Takes over a session that was opened on the graph.
+
+        Args:
+            graph: with its steps.
+            session: of `open_session`, with values.
+            size: number of workers.
+            rank: this worker's.
+        """
+        self._graph = graph
+        self._session = session
+        self._ops = {name: variable.handle.op.name for name, variable in graph.made.items()}
+        self.size, self.rank = size, rank
+        self.comm: Comm = session.workers
+
+    def begin(self, local: Sequence[str]) -> None:
+        """Gives the session the script's values: worker 0's count.
+
+        Args:
+            local: names of variables of which each worker keeps its own, from zero on.
+        """
+        for one in self._graph.taken():
+            if one.name not in local:
+                self.write(one.name, one.variable.numpy() if self.rank == 0 else None)
+
+    def run(self, step: Step, feeds: Sequence[Any], fetches: Any) -> Any:
+        """Runs a step.
+
+        Args:
+            step: one of the graph's.
+            feeds: this worker's arguments, flat.
+            fetches: what is wanted of it, a structure of tensors of the graph.
+
+        Returns:
+            The structure with arrays.
+        """
+        flat = tf.nest.flatten(fetches)
+        fed = {placeholder: [value] for placeholder, value in zip(step.feeds, feeds, strict=True)}
+        found = self._session.run([step.run, *flat], fed)[1:]
+        return tf.nest.pack_sequence_as(fetches, [one[0] for one in found])
+
+    def run_op(self, op: Any) -> None:
+        """Runs an op of the graph without feeds."""
+        self._session.run(op)
+
+    def read(self, name: str) -> Any:
+        """A variable's value on worker 0, an array; None elsewhere."""
+        return self._session.values.read(self._ops[name])
+
+    def read_everywhere(self, name: str) -> Any:
+        """A variable's value on all workers."""
+        return self.comm.bcast(self.read(name))
+
+    def write(self, name: str, value: Any) -> None:
+        """Writes worker 0's value of a variable (None elsewhere) wherever it is held."""
+        self._session.values.write(self._ops[name], value if value is None else np.asarray(value))
+
+    def close(self) -> None:
+        """Ends the session."""
+        self._session.close()
+
+    def variables(self) -> dict[str, Any]:
+        """The script's variables that the graph's steps take, by name."""
+        return {one.name: one.variable for one in self._graph.taken()}

@@ -1,0 +1,118 @@
+"""Callbacks run on worker 0 alone, as one process would run them; what they decide reaches all workers.
+
+While worker 0 runs callbacks the others wait and serve: they bring rows of a variable that a callback reads, and take
+part in an evaluation that a callback asks for. At the end of each hook worker 0 tells what came of it: variables that
+were written, metrics that were reset, whether training stops, at which epoch it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from keras import callbacks as keras_callbacks
+
+_QUIET = (keras_callbacks.ProgbarLogger, keras_callbacks.History, keras_callbacks.CSVLogger)
+"""They look at logs alone, so between batches nobody waits for them."""
+_DECISIONS = ("stop_training", "stop_evaluating", "stop_predicting", "_initial_epoch")
+_HOOKS = (
+    *("on_epoch_begin", "on_epoch_end", "on_train_begin", "on_train_end", "on_test_begin", "on_test_end"),
+    *("on_train_batch_begin", "on_train_batch_end", "on_test_batch_begin", "on_test_batch_end"),
+)
+
+
+class Conductor(Protocol):
+    """What callbacks need of training on several workers."""
+
+    rank: int
+    is_leading: bool
+
+    def lead(self) -> Any:
+        """A context in which worker 0 acts alone; the others are in `follow`."""
+
+    def follow(self) -> None:
+        """Serves worker 0 until it says that it goes on."""
+
+    def agree(self, what: Any) -> Any:
+        """Worker 0's value, on all workers."""
+
+
+def callback_list_for(model: Any, conductor: Conductor) -> type:
+    """The class of `keras.callbacks.CallbackList` by which `fit` calls callbacks on this worker.
+
+    Args:
+        model: the model that is trained; decisions are its attributes.
+        conductor: of this worker.
+    """
+    kind = keras_callbacks.CallbackList
+    if conductor.rank:
+        return type(
+            "FollowingCallbackList", (kind,), {"__init__": _follows(kind, conductor), **_hooks(model, conductor)}
+        )
+    return type("LeadingCallbackList", (kind,), {"__init__": _leads(kind, conductor), **_hooks(model, conductor)})
+
+
+def decisions_of(model: Any) -> dict[str, Any]:
+    """What callbacks decide by setting the model's attributes."""
+    return {name: getattr(model, name, None) for name in _DECISIONS}
+
+
+def _leads(kind: type, conductor: Conductor) -> Callable[..., None]:
+    def init(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
+        kind.__init__(self, callbacks, *args, **kwargs)  # type: ignore[misc]
+        _wait_for_each(self)
+        if conductor.is_leading:  # a callback evaluates: the others only serve
+            self._parallax_hooks = ()
+            return
+        loud = [name for name in _HOOKS if "batch" not in name or _is_loud(self.callbacks, name)]
+        self._parallax_hooks = conductor.agree(loud)
+
+    return init
+
+
+def _follows(kind: type, conductor: Conductor) -> Callable[..., None]:
+    def init(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
+        kwargs.update(add_progbar=False)
+        kind.__init__(self, None, *args, **kwargs)  # type: ignore[misc]
+        _wait_for_each(self)
+        self._parallax_hooks = conductor.agree(None)
+
+    return init
+
+
+def _wait_for_each(callbacks: Any) -> None:
+    """No callback runs beside training: what it reads would be of another step."""
+    callbacks._async_train = callbacks._async_test = callbacks._async_predict = False
+
+
+def _is_loud(callbacks: list[Any], hook: str) -> bool:
+    """Whether a callback that may look at the model, or decide something, has a hook of its own."""
+    generic = hook.replace("train_", "") if hook.startswith("on_train_batch") else hook
+    for callback in callbacks:
+        if isinstance(callback, _QUIET):
+            continue
+        own = [getattr(type(callback), name, None) for name in {hook, generic}]
+        ours = [getattr(keras_callbacks.Callback, name, None) for name in {hook, generic}]
+        if any(mine is not None and mine not in ours for mine in own) or hook in vars(callback):
+            return True
+    return False
+
+
+def _hooks(model: Any, conductor: Conductor) -> dict[str, Callable[..., None]]:
+    return {name: _hook(name, model, conductor) for name in _HOOKS}
+
+
+def _hook(name: str, model: Any, conductor: Conductor) -> Callable[..., None]:
+    def hook(self: Any, *args: Any, **kwargs: Any) -> None:
+        original = getattr(super(type(self), self), name)
+        if name not in self._parallax_hooks:
+            if conductor.rank == 0:
+                original(*args, **kwargs)
+            return
+        if conductor.rank:
+            conductor.follow()
+            return
+        with conductor.lead():
+            original(*args, **kwargs)
+
+    return hook

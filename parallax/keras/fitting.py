@@ -1,0 +1,193 @@
+"""`fit` on all workers: the same call in the launching process and in each worker, which agree on graph and input.
+
+In both, the steps of the model are traced for the specs of the batches and become one graph. The launching process plans
+it, has a job carry it out, and gives the model what was trained. A worker opens its session on it, and Keras's own `fit`
+does the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import GeneratorType
+from typing import Any
+from unittest import mock
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, get_data_adapter
+
+from parallax.functions.running import RunningSteps
+from parallax.functions.step_graph import Step, StepGraph
+from parallax.keras.callbacks import callback_list_for
+from parallax.keras.inputs import open_spec
+from parallax.keras.steps import TracedStep, step_graph, traced_evaluation, traced_training
+from parallax.keras.training import ModelTraining
+
+_TRAINER = "keras.src.backend.tensorflow.trainer.callbacks_module.CallbackList"
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A call of `fit`, read.
+
+    Attributes:
+        model: whose it is.
+        arguments: of the call by name; what is an iterator can still be read from its beginning.
+        traced: "train", and "test" where there is validation.
+        graph: of both.
+        steps: the same in the graph.
+        names: id of a tf.Variable -> its name in the graph.
+        reset: op of the graph that sets a worker's own parts of metrics to zero.
+    """
+
+    model: Any
+    arguments: Mapping[str, Any]
+    traced: Mapping[str, TracedStep]
+    graph: StepGraph
+    steps: Mapping[str, Step]
+    names: Mapping[int, str]
+    reset: Any
+
+
+def read_fit(model: Any, arguments: dict[str, Any]) -> Fit:
+    """Traces the steps of a call of `fit`, and makes one graph of them.
+
+    Args:
+        model: a compiled keras.Model.
+        arguments: of the call by name.
+
+    Raises:
+        GraphError: a step or its input cannot be had in a graph.
+    """
+    arguments = _with_validation_split(dict(arguments))
+    specs = {"train": _spec_of(arguments, "x", "y", "sample_weight", arguments.get("batch_size"))}
+    if arguments.get("validation_data") is not None:
+        x, y, weights = data_adapter_utils.unpack_x_y_sample_weight(arguments["validation_data"])
+        validation = {"x": x, "y": y, "sample_weight": weights}
+        length = arguments.get("validation_batch_size") or arguments.get("batch_size")
+        specs["test"] = _spec_of(validation, "x", "y", "sample_weight", length)
+        if validation["x"] is not x:
+            arguments["validation_data"] = validation["x"]
+    _build(model, specs["train"])
+    traced = {"train": traced_training(model, specs["train"])}
+    if "test" in specs:
+        traced["test"] = traced_evaluation(model, specs["test"])
+    graph, steps = step_graph(model, traced)
+    names = {id(one.variable): one.name for one in graph.taken()}
+    metrics = [names[id(v)] for one in traced.values() for v in one.metrics if id(v) in names]
+    return Fit(model, arguments, traced, graph, steps, names, graph.reset(dict.fromkeys(metrics)))
+
+
+def run_fit(fit: Fit, original: Callable[..., Any], session: Any, size: int, rank: int) -> tuple[Any, dict[str, Any]]:
+    """Carries out a call of `fit` in a worker; every worker must call it.
+
+    Args:
+        fit: the call.
+        original: Keras's `fit`, bound to the model.
+        session: this worker's.
+        size: number of workers.
+        rank: this worker's.
+
+    Returns:
+        What Keras returned, and, on worker 0, the values of all variables by name.
+    """
+    model = fit.model
+    running = RunningSteps(fit.graph, session, size, rank)
+    training = ModelTraining(model, running, fit.steps, fit.traced, fit.names, fit.reset)
+    arguments = dict(fit.arguments)
+    if rank:
+        arguments.update(callbacks=None, verbose=0)
+    with _functions_of(model, training), mock.patch(_TRAINER, callback_list_for(model, training)):
+        history = original(**arguments)
+    values = training.values()
+    training.release()
+    return history, values
+
+
+@contextmanager
+def _functions_of(model: Any, training: ModelTraining) -> Iterator[None]:
+    """Within it Keras steps by a session."""
+    model.make_predict_function()
+    before = model.train_function, model.test_function, model.predict_function
+    model.train_function, model.test_function = training.train_function, training.test_function
+    model.predict_function = training.predict_function(model.predict_function)
+    try:
+        yield
+    finally:
+        model.train_function, model.test_function, model.predict_function = before
+
+
+def _with_validation_split(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with validation data cut off as Keras cuts them off."""
+    split = arguments.pop("validation_split", 0.0)
+    if split and arguments.get("validation_data") is None:
+        names = ("x", "y", "sample_weight")
+        parts, validation = array_slicing.train_validation_split(
+            tuple(arguments.get(name) for name in names), validation_split=split
+        )
+        arguments.update(zip(names, parts, strict=True))
+        arguments["validation_data"] = validation
+    return arguments
+
+
+def _spec_of(arguments: dict[str, Any], x: str, y: str, weights: str, batch_size: int | None) -> Any:
+    """The spec of the batches that Keras makes of arguments; of a generator, which is put together again."""
+    found: list[Any] = []
+    data = arguments.get(x)
+    if isinstance(data, GeneratorType):
+        peeked = [first for first in itertools.islice(data, 2)]
+        arguments[x] = _again(peeked, data)
+        data = iter(peeked)
+    options = {"class_weight": arguments.get("class_weight"), "shuffle": False}
+    adapter = get_data_adapter(
+        data, arguments.get(y), arguments.get(weights), batch_size=batch_size, steps_per_epoch=None, **options
+    )
+    found.append(adapter.get_tf_dataset().element_spec)
+    return open_spec(found[0])
+
+
+def _again(peeked: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
+    """A generator of what was taken from one, and then of the rest."""
+    yield from peeked
+    yield from rest
+
+
+def _build(model: Any, spec: Any) -> None:
+    """Makes the variables of a model that has none before it sees a batch."""
+    if model.built and model.optimizer is not None and model.optimizer.built:
+        return
+
+    def example(one: Any) -> Any:
+        return tf.zeros([1, *(2 if d is None else d for d in one.shape[1:])], one.dtype)
+
+    if not model.built:
+        batch = tf.nest.map_structure(lambda one: None if one is None else example(one), spec)
+        model._symbolic_build(data_batch=data_adapter_utils.unpack_x_y_sample_weight(batch))
+
+
+def result_of(history: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """What the launching process is given of a call of `fit`: plain values and arrays."""
+    plain = {name: list(numbers) for name, numbers in history.history.items()}
+    return {"history": plain, "epoch": list(history.epoch), "params": dict(history.params), "values": values}
+
+
+def take_result(fit: Fit, result: dict[str, Any]) -> Any:
+    """Gives the model what was trained, in the launching process.
+
+    Returns:
+        A keras.callbacks.History as `fit` returns it.
+    """
+    variables = {one.name: one.variable for one in fit.graph.variables}
+    for name, value in result["values"].items():
+        if name in variables:
+            variables[name].assign(np.asarray(value))
+    history = keras.callbacks.History()
+    history.set_model(fit.model)
+    history.set_params(result["params"])
+    history.history, history.epoch = result["history"], result["epoch"]
+    fit.model.history = history
+    return history

@@ -1,0 +1,239 @@
+"""What Keras reports of a step: metrics and losses of the global batch, put together of what each worker has.
+
+The variables of a metric are sums over examples (Keras's own `aggregation="sum"`): each worker adds up its own, and the
+sum over the workers is the one process's. A mean that is told a batch's mean, as the trackers of losses are, is no such
+sum: while a step is traced, what it is told leaves the step beside the logs, and is put together here: the mean over
+the workers, counted once for every example of all of them.
+
+Logs are computed again of the whole sums. What a step logs beside its metrics is a mean over the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.runtime.worker.barrier import barrier
+from parallax.types import Comm
+
+
+@dataclass(frozen=True, slots=True)
+class ToldMean:
+    """What a `keras.metrics.Mean` is told in a step.
+
+    Attributes:
+        metric: the Mean.
+        value: a scalar, the mean over the batch.
+        weight: how many examples it stands for; None where it counts once.
+    """
+
+    metric: Any
+    value: Any
+    weight: Any
+
+
+@contextmanager
+def told_means(mean: type) -> Iterator[list[ToldMean]]:
+    """Within it, what Means are told of whole batches is listed, and does not change their variables.
+
+    Args:
+        mean: the class, `keras.metrics.Mean`.
+    """
+    found: list[ToldMean] = []
+    update = mean.update_state  # type: ignore[attr-defined]
+
+    def told(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        values = tf.convert_to_tensor(values)
+        if values.shape.rank != 0 or tf.executing_eagerly():
+            return update(self, values, sample_weight=sample_weight)
+        found.append(ToldMean(self, values, sample_weight))
+        return None
+
+    mean.update_state = told  # type: ignore[attr-defined]
+    try:
+        yield found
+    finally:
+        mean.update_state = update  # type: ignore[attr-defined]
+
+
+class LogsOfSums:
+    """The logs of a traced step as functions of its metrics' variables.
+
+    Attributes:
+        others: log -> its tensor in the step, of those that are made of something else.
+    """
+
+    def __init__(self, concrete: Any, logs: dict[str, Any], variables: Sequence[Any]) -> None:
+        """Takes the part of a traced step that computes its logs.
+
+        Args:
+            concrete: the traced step.
+            logs: log -> tensor of its graph.
+            variables: the tf.Variables of metrics, whose values are given in this order.
+        """
+        number_of = {id(variable.handle): number for number, variable in enumerate(variables)}
+        handles = {
+            inner.op.name: number_of[id(outer)] for outer, inner in concrete.graph.captures if id(outer) in number_of
+        }
+        self.others: dict[str, Any] = {}
+        pure, nodes, reads = [], {}, {}
+        for name, tensor in logs.items():
+            found = _behind(tensor, handles)
+            if found is None:
+                self.others[name] = tensor
+            else:
+                pure.append(name)
+                nodes.update({op.name: op for op in found[0]})
+                reads.update(found[1])
+        self._names = list(logs)
+        self._pure = pure
+        self._session, self._given, self._results = self._built(
+            concrete, nodes, reads, [logs[n] for n in pure], variables
+        )
+
+    @staticmethod
+    def _built(concrete: Any, nodes: Any, reads: Any, results: Any, variables: Any) -> tuple[Any, Any, Any]:
+        whole = concrete.graph.as_graph_def()
+        part = tf.compat.v1.GraphDef(versions=whole.versions, library=whole.library)
+        part.node.extend(node for node in whole.node if node.name in nodes)
+        for node in part.node:
+            kept = [name for name in node.input if not name.startswith("^")]
+            del node.input[:]
+            node.input.extend(kept)
+        graph = tf.Graph()
+        with graph.as_default():
+            given = [tf.compat.v1.placeholder(v.dtype, v.shape) for v in variables]
+            replaced = {name: given[number] for name, number in reads.items()}
+            direct = [replaced.get(t.name) for t in results]
+            found = tf.graph_util.import_graph_def(
+                part,
+                input_map={name: tensor for name, tensor in replaced.items() if _is_taken(name, part)},
+                return_elements=[t.name for t, known in zip(results, direct, strict=True) if known is None],
+                name="",
+            )
+            waiting = iter(found or [])
+            outputs = [known if known is not None else next(waiting) for known in direct]
+        return tf.compat.v1.Session(graph=graph), given, outputs
+
+    def logs(self, sums: Sequence[Any], others: dict[str, Any]) -> dict[str, Any]:
+        """The logs in their order, scalars or arrays.
+
+        Args:
+            sums: the values of the metrics' variables.
+            others: values of the logs in `others`.
+        """
+        found = dict(
+            zip(self._pure, self._session.run(self._results, dict(zip(self._given, sums, strict=True))), strict=True)
+        )
+        found.update(others)
+        return {name: found[name] for name in self._names}
+
+
+def _is_taken(name: str, part: Any) -> bool:
+    """Whether a tensor is an input of a graph's nodes."""
+    short = name.removesuffix(":0")
+    return any(short in (i, i.removesuffix(":0")) for node in part.node for i in node.input)
+
+
+def _behind(tensor: Any, handles: dict[str, int]) -> tuple[list[Any], dict[str, int]] | None:
+    """(the ops that compute a tensor of reads of metrics' variables, read -> variable); None where it needs more."""
+    nodes, reads, waiting = [], {}, [tensor]
+    seen = set()
+    while waiting:
+        one = waiting.pop()
+        op = one.op
+        if op.type == "ReadVariableOp" and op.inputs[0].op.name in handles:
+            reads[one.name] = handles[op.inputs[0].op.name]
+            continue
+        if op.type == "Placeholder" or (op.inputs and any(t.dtype == tf.resource for t in op.inputs)):
+            return None
+        if op.name not in seen:
+            seen.add(op.name)
+            nodes.append(op)
+            waiting += list(op.inputs)
+    return nodes, reads
+
+
+class MetricSums:
+    """The sums of a model's metrics over all workers, since each was last written.
+
+    Attributes:
+        variables: the tf.Variables of metrics, in order.
+        sums: what the one process would have, arrays of the variables' types.
+    """
+
+    def __init__(self, variables: Sequence[Any], comm: Comm) -> None:
+        self.variables = list(variables)
+        self._comm, self._size = comm, comm.Get_size()
+        self._base = [variable.numpy() for variable in variables]
+        self.sums = list(self._base)
+
+    def begin_at(self, values: dict[int, Any]) -> None:
+        """Some variables begin anew, by their numbers, at these values; the workers' own parts of all begin at zero."""
+        self._base = list(self.sums)
+        for number, value in values.items():
+            self._base[number] = np.asarray(value, self._base[number].dtype)
+        self.sums = list(self._base)
+
+    def take(
+        self, parts: Sequence[Any], told: Sequence[tuple[Any, Any, Any]], others: dict[str, Any], digest: int
+    ) -> tuple[dict[str, Any], bool]:
+        """Puts together what the workers have after a step; every worker must call it.
+
+        Args:
+            parts: this worker's sums, by variable.
+            told: (the Mean, its value, the number of examples or None) for each Mean that was told of the batch.
+            others: what is logged beside metrics: a mean over the workers.
+            digest: of this worker's input, below 2**16.
+
+        Returns:
+            (the logs in `others` as they are of all workers, whether the input was the same on all).
+        """
+        mine = [
+            digest,
+            digest * digest,
+            *(x for _, value, weight in told for x in (value, 0 if weight is None else weight)),
+        ]
+        flat = [
+            np.asarray(mine, np.float64),
+            *(np.ravel(part).astype(np.float64) for part in (*parts, *others.values())),
+        ]
+        whole = np.concatenate(flat)
+        if self._size > 1:
+            own = whole
+            whole = np.empty_like(own)
+            barrier(self._comm)
+            self._comm.Allreduce(own, whole)
+        is_alike = bool(self._size * whole[1] == whole[0] ** 2)
+        for number, (mean, _, weight) in enumerate(told):
+            value, examples = whole[2 + 2 * number] / self._size, whole[3 + 2 * number]
+            self._tell(mean, value, 1.0 if weight is None else examples)
+        place = len(mine)
+        for number, base in enumerate(self._base):
+            part = whole[place : place + base.size].reshape(base.shape)
+            place += base.size
+            self.sums[number] = (base + part.astype(base.dtype)).astype(base.dtype)
+        found = {}
+        for name, value in others.items():
+            size = np.size(value)
+            found[name] = (whole[place : place + size].reshape(np.shape(value)) / self._size).astype(
+                np.asarray(value).dtype
+            )
+            place += size
+        return found, is_alike
+
+    def _tell(self, mean: Any, value: float, examples: float) -> None:
+        """Adds a batch's mean, for its examples, in the type and order of Keras's own sums."""
+        for variable, added in ((mean.total, np.float32(value) * np.float32(examples)), (mean.count, examples)):
+            number = next(i for i, v in enumerate(self.variables) if v is _value(variable))
+            base = self._base[number]
+            self._base[number] = (base + np.asarray(added, base.dtype)).astype(base.dtype)
+
+
+def _value(variable: Any) -> Any:
+    return getattr(variable, "_value", variable)

@@ -1,0 +1,223 @@
+"""Trains a Keras model on all workers: what `fit` of Keras calls for a batch, and what keeps the workers in step.
+
+Keras's own `fit` runs on every worker, over the same input, with the same decisions. A batch is one step of the session
+for all of them, each with its share of the rows. Worker 0 reports, and runs the callbacks (callbacks.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.errors import SessionError
+from parallax.functions.mirrors import Mirrors
+from parallax.functions.running import RunningSteps
+from parallax.functions.step_graph import Step
+from parallax.keras.callbacks import decisions_of
+from parallax.keras.inputs import digest_of, share_of, without_optionals
+from parallax.keras.metrics import LogsOfSums, MetricSums
+from parallax.keras.steps import TracedStep
+from parallax.runtime.worker.barrier import barrier
+
+_OTHER_INPUT = (
+    "All workers must read the same batches, of which each takes its rows, and this one differs. Seed what "
+    "is shuffled or drawn (keras.utils.set_random_seed before the dataset is made), and sort what is listed from disk."
+)
+
+
+class ModelTraining:
+    """A model whose steps run in this worker's session.
+
+    Attributes:
+        rank: this worker.
+        is_leading: whether worker 0 acts alone, while the others serve it.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        running: RunningSteps,
+        steps: Mapping[str, Step],
+        traced: Mapping[str, TracedStep],
+        names: Mapping[int, str],
+        reset: Any,
+    ) -> None:
+        """Gives the session the model's values, and mirrors its variables.
+
+        Args:
+            model: a keras.Model.
+            running: this worker's session.
+            steps: "train" and "test" in its graph; "test" may be missing.
+            traced: the same as they were traced.
+            names: id of a tf.Variable -> its name in the graph.
+            reset: op of the graph that sets this worker's own parts of metrics to zero.
+        """
+        self._model, self._running, self._steps, self._traced = model, running, steps, traced
+        self._reset = reset
+        self.rank, self.is_leading = running.rank, False
+        metrics = {id(v): v for one in traced.values() for v in one.metrics}
+        self._sums = MetricSums(list(metrics.values()), running.comm)
+        self._number_of = {names[key]: number for number, key in enumerate(metrics) if key in names}
+        self._logs = {
+            name: LogsOfSums(one.concrete, one.concrete.structured_outputs[0], self._sums.variables)
+            for name, one in traced.items()
+        }
+        taken = running.variables()
+        running.begin([name for name in taken if name in self._number_of])
+        self._trained = [name for name in taken if name not in self._number_of]
+        mirrored = {**taken, **{names.get(id(v), f"metric {i}"): v for i, v in enumerate(self._sums.variables)}}
+        self._number_of = {
+            name: number for number, v in enumerate(self._sums.variables) for name, one in mirrored.items() if one is v
+        }
+        self._mirrors = Mirrors(mirrored.items(), self._fetched)
+
+    def train_function(self, iterator: Any) -> Any:
+        """What `Model.train_function` gives for the next batches of an iterator."""
+        return self._on_batches("train", iterator)
+
+    def test_function(self, iterator: Any) -> Any:
+        """What `Model.test_function` gives for the next batches of an iterator."""
+        return self._on_batches("test", iterator)
+
+    def predict_function(self, predict: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Keras's own predict function, which finds the trained values."""
+
+        def predicting(data: Any) -> Any:
+            self._mirrors.refresh_all()
+            return predict(data)
+
+        return predicting
+
+    @contextmanager
+    def lead(self) -> Iterator[None]:
+        """Within it worker 0 acts alone; then the others hear what came of it."""
+        if self.is_leading or self._running.size == 1:
+            yield
+            return
+        self.is_leading = True
+        try:
+            yield
+            self._flush()
+        finally:
+            self.is_leading = False
+        self._tell(("go", decisions_of(self._model)))
+
+    def follow(self) -> None:
+        """Serves worker 0 until it says that it goes on."""
+        while True:
+            kind, what = self._tell(None)
+            if kind == "read":
+                self._running.read(what)
+            elif kind == "write":
+                self._write(*what)
+            elif kind == "step":
+                self._step(what, self._running.comm.scatter(None), 0)
+            else:
+                for name, value in what.items():
+                    setattr(self._model, name, value)
+                return
+
+    def agree(self, what: Any) -> Any:
+        """Worker 0's value, on all workers."""
+        return self._tell(what)
+
+    def values(self) -> dict[str, Any]:
+        """The values of all variables by name, on worker 0 (elsewhere empty); every worker must call it."""
+        self._flush()
+        found = {name: self._running.read(name) for name in self._trained}
+        if self.rank:
+            return {}
+        found.update({name: self._sums.sums[number] for name, number in self._number_of.items()})
+        return found
+
+    def release(self) -> None:
+        """Ends it; the model keeps the values that it has."""
+        self._mirrors.release()
+
+    def _on_batches(self, which: str, iterator: Any) -> Any:
+        """Steps over as many batches as Keras asks for at once; logs of the last."""
+        logs = None
+        for _ in range(self._model.steps_per_execution):
+            try:
+                batch = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if logs is None:
+                    raise StopIteration from None
+                break
+            logs = self._on_batch(which, without_optionals(batch))
+        return logs
+
+    def _on_batch(self, which: str, batch: Any) -> Any:
+        rank, size = self.rank, self._running.size
+        if which not in self._steps:
+            raise SessionError(
+                "A session has the steps that it was opened with, and this one has no evaluation. Give `fit` "
+                "validation_data, or evaluate after `fit`."
+            )
+        self._flush()
+        if self.is_leading:
+            self._tell(("step", which))
+            share = self._running.comm.scatter([share_of(batch, one, size) for one in range(size)])
+            return self._step(which, share, 0)
+        return self._step(which, share_of(batch, rank, size), digest_of(batch) if size > 1 else 0)
+
+    def _step(self, which: str, share: list[Any], digest: int) -> Any:
+        traced, logs = self._traced[which], self._logs[which]
+        results, means, parts = self._steps[which].fetches
+        others = {name: results[name] for name in logs.others}
+        told, parts, others = self._running.run(self._steps[which], share, (means, parts, others))
+        pairs = zip(traced.means, traced.is_weighed, told, strict=True)
+        of_means = [(mean, value, weight if is_weighed else None) for mean, is_weighed, (value, weight) in pairs]
+        ordered = dict(zip((id(v) for v in traced.metrics), parts, strict=True))
+        mine = [
+            ordered.get(id(v), np.zeros_like(s)) for v, s in zip(self._sums.variables, self._sums.sums, strict=True)
+        ]
+        others, is_alike = self._sums.take(mine, of_means, others, digest)
+        if not is_alike:
+            raise SessionError(_OTHER_INPUT)
+        self._mirrors.outdate(self._number_of)
+        if which == "train":
+            self._mirrors.outdate(self._trained)
+        if self.rank:
+            return dict.fromkeys(results, 0.0)
+        return logs.logs(self._sums.sums, others)
+
+    def _fetched(self, name: str) -> Any:
+        """The value of a variable that is read here: by all workers, or by worker 0 alone."""
+        if name in self._number_of:
+            return self._sums.sums[self._number_of[name]]
+        if self.is_leading:
+            self._tell(("read", name))
+            return self._running.read(name)
+        return self._running.read_everywhere(name)
+
+    def _flush(self) -> None:
+        """Gives the session what was written to the model's variables."""
+        written, self._mirrors.written = sorted(self._mirrors.written), set()
+        metrics = {
+            self._number_of[name]: self._mirrors.variable(name).numpy() for name in written if name in self._number_of
+        }
+        trained = [name for name in written if name not in self._number_of]
+        if not written:
+            return
+        if self.is_leading:
+            self._tell(("write", (trained, metrics)))
+        self._write(trained, metrics)
+
+    def _write(self, trained: list[str], metrics: dict[int, Any]) -> None:
+        for name in trained:
+            self._running.write(name, self._mirrors.variable(name).numpy() if self.rank == 0 else None)
+        if metrics:
+            self._running.run_op(self._reset)
+            self._sums.begin_at(metrics)
+
+    def _tell(self, what: Any) -> Any:
+        """Worker 0's message, on all workers; who waits for it leaves its core to others."""
+        if self._running.size == 1:
+            return what
+        barrier(self._running.comm)
+        return self._running.comm.bcast(what)

@@ -1,0 +1,68 @@
+"""Values of single variables, read from and written to a session that runs, wherever a plan has their rows.
+
+All workers make the same calls in the same order. Values travel in chunks of rows, as those of checkpoints do, and
+nobody but worker 0 ever has more of a table than a chunk beside its own rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.runtime.checkpoint.held import Places, StoredVariable, hold
+from parallax.runtime.checkpoint.stored import CHUNK_BYTES, chunks, stored_variables
+from parallax.runtime.worker.hooks import WorkerContext
+from parallax.types import Comm, Graph
+
+
+@dataclass(frozen=True, slots=True)
+class VariableValues:
+    """Reads and writes the global variables of a user's graph.
+
+    Attributes:
+        held: variable op -> what reads and writes its rows.
+        comm: communicator of the workers (mpi4py).
+        worker: whose session it is.
+    """
+
+    held: dict[str, StoredVariable]
+    comm: Comm
+    worker: WorkerContext
+
+    def read(self, op: str) -> Any:
+        """The value on worker 0, an array in the user's row order; None elsewhere. Every worker must call it."""
+        one, session = self.held[op], self.worker.raw
+        stored = one.stored
+        if not stored.has_rows:
+            return one.read(session, 0, 1)
+        pieces = [one.read(session, *piece) for piece in chunks(stored.rows, stored.row_bytes, CHUNK_BYTES)]
+        if self.comm.Get_rank():
+            return None
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def write(self, op: str, value: Any) -> None:
+        """Writes worker 0's value (None elsewhere) wherever rows of it are. Every worker must call it."""
+        one, session = self.held[op], self.worker.raw
+        stored = one.stored
+        if not stored.has_rows:
+            one.write(session, 0, 1, value)
+            return
+        for first, count in chunks(stored.rows, stored.row_bytes, CHUNK_BYTES):
+            one.write(session, first, count, None if value is None else value[first : first + count])
+
+
+def values_of(graph: Graph, places: Places, comm: Comm, worker: WorkerContext) -> VariableValues:
+    """Adds what reads and writes variables to the default graph, a worker's.
+
+    Args:
+        graph: the user's graph.
+        places: where the rows of its variables are.
+        comm: communicator of the workers.
+        worker: whose session will run it.
+    """
+    with tf.name_scope("parallax/values/"):
+        held = hold(stored_variables(graph), places, comm)
+    return VariableValues({one.stored.op: one for one in held}, comm, worker)
