@@ -24,7 +24,7 @@ from parallax.profiles.files import check_writable
 from parallax.report.html.files import write_file
 from parallax.report.text import PrintedPlan, explanation, plan_table
 from parallax.runtime.launcher.job import layout_of, servers_by_host
-from parallax.runtime.launcher.launch import launch
+from parallax.runtime.launcher.launch import JobEnd, launch
 from parallax.runtime.launcher.mpirun import find_mpirun, this_launcher
 from parallax.runtime.make_job import check_profile, cluster_of, job_of, new_folder, with_cluster
 from parallax.runtime.measure.options import measure_options
@@ -41,7 +41,7 @@ from parallax.settings.environment import (
     settings,
 )
 from parallax.settings.merged import merged
-from parallax.types import Graph
+from parallax.types import Buffer, Graph
 
 if TYPE_CHECKING:
     from parallax.runtime.check.command import FirstBuild
@@ -74,6 +74,8 @@ class Call:
         sync: whether every step takes the gradients of all workers.
         config: settings, checked again, with what the command line says.
         wanted: what the command line or the launcher asks of this process.
+        function: what workers call in the place of the script, packed (worker/called.py); empty for the script.
+        attachment: what workers are given besides the graph.
     """
 
     graph: Graph
@@ -81,6 +83,8 @@ class Call:
     sync: bool
     config: Config
     wanted: Settings
+    function: Buffer = b""
+    attachment: Buffer = b""
 
 
 def parallel_run(
@@ -107,11 +111,7 @@ def parallel_run(
     Raises:
         ParallaxError: before anything is started, when graph, plan, configuration or resource file break a rule.
     """
-    call = _call(single_gpu_graph, resource_info, sync, parallax_config)
-    found = _BY_ROLE[call.wanted.role](call)
-    if isinstance(found, int):
-        raise JobEnded(found)
-    return found
+    return perform(checked_call(single_gpu_graph, resource_info, sync, parallax_config))
 
 
 def plan(
@@ -134,10 +134,23 @@ def plan(
     Raises:
         ParallaxError: when graph, plan, configuration or resource file break a rule.
     """
-    return PrintedPlan.of(_planned(_call(single_gpu_graph, resource_info, sync, parallax_config)).plan)
+    return PrintedPlan.of(_planned(checked_call(single_gpu_graph, resource_info, sync, parallax_config)).plan)
 
 
-def _call(graph: Graph, resource_info: str | Path | None, sync: bool, given: Config | None) -> Call:
+def perform(call: Call) -> tuple[Any, int, int, int]:
+    """Does what this process is to do at a call; what `parallel_run` returns.
+
+    Raises:
+        JobEnded: in a process that is no worker.
+        ParallaxError: as `parallel_run`.
+    """
+    found = _BY_ROLE[call.wanted.role](call)
+    if isinstance(found, int):
+        raise JobEnded(found)
+    return found
+
+
+def checked_call(graph: Graph, resource_info: str | Path | None, sync: bool, given: Config | None) -> Call:
     """The arguments of a call, checked, the command line before the script's configuration."""
     config = given if given is not None else Config()
     if not isinstance(config, Config):
@@ -229,6 +242,7 @@ def _worker(call: Call) -> tuple[Any, int, int, int] | int:
         None if verifying else measure_options(wanted),
         replan_options(config, wanted),
         Path(wanted.job_folder or "") if verifying else None,
+        has_values=wanted.call is not None,
     )
     if verifying:
         run_worker(graph, session, size, rank, wanted)
@@ -292,7 +306,16 @@ def _simulate(call: Call) -> int:
 
 
 def _run(call: Call) -> int:
-    """What `parallax run` and `parallax verify` give, and the script itself: a job."""
+    """What `parallax run` and `parallax verify` give, and the script itself: a job's exit status."""
+    return run_job(call).status
+
+
+def run_job(call: Call) -> JobEnd:
+    """Plans a call, starts its job and waits for the end.
+
+    Raises:
+        ParallaxError: before anything is started, as `parallel_run`.
+    """
     trace = trace_options(call.wanted.trace, call.wanted.trace_steps)
     measure = measure_options(call.wanted) if call.wanted.role == Role.LAUNCH else None
     analysed, cluster, plan = _planned(call)
@@ -300,16 +323,18 @@ def _run(call: Call) -> int:
         make_ready(trace.folder)
     if measure is not None and measure.path is not None and cluster.hosts[0].is_this_machine:
         check_writable(measure.path)
-    return _launch(call.graph, analysed, plan, cluster, call.config, call.wanted)
+    return _launch(call, _Planned(analysed, cluster, plan))
 
 
-def _launch(graph: Graph, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, wanted: Settings) -> int:
-    """Starts the workers, waits for the job's end and returns its exit status."""
+def _launch(call: Call, planned: _Planned) -> JobEnd:
+    """Starts the workers and waits for the job's end."""
     from parallax.runtime.verify.claimed import check_claims
     from parallax.runtime.verify.command import check_feeds, compare_runs, prepare
     from parallax.runtime.verify.first import check_comparable
     from parallax.runtime.verify.sides import keep_graph
 
+    graph, config, wanted = call.graph, call.config, call.wanted
+    analysed, cluster, plan = planned
     verifying = wanted.role == Role.VERIFY
     find_mpirun()
     if wanted.verify_first is not None:
@@ -333,11 +358,11 @@ def _launch(graph: Graph, analysed: Analysed, plan: Plan, cluster: Cluster, conf
     if wanted.role == Role.DRY_RUN:
         from parallax.runtime.launcher.dry_run import dry_run_text
 
-        job = job_of(graph, analysed, plan, cluster, config, mine, seed)
+        job = job_of(graph, analysed, plan, cluster, config, mine, seed, call.function)
         sys.stdout.write("\n" + dry_run_text(job, this_launcher()))
-        return 0
+        return JobEnd(0)
     if not verifying:
-        return launch(job_of(graph, analysed, plan, cluster, config, mine, seed))
+        return launch(job_of(graph, analysed, plan, cluster, config, mine, seed, call.function, call.attachment))
     folder = new_folder()
     try:
         mine = replace(mine, role=Role.VERIFY_WORKER, job_folder=str(folder))
@@ -345,7 +370,7 @@ def _launch(graph: Graph, analysed: Analysed, plan: Plan, cluster: Cluster, conf
         keep_graph(graph, folder)
         wanted = replace(wanted, seed=seed)
         hidden = prepare(graph, analysed, plan, folder, cluster.num_workers, wanted)
-        return compare_runs(job, plan, folder, hidden, wanted)
+        return JobEnd(compare_runs(job, plan, folder, hidden, wanted))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

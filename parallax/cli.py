@@ -202,6 +202,7 @@ def _run_here(
     with quiet_import(shown_from):
         from parallax.analysis.reading import record
         from parallax.api import GraphChecked, JobEnded
+        from parallax.call import jobs_run
 
         record.install()
     join_deprecations(shown_from)
@@ -226,6 +227,8 @@ def _run_here(
     finally:
         sys.argv, sys.path[0] = before, path
         alike.part(0)
+    if jobs_run():
+        return 0
     _say(f"parallax: {arguments.script} ended without calling parallax.parallel_run: nothing was started.")
     return 1
 

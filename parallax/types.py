@@ -1,12 +1,14 @@
-"""Names for the types of other packages that have none that a checker knows: TensorFlow's, MPI's.
+"""Names for types, above all for those of other packages that have none that a checker knows: TensorFlow's, MPI's.
 
-To a type checker each is `Any`; to a reader it says what a value is.
+To a type checker each of these is `Any`; to a reader it says what a value is.
 """
 
 from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""Bytes that are passed on as they are, however many."""
 Graph: TypeAlias = Any
 """tf.Graph."""
 GraphDef: TypeAlias = Any

@@ -30,6 +30,7 @@ LAYERS = (
     ("analysis", "transform"),
     ("runtime",),
     ("api",),
+    ("call",),
     ("functions",),
     ("keras",),
     ("cli",),

@@ -1,8 +1,8 @@
 """`fit` on all workers: the same call in the launching process and in each worker, which agree on graph and input.
 
-In both, the steps of the model are traced for the specs of the batches and become one graph. The launching process plans
-it, has a job carry it out, and gives the model what was trained. A worker opens its session on it, and Keras's own `fit`
-does the rest.
+In both, the steps of the model are traced for the specs of the batches and become one graph. The launching process
+plans it, has a job carry it out, and gives the model what was trained. A worker opens its session on it, and Keras's
+own `fit` does the rest.
 """
 
 from __future__ import annotations
@@ -169,25 +169,59 @@ def _build(model: Any, spec: Any) -> None:
         model._symbolic_build(data_batch=data_adapter_utils.unpack_x_y_sample_weight(batch))
 
 
-def result_of(history: Any, values: dict[str, Any]) -> dict[str, Any]:
+def state_of(fit: Fit) -> dict[str, Any]:
+    """The values of a model's variables by name, in the launching process."""
+    return {one.name: one.variable.numpy() for one in fit.graph.taken()}
+
+
+def take_state(fit: Fit, values: dict[str, Any]) -> None:
+    """Gives a model's variables values by name."""
+    for one in fit.graph.variables:
+        if one.name in values:
+            one.variable.assign(np.asarray(values[one.name]))
+
+
+def result_of(fit: Fit, history: Any, values: dict[str, Any]) -> dict[str, Any]:
     """What the launching process is given of a call of `fit`: plain values and arrays."""
-    plain = {name: list(numbers) for name, numbers in history.history.items()}
-    return {"history": plain, "epoch": list(history.epoch), "params": dict(history.params), "values": values}
+    return {
+        "history": {name: list(numbers) for name, numbers in history.history.items()},
+        "epoch": list(history.epoch),
+        "params": dict(history.params),
+        "callbacks": [_plain_attributes(one) for one in _callbacks_in(fit.arguments)],
+        "values": values,
+    }
 
 
-def take_result(fit: Fit, result: dict[str, Any]) -> Any:
-    """Gives the model what was trained, in the launching process.
+def history_of(model: Any, result: dict[str, Any], arguments: Mapping[str, Any] | None = None) -> Any:
+    """What `fit` returns, in a process that did not train.
 
-    Returns:
-        A keras.callbacks.History as `fit` returns it.
+    Args:
+        model: the model.
+        result: of `result_of`.
+        arguments: of the call; its callbacks get what those of worker 0 had at the end.
     """
-    variables = {one.name: one.variable for one in fit.graph.variables}
-    for name, value in result["values"].items():
-        if name in variables:
-            variables[name].assign(np.asarray(value))
+    for callback, values in zip(_callbacks_in(arguments or {}), result["callbacks"], strict=False):
+        vars(callback).update(values)
     history = keras.callbacks.History()
-    history.set_model(fit.model)
+    history.set_model(model)
     history.set_params(result["params"])
     history.history, history.epoch = result["history"], result["epoch"]
-    fit.model.history = history
+    model.history = history
     return history
+
+
+def _callbacks_in(arguments: Mapping[str, Any]) -> list[Any]:
+    return [one for one in tf.nest.flatten(arguments.get("callbacks") or []) if one is not None]
+
+
+def _plain_attributes(callback: Any) -> dict[str, Any]:
+    """What a callback knows that is made of numbers, texts and arrays."""
+    return {name: value for name, value in vars(callback).items() if not name.startswith("_") and _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(one) for pair in value.items() for one in pair)
+    if isinstance(value, list | tuple):
+        return all(_is_plain(one) for one in value)
+    return value is None or isinstance(value, bool | int | float | str | np.ndarray | np.generic)

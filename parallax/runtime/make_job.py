@@ -28,7 +28,10 @@ from parallax.settings.environment import (
     visible_gpus,
     with_defaults,
 )
-from parallax.types import Graph
+from parallax.types import Buffer, Graph
+
+CALLED = "parallax.runtime.worker.called"
+"""The module that workers run where they call a function."""
 
 _UNWRITABLE = (
     "A verification keeps both sides' variables in a temporary folder, and {place} cannot be written: {reason}. Free "
@@ -66,9 +69,17 @@ def check_profile(config: Config, num_workers: int) -> None:
 
 
 def job_of(
-    graph: Graph, analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, mine: Settings, seed: int
+    graph: Graph,
+    analysed: Analysed,
+    plan: Plan,
+    cluster: Cluster,
+    config: Config,
+    mine: Settings,
+    seed: int,
+    function: Buffer = b"",
+    attachment: Buffer = b"",
 ) -> Job:
-    """The job of a plan; `mine` is what its workers are to do."""
+    """The job of a plan; `mine` is what its workers are to do, `function` and `attachment` are as in `JobMessage`."""
     from parallax.analysis.reading.launcher_graph import packed
 
     looks = replan_options(config, mine) is not None
@@ -87,9 +98,12 @@ def job_of(
         cluster="" if cluster_profile.cluster is None else cluster_profile.cluster.to_json(),
         cluster_name=cluster_profile.cluster_name,
         spec=analysed.to_json(),
+        function=function,
+        attachment=attachment,
     )
+    words = ("-m", CALLED) if function else script_words()
     return Job(
-        ("-m", "parallax.runtime.worker.main", *script_words()),
+        ("-m", "parallax.runtime.worker.main", *words),
         cluster,
         plan.servers,
         (
@@ -98,10 +112,18 @@ def job_of(
             ("PYTHONPATH", python_path_with(Path(__file__).resolve().parents[2])),
         ),
         config.stall_timeout_s,
-        parcel.to_bytes(),
-        Path(config.redirect_path) if config.redirect_path is not None else None,
+        parcel.pieces(),
+        _output_folder(config, mine.call),
         framework_level(),
     )
+
+
+def _output_folder(config: Config, call: int | None) -> Path | None:
+    """Where files of each rank's output go, if anywhere; later calls of a script have folders of their own."""
+    if config.redirect_path is None:
+        return None
+    folder = Path(config.redirect_path)
+    return folder if call in (None, 1) else folder / f"call-{call}"
 
 
 def with_cluster(wanted: Settings, config: Config) -> Settings:

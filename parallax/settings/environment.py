@@ -77,6 +77,8 @@ class Settings:
         what_if: what `parallax simulate` looks at, as `WhatIf.to_text` writes it.
         job_folder: where both sides of a verification leave their variables, and the second build of a check its graph.
         seed: of the one process of a verification.
+        call: the number of the script's call that a job is started for, from 1 (parallax/call.py); None for
+            `parallel_run`, at which the launching process ends.
         script_seed: of what Python and NumPy draw while the script builds its graph.
         joined_args: the script's arguments for the one process of a verification, one a line.
         cluster: fingerprint of the cluster profile that a model profile belongs to.
@@ -171,6 +173,7 @@ class Settings:
     output: str | None = setting(None, Option((PROFILE,), "default: parallax-profile-GRAPH.json", "FILE", ("-o",)))
     job_folder: str | None = None
     seed: int | None = None
+    call: int | None = None
     script_seed: int | None = None
     cluster: str | None = None
     log_level: str | None = None
@@ -238,6 +241,11 @@ def log_level() -> int:
             f"{text!r}."
         )
     return level
+
+
+def is_commanded() -> bool:
+    """Whether a `parallax` command runs this process's script, or a job."""
+    return variable_of("role") in os.environ
 
 
 def framework_level() -> int:

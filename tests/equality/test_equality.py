@@ -30,7 +30,7 @@ import sys
 from parallax.cluster.machines import local_cluster
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import launch
-sys.exit(launch(Job(("-m", "tests.equality.program", *sys.argv[2:]), local_cluster(int(sys.argv[1]), ""))))
+sys.exit(launch(Job(("-m", "tests.equality.program", *sys.argv[2:]), local_cluster(int(sys.argv[1]), ""))).status)
 """
 ROOT = Path(__file__).resolve().parents[2]
 

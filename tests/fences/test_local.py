@@ -24,7 +24,7 @@ from parallax.cluster.machines import local_cluster
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import launch
 program = ("-c", Path("program.py").read_text())
-sys.exit(launch(Job(program, local_cluster(2, ""), output_folder=Path("said"))))
+sys.exit(launch(Job(program, local_cluster(2, ""), output_folder=Path("said"))).status)
 """
 
 # As the workers begin (parallax/runtime/worker/main.py), but for TensorFlow.

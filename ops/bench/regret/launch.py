@@ -24,7 +24,7 @@ def main() -> None:
     variables = (*with_defaults(worker_defaults(cluster, numbers)), ("PYTHONPATH", python_path_with(Path(ROOT))))
     parcel = JobMessage("", b"", 0, numbers, numbers, tuple(host.address for host in cluster.hosts), cluster.ports)
     program = ("-m", "parallax.runtime.worker.main", "-m", _RANKS, *words)
-    sys.exit(launch(Job(program, cluster, numbers, variables, input=parcel.to_bytes())))
+    sys.exit(launch(Job(program, cluster, numbers, variables, input=parcel.pieces())).status)
 
 
 if __name__ == "__main__":

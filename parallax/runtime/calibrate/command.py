@@ -53,7 +53,7 @@ def calibrate(resource: str | None, workers: int | None, output: str, quick: boo
     check_writable(Path(output))
     told = _RankOutput()
     try:
-        status = launch(_job(cluster, quick), stdout=told)  # type: ignore[arg-type]  # it needs no more of a stream
+        status = launch(_job(cluster, quick), stdout=told).status  # type: ignore[arg-type]  # it needs no more of a stream
     finally:
         told.close()
     if status:
@@ -99,7 +99,7 @@ def _job(cluster: Cluster, quick: bool) -> Job:
     )
     parcel = JobMessage("", b"", 0, hosts, servers, addresses, cluster.ports)
     program = ("-m", "parallax.runtime.worker.main", "-m", _RANKS, *([QUICK] if quick else []))
-    return Job(program, cluster, servers, variables, input=parcel.to_bytes())
+    return Job(program, cluster, servers, variables, input=parcel.pieces())
 
 
 def check_writable(output: Path) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 from parallax.cluster.machines import Cluster
 from parallax.errors import ConfigError
 from parallax.plans.plan import Layout
-from parallax.runtime.supervisor.control import CONTROL_FD, HOST_ADDRESS
+from parallax.runtime.supervisor.control import CONTROL_FD, HOST_ADDRESS, RESULT_FD
 from parallax.runtime.supervisor.limits import LIMITS, Limits
 from parallax.runtime.supervisor.preload import LISTEN_ADDRESS, LISTEN_PORT, SECRET
 from parallax.runtime.supervisor.processes import JOB_ID
 from parallax.settings.config import STALL_TIMEOUT_S
 from parallax.settings.environment import EQUAL_HASHES, FRAMEWORK_QUIET, HASH_SEED, MIN_LOG_LEVEL
+from parallax.types import Buffer
 
 # Open MPI's libopen-pal and TensorFlow's libtensorflow_framework both export hwloc's functions. A call that is bound
 # late, at MPI_Finalize, may reach TensorFlow's copy and crash; bound when the library is loaded, it cannot.
@@ -24,7 +25,7 @@ BIND_NOW = "LD_BIND_NOW"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST = re.compile(r"[A-Za-z0-9.-]+")
 # Set by the launch itself.
-_RESERVED = (BIND_NOW, CONTROL_FD, HOST_ADDRESS, JOB_ID, LISTEN_ADDRESS, LISTEN_PORT, SECRET)
+_RESERVED = (BIND_NOW, CONTROL_FD, HOST_ADDRESS, JOB_ID, LISTEN_ADDRESS, LISTEN_PORT, RESULT_FD, SECRET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Job:
         servers: the number of the host that each server is on, ascending; empty for a job without servers.
         environment: variables exported to every rank, as (name, value), besides those of the launcher.
         stall_timeout_s: how long a rank may wait in one run for ranks that do not come; infinite for ever.
-        input: what rank 0 reads on its standard input; the others read nothing.
+        input: what rank 0 reads on its standard input, one after the other; the other ranks read nothing.
         output_folder: where files with each rank's output go, if anywhere.
         framework_log: from which level on what TensorFlow writes at its start is printed too; the files have all of it.
         limits: how long each kind of silence is waited for.
@@ -51,7 +52,7 @@ class Job:
     servers: tuple[int, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     stall_timeout_s: float = STALL_TIMEOUT_S
-    input: bytes = field(default=b"", repr=False)
+    input: tuple[Buffer, ...] = field(default=(), repr=False)
     output_folder: Path | None = None
     framework_log: int = FRAMEWORK_QUIET
     limits: Limits = LIMITS

@@ -25,7 +25,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from parallax.runtime.launcher.job import Job
@@ -46,12 +47,14 @@ from parallax.runtime.launcher.machine import (
 from parallax.runtime.launcher.mpirun import check_startable, mpirun_argv, mpirun_environment, this_launcher
 from parallax.runtime.launcher.outcome import Ending
 from parallax.runtime.launcher.output_files import OutputFiles
-from parallax.runtime.launcher.relay import Relay
-from parallax.runtime.supervisor.frames import Control, Demultiplexer, Start, Text, decode_frame
+from parallax.runtime.launcher.relay import Relay, bytes_of
+from parallax.runtime.launcher.result import ResultCollector
+from parallax.runtime.supervisor.frames import Control, Demultiplexer, ResultPart, Start, Text, decode_frame
 from parallax.runtime.supervisor.limits import WORD
 from parallax.runtime.supervisor.processes import JOB_ID, STOPPED, end_processes, remove_scratch, tied_argv, vitals_of
+from parallax.types import Buffer
 
-__all__ = ["EXIT_STALLED", "launch"]
+__all__ = ["EXIT_STALLED", "JobEnd", "launch"]
 
 _STRAY_GRACE_S = 2.0  # for supervisors to end their workers when mpirun was killed
 _LAST_WORDS_S = 1.0  # after mpirun's death, for output that is on its way
@@ -59,7 +62,20 @@ _POLL_S = 0.1
 _READ_BYTES = 1 << 16
 
 
-def launch(job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = None) -> int:
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """How a job ended.
+
+    Attributes:
+        status: its exit status (see above).
+        result: what rank 0 gave back, for reading only; None when it gave nothing, or not all of it.
+    """
+
+    status: int
+    result: memoryview | None = None
+
+
+def launch(job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = None) -> JobEnd:
     """Runs `job` on its hosts until it has ended, and leaves no process of it.
 
     Args:
@@ -68,7 +84,7 @@ def launch(job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = N
         stderr: where their errors and the launcher's messages go.
 
     Returns:
-        The job's exit status (see above).
+        The job's exit status, and what it gave back.
 
     Raises:
         LaunchError: there is no mpirun, or something else that the job needs on this machine, or a file for the ranks'
@@ -79,22 +95,25 @@ def launch(job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = N
     job_id = uuid.uuid4().hex
     sys.stdout.flush()
     files = OutputFiles(job.output_folder, job.rank_names) if job.output_folder is not None else None
-    relay = Relay(stdout or sys.stdout.buffer, stderr or sys.stderr.buffer, job.label_of, files, job.framework_log)
+    sinks = stdout or bytes_of(sys.stdout), stderr or bytes_of(sys.stderr)
+    relay = Relay(*sinks, job.label_of, files, job.framework_log)
     watch = _Watch(job, relay)
     with _caught_signals() as caught:
         environment = mpirun_environment(job, job_id, secrets.token_hex(32), launcher)
         process = _start(mpirun_argv(job, launcher), environment, job.input)
         ended = threading.Event()
+        speaker = threading.Thread(target=_speak, args=(process, watch, ended), name="parallax-word", daemon=True)
         try:
-            threading.Thread(target=_speak, args=(process, watch, ended), name="parallax-word", daemon=True).start()
+            speaker.start()
             ending = _run(process, watch, caught)
         finally:
             ended.set()
+            speaker.join()
             _end(process)
             left = end_processes({JOB_ID: job_id}, _STRAY_GRACE_S)
             if process.returncode < 0:
                 remove_scratch(watch.scratch)
-    return _report(ending, left, relay)
+    return JobEnd(_report(ending, left, relay), watch.collector.result)
 
 
 class _Watch:
@@ -107,6 +126,7 @@ class _Watch:
         now_s = time.monotonic()
         self.state = new_job(names, hosts, job.num_workers, job.stall_timeout_s, job.limits, now_s)
         self.scratch: set[str] = set()
+        self.collector = ResultCollector()
         self._agents: dict[int, int] = {}  # supervisors on this machine: rank -> process
         self._looked_s = now_s
         self._stdout = Demultiplexer()
@@ -167,6 +187,8 @@ class _Watch:
         elif isinstance(frame, Control):
             if frame.message.get("kind") == "failed":  # printed once for all, in the end
                 self.relay.keep(frame.rank, str(frame.message.get("error", "")))
+        elif isinstance(frame, ResultPart):
+            self.collector.take(frame)
         elif isinstance(frame, Start) and frame.host == socket.gethostname():
             self.scratch.update(frame.scratch)
             self._agents[frame.rank] = frame.agent_pid
@@ -185,10 +207,11 @@ class _Watch:
             self.relay.say(f"[mpirun] {line}")
 
 
-def _start(argv: list[str], environment: dict[str, str], given: bytes) -> subprocess.Popen[bytes]:
+def _start(argv: list[str], environment: dict[str, str], given: Iterable[Buffer]) -> subprocess.Popen[bytes]:
     # A file in memory: nobody has to stand by and write while mpirun reads at its own pace.
     with os.fdopen(os.memfd_create("parallax-input"), "w+b") as file:
-        file.write(given)
+        for piece in given:
+            file.write(piece)
         file.seek(0)
         return subprocess.Popen(
             # SIGTERM, not SIGKILL: mpirun then ends its ranks and removes its files.

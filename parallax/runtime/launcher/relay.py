@@ -7,6 +7,7 @@ Elsewhere a bar is printed at most every few seconds, as a line, and other text 
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO, cast
 
 from parallax.runtime.launcher.output_files import OutputFiles
 from parallax.runtime.supervisor.framework_log import is_hidden
@@ -178,3 +179,26 @@ class Relay:
     def _flush(self) -> None:
         for sink in self._sinks.values():
             sink.flush()
+
+
+def bytes_of(stream: TextIO) -> BinaryIO:
+    """What takes the bytes of a stream for text; a notebook's has nothing below it and takes the text."""
+    below: BinaryIO | None = getattr(stream, "buffer", None)
+    return below if below is not None else cast(BinaryIO, _Decoded(stream))
+
+
+class _Decoded:
+    """As much of a stream for bytes as a relay needs, over one for text."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(self, data: bytes) -> None:
+        self._stream.write(self._decoder.decode(data))
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return False

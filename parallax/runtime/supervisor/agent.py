@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from parallax.runtime.supervisor.control import CONTROL_FD
+from parallax.runtime.supervisor.control import CONTROL_FD, RESULT_FD
 from parallax.runtime.supervisor.frames import Exit, Frame, Start, Text
 from parallax.runtime.supervisor.limits import LIMITS, WORD, Limits
 from parallax.runtime.supervisor.machine import (
@@ -45,7 +45,15 @@ from parallax.runtime.supervisor.machine import (
     WorkerEnded,
     step,
 )
-from parallax.runtime.supervisor.pipes import IDLE_S, READ_BYTES, ControlChannel, Outbox, TextChannel
+from parallax.runtime.supervisor.pipes import (
+    IDLE_S,
+    READ_BYTES,
+    Channel,
+    ControlChannel,
+    Outbox,
+    ResultChannel,
+    TextChannel,
+)
 from parallax.runtime.supervisor.preload import CannotListen, check_library, forget_preloaded, preloaded
 from parallax.runtime.supervisor.processes import (
     JOB_ID,
@@ -156,7 +164,7 @@ class _Supervisor:
         self._wake_fd = wake_fd
         self._outbox = Outbox(1)
         self._process: subprocess.Popen[bytes] | None = None
-        self._channels: dict[int, TextChannel | ControlChannel] = {}
+        self._channels: dict[int, Channel] = {}
         self._left: Leave | None = None
 
     def run(self, program: tuple[str, ...], variables: Mapping[str, str]) -> Leave:
@@ -193,7 +201,10 @@ class _Supervisor:
 
     def _start(self, program: tuple[str, ...], variables: Mapping[str, str]) -> None:
         supervisor, rank = os.getpid(), self.state.rank
-        control_read, control_write = os.pipe()
+        channels: dict[str, Channel] = {CONTROL_FD: ControlChannel(rank)}
+        if rank == 0:
+            channels[RESULT_FD] = ResultChannel(rank)
+        pipes = {name: os.pipe() for name in channels}
 
         def tie() -> None:  # between fork and exec; the supervisor has no threads
             die_with_parent(signal.SIGKILL)
@@ -201,20 +212,22 @@ class _Supervisor:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         # Python would hold back output to a pipe until 8 KiB have come together.
-        environment = {"PYTHONUNBUFFERED": "1", **os.environ, **variables, CONTROL_FD: str(control_write)}
+        environment = {"PYTHONUNBUFFERED": "1", **os.environ, **variables}
+        environment |= {name: str(written) for name, (_, written) in pipes.items()}
         self._process = subprocess.Popen(
             [sys.executable, *program],
             stdin=None if rank == 0 else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
-            pass_fds=(control_write,),
+            pass_fds=tuple(written for _, written in pipes.values()),
             start_new_session=True,
             preexec_fn=tie,
         )
-        os.close(control_write)
+        for _, written in pipes.values():
+            os.close(written)
         self.put(Start(rank, supervisor, self._process.pid, socket.gethostname(), scratch_patterns(os.environ)))
-        self._channels = {control_read: ControlChannel(rank)}
+        self._channels = {pipes[name][0]: channel for name, channel in channels.items()}
         for stream, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
             if pipe is not None:
                 self._channels[pipe.fileno()] = TextChannel(rank, stream)
@@ -222,7 +235,7 @@ class _Supervisor:
     def _wait(self, open_fds: set[int]) -> None:
         """Takes in what happens until something has, or something is due; ends of pipes leave `open_fds`."""
         is_held = self._outbox.is_full  # then the worker has to wait with what it writes
-        readers = [fd for fd in open_fds if not (is_held and isinstance(self._channels[fd], TextChannel))]
+        readers = [fd for fd in open_fds if not (is_held and self._channels[fd].may_wait)]
         writers = [] if self._outbox.is_empty else [self._outbox.fd]
         idle = any(channel.waiting for channel in self._channels.values())
         due_s = max(0.0, self.state.due_s - time.monotonic())
@@ -239,7 +252,7 @@ class _Supervisor:
         is_due = time.monotonic() >= self.state.sampled_s + self.state.limits.beat_s
         self._step(Sampled(vitals_of(self._process.pid)) if is_due and self._process else TimePassed())
 
-    def _take(self, channel: TextChannel | ControlChannel, data: bytes) -> None:
+    def _take(self, channel: Channel, data: bytes) -> None:
         for found in channel.feed(data):
             if isinstance(found, Beaten):
                 self._step(found)
@@ -253,7 +266,7 @@ class _Supervisor:
             elif number in _ENDS:
                 self._step(Caught(number))
 
-    def _drain(self, fd: int, channel: TextChannel | ControlChannel) -> None:
+    def _drain(self, fd: int, channel: Channel) -> None:
         """Sends on what the pipe still holds, whoever has its other end open."""
         os.set_blocking(fd, False)
         left_bytes = _DRAIN_BYTES

@@ -1,7 +1,8 @@
 """What a worker and its supervisor tell each other: to the launcher one JSON object a line, by an inherited pipe.
 
 The supervisor of the rank (`parallax.runtime.supervisor.agent`) opens the pipe and names its write end in an
-environment variable. Outside a job the variable is not set and nothing is sent.
+environment variable. Outside a job the variable is not set and nothing is sent. Rank 0 has a second pipe, for the bytes
+that the job gives back: those may be many, and beats must not wait behind them.
 
 Every second a worker or server sends its beat, which its supervisor keeps (`runs` made, the `fetch` in progress and its
 `seconds`; of a server only that it is one). A worker sends `in_run` (the fetch, the digest of its collectives, the
@@ -13,10 +14,14 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import threading
 from collections.abc import Mapping
 
 CONTROL_FD = "PARALLAX_CONTROL_FD"
+RESULT_FD = "PARALLAX_RESULT_FD"
+"""Rank 0's pipe for what the job gives back: how many bytes (RESULT_SIZE), then these bytes."""
+RESULT_SIZE = struct.Struct(">Q")
 BEAT = "alive"
 HOST_ADDRESS = "PARALLAX_HOST_ADDRESS"
 """Set by the supervisor of a rank in a job with servers: the address of its host, in digits."""
@@ -48,6 +53,12 @@ def send(message: Mapping[str, object]) -> bool:
             # The supervisor is dead: the kernel is ending this process too, and nobody is left to be told.
             return False
     return True
+
+
+def take_result_pipe() -> int | None:
+    """The write end of rank 0's pipe for the job's result, once; None afterwards, on other ranks and outside a job."""
+    number = os.environ.pop(RESULT_FD, "")
+    return int(number) if number else None
 
 
 def host_address() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -87,12 +88,30 @@ class Pulse:
     doing: Mapping[str, object] = field(default_factory=dict)
 
 
-Frame = Start | Text | Control | Exit | Pulse
+@dataclass(frozen=True, slots=True)
+class ResultPart:
+    """A piece of what the job gives back; the pieces come in order.
+
+    Attributes:
+        rank: who sends it: rank 0.
+        total_bytes: of the whole result.
+        data: the piece.
+    """
+
+    rank: int
+    total_bytes: int
+    data: bytes = field(repr=False)
+
+
+Frame = Start | Text | Control | Exit | Pulse | ResultPart
 
 
 def encode_frame(frame: Frame) -> bytes:
     """The line of `frame`: ASCII, one JSON object, ended by a newline, without the character `<`."""
     body: dict[str, object]
+    if isinstance(frame, ResultPart):  # base64 needs no escapes, and a result may have gigabytes
+        head = f'{{"rank": {frame.rank}, "total": {frame.total_bytes}, "data": "'.encode("ascii")
+        return b"".join([head, b2a_base64(frame.data, newline=False), b'"}\n'])
     if isinstance(frame, Start):
         body = {
             "start": {
@@ -125,6 +144,8 @@ def decode_frame(line: bytes) -> Frame | None:
             return Control(rank, dict(body["control"]))
         if "exit" in body:
             return Exit(rank, body["exit"], body["told"], body["by"])
+        if "total" in body:
+            return ResultPart(rank, body["total"], a2b_base64(body["data"]))
         if "pulse" in body:
             return Pulse(rank, **body["pulse"])
         return Start(rank, **{**body["start"], "scratch": tuple(body["start"]["scratch"])})

@@ -7,9 +7,10 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from typing import Protocol
 
-from parallax.runtime.supervisor.control import BEAT
-from parallax.runtime.supervisor.frames import Control, Frame, Text, encode_frame
+from parallax.runtime.supervisor.control import BEAT, RESULT_SIZE
+from parallax.runtime.supervisor.frames import Control, Frame, ResultPart, Text, encode_frame
 from parallax.runtime.supervisor.machine import Beaten
 
 IDLE_S = 0.2  # text without a newline waits this long for the rest of its line (progress bars, prompts)
@@ -58,8 +59,28 @@ class Outbox:
             del self._waiting[:sent]
 
 
+class Channel(Protocol):
+    """One of the worker's pipes: what comes there becomes frames."""
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether the worker has to wait with what it writes while mpirun takes nothing."""
+
+    @property
+    def waiting(self) -> str | bytes:
+        """What has come and is in no frame yet."""
+
+    def feed(self, data: bytes) -> Iterator[Frame | Beaten]:
+        """What `data` completes."""
+
+    def rest(self, last: bool) -> Iterator[Frame]:
+        """What waits, when it has waited long enough or nothing more comes."""
+
+
 class TextChannel:
     """The worker's stdout or stderr: sent on in whole lines, or after a pause."""
+
+    may_wait = True
 
     def __init__(self, rank: int, stream: str) -> None:
         self._rank = rank
@@ -91,6 +112,8 @@ class TextChannel:
 class ControlChannel:
     """The worker's messages, one JSON object a line; beats are for the supervisor itself."""
 
+    may_wait = False
+
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self.waiting = b""
@@ -108,4 +131,30 @@ class ControlChannel:
 
     def rest(self, last: bool) -> Iterator[Frame]:
         """Nothing: half a message of a dead worker says nothing."""
+        return iter(())
+
+
+class ResultChannel:
+    """What the worker gives back, as the bytes come: their number, then the bytes."""
+
+    may_wait = True
+    waiting = b""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._total_bytes: int | None = None
+        self._head = b""
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """A frame of `data`; one without bytes when the number is known, for a result may be empty."""
+        if self._total_bytes is None:
+            self._head += data
+            if len(self._head) < RESULT_SIZE.size:
+                return
+            (self._total_bytes,) = RESULT_SIZE.unpack_from(self._head)
+            data = self._head[RESULT_SIZE.size :]
+        yield ResultPart(self._rank, self._total_bytes, data)
+
+    def rest(self, last: bool) -> Iterator[Frame]:
+        """Nothing: each piece is sent on at once."""
         return iter(())

@@ -93,7 +93,7 @@ def compare_runs(job: Job, plan: Plan, folder: Path, hidden: Sequence[str], want
         0 when all are equal or noise and no claim is false, else 1; or the status of the side that failed.
     """
     terms = {"accumulate_steps": plan.accumulate_steps, "wire_dtype": plan.wire_dtype}
-    failed = launch(job) or _start_single(job, folder, replace(wanted, **terms))  # type: ignore[arg-type]
+    failed = launch(job).status or _start_single(job, folder, replace(wanted, **terms))  # type: ignore[arg-type]
     if failed:
         return failed
     noise, kinds = json.loads((folder / NOISE_FILE).read_text())

@@ -9,13 +9,17 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import BinaryIO
 
 from parallax.errors import LaunchError
+from parallax.types import Buffer
 
-_MAGIC = b"PRLX1\n"
-_LENGTHS = struct.Struct(">QQ")
+_MAGIC = b"PRLX2\n"
+_RAW = ("graph", "function", "attachment")
+"""The attributes that travel as they are, without being copied: some have gigabytes."""
+_SHOWN_BYTES = 20  # of what is no parcel; every parcel has more
+_LENGTHS = struct.Struct(f">{1 + len(_RAW)}Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class JobMessage:
         cluster: JSON of the cluster profile, where the job may look for a better plan; else empty.
         cluster_name: of the file that it came from.
         spec: JSON of the graph's spec and of where its gradients come from (parallax/graph/spec_json.py).
+        function: what workers call where they do not run a script, pickled (worker/called.py); else empty.
+        attachment: what the launching process gives to the workers, in a form that both know; often empty.
     """
 
     plan: str
@@ -45,13 +51,19 @@ class JobMessage:
     cluster: str = ""
     cluster_name: str = ""
     spec: str = ""
+    function: Buffer = field(default=b"", repr=False)
+    attachment: Buffer = field(default=b"", repr=False)
 
-    def to_bytes(self) -> bytes:
-        """The parcel on the wire: a mark, two lengths, and what they are of: compressed JSON, then the graph."""
-        values = asdict(self)
-        graph: bytes = values.pop("graph")
+    def pieces(self) -> tuple[Buffer, ...]:
+        """The parcel on the wire: a mark, lengths, and what they are of: compressed JSON, then the bytes of `_RAW`."""
+        raw: list[Buffer] = [getattr(self, name) for name in _RAW]
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _RAW}
         body = zlib.compress(json.dumps(values).encode("utf-8"))
-        return _MAGIC + _LENGTHS.pack(len(body), len(graph)) + body + graph
+        return (_MAGIC + _LENGTHS.pack(len(body), *(memoryview(data).nbytes for data in raw)), body, *raw)
+
+    def without_raw(self) -> JobMessage:
+        """The parcel for a process that needs neither function nor attachment."""
+        return replace(self, function=b"", attachment=b"")
 
 
 def read_parcel(stream: BinaryIO) -> JobMessage:
@@ -60,35 +72,30 @@ def read_parcel(stream: BinaryIO) -> JobMessage:
     Raises:
         LaunchError: the stream ends too early, or carries something else.
     """
-    head = _read(stream, len(_MAGIC) + _LENGTHS.size)
+    head = _read(stream, _SHOWN_BYTES)
     if not head.startswith(_MAGIC):
         raise LaunchError(
             f"A worker is started by Parallax's launcher, which sends it the plan on its standard input; there was "
-            f"{head[:20]!r}. Start the script itself, or `parallax run`."
+            f"{bytes(head)!r}. Start the script itself, or `parallax run`."
         )
-    return parcel_from_bytes(head + _read(stream, sum(_LENGTHS.unpack(head[len(_MAGIC) :]))))
+    head += _read(stream, len(_MAGIC) + _LENGTHS.size - len(head))
+    size, *sizes = _LENGTHS.unpack_from(head, len(_MAGIC))
+    values = json.loads(zlib.decompress(_read(stream, size)))
+    values |= {name: tuple(values[name]) for name in ("hosts", "servers", "addresses")}
+    values["ports"] = None if values["ports"] is None else tuple(values["ports"])
+    graph, function, attachment = (_read(stream, size) for size in sizes)
+    return JobMessage(**values, graph=bytes(graph), function=function, attachment=attachment)
 
 
-def parcel_from_bytes(data: bytes) -> JobMessage:
-    """The parcel whose `to_bytes` are `data`."""
-    begin = len(_MAGIC) + _LENGTHS.size
-    end = begin + _LENGTHS.unpack(data[len(_MAGIC) : begin])[0]
-    raw = json.loads(zlib.decompress(data[begin:end]))
-    ports = raw["ports"]
-    lists = {name: tuple(raw[name]) for name in ("hosts", "servers", "addresses")}
-    return JobMessage(**{**raw, **lists, "graph": data[end:], "ports": None if ports is None else (ports[0], ports[1])})
-
-
-def _read(stream: BinaryIO, size: int) -> bytes:
-    pieces: list[bytes] = []
-    left = size
+def _read(stream: BinaryIO, size: int) -> bytearray:
+    data = bytearray(size)
+    left = memoryview(data)
     while left:
-        data = stream.read(left)
-        if not data:
+        count = stream.readinto(left)  # type: ignore[attr-defined]  # typeshed's BinaryIO has none, every stream has
+        if not count:
             raise LaunchError(
-                f"A worker gets the plan from its launcher, and {size - left} of {size} bytes came: the launcher has "
-                "ended, or mpirun was told not to pass on its input."
+                f"A worker gets the plan from its launcher, and {size - len(left)} of {size} bytes came: the launcher "
+                "has ended, or mpirun was told not to pass on its input."
             )
-        pieces.append(data)
-        left -= len(data)
-    return b"".join(pieces)
+        left = left[count:]
+    return data

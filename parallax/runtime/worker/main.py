@@ -1,11 +1,14 @@
 """What every rank runs (`python -m parallax.runtime.worker.main SCRIPT ARGS...`): the user's script, as a worker.
 
 Gradients are recorded from the first line of the script on. A script that fails tells the launcher and ends at once,
-without waiting for collectives that will never come; one that ends well waits for the others before it leaves.
+without waiting for collectives that will never come; one that ends well waits for the others before it leaves. A script
+may also end in its middle, where what the job was started for is done (result.py).
 """
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
 import socket
 import sys
@@ -18,6 +21,7 @@ from parallax.runtime.supervisor.preload import LIBRARY, forget_preloaded, is_fe
 from parallax.runtime.worker.heartbeat import watching
 from parallax.runtime.worker.random_state import AlikeUntilBuilt
 from parallax.runtime.worker.ranks import ProcessGroup, membership
+from parallax.runtime.worker.result import CallDone
 from parallax.runtime.worker.script import error_text, run_script, what_text
 from parallax.settings.environment import settings
 from parallax.types import Comm
@@ -32,7 +36,7 @@ def main() -> None:
         try:
             check_fenced(secret)
             with membership() as members:
-                _run(sys.argv[1:], members)
+                is_whole = _run(sys.argv[1:], members)
                 watch.finish()
                 for last in members.at_end:
                     last()
@@ -41,6 +45,8 @@ def main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         wait_for_all(members.world)
+        if not is_whole:
+            _leave()
 
 
 def check_fenced(secret: Mapping[str, str]) -> None:
@@ -67,7 +73,8 @@ def wait_for_all(world: Comm) -> None:
         time.sleep(_POLL_S)
 
 
-def _run(words: list[str], members: ProcessGroup) -> None:
+def _run(words: list[str], members: ProcessGroup) -> bool:
+    """Runs the script; returns whether it came to its own end."""
     from parallax.analysis.reading import record  # imports TensorFlow, which must come after MPI
 
     record.install()
@@ -75,9 +82,28 @@ def _run(words: list[str], members: ProcessGroup) -> None:
     members.when_built.append(AlikeUntilBuilt(settings().script_seed or members.parcel.seed).part)
     try:
         run_script(words)
+    except CallDone:
+        return False
     except SystemExit as stop:
         if stop.code not in (None, 0):
             raise
+    return True
+
+
+def _leave() -> None:
+    """Ends this process now, after what the script and libraries want done at exit.
+
+    Python would wait for threads and processes that only the rest of the script would have ended.
+    """
+    from mpi4py import MPI
+
+    for child in multiprocessing.active_children():
+        child.terminate()
+    atexit._run_exitfuncs()
+    MPI.Finalize()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _fail(error: BaseException) -> None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 from parallax.errors import LaunchError, SessionError
@@ -20,10 +21,12 @@ from parallax.runtime.supervisor.control import host_address
 from parallax.runtime.supervisor.preload import listening_on, prove_to
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
 from parallax.settings.environment import reach_directly
-from parallax.types import Comm
+from parallax.types import Buffer, Comm
 
 WORKER_TASK, SERVER_TASK = "worker", "ps"
 """Job names in the TensorFlow cluster."""
+
+_PIECE_BYTES = 1 << 28
 
 
 class ProcessGroup:
@@ -125,14 +128,29 @@ def enter() -> ProcessGroup:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    parcel = world.bcast(_received() if world.rank == 0 else None, 0)
+    received = _received() if world.rank == 0 else None
+    parcel: JobMessage = world.bcast(None if received is None else received.without_raw(), 0)
     is_server = world.rank >= len(parcel.hosts)
+    workers = world.Split(MPI.UNDEFINED if is_server else 0, world.rank) if parcel.servers else world
+    if not is_server:
+        function = _of_rank_0(None if received is None else received.function, workers)
+        attachment = _of_rank_0(None if received is None else received.attachment, workers)
+        parcel = replace(parcel, function=function, attachment=attachment)
     if not parcel.servers:
         return ProcessGroup(parcel, world, world, [], None)
-    workers = world.Split(MPI.UNDEFINED if is_server else 0, world.rank)
     held = hold_port(host_address(), parcel.ports)
     addresses = world.allgather(_written(held))
     return ProcessGroup(parcel, world, None if is_server else workers, addresses, held)
+
+
+def _of_rank_0(data: Buffer | None, workers: Comm) -> Buffer:
+    """Rank 0's bytes on all workers; MPI counts to 2**31 only, so they go in pieces."""
+    size = workers.bcast(None if data is None else memoryview(data).nbytes, 0)
+    found = bytearray(size) if data is None else data
+    view = memoryview(found)
+    for begin in range(0, size, _PIECE_BYTES):
+        workers.Bcast(view[begin : begin + _PIECE_BYTES], 0)
+    return found
 
 
 def _received() -> JobMessage:

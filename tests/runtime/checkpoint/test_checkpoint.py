@@ -18,7 +18,7 @@ import sys
 from parallax.cluster.machines import local_cluster
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import launch
-sys.exit(launch(Job(("-m", "tests.runtime.checkpoint.program", *sys.argv[1:]), local_cluster(4, ""))))
+sys.exit(launch(Job(("-m", "tests.runtime.checkpoint.program", *sys.argv[1:]), local_cluster(4, ""))).status)
 """
 ROOT = Path(__file__).resolve().parents[3]
 CHECKS = [

@@ -37,7 +37,7 @@ import sys
 from parallax.cluster.machines import local_cluster
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import launch
-sys.exit(launch(Job(("-m", "tests.runtime.guard.program", sys.argv[1]), local_cluster(2, ""))))
+sys.exit(launch(Job(("-m", "tests.runtime.guard.program", sys.argv[1]), local_cluster(2, ""))).status)
 """
 LIMIT_S = 200
 

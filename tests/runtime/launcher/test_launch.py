@@ -33,8 +33,8 @@ limits = Limits(**json.loads(os.environ.get("LIMITS", "{}")))
 given = bytes(range(250)) * int(os.environ.get("GIVEN", "0"))
 workers, stall_timeout_s, *program = sys.argv[1:]
 cluster = local_cluster(int(workers), "")
-job = Job(tuple(program), cluster, (), (("GREETING", "a; b"),), float(stall_timeout_s), given, limits=limits)
-sys.exit(launch(job))
+job = Job(tuple(program), cluster, (), (("GREETING", "a; b"),), float(stall_timeout_s), (given,), limits=limits)
+sys.exit(launch(job).status)
 """
 
 # What every program starts with.

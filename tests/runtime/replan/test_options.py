@@ -1,5 +1,6 @@
 """What a job is to do about better plans: configuration and command line put together, and what is refused."""
 
+import io
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from parallax.errors import ConfigError
 from parallax.runtime.replan import options
 from parallax.runtime.replan.options import ReplanOptions, check_possible
-from parallax.runtime.worker.job_message import JobMessage, parcel_from_bytes
+from parallax.runtime.worker.job_message import JobMessage, read_parcel
 from parallax.settings.config import Config
 from parallax.settings.environment import Settings
 from parallax.settings.merged import merged
@@ -71,4 +72,4 @@ def test_a_wish_that_cannot_be_met_is_refused_before_the_start():
 
 def test_the_cluster_profile_reaches_the_workers_in_the_parcel():
     parcel = JobMessage("{}", b"", 1, (0, 0), cluster="{}\n", cluster_name=str(Path("c.json")))
-    assert parcel_from_bytes(parcel.to_bytes()) == parcel
+    assert read_parcel(io.BytesIO(b"".join(parcel.pieces()))) == parcel

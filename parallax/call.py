@@ -1,0 +1,220 @@
+"""A job as a call with a result: how a front end trains in the middle of a script, which then goes on.
+
+The launching process starts a job for a call, and its workers run the same program from its beginning, a script or a
+function. They come to the same call, replay those before it, train together, and leave their program there; worker 0
+sends the result back. Calls are counted in the order in which the program makes them, so it must make the same calls
+in all processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+from parallax.api import JobEnded, checked_call, perform, run_job
+from parallax.errors import ConfigError, LaunchError, SessionError
+from parallax.runtime.worker.called import packed_function
+from parallax.runtime.worker.ranks import current_process_group
+from parallax.runtime.worker.result import CallDone, send_result
+from parallax.settings.config import Config
+from parallax.settings.environment import Role, settings
+from parallax.types import Buffer, Graph
+
+_Found = TypeVar("_Found")
+
+_OF_A_VERIFICATION = (Role.VERIFY, Role.VERIFY_WORKER, Role.VERIFY_SINGLE)
+_NO_VERIFICATION = (
+    "`parallax verify` compares a graph that is given to parallel_run with one process, from the graph's own initial "
+    "values. This script trains in its middle, from values of its own, and goes on. Compare the results "
+    "of `parallax run --workers 1` and of several workers, or use `parallax run --verify-first K`."
+)
+_NO_RESULT = (
+    "The workers must come to call {number} of the program as the launching process did, and they ended before: their "
+    "way through the program was another one. What is called must not depend on the rank, the time or chance."
+)
+
+
+class JobFailed(JobEnded):
+    """The job of a call has failed, and has said why; uncaught, it ends the script with the job's exit status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+
+    def __str__(self) -> str:
+        return f"The job ended with exit status {self.status}. What failed is printed above."
+
+
+@dataclass
+class _Calls:
+    """The calls of the program that this process runs: its script, or inside of `run_function` the function.
+
+    Attributes:
+        function: packed, for workers; empty for the script.
+        calls: how many it has made.
+        jobs: how many have been run for it.
+    """
+
+    function: bytes = b""
+    calls: int = 0
+    jobs: int = 0
+
+
+_calls = _Calls()
+
+
+class WorkerCall(NamedTuple):
+    """What a worker trains with.
+
+    Attributes:
+        session: the session of this worker.
+        size: how many workers there are.
+        rank: of this one.
+        attachment: what the launching process gave to `run_call`.
+    """
+
+    session: Any
+    size: int
+    rank: int
+    attachment: Buffer
+
+
+def next_call() -> int:
+    """The number of the call that the program makes now, from 1; asked for once for each call, in every process."""
+    _calls.calls += 1
+    return _calls.calls
+
+
+def is_worker() -> bool:
+    """Whether this process is a worker of a job, where calls are not launched."""
+    return settings().role in (Role.WORKER, Role.VERIFY_WORKER)
+
+
+def is_replayed(number: int) -> bool:
+    """Whether call `number` was made by an earlier job, so that this worker only takes its result over."""
+    wanted = settings().call
+    return wanted is not None and number < wanted
+
+
+def attachment() -> Buffer:
+    """What the launching process gave to this job's `run_call`; in a worker, until `worker_call` hands it out."""
+    return current_process_group().parcel.attachment
+
+
+def jobs_run() -> int:
+    """For how many calls of this process jobs were run that ended well."""
+    return _calls.jobs
+
+
+def run_call(
+    number: int,
+    graph: Graph,
+    attachment: Buffer = b"",
+    config: Config | None = None,
+    resource_info: str | Path | None = None,
+    sync: bool = True,
+) -> memoryview:
+    """Runs a job for a call, in the launching process, and gives what worker 0 passed to `end_call`.
+
+    Args:
+        number: of the call (`next_call`).
+        graph: a tf.Graph that trains on one device, with its update ops.
+        attachment: what workers are given; neither copied nor looked at.
+        config: settings.
+        resource_info: a resource file; None for workers on this machine.
+        sync: whether every step takes the gradients of all workers.
+
+    Returns:
+        The result, for reading only.
+
+    Raises:
+        JobFailed: the job has failed; a SystemExit with the job's exit status.
+        JobEnded: the command line asked for something else than a job: a plan, a profile.
+        ConfigError: it asked for a verification.
+        LaunchError: the workers ended without coming to the call.
+        ParallaxError: before anything is started, when graph, plan, configuration or resource file break a rule.
+    """
+    call = checked_call(graph, resource_info, sync, config)
+    wanted = replace(call.wanted, call=number)
+    call = replace(call, wanted=wanted, function=_calls.function, attachment=attachment)
+    if wanted.role in _OF_A_VERIFICATION:
+        raise ConfigError(_NO_VERIFICATION)
+    if wanted.role == Role.WORKER:
+        raise SessionError("A worker starts no job: it trains in `worker_call`, and takes over what `is_replayed`.")
+    if wanted.role != Role.LAUNCH:
+        perform(call)
+    end = run_job(call)
+    if end.status:
+        raise JobFailed(end.status)
+    if end.result is None:
+        raise LaunchError(_NO_RESULT.format(number=number))
+    _calls.jobs += 1
+    return end.result
+
+
+def worker_call(graph: Graph, config: Config | None = None, sync: bool = True) -> WorkerCall:
+    """Opens the session of this worker for the call that its job is for; every worker must call it.
+
+    Args:
+        graph: the tf.Graph that the launching process gave to `run_call`.
+        config: as there; hooks and session options are this worker's.
+        sync: as there.
+
+    Raises:
+        ParallaxError: as `parallel_run` in a worker.
+    """
+    call = checked_call(graph, None, sync, config)
+    if call.wanted.role != Role.WORKER:
+        raise SessionError("Only a worker has a session: the launching process starts a job by `run_call`.")
+    members = current_process_group()
+    session, size, rank, _ = perform(call)
+    given = members.parcel.attachment
+    members.parcel = members.parcel.without_raw()  # it may be large, and the front end may need it no more
+    return WorkerCall(session, size, rank, given)
+
+
+def end_call(result: Buffer = b"") -> NoReturn:
+    """Ends this worker's program, with success; every worker must call it.
+
+    Args:
+        result: what `run_call` gives in the launching process; of worker 0 alone, others give nothing.
+
+    Raises:
+        CallDone: always; it passes through the script, whose `finally` clauses are carried out.
+    """
+    if current_process_group().rank == 0:
+        send_result(result)
+    raise CallDone
+
+
+def run_function(function: Callable[[], _Found]) -> _Found:
+    """Calls a function whose calls are run by workers that call the same function, not the program around it.
+
+    So a notebook trains: what the function makes (model, data) is made in every worker too.
+
+    Args:
+        function: takes no arguments; it may be defined in a notebook, and is pickled with what it uses from around it.
+
+    Returns:
+        What the function returns, here.
+
+    Raises:
+        ConfigError: the function cannot be pickled.
+    """
+    if is_worker():
+        return function()
+    with _in_program(packed_function(function)):
+        return function()
+
+
+@contextmanager
+def _in_program(function: bytes) -> Iterator[None]:
+    """Counts calls inside as those of a function."""
+    before = _calls.function, _calls.calls
+    _calls.function, _calls.calls = function, 0
+    try:
+        yield
+    finally:
+        _calls.function, _calls.calls = before

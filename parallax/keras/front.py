@@ -1,0 +1,162 @@
+"""The door for Keras scripts: `use` says which machines, and the `fit` of every model trains on them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+from parallax import call as calls
+from parallax.errors import ConfigError
+from parallax.keras.fitting import history_of, read_fit, result_of, run_fit, state_of, take_state
+from parallax.runtime.worker.ranks import current_process_group
+from parallax.settings.config import Config
+from parallax.settings.environment import is_commanded
+
+_Found = TypeVar("_Found")
+_SAVES = ("save", "save_weights", "export")
+
+
+@dataclass
+class _Use:
+    """What the script has said.
+
+    Attributes:
+        is_wanted: whether models are trained by jobs.
+        resource_info: a resource file; None for workers on this machine.
+        config: settings.
+        results: what the calls of this program have given so far, in order.
+    """
+
+    is_wanted: bool = False
+    resource_info: str | Path | None = None
+    config: Config = field(default_factory=Config)
+    results: list[Any] = field(default_factory=list)
+
+
+_use = _Use()
+_trained_here: set[int] = set()
+"""By id, the models that this worker's job trains, whose files worker 0's callbacks may write."""
+
+
+def use(resource_info: str | Path | None = None, parallax_config: Config | None = None) -> None:
+    """Says on which machines models are trained from now on.
+
+    Args:
+        resource_info: a resource file; None for workers on this machine.
+        parallax_config: settings.
+
+    Raises:
+        ConfigError: a setting has the wrong type.
+    """
+    if parallax_config is not None and not isinstance(parallax_config, Config):
+        raise ConfigError(f"parallax_config must be a parallax.Config, and {parallax_config!r} was given.")
+    _use.is_wanted, _use.resource_info = True, resource_info
+    _use.config = parallax_config or Config()
+
+
+def call(
+    function: Callable[[], _Found],
+    resource_info: str | Path | None = None,
+    parallax_config: Config | None = None,
+) -> _Found:
+    """Calls a function that makes a model and its data and trains it, from a notebook too.
+
+    Workers call the same function, and nothing of the program around it.
+
+    Args:
+        function: takes no arguments; it may be defined in a notebook.
+        resource_info: a resource file; None for workers on this machine.
+        parallax_config: settings.
+
+    Returns:
+        What the function returns, here, with trained models in it.
+
+    Raises:
+        ConfigError: the function cannot be pickled.
+    """
+    before = _use.is_wanted, _use.resource_info, _use.config, _use.results
+    _use.results = []
+
+    def with_machines() -> _Found:
+        use(resource_info, parallax_config)
+        return function()
+
+    try:
+        return calls.run_function(with_machines)
+    finally:
+        _use.is_wanted, _use.resource_info, _use.config, _use.results = before
+
+
+def install() -> None:
+    """Has the `fit` of every Keras model ask whether it shall train by a job; a second call changes nothing."""
+    if getattr(TensorFlowTrainer.fit, "_parallax", False):
+        return
+    _wrap(TensorFlowTrainer, "fit", _fit)
+    for name in _SAVES:
+        _wrap(keras.Model, name, _save)
+    if calls.is_worker():
+        members = current_process_group()
+        members.when_built.clear()  # input stays alike on all workers, for each takes its part of it
+        tf.random.set_seed(members.parcel.seed)
+
+
+def _wrap(kind: Any, name: str, replacement: Callable[..., Any]) -> None:
+    original = getattr(kind, name)
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return replacement(original, self, *args, **kwargs)
+
+    wrapped._parallax = True  # type: ignore[attr-defined]
+    setattr(kind, name, wrapped)
+
+
+def _is_on() -> bool:
+    return _use.is_wanted or is_commanded()
+
+
+def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    if not _is_on():
+        return original(model, *args, **kwargs)
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
+    number = calls.next_call()
+    if not calls.is_worker():
+        return _launched(number, model, arguments)
+    before, state = pickle.loads(calls.attachment())
+    if calls.is_replayed(number):
+        return history_of(model, before[number - 1])
+    fit = read_fit(model, arguments)
+    if state is not None:
+        take_state(fit, state)
+    session, size, rank, _ = calls.worker_call(fit.graph.graph, _use.config)
+    _trained_here.add(id(model))
+    history, values = run_fit(fit, functools.partial(original, model), session, size, rank)
+    session.close()
+    return calls.end_call(b"" if rank else pickle.dumps(result_of(fit, history, values), protocol=5))
+
+
+def _launched(number: int, model: Any, arguments: dict[str, Any]) -> Any:
+    fit = read_fit(model, arguments)
+    state = state_of(fit) if number > 1 else None
+    attachment = pickle.dumps((_use.results, state), protocol=5)
+    result = pickle.loads(calls.run_call(number, fit.graph.graph, attachment, _use.config, _use.resource_info))
+    take_state(fit, result.pop("values"))
+    _use.results.append(result)
+    return history_of(model, result, arguments)
+
+
+def _save(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Files of the script are written by the launching process, and in a worker by callbacks of worker 0 alone."""
+    if calls.is_worker() and id(model) not in _trained_here:
+        return None
+    return original(model, *args, **kwargs)

@@ -1,0 +1,50 @@
+"""What workers run in the place of a script (`-m parallax.runtime.worker.called`): a function of the launching process.
+
+It comes pickled in the job message, by value as far as it was written in the launching program itself (a notebook has
+no file that workers could run), and is called without arguments.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+from parallax.errors import ConfigError
+from parallax.runtime.worker.ranks import current_process_group
+from parallax.types import Buffer
+
+
+def packed_function(function: Callable[[], Any]) -> bytes:
+    """A function for workers, with what it takes from around it and with where modules are looked for.
+
+    Raises:
+        ConfigError: it cannot be pickled.
+    """
+    stream = io.BytesIO()
+    pickle.dump(sys.path, stream)
+    try:
+        cloudpickle.dump(function, stream)
+    except Exception as error:  # objects of any kind refuse to be pickled in ways of their own
+        name = getattr(function, "__name__", repr(function))
+        raise ConfigError(
+            f"A function that workers call must be picklable with all that it uses from around it, and {name} is not: "
+            f"{type(error).__name__}: {error}. Make what cannot be pickled (models, datasets, open files) inside it."
+        ) from error
+    return stream.getvalue()
+
+
+def unpacked_function(data: Buffer) -> Callable[[], Any]:
+    """The function that `packed_function` has packed; modules are found where the launching process finds them."""
+    stream = io.BytesIO(data)
+    sys.path += [folder for folder in pickle.load(stream) if folder not in sys.path]
+    function: Callable[[], Any] = pickle.load(stream)
+    return function
+
+
+if __name__ == "__main__":
+    unpacked_function(current_process_group().parcel.function)()

@@ -1,0 +1,42 @@
+"""How a worker gives something back to the process that launched it, and leaves its script before the script's end."""
+
+from __future__ import annotations
+
+import os
+
+from parallax.errors import SessionError
+from parallax.runtime.supervisor.control import RESULT_SIZE, take_result_pipe
+from parallax.types import Buffer
+
+_WRITE_BYTES = 1 << 20
+
+
+class CallDone(BaseException):
+    """What this job was started for is done: the worker leaves as if its script had ended well.
+
+    No SystemExit, so that no script takes it for its own.
+    """
+
+
+def send_result(data: Buffer) -> None:
+    """Sends what the job gives back; it returns when the supervisor has all of it.
+
+    Args:
+        data: any number of bytes, which are neither copied nor looked at here.
+
+    Raises:
+        SessionError: on another worker than rank 0, outside a job, or when a result is sent already.
+    """
+    number = take_result_pipe()
+    if number is None:
+        raise SessionError(
+            "A job gives one result back, which worker 0 sends, and this process has sent it or is no worker 0. Gather "
+            "all that shall be known on worker 0 and send it at once."
+        )
+    left = memoryview(data).cast("B")
+    try:
+        os.write(number, RESULT_SIZE.pack(left.nbytes))
+        while left:
+            left = left[os.write(number, left[:_WRITE_BYTES]) :]
+    finally:
+        os.close(number)
