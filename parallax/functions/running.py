@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from parallax.functions.step_graph import Step, StepGraph
+from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.types import Comm
 
 
@@ -46,7 +46,7 @@ class RunningSteps:
             if one.name not in local:
                 self.write(one.name, one.variable.numpy() if self.rank == 0 else None)
 
-    def run(self, step: Step, feeds: Sequence[Any], fetches: Any) -> Any:
+    def run(self, step: GraphStep, feeds: Sequence[Any], fetches: Any) -> Any:
         """Runs a step.
 
         Args:

@@ -38,7 +38,7 @@ class StepVariable:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class GraphStep:
     """A traced function as a graph has it.
 
     Attributes:
@@ -75,7 +75,7 @@ class StepGraph:
             raise GraphError(f"Each variable of a step needs a name of its own, and there are two of {twice[0]!r}.")
         self._by_handle = {id(one.variable.handle): one for one in self.variables}
 
-    def add(self, name: str, concrete: Any) -> Step:
+    def add(self, name: str, concrete: Any) -> GraphStep:
         """Calls a traced function in the graph.
 
         Args:
@@ -96,7 +96,7 @@ class StepGraph:
             first = self.graph.version
             results = concrete._call_flat([*feeds], taken)
             run = tf.group(*self.graph.get_operations()[first:], name="run")
-        return Step(name, feeds, results, run)
+        return GraphStep(name, feeds, results, run)
 
     def taken(self) -> tuple[StepVariable, ...]:
         """The variables that steps have taken, in order."""

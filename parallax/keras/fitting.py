@@ -21,17 +21,17 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, get_data_adapter
 
 from parallax.functions.running import RunningSteps
-from parallax.functions.step_graph import Step, StepGraph
+from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.keras.callbacks import callback_list_for
 from parallax.keras.inputs import open_spec
-from parallax.keras.steps import TracedStep, step_graph, traced_evaluation, traced_training
+from parallax.keras.steps import ModelStep, step_graph, traced_evaluation, traced_training
 from parallax.keras.training import ModelTraining
 
 _TRAINER = "keras.src.backend.tensorflow.trainer.callbacks_module.CallbackList"
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class FitCall:
     """A call of `fit`, read.
 
     Attributes:
@@ -46,14 +46,14 @@ class Fit:
 
     model: Any
     arguments: Mapping[str, Any]
-    traced: Mapping[str, TracedStep]
+    traced: Mapping[str, ModelStep]
     graph: StepGraph
-    steps: Mapping[str, Step]
+    steps: Mapping[str, GraphStep]
     names: Mapping[int, str]
     reset: Any
 
 
-def read_fit(model: Any, arguments: dict[str, Any]) -> Fit:
+def read_fit(model: Any, arguments: dict[str, Any]) -> FitCall:
     """Traces the steps of a call of `fit`, and makes one graph of them.
 
     Args:
@@ -79,10 +79,12 @@ def read_fit(model: Any, arguments: dict[str, Any]) -> Fit:
     graph, steps = step_graph(model, traced)
     names = {id(one.variable): one.name for one in graph.taken()}
     metrics = [names[id(v)] for one in traced.values() for v in one.metrics if id(v) in names]
-    return Fit(model, arguments, traced, graph, steps, names, graph.reset(dict.fromkeys(metrics)))
+    return FitCall(model, arguments, traced, graph, steps, names, graph.reset(dict.fromkeys(metrics)))
 
 
-def run_fit(fit: Fit, original: Callable[..., Any], session: Any, size: int, rank: int) -> tuple[Any, dict[str, Any]]:
+def run_fit(
+    fit: FitCall, original: Callable[..., Any], session: Any, size: int, rank: int
+) -> tuple[Any, dict[str, Any]]:
     """Carries out a call of `fit` in a worker; every worker must call it.
 
     Args:
@@ -169,19 +171,19 @@ def _build(model: Any, spec: Any) -> None:
         model._symbolic_build(data_batch=data_adapter_utils.unpack_x_y_sample_weight(batch))
 
 
-def state_of(fit: Fit) -> dict[str, Any]:
+def state_of(fit: FitCall) -> dict[str, Any]:
     """The values of a model's variables by name, in the launching process."""
     return {one.name: one.variable.numpy() for one in fit.graph.taken()}
 
 
-def take_state(fit: Fit, values: dict[str, Any]) -> None:
+def take_state(fit: FitCall, values: dict[str, Any]) -> None:
     """Gives a model's variables values by name."""
     for one in fit.graph.variables:
         if one.name in values:
             one.variable.assign(np.asarray(values[one.name]))
 
 
-def result_of(fit: Fit, history: Any, values: dict[str, Any]) -> dict[str, Any]:
+def result_of(fit: FitCall, history: Any, values: dict[str, Any]) -> dict[str, Any]:
     """What the launching process is given of a call of `fit`: plain values and arrays."""
     return {
         "history": {name: list(numbers) for name, numbers in history.history.items()},

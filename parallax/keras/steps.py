@@ -13,13 +13,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from parallax.functions.step_graph import Step, StepGraph, StepVariable
+from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable
 from parallax.keras.metrics import ToldMean, told_means
 from parallax.keras.optimizers import merged_rows
 
 
 @dataclass(frozen=True, slots=True)
-class TracedStep:
+class ModelStep:
     """A step of a model as TensorFlow traced it.
 
     Attributes:
@@ -37,7 +37,7 @@ class TracedStep:
     spec: Any
 
 
-def traced_training(model: Any, spec: Any, merges_rows: bool = True) -> TracedStep:
+def traced_training(model: Any, spec: Any, merges_rows: bool = True) -> ModelStep:
     """The traced `train_step` of a compiled and built model.
 
     Args:
@@ -52,12 +52,12 @@ def traced_training(model: Any, spec: Any, merges_rows: bool = True) -> TracedSt
         return _traced(model, model.train_step, spec)
 
 
-def traced_evaluation(model: Any, spec: Any) -> TracedStep:
+def traced_evaluation(model: Any, spec: Any) -> ModelStep:
     """The traced `test_step`; see `traced_training`."""
     return _traced(model, model.test_step, spec)
 
 
-def step_graph(model: Any, traced: dict[str, TracedStep]) -> tuple[StepGraph, dict[str, Step]]:
+def step_graph(model: Any, traced: dict[str, ModelStep]) -> tuple[StepGraph, dict[str, GraphStep]]:
     """One graph of a model's traced steps.
 
     Args:
@@ -93,7 +93,7 @@ def variables_of(model: Any, traced: list[Any]) -> list[StepVariable]:
     return list(found.values())
 
 
-def _traced(model: Any, step: Callable[[Any], Any], spec: Any) -> TracedStep:
+def _traced(model: Any, step: Callable[[Any], Any], spec: Any) -> ModelStep:
     told: list[ToldMean] = []
     metrics: list[Any] = []
 
@@ -106,7 +106,7 @@ def _traced(model: Any, step: Callable[[Any], Any], spec: Any) -> TracedStep:
 
     concrete = tf.function(traced, autograph=False).get_concrete_function(spec)
     means, weighed = tuple(one.metric for one in told), tuple(one.weight is not None for one in told)
-    return TracedStep(concrete, means, weighed, tuple(metrics), spec)
+    return ModelStep(concrete, means, weighed, tuple(metrics), spec)
 
 
 def _metric_variables(model: Any) -> list[Any]:

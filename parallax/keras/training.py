@@ -16,11 +16,11 @@ import tensorflow as tf
 from parallax.errors import SessionError
 from parallax.functions.mirrors import Mirrors
 from parallax.functions.running import RunningSteps
-from parallax.functions.step_graph import Step
+from parallax.functions.step_graph import GraphStep
 from parallax.keras.callbacks import decisions_of
 from parallax.keras.inputs import digest_of, share_of, without_optionals
 from parallax.keras.metrics import LogsOfSums, MetricSums
-from parallax.keras.steps import TracedStep
+from parallax.keras.steps import ModelStep
 from parallax.runtime.worker.barrier import barrier
 
 _OTHER_INPUT = (
@@ -41,8 +41,8 @@ class ModelTraining:
         self,
         model: Any,
         running: RunningSteps,
-        steps: Mapping[str, Step],
-        traced: Mapping[str, TracedStep],
+        steps: Mapping[str, GraphStep],
+        traced: Mapping[str, ModelStep],
         names: Mapping[int, str],
         reset: Any,
     ) -> None:

@@ -78,7 +78,7 @@ class RunGuard(Protocol):
         """Takes in that the session ends well."""
 
 
-class Values(Protocol):
+class ValueAccess(Protocol):
     """Reads and writes single variables (checkpoint/values.py); every worker must make the same calls."""
 
     def read(self, op: str) -> Any:
@@ -124,7 +124,7 @@ class Session(PlainSession):
         direct: DirectRuns | None = None,
         afterwards: Sequence[BetweenStepsHook] = (),
         guard: RunGuard | None = None,
-        values: Values | None = None,
+        values: ValueAccess | None = None,
     ) -> None:
         super().__init__(worker)
         self._monitored = monitored
