@@ -10,7 +10,7 @@ from pathlib import Path
 from parallax.cluster.machines import Cluster
 from parallax.errors import ConfigError
 from parallax.plans.plan import Layout
-from parallax.runtime.supervisor.control import CONTROL_FD, HOST_ADDRESS, RESULT_FD
+from parallax.runtime.supervisor.control import CONTROL_FD, HOST_ADDRESS, RESULT_FD, RESULT_FILE
 from parallax.runtime.supervisor.limits import LIMITS, Limits
 from parallax.runtime.supervisor.preload import LISTEN_ADDRESS, LISTEN_PORT, SECRET
 from parallax.runtime.supervisor.processes import JOB_ID
@@ -25,7 +25,10 @@ BIND_NOW = "LD_BIND_NOW"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST = re.compile(r"[A-Za-z0-9.-]+")
 # Set by the launch itself.
-_RESERVED = (BIND_NOW, CONTROL_FD, HOST_ADDRESS, JOB_ID, LISTEN_ADDRESS, LISTEN_PORT, RESULT_FD, SECRET)
+_RESERVED = (
+    *(BIND_NOW, CONTROL_FD, HOST_ADDRESS, JOB_ID, LISTEN_ADDRESS, LISTEN_PORT, SECRET),
+    *(RESULT_FD, RESULT_FILE),
+)
 
 
 @dataclass(frozen=True, slots=True)

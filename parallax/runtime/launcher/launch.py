@@ -49,6 +49,7 @@ from parallax.runtime.launcher.outcome import Ending
 from parallax.runtime.launcher.output_files import OutputFiles
 from parallax.runtime.launcher.relay import Relay, bytes_of
 from parallax.runtime.launcher.result import ResultCollector
+from parallax.runtime.supervisor.control import RESULT_FILE
 from parallax.runtime.supervisor.frames import Control, Demultiplexer, ResultPart, Start, Text, decode_frame
 from parallax.runtime.supervisor.limits import WORD
 from parallax.runtime.supervisor.processes import JOB_ID, STOPPED, end_processes, remove_scratch, tied_argv, vitals_of
@@ -100,6 +101,7 @@ def launch(job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = N
     watch = _Watch(job, relay)
     with _caught_signals() as caught:
         environment = mpirun_environment(job, job_id, secrets.token_hex(32), launcher)
+        environment |= {RESULT_FILE: watch.collector.path} if watch.collector.path else {}
         process = _start(mpirun_argv(job, launcher), environment, job.input)
         ended = threading.Event()
         speaker = threading.Thread(target=_speak, args=(process, watch, ended), name="parallax-word", daemon=True)
@@ -113,7 +115,8 @@ def launch(job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = N
             left = end_processes({JOB_ID: job_id}, _STRAY_GRACE_S)
             if process.returncode < 0:
                 remove_scratch(watch.scratch)
-    return JobEnd(_report(ending, left, relay), watch.collector.result)
+            result = watch.collector.close()
+    return JobEnd(_report(ending, left, relay), result)
 
 
 class _Watch:
@@ -126,7 +129,7 @@ class _Watch:
         now_s = time.monotonic()
         self.state = new_job(names, hosts, job.num_workers, job.stall_timeout_s, job.limits, now_s)
         self.scratch: set[str] = set()
-        self.collector = ResultCollector()
+        self.collector = ResultCollector(job.cluster.hosts[0].is_this_machine)
         self._agents: dict[int, int] = {}  # supervisors on this machine: rank -> process
         self._looked_s = now_s
         self._stdout = Demultiplexer()

@@ -21,7 +21,7 @@ from parallax.cluster.machines import Cluster, Host
 from parallax.errors import LaunchError
 from parallax.runtime.launcher.job import BIND_NOW, Job
 from parallax.runtime.supervisor import preload
-from parallax.runtime.supervisor.control import CONTROL_FD, RESULT_FD
+from parallax.runtime.supervisor.control import CONTROL_FD, RESULT_FD, RESULT_FILE
 from parallax.runtime.supervisor.limits import LIMITS
 from parallax.runtime.supervisor.preload import LIBRARY, LISTEN_ADDRESS, LISTEN_PORT, SECRET, agent_words, preloaded
 from parallax.runtime.supervisor.processes import JOB_ID
@@ -249,7 +249,7 @@ def mpirun_environment(job: Job, job_id: str, secret: str, launcher: Launcher) -
     base = launcher.variables
     of_a_rank = "OMPI_COMM_WORLD_RANK" in base
     kept = {name: value for name, value in base.items() if not (of_a_rank and name.startswith(_OF_A_RANK))}
-    for name in (CONTROL_FD, RESULT_FD, LISTEN_PORT):
+    for name in (CONTROL_FD, RESULT_FD, RESULT_FILE, LISTEN_PORT):
         kept.pop(name, None)
     if launcher.prefix is not None and not job.cluster.is_local:
         kept["OPAL_PREFIX"] = launcher.prefix

@@ -1,28 +1,51 @@
-"""Puts together what a job gives back: rank 0 sends it in pieces, and it counts when the last one has come."""
+"""Puts together what a job gives back: rank 0 writes it to the launcher's memory, or sends it in pieces.
+
+The first goes where rank 0 is on the launcher's machine. A result counts when all of it is there.
+"""
 
 from __future__ import annotations
+
+import mmap
+import os
 
 from parallax.runtime.supervisor.frames import ResultPart
 
 
 class ResultCollector:
-    """The result of one job as far as it has come; a gigabyte is kept once."""
+    """The result of one job as far as it has come; a gigabyte is kept once.
 
-    def __init__(self) -> None:
-        self._data: bytearray | None = None
+    Args:
+        has_file: whether rank 0 can write to this process's memory.
+    """
+
+    def __init__(self, has_file: bool = False) -> None:
+        self._file = os.memfd_create("parallax-result") if has_file else None
+        self._total_bytes: int | None = None
+        self._data = bytearray()
         self._received_bytes = 0
 
+    @property
+    def path(self) -> str:
+        """Where processes of this user on this machine find the file; empty without one."""
+        return "" if self._file is None else f"/proc/{os.getpid()}/fd/{self._file}"
+
     def take(self, part: ResultPart) -> None:
-        """Takes in a piece; pieces come in order."""
-        if self._data is None:
+        """Takes in a piece; pieces come in order. One without bytes tells of a file that is written."""
+        self._total_bytes = part.total_bytes
+        if part.data and not self._data:
             self._data = bytearray(part.total_bytes)
         end = self._received_bytes + len(part.data)
         self._data[self._received_bytes : end] = part.data
         self._received_bytes = end
 
-    @property
-    def result(self) -> memoryview | None:
-        """All of it, for reading only; None while bytes are missing, or when nothing is sent."""
-        if self._data is None or self._received_bytes < len(self._data):
-            return None
-        return memoryview(self._data).toreadonly()
+    def close(self) -> memoryview | None:
+        """All of it, for reading only; None while bytes are missing, or when nothing is sent. No more is taken in."""
+        file, self._file = self._file, None
+        found: memoryview | None = None
+        if self._received_bytes == self._total_bytes:
+            found = memoryview(self._data).toreadonly()
+        elif file is not None and self._total_bytes is not None and os.fstat(file).st_size == self._total_bytes:
+            found = memoryview(mmap.mmap(file, self._total_bytes, access=mmap.ACCESS_READ))
+        if file is not None:
+            os.close(file)
+        return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from parallax.errors import SessionError
 from parallax.runtime.supervisor.control import RESULT_SIZE, take_result_pipe
@@ -22,21 +23,30 @@ def send_result(data: Buffer) -> None:
     """Sends what the job gives back; it returns when the supervisor has all of it.
 
     Args:
-        data: any number of bytes, which are neither copied nor looked at here.
+        data: any number of bytes, which are not looked at.
 
     Raises:
         SessionError: on another worker than rank 0, outside a job, or when a result is sent already.
     """
-    number = take_result_pipe()
+    number, file = take_result_pipe()
     if number is None:
         raise SessionError(
             "A job gives one result back, which worker 0 sends, and this process has sent it or is no worker 0. Gather "
             "all that shall be known on worker 0 and send it at once."
         )
     left = memoryview(data).cast("B")
+    size = RESULT_SIZE.pack(left.nbytes)
     try:
-        os.write(number, RESULT_SIZE.pack(left.nbytes))
-        while left:
-            left = left[os.write(number, left[:_WRITE_BYTES]) :]
+        if file and left:
+            with Path(file).open("wb", buffering=0) as written:
+                _write(written.fileno(), left)
+            left = left[:0]
+        _write(number, memoryview(size))
+        _write(number, left)
     finally:
         os.close(number)
+
+
+def _write(fd: int, left: memoryview) -> None:
+    while left:
+        left = left[os.write(fd, left[:_WRITE_BYTES]) :]

@@ -52,6 +52,8 @@ def test_the_job_knows_its_own_control_variables():
         "PARALLAX_LISTEN_ADDRESS",
         "PARALLAX_LISTEN_PORT",
         "PARALLAX_SECRET",
+        "PARALLAX_RESULT_FD",
+        "PARALLAX_RESULT_FILE",
     )
 
 

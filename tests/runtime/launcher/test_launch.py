@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
+import zlib
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ MARK = "PARALLAX_TEST"
 WAIT_S = 30.0
 
 LAUNCHER = """
-import json, os, sys
+import json, os, sys, zlib
 from parallax.cluster.machines import local_cluster
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import launch
@@ -34,7 +35,10 @@ given = bytes(range(250)) * int(os.environ.get("GIVEN", "0"))
 workers, stall_timeout_s, *program = sys.argv[1:]
 cluster = local_cluster(int(workers), "")
 job = Job(tuple(program), cluster, (), (("GREETING", "a; b"),), float(stall_timeout_s), (given,), limits=limits)
-sys.exit(launch(job).status)
+end = launch(job)
+if end.result is not None:
+    print("result", zlib.crc32(end.result), flush=True)
+sys.exit(end.status)
 """
 
 # What every program starts with.
@@ -138,6 +142,39 @@ def test_a_rank_0_that_reads_nothing_does_not_hold_up_the_job(start, monkeypatch
     monkeypatch.setenv("GIVEN", "40000")
     status, stdout, _ = start('print("done")').finish()
     assert (status, sorted(stdout.splitlines())) == (0, ["[0] done", "[1] done"])
+
+
+@pytest.mark.parametrize("way", ["file", "frames"])
+def test_what_rank_0_sends_is_the_jobs_result(start, way):
+    body = """
+from parallax.errors import SessionError
+from parallax.runtime.supervisor.control import RESULT_FILE
+from parallax.runtime.worker.result import send_result
+if WAY == "frames":
+    del os.environ[RESULT_FILE]
+for _ in range(2):
+    try:
+        send_result(bytes(range(256)) * 16384)
+    except SessionError as error:
+        print(error)
+"""
+    status, stdout, _ = start(f"WAY = {way!r}\n{body}").finish()
+    expected = f"result {zlib.crc32(bytes(range(256)) * 16384)}"
+    lines = sorted(stdout.splitlines())
+    assert status == 0 and lines.pop() == expected
+    assert [line[:30] for line in lines] == ["[0] A job gives one result bac", *["[1] A job gives one result bac"] * 2]
+
+
+def test_a_job_that_fails_has_half_a_result_and_gives_none(start):
+    body = """
+from parallax.runtime.supervisor.control import RESULT_SIZE, take_result_pipe
+pipe, _ = take_result_pipe()
+if rank == 0:
+    os.write(pipe, RESULT_SIZE.pack(1 << 30) + b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    status, stdout, stderr = start(body).finish()
+    assert (status, stdout) == (137, "") and "rank 0" in stderr
 
 
 def test_output_comes_while_the_program_runs(start):

@@ -1,6 +1,15 @@
 import pytest
 
-from parallax.runtime.supervisor.frames import Control, Demultiplexer, Exit, Start, Text, decode_frame, encode_frame
+from parallax.runtime.supervisor.frames import (
+    Control,
+    Demultiplexer,
+    Exit,
+    ResultPart,
+    Start,
+    Text,
+    decode_frame,
+    encode_frame,
+)
 
 
 def lines_of(*chunks):
@@ -18,6 +27,8 @@ def lines_of(*chunks):
         Control(1, {"kind": "in_run", "fetch": "[a, b]<0>", "ranks": [1, 2], "seconds": 2.5}),
         Exit(1, -9, told=True),
         Exit(0, 0),
+        ResultPart(0, 300, bytes(range(256))),
+        ResultPart(0, 0, b""),
     ],
     ids=lambda frame: type(frame).__name__,
 )
