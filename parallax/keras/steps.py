@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from parallax.functions.step_graph import StepGraph, StepVariable
 from parallax.keras.optimizers import merged_rows
+from parallax.keras.reports import reported_means
 
 
 def traced_training(model: Any, spec: Any, merges_rows: bool = True) -> Any:
@@ -51,10 +52,11 @@ def step_graph(model: Any, traced: dict[str, Any]) -> tuple[StepGraph, dict[str,
         traced: scope -> traced step.
 
     Returns:
-        The graph, and the steps in it by their scope.
+        The graph, and the steps in it by their scope. Where the batch's dimension is open, workers may have unequally
+        many examples of it, or none (parallax/graph/batches.py); what losses and metrics then are is in reports.py.
     """
     graph = StepGraph(variables_of(model, list(traced.values())))
-    return graph, {name: graph.add(name, concrete) for name, concrete in traced.items()}
+    return graph, {name: graph.add(name, concrete, is_uneven=True) for name, concrete in traced.items()}
 
 
 def variables_of(model: Any, traced: list[Any]) -> list[StepVariable]:
@@ -80,7 +82,8 @@ def variables_of(model: Any, traced: list[Any]) -> list[StepVariable]:
 
 
 def _traced(step: Callable[[Any], Any], spec: Any) -> Any:
-    return tf.function(lambda data: step(data), autograph=False).get_concrete_function(spec)
+    with reported_means():
+        return tf.function(lambda data: step(data), autograph=False).get_concrete_function(spec)
 
 
 def _value(variable: Any) -> Any:
