@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.errors import GraphError
+from parallax.graph.batches import mark_batch
 from parallax.types import Graph, Tensor
 
 _LARGEST_CONSTANT_BYTES = 1 << 20
@@ -75,12 +76,14 @@ class StepGraph:
             raise GraphError(f"Each variable of a step needs a name of its own, and there are two of {twice[0]!r}.")
         self._by_handle = {id(one.variable.handle): one for one in self.variables}
 
-    def add(self, name: str, concrete: Any) -> GraphStep:
+    def add(self, name: str, concrete: Any, is_uneven: bool = False) -> GraphStep:
         """Calls a traced function in the graph.
 
         Args:
             name: scope of its ops.
             concrete: a tf.types.experimental.ConcreteFunction.
+            is_uneven: whether workers may call it with batches of unequal length, none too; every argument with an open
+                first dimension is then taken for a batch.
 
         Raises:
             GraphError: it takes something from around it that no graph can have.
@@ -92,6 +95,9 @@ class StepGraph:
             feeds = tuple(
                 tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name) for tensor in arguments
             )
+            for batch in feeds if is_uneven else ():
+                if batch.shape.rank and batch.shape[0] is None:
+                    mark_batch(batch, name)
             taken = [self._taken(name, outer) for outer in captured]
             first = self.graph.version
             results = concrete._call_flat([*feeds], taken)

@@ -1,18 +1,13 @@
-"""What Keras reports of a step: metrics and losses of the global batch, put together of what each worker has.
+"""What Keras reports of a step: logs of the global batch, put together of what each worker has.
 
 The variables of a metric are sums over examples (Keras's own `aggregation="sum"`): each worker adds up its own, and the
-sum over the workers is the one process's. A mean that is told a batch's mean, as the trackers of losses are, is no such
-sum: while a step is traced, what it is told leaves the step beside the logs, and is put together here: the mean over
-the workers, counted once for every example of all of them.
-
-Logs are computed again of the whole sums. What a step logs beside its metrics is a mean over the workers.
+sum over the workers is the one process's; of means over a batch that a metric is told, reports.py sees to that. Logs are
+computed again of the whole sums. What a step logs beside its metrics is a mean over the workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,45 +15,6 @@ import tensorflow as tf
 
 from parallax.runtime.worker.barrier import barrier
 from parallax.types import Comm
-
-
-@dataclass(frozen=True, slots=True)
-class ToldMean:
-    """What a `keras.metrics.Mean` is told in a step.
-
-    Attributes:
-        metric: the Mean.
-        value: a scalar, the mean over the batch.
-        weight: how many examples it stands for; None where it counts once.
-    """
-
-    metric: Any
-    value: Any
-    weight: Any
-
-
-@contextmanager
-def told_means(mean: type) -> Iterator[list[ToldMean]]:
-    """Within it, what Means are told of whole batches is listed, and does not change their variables.
-
-    Args:
-        mean: the class, `keras.metrics.Mean`.
-    """
-    found: list[ToldMean] = []
-    update = mean.update_state  # type: ignore[attr-defined]
-
-    def told(self: Any, values: Any, sample_weight: Any = None) -> Any:
-        values = tf.convert_to_tensor(values)
-        if values.shape.rank != 0 or tf.executing_eagerly():
-            return update(self, values, sample_weight=sample_weight)
-        found.append(ToldMean(self, values, sample_weight))
-        return None
-
-    mean.update_state = told  # type: ignore[attr-defined]
-    try:
-        yield found
-    finally:
-        mean.update_state = update  # type: ignore[attr-defined]
 
 
 class LogsOfSums:
@@ -180,60 +136,36 @@ class MetricSums:
             self._base[number] = np.asarray(value, self._base[number].dtype)
         self.sums = list(self._base)
 
-    def take(
-        self, parts: Sequence[Any], told: Sequence[tuple[Any, Any, Any]], others: dict[str, Any], digest: int
-    ) -> tuple[dict[str, Any], bool]:
+    def take(self, parts: Sequence[Any], others: dict[str, Any], digest: int) -> tuple[dict[str, Any], bool]:
         """Puts together what the workers have after a step; every worker must call it.
 
         Args:
             parts: this worker's sums, by variable.
-            told: (the Mean, its value, the number of examples or None) for each Mean that was told of the batch.
             others: what is logged beside metrics: a mean over the workers.
             digest: of this worker's input, below 2**16.
 
         Returns:
             (the logs in `others` as they are of all workers, whether the input was the same on all).
         """
-        mine = [
-            digest,
-            digest * digest,
-            *(x for _, value, weight in told for x in (value, 0 if weight is None else weight)),
-        ]
-        flat = [
-            np.asarray(mine, np.float64),
-            *(np.ravel(part).astype(np.float64) for part in (*parts, *others.values())),
-        ]
-        whole = np.concatenate(flat)
+        whole = np.concatenate(
+            [
+                np.array([digest, digest * digest], np.float64),
+                *(np.ravel(part).astype(np.float64) for part in (*parts, *others.values())),
+            ]
+        )
         if self._size > 1:
             own = whole
             whole = np.empty_like(own)
             barrier(self._comm)
             self._comm.Allreduce(own, whole)
-        is_alike = bool(self._size * whole[1] == whole[0] ** 2)
-        for number, (mean, _, weight) in enumerate(told):
-            value, examples = whole[2 + 2 * number] / self._size, whole[3 + 2 * number]
-            self._tell(mean, value, 1.0 if weight is None else examples)
-        place = len(mine)
+        place = 2
         for number, base in enumerate(self._base):
             part = whole[place : place + base.size].reshape(base.shape)
             place += base.size
             self.sums[number] = (base + part.astype(base.dtype)).astype(base.dtype)
         found = {}
         for name, value in others.items():
-            size = np.size(value)
-            found[name] = (whole[place : place + size].reshape(np.shape(value)) / self._size).astype(
-                np.asarray(value).dtype
-            )
-            place += size
-        return found, is_alike
-
-    def _tell(self, mean: Any, value: float, examples: float) -> None:
-        """Adds a batch's mean, for its examples, in the type and order of Keras's own sums."""
-        for variable, added in ((mean.total, np.float32(value) * np.float32(examples)), (mean.count, examples)):
-            number = next(i for i, v in enumerate(self.variables) if v is _value(variable))
-            base = self._base[number]
-            self._base[number] = (base + np.asarray(added, base.dtype)).astype(base.dtype)
-
-
-def _value(variable: Any) -> Any:
-    return getattr(variable, "_value", variable)
+            mean = whole[place : place + np.size(value)].reshape(np.shape(value)) / self._size
+            found[name] = mean.astype(np.asarray(value).dtype)
+            place += np.size(value)
+        return found, bool(self._size * whole[1] == whole[0] ** 2)

@@ -10,12 +10,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable
-from parallax.keras.metrics import ToldMean, told_means
 from parallax.keras.optimizers import merged_rows
+from parallax.keras.reports import reported_means
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +22,12 @@ class ModelStep:
     """A step of a model as TensorFlow traced it.
 
     Attributes:
-        concrete: gives (logs, [(value, weight) of told Means], values of the metrics' variables).
-        means: the Means that are told of whole batches, in order.
-        is_weighed: for each of them, whether it is told a number of examples.
+        concrete: gives (logs, values of the metrics' variables).
         metrics: the tf.Variables of metrics, in order.
         spec: what it takes.
     """
 
     concrete: Any
-    means: tuple[Any, ...]
-    is_weighed: tuple[bool, ...]
     metrics: tuple[Any, ...]
     spec: Any
 
@@ -65,10 +60,11 @@ def step_graph(model: Any, traced: dict[str, ModelStep]) -> tuple[StepGraph, dic
         traced: scope -> traced step.
 
     Returns:
-        The graph, and the steps in it by their scope.
+        The graph, and the steps in it by their scope. Where the batch's dimension is open, workers may have unequally
+        many examples of it, or none (parallax/graph/batches.py); what losses and metrics then are is in reports.py.
     """
     graph = StepGraph(variables_of(model, [one.concrete for one in traced.values()]))
-    return graph, {name: graph.add(name, one.concrete) for name, one in traced.items()}
+    return graph, {name: graph.add(name, one.concrete, is_uneven=True) for name, one in traced.items()}
 
 
 def variables_of(model: Any, traced: list[Any]) -> list[StepVariable]:
@@ -94,19 +90,16 @@ def variables_of(model: Any, traced: list[Any]) -> list[StepVariable]:
 
 
 def _traced(model: Any, step: Callable[[Any], Any], spec: Any) -> ModelStep:
-    told: list[ToldMean] = []
     metrics: list[Any] = []
 
     def traced(data: Any) -> Any:
-        with told_means(keras.metrics.Mean) as means:
+        with reported_means():
             logs = step(data)
-        told[:], metrics[:] = means, _metric_variables(model)
-        given = [(one.value, 0 if one.weight is None else one.weight) for one in means]
-        return logs, given, [tf.identity(variable) for variable in metrics]
+        metrics[:] = _metric_variables(model)
+        return logs, [tf.identity(variable) for variable in metrics]
 
     concrete = tf.function(traced, autograph=False).get_concrete_function(spec)
-    means, weighed = tuple(one.metric for one in told), tuple(one.weight is not None for one in told)
-    return ModelStep(concrete, means, weighed, tuple(metrics), spec)
+    return ModelStep(concrete, tuple(metrics), spec)
 
 
 def _metric_variables(model: Any) -> list[Any]:

@@ -167,16 +167,14 @@ class ModelTraining:
 
     def _step(self, which: str, share: list[Any], digest: int) -> Any:
         traced, logs = self._traced[which], self._logs[which]
-        results, means, parts = self._steps[which].fetches
+        results, parts = self._steps[which].fetches
         others = {name: results[name] for name in logs.others}
-        told, parts, others = self._running.run(self._steps[which], share, (means, parts, others))
-        pairs = zip(traced.means, traced.is_weighed, told, strict=True)
-        of_means = [(mean, value, weight if is_weighed else None) for mean, is_weighed, (value, weight) in pairs]
+        parts, others = self._running.run(self._steps[which], share, (parts, others))
         ordered = dict(zip((id(v) for v in traced.metrics), parts, strict=True))
         mine = [
             ordered.get(id(v), np.zeros_like(s)) for v, s in zip(self._sums.variables, self._sums.sums, strict=True)
         ]
-        others, is_alike = self._sums.take(mine, of_means, others, digest)
+        others, is_alike = self._sums.take(mine, others, digest)
         if not is_alike:
             raise SessionError(_OTHER_INPUT)
         self._mirrors.outdate(self._number_of)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge
+from parallax.plans.losses import Divided, ReportedScalar, Selected, Summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class AllReduce:
     `kind` is `sum`, `mean` (of a gradient: sum divided by the number of workers), `min`, `max`, `rows_mean` (a mean
     over joined rows: weighted by the rows of `weight`, the tensor that was averaged), or `workers_mean` (a mean of what
     is no gradient). `table` names the table whose owners have the parts, where they are on servers; else the workers
-    have them. Where a worker `keeps_own`, who fetches the tensor gets this worker's part.
+    have them. Where a worker `keeps_own`, who fetches the tensor gets this worker's part. A mean over the workers is
+    weighted by each worker's share of the rows of a `batch`, where one is named.
     """
 
     tensor: str
@@ -103,42 +105,20 @@ class AllReduce:
     weight: str = ""
     table: str = ""
     keeps_own: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Divided:
-    """`tensor` is the sum over all workers of what losses are divided by: the `edges` take a W-th of it.
-
-    Where it `is_mean`, each worker's is a mean over its batch, and a W-th of their sum is that of the joined batch.
-    """
-
-    tensor: str
-    edges: tuple[Edge, ...]
-    is_mean: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Selected:
-    """`node` is a mean over elements that a mask has chosen: it counts for as many as each worker has.
-
-    Attributes:
-        node: gives the mean; who takes it sees it times W times this worker's share of all chosen elements.
-        values: the chosen elements.
-        counted: edges of autodiff that divide by their number; they take a W-th of the number on all workers.
-    """
-
-    node: str
-    values: str
-    counted: tuple[Edge, ...]
+    batch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """A dense gradient leaves autodiff here: the `edges` shall see the mean, by row at the table's owners."""
+    """A dense gradient leaves autodiff here: the `edges` shall see the mean, by row at the table's owners.
+
+    The mean is weighted by each worker's share of the rows of a `batch`, where one is named.
+    """
 
     tensor: str
     edges: tuple[Edge, ...]
     table: str
+    batch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +140,14 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Joined gradient rows leave autodiff here: multiplied by 1/W, so that they are the joined batch's rows."""
+    """Joined gradient rows leave autodiff here: multiplied by 1/W, so that they are the joined batch's rows.
+
+    Where a `batch` is named they are multiplied by this worker's share of its rows.
+    """
 
     tensor: str
     edges: tuple[Edge, ...]
+    batch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +344,9 @@ class Rewrites:
         alike_rows: constants that meet kept rows.
         divided: denominators of losses.
         selected: means over chosen elements.
+        batches: placeholders whose first dimension is a batch's length, which workers may have unequal; one of a step.
+        summed: sums over batches that losses are made of.
+        reported: what steps report of their batches.
         notes: what a plan says of how losses are taken, a sentence each.
     """
 
@@ -385,6 +372,9 @@ class Rewrites:
     alike_rows: tuple[AlikeRows, ...] = ()
     divided: tuple[Divided, ...] = ()
     selected: tuple[Selected, ...] = ()
+    batches: tuple[str, ...] = ()
+    summed: tuple[Summed, ...] = ()
+    reported: tuple[ReportedScalar, ...] = ()
     notes: tuple[str, ...] = ()
 
     def table(self, op: str) -> Table:

@@ -20,8 +20,10 @@ from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
 from parallax.analysis.propagation.states import SAME
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.gradients import autodiff_ops
+from parallax.graph.batches import reported_values
 from parallax.graph.view import Edge, split_tensor
-from parallax.plans.rewrites import AllReduce, Divided, Selected
+from parallax.plans.losses import Divided, Selected
+from parallax.plans.rewrites import AllReduce
 
 _DIVISIONS = ("RealDiv", "Div", "DivNoNan")
 _OVER_BATCH = ("Sum", "Mean")
@@ -66,9 +68,11 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
         if walk.view.op(node) in _DIVISIONS:
             numerator, tensor = walk.view.inputs(node)
             known = any(tensor == one.tensor for one in divided) or walk.states[tensor].kind in ("same", "fed")
-            if known or walk.view.shape(tensor) != () or not look.is_differentiated(tensor):
+            if known or walk.view.shape(tensor) != () or not look.is_of_loss(node, numerator, tensor):
                 continue
             by = [op for op in _OVER_BATCH if look.sums_behind(tensor, op) and look.is_over_batch(numerator, op)]
+            if not by and look.is_of_size(numerator) and look.sums_behind(tensor, "Sum"):
+                by = ["Sum"]  # as a mask is scaled by all elements over those that are left
             if not by:
                 if not look.is_of_size(tensor):
                     unproven.append((node, tensor))
@@ -198,6 +202,17 @@ class _DivisionRules:
                 return False
             waiting += view.inputs(node)
         return True
+
+    def is_of_loss(self, division: str, numerator: str, tensor: str) -> bool:
+        """Whether a loss is divided by a tensor, or what a loss's elements are multiplied with."""
+        if self.is_differentiated(tensor) or division in self._reported:
+            return True
+        return division in self._walk.training and self.is_of_size(numerator)
+
+    @cached_property
+    def _reported(self) -> set[str]:
+        """The nodes of which reported values are computed."""
+        return self._walk.view.ancestors([split_tensor(t)[0] for t in reported_values(self._walk.view)])
 
     def is_differentiated(self, tensor: str) -> bool:
         """Whether autodiff went back through a division by a tensor: it divides by it too."""

@@ -141,9 +141,15 @@ def _parts_of(walk: Walk, losses: Sequence[str]) -> set[str]:
         op, inputs = view.op(node), view.inputs(node)
         if op in _STRAIGHT or op in _SUMS:
             found.add(node)
-        if op in _STRAIGHT or (op in _SUMS and view.shape(inputs[0]) == ()):
+        if op in _STRAIGHT or (op in _SUMS and (view.shape(inputs[0]) == () or _is_packed(walk, inputs[0]))):
             waiting += [split_tensor(t)[0] for t in inputs]
     return found
+
+
+def _is_packed(walk: Walk, tensor: str) -> bool:
+    """Whether a tensor is scalars in a row, as Keras adds up losses."""
+    node = split_tensor(tensor)[0]
+    return walk.view.op(node) == "Pack" and all(walk.view.shape(t) == () for t in walk.view.inputs(node))
 
 
 def _needed(walk: Walk, axes: BatchAxes, losses: Sequence[str]) -> set[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from parallax.analysis.propagation import examples_apart, own_state, rules, whole_batch
+from parallax.analysis.propagation import examples_apart, own_state, rules, uneven, whole_batch
 from parallax.analysis.propagation.denominators import Denominators, find_denominators, notes_of
 from parallax.analysis.propagation.gradient_pieces import PieceKinds, keeps_of, mark, marked_by, piece_kinds
 from parallax.analysis.propagation.own_state import computed_of
@@ -253,7 +253,7 @@ def _decisions(walk: Walk, terms: TrainingMode) -> Rewrites:
     owned = owned_nodes(walk)
     if terms.synchronous:
         check_reads(walk, owned, pushes)
-    return Rewrites(
+    rewrites = Rewrites(
         tables=tuple(tables),
         scales=tuple(walk.scales),
         shared_rows=tuple(walk.shared_rows),
@@ -285,3 +285,4 @@ def _decisions(walk: Walk, terms: TrainingMode) -> Rewrites:
         keeps=keeps_of(walk) if terms.accumulate_steps > 1 else (),
         alike_rows=tuple(walk.alike_rows) if terms.accumulate_steps > 1 else (),
     )
+    return uneven.weighed(walk, rewrites)

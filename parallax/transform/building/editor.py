@@ -26,6 +26,7 @@ from parallax.transform.building.node_edits import (
     without_shapes,
 )
 from parallax.transform.building.reducers import HorovodReducer, NoReducer, QueueReducer, Reducer
+from parallax.transform.building.shares import BatchShare
 from parallax.transform.building.wire import Wire
 from parallax.types import Graph, GraphDef, Tensor
 
@@ -157,6 +158,7 @@ class Editor:
         wire: the element types in which this worker sends.
         inputs: stand-ins for the user's tensors.
         waits: stand-ins for the user's nodes.
+        shares: this worker's share of the batches that may be uneven, by their placeholders.
         kept: gradient as it leaves autodiff -> its mean over the batches that one update takes.
         kept_sizes: piece of kept rows -> how many rows are kept of it.
         keepings: what is kept.
@@ -185,6 +187,7 @@ class Editor:
     wire: Wire
     inputs: dict[str, Any] = field(default_factory=dict)
     waits: dict[str, Any] = field(default_factory=dict)
+    shares: dict[str, BatchShare] = field(default_factory=dict)
     kept: dict[str, Any] = field(default_factory=dict)
     kept_sizes: dict[GradientPiece, Any] = field(default_factory=dict)
     keepings: list[GradientAccumulation] = field(default_factory=list)

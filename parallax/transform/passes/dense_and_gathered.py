@@ -25,7 +25,7 @@ def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
     for scale in rewrites.scales:
         values = editor.leaving(scale.tensor)
         with tf.name_scope(f"{SCOPE}/scale/"):
-            editor.redirect(scale.edges, values * tf.constant(_row_scale(editor, rewrites), values.dtype))
+            editor.redirect(scale.edges, _scaled(editor, rewrites, values, scale.batch))
     for shared in rewrites.shared_rows:
         if not rewrites.terms.synchronous:
             continue  # a worker by itself has the one process's rows
@@ -53,13 +53,19 @@ def _reduced(editor: Editor, reduction: AllReduce) -> NamedTensor | Tensor:
         return _mean_of_rows(editor, editor.leaving(reduction.tensor), editor.leaving(reduction.weight))
     became_dense = editor.view.op(split_tensor(reduction.tensor)[0]) == "UnsortedSegmentSum"
     build = partial(_built, editor.together, editor.worker.size, reduction.kind, became_dense)
+    shares = [editor.shares[reduction.batch].times(1.0, named.dtype)] if reduction.batch else []
     if reduction.tensor in editor.kept or not editor.together.can_be_copied(named.dtype):
-        return build(editor.leaving(reduction.tensor))
-    return editor.copies.copy((_built, reduction.kind, became_dense), build, [named])
+        return build(editor.leaving(reduction.tensor), *shares)
+    return editor.copies.copy((_built, reduction.kind, became_dense), build, [named, *shares])
 
 
-def _built(together: Reducer, workers: int, kind: str, became_dense: bool, tensor: Tensor) -> Tensor:
+def _built(
+    together: Reducer, workers: int, kind: str, became_dense: bool, tensor: Tensor, share: Tensor | None = None
+) -> Tensor:
     """One reduction by its kind (rewrites.AllReduce); gradients may travel in half precision."""
+    if share is not None:
+        weighed = tf.math.multiply_no_nan(tensor, share)
+        return together.add_gradients(weighed) if kind == "mean" else together.all_reduce(weighed)
     if kind == "workers_mean":
         return together.all_reduce(tensor, "sum", 1.0 / workers)
     if kind == "mean":
@@ -67,29 +73,6 @@ def _built(together: Reducer, workers: int, kind: str, became_dense: bool, tenso
     if kind == "sum" and became_dense:
         return together.add_gradients(tensor)
     return together.all_reduce(tensor, kind)
-
-
-def weigh_losses(editor: Editor, rewrites: Rewrites) -> None:
-    """Losses that are divided by what the batch has of something are divided by what all workers have of it."""
-    if not rewrites.terms.synchronous:
-        return  # a worker by itself has the one process's loss
-    size = editor.worker.size
-    for divided in rewrites.divided:
-        if divided.edges:
-            with tf.name_scope(f"{SCOPE}/denominator/"):
-                whole = editor.at(divided.edges[0])
-                part = whole / tf.constant(size, whole.dtype)
-            editor.redirect(divided.edges, part)
-            if divided.is_mean:
-                editor.whole[divided.tensor] = str(part.name)
-    for one in rewrites.selected:
-        with tf.name_scope(f"{SCOPE}/denominator/"):
-            mean = editor.tensor(f"{one.node}:0")
-            own = tf.cast(tf.raw_ops.Size(input=editor.tensor(one.values)), mean.dtype)
-            share = editor.together.all_reduce(own) / tf.constant(size, mean.dtype)
-            weighed = tf.where(own > 0, mean * own / share, tf.zeros_like(mean))  # a mean of nothing is no number
-            editor.redirect(editor.view.consumers(f"{one.node}:0"), weighed)
-            editor.redirect(one.counted, share)
 
 
 def _held_by_worker_0(editor: Editor, values: Tensor, shared: SharedRows) -> Any:
@@ -111,10 +94,12 @@ def _split(editor: Editor, rows: Tensor, pieces: tuple[GradientPiece, ...]) -> l
     return list(tf.split(rows, [editor.rows_of(piece) for piece in pieces]))
 
 
-def _row_scale(editor: Editor, rewrites: Rewrites) -> float:
-    """What a worker's gradient rows count for among all workers'."""
-    terms = rewrites.terms
-    return 1.0 / editor.worker.size if terms.synchronous and terms.average_sparse else 1.0
+def _scaled(editor: Editor, rewrites: Rewrites, values: Tensor, batch: str) -> Any:
+    """Gradient rows times what a worker's count for among all workers'."""
+    terms, size = rewrites.terms, editor.worker.size
+    if batch:
+        return editor.shares[batch].weigh(values, 1.0 if terms.average_sparse else size)
+    return values * tf.constant(1.0 / size if terms.synchronous and terms.average_sparse else 1.0, values.dtype)
 
 
 def _mean_of_rows(editor: Editor, mean: Any, rows: Tensor) -> Any:

@@ -1,0 +1,131 @@
+"""Weighs means over the workers where their batches may be of unequal length, as the graph says (graph/batches.py).
+
+A worker's loss is taken for a mean over its own batch. The one process's loss is then the mean of the workers' losses,
+each counted by its share of all examples, and so are its gradients. So every mean over the workers becomes one by
+shares; a worker without examples counts for nothing, whatever its gradients are. What losses are divided by, and what
+means are chosen of, is put together so that this holds for it too (denominators.py), and a sum over the batch that
+nothing divides is made a mean (sums.py). The shares take one sum over the workers, of the batches' lengths.
+
+What a step reports (a loss that a metric counts) becomes such that the plain mean over the workers is the one process's
+value, and so does the weight with which it is counted: what the metrics of all workers have added up is, together, what
+that of the one process has. A value is taken for a mean over the batch, as losses are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from parallax.analysis.propagation.axis_blocks import is_length
+from parallax.analysis.propagation.batch_axis import BatchAxes
+from parallax.analysis.propagation.states import SAME
+from parallax.analysis.propagation.sums import find_sums
+from parallax.analysis.propagation.walk import Walk
+from parallax.errors import GraphError
+from parallax.graph.batches import WEIGHT, batch_of, reported_as
+from parallax.graph.view import GraphView, once_per_view, split_tensor
+from parallax.plans.losses import Divided, ReportedScalar, Selected
+from parallax.plans.rewrites import AllReduce, Rewrites, Scale, Scatter
+
+_COPIES = ("Identity", "Cast")
+_MEANS = ("mean", "workers_mean")
+_Weighted = TypeVar("_Weighted", Scale, Scatter)
+
+
+@once_per_view
+def batch_by_node(view: GraphView) -> dict[str, str]:
+    """Node -> the placeholder whose length is that of the batch which the node's results are computed of."""
+    first: dict[str, str] = {}
+    found: dict[str, str] = {}
+    for node in view.nodes:
+        step = batch_of(view.nodes[node])
+        if step:
+            found[node] = first.setdefault(step, f"{node}:0")
+    if not found:
+        return found
+    for node in view.topological_order():
+        before = [split_tensor(t)[0] for t in view.inputs(node)]
+        batch = next((found[one] for one in before if one in found), "")
+        if batch:
+            found.setdefault(node, batch)
+    return found
+
+
+def weighed(walk: Walk, rewrites: Rewrites) -> Rewrites:
+    """The rewrites, with means by shares where batches may be uneven.
+
+    Raises:
+        GraphError: gradients of several batches are to be kept, or a sum over the batch cannot be made a mean.
+    """
+    batches = batch_by_node(walk.view)
+    if not batches or not rewrites.terms.synchronous:
+        return rewrites
+    if rewrites.terms.accumulate_steps > 1:
+        raise GraphError(
+            "Batches of unequal length are weighted one by one, and accumulate_steps keeps the gradients of several. "
+            "Leave accumulate_steps at 1; in Keras, set gradient_accumulation_steps of the optimizer."
+        )
+    means = {one.tensor for one in rewrites.divided if one.is_mean}
+    reduced = [_weighed_mean(one, batches, one.tensor in means) for one in rewrites.all_reduces]
+    reported = tuple(_reported(walk, batches))
+    sums = [
+        AllReduce(f"{one.node}:0", tuple(walk.view.consumers(f"{one.node}:0")), "workers_mean")
+        for one in reported
+        if one.kind == WEIGHT
+    ]
+    return replace(
+        rewrites,
+        all_reduces=(*reduced, *sums),
+        scales=_of_batches(rewrites.scales, batches),
+        scatters=_of_batches(rewrites.scatters, batches),
+        divided=tuple(_of_division(one, batches) for one in rewrites.divided if not one.is_mean),
+        selected=tuple(_of_selection(one, batches) for one in rewrites.selected),
+        batches=tuple(dict.fromkeys(batches.values())),
+        summed=find_sums(walk, batches),
+        reported=tuple(one for one in reported if one.kind != WEIGHT),
+    )
+
+
+def _batch_of(batches: dict[str, str], tensor: str) -> str:
+    return batches.get(split_tensor(tensor)[0], "")
+
+
+def _weighed_mean(one: AllReduce, batches: dict[str, str], is_denominator: bool) -> AllReduce:
+    """A mean by shares; of the means that a loss is divided by, that of the joined batch."""
+    batch = _batch_of(batches, one.tensor)
+    if batch and is_denominator:
+        return replace(one, kind="workers_mean", batch=batch)
+    return replace(one, batch=batch) if batch and one.kind in _MEANS else one
+
+
+def _of_batches(found: Sequence[_Weighted], batches: dict[str, str]) -> tuple[_Weighted, ...]:
+    return tuple(replace(one, batch=_batch_of(batches, one.tensor)) for one in found)
+
+
+def _of_division(one: Divided, batches: dict[str, str]) -> Divided:
+    return replace(one, batch=_batch_of(batches, one.tensor))
+
+
+def _of_selection(one: Selected, batches: dict[str, str]) -> Selected:
+    return replace(one, batch=_batch_of(batches, one.values))
+
+
+def _reported(walk: Walk, batches: dict[str, str]) -> list[ReportedScalar]:
+    """What steps report that differs between workers: values, lengths of batches, and other weights."""
+    view, found = walk.view, []
+    axes, marked = BatchAxes(view, walk.states), {node for node in view.nodes if batch_of(view.nodes[node])}
+    for node in view.nodes:
+        kind = reported_as(view.nodes[node])
+        if not kind or node not in batches or walk.states[f"{node}:0"] == SAME:
+            continue
+        is_of_length = kind == WEIGHT and is_length(axes, f"{node}:0") and _measured(view, node) in marked
+        found.append(ReportedScalar(node, "length" if is_of_length else kind, batches[node]))
+    return found
+
+
+def _measured(view: GraphView, node: str) -> str:
+    """The node of which a length is taken; where that is not to be seen, what it is computed of."""
+    while view.op(node) in (*_COPIES, "StridedSlice", "Shape"):
+        node = split_tensor(view.inputs(node)[0])[0]
+    return node

@@ -1,0 +1,62 @@
+"""Marks by which a graph says what is the batch of a step, and what a step reports of it.
+
+A batch that is so marked may have another length on each worker, none too: what a worker computes as a mean over its
+batch then counts by its share of all workers' examples. Marks are attributes of nodes, which stay where functions are
+called, inlined and imported. A graph without them has batches of equal length.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorflow.core.framework import attr_value_pb2
+
+from parallax.graph.view import GraphView
+from parallax.types import NodeDef
+
+_BATCH, _REPORTED = "_parallax_batch", "_parallax_reported"
+VALUE, WEIGHT = "value", "weight"
+"""What is reported: a scalar that is a mean over the batch, as a loss is; or the weight with which it is counted."""
+
+
+def mark_batch(placeholder: Any, step: str) -> None:
+    """Says that the first dimension of a placeholder is a batch's length, which workers may have unequal.
+
+    Args:
+        placeholder: a tensor that is fed, of rank 1 or more.
+        step: the name of the step; all batches of one step have one length on a worker.
+    """
+    _set(placeholder.op, _BATCH, step)
+
+
+def mark_reported(identity: Any, kind: str) -> None:
+    """Says that a scalar is reported; who takes it then has what the workers' mean must be taken of.
+
+    Args:
+        identity: the result of an Identity.
+        kind: VALUE or WEIGHT.
+    """
+    _set(identity.op, _REPORTED, kind)
+
+
+def batch_of(node: NodeDef) -> str:
+    """The step of which a placeholder is a batch; empty for any other node."""
+    return _mark(node, _BATCH)
+
+
+def reported_as(node: NodeDef) -> str:
+    """What a node reports: VALUE, WEIGHT, or empty."""
+    return _mark(node, _REPORTED)
+
+
+def reported_values(view: GraphView) -> list[str]:
+    """The tensors that steps of a graph report as values."""
+    return [f"{node}:0" for node in view.nodes if reported_as(view.nodes[node]) == VALUE]
+
+
+def _set(op: Any, name: str, value: str) -> None:
+    op._set_attr(name, attr_value_pb2.AttrValue(s=value.encode()))
+
+
+def _mark(node: NodeDef, name: str) -> str:
+    return str(node.attr[name].s.decode()) if name in node.attr else ""

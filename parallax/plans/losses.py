@@ -1,0 +1,68 @@
+"""What shall be changed where losses are sums over the batch or divided by such: a part of parallax/plans/rewrites.py.
+
+Each worker's loss is made what the workers' mean is the one process's loss of, and so is what autodiff has of the loss.
+Where workers may have batches of unequal length, that mean is weighted by each worker's share of all examples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parallax.graph.view import Edge
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """`tensor` is the sum over all workers of what losses are divided by: the `edges` take a W-th of it.
+
+    Where it `is_mean`, each worker's is a mean over its batch, and a W-th of their sum is that of the joined batch.
+    Where a `batch` is named, the edges take this worker's share of its rows in place of a W-th.
+    """
+
+    tensor: str
+    edges: tuple[Edge, ...]
+    is_mean: bool = False
+    batch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """`node` is a sum over the batch that a loss is made of, which is not divided: its takers see it times W.
+
+    The mean over the workers is then the sum of all. Where a `batch` is named, they see it divided by this worker's
+    share of its rows. The edges `cotangents` take what autodiff has for the sum, and see that as many times as large.
+    """
+
+    node: str
+    cotangents: tuple[Edge, ...]
+    batch: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedScalar:
+    """`node` is a scalar that a step reports of its batch: its takers see what the workers' mean is the whole one of.
+
+    A `value` is multiplied by W times this worker's share of the rows of the `batch`; a `length` becomes a W-th of all
+    workers' rows.
+    """
+
+    node: str
+    kind: str
+    batch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """`node` is a mean over elements that a mask has chosen: it counts for as many as each worker has.
+
+    Attributes:
+        node: gives the mean; who takes it sees it times W times this worker's share of all chosen elements.
+        values: the chosen elements.
+        counted: edges of autodiff that divide by their number; they take a W-th of the number on all workers.
+        batch: where one is named, this worker's share of its rows is taken in place of a W-th.
+    """
+
+    node: str
+    values: str
+    counted: tuple[Edge, ...]
+    batch: str = ""

@@ -1,0 +1,83 @@
+"""Passes for losses: each worker's share of the batch, what losses are divided by, sums, and what steps report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from parallax.plans.losses import ReportedScalar, Selected, Summed
+from parallax.plans.rewrites import Rewrites
+from parallax.transform.building.editor import SCOPE, Editor
+from parallax.transform.building.shares import BatchShare
+
+
+def share_batches(editor: Editor, rewrites: Rewrites) -> None:
+    """Has each worker know its share of all examples, for the batches that may be uneven."""
+    for batch in rewrites.batches:
+        with tf.name_scope(f"{SCOPE}/batch/"):
+            editor.shares[batch] = BatchShare.of(editor.tensor(batch), editor.together)
+    for scatter in rewrites.scatters:
+        if scatter.batch:  # who takes the sum multiplies it by 1/W
+            with tf.name_scope(f"{SCOPE}/batch/"):
+                share = editor.shares[scatter.batch]
+                editor.kept[scatter.tensor] = share.weigh(editor.leaving(scatter.tensor), editor.worker.size)
+
+
+def weigh_losses(editor: Editor, rewrites: Rewrites) -> None:
+    """Losses that are divided by what the batch has of something are divided by what all workers have of it.
+
+    Sums over batches that may be uneven count in full, and what is reported of such batches is weighted.
+    """
+    if not rewrites.terms.synchronous:
+        return  # a worker by itself has the one process's loss
+    size = editor.worker.size
+    for divided in rewrites.divided:
+        if divided.edges:
+            with tf.name_scope(f"{SCOPE}/denominator/"):
+                part = _part(editor, editor.at(divided.edges[0]), divided.batch)
+            editor.redirect(divided.edges, part)
+            if divided.is_mean:
+                editor.whole[divided.tensor] = str(part.name)
+    for selected in rewrites.selected:
+        with tf.name_scope(f"{SCOPE}/denominator/"):
+            _weigh_selected(editor, selected)
+    for summed in rewrites.summed:
+        with tf.name_scope(f"{SCOPE}/sum/"):
+            _count_in_full(editor, summed)
+    for reported in rewrites.reported:
+        with tf.name_scope(f"{SCOPE}/reported/"):
+            _report(editor, reported, size)
+
+
+def _part(editor: Editor, whole: Any, batch: str) -> Any:
+    """What stands for a worker in place of a whole denominator: a W-th of it, or its share's part."""
+    size = editor.worker.size
+    return editor.shares[batch].part_of(whole, size) if batch else whole / tf.constant(size, whole.dtype)
+
+
+def _weigh_selected(editor: Editor, one: Selected) -> None:
+    mean = editor.tensor(f"{one.node}:0")
+    own = tf.cast(tf.raw_ops.Size(input=editor.tensor(one.values)), mean.dtype)
+    share = _part(editor, editor.together.all_reduce(own), one.batch)
+    weighed = tf.where(own > 0, mean * own / share, tf.zeros_like(mean))  # a mean of nothing is no number
+    editor.redirect(editor.view.consumers(f"{one.node}:0"), weighed)
+    editor.redirect(one.counted, share)
+
+
+def _count_in_full(editor: Editor, one: Summed) -> None:
+    edges = editor.view.consumers(f"{one.node}:0")
+    for edge in (*edges, *one.cotangents):
+        taken = editor.at(edge)
+        editor.redirect([edge], tf.math.divide_no_nan(taken, editor.shares[one.batch].times(1.0, taken.dtype)))
+
+
+def _report(editor: Editor, one: ReportedScalar, workers: int) -> None:
+    tensor, share = f"{one.node}:0", editor.shares[one.batch]
+    reported = editor.tensor(tensor)
+    if one.kind == "length":
+        weighed = tf.cast(share.rows, reported.dtype) / tf.constant(workers, reported.dtype)
+    else:
+        weighed = share.weigh(reported, workers)
+    editor.redirect(editor.view.consumers(tensor), weighed)
+    editor.whole[tensor] = str(weighed.name)
