@@ -344,11 +344,20 @@ class WholeShape:
 
 
 @dataclass(frozen=True, slots=True)
+class CountRows:
+    """A number of rows of `table` is asked for, where its owners make rows: `edge` takes how many the owner holds."""
+
+    edge: Edge
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
 class Rewrites:
     """All that shall be changed; pipeline.py has the order in which it is carried out.
 
     Attributes:
         tables: what has owners.
+        counts: where owners make rows, how many.
         conditionals: `If` nodes of initial values whose result is local rows.
         held_by_row: tensors of the user's graph that hold local rows only and cannot be fetched.
         equal_random_ops: random ops that draw the same on all workers: of initial values, and noise on gradients.
@@ -371,6 +380,7 @@ class Rewrites:
     slices: tuple[SliceRows, ...] = ()
     gathers: tuple[GatherRows, ...] = ()
     shapes: tuple[WholeShape, ...] = ()
+    counts: tuple[CountRows, ...] = ()
     conditionals: tuple[str, ...] = ()
     lookups: tuple[Lookup, ...] = ()
     pushes: tuple[Push, ...] = ()
