@@ -36,6 +36,7 @@ def merged_rows(optimizer: Any) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_replaced(optimizer, "apply", merging))
         for updating in _updating(optimizer):
+            stack.enter_context(_replaced(updating, "_all_reduce_sum_gradients", _as_they_are))
             if _row_update(updating) is not None:
                 stack.enter_context(_replaced(updating, "update_step", _by_row(updating, rows)))
         yield
@@ -49,6 +50,11 @@ def _replaced(optimizer: Any, method: str, by: Callable[..., Any]) -> Iterator[N
         yield
     finally:
         object.__delattr__(optimizer, method)
+
+
+def _as_they_are(gradients_and_variables: Any) -> Any:
+    """In place of a sum over replicas, of which there is one: its op holds all gradients, and is on one server."""
+    return gradients_and_variables
 
 
 def _updating(optimizer: Any) -> list[Any]:
