@@ -1,7 +1,6 @@
 """What shall be changed in a graph for a plan: the list that propagation writes and the transform carries out.
 
-Every decision names nodes, tensors and edges of the user's graph, so the list can be printed, compared and tested
-without Horovod, and is the same on all ranks.
+Every decision names nodes and tensors of the user's graph: it can be printed and compared, and is alike on all ranks.
 """
 
 from __future__ import annotations
@@ -357,7 +356,6 @@ class Rewrites:
 
     Attributes:
         tables: what has owners.
-        counts: where owners make rows, how many.
         conditionals: `If` nodes of initial values whose result is local rows.
         held_by_row: tensors of the user's graph that hold local rows only and cannot be fetched.
         equal_random_ops: random ops that draw the same on all workers: of initial values, and noise on gradients.

@@ -18,8 +18,8 @@ from parallax.analysis.reading.digests import fingerprint
 from parallax.analysis.reading.inline import InlinedCall, inline_calls
 from parallax.analysis.reading.launcher_graph import meant
 from parallax.analysis.reading.lower import lower_conditionals
-from parallax.analysis.reading.row_reads import take_rows_of_variables
 from parallax.analysis.reading.recorded import Hidden, Record, records_in
+from parallax.analysis.reading.row_reads import take_rows_of_variables
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.spec import OPEN_SHAPE, Part
 from parallax.graph.view import GraphView, split_tensor
