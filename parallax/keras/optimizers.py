@@ -1,42 +1,125 @@
 """What Keras's optimizers do with sparse gradients, made the dense gradient's result while a step is traced.
 
-Keras leaves equal rows of a gradient apart, so squares and moments are of parts and not of the sum, and the result is
-not that of the dense gradient. Merged before the update they are one row, which is also where an owner takes the rows
-of several workers together.
+Keras leaves equal rows of a gradient apart, so squares and moments are of parts and not of the sum, and what it makes
+of slices is now and then not what it makes of a dense gradient. Here equal rows are merged before the update, which is
+also where an owner takes the rows of several workers together, and the update sees a dense gradient: zeros but for
+those rows. SGD and Adagrad, which leave rows with zeros as they are, see the rows alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import keras
 import tensorflow as tf
+
+from parallax.types import Tensor
 
 
 @contextmanager
 def merged_rows(optimizer: Any) -> Iterator[None]:
-    """Within it, `optimizer.apply` sees each row of a sparse gradient once.
+    """Within it, `optimizer.apply` makes of sparse gradients what it makes of the dense ones.
 
     Args:
-        optimizer: a Keras optimizer.
+        optimizer: a Keras optimizer, built.
     """
+    rows: dict[Any, Tensor] = {}
     apply = optimizer.apply
 
-    def merging(gradients: Any, trainable_variables: Any = None) -> Any:
-        return apply([_merged(gradient) for gradient in gradients], trainable_variables)
+    def merging(gradients: Sequence[Any], trainable_variables: Any = None) -> Any:
+        variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
+        merged = [_merged(optimizer, g, v, rows) for g, v in zip(gradients, variables, strict=True)]
+        return apply(merged, trainable_variables)
 
-    object.__setattr__(optimizer, "apply", merging)
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(optimizer, "apply", merging))
+        for updating in _updating(optimizer):
+            stack.enter_context(_replaced(updating, "_all_reduce_sum_gradients", _as_they_are))
+            if _row_update(updating) is not None:
+                stack.enter_context(_replaced(updating, "update_step", _by_row(updating, rows)))
+        yield
+
+
+@contextmanager
+def _replaced(optimizer: Any, method: str, by: Callable[..., Any]) -> Iterator[None]:
+    """Another method for one optimizer; set past Keras, which would track it."""
+    object.__setattr__(optimizer, method, by)
     try:
         yield
     finally:
-        object.__delattr__(optimizer, "apply")
+        object.__delattr__(optimizer, method)
 
 
-def _merged(gradient: Any) -> Any:
-    """IndexedSlices with each row once, in the order of first sight; any other gradient as it is."""
+def _as_they_are(gradients_and_variables: Any) -> Any:
+    """In place of a sum over replicas, of which there is one: its op holds all gradients, and is on one server."""
+    return gradients_and_variables
+
+
+def _updating(optimizer: Any) -> list[Any]:
+    """The optimizers that update variables: those within this one, or this one."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return _updating(optimizer.inner_optimizer)
+    several = getattr(keras.optimizers, "MultiOptimizer", None)  # since Keras 3.15
+    return list(optimizer.optimizers) if several and isinstance(optimizer, several) else [optimizer]
+
+
+def _that_updates(optimizer: Any, variable: Any) -> Any:
+    """The one of `_updating` that updates a variable."""
+    found = _updating(optimizer)
+    return found[0] if len(found) == 1 else next(one for one in found if _knows(one, variable))
+
+
+def _knows(optimizer: Any, variable: Any) -> bool:
+    return any(known is variable for known in optimizer._trainable_variables)
+
+
+def _merged(optimizer: Any, gradient: Any, variable: Any, rows: dict[Any, Tensor]) -> Any:
+    """A dense gradient as it is; IndexedSlices as a dense one, or as the values of its rows, noted in `rows`."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    rows, places = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(rows)[0])
-    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+    touched, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(touched)[0])
+    updating = _that_updates(optimizer, variable)
+    if _row_update(updating) is not None and not updating.gradient_accumulation_steps:
+        rows[variable._value.ref()] = touched
+        return values  # scaling and clipping make of them what they make of the dense gradient
+    return tf.math.unsorted_segment_sum(values, touched, variable.shape[0])
+
+
+def _by_row(optimizer: Any, rows: dict[Any, Tensor]) -> Callable[[Any, Any, Any], None]:
+    """The optimizer's `update_step`, which takes values of rows where `rows` says of which."""
+    update_step, by_row = optimizer.update_step, _row_update(optimizer)
+
+    def update(gradient: Any, variable: Any, learning_rate: Any) -> None:
+        touched = rows.get(variable.ref())
+        if touched is None or by_row is None:
+            update_step(gradient, variable, learning_rate)
+        else:
+            by_row(optimizer, gradient, touched, variable, tf.cast(learning_rate, variable.dtype))
+
+    return update
+
+
+def _row_update(optimizer: Any) -> Callable[[Any, Tensor, Tensor, Any, Tensor], None] | None:
+    """How an optimizer updates some rows, if rows without a gradient stay as they are; None for all others.
+
+    A class that was derived from Keras's may do something else.
+    """
+    if type(optimizer) is keras.optimizers.SGD and not optimizer.momentum:
+        return _sgd
+    return _adagrad if type(optimizer) is keras.optimizers.Adagrad else None
+
+
+def _sgd(optimizer: Any, values: Tensor, rows: Tensor, variable: Any, rate: Tensor) -> None:
+    variable.scatter_sub(tf.IndexedSlices(tf.cast(values, variable.dtype) * rate, rows))
+
+
+def _adagrad(optimizer: Any, values: Tensor, rows: Tensor, variable: Any, rate: Tensor) -> None:
+    """As Adagrad's `update_step`, which takes the root of the whole accumulator."""
+    values = tf.cast(values, variable.dtype)
+    accumulator = optimizer._accumulators[optimizer._get_variable_index(variable)]._value
+    accumulator.scatter_add(tf.IndexedSlices(tf.square(values), rows))
+    root = tf.sqrt(tf.gather(accumulator, rows) + optimizer.epsilon)
+    variable.scatter_sub(tf.IndexedSlices(rate * values / root, rows))

@@ -1,7 +1,6 @@
 """What shall be changed in a graph for a plan: the list that propagation writes and the transform carries out.
 
-Every decision names nodes, tensors and edges of the user's graph, so the list can be printed, compared and tested
-without Horovod, and is the same on all ranks.
+Every decision names nodes and tensors of the user's graph: it can be printed and compared, and is alike on all ranks.
 """
 
 from __future__ import annotations
@@ -328,6 +327,14 @@ class WholeShape:
 
 
 @dataclass(frozen=True, slots=True)
+class CountRows:
+    """A number of rows of `table` is asked for, where its owners make rows: `edge` takes how many the owner holds."""
+
+    edge: Edge
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
 class Rewrites:
     """All that shall be changed; pipeline.py has the order in which it is carried out.
 
@@ -358,6 +365,7 @@ class Rewrites:
     slices: tuple[SliceRows, ...] = ()
     gathers: tuple[GatherRows, ...] = ()
     shapes: tuple[WholeShape, ...] = ()
+    counts: tuple[CountRows, ...] = ()
     conditionals: tuple[str, ...] = ()
     lookups: tuple[Lookup, ...] = ()
     pushes: tuple[Push, ...] = ()

@@ -65,6 +65,9 @@ def _local_shapes(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
         for member in table.members:
             if not table.servers and (member, "shape") not in editor.attributes:
                 yield member, "have the shape of this worker's rows"
+    for count in rewrites.counts:
+        if count.edge not in (editor.redirected_parts if rewrites.table(count.table).servers else editor.redirected):
+            yield count.edge.node, f"take how many rows an owner holds as its input {count.edge.slot}"
 
 
 def _partitions(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:

@@ -262,6 +262,7 @@ def _decisions(walk: Walk, terms: TrainingMode) -> Rewrites:
         slices=tuple(SliceRows(tensor, tuple(edges), table) for (tensor, table), edges in walk.slices.items()),
         gathers=gathers,
         shapes=tuple(walk.shapes),
+        counts=tuple(walk.counts),
         conditionals=tuple(walk.conditionals),
         lookups=tuple(walk.lookups),
         pushes=tuple(pushes),

@@ -5,7 +5,8 @@
 - SparseSegmentSum, Mean and SqrtN of `rows` are a pull, and the op stays, on the rows pulled.
 - Unique of `indices` is the place of the push; its results are `touched_indices` and `map`.
 - UnsortedSegmentSum of `values` by `map` gives `touched`; by `indices`, which makes the gradient dense, it is an
-  all-reduced sum.
+  all-reduced sum. Of `touched` by `touched_indices` it is the dense gradient at the owners: `rows`, as many as an
+  owner holds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from parallax.analysis.propagation.states import (
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, are_paired, part_of, read_value, sum_of_parts
 from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.graph.view import Edge
-from parallax.plans.rewrites import Lookup
+from parallax.plans.rewrites import CountRows, Lookup
 
 
 def gather(walk: Walk, node: str, states: list[State]) -> bool:
@@ -117,6 +118,8 @@ def segment_sum(walk: Walk, node: str, states: list[State]) -> bool:
     if isinstance(values, TouchedRows) and segments == PlaceMap(values.table, values.merge):
         walk.set_all(node, values)
         return True
+    if isinstance(values, TouchedRows) and segments == TouchedIndices(values.table, values.merge):
+        return _dense_at_owners(walk, node, values)
     if not isinstance(values, Values):
         return False
     if isinstance(segments, PlaceMap) and are_paired(walk, values, Indices(walk.merges[segments.merge].indices_token)):
@@ -128,3 +131,13 @@ def segment_sum(walk: Walk, node: str, states: list[State]) -> bool:
         sum_of_parts(walk, node, values, "sum")
         return True
     return False
+
+
+def _dense_at_owners(walk: Walk, node: str, values: TouchedRows) -> bool:
+    """Merged rows among zeros for all others, where the sum has as many rows as the table."""
+    shape = walk.view.shape(f"{node}:0")
+    if not shape or shape[0] != walk.tables[values.table].rows:
+        return False
+    walk.counts.append(CountRows(Edge(node, 2), values.table))
+    walk.set_all(node, Rows(values.table))
+    return True

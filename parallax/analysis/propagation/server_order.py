@@ -1,8 +1,8 @@
 """Says that what servers hold is written anew only when all workers have read what was there before.
 
-Worker 0 alone drives the writes of a table on servers, and the others read when it has told them. A second write in a
-step comes after their reads where it depends on what all workers make of these, as on a gradient. Where it depends on
-worker 0's alone, another worker may read too late: such a table cannot be on servers.
+Worker 0 alone drives the writes of a table on servers, and the others read when it has told them. A write comes after
+their reads where it depends on what all workers make of these, as on a gradient. Where it waits for worker 0's alone,
+as a decay of weights before the update, another worker may read too late: such a table cannot be on servers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from parallax.analysis.propagation.walk import NoRule, Walk
 from parallax.graph.ops import state_op
-from parallax.graph.view import Edge, split_tensor
+from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.rewrites import Owned, Push
 
 
@@ -31,35 +31,37 @@ def check_reads(walk: Walk, owned: Iterable[Owned], pushes: Iterable[Push]) -> N
     for one in nodes:
         if one.writes and not one.initial:
             writes_by_table.setdefault(one.table, []).append(one.node)
-    several = {table: writes for table, writes in writes_by_table.items() if len(writes) > 1}
-    if not several:
-        return
     met = [(one.tensor, edge) for one in walk.scatters for edge in one.edges]
     met += [(one.tensor, edge) for one in walk.all_reduces for edge in one.edges]
     met += [(_tensor(walk, edge), edge) for push in pushes for edge in (*push.values, *push.indices)]
     at_servers = {one.node for one in nodes}
     matters = _what_matters(walk, [split_tensor(tensor)[0] for tensor, _ in met], at_servers)
-    for table, writes in several.items():
-        readers = [node for node in _readers(walk, table) if node in matters and node not in at_servers]
-        for write in writes if walk.view.ancestors(readers) & set(writes) else ():
-            _check_write(walk, table, write, writes, readers, met)
+    for table, writes in writes_by_table.items():
+        for reader in _readers(walk, table):
+            if reader in matters and reader not in at_servers:
+                _check_reader(walk, table, reader, writes, met)
 
 
-def _check_write(
-    walk: Walk, table: str, write: str, writes: list[str], readers: list[str], met: list[tuple[str, Edge]]
-) -> None:
-    before = walk.view.ancestors([write])
-    earlier = {one for one in writes if one != write and one in before}
-    for reader in readers if earlier else ():
-        if reader not in before or not earlier & walk.view.ancestors([reader]):
-            continue
-        after_all = (split_tensor(tensor)[0] for tensor, edge in met if edge.node in before)
-        if not any(reader in walk.view.ancestors([node]) for node in after_all):
+def _check_reader(walk: Walk, table: str, reader: str, writes: list[str], met: list[tuple[str, Edge]]) -> None:
+    """Every write that comes after a read must also come after something that all workers made of it."""
+    after_read = _after(walk.view, [reader])
+    after_all = _after(walk.view, [edge.node for tensor, edge in met if split_tensor(tensor)[0] in after_read])
+    for write in writes:
+        if write in after_read and write not in after_all:
             raise NoRule(
                 table,
-                f"{walk.view.op(write)} {write!r} writes it again when worker 0 alone is known to have read it "
-                f"({reader!r}) after the write before",
+                f"{walk.view.op(write)} {write!r} writes it when worker 0 alone is known to have read it ({reader!r})",
             )
+
+
+def _after(view: GraphView, nodes: list[str]) -> set[str]:
+    """Some nodes and everything that takes something of them or waits for them."""
+    found, waiting = set(nodes), list(nodes)
+    while waiting:
+        fresh = [user for user in view.users(waiting.pop()) if user not in found]
+        found.update(fresh)
+        waiting += fresh
+    return found
 
 
 def _what_matters(walk: Walk, given: list[str], at_servers: set[str]) -> set[str]:

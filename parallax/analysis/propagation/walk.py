@@ -29,6 +29,7 @@ from parallax.plans.rewrites import (
     AlikeRows,
     AllReduce,
     Broadcast,
+    CountRows,
     GradientPiece,
     Lookup,
     Scale,
@@ -140,6 +141,7 @@ class Walk:
     slices: dict[tuple[str, str], list[Edge]] = field(default_factory=dict)
     gathers: dict[str, tuple[str, list[Edge]]] = field(default_factory=dict)
     shapes: list[WholeShape] = field(default_factory=list)
+    counts: list[CountRows] = field(default_factory=list)
     alike_rows: list[AlikeRows] = field(default_factory=list)
     conditionals: list[str] = field(default_factory=list)
     lookups: list[Lookup] = field(default_factory=list)

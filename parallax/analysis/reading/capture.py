@@ -19,6 +19,7 @@ from parallax.analysis.reading.inline import InlinedCall, inline_calls
 from parallax.analysis.reading.launcher_graph import meant
 from parallax.analysis.reading.lower import lower_conditionals
 from parallax.analysis.reading.recorded import Hidden, Record, records_in
+from parallax.analysis.reading.row_reads import take_rows_of_variables
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.spec import OPEN_SHAPE, Part
 from parallax.graph.view import GraphView, split_tensor
@@ -88,6 +89,7 @@ def capture(graph: Graph, digest: str | None = None) -> Captured:
     graph_def = meant(graph)
     digest = fingerprint(graph_def) if digest is None else digest
     inlined, calls = _flat(graph_def)
+    inlined = take_rows_of_variables(inlined)
     names = [op.name for op in graph.get_operations()]
     view = GraphView(graph_def if inlined is graph_def else _with_shapes(inlined))
     is_open = {name for name, node in view.nodes.items() if node.op in VARIABLES and _shape_of(node) is None}

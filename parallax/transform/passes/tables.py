@@ -39,12 +39,27 @@ def spread_tables(editor: Editor, rewrites: Rewrites) -> None:
         unknown.list.shape.add().unknown_rank = True
         editor.attributes[(node, "output_shapes")] = unknown
     _whole_shapes(editor, rewrites)
+    _count_rows(editor, rewrites)
 
 
 def _whole_shapes(editor: Editor, rewrites: Rewrites) -> None:
     for shape in rewrites.shapes:
         number = editor.tensor(f"{shape.node}:0").dtype.as_numpy_dtype
         editor.become_constant(shape.node, np.array(shape.shape, number))
+
+
+def _count_rows(editor: Editor, rewrites: Rewrites) -> None:
+    """Who makes rows of a table at their owner makes as many as the owner holds."""
+    for count in rewrites.counts:
+        table, edge = rewrites.table(count.table), count.edge
+        number = editor.tensor(editor.view.inputs(edge.node)[edge.slot]).dtype
+        ownership, worker = table.ownership(editor.worker.size), editor.worker
+        with tf.name_scope(f"{SCOPE}/local_rows/"):
+            if table.servers:
+                counts = ownership.counts(table.rows)
+                editor.redirected_parts[edge] = [tf.constant(rows, number) for rows in counts]
+            else:
+                editor.redirect([edge], tf.constant(ownership.count(worker.rank, table.rows), number))
 
 
 def slice_rows(editor: Editor, rewrites: Rewrites) -> None:
