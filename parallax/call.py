@@ -82,8 +82,15 @@ class WorkerCall(NamedTuple):
 
 
 def next_call() -> int:
-    """The number of the call that the program makes now, from 1; asked for once for each call, in every process."""
+    """The number of the call that the program makes now, from 1; asked for once for each call, in every process.
+
+    Raises:
+        CallDone: in a worker whose call was an earlier one, when the program has kept `end_call` from ending it.
+    """
     _calls.calls += 1
+    wanted = settings().call
+    if wanted is not None and is_worker() and _calls.calls > wanted:
+        raise CallDone
     return _calls.calls
 
 

@@ -84,7 +84,7 @@ class Config:
         average_sparse: True: rows are the mean over the joined batch, on every route. False: they are summed over the
             workers. Changed: the default of 2019 was False, and its True meant another thing by each run option.
         sess_config: a ConfigProto for the workers' sessions.
-        redirect_path: a folder; each worker's output also goes to files there.
+        redirect_path: a folder; each worker's output also goes to files there, in `call-2` for a script's second job.
         search_partitions: a job with tables on servers tries numbers of partitions in its first steps, and stays with
             the best; nothing is started twice. Without servers, or with sync=False, no effect.
         export_graph_path: a folder; each worker's graph is written there.

@@ -20,13 +20,13 @@ from parallax.types import Buffer
 
 
 def packed_function(function: Callable[[], Any]) -> bytes:
-    """A function for workers, with what it takes from around it and with where modules are looked for.
+    """A function for workers, with what it takes from around it, the paths of modules and the script's arguments.
 
     Raises:
         ConfigError: it cannot be pickled.
     """
     stream = io.BytesIO()
-    pickle.dump(sys.path, stream)
+    pickle.dump((sys.path, sys.argv), stream)
     try:
         cloudpickle.dump(function, stream)
     except Exception as error:  # objects of any kind refuse to be pickled in ways of their own
@@ -39,9 +39,10 @@ def packed_function(function: Callable[[], Any]) -> bytes:
 
 
 def unpacked_function(data: Buffer) -> Callable[[], Any]:
-    """The function that `packed_function` has packed; modules are found where the launching process finds them."""
+    """The function that `packed_function` has packed; this process gets the paths and arguments of the other."""
     stream = io.BytesIO(data)
-    sys.path += [folder for folder in pickle.load(stream) if folder not in sys.path]
+    path, sys.argv = pickle.load(stream)
+    sys.path += [folder for folder in path if folder not in sys.path]
     function: Callable[[], Any] = pickle.load(stream)
     return function
 

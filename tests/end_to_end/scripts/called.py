@@ -2,6 +2,7 @@
 
 import atexit
 import io
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -64,7 +65,7 @@ def fit(steps, fails=False):
 
 def goes_on():
     """Only the launching process may come to its end, also after a call that fails."""
-    stop = threading.Event()
+    stop, interrupted = threading.Event(), signal.getsignal(signal.SIGINT)
     threading.Thread(target=stop.wait).start()
     try:
         first = fit(3)
@@ -77,6 +78,7 @@ def goes_on():
         if not call.is_worker():
             stop.set()
     atexit.register(print, "at exit")
+    assert signal.getsignal(signal.SIGINT) is interrupted  # Ctrl-C is Python's again
     threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("parallax")]
     files = [name for fd in Path("/proc/self/fd").iterdir() if "memfd" in (name := str(fd.resolve()))]
     print("goes on with", threads, files)
