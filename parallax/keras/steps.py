@@ -76,7 +76,7 @@ def variables_of(model: Any, traced: list[Any]) -> list[StepVariable]:
     optimizer = model.optimizer
     of_optimizer = [] if optimizer is None else list(optimizer.variables)
     named = [(_value(v), v.path) for v in model.variables]
-    named += [(_value(v), _slot_name(v.path, optimizer, model.trainable_variables)) for v in of_optimizer]
+    named += [(_value(v), _slot_name(v.path, model.trainable_variables)) for v in of_optimizer]
     named += [(_value(v), v.path) for metric in model.metrics for v in metric.variables]
     named += [(v, v.name.split(":")[0]) for concrete in traced for v in concrete.graph.variables]
     found: dict[int, StepVariable] = {}
@@ -113,12 +113,13 @@ def _value(variable: Any) -> Any:
     return variable._value
 
 
-def _slot_name(path: str, optimizer: Any, trained: list[Any]) -> str:
+def _slot_name(path: str, trained: list[Any]) -> str:
     """The name of an optimizer's variable: that of a slot below its variable; others keep theirs."""
+    optimizer, _, slot = path.partition("/")
     for variable in sorted(trained, key=lambda v: -len(v.path)):
-        head = f"{optimizer.name}/{variable.path.replace('/', '_')}_"
-        if path.startswith(head):
-            return f"{variable.path}/{optimizer.name}/{path.removeprefix(head)}"
+        head = f"{variable.path.replace('/', '_')}_"
+        if slot.startswith(head):
+            return f"{variable.path}/{optimizer}/{slot.removeprefix(head)}"
     return path
 
 

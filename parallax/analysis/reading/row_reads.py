@@ -1,8 +1,8 @@
 """Has rows taken from a variable itself where a graph reads the variable whole and takes rows of that.
 
-So Keras looks rows up, and a read of the whole is a copy of it once the variable was written by row. What waited for
-the read, as a write does, then waits for the rows; a read that nobody takes is waited for no longer. The reads keep
-their names, for fetches.
+So Keras looks rows up, with a cast of the whole between in mixed precision; rows are cast instead. A read of the whole
+is a copy of it once the variable was written by row. What waited for the read, as a write does, then waits for the
+rows; a read that nobody takes is waited for no longer. The reads keep their names, for fetches.
 """
 
 from __future__ import annotations
@@ -14,40 +14,45 @@ from tensorflow.core.framework import graph_pb2
 from parallax.graph.view import Edge, GraphView, split_tensor, tensor_name
 from parallax.types import GraphDef, NodeDef
 
+_WHOLE = ("ReadVariableOp", "Cast")
+_ROWS = "rows"
+
 
 def take_rows_of_variables(graph_def: GraphDef) -> Any:
     """A copy of the graph in which rows are taken of variables; the graph itself where none were read for that."""
-    reads = {node.name for node in graph_def.node if node.op == "ReadVariableOp"}
-    if not any(
-        node.op == "GatherV2" and split_tensor(tensor_name(node.input[0]))[0] in reads for node in graph_def.node
-    ):
+    reads = sorted(node.name for node in graph_def.node if node.op == "ReadVariableOp")
+    whole = {node.name for node in graph_def.node if node.op in _WHOLE}
+    sources = [split_tensor(tensor_name(node.input[0]))[0] for node in graph_def.node if node.op == "GatherV2"]
+    if whole.isdisjoint(sources):
         return graph_def
     view = GraphView(graph_def)
-    instead: dict[str, list[str]] = {}
-    for node in sorted(reads):
-        gathers = _gathers(view, node)
-        if gathers is not None:
-            instead[node] = gathers
-    if not instead:
+    taken = {read: gathers for read in reads if (gathers := _gathers(view, read)) is not None}
+    if not taken:
         return graph_def
-    read_by = {gather: read for read, gathers in instead.items() for gather in gathers}
-    out = graph_pb2.GraphDef()
-    out.CopyFrom(graph_def)
-    for node in out.node:
+    read_by = {gather: read for read, gathers in taken.items() for gather in gathers}
+    instead = {read: [_rows_name(view, gather, read) for gather in gathers] for read, gathers in taken.items()}
+    out = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
+    for node in graph_def.node:
         if node.name in read_by:
-            _take_rows(node, view, read_by[node.name])
+            _take_rows(out, node, view, read_by[node.name])
+        else:
+            out.node.add().CopyFrom(node)
+    for node in out.node:
         _wait_instead(node, view, instead)
     return out
 
 
 def _gathers(view: GraphView, read: str) -> list[str] | None:
     """The gathers of rows that alone take what a node reads; None where it is to stay as it is."""
-    edges, waiting = view.consumers(f"{read}:0"), [n for n in view.users(read) if read in view.controls(n)]
-    gathers = [edge.node for edge in edges]
+    edges = list(view.consumers(f"{read}:0"))
+    casts = [edge.node for edge in edges if view.op(edge.node) == "Cast"]
+    edges = [e for e in edges if e.node not in casts] + [e for cast in casts for e in view.consumers(f"{cast}:0")]
+    gathers = list(dict.fromkeys(edge.node for edge in edges))
+    waiting = {n for n in view.users(read) if read in view.controls(n)} - {*casts}
     if not all(_is_row_gather(view, edge) for edge in edges) or not (gathers or waiting):
         return None
     before = view.ancestors(gathers) - {*gathers}
-    return None if before & set(waiting) else gathers  # rows of what was there before a write
+    return None if before & waiting else gathers  # rows of what was there before a write
 
 
 def _is_row_gather(view: GraphView, edge: Edge) -> bool:
@@ -57,16 +62,33 @@ def _is_row_gather(view: GraphView, edge: Edge) -> bool:
     return axis is not None and int(axis) == 0
 
 
-def _take_rows(node: NodeDef, view: GraphView, read: str) -> None:
-    """A gather of what was read becomes a gather of the variable."""
-    handle, ids = view.inputs(read)[0], view.inputs(node.name)[1]
-    controls = [name for name in node.input if name.startswith("^")]
-    node.op = "ResourceGather"
-    del node.input[:]
-    node.input.extend([handle, ids, *controls, *(f"^{name}" for name in view.controls(read))])
-    node.attr["dtype"].type = node.attr["Tparams"].type
+def _rows_name(view: GraphView, gather: str, read: str) -> str:
+    """The node that takes rows: the gather itself, or one before it, where rows are cast."""
+    return gather if split_tensor(view.inputs(gather)[0])[0] == read else f"{gather}/{_ROWS}"
+
+
+def _take_rows(out: Any, node: NodeDef, view: GraphView, read: str) -> None:
+    """Appends a gather of the variable in place of a gather of what was read; and the cast of its rows."""
+    name, source = _rows_name(view, node.name, read), split_tensor(view.inputs(node.name)[0])[0]
+    rows = out.node.add()
+    rows.CopyFrom(node)
+    rows.name, rows.op = name, "ResourceGather"
+    waits = [*view.controls(node.name), *view.controls(read), *(view.controls(source) if source != read else ())]
+    del rows.input[:]
+    rows.input.extend([view.inputs(read)[0], view.inputs(node.name)[1], *(f"^{wait}" for wait in waits)])
+    rows.attr["dtype"].type = view.nodes[read].attr["dtype"].type
     for attribute in ("Tparams", "Taxis"):
-        node.attr.pop(attribute)
+        rows.attr.pop(attribute)
+    if name == node.name:
+        return
+    cast = out.node.add()
+    cast.CopyFrom(view.nodes[source])
+    cast.name = node.name
+    del cast.input[:]
+    cast.input.append(name)
+    cast.attr.pop("_output_shapes", None)
+    if "_output_shapes" in node.attr:
+        cast.attr["_output_shapes"].CopyFrom(node.attr["_output_shapes"])
 
 
 def _wait_instead(node: NodeDef, view: GraphView, instead: dict[str, list[str]]) -> None:

@@ -23,6 +23,21 @@ def test_what_is_written_again_after_one_workers_read_alone_stays_off_the_server
     assert routes(program_models.sharpness_aware) == {"one": "allreduce", "two": "allreduce"}
 
 
+def decayed_before_the_update(rows):
+    variable = v1.get_variable("w", [3, 2], initializer=v1.ones_initializer())
+    read = variable.read_value()
+    inputs = v1.placeholder(tf.float32, [rows, 3], "x")
+    (gradient,) = tf.gradients(tf.reduce_mean(tf.square(inputs @ read)), [variable])
+    with tf.control_dependencies([read]):
+        decay = variable.assign_sub(0.1 * variable, read_value=False)
+    with tf.control_dependencies([decay, gradient]):
+        variable.assign_sub(0.1 * gradient, read_value=False)
+
+
+def test_what_is_written_before_the_gradient_of_all_workers_is_there_stays_off_the_servers():
+    assert routes(decayed_before_the_update) == {"w": "allreduce"}
+
+
 def test_what_is_written_again_after_a_gradient_of_all_workers_is_on_servers():
     assert set(routes(models.chained).values()) == {"ps"}
 

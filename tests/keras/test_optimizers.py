@@ -1,0 +1,164 @@
+"""Every optimizer of Keras trains on workers as plain Keras does with dense gradients, and its table has owners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf  # noqa: F401  # of the tier of graphs
+
+from tests.keras.in_memory import Trained, Workers
+
+O = keras.optimizers  # noqa: E741
+TOLERANCE = 1e-5
+"""Relative, after six steps in float32; sums over workers are in another order."""
+HALF_TOLERANCE = 2e-2
+"""Layers that compute in bfloat16 round each worker's gradient to 8 bits before the workers' mean."""
+
+
+def optimizers(newer: tuple[str, ...] = ("Muon", "ScheduleFreeAdamW")) -> dict[str, Callable[[], Any]]:
+    """All of Keras's, and those that came later where this Keras has them."""
+    names = "SGD Adagrad RMSprop Adadelta Adam AdamW Adamax Nadam Ftrl Lion Lamb Adafactor".split()
+    return {name: partial(getattr(O, name), 0.1) for name in (*names, *(one for one in newer if hasattr(O, one)))}
+
+
+OPTIMIZERS = {
+    **optimizers(),
+    "momentum": partial(O.SGD, 0.1, momentum=0.9),
+    "nesterov": partial(O.SGD, 0.1, momentum=0.9, nesterov=True),
+    "RMSprop, centered": partial(O.RMSprop, 0.01, centered=True, momentum=0.5),
+    "amsgrad": partial(O.Adam, 0.1, amsgrad=True),
+    "Ftrl, all terms": lambda: O.Ftrl(
+        0.1,
+        l1_regularization_strength=0.01,
+        l2_regularization_strength=0.01,
+        l2_shrinkage_regularization_strength=0.01,
+        beta=0.1,
+    ),
+}
+SETTINGS = {
+    "clipnorm": {"clipnorm": 0.01},
+    "clipvalue": {"clipvalue": 0.001},
+    "global_clipnorm": {"global_clipnorm": 0.01},
+    "weight_decay": {"weight_decay": 0.1},
+    "ema": {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "accumulation, clipped": {"gradient_accumulation_steps": 2, "clipnorm": 0.01},
+    "loss_scale_factor": {"loss_scale_factor": 8.0},
+}
+SET = {
+    f"{kind.__name__}, {name}": partial(kind, 0.1, **values)
+    for kind in (O.SGD, O.Adagrad, O.Adam)
+    for name, values in SETTINGS.items()
+}
+SCHEDULED = {
+    "piecewise": lambda: O.Adagrad(O.schedules.PiecewiseConstantDecay([2, 4], [0.1, 0.05, 0.01])),
+    "cosine": lambda: O.Adam(O.schedules.CosineDecay(0.01, 5)),
+    "exponential": lambda: O.SGD(O.schedules.ExponentialDecay(0.1, 2, 0.5), momentum=0.9),
+    "of its own": lambda: O.SGD(Halved()),
+}
+WRAPPED = {
+    # The gradients of the first step are infinite: it changes nothing but the scale.
+    "scaled SGD": lambda: O.LossScaleOptimizer(O.SGD(0.1), initial_scale=2.0**127.98),
+    "scaled Adagrad": lambda: O.LossScaleOptimizer(O.Adagrad(0.1)),
+    "scaled Adam, clipped": lambda: O.LossScaleOptimizer(O.Adam(0.1, clipnorm=0.01)),
+    **({"several": lambda: O.MultiOptimizer(several())} if hasattr(O, "MultiOptimizer") else {}),
+    "derived": lambda: Derived(0.1),
+}
+EVERY = {**OPTIMIZERS, **SET, **SCHEDULED, **WRAPPED}
+
+MEMBERS = {
+    "SGD": (),
+    "momentum": ("sgd/momentum",),
+    "Adagrad": ("adagrad/accumulator",),
+    "Adam": ("adam/momentum", "adam/velocity"),
+    "RMSprop, centered": ("rm_sprop/average_gradient", "rm_sprop/momentum", "rm_sprop/velocity"),
+    "Ftrl": ("ftrl/accumulator", "ftrl/linear"),
+    "Lamb": ("lamb/momentum", "lamb/velocity"),
+    "Adafactor": ("adafactor/embeddings", "adafactor/velocity"),  # its row factors; its column factors have no rows
+    "Adam, accumulation": ("adam/gradient_accumulator", "adam/momentum", "adam/velocity"),
+    "SGD, ema": ("sgd/average",),
+    "scaled Adagrad": ("adagrad/accumulator",),
+    "several": ("adam/momentum", "adam/velocity"),
+}
+NOT_ON_SERVERS = (
+    *("AdamW", "Muon", *(name for name in SET if "weight_decay" in name)),  # written before all have read
+    *(name for name in (*SET, *WRAPPED) if "ema" in name or "accumulation" in name or "scaled" in name),  # in a branch
+)
+"""What is written on servers before the gradient is there, or in a branch, has another route."""
+
+
+class Halved(O.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """A schedule of the user's."""
+
+    def __call__(self, step: Any) -> Any:
+        return 0.1 / (1.0 + tf.cast(step, tf.float32))
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+class Derived(O.Adagrad):  # type: ignore[misc]
+    """Moves rows that have no gradient, as its parent does not."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient + 0.01 * variable, variable, learning_rate)
+
+
+def several() -> Any:
+    return O.OptimizerMap(default_optimizer=O.SGD(0.1), optimizer_map={"emb.*": O.Adam(0.1)})
+
+
+@cache
+def workers(name: str) -> Workers:
+    return Workers(EVERY[name])
+
+
+def check(found: Trained, tolerance: float = TOLERANCE) -> None:
+    assert {name: d for name, d in found.differences.items() if not d <= tolerance} == {}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_table_and_its_slots_have_owners_and_end_as_in_plain_keras(name: str) -> None:
+    found = workers(name).result("alltoall")
+    check(found)
+    assert found.routes["emb/embeddings"] == "sparse by alltoall"
+    assert found.members == MEMBERS.get(name, found.members)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("route", ["allgather", "allreduce", "unequal owners", "ps"])
+@pytest.mark.parametrize("name", EVERY)
+def test_every_route_ends_as_plain_keras(name: str, route: str) -> None:
+    found = workers(name).result(route, 2 if route == "ps" else 0)
+    check(found)
+    taken = {"unequal owners": "alltoall", "ps": "alltoall" if name in NOT_ON_SERVERS else "ps"}.get(route, route)
+    assert found.routes["emb/embeddings"] == f"sparse by {taken}"
+
+
+@pytest.mark.parametrize(
+    ("name", "route"), [("Adagrad", "allgather"), ("Adam", "allreduce"), ("Adafactor", "ps"), ("AdamW", "ps")]
+)
+def test_a_route_of_each_kind_ends_as_plain_keras(name: str, route: str) -> None:
+    test_every_route_ends_as_plain_keras(name, route)
+
+
+def test_three_workers_end_as_plain_keras() -> None:
+    check(Workers(EVERY["Adam, global_clipnorm"], 3).result("alltoall"))
+
+
+@pytest.mark.skipif(not hasattr(O, "Muon"), reason="this Keras has no Muon")
+def test_an_update_that_multiplies_the_whole_table_says_so_and_every_worker_holds_the_table() -> None:
+    found = Workers(partial(O.Muon, 0.01, exclude_embeddings=False)).result("alltoall")
+    check(found)
+    assert found.routes["emb/embeddings"] == "not shardable by allgather"
+    assert "reads all its rows in every training step" in found.reason
+
+
+def test_layers_in_bfloat16_end_as_in_plain_keras_but_for_rounding() -> None:
+    found = Workers(EVERY["Adam"], policy="mixed_bfloat16").result("alltoall")
+    check(found, HALF_TOLERANCE)
+    assert found.routes["emb/embeddings"] == "sparse by alltoall"
