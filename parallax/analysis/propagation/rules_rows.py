@@ -63,7 +63,7 @@ def _elementwise(walk: Walk, node: str, states: list[State]) -> bool:
         if other == state:
             continue
         if walk.require_same(other) != SAME:
-            walk.decisive += [Edge(node, slot)] if node in walk.training else []
+            walk.decisive += [Edge(node, slot)] if node in walk.known.training else []
             return False
         shape = walk.view.shape(walk.view.inputs(node)[slot])
         if shape is None:
@@ -72,7 +72,7 @@ def _elementwise(walk: Walk, node: str, states: list[State]) -> bool:
         if not fits and isinstance(state, Values) and _rows_alike(walk, node, slot):
             walk.alike_rows.append(AlikeRows(Edge(node, slot), Edge(node, values.index(state))))
         elif not fits:
-            if not isinstance(state, Rows) or shape[0] != walk.tables[state.table].rows:
+            if not isinstance(state, Rows) or shape[0] != walk.known.tables[state.table].rows:
                 return False
             slices.append((state.table, Edge(node, slot)))
     for table, edge in slices:
@@ -109,7 +109,7 @@ def _reduction(walk: Walk, node: str, states: list[State]) -> bool:
     if not any(int(axis) % max(len(shape), 1) == 0 for axis in axes.reshape(-1)):
         walk.set_all(node, state)
         return True
-    if not walk.agrees(walk.branches[node]):
+    if not walk.agrees(walk.known.branches[node]):
         return False
     kind = _REDUCTIONS[walk.view.op(node)]
     if kind != "sum" and isinstance(state, Values) and {s.tensor for s in walk.shared_rows} & {*state.tensors}:
@@ -120,7 +120,7 @@ def _reduction(walk: Walk, node: str, states: list[State]) -> bool:
 
 def _l2_loss(walk: Walk, node: str, states: list[State]) -> bool:
     state = read_value(walk, states[0])
-    if not isinstance(state, ALONG_ROWS) or not walk.agrees(walk.branches[node]):
+    if not isinstance(state, ALONG_ROWS) or not walk.agrees(walk.known.branches[node]):
         return False
     sum_of_parts(walk, node, state, "sum")
     return True
@@ -132,7 +132,7 @@ def _shape(walk: Walk, node: str, states: list[State]) -> bool:
         source = states[0]
         shape = walk.view.shape(walk.view.inputs(node)[0])
         if isinstance(source, Handle):
-            shape = walk.captured.variables[source.variable].part.shape
+            shape = walk.known.captured.variables[source.variable].part.shape
         if shape is None or None in shape:
             return False
         walk.shapes.append(WholeShape(node, state.table, tuple(int(d or 0) for d in shape)))
