@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
+from parallax.plans.plan import ALLTOALL, PS
 from parallax.transform.building.all_to_all import WORKERS, Hop, LookupIds, all_to_all, leg
 from parallax.transform.building.wire import GRADIENTS, ROWS, Wire
 from parallax.types import DType, Tensor
@@ -64,6 +65,10 @@ class MergeGroup:
     size: int
     asker_of_slot: tuple[int, ...]
 
+    def out(self, values: Tensor, wire: Wire, kind: str) -> Tensor:
+        """Values as they go between the members: in half precision, where that is wanted, between hosts alone."""
+        return wire.out(values, kind) if self.among == WORKERS else values
+
 
 @dataclass(frozen=True, slots=True)
 class Pushers:
@@ -99,12 +104,32 @@ class RoutedKeys:
     table_of_asked: Tensor = None
 
 
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What is counted of a run: keys by whom they go to, and which of these leave the host.
+
+    Attributes:
+        splits: `[n]`, how many keys go to each.
+        away: `[n]`, 1 for each of whom it is another host (on one host, another process), else 0.
+        asked_of: for each slot of the pattern of owners, to whom its keys go.
+    """
+
+    splits: Tensor
+    away: list[int]
+    asked_of: tuple[int, ...]
+
+
 class Transport(ABC):
     """To owners: what both kinds share.
 
     Where there are several hosts and one has several workers, synchronous training has a leg within the host first,
     unless `local_aggregation` is off. Dense gradients take no such leg.
+
+    Attributes:
+        route: the plan's word for it.
     """
+
+    route: ClassVar[str]
 
     def __init__(self, ownership: Ownership, meeting: MergeGroup | None, wire: Wire) -> None:
         self.ownership = ownership
@@ -129,7 +154,7 @@ class Transport(ABC):
         if self.meeting is None or routed.before is None:
             return routed
         given = tf.gather(routed.rows, routed.last.positions)
-        given = self.wire.out(given, ROWS) if self.meeting.among == WORKERS else given
+        given = self.meeting.out(given, self.wire, ROWS)
         rows, _ = all_to_all(given, routed.before[1], self.meeting.among, first.splits)
         return replace(routed, rows=tf.cast(rows, routed.rows.dtype))
 
@@ -145,13 +170,40 @@ class Transport(ABC):
         return replace(self._tell_owners(last, bases), before=(first, counts))
 
     def push(self, routed: RoutedKeys, rows: Tensor) -> Any:
-        """Sends gradient rows `[u, width]`, in the order of the first leg's keys, on to where `trip.last` leads."""
+        """Sends gradient rows `[u, width]`, in the order of the first leg's keys, on to where `routed.last` leads."""
         if routed.before is None or self.meeting is None:
             return rows
         first, counts = routed.before
-        sent = self.wire.out(rows, GRADIENTS) if self.meeting.among == WORKERS else rows
+        sent = self.meeting.out(rows, self.wire, GRADIENTS)
         received = tf.cast(all_to_all(sent, first.splits, self.meeting.among, counts)[0], rows.dtype)
         return tf.math.unsorted_segment_sum(received, routed.last.positions, tf.size(routed.last.keys))
+
+    @abstractmethod
+    def hand_over(
+        self, routed: RoutedKeys, rows: Tensor, bases: Sequence[int], tables: Sequence[int], count: Callable[[], Any]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Sends gradient rows, in the order of `routed.last`, to their owners.
+
+        Args:
+            routed: the way that they go.
+            rows: `[u, width]`.
+            bases: the row number at which each table begins, and at which the last one ends.
+            tables: those of the exchange of which there are rows.
+            count: counts the run, wherever rows are sent.
+
+        Returns:
+            Rows `[m, width]` and their local row numbers `[m]`, for each place where owners take them. Where workers
+            are owners: what came here, for each of `tables`; a row comes at most once from each worker (or host).
+            Where servers are: what goes to each partition.
+        """
+
+    @abstractmethod
+    def requests(self, first: Hop, last: Hop, away: list[int]) -> Requests:
+        """What is counted of a run, where `away` says which workers are on other hosts."""
+
+    @abstractmethod
+    def push_id_bytes(self, id_bytes: int) -> int:
+        """Bytes of a row number in a push, where a key of the exchange has `id_bytes`, or 0 where no row is named."""
 
     def _to_owners(self, wanted: list[LookupIds], key_type: Any) -> Hop:
         return leg(wanted, self.ownership.pattern, self.ownership.holders, key_type, to_owners=True)
@@ -171,6 +223,8 @@ class WorkerTransport(Transport):
     A pull is two all-to-alls: local row numbers out, rows back. A push is one, without row numbers.
     """
 
+    route = ALLTOALL
+
     def __init__(self, ownership: Ownership, meeting: MergeGroup | None, wire: Wire, rank: int) -> None:
         super().__init__(ownership, meeting, wire)
         self.share = ownership.shares[rank]
@@ -188,13 +242,16 @@ class WorkerTransport(Transport):
         """The local row number at which each table begins, and at which the last one ends."""
         return [base * self.share for base in bases]
 
-    def arrive(self, routed: RoutedKeys, rows: Tensor, bases: Sequence[int]) -> list[tuple[Any, Any]]:
-        """Sends gradient rows, in the order of `trip.last`, to their owners.
+    def hand_over(
+        self, routed: RoutedKeys, rows: Tensor, bases: Sequence[int], tables: Sequence[int], count: Callable[[], Any]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """As `Transport.hand_over`."""
+        arrived = self._arrive(routed, rows, bases)
+        with tf.control_dependencies([count()]):
+            return [(tf.identity(arrived[table][0]), tf.identity(arrived[table][1])) for table in tables]
 
-        Returns:
-            For each table the rows that came `[m, width]` and their local row numbers `[m]`; a row comes at most once
-            from each worker (or host).
-        """
+    def _arrive(self, routed: RoutedKeys, rows: Tensor, bases: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """What comes to this worker, for each table of the exchange."""
         sent = self.wire.out(rows, GRADIENTS)
         received, _ = all_to_all(sent, routed.last.splits, arriving=routed.asked_splits)
         received = tf.cast(received, rows.dtype)
@@ -207,6 +264,14 @@ class WorkerTransport(Transport):
         local_by_table = tf.dynamic_partition(local, routed.table_of_asked, tables)
         return list(zip(received_by_table, local_by_table, strict=True))
 
+    def requests(self, first: Hop, last: Hop, away: list[int]) -> Requests:
+        """As `Transport.requests`."""
+        return Requests(last.splits, away, self.ownership.pattern)
+
+    def push_id_bytes(self, id_bytes: int) -> int:
+        """As `Transport.push_id_bytes`: a push goes the way of its keys."""
+        return id_bytes
+
 
 class ServerTransport(Transport):
     """Owners are servers: one request to each partition, or to those that this worker asks for all.
@@ -214,6 +279,8 @@ class ServerTransport(Transport):
     A pull is one gather on each partition's server. A push sends row numbers along with the gradient rows. Within a
     host ids are dealt out by `id % workers of the host`.
     """
+
+    route = PS
 
     def __init__(self, ownership: Ownership, meeting: MergeGroup | None, wire: Wire, pushers: Pushers) -> None:
         super().__init__(ownership, meeting, wire)
@@ -229,7 +296,7 @@ class ServerTransport(Transport):
 
     def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Any:
         (table,) = tables
-        local = self.by_partition(routed.last, routed.last.local)
+        local = self._by_partition(routed.last, routed.last.local)
         found = []
         for number in self.pushers.partitions:
             with tf.device(table.devices[number]):
@@ -238,11 +305,27 @@ class ServerTransport(Transport):
         rows = tf.concat(found, 0) if found else tf.zeros([0, math.prod(table.row_shape)], table.dtype)
         return tf.cast(rows, table.dtype)
 
-    def to_servers(self, values: Tensor) -> Any:
-        """Gradient rows as they go to servers; between a front and its server they are as they are."""
-        return values if self.proxies else self.wire.out(values, GRADIENTS)
+    def hand_over(
+        self, routed: RoutedKeys, rows: Tensor, bases: Sequence[int], tables: Sequence[int], count: Callable[[], Any]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """As `Transport.hand_over`; between a front and its server rows are as they are."""
+        last = routed.last
+        with tf.control_dependencies([count()]):
+            sent = tf.identity(rows)
+            sent = sent if self.proxies else self.wire.out(sent, GRADIENTS)
+        return list(zip(self._by_partition(last, sent), self._by_partition(last, last.local), strict=True))
 
-    def by_partition(self, last: Hop, rows: Tensor) -> list[Any]:
+    def requests(self, first: Hop, last: Hop, away: list[int]) -> Requests:
+        """As `Transport.requests`; what fronts ask their servers stays on their hosts."""
+        if self.proxies:
+            return Requests(first.splits, away, self.proxies)
+        return Requests(last.splits, [1] * self.ownership.holders, self.ownership.pattern)
+
+    def push_id_bytes(self, id_bytes: int) -> int:
+        """As `Transport.push_id_bytes`; servers are told the row numbers, in 8 bytes each."""
+        return id_bytes if self.proxies else 8
+
+    def _by_partition(self, last: Hop, rows: Tensor) -> list[Tensor]:
         """What is in the order of the last leg, cut into what goes to each partition."""
         partitions = self.ownership.holders
         return list(tf.split(rows, last.splits, num=partitions)) if partitions > 1 else [rows]

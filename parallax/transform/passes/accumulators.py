@@ -66,7 +66,7 @@ def _scatter(editor: Editor, rewrites: Rewrites, scatter: Scatter, label: str) -
 
 
 def push_rows(
-    editor: Editor, rewrites: Rewrites, index: int, sent: list[tuple[list[Any], list[Any]]], pushers: Pushers
+    editor: Editor, rewrites: Rewrites, index: int, sent: list[list[tuple[Tensor, Tensor]]], pushers: Pushers
 ) -> None:
     """Gradient rows of a table on servers: each partition gets those of all workers, added up.
 
@@ -74,8 +74,8 @@ def push_rows(
         editor: the graph.
         rewrites: what shall be changed.
         index: which of the pushes it is.
-        sent: for each pull that the rows were looked up in, (values `[n, width]` as they travel, local row
-            numbers `[n]`), both by partition.
+        sent: for each pull that the rows were looked up in, and each partition, (values `[n, width]` as they travel,
+            local row numbers `[n]`).
         pushers: who gives them.
     """
     push = rewrites.pushes[index]
@@ -84,8 +84,8 @@ def push_rows(
     index_type = editor.at(push.indices[0]).dtype
     all_values, all_indices, given = [], [], []
     for number, server in enumerate(table.servers):
-        values = _joined([v[number] for v, _ in sent])
-        indices = tf.cast(_joined([i[number] for _, i in sent]), tf.int64)
+        values = _joined([by_partition[number][0] for by_partition in sent])
+        indices = tf.cast(_joined([by_partition[number][1] for by_partition in sent]), tf.int64)
         with tf.device(device_of(server)), tf.name_scope(f"{label}/{number}/"):
             values = tf.cast(values, table.dtype)
             if rewrites.terms.synchronous:
@@ -103,7 +103,7 @@ def push_rows(
             if row_shape is not None:
                 all_values.append(tf.reshape(values, [-1, *row_shape]))
     # A worker that gives nothing takes part in what brings the rows to those that do.
-    gone = given or [pieces[0].op for pair in sent for pieces in pair]
+    gone = given or [piece.op for by_partition in sent for piece in by_partition[0]]
     _lead_parts(editor, push.values, all_values, gone)
     _lead_parts(editor, push.indices, all_indices, gone)
 

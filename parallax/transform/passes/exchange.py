@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from parallax.graph.view import Edge
-from parallax.plans.plan import ALLTOALL, PS, server_proxies
+from parallax.plans.plan import server_proxies
 from parallax.plans.rewrites import Push, Rewrites, Table
 from parallax.transform.building.all_to_all import HOST, WORKERS
 from parallax.transform.building.collectives import open_end
@@ -38,6 +39,7 @@ from parallax.transform.building.transports import (
     RoutedKeys,
     ServerTransport,
     TableRows,
+    Transport,
     WorkerTransport,
     requesters,
 )
@@ -63,7 +65,7 @@ class _Exchange:
 
     number: int
     together: PullGroup
-    way: WorkerTransport | ServerTransport
+    way: Transport
     tables: list[TableRows]
     table_of: dict[str, int]
     place_of: dict[str, int]
@@ -76,7 +78,7 @@ class _Gathered:
     """Gradient rows of one worker, merged, on their way to owners.
 
     Attributes:
-        rows: `[u, width]`, in the order of the trip's last leg.
+        rows: `[u, width]`, in the order of the way's last leg.
         asked: the rows that they belong to: those pulled, unless the push names its own.
         routed: the way that they go.
         names_rows: whether the push names its own.
@@ -100,15 +102,18 @@ def exchange_rows(editor: Editor, rewrites: Rewrites) -> None:
             if not members:
                 continue
             gathered = _gathered(editor, rewrites, exchange, members)
-            if isinstance(exchange.way, ServerTransport):
+            if rewrites.table(rewrites.pushes[members[0]].table).servers:  # which take all rows of a push together
                 for_servers.setdefault(members[0], []).append((exchange, gathered))
                 continue
-            for index, rows in _push(editor, rewrites, exchange, members, gathered).items():
+            rows_by_push = _hand_over(editor, rewrites, exchange, members, gathered)
+            for index, rows in zip(members, rows_by_push, strict=True):
                 arrived.setdefault(index, []).append(rows)
     for index, pieces in sorted(arrived.items()):
         _deliver(editor, rewrites.pushes[index], pieces)
     for index, sent in sorted(for_servers.items()):
-        _push_to_servers(editor, rewrites, index, sent)
+        by_partition = [_hand_over(editor, rewrites, exchange, [index], gathered) for exchange, gathered in sent]
+        pushers = _pushers(editor, rewrites.table(rewrites.pushes[index].table), rewrites.terms.synchronous)
+        push_rows(editor, rewrites, index, by_partition, pushers)
 
 
 def _carries(exchange: _Exchange, rewrites: Rewrites, index: int) -> bool:
@@ -163,21 +168,36 @@ def _rows_of(editor: Editor, table: Table, source: str, row_shape: tuple[int, ..
     return TableRows(table.op, table.variable, table.rows, parts, dtype, row_shape, devices)
 
 
-def _way(editor: Editor, table: Table, synchronous: bool) -> WorkerTransport | ServerTransport:
-    worker, wire, size = editor.worker, editor.wire, len(editor.worker.neighbours)
-    ownership, meeting = table.ownership(worker.size), None
-    fronts = server_proxies(worker.hosts, worker.servers) if synchronous and table.servers else ()
+def _way(editor: Editor, table: Table, synchronous: bool) -> Transport:
+    worker, wire = editor.worker, editor.wire
+    ownership, meeting = table.ownership(worker.size), _meeting(worker, table, synchronous)
+    if table.servers:
+        return ServerTransport(ownership, meeting, wire, _pushers(editor, table, synchronous))
+    return WorkerTransport(ownership, meeting, wire, worker.rank)
+
+
+def _meeting(worker: Worker, table: Table, synchronous: bool) -> MergeGroup | None:
+    """The workers that merge what they ask for, where there are any."""
+    pattern, size = table.ownership(worker.size).pattern, len(worker.neighbours)
+    fronts = _fronts(worker, table, synchronous)
     if fronts:
-        meeting = MergeGroup(WORKERS, worker.size, tuple(fronts[table.servers[p]] for p in ownership.pattern))
-    elif worker.merges_in_host and synchronous:
-        places = (
-            range(size) if table.servers else requesters(worker.hosts, worker.hosts[worker.rank], ownership.pattern)
-        )
-        meeting = MergeGroup(HOST, size, tuple(places))
-    if not table.servers:
-        return WorkerTransport(ownership, meeting, wire, worker.rank)
+        return MergeGroup(WORKERS, worker.size, tuple(fronts[table.servers[partition]] for partition in pattern))
+    if not worker.merges_in_host or not synchronous:
+        return None
+    places = range(size) if table.servers else requesters(worker.hosts, worker.hosts[worker.rank], pattern)
+    return MergeGroup(HOST, size, tuple(places))
+
+
+def _fronts(worker: Worker, table: Table, synchronous: bool) -> tuple[int, ...]:
+    """For each server the worker that asks it for all; empty where every worker asks."""
+    return server_proxies(worker.hosts, worker.servers) if synchronous and table.servers else ()
+
+
+def _pushers(editor: Editor, table: Table, synchronous: bool) -> Pushers:
+    worker = editor.worker
+    fronts = _fronts(worker, table, synchronous)
     asks = [p for p, server in enumerate(table.servers) if not fronts or fronts[server] == worker.rank]
-    return ServerTransport(ownership, meeting, wire, Pushers(tuple(asks), 1 if fronts else worker.size))
+    return Pushers(tuple(asks), 1 if fronts else worker.size)
 
 
 def _gathered(editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: list[int]) -> _Gathered:
@@ -218,35 +238,14 @@ def _cut_open(editor: Editor, tensor: Tensor, one: Push) -> Any:
     return cut
 
 
-def _push(
+def _hand_over(
     editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: list[int], gathered: _Gathered
-) -> dict[int, tuple[Any, Any]]:
-    """One exchange between workers for the pushes `members`; what arrives for each: (values, local row numbers)."""
-    if not isinstance(exchange.way, WorkerTransport):
-        return {}
+) -> list[tuple[Tensor, Tensor]]:
+    """The gradient rows of the pushes `members` on the way to their owners (Transport.hand_over)."""
+    tables = [exchange.table_of[_nodes(exchange, rewrites.pushes[i])[0]] for i in members]
     with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
-        arrived = exchange.way.arrive(gathered.routed, gathered.rows, gathered.asked.bases)
-        with tf.control_dependencies([_count_push(editor, exchange, gathered)]):
-            return {i: _of_table(arrived[exchange.table_of[_nodes(exchange, rewrites.pushes[i])[0]]]) for i in members}
-
-
-def _push_to_servers(editor: Editor, rewrites: Rewrites, index: int, sent: list[tuple[_Exchange, _Gathered]]) -> None:
-    """Sends the gradient rows of one push, of all the pulls they were looked up in, to servers."""
-    by_partition = []
-    for exchange, gathered in sent:
-        if not isinstance(exchange.way, ServerTransport):
-            continue
-        last, way = gathered.routed.last, exchange.way
-        with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
-            with tf.control_dependencies([_count_push(editor, exchange, gathered)]):
-                values = way.to_servers(tf.identity(gathered.rows))
-            by_partition.append((way.by_partition(last, values), way.by_partition(last, last.local)))
-    (pushers,) = {exchange.way.pushers for exchange, _ in sent if isinstance(exchange.way, ServerTransport)}
-    push_rows(editor, rewrites, index, by_partition, pushers)
-
-
-def _of_table(rows: tuple[Any, Any]) -> tuple[Any, Any]:
-    return tf.identity(rows[0]), tf.identity(rows[1])
+        count = partial(_count_push, editor, exchange, gathered)
+        return exchange.way.hand_over(gathered.routed, gathered.rows, gathered.asked.bases, tables, count)
 
 
 def _places(editor: Editor, exchange: _Exchange, one: Push) -> list[Any]:
@@ -314,11 +313,9 @@ def _count(
 
     Where `rows` are sent, what is counted waits for them: in a branch that is not taken nothing is sent.
     """
-    way, splits, asked_of = exchange.way, routed.last.splits, exchange.way.ownership.pattern
-    from_server = isinstance(way, ServerTransport)
-    if isinstance(way, ServerTransport) and way.proxies:  # what they ask their servers stays on their hosts
-        from_server, splits, asked_of = False, asked.first.splits, way.proxies
-    away = [1] * way.ownership.holders if from_server else _away(editor.worker)
+    way = exchange.way
+    requests = way.requests(asked.first, routed.last, _away(editor.worker))
+    splits, away = requests.splits, requests.away
     asked_for, left = tf.reduce_sum(splits), tf.reduce_sum(splits * tf.constant(away, tf.int32))
     of_id = id_bytes([t.rows for t in exchange.tables], way.slots) if names_rows else 0
     width = math.prod(exchange.tables[0].row_shape) if rows is None else int(rows.shape[1])
@@ -327,10 +324,10 @@ def _count(
         kind=kind,
         variables=tuple(t.variable for t in exchange.tables),
         row_bytes=width * editor.wire.rows_type(exchange.tables[0].dtype).size,
-        id_bytes=8 if from_server and kind == "push" else of_id,
+        id_bytes=way.push_id_bytes(of_id) if kind == "push" else of_id,
         trains=bool(exchange.together.sites),
-        route=PS if isinstance(way, ServerTransport) else ALLTOALL,
-        away=sum(away[one] for one in asked_of) / len(asked_of),
+        route=way.route,
+        away=sum(away[one] for one in requests.asked_of) / len(requests.asked_of),
     )
     with tf.control_dependencies([rows] if rows is not None else []):
         return add_counter(editor, counter, [*tf.unstack(asked.distinct, len(exchange.tables)), asked_for, left])
