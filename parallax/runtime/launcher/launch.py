@@ -35,8 +35,6 @@ from parallax.runtime.launcher.machine import (
     FrameCame,
     JobEvent,
     Looked,
-    ReaderGone,
-    SignalCame,
     SignalMpirun,
     StopsSeen,
     heard,
@@ -49,6 +47,7 @@ from parallax.runtime.launcher.output_files import OutputFiles
 from parallax.runtime.launcher.relay import Relay
 from parallax.runtime.supervisor.frames import Control, Demultiplexer, Start, Text, decode_frame
 from parallax.runtime.supervisor.limits import WORD
+from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
 from parallax.runtime.supervisor.processes import JOB_ID, STOPPED, end_processes, remove_scratch, tied_argv, vitals_of
 
 __all__ = ["EXIT_STALLED", "launch"]
