@@ -2,7 +2,7 @@
 
 The rows of IndexedSlices come in pieces, one for each lookup, and what the one process would have depends on the ids:
 - `joined`: ids of the batch; the one process has all workers' rows, one after the other.
-- `unique`: ids that the forward pass had merged, as embedding_lookup_sparse does (unique_ids.py); the one process has
+- `unique`: ids that the forward pass had merged, as embedding_lookup_sparse does (distinct_ids.py); the one process has
   every row once, so rows of several workers are merged before anything else, such as a clip, sees them (`touched`).
   Merged ids that are looked up in several cuts, none of them in two, are pieces that are merged together.
 - `shared`: the same ids on all workers whatever the batch (positions, equal samples); the one process has these rows
@@ -19,9 +19,9 @@ from dataclasses import replace
 from tensorflow.python.framework import op_def_registry
 
 from parallax.analysis.propagation.batch_axis import BatchAxes
+from parallax.analysis.propagation.distinct_ids import DistinctIds, root
 from parallax.analysis.propagation.equal_ids import kind_of_equal_ids
 from parallax.analysis.propagation.states import SAME, Indices, State, TouchedIndices, TouchedRows, Values
-from parallax.analysis.propagation.unique_ids import UniqueIds, root
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk
 from parallax.analysis.reading.gradients import autodiff_ops
 from parallax.errors import GraphError
@@ -72,7 +72,7 @@ class _PieceRules:
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
         self.axes = BatchAxes(walk.view, walk.states)
-        self.unique = UniqueIds(walk.view, lambda tensor: walk.states[tensor].kind in ("same", "fed"))
+        self.unique = DistinctIds(walk.view, lambda tensor: walk.states[tensor].kind in ("same", "fed"))
         self.forward = walk.view.nodes.keys() - autodiff_ops(walk.known.captured)
 
 

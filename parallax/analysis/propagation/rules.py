@@ -14,9 +14,9 @@ import re
 from functools import cache
 
 from parallax.analysis.propagation import denominators, passages, rules_rows, rules_state, whole_batch
+from parallax.analysis.propagation.distinct_ids import merged_ids, root
 from parallax.analysis.propagation.gradient_pieces import concatenated
 from parallax.analysis.propagation.states import BATCH, LOCAL, SAME, Fed, Handle, Opaque, Plain, Rows, State, worst
-from parallax.analysis.propagation.unique_ids import merged_ids, root
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, part_of, set_handle
 from parallax.analysis.reading.capture import Captured, variable_of_tensor
 from parallax.analysis.reading.functions import is_stateful

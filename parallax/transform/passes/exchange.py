@@ -4,7 +4,7 @@ A pull checks the ids (one outside its table ends the run here, before anything 
 rest by where they go, and brings the rows back. A push reuses the order of its pull, and needs the ids of the pull
 alone: rows that nobody takes, as in a step whose gradient does not depend on them, are not sent back. Equal gradient
 rows are added up before they go. Rows of several workers can be equal: the owner merges them a second time, by the
-optimizer's own Unique where it has one, else by `merge_equal_rows` (rewrites.Push.merge).
+optimizer's own Unique where it has one, else by building/merge_equal_rows.py (rewrites.Push.merge).
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from parallax.plans.plan import server_proxies
 from parallax.plans.rewrites import Push, Rewrites, Table
 from parallax.transform.building.all_to_all import HOST, WORKERS
 from parallax.transform.building.collectives import open_end
-from parallax.transform.building.editor import SCOPE, Counter, Cut, Editor, Worker
-from parallax.transform.building.fusion import PullGroup, group, push_nodes, push_width
-from parallax.transform.building.pull_push import (
+from parallax.transform.building.deduplicated_ids import (
     DeduplicatedIds,
     ask,
     found_at,
     id_bytes,
     looked_up,
-    merge_equal_rows,
-    merged_rows,
 )
-from parallax.transform.building.reducers import device_of
+from parallax.transform.building.editor import SCOPE, Counter, Cut, Editor, Worker
+from parallax.transform.building.fusion import PullGroup, group, push_nodes, push_width
+from parallax.transform.building.merge_equal_rows import merge_equal_rows, merged_rows
+from parallax.transform.building.server_device import device_of
 from parallax.transform.building.transports import (
     MergeGroup,
     Pushers,
@@ -43,8 +42,8 @@ from parallax.transform.building.transports import (
     WorkerTransport,
     requesters,
 )
-from parallax.transform.passes.accumulators import push_rows
 from parallax.transform.passes.dense_and_gathered import add_counter
+from parallax.transform.passes.gradients_to_servers import push_rows
 from parallax.types import Tensor
 
 

@@ -1,4 +1,4 @@
-"""The exchange of rows: rows pulled from their owners, gradient rows pushed to them, equal rows merged.
+"""What lookups ask owners for: the ids of all lookups of an exchange, equal ones merged, in the order they are sent.
 
 What a worker asks for travels in legs (transports.py). In each leg equal keys are merged and ordered by where they go
 next; rows come back the same way, and gradient rows go forward on it, equal ones added up before each leg. A pattern
@@ -105,23 +105,6 @@ def found_at(asked: DeduplicatedIds, table: int, ids: Tensor, slots: int) -> Any
     wanted = tf.cast(ids, keys.dtype) + tf.constant(asked.bases[table] * slots, keys.dtype)
     order = tf.argsort(keys)
     return tf.gather(order, tf.searchsorted(tf.gather(keys, order), wanted))
-
-
-def merged_rows(asked: DeduplicatedIds, values: list[Any], positions: list[Any]) -> Any:
-    """Gradient rows `[u, width]` in the order of the first leg's keys, equal ones of this worker added up.
-
-    Args:
-        asked: the rows.
-        values: pieces `[n, width]`.
-        positions: for each piece, where its rows are among the keys, `[n]`.
-    """
-    return tf.math.unsorted_segment_sum(tf.concat(values, 0), tf.concat(positions, 0), tf.size(asked.first.keys))
-
-
-def merge_equal_rows(values: Tensor, indices: Tensor) -> tuple[Any, Any]:
-    """Adds up the values `[n, width]` of equal indices `[n]`; each index comes once in the result."""
-    distinct, inverse = tf.unique(indices)
-    return tf.math.unsorted_segment_sum(values, inverse, tf.size(distinct)), distinct
 
 
 def _of_a_key_type(ids: Tensor) -> Any:

@@ -13,15 +13,11 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from parallax.transform.building import collectives
+from parallax.transform.building.server_device import device_of
 from parallax.transform.building.wire import GRADIENTS, Wire
 from parallax.types import DType, Tensor
 
 MEETINGS = "parallax/meet"
-
-
-def device_of(server: int) -> str:
-    """TensorFlow's name of a server."""
-    return f"/job:ps/task:{server}"
 
 
 class Reducer(Protocol):
