@@ -2,10 +2,9 @@
 
 A result of plain inputs is as bad as its worst input. What a random op, a dataset, a queue or a file gives is `local`;
 an op that calls functions is as its inputs, and `local` where a body draws or reads (reading/functions.py). The table
-of ops and their rules is _RULES in rules_rows.py, with those for tensors along rows; rules for lookups and merges are
-in rules_exchange.py, for conditionals in rules_branches.py, and for what writes state in rules_state.py. Where none of
-them applies, a table is read whole outside the training step and refused inside the step, and gradient rows become
-`opaque`.
+of ops and their rules for tensors along rows is in rule_of_op.py; those for what writes state are in rules_state.py.
+Where none of them applies, a table is read whole outside the training step and refused inside the step, and gradient
+rows become `opaque`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from parallax.analysis.propagation import denominators, passages, rules_rows, rules_state, whole_batch
+from parallax.analysis.propagation import denominators, passages, rule_of_op, rules_state, whole_batch
 from parallax.analysis.propagation.distinct_ids import merged_ids, root
 from parallax.analysis.propagation.gradient_pieces import concatenated
 from parallax.analysis.propagation.states import BATCH, LOCAL, SAME, Fed, Handle, Opaque, Plain, Rows, State, worst
@@ -116,7 +115,7 @@ def visit(walk: Walk, node: str) -> None:
         walk.set_all(node, SAME)  # a checkpoint is one for all workers, whatever path leads to it
     elif op in _TABLES:
         walk.set_all(node, _lookup_table(walk, node))
-    elif not rules_state.visit(walk, node, op) and not rules_rows.visit(walk, node, op):
+    elif not rules_state.visit(walk, node, op) and not rule_of_op.visit(walk, node, op):
         _inherit(walk, node, op)
     _all_reduce_gradient(walk, node)
     passages.visit(walk, node)
