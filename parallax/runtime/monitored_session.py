@@ -21,7 +21,7 @@ from parallax.runtime.worker.hooks import LastHook, UserHook, WorkerContext
 from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, ProcessGroup, current_process_group
 from parallax.settings.config import Config
 from parallax.transform.pipeline import WorkerGraph
-from parallax.types import Graph, Operation
+from parallax.types import Graph, Operation, Session, Tensor
 
 v1 = tf.compat.v1
 
@@ -34,7 +34,7 @@ def monitored_session(
     later: list[list[str]],
     more_hooks: Sequence[Any],
     guard: Guard | None,
-) -> tuple[Any, DirectRuns | None, Checkpoints | None]:
+) -> tuple[Session, DirectRuns | None, Checkpoints | None]:
     """TensorFlow's monitored session on this worker's graph, the direct way to it if there may be one, and checkpoints.
 
     The initializers `later` run after the others.
@@ -101,7 +101,7 @@ def _options(config: Config, members: ProcessGroup) -> Any:
     return options
 
 
-def _imported(graph: Graph, worker_graph: WorkerGraph) -> Any:
+def _imported(graph: Graph, worker_graph: WorkerGraph) -> Graph:
     """The worker's graph, with those of the user's collections that a session needs."""
     keys = v1.GraphKeys
     needed = [keys.GLOBAL_VARIABLES, keys.LOCAL_VARIABLES, keys.TABLE_INITIALIZERS, keys.QUEUE_RUNNERS]
@@ -144,7 +144,7 @@ def _equal_on_all(worker_graph: WorkerGraph, later: list[list[str]], saved: Chec
             copies.append(variable.assign(_sent(mpi_ops, variable.read_value())).op)
         start = tf.group(*copies)
 
-    def run(_: Any, session: Any) -> None:
+    def run(_: Any, session: Session) -> None:
         for phase in later:
             session.run(phase)
         session.run(start)
@@ -154,7 +154,7 @@ def _equal_on_all(worker_graph: WorkerGraph, later: list[list[str]], saved: Chec
     return run
 
 
-def _sent(mpi_ops: Any, value: Any) -> Any:
+def _sent(mpi_ops: Any, value: Tensor) -> Tensor:
     """Worker 0's value; bfloat16, which Horovod does not know, travels as the integers of its bits."""
     if value.dtype.base_dtype == tf.bfloat16:
         return tf.bitcast(mpi_ops.broadcast(tf.bitcast(value, tf.int16), 0), tf.bfloat16)

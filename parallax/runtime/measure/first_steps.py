@@ -33,7 +33,7 @@ from parallax.runtime.trace.rows import length_us
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
 from parallax.runtime.worker.ranks import ProcessGroup
-from parallax.types import Coordinator, RunContext, RunValues, Session
+from parallax.types import Comm, Coordinator, RunContext, RunValues, Session
 
 v1 = tf.compat.v1
 _LOG = logging.getLogger("parallax.measure")
@@ -80,7 +80,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._tables, self._reasons = fetchable(analysed.captured, tables)
         self._held = variable_bytes(worker.names.run_view.nodes.values())
         self._needed: dict[tuple[tuple[str, ...], frozenset[str]], list[list[int]]] = {}
-        self._comm: Any = None
+        self._comm: Comm = None
         self._asked: list[list[LookedUpIds]] = []
         self._step = 0
         self._fetched: list[list[int]] | None = None  # of the step in progress: by table, which lookups

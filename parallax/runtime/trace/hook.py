@@ -69,7 +69,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._worker = worker
         self._training = training
         self._synchronous = synchronous
-        self._comm: Any = None
+        self._comm: Comm = None
         self._offsets: list[Offset] = []
         self._step: int | None = None  # the step being traced
         self._measured: list[tuple[int, Any]] = []

@@ -14,7 +14,6 @@ their ids.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -39,10 +38,10 @@ class DeduplicatedIds:
     """
 
     first: Hop
-    positions: tuple[Any, ...]
+    positions: tuple[Tensor, ...]
     bases: tuple[int, ...]
-    distinct: Any
-    id_cuts: tuple[Any, ...]
+    distinct: Tensor
+    id_cuts: tuple[Tensor, ...]
 
 
 def id_bytes(rows: list[int], slots: int) -> int:
@@ -50,7 +49,7 @@ def id_bytes(rows: list[int], slots: int) -> int:
     return 4 if sum(slots * -(-r // slots) for r in rows) < INT32_ROWS else 8
 
 
-def ask(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Transport) -> DeduplicatedIds:
+def ask(tables: list[TableRows], lookups: list[tuple[int, Tensor]], way: Transport) -> DeduplicatedIds:
     """Merges ids and orders them by where they go first.
 
     Args:
@@ -82,7 +81,7 @@ def ask(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Transport)
     return DeduplicatedIds(first, tuple(pieces), tuple(bases), count, tuple(cuts))
 
 
-def looked_up(pulled: Any, positions: Tensor, ids: Tensor, row_shape: tuple[int, ...]) -> Any:
+def looked_up(pulled: Tensor, positions: Tensor, ids: Tensor, row_shape: tuple[int, ...]) -> Tensor:
     """The result of one lookup, `[ids.shape..., row_shape...]`.
 
     Args:
@@ -99,7 +98,7 @@ def looked_up(pulled: Any, positions: Tensor, ids: Tensor, row_shape: tuple[int,
     return tf.reshape(rows, tf.concat([tf.shape(ids), tf.constant(row_shape, tf.int32)], 0))
 
 
-def found_at(asked: DeduplicatedIds, table: int, ids: Tensor, slots: int) -> Any:
+def found_at(asked: DeduplicatedIds, table: int, ids: Tensor, slots: int) -> Tensor:
     """Where in the keys of the first leg some ids of a table are, `[n]` int32; every id must have been asked for."""
     keys = asked.first.keys
     wanted = tf.cast(ids, keys.dtype) + tf.constant(asked.bases[table] * slots, keys.dtype)
@@ -107,5 +106,5 @@ def found_at(asked: DeduplicatedIds, table: int, ids: Tensor, slots: int) -> Any
     return tf.gather(order, tf.searchsorted(tf.gather(keys, order), wanted))
 
 
-def _of_a_key_type(ids: Tensor) -> Any:
+def _of_a_key_type(ids: Tensor) -> Tensor:
     return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int64)

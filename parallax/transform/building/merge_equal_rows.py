@@ -6,28 +6,26 @@ Without the second an optimizer that does not merge rows by itself would take tw
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from parallax.transform.building.deduplicated_ids import DeduplicatedIds
 from parallax.types import Tensor
 
 
-def merge_equal_rows(values: Tensor, indices: Tensor) -> tuple[Any, Any]:
+def merge_equal_rows(values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Adds up the values `[n, width]` of equal indices `[n]`; each index comes once in the result."""
     distinct, inverse = tf.unique(indices)
     return tf.math.unsorted_segment_sum(values, inverse, tf.size(distinct)), distinct
 
 
-def merge_rows_of_equal_keys(keys: Tensor, values: Tensor, numbers: Any) -> tuple[Any, Any]:
+def merge_rows_of_equal_keys(keys: Tensor, values: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
     """Adds up rows `[n, width]` of equal keys `[n]`; (values, row numbers), one for each key."""
     distinct, place = tf.unique(keys)
     count = tf.size(distinct)
     return tf.math.unsorted_segment_sum(values, place, count), tf.math.unsorted_segment_max(numbers, place, count)
 
 
-def merged_rows(asked: DeduplicatedIds, values: list[Any], positions: list[Any]) -> Any:
+def merged_rows(asked: DeduplicatedIds, values: list[Tensor], positions: list[Tensor]) -> Tensor:
     """Gradient rows `[u, width]` in the order of the first leg's keys, equal ones of this worker added up.
 
     Args:

@@ -16,7 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -24,7 +24,7 @@ from parallax.graph.ownership import Ownership
 from parallax.plans.plan import ALLTOALL, PS
 from parallax.transform.building.all_to_all import WORKERS, Hop, LookupIds, all_to_all, leg
 from parallax.transform.building.wire import GRADIENTS, ROWS, Wire
-from parallax.types import DType, Tensor
+from parallax.types import DType, Operation, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class TableRows:
     name: str
     variable: str
     rows: int
-    parts: tuple[Any, ...]
+    parts: tuple[Tensor, ...]
     dtype: DType
     row_shape: tuple[int, ...]
     devices: tuple[str, ...] = ()
@@ -97,10 +97,10 @@ class RoutedKeys:
     """
 
     rows: Tensor
-    before: tuple[Hop, Any] | None
+    before: tuple[Hop, Tensor] | None
     last: Hop
     asked: Tensor = None
-    asked_splits: Any = None
+    asked_splits: Tensor = None
     table_of_asked: Tensor = None
 
 
@@ -141,7 +141,7 @@ class Transport(ABC):
         """P, by whose rest and quotient keys are owned."""
         return self.ownership.slots
 
-    def first_leg(self, wanted: list[LookupIds], key_type: Any) -> Hop:
+    def first_leg(self, wanted: list[LookupIds], key_type: DType) -> Hop:
         """Merges the keys of all lookups and orders them by where they go first."""
         if self.meeting is not None:
             return leg(wanted, self.meeting.asker_of_slot, self.meeting.size, key_type)
@@ -169,7 +169,7 @@ class Transport(ABC):
         last = self._to_owners([LookupIds(asked)], asked.dtype)
         return replace(self._tell_owners(last, bases), before=(first, counts))
 
-    def push(self, routed: RoutedKeys, rows: Tensor) -> Any:
+    def push(self, routed: RoutedKeys, rows: Tensor) -> Tensor:
         """Sends gradient rows `[u, width]`, in the order of the first leg's keys, on to where `routed.last` leads."""
         if routed.before is None or self.meeting is None:
             return rows
@@ -180,7 +180,12 @@ class Transport(ABC):
 
     @abstractmethod
     def hand_over(
-        self, routed: RoutedKeys, rows: Tensor, bases: Sequence[int], tables: Sequence[int], count: Callable[[], Any]
+        self,
+        routed: RoutedKeys,
+        rows: Tensor,
+        bases: Sequence[int],
+        tables: Sequence[int],
+        count: Callable[[], Operation],
     ) -> list[tuple[Tensor, Tensor]]:
         """Sends gradient rows, in the order of `routed.last`, to their owners.
 
@@ -205,7 +210,7 @@ class Transport(ABC):
     def push_id_bytes(self, id_bytes: int) -> int:
         """Bytes of a row number in a push, where a key of the exchange has `id_bytes`, or 0 where no row is named."""
 
-    def _to_owners(self, wanted: list[LookupIds], key_type: Any) -> Hop:
+    def _to_owners(self, wanted: list[LookupIds], key_type: DType) -> Hop:
         return leg(wanted, self.ownership.pattern, self.ownership.holders, key_type, to_owners=True)
 
     @abstractmethod
@@ -213,7 +218,7 @@ class Transport(ABC):
         """Tells owners the last leg's keys, where they are not told with every request."""
 
     @abstractmethod
-    def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Any:
+    def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Tensor:
         """The rows of the last leg's keys `[m, width]`."""
 
 
@@ -233,7 +238,7 @@ class WorkerTransport(Transport):
         asked, counts = all_to_all(last.local, last.splits)
         return RoutedKeys(None, None, last, asked, counts, table_of(asked, self._mine(bases)))
 
-    def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Any:
+    def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Tensor:
         given = _local_rows(tables, routed.asked, routed.table_of_asked, self._mine(bases))
         rows, _ = all_to_all(self.wire.out(given, ROWS), routed.asked_splits, arriving=routed.last.splits)
         return tf.cast(rows, tables[0].dtype)
@@ -243,7 +248,12 @@ class WorkerTransport(Transport):
         return [base * self.share for base in bases]
 
     def hand_over(
-        self, routed: RoutedKeys, rows: Tensor, bases: Sequence[int], tables: Sequence[int], count: Callable[[], Any]
+        self,
+        routed: RoutedKeys,
+        rows: Tensor,
+        bases: Sequence[int],
+        tables: Sequence[int],
+        count: Callable[[], Operation],
     ) -> list[tuple[Tensor, Tensor]]:
         """As `Transport.hand_over`."""
         arrived = self._arrive(routed, rows, bases)
@@ -294,7 +304,7 @@ class ServerTransport(Transport):
     def _tell_owners(self, last: Hop, bases: Sequence[int]) -> RoutedKeys:
         return RoutedKeys(None, None, last)
 
-    def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Any:
+    def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Tensor:
         (table,) = tables
         local = self._by_partition(routed.last, routed.last.local)
         found = []
@@ -306,7 +316,12 @@ class ServerTransport(Transport):
         return tf.cast(rows, table.dtype)
 
     def hand_over(
-        self, routed: RoutedKeys, rows: Tensor, bases: Sequence[int], tables: Sequence[int], count: Callable[[], Any]
+        self,
+        routed: RoutedKeys,
+        rows: Tensor,
+        bases: Sequence[int],
+        tables: Sequence[int],
+        count: Callable[[], Operation],
     ) -> list[tuple[Tensor, Tensor]]:
         """As `Transport.hand_over`; between a front and its server rows are as they are."""
         last = routed.last
@@ -331,41 +346,14 @@ class ServerTransport(Transport):
         return list(tf.split(rows, last.splits, num=partitions)) if partitions > 1 else [rows]
 
 
-def requesters(hosts: Sequence[int], host: int, pattern: Sequence[int]) -> tuple[int, ...]:
-    """For each slot of a pattern of owners, who of one host's workers asks for its rows.
-
-    Owners on the host ask themselves: what they hold goes no further. The other slots go to whoever has the least to
-    ask for so far, of equals to the one that has the owner's place on this host.
-
-    Args:
-        hosts: the number of each worker's host.
-        host: the number of the host that asks.
-        pattern: the owner of each slot.
-
-    Returns:
-        `[P]`, places on the host, from 0.
-    """
-    members = [rank for rank, number in enumerate(hosts) if number == host]
-    asks = [pattern.count(rank) for rank in members]
-    found = []
-    for owner in pattern:
-        if owner in members:
-            found.append(members.index(owner))
-            continue
-        near = sum(number == hosts[owner] for number in hosts[:owner]) % len(members)
-        found.append(min((asks[place], place != near, place) for place in range(len(members)))[2])
-        asks[found[-1]] += 1
-    return tuple(found)
-
-
-def table_of(keys: Tensor, bases: Sequence[int]) -> Any:
+def table_of(keys: Tensor, bases: Sequence[int]) -> Tensor:
     """Which table each local row number belongs to; None when there is one table."""
     if len(bases) == 2:
         return None
     return tf.searchsorted(tf.constant(bases[1:-1], keys.dtype), keys, side="right")
 
 
-def _local_rows(tables: list[TableRows], asked: Tensor, table_of_asked: Tensor, bases: Sequence[int]) -> Any:
+def _local_rows(tables: list[TableRows], asked: Tensor, table_of_asked: Tensor, bases: Sequence[int]) -> Tensor:
     if table_of_asked is None:
         return _gather(tables[0], tables[0].parts[0], asked)
     count = len(tables)
@@ -377,7 +365,7 @@ def _local_rows(tables: list[TableRows], asked: Tensor, table_of_asked: Tensor, 
     return tf.dynamic_stitch(places, rows)
 
 
-def _gather(table: TableRows, rows: Tensor, local: Tensor) -> Any:
+def _gather(table: TableRows, rows: Tensor, local: Tensor) -> Tensor:
     if rows.dtype == tf.resource:
         found = tf.raw_ops.ResourceGather(resource=rows, indices=local, dtype=table.dtype)
     else:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import tensorflow as tf
 
@@ -31,6 +30,7 @@ from parallax.transform.building.deduplicated_ids import (
 from parallax.transform.building.editor import SCOPE, Counter, Cut, Editor, Worker
 from parallax.transform.building.fusion import PullGroup, group, push_nodes, push_width
 from parallax.transform.building.merge_equal_rows import merge_equal_rows, merged_rows
+from parallax.transform.building.requesters import requesters
 from parallax.transform.building.server_device import device_of
 from parallax.transform.building.transports import (
     MergeGroup,
@@ -40,11 +40,10 @@ from parallax.transform.building.transports import (
     TableRows,
     Transport,
     WorkerTransport,
-    requesters,
 )
 from parallax.transform.passes.dense_and_gathered import add_counter
 from parallax.transform.passes.gradients_to_servers import push_rows
-from parallax.types import Tensor
+from parallax.types import Operation, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ class _Gathered:
 def exchange_rows(editor: Editor, rewrites: Rewrites) -> None:
     """Builds one pull for every group of lookups, and one push for every group and site."""
     groups = group(editor.view, rewrites)
-    arrived: dict[int, list[tuple[Any, Any]]] = {}
+    arrived: dict[int, list[tuple[Tensor, Tensor]]] = {}
     for_servers: dict[int, list[tuple[_Exchange, _Gathered]]] = {}
     for number, together in enumerate(groups.pulls):
         exchange = _pull(editor, rewrites, number, together)
@@ -230,7 +229,7 @@ def _with_own_rows(editor: Editor, rewrites: Rewrites, exchange: _Exchange, push
     return _Gathered(way.push(routed, merged), asked, routed, True)
 
 
-def _cut_open(editor: Editor, tensor: Tensor, one: Push) -> Any:
+def _cut_open(editor: Editor, tensor: Tensor, one: Push) -> Tensor:
     """What a push takes, which is fed with nothing where nobody wants what it delivers."""
     cut = open_end(tensor)
     _may_be_cut(editor, cut, push_nodes(one))
@@ -247,7 +246,7 @@ def _hand_over(
         return exchange.way.hand_over(gathered.routed, gathered.rows, gathered.asked.bases, tables, count)
 
 
-def _places(editor: Editor, exchange: _Exchange, one: Push) -> list[Any]:
+def _places(editor: Editor, exchange: _Exchange, one: Push) -> list[Tensor]:
     """For each lookup of a push that this exchange pulled, where the rows of its piece were pulled to, `[n]`."""
     found = []
     for node, searched in zip(one.lookups, one.searched, strict=True):
@@ -261,7 +260,7 @@ def _places(editor: Editor, exchange: _Exchange, one: Push) -> list[Any]:
     return found
 
 
-def _values(editor: Editor, rewrites: Rewrites, exchange: _Exchange, one: Push) -> Any:
+def _values(editor: Editor, rewrites: Rewrites, exchange: _Exchange, one: Push) -> Tensor:
     """The gradient rows `[n, width]` of those lookups of a push that this exchange pulled."""
     width = push_width(editor.view, rewrites, one)
     if not one.values:
@@ -275,7 +274,7 @@ def _values(editor: Editor, rewrites: Rewrites, exchange: _Exchange, one: Push) 
     return tf.concat([p for p, node in zip(pieces, one.lookups, strict=True) if node in exchange.place_of], 0)
 
 
-def _deliver(editor: Editor, one: Push, pieces: list[tuple[Any, Any]]) -> None:
+def _deliver(editor: Editor, one: Push, pieces: list[tuple[Tensor, Tensor]]) -> None:
     """Leads the update to what arrived, in the shape and type that it takes."""
     with tf.name_scope(f"{SCOPE}/deliver/{one.table}/"):
         values = tf.concat([v for v, _ in pieces], 0) if len(pieces) > 1 else pieces[0][0]
@@ -295,7 +294,7 @@ def _may_be_cut(editor: Editor, tensor: Tensor, needed_by: tuple[str, ...]) -> N
     )
 
 
-def _count_push(editor: Editor, exchange: _Exchange, gathered: _Gathered) -> Any:
+def _count_push(editor: Editor, exchange: _Exchange, gathered: _Gathered) -> Operation:
     return _count(editor, exchange, "push", gathered.asked, gathered.routed, gathered.names_rows, gathered.rows)
 
 
@@ -307,7 +306,7 @@ def _count(
     routed: RoutedKeys,
     names_rows: bool = True,
     rows: Tensor = None,
-) -> Any:
+) -> Operation:
     """Counts one run: distinct rows by table, those asked of owners, and of them those that leave.
 
     Where `rows` are sent, what is counted waits for them: in a branch that is not taken nothing is sent.

@@ -8,8 +8,6 @@ update.
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from parallax.graph.view import Edge
@@ -19,7 +17,7 @@ from parallax.transform.building.merge_equal_rows import merge_equal_rows
 from parallax.transform.building.server_device import device_of
 from parallax.transform.building.transports import Pushers
 from parallax.transform.passes.partitions import cut_rows
-from parallax.types import Tensor
+from parallax.types import Operation, Tensor
 
 ALL_GIVE, FRONTS_GIVE = f"{SCOPE}/accumulate", f"{SCOPE}/front"
 """Where the nodes are by which gradient rows are given: by all workers alike, or by the front of each server."""
@@ -40,8 +38,8 @@ def _scatter(editor: Editor, rewrites: Rewrites, scatter: Scatter, label: str) -
         if not rewrites.terms.synchronous:
             _lead_parts(editor, scatter.edges, pieces, [])
             return
-        taken: list[Any] = []
-        given: list[Any] = []
+        taken: list[Tensor] = []
+        given: list[Operation] = []
         for piece, server in zip(pieces, table.servers, strict=True):
             with tf.device(device_of(server)):
                 handle = tf.raw_ops.ConditionalAccumulator(
@@ -108,7 +106,7 @@ def push_rows(
     _lead_parts(editor, push.indices, all_indices, gone)
 
 
-def accumulator(values: Tensor, rows: int, name: str) -> Any:
+def accumulator(values: Tensor, rows: int, name: str) -> Tensor:
     """The accumulator of a partition's gradient rows, which all workers share by its name."""
     return tf.raw_ops.SparseConditionalAccumulator(
         dtype=values.dtype,
@@ -119,7 +117,7 @@ def accumulator(values: Tensor, rows: int, name: str) -> Any:
     )
 
 
-def give(handle: Any, values: Tensor, indices: Tensor, rows: int) -> Any:
+def give(handle: Tensor, values: Tensor, indices: Tensor, rows: int) -> Operation:
     """Gives this worker's gradient rows `[n, width]` of a partition of so many rows, with their numbers `[n]` int64."""
     return tf.raw_ops.SparseAccumulatorApplyGradient(
         handle=handle,
@@ -132,7 +130,7 @@ def give(handle: Any, values: Tensor, indices: Tensor, rows: int) -> Any:
     )
 
 
-def take(handle: Any, like: Any, pushers: int) -> tuple[Any, Any]:
+def take(handle: Tensor, like: Tensor, pushers: int) -> tuple[Tensor, Tensor]:
     """The sum of what all givers gave: values `[m, width]` and row numbers `[m]`."""
     taken = tf.raw_ops.SparseAccumulatorTakeGradient(handle=handle, num_required=tf.constant(pushers), dtype=like.dtype)
     taken.values.set_shape([None, int(like.shape[1])])
@@ -140,11 +138,11 @@ def take(handle: Any, like: Any, pushers: int) -> tuple[Any, Any]:
     return taken.values, taken.indices
 
 
-def _joined(pieces: list[Any]) -> Any:
+def _joined(pieces: list[Tensor]) -> Tensor:
     return tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0]
 
 
-def _lead_parts(editor: Editor, edges: tuple[Edge, ...], parts: list[Any], given: list[Any]) -> None:
+def _lead_parts(editor: Editor, edges: tuple[Edge, ...], parts: list[Tensor], given: list[Operation]) -> None:
     for edge in edges:
         if parts:
             editor.redirected_parts[edge] = parts
