@@ -63,8 +63,8 @@ MUTANTS = (
     Mutant(
         "a dense gradient is a sum, not a mean",
         "transform/passes/dense_and_gathered.py",
-        "reduced = editor.together.add_gradients(tensor, 1.0 / editor.worker.size)",
-        "reduced = editor.together.add_gradients(tensor)",
+        "return together.add_gradients(tensor, 1.0 / workers)",
+        "return together.add_gradients(tensor)",
         EXACT,
     ),
     Mutant(
@@ -147,15 +147,15 @@ MUTANTS = (
     Mutant(
         "a rank that ended is waited for",
         "runtime/launcher/stall.py",
-        "if isinstance(state, _InRun) or state is _NOT_IN_RUN:",
+        "if isinstance(state, _InRun) or state.reason == _NOT_IN_RUN.reason:",
         "if isinstance(state, _InRun):",
         STALLS,
     ),
     Mutant(
         "a rank that never comes is no stall",
         "runtime/launcher/stall.py",
-        "if vain_s >= self._timeout_s:",
-        "if vain_s >= 1000 * self._timeout_s:",
+        "for rank, _ in absent)) >= self.timeout_s:",
+        "for rank, _ in absent)) >= 1000 * self.timeout_s:",
         STALLS,
     ),
     Mutant(

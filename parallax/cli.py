@@ -221,7 +221,7 @@ def _run_here(
         status = _status(stop)
         if status:
             return status
-    except Exception as error:  # whatever the script raises is shown, and ends it
+    except Exception as error:  # a script may raise anything: it is shown as Python shows it, status 1
         _say(error_text(error))
         return 1
     finally:

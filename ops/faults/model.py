@@ -184,7 +184,7 @@ class World:
                 self._inbox += [RULE, words, RULE]
                 self._end_all(137)
         elif not rank.supervisor_stopped:
-            self._step(rank, rank_machine.Caught(number))
+            self._step(rank, rank_machine.SignalCame(number))
 
     def _supervisor_gone(self, rank: Rank) -> None:
         rank.has_supervisor = False
@@ -243,7 +243,7 @@ class World:
         """A frame on its way to the launcher; those of one rank keep their order."""
         if rank.host and self.daemons[rank.host] == "dead" or not rank.host and self.mpirun == "dead":
             if not rank.state.orphaned:
-                self._step(rank, rank_machine.Unread())
+                self._step(rank, rank_machine.ReaderGone())
         elif self._reaches(rank):
             rank.sent_s = max(self.now_s + 0.05 * self.random.random() ** 2, rank.sent_s)
             self.at(rank.sent_s, self._arrive, rank, frame)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from ops.faults.model import LIMITS, World
-from parallax.runtime.launcher.machine import ReaderGone, SignalCame
+from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
 
 _END_S = 10.0  # to end a job: mpirun's grace, a supervisor's, and looking
 

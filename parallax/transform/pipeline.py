@@ -28,9 +28,9 @@ from parallax.transform.building.editor import (
 from parallax.transform.building.wire import Rounding
 from parallax.transform.check import check, check_exchanges, check_servers
 from parallax.transform.passes.accumulate import keep_gradients
-from parallax.transform.passes.accumulators import scatter_gradients
 from parallax.transform.passes.dense_and_gathered import collect_rows, reduce_gradients
 from parallax.transform.passes.exchange import exchange_rows
+from parallax.transform.passes.gradients_to_servers import scatter_gradients
 from parallax.transform.passes.losses import share_batches, weigh_losses
 from parallax.transform.passes.partitions import place_tables
 from parallax.transform.passes.seeds import set_seeds

@@ -55,7 +55,7 @@ class SwappedGraph:
 
     worker_graph: WorkerGraph
     names: Mapping[str, str]
-    added: Any
+    added: GraphDef
     redrawn: tuple[str, ...]
 
 
@@ -235,7 +235,7 @@ def _give_own_state(node: NodeDef, name: str, prefix: str) -> None:
         node.attr["shared_name"].s = prefix.encode() + node.attr["shared_name"].s
 
 
-def _forget_places_outside(added: Any, node: NodeDef, prefix: str) -> None:
+def _forget_places_outside(added: GraphDef, node: NodeDef, prefix: str) -> None:
     """A node as it is added, which can be told to be beside others that are added only."""
     added.CopyFrom(node)
     if "_class" in added.attr:
@@ -269,7 +269,7 @@ def _in_session(new: WorkerGraph, graph_def: GraphDef, names: Mapping[str, str])
     )
 
 
-def outside(added: Any) -> Sequence[str]:
+def outside(added: GraphDef) -> Sequence[str]:
     """The tensors, and with a `^` the nodes, that added nodes take from those that are in the session; sorted."""
     inside = {node.name for node in added.node}
     return sorted({name for node in added.node for name in node.input if _node(name) not in inside})

@@ -328,6 +328,18 @@ def _decayed(gradient: Any, variable: Any) -> Any:
     return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
 
+def rows_of_some(rows: int) -> None:
+    """Rows of a part of the ids alone, on each worker of another number; their gradient is divided by its mean."""
+    emb, x = table(), ids(rows)
+    kept = x > 3
+    y = v1.placeholder(tf.float32, [rows, 1], name="y")
+    wrong = dense(tf.nn.embedding_lookup(emb, tf.boolean_mask(x, kept))) - tf.boolean_mask(y, kept)
+    made = v1.train.AdagradOptimizer(0.5)
+    pairs = made.compute_gradients(tf.reduce_mean(tf.square(wrong)))
+    by_mean = _on_values(lambda t: t / tf.reduce_mean(tf.abs(t)))
+    made.apply_gradients([(by_mean(g, v) if v is emb else g, v) for g, v in pairs])
+
+
 def _made_dense(gradient: Any, variable: Any) -> Any:
     return tf.convert_to_tensor(gradient)
 
@@ -530,6 +542,7 @@ MODELS: dict[str, Callable[[int], Any]] = {
     "clip by norm": lambda rows: post_processed(rows, _on_values(lambda t: tf.clip_by_norm(t, 0.05))),
     "clip rows": lambda rows: post_processed(rows, _on_values(lambda t: tf.clip_by_norm(t, 0.02, axes=[1]))),
     "divide by mean": lambda rows: post_processed(rows, _on_values(lambda t: t / tf.reduce_mean(tf.abs(t)))),
+    "divide by mean of some": rows_of_some,
     "divide by max": lambda rows: post_processed(rows, _on_values(lambda t: t / tf.reduce_max(tf.abs(t)))),
     "merged first": lambda rows: post_processed(rows, _merged_first),
     "decay": lambda rows: post_processed(rows, _decayed),

@@ -41,15 +41,15 @@ def find_curved(walk: Walk, made: Set[str], axes: BatchAxes, before: Set[str], s
     found = set(before)
     for node in view.topological_order():
         tensor = f"{node}:0"
-        if view.op(node) != "Mean" or node in made or node in walk.initial or tensor in found:
+        if view.op(node) != "Mean" or node in made or node in walk.known.initial or tensor in found:
             continue
         if walk.states[tensor].kind not in ("batch", "local") or not look.is_of_batch(node):
             continue
-        if view.ancestors([node]) & walk.shared:
+        if view.ancestors([node]) & walk.known.shared:
             is_taken = _is_one(view.shape(tensor)) and look.met(tensor) == "curve"
         else:  # of data: whatever training makes of it, the one process makes it of the whole mean
-            is_taken = node in walk.training and tensor not in sums
-        if is_taken and walk.agrees(walk.branches[node]):
+            is_taken = node in walk.known.training and tensor not in sums
+        if is_taken and walk.agrees(walk.known.branches[node]):
             found.add(tensor)
     return frozenset(found)
 
@@ -58,7 +58,7 @@ def find_statistics(walk: Walk, made: Set[str], axes: BatchAxes) -> tuple[str, .
     """Nodes that give means over a worker's own batch, which go back into each of its examples."""
     view, look, found = walk.view, _Curves(walk, made, axes), []
     for node in view.topological_order():
-        if node in made or node in walk.initial:
+        if node in made or node in walk.known.initial:
             continue
         op = view.op(node)
         if op in _STATISTICS and view.nodes[node].attr["is_training"].b:
@@ -73,7 +73,7 @@ def find_statistics(walk: Walk, made: Set[str], axes: BatchAxes) -> tuple[str, .
 def visit(walk: Walk, node: str) -> None:
     """Has the mean of all workers taken."""
     tensor = f"{node}:0"
-    if tensor in walk.denominators.curved:
+    if tensor in walk.assumed.denominators.curved:
         walk.all_reduces.append(AllReduce(tensor, tuple(walk.view.consumers(tensor)), "mean"))
         walk.states[tensor] = SAME
 

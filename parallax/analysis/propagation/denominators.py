@@ -102,8 +102,8 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
 
 def visit(walk: Walk, node: str) -> None:
     """Has the sum of all workers taken of a denominator."""
-    for tensor in walk.view.outputs(node) if walk.denominators.sums else ():
-        if tensor in walk.denominators.sums and walk.states[tensor] != SAME:
+    for tensor in walk.view.outputs(node) if walk.assumed.denominators.sums else ():
+        if tensor in walk.assumed.denominators.sums and walk.states[tensor] != SAME:
             walk.all_reduces.append(AllReduce(tensor, tuple(walk.view.consumers(tensor)), "sum"))
             walk.states[tensor] = SAME
     curved.visit(walk, node)
@@ -145,8 +145,8 @@ class _DivisionRules:
     def __init__(self, walk: Walk) -> None:
         view = walk.view
         self._walk = walk
-        self.made = autodiff_ops(walk.captured)
-        self.forward = view.nodes.keys() - self.made - walk.initial
+        self.made = autodiff_ops(walk.known.captured)
+        self.forward = view.nodes.keys() - self.made - walk.known.initial
         self._joined = BatchAxes(view, walk.states)
         # A mask leaves workers unequally many rows, of which no mean over the workers may be taken.
         self.axes = BatchAxes(view, walk.states, self._joined).supposing(dict.fromkeys(self._uneven))
@@ -207,7 +207,7 @@ class _DivisionRules:
         """Whether a loss is divided by a tensor, or what a loss's elements are multiplied with."""
         if self.is_differentiated(tensor) or division in self._reported:
             return True
-        return division in self._walk.training and self.is_of_size(numerator)
+        return division in self._walk.known.training and self.is_of_size(numerator)
 
     @cached_property
     def _reported(self) -> set[str]:
@@ -308,7 +308,7 @@ class _DivisionRules:
         waiting, seen = [node], {node}
         while waiting:
             one = waiting.pop()
-            if one in self._walk.shared:
+            if one in self._walk.known.shared:
                 return True
             if view.op(one) not in _READS_SHAPES:
                 waiting += (new := {split_tensor(t)[0] for t in view.inputs(one)} - seen)

@@ -13,8 +13,8 @@ from collections.abc import Set
 
 from parallax.analysis.propagation.axis_part import MIXED
 from parallax.analysis.propagation.batch_axis import BatchAxes
+from parallax.analysis.propagation.distinct_ids import root
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
-from parallax.analysis.propagation.unique_ids import root
 from parallax.graph.ops import LOOKUPS
 from parallax.graph.view import Edge, GraphView, split_tensor
 

@@ -69,8 +69,8 @@ def _listed(walk: Walk, nodes: Sequence[str]) -> str:
 
 def trained_losses(walk: Walk) -> list[str]:
     """What autodiff began at where it delivered gradients that variables are trained with."""
-    trained = {source.values for source in walk.sources}
-    records = [r for r in walk.captured.records if any(values in trained for _, values, _ in r.gradients)]
+    trained = {source.values for source in walk.known.sources}
+    records = [r for r in walk.known.captured.records if any(values in trained for _, values, _ in r.gradients)]
     return list(dict.fromkeys(tensor for record in records for tensor in record.of))
 
 
@@ -168,6 +168,6 @@ def _needed(walk: Walk, axes: BatchAxes, losses: Sequence[str]) -> set[str]:
 
 def _told(walk: Walk) -> set[str]:
     """Nodes of which the plan says already what each worker takes of its own batch."""
-    found = walk.denominators
+    found = walk.assumed.denominators
     divisions = {node for node, _ in found.unproven}
     return {*divisions, *found.statistics, *found.unproven_means, *(one.node for one in found.selected)}

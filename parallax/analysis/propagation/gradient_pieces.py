@@ -2,7 +2,7 @@
 
 The rows of IndexedSlices come in pieces, one for each lookup, and what the one process would have depends on the ids:
 - `joined`: ids of the batch; the one process has all workers' rows, one after the other.
-- `unique`: ids that the forward pass had merged, as embedding_lookup_sparse does (unique_ids.py); the one process has
+- `unique`: ids that the forward pass had merged, as embedding_lookup_sparse does (distinct_ids.py); the one process has
   every row once, so rows of several workers are merged before anything else, such as a clip, sees them (`touched`).
   Merged ids that are looked up in several cuts, none of them in two, are pieces that are merged together.
 - `shared`: the same ids on all workers whatever the batch (positions, equal samples); the one process has these rows
@@ -13,14 +13,15 @@ The rows of IndexedSlices come in pieces, one for each lookup, and what the one 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tensorflow.python.framework import op_def_registry
 
 from parallax.analysis.propagation.batch_axis import BatchAxes
+from parallax.analysis.propagation.distinct_ids import DistinctIds, root
 from parallax.analysis.propagation.equal_ids import kind_of_equal_ids
 from parallax.analysis.propagation.states import SAME, Indices, State, TouchedIndices, TouchedRows, Values
-from parallax.analysis.propagation.unique_ids import UniqueIds, root
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk
 from parallax.analysis.reading.gradients import autodiff_ops
 from parallax.errors import GraphError
@@ -34,7 +35,7 @@ _TAKES_MERGED = ("UnsortedSegmentSum", "ScatterAdd", "ScatterSub", "ResourceScat
 _CHOOSES = ("DynamicPartition", "GatherV2", "Gather", "GatherNd", "StridedSlice", "Slice")
 """Ops whose result has some of the elements of the first input."""
 
-PieceKinds = dict[str, tuple[GradientPiece, ...]]
+PieceKinds = Mapping[str, tuple[GradientPiece, ...]]
 """Values tensor -> the pieces of its rows."""
 
 
@@ -53,15 +54,15 @@ def concatenated(view: GraphView, tensor: str) -> list[str]:
 
 def piece_kinds(walk: Walk) -> PieceKinds:
     """The kinds that a finished walk found: they need the states of the ids."""
-    if not any(s.indices for s in walk.sources):
+    if not any(s.indices for s in walk.known.sources):
         return {}
     look = _PieceRules(walk)
-    return {s.values: tuple(_pieces(look, s)) for s in walk.sources if s.indices is not None}
+    return {s.values: tuple(_pieces(look, s)) for s in walk.known.sources if s.indices is not None}
 
 
 def marked_by(walk: Walk, kinds: PieceKinds) -> PieceKinds:
     """Of the kinds those that a mark depends on: joined rows are marked as those of which nothing is known yet."""
-    raw = {s.values for s in walk.sources if walk.routes.get(s.part) == "raw"}
+    raw = {s.values for s in walk.known.sources if walk.known.routes.get(s.part) == "raw"}
     return {t: found for t, found in kinds.items() if t in raw or any(piece.kind != "joined" for piece in found)}
 
 
@@ -71,8 +72,8 @@ class _PieceRules:
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
         self.axes = BatchAxes(walk.view, walk.states)
-        self.unique = UniqueIds(walk.view, lambda tensor: walk.states[tensor].kind in ("same", "fed"))
-        self.forward = walk.view.nodes.keys() - autodiff_ops(walk.captured)
+        self.unique = DistinctIds(walk.view, lambda tensor: walk.states[tensor].kind in ("same", "fed"))
+        self.forward = walk.view.nodes.keys() - autodiff_ops(walk.known.captured)
 
 
 def _pieces(look: _PieceRules, source: GradientSource) -> list[GradientPiece]:
@@ -135,14 +136,14 @@ def _of_equal_ids(look: _PieceRules, ids: str) -> GradientPiece:
 
 def mark(walk: Walk) -> None:
     """Marks every sparse gradient, as far as the kinds of its pieces are known (all joined in the first walk)."""
-    for source in walk.sources:
+    for source in walk.known.sources:
         if source.indices is not None:
             _mark_source(walk, source, source.indices)
 
 
 def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
     value_edges, index_edges = _outside(walk, source, source.values), _outside(walk, source, indices)
-    pieces = walk.kinds.get(source.values, ())
+    pieces = walk.assumed.kinds.get(source.values, ())
     kinds = {piece.kind for piece in pieces}
     processed = any(walk.view.op(e.node) not in _TAKES_MERGED for e in value_edges)
     if processed:
@@ -153,12 +154,12 @@ def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
         walk.scales.append(Scale(source.values, tuple(value_edges)))
     states: tuple[State, State] = (Values((source.values,)), Indices((indices,)))
     key = f"at {source.values}"
-    if walk.routes.get(source.part) == "raw":
+    if walk.known.routes.get(source.part) == "raw":
         states = (SAME, SAME)
         walk.merges[key] = Merge(source.part, (indices,), index_edges, value_edges, pieces=pieces)
     elif kinds == {"unique"} and len(pieces) == 1 and processed:
         walk.merges[key] = Merge(source.part, (indices,), index_edges, value_edges, merges_equal_rows=False)
-        table = walk.table_of.get(source.part)
+        table = walk.assumed.table_of.get(source.part)
         states = (TouchedRows(table, key), TouchedIndices(table, key)) if table else (SAME, SAME)
     elif "unique" in kinds and processed:
         raise NoRule(source.part, "rows of several merged lookups are changed before they are applied")
@@ -178,7 +179,7 @@ def _check_pieces(walk: Walk, source: GradientSource, pieces: tuple[GradientPiec
                 f"cannot be seen at {piece.of!r}; leave the batch dimension of the placeholders open (None), and look "
                 "rows up by the ids of the batch, or by all that were merged",
             )
-        if piece.kind == "unique" and piece.of and walk.routes.get(source.part) != "raw":
+        if piece.kind == "unique" and piece.of and walk.known.routes.get(source.part) != "raw":
             raise NoRule(source.part, f"its row numbers {piece.ids!r} may be equal for distinct ids {piece.of!r}")
 
 
@@ -189,14 +190,14 @@ def keeps_of(walk: Walk) -> tuple[AccumulateGradient, ...]:
         GraphError: a gradient is computed of what comes after another one.
     """
     found: dict[str, AccumulateGradient] = {}
-    for source in walk.sources:
+    for source in walk.known.sources:
         value_edges, index_edges = _outside(walk, source, source.values), []
         before = found.get(source.values)
         if before is not None:
             value_edges = list(dict.fromkeys([*before.value_edges, *value_edges]))
         if source.indices is not None:
             index_edges = _outside(walk, source, source.indices)
-        pieces = walk.kinds.get(source.values, ())
+        pieces = walk.assumed.kinds.get(source.values, ())
         constant = tuple(piece.kind == "shared" and _is_constant(walk.view, piece.ids) for piece in pieces)
         indices = source.indices or ""
         found[source.values] = AccumulateGradient(

@@ -19,10 +19,10 @@ _SOURCES = ("Placeholder", "IteratorGetNext", "QueueDequeue", "ReaderRead")
 
 def notes_of(walk: Walk) -> tuple[str, ...]:
     """What the plan says of such variables of a finished walk, in one sentence."""
-    read = sorted(_read_by_training(walk) & walk.own)
+    read = sorted(_read_by_training(walk) & walk.assumed.own)
     if not read:
         return ()
-    names = [walk.captured.variables[v].logical_name for v in read]
+    names = [walk.known.captured.variables[v].logical_name for v in read]
     listed = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
     return (
         f"training can read {listed}, which each worker writes from its own batch: one process would write it from "
@@ -35,7 +35,7 @@ def may_keep_rows(walk: Walk, variable: str) -> bool:
 
     A scalar cannot, nor can a vector that is no fixed batch's length.
     """
-    shape, view = walk.captured.variables[variable].part.shape, walk.view
+    shape, view = walk.known.captured.variables[variable].part.shape, walk.view
     if shape is None or len(shape) > 1:
         return True
     sources = [view.shape(t) for node in view.nodes if _is_source(walk, node) for t in view.outputs(node)]
@@ -70,7 +70,7 @@ def _read_by_training(walk: Walk) -> set[str]:
     waiting = []
     for node in view.nodes:
         state = state_op(view.op(node), len(view.inputs(node)))
-        if state is None or node in walk.initial:
+        if state is None or node in walk.known.initial:
             continue
         if any(_writes_shared(walk, node, slot) for slot in state.state):
             waiting.append(node)
@@ -79,4 +79,4 @@ def _read_by_training(walk: Walk) -> set[str]:
 
 def _writes_shared(walk: Walk, node: str, slot: int) -> bool:
     handle = walk.state_at(node, slot)
-    return isinstance(handle, Handle) and handle.variable in walk.shared
+    return isinstance(handle, Handle) and handle.variable in walk.known.shared

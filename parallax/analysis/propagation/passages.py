@@ -59,15 +59,15 @@ def visit(walk: Walk, node: str) -> None:
         GraphError: the mean cannot be taken there.
         NoRule: it is made of gradient rows by an op that has no rule.
     """
-    for tensor in walk.view.outputs(node) if walk.passages else ():
-        for passage in walk.passages.get(tensor, ()):
+    for tensor in walk.view.outputs(node) if walk.known.passages else ():
+        for passage in walk.known.passages.get(tensor, ()):
             state = walk.states[tensor]
-            if state != SAME and node in walk.training and any(_starts_alike(walk, t) for t in passage.targets):
+            if state != SAME and node in walk.known.training and any(_starts_alike(walk, t) for t in passage.targets):
                 raise _refusal(walk, passage)
             if state == SAME or not _is_alike(walk, passage):
                 continue
-            if passage.of_rows or passage.is_mixed or not walk.agrees(walk.branches[node]):
-                if node in walk.training:
+            if passage.of_rows or passage.is_mixed or not walk.agrees(walk.known.branches[node]):
+                if node in walk.known.training:
                     raise _refusal(walk, passage)
                 continue
             if isinstance(state, Opaque):
@@ -100,7 +100,7 @@ def _is_alike(walk: Walk, passage: Passage) -> bool:
         return True
     states = {t: walk.states.get(t) for t in passage.targets}
     walk.asked.update(t for t, state in states.items() if state is None)
-    return any(state == SAME or (state is None and t in walk.alike) for t, state in states.items())
+    return any(state == SAME or (state is None and t in walk.assumed.alike) for t, state in states.items())
 
 
 def _starts_alike(walk: Walk, target: str) -> bool:

@@ -2,10 +2,9 @@
 
 A result of plain inputs is as bad as its worst input. What a random op, a dataset, a queue or a file gives is `local`;
 an op that calls functions is as its inputs, and `local` where a body draws or reads (reading/functions.py). The table
-of ops and their rules is _RULES in rules_rows.py, with those for tensors along rows; rules for lookups and merges are
-in rules_exchange.py, for conditionals in rules_branches.py, and for what writes state in rules_state.py. Where none of
-them applies, a table is read whole outside the training step and refused inside the step, and gradient rows become
-`opaque`.
+of ops and their rules for tensors along rows is in rule_of_op.py; those for what writes state are in rules_state.py.
+Where none of them applies, a table is read whole outside the training step and refused inside the step, and gradient
+rows become `opaque`.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from parallax.analysis.propagation import denominators, passages, rules_rows, rules_state, whole_batch
+from parallax.analysis.propagation import denominators, passages, rule_of_op, rules_state, whole_batch
+from parallax.analysis.propagation.distinct_ids import merged_ids, root
 from parallax.analysis.propagation.gradient_pieces import concatenated
 from parallax.analysis.propagation.states import BATCH, LOCAL, SAME, Fed, Handle, Opaque, Plain, Rows, State, worst
-from parallax.analysis.propagation.unique_ids import merged_ids, root
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, part_of, set_handle
 from parallax.analysis.reading.capture import Captured, variable_of_tensor
 from parallax.analysis.reading.functions import is_stateful
@@ -108,7 +107,7 @@ def _only_counts(captured: Captured, variable: str) -> bool:
 def visit(walk: Walk, node: str) -> None:
     """Gives the outputs of a node their states and records what must be changed at its inputs."""
     op = walk.view.op(node)
-    if op in VARIABLES and node in walk.captured.variables:
+    if op in VARIABLES and node in walk.known.captured.variables:
         set_handle(walk, node, node)
     elif op in _PLACEHOLDERS:
         walk.set_all(node, _placeholder(walk, node))
@@ -116,7 +115,7 @@ def visit(walk: Walk, node: str) -> None:
         walk.set_all(node, SAME)  # a checkpoint is one for all workers, whatever path leads to it
     elif op in _TABLES:
         walk.set_all(node, _lookup_table(walk, node))
-    elif not rules_state.visit(walk, node, op) and not rules_rows.visit(walk, node, op):
+    elif not rules_state.visit(walk, node, op) and not rule_of_op.visit(walk, node, op):
         _inherit(walk, node, op)
     _all_reduce_gradient(walk, node)
     passages.visit(walk, node)
@@ -135,7 +134,7 @@ def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple
     by_ids: dict[str, list[str]] = {}
     for lookup in walk.lookups:
         params, ids = walk.view.inputs(lookup.node)[0], walk.view.inputs(lookup.node)[lookup.ids_slot]
-        if variable_of_tensor(walk.view, walk.captured.variables, params) == merge.part:
+        if variable_of_tensor(walk.view, walk.known.captured.variables, params) == merge.part:
             by_ids.setdefault(root(walk.view, ids), []).append(lookup.node)
     waiting = [walk.view.inputs(merge.indices[0].node)[merge.indices[0].slot]]
     while waiting:
@@ -210,22 +209,22 @@ def _inherit(walk: Walk, node: str, op: str) -> None:
 
 def _differs(walk: Walk, node: str, op: str) -> bool:
     """As `differs`; a random op of an initial value, or after all gradients (noise), gives all workers the same."""
-    called = walk.functions.of_node(walk.view.nodes[node])
+    called = walk.known.functions.of_node(walk.view.nodes[node])
     if called:
-        return any(walk.functions.differing_op(name) for name in called)
-    if node in walk.initial and (is_random(op) or op in _READS_FILES):
+        return any(walk.known.functions.differing_op(name) for name in called)
+    if node in walk.known.initial and (is_random(op) or op in _READS_FILES):
         return False  # one seed for all; and worker 0's value counts in the end
-    if node in walk.after_gradients and is_random(op):
+    if node in walk.known.after_gradients and is_random(op):
         return False  # one seed for all
-    return differs(op, walk.equal_randomness)
+    return differs(op, walk.known.equal_randomness)
 
 
 def _left(walk: Walk, merge: str) -> Branches:
     """The branches that a Merge puts together again."""
-    view, here, found = walk.view, len(walk.branches[merge]), list[Branch]()
+    view, here, found = walk.view, len(walk.known.branches[merge]), list[Branch]()
     for tensor in view.inputs(merge):
         node = split_tensor(tensor)[0]
-        found += walk.branches[node][here:]
+        found += walk.known.branches[node][here:]
         if view.op(node) in SWITCHES:
             found.append(Branch(predicate_of(view, node), 0))
     return tuple(dict.fromkeys(found))
@@ -244,14 +243,14 @@ def _plain(walk: Walk, node: str, slot: int) -> State:
         if walk.view.op(variable) != "VarHandleOp":
             state = walk.value_state(variable)
         elif op not in ("VarIsInitializedOp", "DestroyResourceOp"):
-            raise NoRule(walk.table_of[variable], f"{op} {node!r} takes the variable itself and has no rule")
+            raise NoRule(walk.assumed.table_of[variable], f"{op} {node!r} takes the variable itself and has no rule")
         else:
             return SAME
     if isinstance(state, Rows):
         table = state.table
         if op in ("IsVariableInitialized",):
             return SAME
-        if node in walk.training:
+        if node in walk.known.training:
             raise NoRule(table, f"{op} {node!r} reads all its rows in every training step")
         walk.gather_rows(tensor, table, Edge(node, slot))
         return SAME
@@ -261,7 +260,7 @@ def _plain(walk: Walk, node: str, slot: int) -> State:
 def _all_reduce_gradient(walk: Walk, node: str) -> None:
     """A dense gradient leaves autodiff here: the mean over the workers, unless all have the same anyway."""
     for tensor in walk.view.outputs(node):
-        for source in walk.dense_sources.get(tensor, ()):
+        for source in walk.known.dense_sources.get(tensor, ()):
             if walk.states[tensor] == SAME or any((tensor, n) in walk.marked for n in source.outside):
                 continue
             edges = tuple(e for e in walk.view.consumers(tensor) if e.node in source.outside)

@@ -28,8 +28,8 @@ def switch(walk: Walk, node: str, states: list[State]) -> bool:
     state = read_value(walk, states[0])
     if isinstance(state, Plain):
         return False
-    if not walk.agrees((*walk.branches[node], Branch(predicate_of(walk.view, node), 1))):
-        walk.decisive += [Edge(node, 1)] if node in walk.training else []
+    if not walk.agrees((*walk.known.branches[node], Branch(predicate_of(walk.view, node), 1))):
+        walk.decisive += [Edge(node, 1)] if node in walk.known.training else []
         return False
     walk.set_all(node, state)
     return True
@@ -51,7 +51,7 @@ def _is_variable(walk: Walk, tensor: str) -> bool:
 
 def _keeps_rows_of_initial_value(walk: Walk, node: str, states: list[State]) -> bool:
     state = read_value(walk, states[0])
-    if not isinstance(state, Rows) or node in walk.training or node not in walk.initial:
+    if not isinstance(state, Rows) or node in walk.known.training or node not in walk.known.initial:
         return False
     _refuse_on_servers(walk, node, state)
     walk.set_all(node, state)
@@ -65,7 +65,7 @@ def merge(walk: Walk, node: str, states: list[State]) -> bool:
     if len(set(states)) == 1 and not isinstance(states[0], Plain):
         return _alike(walk, node, states[0])
     rows = {s for s in states if isinstance(s, Rows)}
-    if len(rows) != 1 or node in walk.training or not all(s == SAME or s in rows for s in states):
+    if len(rows) != 1 or node in walk.known.training or not all(s == SAME or s in rows for s in states):
         return False
     (state,) = rows
     for slot, other in enumerate(states):
@@ -79,7 +79,7 @@ def merge(walk: Walk, node: str, states: list[State]) -> bool:
 def _alike(walk: Walk, node: str, state: State) -> bool:
     if isinstance(state, Handle) and not _is_variable(walk, f"{node}:0"):
         return False
-    taken = walk.branches[split_tensor(walk.view.inputs(node)[0])[0]]
+    taken = walk.known.branches[split_tensor(walk.view.inputs(node)[0])[0]]
     if not isinstance(state, Handle) and not walk.agrees(taken):
         return False
     walk.states[f"{node}:0"] = state
@@ -89,7 +89,7 @@ def _alike(walk: Walk, node: str, state: State) -> bool:
 
 def conditional(walk: Walk, node: str, states: list[State]) -> bool:
     """The initial value of a moving average: `variable if it is initialized else its initial value`."""
-    if node in walk.training or node not in walk.initial:
+    if node in walk.known.training or node not in walk.known.initial:
         return False
     slots = _passed_through(walk, node)
     if slots is None:

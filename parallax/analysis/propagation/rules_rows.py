@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import math
 
-from parallax.analysis.propagation import rules_branches, rules_exchange
-from parallax.analysis.propagation.op_lists import ELEMENTWISE
 from parallax.analysis.propagation.states import (
     ALONG_ROWS,
     BY_ROW,
@@ -21,36 +19,18 @@ from parallax.analysis.propagation.states import (
     Extent,
     Handle,
     Indices,
-    Plain,
     Rows,
     State,
     Values,
 )
 from parallax.analysis.propagation.walk import Walk, part_of, read_value, sum_of_parts
-from parallax.graph.ops import SEGMENT_LOOKUPS
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.rewrites import AlikeRows, WholeShape
 
-_PASS_ON = ("Identity", "RefIdentity", "Enter", "RefEnter", "NextIteration", "RefNextIteration", "Exit", "RefExit")
-_REDUCTIONS = {"Sum": "sum", "Max": "max", "Min": "min", "Mean": "rows_mean", "All": "min", "Any": "max"}
+REDUCTIONS = {"Sum": "sum", "Max": "max", "Min": "min", "Mean": "rows_mean", "All": "min", "Any": "max"}
 
 
-def visit(walk: Walk, node: str, op: str) -> bool:
-    """Applies the rule for this op, if its inputs are along rows and it has one."""
-    states = walk.input_states(node)
-    if op == "IdentityN":
-        for number, state in enumerate(states):
-            walk.states[f"{node}:{number}"] = state
-        return True
-    if all(isinstance(s, Plain) for s in states):
-        return False
-    rule = _RULES.get(op)
-    if rule is not None and rule(walk, node, states):
-        return True
-    return op in ELEMENTWISE and _elementwise(walk, node, states)
-
-
-def _elementwise(walk: Walk, node: str, states: list[State]) -> bool:
+def elementwise(walk: Walk, node: str, states: list[State]) -> bool:
     """Keeps the state along rows when every other operand is equal on all workers and no wider than a row."""
     values = [read_value(walk, s) for s in states]
     along = {s for s in values if isinstance(s, BY_ROW)}
@@ -63,7 +43,7 @@ def _elementwise(walk: Walk, node: str, states: list[State]) -> bool:
         if other == state:
             continue
         if walk.require_same(other) != SAME:
-            walk.decisive += [Edge(node, slot)] if node in walk.training else []
+            walk.decisive += [Edge(node, slot)] if node in walk.known.training else []
             return False
         shape = walk.view.shape(walk.view.inputs(node)[slot])
         if shape is None:
@@ -72,7 +52,7 @@ def _elementwise(walk: Walk, node: str, states: list[State]) -> bool:
         if not fits and isinstance(state, Values) and _rows_alike(walk, node, slot):
             walk.alike_rows.append(AlikeRows(Edge(node, slot), Edge(node, values.index(state))))
         elif not fits:
-            if not isinstance(state, Rows) or shape[0] != walk.tables[state.table].rows:
+            if not isinstance(state, Rows) or shape[0] != walk.known.tables[state.table].rows:
                 return False
             slices.append((state.table, Edge(node, slot)))
     for table, edge in slices:
@@ -92,7 +72,8 @@ def _rows_alike(walk: Walk, node: str, slot: int) -> bool:
     return value is not None and value.size > 0 and bool((value == value[:1]).all())
 
 
-def _read_variable(walk: Walk, node: str, states: list[State]) -> bool:
+def read_variable(walk: Walk, node: str, states: list[State]) -> bool:
+    """The value of a variable: rows where they have owners, and whole for whoever fetches it."""
     state = read_value(walk, states[0])
     walk.set_all(node, state)
     if isinstance(state, Rows):
@@ -100,7 +81,8 @@ def _read_variable(walk: Walk, node: str, states: list[State]) -> bool:
     return True
 
 
-def _reduction(walk: Walk, node: str, states: list[State]) -> bool:
+def reduction(walk: Walk, node: str, states: list[State]) -> bool:
+    """Over the rows, a part of the one process's result; over other axes, what has an entry for each row still."""
     state = read_value(walk, states[0])
     axes = walk.view.constant(walk.view.inputs(node)[1])
     shape = walk.view.shape(walk.view.inputs(node)[0])
@@ -109,30 +91,32 @@ def _reduction(walk: Walk, node: str, states: list[State]) -> bool:
     if not any(int(axis) % max(len(shape), 1) == 0 for axis in axes.reshape(-1)):
         walk.set_all(node, state)
         return True
-    if not walk.agrees(walk.branches[node]):
+    if not walk.agrees(walk.known.branches[node]):
         return False
-    kind = _REDUCTIONS[walk.view.op(node)]
+    kind = REDUCTIONS[walk.view.op(node)]
     if kind != "sum" and isinstance(state, Values) and {s.tensor for s in walk.shared_rows} & {*state.tensors}:
         return False  # the zeros that stand for rows of worker 0 would count
     sum_of_parts(walk, node, state, kind, walk.view.inputs(node)[0] if kind == "rows_mean" else "")
     return True
 
 
-def _l2_loss(walk: Walk, node: str, states: list[State]) -> bool:
+def l2_loss(walk: Walk, node: str, states: list[State]) -> bool:
+    """A part of the one process's sum, over the rows."""
     state = read_value(walk, states[0])
-    if not isinstance(state, ALONG_ROWS) or not walk.agrees(walk.branches[node]):
+    if not isinstance(state, ALONG_ROWS) or not walk.agrees(walk.known.branches[node]):
         return False
     sum_of_parts(walk, node, state, "sum")
     return True
 
 
-def _shape(walk: Walk, node: str, states: list[State]) -> bool:
+def shape_of(walk: Walk, node: str, states: list[State]) -> bool:
+    """The shape of a table is the whole one; that of other rows is known along them."""
     state = read_value(walk, states[0])
     if isinstance(state, Rows):
         source = states[0]
         shape = walk.view.shape(walk.view.inputs(node)[0])
         if isinstance(source, Handle):
-            shape = walk.captured.variables[source.variable].part.shape
+            shape = walk.known.captured.variables[source.variable].part.shape
         if shape is None or None in shape:
             return False
         walk.shapes.append(WholeShape(node, state.table, tuple(int(d or 0) for d in shape)))
@@ -144,7 +128,7 @@ def _shape(walk: Walk, node: str, states: list[State]) -> bool:
     return False
 
 
-def _of_extent(walk: Walk, node: str, states: list[State]) -> bool:
+def of_extent(walk: Walk, node: str, states: list[State]) -> bool:
     """What is cut out of, or computed from, a shape along rows stays one."""
     if not isinstance(states[0], Extent):
         return False
@@ -152,7 +136,8 @@ def _of_extent(walk: Walk, node: str, states: list[State]) -> bool:
     return True
 
 
-def _fill(walk: Walk, node: str, states: list[State]) -> bool:
+def fill(walk: Walk, node: str, states: list[State]) -> bool:
+    """As many rows as a shape says, alike on all workers, are along the same rows."""
     extent = states[0]
     if not isinstance(extent, Extent) or walk.require_same(states[1]) != SAME:
         return False
@@ -160,7 +145,7 @@ def _fill(walk: Walk, node: str, states: list[State]) -> bool:
     return True
 
 
-def _reshape(walk: Walk, node: str, states: list[State]) -> bool:
+def reshape(walk: Walk, node: str, states: list[State]) -> bool:
     """Keeps the rows when only what is within a row is folded."""
     state, target = states[0], states[1]
     before, after = walk.view.shape(walk.view.inputs(node)[0]), walk.view.shape(f"{node}:0")
@@ -180,7 +165,8 @@ def _reshape(walk: Walk, node: str, states: list[State]) -> bool:
     return True
 
 
-def _expand_dims(walk: Walk, node: str, states: list[State]) -> bool:
+def expand_dims(walk: Walk, node: str, states: list[State]) -> bool:
+    """Keeps the rows when the new axis is within a row."""
     axis = walk.view.constant(walk.view.inputs(node)[1])
     if (
         not isinstance(states[0], ALONG_ROWS)
@@ -192,7 +178,7 @@ def _expand_dims(walk: Walk, node: str, states: list[State]) -> bool:
     return True
 
 
-def _concat(walk: Walk, node: str, states: list[State]) -> bool:
+def concat(walk: Walk, node: str, states: list[State]) -> bool:
     """Rows of several gradients, one after the other."""
     pieces, axis = states[:-1], walk.view.constant(walk.view.inputs(node)[-1])
     if axis is None or int(axis) != 0 or len({part_of(walk, s) for s in pieces}) != 1:
@@ -205,38 +191,9 @@ def _concat(walk: Walk, node: str, states: list[State]) -> bool:
     return False
 
 
-def _size(walk: Walk, node: str, states: list[State]) -> bool:
+def size_of(walk: Walk, node: str, states: list[State]) -> bool:
+    """The number of elements of joined rows is the sum of all workers'."""
     if not isinstance(states[0], Values | Indices):
-        return _shape(walk, node, states) if not isinstance(states[0], Rows) else False
+        return shape_of(walk, node, states) if not isinstance(states[0], Rows) else False
     sum_of_parts(walk, node, states[0], "sum")
     return True
-
-
-_RULES = {
-    "ReadVariableOp": _read_variable,
-    "ResourceGather": rules_exchange.gather,
-    "GatherV2": rules_exchange.gather,
-    "Gather": rules_exchange.gather,
-    **dict.fromkeys(SEGMENT_LOOKUPS, rules_exchange.segments),
-    "Unique": rules_exchange.unique,
-    "UniqueV2": rules_exchange.unique,
-    "UnsortedSegmentSum": rules_exchange.segment_sum,
-    **dict.fromkeys(_REDUCTIONS, _reduction),
-    "L2Loss": _l2_loss,
-    "Shape": _shape,
-    "VariableShape": _shape,
-    "Size": _size,
-    "StridedSlice": _of_extent,
-    "Fill": _fill,
-    "BroadcastTo": lambda walk, node, states: _fill(walk, node, states[::-1]),
-    "Reshape": _reshape,
-    "ExpandDims": _expand_dims,
-    "ConcatV2": _concat,
-    "Switch": rules_branches.switch,
-    "RefSwitch": rules_branches.switch,
-    **dict.fromkeys(_PASS_ON, rules_branches.passed_on),
-    "Merge": rules_branches.merge,
-    "RefMerge": rules_branches.merge,
-    "If": rules_branches.conditional,
-    "StatelessIf": rules_branches.conditional,
-}

@@ -50,7 +50,7 @@ def visit(walk: Walk, node: str, op: str) -> bool:
     _hyperparameters(walk, node, state, variables)
     if state.kind == "unknown":
         _unknown(walk, node, state, variables[0])
-    elif variables[0] in walk.table_of:
+    elif variables[0] in walk.assumed.table_of:
         _write_rows(walk, node, state, variables)
     else:
         _write_whole(walk, node, state, variables)
@@ -60,8 +60,12 @@ def visit(walk: Walk, node: str, op: str) -> bool:
 
 def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
     """Shared state is written by all workers or by none."""
-    branches, op = walk.branches[node], walk.view.op(node)
-    if not branches or node in walk.initial or not any(v in walk.shared or v in walk.table_of for v in variables):
+    branches, op = walk.known.branches[node], walk.view.op(node)
+    if (
+        not branches
+        or node in walk.known.initial
+        or not any(v in walk.known.shared or v in walk.assumed.table_of for v in variables)
+    ):
         return
     if any(branch.is_loop for branch in branches):
         raise GraphError(
@@ -79,7 +83,7 @@ def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
                 "the batch, or feed it as a scalar."
             )
     for variable in variables:
-        table = walk.tables.get(walk.table_of.get(variable, ""))
+        table = walk.known.tables.get(walk.assumed.table_of.get(variable, ""))
         if table is not None and table.servers:
             raise NoRule(table.op, f"{op} {node!r} writes it in a branch of a conditional")
 
@@ -88,18 +92,20 @@ def _written_in_functions(walk: Walk, node: str, op: str) -> bool:
     """A loop or another op whose functions write variables: right only where nothing differs between workers."""
     if not takes_functions(op):
         return False
-    slots = sorted(walk.functions.written_slots(walk.view.nodes[node]))
+    slots = sorted(walk.known.functions.written_slots(walk.view.nodes[node]))
     variables = [s.variable for s in (walk.state_at(node, slot) for slot in slots) if isinstance(s, Handle)]
     if not variables:
         return False
     inputs = [_value(walk, node, slot) for slot in range(len(walk.view.inputs(node)))]
-    drawn = [d for f in walk.functions.of_node(walk.view.nodes[node]) if (d := walk.functions.differing_op(f))]
+    drawn = [
+        d for f in walk.known.functions.of_node(walk.view.nodes[node]) if (d := walk.known.functions.differing_op(f))
+    ]
     for variable in variables:
-        if variable in walk.table_of:
-            raise NoRule(walk.table_of[variable], f"{op} {node!r} writes it in a function")
-    if not drawn and all(s == SAME or isinstance(s, Handle) for s in inputs) and not set(variables) & walk.own:
+        if variable in walk.assumed.table_of:
+            raise NoRule(walk.assumed.table_of[variable], f"{op} {node!r} writes it in a function")
+    if not drawn and all(s == SAME or isinstance(s, Handle) for s in inputs) and not set(variables) & walk.assumed.own:
         return False
-    trained = sorted(set(variables) & walk.shared)
+    trained = sorted(set(variables) & walk.known.shared)
     if trained:
         raise GraphError(
             f"A trained variable must take its gradient, or what is equal on all workers: {op} {node!r} writes "
@@ -115,7 +121,7 @@ def _refuse_hidden_variables(walk: Walk, node: str, state: StateOp) -> None:
     view, waiting, seen = walk.view, [walk.view.inputs(node)[slot] for slot in state.state], set[str]()
     while waiting:
         name = split_tensor(waiting.pop())[0]
-        if name in walk.captured.variables:
+        if name in walk.known.captured.variables:
             raise GraphError(
                 f"An op must write a variable that can be told: {view.op(node)} {node!r} writes one that may be "
                 f"{name!r}, or another. Write each by an op of its own."
@@ -151,7 +157,7 @@ def _hyperparameters(walk: Walk, node: str, state: StateOp, variables: list[str]
 
 def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
     """A write to a variable whose rows are spread over the workers."""
-    table = walk.table_of[variables[0]]
+    table = walk.assumed.table_of[variables[0]]
     _join(walk, table, variables[1:])
     value = walk.require_same(_value(walk, node, state.value if state.value is not None else 0))
     edge = Edge(node, state.value or 0)
@@ -166,7 +172,7 @@ def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> 
         additive = walk.view.op(node) in ADDITIVE_SCATTERS
         if _joined(walk, value, indices) and (additive or state.kind == "apply"):
             part = _gradient_of(walk, value, variables[0])
-            if walk.table_of.get(part) != table:
+            if walk.assumed.table_of.get(part) != table:
                 raise NoRule(part, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r}")
             _join(walk, table, variables[:1])
             _merge_here(walk, node, state, part, additive)
@@ -192,8 +198,8 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
     values = [walk.require_same(_value(walk, node, slot)) for slot in slots]
     along = next((v for v in values if isinstance(v, AtOwners)), None)
     if along is not None:
-        table = walk.tables[along.table]
-        shape = walk.captured.variables[variables[0]].part.shape
+        table = walk.known.tables[along.table]
+        shape = walk.known.captured.variables[variables[0]].part.shape
         if not _follows(walk, table.op, variables[0]):
             raise NoRule(
                 table.op, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r} of shape {list(shape)}"
@@ -203,7 +209,7 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
     additive = walk.view.op(node) in ADDITIVE_SCATTERS
     if state.indices is not None and _joined(walk, values[0], values[1]) and (additive or state.kind == "apply"):
         part = _gradient_of(walk, values[0], variables[0])
-        spread = walk.table_of.get(part, "")
+        spread = walk.assumed.table_of.get(part, "")
         if spread and not _follows(walk, spread, variables[0]):
             raise NoRule(part, f"{walk.view.op(node)} {node!r} writes its rows to {variables[0]!r} of another shape")
         if spread:
@@ -215,14 +221,18 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
         _refuse_opaque(walk, value)
         if not isinstance(value, Plain):
             raise NoRule(part_of(walk, value), f"{walk.view.op(node)} {node!r} has no rule for its gradient rows")
-    if node in walk.initializers or (all(v == SAME for v in values) and walk.agrees(walk.branches[node])):
+    if node in walk.known.initializers or (all(v == SAME for v in values) and walk.agrees(walk.known.branches[node])):
         return
-    if state.kind == "scatter" and variables[0] in walk.shared and _collect_batch(walk, node, state, variables[0]):
+    if (
+        state.kind == "scatter"
+        and variables[0] in walk.known.shared
+        and _collect_batch(walk, node, state, variables[0])
+    ):
         return
     if state.kind == "assign" and values[0].kind == "batch" and not _reads_itself(walk, node, variables[0]):
         _take_worker_0(walk, node, Edge(node, state.value or 0), variables[0])
         return
-    if variables[0] in walk.shared:
+    if variables[0] in walk.known.shared:
         walk.decisive += [Edge(node, slot) for slot in slots]
         op, tensor = walk.view.op(node), walk.view.inputs(node)[slots[0]]
         raise GraphError(
@@ -242,7 +252,7 @@ def _asks_for_whole(walk: Walk, node: str, state: StateOp, variable: str) -> Non
     Raises:
         GraphError: it cannot, and the variable cannot be one that keeps something of each worker's own examples.
     """
-    if variable not in walk.read - walk.after_gradients or state.indices is not None or state.value is None:
+    if variable not in walk.known.read - walk.known.after_gradients or state.indices is not None or state.value is None:
         return
     tensor = walk.view.inputs(node)[state.value]
     if not depends_on_batch(walk, tensor):
@@ -258,7 +268,10 @@ def _asks_for_whole(walk: Walk, node: str, state: StateOp, variable: str) -> Non
 
 
 def _has_gradient(walk: Walk, variable: str) -> bool:
-    return any(source.part == variable for source in walk.sources) or not walk.captured.variables[variable].trainable
+    return (
+        any(source.part == variable for source in walk.known.sources)
+        or not walk.known.captured.variables[variable].trainable
+    )
 
 
 def _gradient_of(walk: Walk, values: State, variable: str) -> str:
@@ -266,12 +279,12 @@ def _gradient_of(walk: Walk, values: State, variable: str) -> str:
 
     Autodiff may give two variables one gradient, as for rows of a sum.
     """
-    return variable if variable in walk.routes else part_of(walk, values)
+    return variable if variable in walk.known.routes else part_of(walk, values)
 
 
 def _collect_batch(walk: Walk, node: str, state: StateOp, variable: str) -> bool:
     """Rows of the batch are written, as renormalised ones are: every worker writes all workers' rows, in order."""
-    if state.value is None or state.indices is None or not walk.agrees(walk.branches[node]):
+    if state.value is None or state.indices is None or not walk.agrees(walk.known.branches[node]):
         return False
     view, axes = walk.view, BatchAxes(walk.view, walk.states)
     indices, values = view.inputs(node)[state.indices], view.inputs(node)[state.value]
@@ -287,16 +300,16 @@ def _collect_batch(walk: Walk, node: str, state: StateOp, variable: str) -> bool
 def _unknown(walk: Walk, node: str, state: StateOp, variable: str) -> None:
     """An op that writes state in a way not known here: right only where nothing differs between workers."""
     op = walk.view.op(node)
-    if variable in walk.table_of:
-        raise NoRule(walk.table_of[variable], f"{op} {node!r} writes it and has no row-wise rule")
+    if variable in walk.assumed.table_of:
+        raise NoRule(walk.assumed.table_of[variable], f"{op} {node!r} writes it and has no row-wise rule")
     for slot in state.others:
         value = walk.require_same(_value(walk, node, slot))
         _refuse_opaque(walk, value)
-        if value == SAME and walk.agrees(walk.branches[node]):
+        if value == SAME and walk.agrees(walk.known.branches[node]):
             continue
         if not isinstance(value, Plain):
             raise NoRule(part_of(walk, value), f"{op} {node!r} has no rule for its gradient rows")
-        if variable not in walk.shared:
+        if variable not in walk.known.shared:
             walk.new_own.add(variable)
             continue
         raise GraphError(
@@ -310,7 +323,7 @@ def _join(walk: Walk, table: str, variables: list[str]) -> None:
     for variable in variables:
         if not _follows(walk, table, variable):
             continue
-        if walk.table_of.get(variable) == table:
+        if walk.assumed.table_of.get(variable) == table:
             walk.confirmed.add(variable)
         else:
             walk.new_members[variable] = table
@@ -318,10 +331,10 @@ def _join(walk: Walk, table: str, variables: list[str]) -> None:
 
 def _follows(walk: Walk, table: str, variable: str) -> bool:
     """Whether a variable's shape lets its rows lie beside those of a table."""
-    shape = walk.captured.variables[variable].part.shape
-    if walk.tables[table].is_scalar:
+    shape = walk.known.captured.variables[variable].part.shape
+    if walk.known.tables[table].is_scalar:
         return not shape
-    return bool(shape) and shape[0] == walk.tables[table].rows
+    return bool(shape) and shape[0] == walk.known.tables[table].rows
 
 
 def _joined(walk: Walk, values: State, indices: State) -> bool:
@@ -339,12 +352,12 @@ def _merge_here(walk: Walk, node: str, state: StateOp, part: str, additive: bool
 def _take_worker_0(walk: Walk, node: str, edge: Edge, variable: str) -> None:
     """A whole value from a feed: worker 0's counts, so that all workers agree whatever the others feed."""
     value = walk.state_at(node, edge.slot)
-    if isinstance(value, Local) and node not in walk.initializers:
+    if isinstance(value, Local) and node not in walk.known.initializers:
         raise GraphError(
             f"A trained variable must take only what is equal on all workers: {walk.view.op(node)} {node!r} assigns "
             f"{variable!r} a value that each worker draws or reads for itself. Feed it through a placeholder."
         )
-    if node not in walk.initializers:
+    if node not in walk.known.initializers:
         walk.broadcasts.append(Broadcast(walk.view.inputs(node)[edge.slot], (edge,)))
 
 

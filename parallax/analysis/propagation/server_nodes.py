@@ -18,14 +18,14 @@ _ASKS_FOR_THE_VARIABLE = ("VarIsInitializedOp", "IsVariableInitialized", "Destro
 
 def owned_nodes(walk: Walk) -> tuple[Owned, ...]:
     """The nodes that a finished walk found to run where the partitions are, in topological order."""
-    if not any(table.servers for table in walk.tables.values()):
+    if not any(table.servers for table in walk.known.tables.values()):
         return ()
     elsewhere = {lookup.node for lookup in walk.lookups} | {shape.node for shape in walk.shapes}
     gathered = {edge for _, edges in walk.gathers.values() for edge in edges}
     found = []
     for node in walk.view.topological_order():
         op = walk.view.op(node)
-        if node in elsewhere or node in walk.captured.variables or op in _ASKS_FOR_THE_VARIABLE:
+        if node in elsewhere or node in walk.known.captured.variables or op in _ASKS_FOR_THE_VARIABLE:
             continue
         writes = state_op(op, len(walk.view.inputs(node))) is not None
         tables = [server_table(walk, walk.states[tensor]) for tensor in walk.view.outputs(node)]
@@ -34,7 +34,7 @@ def owned_nodes(walk: Walk) -> tuple[Owned, ...]:
                 tables.append(_table_at(walk, node, slot, writes))
         table = next((t for t in tables if t), "")
         if table:
-            found.append(Owned(node, table, writes, node in walk.initial))
+            found.append(Owned(node, table, writes, node in walk.known.initial))
     return tuple(found)
 
 
@@ -44,7 +44,7 @@ def _table_at(walk: Walk, node: str, slot: int, writes: bool) -> str:
     if not isinstance(state, Handle):
         return server_table(walk, state)
     variable = state.variable
-    table = walk.table_of.get(variable, "")
-    if not table or not walk.tables[table].servers or (walk.is_mirrored(variable) and not writes):
+    table = walk.assumed.table_of.get(variable, "")
+    if not table or not walk.known.tables[table].servers or (walk.is_mirrored(variable) and not writes):
         return ""
     return table

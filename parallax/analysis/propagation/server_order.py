@@ -66,7 +66,7 @@ def _after(view: GraphView, nodes: list[str]) -> set[str]:
 
 def _what_matters(walk: Walk, given: list[str], at_servers: set[str]) -> set[str]:
     """What every worker needs for what it gives to all or keeps; what servers are told counts from worker 0 alone."""
-    skipped = at_servers | walk.initial
+    skipped = at_servers | walk.known.initial
     kept = [
         node
         for node in walk.view.nodes

@@ -38,7 +38,7 @@ def find_sums(walk: Walk, batches: Mapping[str, str]) -> tuple[Summed, ...]:
     Raises:
         GraphError: autodiff's part of one is not to be found.
     """
-    view, made = walk.view, autodiff_ops(walk.captured)
+    view, made = walk.view, autodiff_ops(walk.known.captured)
     axes = BatchAxes(view, walk.states)
     trained = _sums_behind(walk, axes, set(trained_losses(walk)))
     found = []
@@ -89,7 +89,7 @@ def _is_small(walk: Walk, tensor: str) -> bool:
 
 def _is_put_together(walk: Walk, tensor: str) -> bool:
     """Whether a loss is divided there by what was added up over the workers."""
-    return any(tensor == one.tensor for one in walk.denominators.divided)
+    return any(tensor == one.tensor for one in walk.assumed.denominators.divided)
 
 
 def _cotangents(walk: Walk, made: Set[str], node: str) -> tuple[Edge, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -70,65 +70,96 @@ class Merge:
     of_batch: bool = False
 
 
-@dataclass
-class Walk:
-    """What one walk knows and has decided so far; the rules read and extend it.
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What every walk over a graph knows from the start.
 
     Attributes:
         captured: the graph.
         sources: where autodiff delivers gradients.
         routes: variable op -> route, for every part whose gradient comes as IndexedSlices.
         tables: table op -> table, for the parts whose rows have owners.
-        table_of: variable op -> table op, slot variables included.
-        own: variable ops that each worker keeps for itself.
         shared: variable ops that training writes: they must be equal on all workers.
         training: nodes that a gradient update needs.
         read: those of them of which its inputs are computed; not what it only comes after.
         initial: nodes that an initial value needs.
         initializers: the ops that assign initial values.
         dense_sources: dense gradients, by tensor.
-        kinds: the pieces of sparse gradients, as the walk before found them.
         equal_randomness: whether all workers draw the same random numbers.
         after_gradients: nodes of training that no gradient needs: the one process draws there once for all.
         branches: node -> the conditionals and loops that it is inside of.
         functions: what functions write and draw.
-        denominators: what losses are divided by (denominators.py), as the walk before found them.
         passages: what autodiff made that is the workers' mean besides, by tensor (passages.py).
-        alike: tensors that the walk before found equal on all workers.
-        asked: tensors that a passage asked for before the walk came to them.
-        passed: the passages of which the mean is taken.
-        wholes: parts of what the one process has that are put together (whole_batch.py), by tensor.
-        decisive: inputs on which shared state depends and that differ between workers, as far as they are.
     """
 
     captured: Captured
     sources: tuple[GradientSource, ...]
     routes: Mapping[str, str]
-    tables: dict[str, Table]
-    table_of: dict[str, str]
-    own: set[str]
-    shared: set[str]
-    training: set[str]
-    read: set[str]
-    initial: set[str]
-    initializers: set[str]
-    dense_sources: dict[str, list[GradientSource]]
-    kinds: dict[str, tuple[GradientPiece, ...]]
+    tables: Mapping[str, Table]
+    shared: Set[str]
+    training: Set[str]
+    read: Set[str]
+    initial: Set[str]
+    initializers: Set[str]
+    dense_sources: Mapping[str, Sequence[GradientSource]]
     equal_randomness: bool
-    after_gradients: set[str]
-    branches: dict[str, Branches]
+    after_gradients: Set[str]
+    branches: Mapping[str, Branches]
     functions: Functions
+    passages: Mapping[str, Sequence[Passage]]
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What a walk takes to be so because the walk before found it; the last walk finds what it assumed.
+
+    Attributes:
+        table_of: variable op -> table op, slot variables included.
+        denominators: what losses are divided by (denominators.py).
+        own: variable ops that each worker keeps for itself.
+        kinds: the pieces of sparse gradients; all are joined where nothing is known.
+        alike: tensors that are equal on all workers.
+        wholes: parts of what the one process has that are put together (whole_batch.py), by tensor.
+    """
+
+    table_of: Mapping[str, str]
     denominators: Denominators
-    passages: Mapping[str, Sequence[Passage]] = field(default_factory=dict)
-    alike: frozenset[str] = frozenset()
+    own: Set[str] = frozenset()
+    kinds: Mapping[str, tuple[GradientPiece, ...]] = field(default_factory=dict)
+    alike: Set[str] = frozenset()
     wholes: Mapping[str, Whole] = field(default_factory=dict)
-    decisive: list[Edge] = field(default_factory=list)
-    asked: set[str] = field(default_factory=set)
-    passed: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Walk:
+    """One walk: what it knows, what it assumes, and what it has found so far; the rules read and extend it.
+
+    Attributes:
+        known: what every walk over this graph knows.
+        assumed: what the walk before found.
+        states: tensor -> how a worker holds it.
+        marked: (tensor, node) -> how that node takes it, where that is not as the others do.
+        pairs: row numbers of gradient rows -> the rows they belong to.
+        part_of_token: where autodiff delivers rows or row numbers -> the variable op.
+        decisive: inputs on which shared state depends and that differ between workers, as far as they are.
+        asked: tensors that a passage asked for before the walk came to them.
+        passed: the passages of which the mean is taken.
+        new_members: variable op -> table op, of the slots that were met.
+        confirmed: variables that were assumed to be slots, and are.
+        new_own: variables that turned out to be each worker's own.
+        fed: placeholders of which worker 0's value counts.
+        scales: and all that follows: what is to be changed in the graph (parallax/plans/rewrites.py).
+    """
+
+    known: Known
+    assumed: Assumed
     states: dict[str, State] = field(default_factory=dict)
     marked: dict[tuple[str, str], State] = field(default_factory=dict)
     pairs: dict[str, list[str]] = field(default_factory=dict)
     part_of_token: dict[str, str] = field(default_factory=dict)
+    decisive: list[Edge] = field(default_factory=list)
+    asked: set[str] = field(default_factory=set)
+    passed: list[str] = field(default_factory=list)
     new_members: dict[str, str] = field(default_factory=dict)
     confirmed: set[str] = field(default_factory=set)
     new_own: set[str] = field(default_factory=set)
@@ -148,7 +179,7 @@ class Walk:
     merges: dict[str, Merge] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.view: GraphView = self.captured.view  # looked at for every node and input
+        self.view: GraphView = self.known.captured.view  # looked at for every node and input
 
     def state_at(self, node: str, slot: int) -> State:
         """The state of input `slot` as this node takes it; outside autodiff a gradient is as the exchange makes it."""
@@ -161,13 +192,13 @@ class Walk:
 
     def value_state(self, variable: str) -> State:
         """The state of a variable's value, as a reader finds it."""
-        if variable in self.table_of and not self.is_mirrored(variable):
-            return Rows(self.table_of[variable])
-        return LOCAL if variable in self.own else SAME
+        if variable in self.assumed.table_of and not self.is_mirrored(variable):
+            return Rows(self.assumed.table_of[variable])
+        return LOCAL if variable in self.assumed.own else SAME
 
     def is_mirrored(self, variable: str) -> bool:
         """Whether every worker has a copy of this variable, although its rows have owners."""
-        return variable in self.tables and self.tables[variable].replicated
+        return variable in self.known.tables and self.known.tables[variable].replicated
 
     def marked_gradient(self, part: str) -> State:
         """What a dense gradient of a variable is outside autodiff: whole everywhere, or the owners' rows."""
@@ -225,7 +256,7 @@ def set_handle(walk: Walk, node: str, variable: str) -> None:
     walk.set_all(node, Handle(variable))
     if isinstance(walk.value_state(variable), Rows) and walk.view.op(variable) != "VarHandleOp":
         for tensor in walk.view.outputs(node):
-            walk.gather_rows(tensor, walk.table_of[variable])
+            walk.gather_rows(tensor, walk.assumed.table_of[variable])
 
 
 def sum_of_parts(walk: Walk, node: str, summed: State, kind: str, weight: str = "") -> None:
@@ -252,4 +283,4 @@ def server_table(walk: Walk, state: State) -> str:
     if not isinstance(state, AtOwners):
         return ""
     table = state.table
-    return table if table in walk.tables and walk.tables[table].servers else ""
+    return table if table in walk.known.tables and walk.known.tables[table].servers else ""

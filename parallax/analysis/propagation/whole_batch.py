@@ -52,7 +52,7 @@ def find_wholes(walk: Walk) -> tuple[dict[str, Whole], str]:
 
     All parts of an input are put together, or none.
     """
-    look, wholes, unproven = _BatchParts(walk), dict(walk.wholes), ""
+    look, wholes, unproven = _BatchParts(walk), dict(walk.assumed.wholes), ""
     edges = list(dict.fromkeys(walk.decisive))
     paths = {edge: look.parts_of(edge) for edge in edges}
     on_paths = {node for one in paths.values() for node in one.nodes}
@@ -69,8 +69,8 @@ def find_wholes(walk: Walk) -> tuple[dict[str, Whole], str]:
 
 def visit(walk: Walk, node: str) -> None:
     """Has parts put together that a walk before asked for."""
-    for tensor in walk.view.outputs(node) if walk.wholes else ():
-        whole = walk.wholes.get(tensor)
+    for tensor in walk.view.outputs(node) if walk.assumed.wholes else ():
+        whole = walk.assumed.wholes.get(tensor)
         if whole is None or walk.states[tensor] == SAME:
             continue
         edges = tuple(edge for edge in walk.view.consumers(tensor) if edge.node in whole.takers)
@@ -86,10 +86,10 @@ def check_kept(walk: Walk) -> None:
     Raises:
         GraphError: one does.
     """
-    if walk.wholes:
+    if walk.assumed.wholes:
         raise GraphError(
-            f"Where an update takes several batches, it must not depend on {min(walk.wholes)!r}, which is computed of "
-            "one of them. Compute conditions and rates from variables, or leave accumulate_steps at 1."
+            f"Where an update takes several batches, it must not depend on {min(walk.assumed.wholes)!r}, which is "
+            "computed of one of them. Compute conditions and rates from variables, or leave accumulate_steps at 1."
         )
 
 
@@ -97,7 +97,7 @@ def notes_of(walk: Walk) -> tuple[str, ...]:
     """What the plan says of them, a sentence each."""
     return tuple(
         f"an update depends on {one.tensor}, which is put together over the workers ({one.kind})"
-        for _, one in sorted(walk.wholes.items())
+        for _, one in sorted(walk.assumed.wholes.items())
     )
 
 
@@ -115,16 +115,18 @@ class _BatchParts:
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
         self._axes = BatchAxes(walk.view, walk.states)
-        self._made = autodiff_ops(walk.captured)
-        self._divided = {edge.node for one in walk.denominators.divided if not one.is_mean for edge in one.edges}
-        self._selected = {one.node for one in walk.denominators.selected}
+        self._made = autodiff_ops(walk.known.captured)
+        self._divided = {
+            edge.node for one in walk.assumed.denominators.divided if not one.is_mean for edge in one.edges
+        }
+        self._selected = {one.node for one in walk.assumed.denominators.selected}
 
     def taken_aside(self, nodes: Set[str], on_paths: Set[str]) -> str:
         """A tensor that is computed of the whole, and that a worker's own gradients take too; empty where none is."""
         view, walk = self._walk.view, self._walk
         for node in sorted(nodes):
             for tensor in view.outputs(node):
-                if any(e.node in walk.read and e.node not in on_paths for e in view.consumers(tensor)):
+                if any(e.node in walk.known.read and e.node not in on_paths for e in view.consumers(tensor)):
                     return tensor
         return ""
 
@@ -157,7 +159,7 @@ class _BatchParts:
     def _part(self, tensor: str) -> tuple[str, str] | None:
         """(how the workers' parts are put together, what a mean is weighted by); None where it is no part."""
         view, (node, _) = self._walk.view, split_tensor(tensor)
-        op, branches = view.op(node), self._walk.branches[node]
+        op, branches = view.op(node), self._walk.known.branches[node]
         if node in self._selected or any(b.is_loop for b in branches) or not self._walk.agrees(branches):
             return None
         if node in self._divided:  # each worker's is its sum, divided by a W-th of the whole denominator

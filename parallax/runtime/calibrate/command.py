@@ -20,6 +20,7 @@ from parallax.cluster.machines import Cluster, local_cluster
 from parallax.cluster.resource_file import parse_resource_file
 from parallax.errors import ConfigError, LaunchError
 from parallax.profiles.profiles import ClusterProfile
+from parallax.report.show import show
 from parallax.runtime.calibrate.fit import Measurements, TimedPoint, profile_of
 from parallax.runtime.calibrate.points import Point
 from parallax.runtime.calibrate.ranks import QUICK
@@ -62,8 +63,7 @@ def calibrate(resource: str | None, workers: int | None, output: str, quick: boo
     profile = profile_of([host.address for host in cluster.hosts], measured)
     write(Path(output), profile)
     held_out = [sample for sample in measured.samples if sample.point.is_held_out]
-    sys.stdout.write(profile_table(profile, held_out))
-    sys.stdout.flush()
+    show(profile_table(profile, held_out))
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from parallax.cluster.machines import local_cluster
 from parallax.cluster.resource_file import parse_resource_file
 from parallax.errors import ConfigError
 from parallax.profiles.profiles import ClusterProfile
+from parallax.report.show import show
 from parallax.runtime.calibrate.command import check_writable, write
 from parallax.runtime.calibrate.table import profile_table
 from parallax.settings.environment import visible_gpus
@@ -37,6 +37,5 @@ def derive(resource: str | None, calibrations: Sequence[ClusterProfile], output:
     hosts = parse_resource_file(resource, local_cluster(None, visible_gpus()).hosts[0]).hosts
     profile = derived(calibrations, [NewHost(h.address, h.link_bytes_per_s) for h in hosts], shares_cores)
     write(Path(output), profile)
-    sys.stdout.write(profile_table(profile))
-    sys.stdout.flush()
+    show(profile_table(profile))
     return 0

@@ -26,11 +26,12 @@ from parallax.runtime.worker.direct import DirectRuns
 from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK
 from parallax.transform.building import collectives
 from parallax.transform.building.all_to_all import all_to_all
-from parallax.transform.building.pull_push import ask
-from parallax.transform.building.reducers import QueueReducer, device_of
+from parallax.transform.building.deduplicated_ids import ask
+from parallax.transform.building.reduce_and_broadcast import QueueReducer
+from parallax.transform.building.server_device import device_of
 from parallax.transform.building.transports import Pushers, ServerTransport, TableRows
 from parallax.transform.building.wire import Wire
-from parallax.transform.passes import accumulators
+from parallax.transform.passes import gradients_to_servers
 from parallax.types import Comm
 
 _CHAIN = {"allreduce": 3, "alltoall": 3, "allgather": 3, "pull": 2, "push": 2}
@@ -163,11 +164,11 @@ class Operations:
                 for server, (piece, rows) in enumerate(pieces):
                     name = f"{self._label}/accumulator_{number}/{server}"
                     with tf.device(device_of(server)):
-                        handle = accumulators.accumulator(piece, SERVER_ROWS, name)
-                        given.append(accumulators.give(handle, piece, rows, SERVER_ROWS))
+                        handle = gradients_to_servers.accumulator(piece, SERVER_ROWS, name)
+                        given.append(gradients_to_servers.give(handle, piece, rows, SERVER_ROWS))
                         if self._rank == 0:
                             with tf.control_dependencies(given[-1:]):
-                                taken.append(accumulators.take(handle, piece, self._group.members)[0].op)
+                                taken.append(gradients_to_servers.take(handle, piece, self._group.members)[0].op)
                 done = [tf.group(*given, *meetings.token(taken))]
         return done[0], [values, indices]
 

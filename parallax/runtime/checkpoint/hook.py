@@ -13,7 +13,6 @@ they train on when the checkpoint is written, so that weights and slots belong t
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -22,6 +21,7 @@ import tensorflow as tf
 
 from parallax.errors import ConfigError
 from parallax.graph.view import GraphView, split_tensor
+from parallax.report.show import show
 from parallax.runtime.checkpoint.folder import FilesFailed, Retention
 from parallax.runtime.checkpoint.held import Places, hold
 from parallax.runtime.checkpoint.storage import Storage
@@ -84,9 +84,8 @@ class Checkpoints:
         if moved is not None:
             self.loaded_step = int(session.run(self.step))
             if self.storage.comm.Get_rank() == 0:
-                sys.stdout.writelines(f"{note}\n" for note in moved.notes)
-                sys.stdout.write(f"Resumed from step {self.loaded_step}: {moved.prefix}\n")
-                sys.stdout.flush()
+                notes = "".join(f"{note}\n" for note in moved.notes)
+                show(f"{notes}Resumed from step {self.loaded_step}: {moved.prefix}\n")
             _LOG.info("Read: %s", moved)
 
 

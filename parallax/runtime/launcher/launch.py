@@ -36,8 +36,6 @@ from parallax.runtime.launcher.machine import (
     FrameCame,
     JobEvent,
     Looked,
-    ReaderGone,
-    SignalCame,
     SignalMpirun,
     StopsSeen,
     heard,
@@ -52,6 +50,7 @@ from parallax.runtime.launcher.result import ResultCollector
 from parallax.runtime.supervisor.control import RESULT_FILE
 from parallax.runtime.supervisor.frames import Control, Demultiplexer, ResultPart, Start, Text, decode_frame
 from parallax.runtime.supervisor.limits import WORD
+from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
 from parallax.runtime.supervisor.processes import JOB_ID, STOPPED, end_processes, remove_scratch, tied_argv, vitals_of
 from parallax.types import Buffer
 

@@ -20,6 +20,7 @@ from parallax.runtime.launcher.outcome import EXIT_UNKNOWN, Ending, FailureDetec
 from parallax.runtime.launcher.stall import StallWatch
 from parallax.runtime.supervisor.frames import Control, Exit, Frame
 from parallax.runtime.supervisor.limits import Limits
+from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
 
 EXIT_STALLED = 124
 
@@ -31,18 +32,6 @@ class FrameCame:
     """A rank's supervisor has written."""
 
     frame: Frame
-
-
-@dataclass(frozen=True, slots=True)
-class SignalCame:
-    """The launcher got a signal that ends the job."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReaderGone:
-    """Nobody reads what the launcher prints."""
 
 
 @dataclass(frozen=True, slots=True)

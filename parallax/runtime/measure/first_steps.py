@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from parallax.errors import ConfigError
 from parallax.graph.view import split_tensor
 from parallax.profiles.files import write_model_profile
 from parallax.profiles.profiles import MODEL_PROFILE_VERSION, ModelProfile
+from parallax.report.show import show
 from parallax.report.text import profile_table
 from parallax.runtime.measure.memory import peak_bytes, reset_peak, variable_bytes
 from parallax.runtime.measure.options import MeasureOptions
@@ -33,7 +33,7 @@ from parallax.runtime.trace.rows import length_us
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
 from parallax.runtime.worker.ranks import ProcessGroup
-from parallax.types import Coordinator, RunContext, RunValues, Session
+from parallax.types import Comm, Coordinator, RunContext, RunValues, Session
 
 v1 = tf.compat.v1
 _LOG = logging.getLogger("parallax.measure")
@@ -80,7 +80,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._tables, self._reasons = fetchable(analysed.captured, tables)
         self._held = variable_bytes(worker.names.run_view.nodes.values())
         self._needed: dict[tuple[tuple[str, ...], frozenset[str]], list[list[int]]] = {}
-        self._comm: Any = None
+        self._comm: Comm = None
         self._asked: list[list[LookedUpIds]] = []
         self._step = 0
         self._fetched: list[list[int]] | None = None  # of the step in progress: by table, which lookups
@@ -197,5 +197,4 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         except ConfigError as error:  # training is worth more than its profile
             _LOG.warning("The profile is lost: %s", error)
             return
-        sys.stdout.write(profile_table(profile, tuple(unmeasured(self._reasons))) + f"Written to {path}\n")
-        sys.stdout.flush()
+        show(profile_table(profile, tuple(unmeasured(self._reasons))) + f"Written to {path}\n")

@@ -5,7 +5,6 @@ Beside that, where it is asked for, one process trains a few steps to see what a
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from parallax.analysis.stages import Analysed
 from parallax.errors import ConfigError, GraphError
 from parallax.profiles.files import check_writable, default_path, write_model_profile
 from parallax.profiles.profiles import MODEL_PROFILE_VERSION, ModelProfile
+from parallax.report.show import show
 from parallax.report.text import profile_table
 from parallax.runtime.measure.compute import Computed, computed
 from parallax.runtime.measure.inputs import Inputs, inputs_of, opened
@@ -52,8 +52,7 @@ def write_profile(graph: Graph, analysed: Analysed, workers: int, config: Config
     profile, notes = profile_samples(graph, analysed, workers, config, wanted)
     path = Path(wanted.output) if wanted.output else default_path(profile)
     write_model_profile(profile, path)
-    sys.stdout.write(profile_table(profile, notes) + f"Written to {path}\n")
-    sys.stdout.flush()
+    show(profile_table(profile, notes) + f"Written to {path}\n")
 
 
 @dataclass(frozen=True, slots=True)

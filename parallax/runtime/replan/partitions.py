@@ -7,7 +7,6 @@ said by parallax/analysis/whatif/partition_search.py. All numbers are printed wi
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Mapping
 
 from parallax.analysis.whatif.partition_search import (
@@ -20,6 +19,7 @@ from parallax.analysis.whatif.partition_search import (
 )
 from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import Plan
+from parallax.report.show import show
 from parallax.report.text import counted, ms_text
 from parallax.runtime.replan.change_over import ChangeOver
 from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
@@ -94,7 +94,7 @@ class PartitionSearch:
             if self._tables:
                 self._count = max(len(part) for name in self._tables for part in plan.variable(name).servers)
             elif self._members.rank == 0:
-                _say("No partitions are searched for: no table that is looked up by row is on servers.\n")
+                show("No partitions are searched for: no table that is looked up by row is on servers.\n")
         return bool(self._tables)
 
     def _go_on(self, plan: Plan) -> None:
@@ -110,7 +110,7 @@ class PartitionSearch:
         if not refusal:
             self._count = count
         if self._members.rank == 0 and self.done:
-            _say(search_text(self._samples, self._count, refusal))
+            show(search_text(self._samples, self._count, refusal))
 
 
 def searches(config: Config, plan: Plan, verifying: bool) -> bool:
@@ -141,8 +141,3 @@ def search_text(samples: list[PartitionSample], count: int, refusal: str = "") -
         lines.append(f"The search ended early, {refusal}")
     lines.append(f"The job goes on with {counted(count, 'partition')}.")
     return "\n".join(lines) + "\n"
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -10,9 +10,7 @@ at the start.
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
-from typing import Any
 
 from parallax.analysis.search.predict_plan import step_seconds
 from parallax.analysis.stages import Analysed, feasible
@@ -20,6 +18,7 @@ from parallax.errors import ParallaxError
 from parallax.plans.plan import Layout, Plan, PlanConstraints, plan_from_json
 from parallax.profiles.plan_inputs import PlanInputs
 from parallax.profiles.profiles import ModelProfile, cluster_profile_from_json
+from parallax.report.show import show
 from parallax.report.text import bytes_text, counted
 from parallax.runtime.measure.first_steps import FirstSteps
 from parallax.runtime.replan.better import Comparison, verdict
@@ -81,14 +80,14 @@ class Replan:
         with self._worker.watch.run("the change of plan", "replan, change"):
             changed = self._over.to(plan, self._wish.steps)
         if self._members.rank == 0:
-            _say(change_text(changed))
+            show(change_text(changed))
 
     def _better(self) -> Plan | None:
         """The better plan on all workers; None when there is none."""
         comm, text = self._members.workers, None
         if self._members.rank == 0:
             found = self._compared()
-            _say(found.text)
+            show(found.text)
             if found.plan is not None:
                 text = found.plan.to_json()
                 self._write(text)
@@ -127,7 +126,7 @@ class Replan:
         how = ""
         if self._wish.mode != ON:
             how = f" Take it with --plan {path} or Config.plan_file, or have jobs go over to it by replan='on'."
-        _say(f"The other plan is written to {path}.{how}\n")
+        show(f"The other plan is written to {path}.{how}\n")
 
 
 def change_text(changed: Changed) -> str:
@@ -139,8 +138,3 @@ def change_text(changed: Changed) -> str:
     if changed.redrawn:
         anew = f" {counted(len(changed.redrawn), 'random op')} drew from other seeds from here on."
     return f"The plan was changed in {changed.seconds:.2f} s, {moved}.{anew}\n"
-
-
-def _say(text: Any) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -33,14 +33,14 @@ from parallax.runtime.supervisor.frames import Exit, Frame, Start, Text
 from parallax.runtime.supervisor.limits import LIMITS, WORD, Limits
 from parallax.runtime.supervisor.machine import (
     Beaten,
-    Caught,
     Leave,
+    ReaderGone,
     Sampled,
+    SignalCame,
     SignalWorker,
     SupervisorEvent,
     SupervisorState,
     TimePassed,
-    Unread,
     WordHeard,
     WorkerEnded,
     step,
@@ -190,7 +190,7 @@ class _Supervisor:
             self._outbox.put(*frames)
         except OSError:
             if not self.state.orphaned:
-                self._step(Unread())
+                self._step(ReaderGone())
 
     def flush(self) -> None:
         """Waits until mpirun has taken all, as long as there may be a launcher."""
@@ -264,7 +264,7 @@ class _Supervisor:
             if number == WORD:
                 self._step(WordHeard())
             elif number in _ENDS:
-                self._step(Caught(number))
+                self._step(SignalCame(number))
 
     def _drain(self, fd: int, channel: Channel) -> None:
         """Sends on what the pipe still holds, whoever has its other end open."""

@@ -43,15 +43,15 @@ class WordHeard:
 
 
 @dataclass(frozen=True, slots=True)
-class Caught:
-    """The supervisor got a signal that asks it to end. mpirun ends ranks with SIGTERM."""
+class SignalCame:
+    """This process got a signal that asks it to end what it watches. mpirun ends ranks with SIGTERM."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
-    """Nobody reads what the supervisor writes: mpirun's daemon here is dead."""
+class ReaderGone:
+    """Nobody reads what this process writes; of a supervisor, mpirun's daemon here is dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class TimePassed:
     """Nothing has happened."""
 
 
-SupervisorEvent = Sampled | Beaten | WordHeard | Caught | Unread | WorkerEnded | TimePassed
+SupervisorEvent = Sampled | Beaten | WordHeard | SignalCame | ReaderGone | WorkerEnded | TimePassed
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +152,12 @@ def _react(
         return replace(state, doing=event.doing, quiet_s=0.0), ()
     if isinstance(event, WordHeard):
         return replace(state, hears=True, unheard_s=0.0), ()
-    if isinstance(event, Caught):
+    if isinstance(event, SignalCame):
         if state.told:
             return state, ()
         by = 0 if event.number == signal.SIGTERM else event.number
         return replace(state, told=True, by=by, kill_s=now_s + GRACE_S), (SignalWorker(signal.SIGTERM),)
-    if isinstance(event, Unread):
+    if isinstance(event, ReaderGone):
         return _orphan(state)
     if isinstance(event, WorkerEnded):
         return replace(state, kill_s=float("inf")), _ends(state, event.status)

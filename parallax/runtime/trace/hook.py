@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from parallax.report.show import show
 from parallax.runtime.trace.chrome import trace_text
 from parallax.runtime.trace.offsets import (
     SAME_CLOCK,
@@ -69,7 +69,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._worker = worker
         self._training = training
         self._synchronous = synchronous
-        self._comm: Any = None
+        self._comm: Comm = None
         self._offsets: list[Offset] = []
         self._step: int | None = None  # the step being traced
         self._measured: list[tuple[int, Any]] = []
@@ -126,8 +126,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             text = summary(traces, (self._wish.first, self._wish.last))
             self._write(self._wish.folder / MERGED, trace_text(traces))
             self._write(self._wish.folder / SUMMARY, text)
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            show(text)
 
     def _write_alone(self) -> tuple[Step, ...]:
         """Writes this worker's trace by its own clock, if that has not been done; its steps."""

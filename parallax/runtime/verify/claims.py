@@ -99,9 +99,9 @@ class Claims:
         self._scaled = {scale.tensor for scale in walk.scales}
         merges = walk.merges.values()
         edges = [e for m in merges for e in m.indices]
-        edges += [e for m in merges if m.part not in walk.table_of for e in m.values]
+        edges += [e for m in merges if m.part not in walk.assumed.table_of for e in m.values]
         self._unordered = _behind(walk.view, {edge.node for edge in edges})
-        losses = walk.denominators
+        losses = walk.assumed.denominators
         weighed = [e for d in losses.divided for e in d.edges] + [e for d in losses.selected for e in d.counted]
         weighed += [
             e for d in losses.selected for tensor in walk.view.outputs(d.node) for e in walk.view.consumers(tensor)
@@ -168,7 +168,7 @@ class Claims:
         return max(of_sums, of_squares)
 
     def _gap_of_owners(self, tensor: str, value: Any, parts: list[Any]) -> float:
-        ownership = self._walk.tables[self._walk.states[tensor].of].ownership(len(parts))
+        ownership = self._walk.known.tables[self._walk.states[tensor].of].ownership(len(parts))
         rows = [[ownership.row(rank, local) for local in range(len(part))] for rank, part in enumerate(parts)]
         if sum(map(len, rows)) != len(value):
             return float("inf")

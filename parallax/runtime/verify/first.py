@@ -8,7 +8,6 @@ a script does between steps (a learning rate that it assigns, an evaluation) is 
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from parallax.analysis.reading.gradients import gradient_updates
 from parallax.analysis.stages import Analysed
 from parallax.errors import ConfigError, GraphError
 from parallax.plans.plan import Plan
+from parallax.report.show import show
 from parallax.runtime.verify.judging import OTHERS, OWN, Judged, judge, measure
 from parallax.runtime.verify.sides import digest, margin_of, rounding_of, tolerance_of
 from parallax.runtime.verify.single import OneProcess, Values, joined_batch, variables_of
@@ -144,8 +144,7 @@ class VerifiedSteps:
                 "large; `parallax check` tells what is suspicious, `parallax verify --claims` the first op.\n"
                 f"{table_text(judged, own)}{verdict.rstrip()}"
             )
-        sys.stdout.write(f"Step {step} of {self._count} that are verified: {verdict}")
-        sys.stdout.flush()
+        show(f"Step {step} of {self._count} that are verified: {verdict}")
 
     def _judged(
         self, one: OneProcess, runs: tuple[Values, Values], noise: dict[str, float], copies: list[Values], plan: Plan

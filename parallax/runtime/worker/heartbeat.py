@@ -79,7 +79,7 @@ class Heartbeat:
         self.begin(fetch, collectives, patient)
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # an exit too leaves the run: it is recorded, and raised again
             if self._running is not None and self._running is not before:  # others may be in a collective of it still
                 self._failures += (f"run {self._runs + 1}: {_line_of(error)}",)
             raise

@@ -40,7 +40,7 @@ def main() -> None:
                 watch.finish()
                 for last in members.at_end:
                     last()
-        except BaseException as error:  # everything that ends a script is told to the launcher, then ends the process
+        except BaseException as error:  # an exit too: others may wait, so it is told and ends this process
             _fail(error)
         sys.stdout.flush()
         sys.stderr.flush()

@@ -21,8 +21,8 @@ from parallax.errors import SessionError
 from parallax.graph.view import GraphView, split_tensor
 from parallax.runtime.worker.accumulation import Gather, KeptGradients
 from parallax.transform.building.all_to_all import ALL_TO_ALL
-from parallax.transform.building.reducers import MEETINGS
-from parallax.transform.passes.accumulators import FRONTS_GIVE
+from parallax.transform.building.reduce_and_broadcast import MEETINGS
+from parallax.transform.passes.gradients_to_servers import FRONTS_GIVE
 from parallax.transform.pipeline import WorkerGraph
 from parallax.transform.swap import as_planned, renamed_tensor
 

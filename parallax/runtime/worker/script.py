@@ -103,7 +103,7 @@ def main() -> None:
         AlikeUntilBuilt(seed)
     try:
         run_script(sys.argv[1:])
-    except Exception as error:  # whatever the script raises is shown, and ends it
+    except Exception as error:  # a script may raise anything: it is shown as Python shows it, status 1
         sys.stderr.write(f"{error_text(error)}\n")
         sys.exit(1)
 

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.errors import TransformError
-from parallax.types import Tensor
+from parallax.types import DType, Tensor
 
 ALL_TO_ALL = "ParallaxAllToAll"
 WORKERS, HOST = "workers", "host"
@@ -81,7 +81,7 @@ class LookupIds:
 
 
 def leg(
-    wanted: Sequence[LookupIds], destinations: Sequence[int], count: int, key_type: Any, to_owners: bool = False
+    wanted: Sequence[LookupIds], destinations: Sequence[int], count: int, key_type: DType, to_owners: bool = False
 ) -> Hop:
     """Merges the keys of lookups and orders them by where they go: key k to `destinations[k % len(destinations)]`.
 
@@ -108,7 +108,7 @@ def leg(
     return Hop(made.keys, made.splits, made.positions, made.local)
 
 
-def all_to_all(tensor: Tensor, splits: Tensor, among: str = WORKERS, arriving: Any = None) -> tuple[Any, Any]:
+def all_to_all(tensor: Tensor, splits: Tensor, among: str = WORKERS, arriving: Tensor = None) -> tuple[Tensor, Tensor]:
     """Sends `splits[k]` rows of `tensor` `[n, ...]` to worker k of all, or of this host.
 
     Args:

@@ -17,7 +17,7 @@ from parallax.transform.building.all_to_all import native_ops
 from parallax.types import Tensor
 
 
-def open_end(tensor: Tensor, shape: list[int | None] | None = None) -> Any:
+def open_end(tensor: Tensor, shape: list[int | None] | None = None) -> Tensor:
     """The tensor behind a node that is not folded and that may be fed with another first dimension.
 
     Args:
@@ -29,7 +29,7 @@ def open_end(tensor: Tensor, shape: list[int | None] | None = None) -> Any:
     return tf.compat.v1.placeholder_with_default(tensor, shape if shape is not None else tensor.shape)
 
 
-def all_gather(tensor: Tensor) -> Any:
+def all_gather(tensor: Tensor) -> Tensor:
     """The rows of all workers `[sum of n, ...]`, by worker.
 
     bfloat16, which Horovod does not know, travels as the integers of its bits.
@@ -44,7 +44,7 @@ def all_gather(tensor: Tensor) -> Any:
     return gathered
 
 
-def all_reduce(tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Any:
+def all_reduce(tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Tensor:
     """The elementwise sum (times `scale`), minimum or maximum over the workers; of the same shape on all.
 
     bfloat16 travels as float32 and booleans as int32, which Horovod's MPI reductions know. Horovod keeps its factor as
@@ -62,7 +62,7 @@ def all_reduce(tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Any:
     return tf.cast(reduced, tensor.dtype)
 
 
-def broadcast(tensor: Tensor) -> Any:
+def broadcast(tensor: Tensor) -> Tensor:
     """Worker 0's value on all workers; the shape must be the same on all.
 
     What is fed may have a default, which TensorFlow takes for a constant in runs that do not feed it: it would run the

@@ -25,7 +25,7 @@ from parallax.transform.building.node_edits import (
     set_data_input,
     without_shapes,
 )
-from parallax.transform.building.reducers import HorovodReducer, NoReducer, QueueReducer, Reducer
+from parallax.transform.building.reduce_and_broadcast import HorovodReducer, NoReducer, QueueReducer, Reducer
 from parallax.transform.building.shares import BatchShare
 from parallax.transform.building.wire import Wire
 from parallax.types import Graph, GraphDef, Tensor

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
 from parallax.transform.building.all_to_all import native_ops
-from parallax.types import DType
+from parallax.types import DType, Tensor
 
 UNIFORM, NORMAL, TRUNCATED_NORMAL, UNIFORM_INT = "uniform", "normal", "truncated_normal", "uniform_int"
 TYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
@@ -43,7 +43,7 @@ def random_rows(
     seeds: tuple[int, int] = (0, 0),
     stream: Sequence[Any] = (),
     bounds: Sequence[Any] = (),
-) -> Any:
+) -> Tensor:
     """One holder's rows of a random tensor, bit for bit, run by run.
 
     Args:

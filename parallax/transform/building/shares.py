@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.transform.building.reducers import Reducer
+from parallax.transform.building.reduce_and_broadcast import Reducer
 from parallax.types import DType, Tensor
 
 

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import ClassVar
 
 import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
+from parallax.plans.plan import ALLTOALL, PS
 from parallax.transform.building.all_to_all import WORKERS, Hop, LookupIds, all_to_all, leg
 from parallax.transform.building.wire import GRADIENTS, ROWS, Wire
-from parallax.types import DType, Tensor
+from parallax.types import DType, Operation, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class TableRows:
     name: str
     variable: str
     rows: int
-    parts: tuple[Any, ...]
+    parts: tuple[Tensor, ...]
     dtype: DType
     row_shape: tuple[int, ...]
     devices: tuple[str, ...] = ()
@@ -63,6 +64,10 @@ class MergeGroup:
     among: str
     size: int
     asker_of_slot: tuple[int, ...]
+
+    def out(self, values: Tensor, wire: Wire, kind: str) -> Tensor:
+        """Values as they go between the members: in half precision, where that is wanted, between hosts alone."""
+        return wire.out(values, kind) if self.among == WORKERS else values
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +97,26 @@ class RoutedKeys:
     """
 
     rows: Tensor
-    before: tuple[Hop, Any] | None
+    before: tuple[Hop, Tensor] | None
     last: Hop
     asked: Tensor = None
-    asked_splits: Any = None
+    asked_splits: Tensor = None
     table_of_asked: Tensor = None
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What is counted of a run: keys by whom they go to, and which of these leave the host.
+
+    Attributes:
+        splits: `[n]`, how many keys go to each.
+        away: `[n]`, 1 for each of whom it is another host (on one host, another process), else 0.
+        asked_of: for each slot of the pattern of owners, to whom its keys go.
+    """
+
+    splits: Tensor
+    away: list[int]
+    asked_of: tuple[int, ...]
 
 
 class Transport(ABC):
@@ -104,7 +124,12 @@ class Transport(ABC):
 
     Where there are several hosts and one has several workers, synchronous training has a leg within the host first,
     unless `local_aggregation` is off. Dense gradients take no such leg.
+
+    Attributes:
+        route: the plan's word for it.
     """
+
+    route: ClassVar[str]
 
     def __init__(self, ownership: Ownership, meeting: MergeGroup | None, wire: Wire) -> None:
         self.ownership = ownership
@@ -116,7 +141,7 @@ class Transport(ABC):
         """P, by whose rest and quotient keys are owned."""
         return self.ownership.slots
 
-    def first_leg(self, wanted: list[LookupIds], key_type: Any) -> Hop:
+    def first_leg(self, wanted: list[LookupIds], key_type: DType) -> Hop:
         """Merges the keys of all lookups and orders them by where they go first."""
         if self.meeting is not None:
             return leg(wanted, self.meeting.asker_of_slot, self.meeting.size, key_type)
@@ -129,7 +154,7 @@ class Transport(ABC):
         if self.meeting is None or routed.before is None:
             return routed
         given = tf.gather(routed.rows, routed.last.positions)
-        given = self.wire.out(given, ROWS) if self.meeting.among == WORKERS else given
+        given = self.meeting.out(given, self.wire, ROWS)
         rows, _ = all_to_all(given, routed.before[1], self.meeting.among, first.splits)
         return replace(routed, rows=tf.cast(rows, routed.rows.dtype))
 
@@ -144,16 +169,48 @@ class Transport(ABC):
         last = self._to_owners([LookupIds(asked)], asked.dtype)
         return replace(self._tell_owners(last, bases), before=(first, counts))
 
-    def push(self, routed: RoutedKeys, rows: Tensor) -> Any:
-        """Sends gradient rows `[u, width]`, in the order of the first leg's keys, on to where `trip.last` leads."""
+    def push(self, routed: RoutedKeys, rows: Tensor) -> Tensor:
+        """Sends gradient rows `[u, width]`, in the order of the first leg's keys, on to where `routed.last` leads."""
         if routed.before is None or self.meeting is None:
             return rows
         first, counts = routed.before
-        sent = self.wire.out(rows, GRADIENTS) if self.meeting.among == WORKERS else rows
+        sent = self.meeting.out(rows, self.wire, GRADIENTS)
         received = tf.cast(all_to_all(sent, first.splits, self.meeting.among, counts)[0], rows.dtype)
         return tf.math.unsorted_segment_sum(received, routed.last.positions, tf.size(routed.last.keys))
 
-    def _to_owners(self, wanted: list[LookupIds], key_type: Any) -> Hop:
+    @abstractmethod
+    def hand_over(
+        self,
+        routed: RoutedKeys,
+        rows: Tensor,
+        bases: Sequence[int],
+        tables: Sequence[int],
+        count: Callable[[], Operation],
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Sends gradient rows, in the order of `routed.last`, to their owners.
+
+        Args:
+            routed: the way that they go.
+            rows: `[u, width]`.
+            bases: the row number at which each table begins, and at which the last one ends.
+            tables: those of the exchange of which there are rows.
+            count: counts the run, wherever rows are sent.
+
+        Returns:
+            Rows `[m, width]` and their local row numbers `[m]`, for each place where owners take them. Where workers
+            are owners: what came here, for each of `tables`; a row comes at most once from each worker (or host).
+            Where servers are: what goes to each partition.
+        """
+
+    @abstractmethod
+    def requests(self, first: Hop, last: Hop, away: list[int]) -> Requests:
+        """What is counted of a run, where `away` says which workers are on other hosts."""
+
+    @abstractmethod
+    def push_id_bytes(self, id_bytes: int) -> int:
+        """Bytes of a row number in a push, where a key of the exchange has `id_bytes`, or 0 where no row is named."""
+
+    def _to_owners(self, wanted: list[LookupIds], key_type: DType) -> Hop:
         return leg(wanted, self.ownership.pattern, self.ownership.holders, key_type, to_owners=True)
 
     @abstractmethod
@@ -161,7 +218,7 @@ class Transport(ABC):
         """Tells owners the last leg's keys, where they are not told with every request."""
 
     @abstractmethod
-    def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Any:
+    def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Tensor:
         """The rows of the last leg's keys `[m, width]`."""
 
 
@@ -171,6 +228,8 @@ class WorkerTransport(Transport):
     A pull is two all-to-alls: local row numbers out, rows back. A push is one, without row numbers.
     """
 
+    route = ALLTOALL
+
     def __init__(self, ownership: Ownership, meeting: MergeGroup | None, wire: Wire, rank: int) -> None:
         super().__init__(ownership, meeting, wire)
         self.share = ownership.shares[rank]
@@ -179,7 +238,7 @@ class WorkerTransport(Transport):
         asked, counts = all_to_all(last.local, last.splits)
         return RoutedKeys(None, None, last, asked, counts, table_of(asked, self._mine(bases)))
 
-    def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Any:
+    def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Tensor:
         given = _local_rows(tables, routed.asked, routed.table_of_asked, self._mine(bases))
         rows, _ = all_to_all(self.wire.out(given, ROWS), routed.asked_splits, arriving=routed.last.splits)
         return tf.cast(rows, tables[0].dtype)
@@ -188,13 +247,21 @@ class WorkerTransport(Transport):
         """The local row number at which each table begins, and at which the last one ends."""
         return [base * self.share for base in bases]
 
-    def arrive(self, routed: RoutedKeys, rows: Tensor, bases: Sequence[int]) -> list[tuple[Any, Any]]:
-        """Sends gradient rows, in the order of `trip.last`, to their owners.
+    def hand_over(
+        self,
+        routed: RoutedKeys,
+        rows: Tensor,
+        bases: Sequence[int],
+        tables: Sequence[int],
+        count: Callable[[], Operation],
+    ) -> list[tuple[Tensor, Tensor]]:
+        """As `Transport.hand_over`."""
+        arrived = self._arrive(routed, rows, bases)
+        with tf.control_dependencies([count()]):
+            return [(tf.identity(arrived[table][0]), tf.identity(arrived[table][1])) for table in tables]
 
-        Returns:
-            For each table the rows that came `[m, width]` and their local row numbers `[m]`; a row comes at most once
-            from each worker (or host).
-        """
+    def _arrive(self, routed: RoutedKeys, rows: Tensor, bases: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """What comes to this worker, for each table of the exchange."""
         sent = self.wire.out(rows, GRADIENTS)
         received, _ = all_to_all(sent, routed.last.splits, arriving=routed.asked_splits)
         received = tf.cast(received, rows.dtype)
@@ -207,6 +274,14 @@ class WorkerTransport(Transport):
         local_by_table = tf.dynamic_partition(local, routed.table_of_asked, tables)
         return list(zip(received_by_table, local_by_table, strict=True))
 
+    def requests(self, first: Hop, last: Hop, away: list[int]) -> Requests:
+        """As `Transport.requests`."""
+        return Requests(last.splits, away, self.ownership.pattern)
+
+    def push_id_bytes(self, id_bytes: int) -> int:
+        """As `Transport.push_id_bytes`: a push goes the way of its keys."""
+        return id_bytes
+
 
 class ServerTransport(Transport):
     """Owners are servers: one request to each partition, or to those that this worker asks for all.
@@ -214,6 +289,8 @@ class ServerTransport(Transport):
     A pull is one gather on each partition's server. A push sends row numbers along with the gradient rows. Within a
     host ids are dealt out by `id % workers of the host`.
     """
+
+    route = PS
 
     def __init__(self, ownership: Ownership, meeting: MergeGroup | None, wire: Wire, pushers: Pushers) -> None:
         super().__init__(ownership, meeting, wire)
@@ -227,9 +304,9 @@ class ServerTransport(Transport):
     def _tell_owners(self, last: Hop, bases: Sequence[int]) -> RoutedKeys:
         return RoutedKeys(None, None, last)
 
-    def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Any:
+    def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Tensor:
         (table,) = tables
-        local = self.by_partition(routed.last, routed.last.local)
+        local = self._by_partition(routed.last, routed.last.local)
         found = []
         for number in self.pushers.partitions:
             with tf.device(table.devices[number]):
@@ -238,51 +315,45 @@ class ServerTransport(Transport):
         rows = tf.concat(found, 0) if found else tf.zeros([0, math.prod(table.row_shape)], table.dtype)
         return tf.cast(rows, table.dtype)
 
-    def to_servers(self, values: Tensor) -> Any:
-        """Gradient rows as they go to servers; between a front and its server they are as they are."""
-        return values if self.proxies else self.wire.out(values, GRADIENTS)
+    def hand_over(
+        self,
+        routed: RoutedKeys,
+        rows: Tensor,
+        bases: Sequence[int],
+        tables: Sequence[int],
+        count: Callable[[], Operation],
+    ) -> list[tuple[Tensor, Tensor]]:
+        """As `Transport.hand_over`; between a front and its server rows are as they are."""
+        last = routed.last
+        with tf.control_dependencies([count()]):
+            sent = tf.identity(rows)
+            sent = sent if self.proxies else self.wire.out(sent, GRADIENTS)
+        return list(zip(self._by_partition(last, sent), self._by_partition(last, last.local), strict=True))
 
-    def by_partition(self, last: Hop, rows: Tensor) -> list[Any]:
+    def requests(self, first: Hop, last: Hop, away: list[int]) -> Requests:
+        """As `Transport.requests`; what fronts ask their servers stays on their hosts."""
+        if self.proxies:
+            return Requests(first.splits, away, self.proxies)
+        return Requests(last.splits, [1] * self.ownership.holders, self.ownership.pattern)
+
+    def push_id_bytes(self, id_bytes: int) -> int:
+        """As `Transport.push_id_bytes`; servers are told the row numbers, in 8 bytes each."""
+        return id_bytes if self.proxies else 8
+
+    def _by_partition(self, last: Hop, rows: Tensor) -> list[Tensor]:
         """What is in the order of the last leg, cut into what goes to each partition."""
         partitions = self.ownership.holders
         return list(tf.split(rows, last.splits, num=partitions)) if partitions > 1 else [rows]
 
 
-def requesters(hosts: Sequence[int], host: int, pattern: Sequence[int]) -> tuple[int, ...]:
-    """For each slot of a pattern of owners, who of one host's workers asks for its rows.
-
-    Owners on the host ask themselves: what they hold goes no further. The other slots go to whoever has the least to
-    ask for so far, of equals to the one that has the owner's place on this host.
-
-    Args:
-        hosts: the number of each worker's host.
-        host: the number of the host that asks.
-        pattern: the owner of each slot.
-
-    Returns:
-        `[P]`, places on the host, from 0.
-    """
-    members = [rank for rank, number in enumerate(hosts) if number == host]
-    asks = [pattern.count(rank) for rank in members]
-    found = []
-    for owner in pattern:
-        if owner in members:
-            found.append(members.index(owner))
-            continue
-        near = sum(number == hosts[owner] for number in hosts[:owner]) % len(members)
-        found.append(min((asks[place], place != near, place) for place in range(len(members)))[2])
-        asks[found[-1]] += 1
-    return tuple(found)
-
-
-def table_of(keys: Tensor, bases: Sequence[int]) -> Any:
+def table_of(keys: Tensor, bases: Sequence[int]) -> Tensor:
     """Which table each local row number belongs to; None when there is one table."""
     if len(bases) == 2:
         return None
     return tf.searchsorted(tf.constant(bases[1:-1], keys.dtype), keys, side="right")
 
 
-def _local_rows(tables: list[TableRows], asked: Tensor, table_of_asked: Tensor, bases: Sequence[int]) -> Any:
+def _local_rows(tables: list[TableRows], asked: Tensor, table_of_asked: Tensor, bases: Sequence[int]) -> Tensor:
     if table_of_asked is None:
         return _gather(tables[0], tables[0].parts[0], asked)
     count = len(tables)
@@ -294,7 +365,7 @@ def _local_rows(tables: list[TableRows], asked: Tensor, table_of_asked: Tensor, 
     return tf.dynamic_stitch(places, rows)
 
 
-def _gather(table: TableRows, rows: Tensor, local: Tensor) -> Any:
+def _gather(table: TableRows, rows: Tensor, local: Tensor) -> Tensor:
     if rows.dtype == tf.resource:
         found = tf.raw_ops.ResourceGather(resource=rows, indices=local, dtype=table.dtype)
     else:

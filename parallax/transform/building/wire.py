@@ -10,12 +10,11 @@ rows of each exchange: |rounded - row| / |row|, in the Euclidean norm. What serv
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
 from parallax.plans.wire import rows_travel_as, sums_travel_as
-from parallax.types import DType, Tensor
+from parallax.types import DType, Operation, Tensor
 
 ROWS, GRADIENTS = "rows", "gradients"
 
@@ -57,15 +56,15 @@ class Wire:
         self._dtype = dtype
         self.roundings: list[Rounding] = []
 
-    def rows_type(self, dtype: DType) -> Any:
+    def rows_type(self, dtype: DType) -> DType:
         """The type in which rows of a type travel that are only moved."""
         return tf.dtypes.as_dtype(rows_travel_as(dtype.name, self._dtype))
 
-    def rounded(self, rows: Tensor) -> Any:
+    def rounded(self, rows: Tensor) -> Tensor:
         """Rows as they travel, not measured."""
         return tf.cast(rows, self.rows_type(rows.dtype))
 
-    def out(self, exact: Any, kind: str) -> Any:
+    def out(self, exact: Tensor, kind: str) -> Tensor:
         """Rows, or a gradient of any shape, as they travel; what is rounded is measured."""
         sent = self.rounded(exact)
         if sent is exact:
@@ -77,7 +76,7 @@ class Wire:
         """Whether gradients of a type are added up in half precision on their way."""
         return self._dtype is not None and sums_travel_as(dtype.name, self._dtype) == self._dtype != dtype.name
 
-    def _measure(self, exact: Any, sent: Any, kind: str) -> Any:
+    def _measure(self, exact: Tensor, sent: Tensor, kind: str) -> Operation:
         """The op that adds one run to what is measured."""
         graph, name = tf.compat.v1.get_default_graph(), f"{self._scope}/rounding_{len(self.roundings)}"
         with tf.name_scope(f"{name}/"), tf.init_scope(), graph.as_default():
@@ -99,7 +98,7 @@ class Wire:
             return tf.raw_ops.AssignVariableOp(resource=handle, value=tf.concat([before[:3] + added, most], 0))
 
 
-def _sample(tensor: Tensor) -> Any:
+def _sample(tensor: Tensor) -> Tensor:
     """Its first rows, `[n, width]`; what has no rows is one."""
     width = tensor.shape[-1] if tensor.shape.rank and tensor.shape.rank > 1 else None
     return tf.reshape(tensor, [-1, width])[:SAMPLED_ROWS] if width else tf.reshape(tensor, [1, -1])

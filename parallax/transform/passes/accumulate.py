@@ -9,7 +9,6 @@ the place of what was kept.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -45,7 +44,7 @@ def _keep(editor: Editor, keep: AccumulateGradient, steps: int, label: str) -> N
     editor.keepings.append(GradientAccumulation(keep.values, begin, add, take))
 
 
-def _rows(editor: Editor, keep: AccumulateGradient, kept: list[_Kept], label: str) -> Any:
+def _rows(editor: Editor, keep: AccumulateGradient, kept: list[_Kept], label: str) -> Tensor:
     """The values of all batches; each piece by itself, as what becomes of them depends on the piece."""
     values, indices = [editor.tensor(keep.values)], [editor.tensor(keep.indices)]
     if len(keep.pieces) > 1:
@@ -71,7 +70,7 @@ class _Kept:
     take: str
 
 
-def _total(tensor: Tensor, name: str, kept: list[_Kept], adds: bool = False) -> Any:
+def _total(tensor: Tensor, name: str, kept: list[_Kept], adds: bool = False) -> Tensor:
     """A tensor of all batches so far, this run's included: added up, or else put one after the other.
 
     Args:

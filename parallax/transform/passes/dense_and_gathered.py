@@ -13,9 +13,10 @@ from parallax.plans.plan import ALLGATHER
 from parallax.plans.rewrites import AllReduce, Collect, GradientPiece, Rewrites, SharedRows
 from parallax.transform.building.collectives import all_gather, open_end
 from parallax.transform.building.copies import NamedTensor
+from parallax.transform.building.deduplicated_ids import INT32_ROWS
 from parallax.transform.building.editor import SCOPE, Counter, Editor
-from parallax.transform.building.pull_push import INT32_ROWS, merge_equal_rows
-from parallax.transform.building.reducers import Reducer
+from parallax.transform.building.merge_equal_rows import merge_equal_rows, merge_rows_of_equal_keys
+from parallax.transform.building.reduce_and_broadcast import Reducer
 from parallax.transform.building.wire import GRADIENTS
 from parallax.types import Tensor
 
@@ -178,15 +179,8 @@ def _of_all_workers(
     """The rows of all workers for one lookup; those of equal ids, or equal keys where they say it, are added up."""
     sent = _sent_to_all(editor, collect, rows, numbers)
     if piece.of:
-        return _merged_by(all_gather(tf.reshape(editor.tensor(piece.of), [-1])), *sent)
+        return merge_rows_of_equal_keys(all_gather(tf.reshape(editor.tensor(piece.of), [-1])), *sent)
     return merge_equal_rows(*sent) if piece.kind == "unique" else sent
-
-
-def _merged_by(keys: Tensor, values: Tensor, numbers: Any) -> tuple[Any, Any]:
-    """Rows of equal keys added up; (values, row numbers), one for each key."""
-    distinct, place = tf.unique(keys)
-    count = tf.size(distinct)
-    return tf.math.unsorted_segment_sum(values, place, count), tf.math.unsorted_segment_max(numbers, place, count)
 
 
 def _sent_to_all(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Any, Any]:

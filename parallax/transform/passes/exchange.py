@@ -4,46 +4,46 @@ A pull checks the ids (one outside its table ends the run here, before anything 
 rest by where they go, and brings the rows back. A push reuses the order of its pull, and needs the ids of the pull
 alone: rows that nobody takes, as in a step whose gradient does not depend on them, are not sent back. Equal gradient
 rows are added up before they go. Rows of several workers can be equal: the owner merges them a second time, by the
-optimizer's own Unique where it has one, else by `merge_equal_rows` (rewrites.Push.merge).
+optimizer's own Unique where it has one, else by building/merge_equal_rows.py (rewrites.Push.merge).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import tensorflow as tf
 
 from parallax.graph.view import Edge
-from parallax.plans.plan import ALLTOALL, PS, server_proxies
+from parallax.plans.plan import server_proxies
 from parallax.plans.rewrites import Push, Rewrites, Table
 from parallax.transform.building.all_to_all import HOST, WORKERS
 from parallax.transform.building.collectives import open_end
-from parallax.transform.building.editor import SCOPE, Counter, Cut, Editor, Worker
-from parallax.transform.building.fusion import PullGroup, group, push_nodes, push_width
-from parallax.transform.building.pull_push import (
+from parallax.transform.building.deduplicated_ids import (
     DeduplicatedIds,
     ask,
     found_at,
     id_bytes,
     looked_up,
-    merge_equal_rows,
-    merged_rows,
 )
-from parallax.transform.building.reducers import device_of
+from parallax.transform.building.editor import SCOPE, Counter, Cut, Editor, Worker
+from parallax.transform.building.fusion import PullGroup, group, push_nodes, push_width
+from parallax.transform.building.merge_equal_rows import merge_equal_rows, merged_rows
+from parallax.transform.building.requesters import requesters
+from parallax.transform.building.server_device import device_of
 from parallax.transform.building.transports import (
     MergeGroup,
     Pushers,
     RoutedKeys,
     ServerTransport,
     TableRows,
+    Transport,
     WorkerTransport,
-    requesters,
 )
-from parallax.transform.passes.accumulators import push_rows
 from parallax.transform.passes.dense_and_gathered import add_counter
-from parallax.types import Tensor
+from parallax.transform.passes.gradients_to_servers import push_rows
+from parallax.types import Operation, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class _Exchange:
 
     number: int
     together: PullGroup
-    way: WorkerTransport | ServerTransport
+    way: Transport
     tables: list[TableRows]
     table_of: dict[str, int]
     place_of: dict[str, int]
@@ -76,7 +76,7 @@ class _Gathered:
     """Gradient rows of one worker, merged, on their way to owners.
 
     Attributes:
-        rows: `[u, width]`, in the order of the trip's last leg.
+        rows: `[u, width]`, in the order of the way's last leg.
         asked: the rows that they belong to: those pulled, unless the push names its own.
         routed: the way that they go.
         names_rows: whether the push names its own.
@@ -91,7 +91,7 @@ class _Gathered:
 def exchange_rows(editor: Editor, rewrites: Rewrites) -> None:
     """Builds one pull for every group of lookups, and one push for every group and site."""
     groups = group(editor.view, rewrites)
-    arrived: dict[int, list[tuple[Any, Any]]] = {}
+    arrived: dict[int, list[tuple[Tensor, Tensor]]] = {}
     for_servers: dict[int, list[tuple[_Exchange, _Gathered]]] = {}
     for number, together in enumerate(groups.pulls):
         exchange = _pull(editor, rewrites, number, together)
@@ -100,15 +100,18 @@ def exchange_rows(editor: Editor, rewrites: Rewrites) -> None:
             if not members:
                 continue
             gathered = _gathered(editor, rewrites, exchange, members)
-            if isinstance(exchange.way, ServerTransport):
+            if rewrites.table(rewrites.pushes[members[0]].table).servers:  # which take all rows of a push together
                 for_servers.setdefault(members[0], []).append((exchange, gathered))
                 continue
-            for index, rows in _push(editor, rewrites, exchange, members, gathered).items():
+            rows_by_push = _hand_over(editor, rewrites, exchange, members, gathered)
+            for index, rows in zip(members, rows_by_push, strict=True):
                 arrived.setdefault(index, []).append(rows)
     for index, pieces in sorted(arrived.items()):
         _deliver(editor, rewrites.pushes[index], pieces)
     for index, sent in sorted(for_servers.items()):
-        _push_to_servers(editor, rewrites, index, sent)
+        by_partition = [_hand_over(editor, rewrites, exchange, [index], gathered) for exchange, gathered in sent]
+        pushers = _pushers(editor, rewrites.table(rewrites.pushes[index].table), rewrites.terms.synchronous)
+        push_rows(editor, rewrites, index, by_partition, pushers)
 
 
 def _carries(exchange: _Exchange, rewrites: Rewrites, index: int) -> bool:
@@ -163,21 +166,36 @@ def _rows_of(editor: Editor, table: Table, source: str, row_shape: tuple[int, ..
     return TableRows(table.op, table.variable, table.rows, parts, dtype, row_shape, devices)
 
 
-def _way(editor: Editor, table: Table, synchronous: bool) -> WorkerTransport | ServerTransport:
-    worker, wire, size = editor.worker, editor.wire, len(editor.worker.neighbours)
-    ownership, meeting = table.ownership(worker.size), None
-    fronts = server_proxies(worker.hosts, worker.servers) if synchronous and table.servers else ()
+def _way(editor: Editor, table: Table, synchronous: bool) -> Transport:
+    worker, wire = editor.worker, editor.wire
+    ownership, meeting = table.ownership(worker.size), _meeting(worker, table, synchronous)
+    if table.servers:
+        return ServerTransport(ownership, meeting, wire, _pushers(editor, table, synchronous))
+    return WorkerTransport(ownership, meeting, wire, worker.rank)
+
+
+def _meeting(worker: Worker, table: Table, synchronous: bool) -> MergeGroup | None:
+    """The workers that merge what they ask for, where there are any."""
+    pattern, size = table.ownership(worker.size).pattern, len(worker.neighbours)
+    fronts = _fronts(worker, table, synchronous)
     if fronts:
-        meeting = MergeGroup(WORKERS, worker.size, tuple(fronts[table.servers[p]] for p in ownership.pattern))
-    elif worker.merges_in_host and synchronous:
-        places = (
-            range(size) if table.servers else requesters(worker.hosts, worker.hosts[worker.rank], ownership.pattern)
-        )
-        meeting = MergeGroup(HOST, size, tuple(places))
-    if not table.servers:
-        return WorkerTransport(ownership, meeting, wire, worker.rank)
+        return MergeGroup(WORKERS, worker.size, tuple(fronts[table.servers[partition]] for partition in pattern))
+    if not worker.merges_in_host or not synchronous:
+        return None
+    places = range(size) if table.servers else requesters(worker.hosts, worker.hosts[worker.rank], pattern)
+    return MergeGroup(HOST, size, tuple(places))
+
+
+def _fronts(worker: Worker, table: Table, synchronous: bool) -> tuple[int, ...]:
+    """For each server the worker that asks it for all; empty where every worker asks."""
+    return server_proxies(worker.hosts, worker.servers) if synchronous and table.servers else ()
+
+
+def _pushers(editor: Editor, table: Table, synchronous: bool) -> Pushers:
+    worker = editor.worker
+    fronts = _fronts(worker, table, synchronous)
     asks = [p for p, server in enumerate(table.servers) if not fronts or fronts[server] == worker.rank]
-    return ServerTransport(ownership, meeting, wire, Pushers(tuple(asks), 1 if fronts else worker.size))
+    return Pushers(tuple(asks), 1 if fronts else worker.size)
 
 
 def _gathered(editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: list[int]) -> _Gathered:
@@ -211,45 +229,24 @@ def _with_own_rows(editor: Editor, rewrites: Rewrites, exchange: _Exchange, push
     return _Gathered(way.push(routed, merged), asked, routed, True)
 
 
-def _cut_open(editor: Editor, tensor: Tensor, one: Push) -> Any:
+def _cut_open(editor: Editor, tensor: Tensor, one: Push) -> Tensor:
     """What a push takes, which is fed with nothing where nobody wants what it delivers."""
     cut = open_end(tensor)
     _may_be_cut(editor, cut, push_nodes(one))
     return cut
 
 
-def _push(
+def _hand_over(
     editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: list[int], gathered: _Gathered
-) -> dict[int, tuple[Any, Any]]:
-    """One exchange between workers for the pushes `members`; what arrives for each: (values, local row numbers)."""
-    if not isinstance(exchange.way, WorkerTransport):
-        return {}
+) -> list[tuple[Tensor, Tensor]]:
+    """The gradient rows of the pushes `members` on the way to their owners (Transport.hand_over)."""
+    tables = [exchange.table_of[_nodes(exchange, rewrites.pushes[i])[0]] for i in members]
     with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
-        arrived = exchange.way.arrive(gathered.routed, gathered.rows, gathered.asked.bases)
-        with tf.control_dependencies([_count_push(editor, exchange, gathered)]):
-            return {i: _of_table(arrived[exchange.table_of[_nodes(exchange, rewrites.pushes[i])[0]]]) for i in members}
+        count = partial(_count_push, editor, exchange, gathered)
+        return exchange.way.hand_over(gathered.routed, gathered.rows, gathered.asked.bases, tables, count)
 
 
-def _push_to_servers(editor: Editor, rewrites: Rewrites, index: int, sent: list[tuple[_Exchange, _Gathered]]) -> None:
-    """Sends the gradient rows of one push, of all the pulls they were looked up in, to servers."""
-    by_partition = []
-    for exchange, gathered in sent:
-        if not isinstance(exchange.way, ServerTransport):
-            continue
-        last, way = gathered.routed.last, exchange.way
-        with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
-            with tf.control_dependencies([_count_push(editor, exchange, gathered)]):
-                values = way.to_servers(tf.identity(gathered.rows))
-            by_partition.append((way.by_partition(last, values), way.by_partition(last, last.local)))
-    (pushers,) = {exchange.way.pushers for exchange, _ in sent if isinstance(exchange.way, ServerTransport)}
-    push_rows(editor, rewrites, index, by_partition, pushers)
-
-
-def _of_table(rows: tuple[Any, Any]) -> tuple[Any, Any]:
-    return tf.identity(rows[0]), tf.identity(rows[1])
-
-
-def _places(editor: Editor, exchange: _Exchange, one: Push) -> list[Any]:
+def _places(editor: Editor, exchange: _Exchange, one: Push) -> list[Tensor]:
     """For each lookup of a push that this exchange pulled, where the rows of its piece were pulled to, `[n]`."""
     found = []
     for node, searched in zip(one.lookups, one.searched, strict=True):
@@ -263,7 +260,7 @@ def _places(editor: Editor, exchange: _Exchange, one: Push) -> list[Any]:
     return found
 
 
-def _values(editor: Editor, rewrites: Rewrites, exchange: _Exchange, one: Push) -> Any:
+def _values(editor: Editor, rewrites: Rewrites, exchange: _Exchange, one: Push) -> Tensor:
     """The gradient rows `[n, width]` of those lookups of a push that this exchange pulled."""
     width = push_width(editor.view, rewrites, one)
     if not one.values:
@@ -277,7 +274,7 @@ def _values(editor: Editor, rewrites: Rewrites, exchange: _Exchange, one: Push) 
     return tf.concat([p for p, node in zip(pieces, one.lookups, strict=True) if node in exchange.place_of], 0)
 
 
-def _deliver(editor: Editor, one: Push, pieces: list[tuple[Any, Any]]) -> None:
+def _deliver(editor: Editor, one: Push, pieces: list[tuple[Tensor, Tensor]]) -> None:
     """Leads the update to what arrived, in the shape and type that it takes."""
     with tf.name_scope(f"{SCOPE}/deliver/{one.table}/"):
         values = tf.concat([v for v, _ in pieces], 0) if len(pieces) > 1 else pieces[0][0]
@@ -297,7 +294,7 @@ def _may_be_cut(editor: Editor, tensor: Tensor, needed_by: tuple[str, ...]) -> N
     )
 
 
-def _count_push(editor: Editor, exchange: _Exchange, gathered: _Gathered) -> Any:
+def _count_push(editor: Editor, exchange: _Exchange, gathered: _Gathered) -> Operation:
     return _count(editor, exchange, "push", gathered.asked, gathered.routed, gathered.names_rows, gathered.rows)
 
 
@@ -309,16 +306,14 @@ def _count(
     routed: RoutedKeys,
     names_rows: bool = True,
     rows: Tensor = None,
-) -> Any:
+) -> Operation:
     """Counts one run: distinct rows by table, those asked of owners, and of them those that leave.
 
     Where `rows` are sent, what is counted waits for them: in a branch that is not taken nothing is sent.
     """
-    way, splits, asked_of = exchange.way, routed.last.splits, exchange.way.ownership.pattern
-    from_server = isinstance(way, ServerTransport)
-    if isinstance(way, ServerTransport) and way.proxies:  # what they ask their servers stays on their hosts
-        from_server, splits, asked_of = False, asked.first.splits, way.proxies
-    away = [1] * way.ownership.holders if from_server else _away(editor.worker)
+    way = exchange.way
+    requests = way.requests(asked.first, routed.last, _away(editor.worker))
+    splits, away = requests.splits, requests.away
     asked_for, left = tf.reduce_sum(splits), tf.reduce_sum(splits * tf.constant(away, tf.int32))
     of_id = id_bytes([t.rows for t in exchange.tables], way.slots) if names_rows else 0
     width = math.prod(exchange.tables[0].row_shape) if rows is None else int(rows.shape[1])
@@ -327,10 +322,10 @@ def _count(
         kind=kind,
         variables=tuple(t.variable for t in exchange.tables),
         row_bytes=width * editor.wire.rows_type(exchange.tables[0].dtype).size,
-        id_bytes=8 if from_server and kind == "push" else of_id,
+        id_bytes=way.push_id_bytes(of_id) if kind == "push" else of_id,
         trains=bool(exchange.together.sites),
-        route=PS if isinstance(way, ServerTransport) else ALLTOALL,
-        away=sum(away[one] for one in asked_of) / len(asked_of),
+        route=way.route,
+        away=sum(away[one] for one in requests.asked_of) / len(requests.asked_of),
     )
     with tf.control_dependencies([rows] if rows is not None else []):
         return add_counter(editor, counter, [*tf.unstack(asked.distinct, len(exchange.tables)), asked_for, left])

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import ops, tensor_util
@@ -33,6 +32,7 @@ from parallax.transform.building.random_rows import (
 )
 from parallax.transform.passes.partitions import rows_of
 from parallax.transform.passes.seeds import seeds_of
+from parallax.types import Operation, Tensor
 
 _ELEMENTWISE = frozenset("Abs Add AddV2 Cast Identity Maximum Minimum Mul Neg RealDiv Square StopGradient Sub".split())
 _STATEFUL = {
@@ -66,9 +66,9 @@ class OwnRows:
         self.editor = editor
         self.initial_random = frozenset(rewrites.equal_random_ops)
         self.read_whole = frozenset(edge for gather in rewrites.gathers for edge in gather.edges)
-        self.made: dict[tuple[str, int, Ownership, int, str], Any] = {}
+        self.made: dict[tuple[str, int, Ownership, int, str], Tensor] = {}
 
-    def at(self, edge: Edge, variable: str, rows: int, ownership: Ownership, holder: int, device: str = "") -> Any:
+    def at(self, edge: Edge, variable: str, rows: int, ownership: Ownership, holder: int, device: str = "") -> Tensor:
         """The rows of what an edge takes that one holder has, in the order of its local rows.
 
         Args:
@@ -89,7 +89,7 @@ class _Cut:
         self.own, self.editor, self.view = own, own.editor, own.editor.view
         self.variable, self.rows, self.ownership, self.holder, self.device = variable, rows, ownership, holder, device
         self.count = ownership.count(holder, rows)
-        self.rules: dict[str, Callable[[str, tuple[int, ...]], Any]] = {
+        self.rules: dict[str, Callable[[str, tuple[int, ...]], Tensor]] = {
             **dict.fromkeys(_ELEMENTWISE, self._elementwise),
             **dict.fromkeys(_STATEFUL, self._stateful),
             **dict.fromkeys(_STATELESS, self._stateless),
@@ -101,7 +101,7 @@ class _Cut:
             "ZerosLike": self._zeros,
         }
 
-    def at(self, edge: Edge) -> Any:
+    def at(self, edge: Edge) -> Tensor:
         """The rows of what an edge takes."""
         if edge in self.editor.redirected:
             return self._cut(self.editor.at(edge))
@@ -115,7 +115,7 @@ class _Cut:
             self.own.made[key] = made
         return self.own.made[key]
 
-    def _computed(self, tensor: str) -> Any | None:
+    def _computed(self, tensor: str) -> Tensor | None:
         """The rows, by the rule for the op that makes them; None where there is none."""
         node, shape = split_tensor(tensor)[0], self._shape(tensor)
         rule = self.rules.get(self.view.op(node))
@@ -129,11 +129,11 @@ class _Cut:
         """Where a node's rows are made."""
         return self.device or str(self.view.nodes[node].device)
 
-    def _waits(self, node: str) -> list[Any]:
+    def _waits(self, node: str) -> list[Operation]:
         """What a node waited for."""
         return [self.editor.operation(name) for name in self.view.controls(node)]
 
-    def _cut(self, whole: Any) -> Any:
+    def _cut(self, whole: Tensor) -> Tensor:
         with tf.device(None), tf.control_dependencies(None):
             return rows_of(whole, self.ownership, self.holder)
 
@@ -156,7 +156,7 @@ class _Cut:
     def _local(self, shape: tuple[int, ...]) -> list[int]:
         return [self.count, *shape[1:]]
 
-    def _elementwise(self, node: str, shape: tuple[int, ...]) -> Any | None:
+    def _elementwise(self, node: str, shape: tuple[int, ...]) -> Tensor | None:
         """The op itself on the rows of those operands that have all rows; others are scalars, or one row for all."""
         edges = [Edge(node, slot) for slot in range(len(self.view.inputs(node)))]
         shapes = [self._shape(self.view.inputs(node)[edge.slot]) for edge in edges]
@@ -179,7 +179,7 @@ class _Cut:
         )
         return made.outputs[0]
 
-    def _stateful(self, node: str, shape: tuple[int, ...]) -> Any | None:
+    def _stateful(self, node: str, shape: tuple[int, ...]) -> Tensor | None:
         dtype = tf.dtypes.as_dtype(self.view.dtype(f"{node}:0"))
         if node not in self.own.initial_random or dtype.name not in TYPES:
             return None
@@ -188,7 +188,7 @@ class _Cut:
         seeds = seeds_of(self.view.nodes[node], node, True, self.editor.worker)
         return random_rows(drawn, self.ownership, self.holder, seeds=seeds, bounds=bounds)
 
-    def _stateless(self, node: str, shape: tuple[int, ...]) -> Any | None:
+    def _stateless(self, node: str, shape: tuple[int, ...]) -> Tensor | None:
         dtype = tf.dtypes.as_dtype(self.view.dtype(f"{node}:0"))
         algorithm = self.view.inputs(node)[3]
         known = self.view.constant(algorithm)
@@ -202,16 +202,16 @@ class _Cut:
     def _op_of(self, tensor: str) -> str:
         return self.view.op(split_tensor(tensor)[0])
 
-    def _fill(self, node: str, shape: tuple[int, ...]) -> Any:
+    def _fill(self, node: str, shape: tuple[int, ...]) -> Tensor:
         return tf.fill(self._local(shape), self.editor.at(Edge(node, 1)))
 
-    def _zeros(self, node: str, shape: tuple[int, ...]) -> Any:
+    def _zeros(self, node: str, shape: tuple[int, ...]) -> Tensor:
         return tf.fill(self._local(shape), tf.zeros([], self.view.dtype(f"{node}:0")))
 
-    def _ones(self, node: str, shape: tuple[int, ...]) -> Any:
+    def _ones(self, node: str, shape: tuple[int, ...]) -> Tensor:
         return tf.fill(self._local(shape), tf.ones([], self.view.dtype(f"{node}:0")))
 
-    def _constant(self, node: str, shape: tuple[int, ...]) -> Any | None:
+    def _constant(self, node: str, shape: tuple[int, ...]) -> Tensor | None:
         """Of a constant that repeats one value; any other is in the graph whole."""
         value = self.view.nodes[node].attr["value"].tensor
         lengths = [len(getattr(value, field.name)) for field, _ in value.ListFields() if field.name.endswith("_val")]
@@ -222,7 +222,7 @@ class _Cut:
         del one.tensor_shape.dim[:]
         return tf.fill(self._local(shape), tf.constant(tensor_util.MakeNdarray(one)))
 
-    def _broadcast(self, node: str, shape: tuple[int, ...]) -> Any | None:
+    def _broadcast(self, node: str, shape: tuple[int, ...]) -> Tensor | None:
         of = self._shape(self.view.inputs(node)[0])
         if of is None:
             return None
@@ -230,7 +230,7 @@ class _Cut:
         taken = self.at(Edge(node, 0)) if has_rows else self.editor.at(Edge(node, 0))
         return tf.broadcast_to(taken, self._local(shape))
 
-    def _reshape(self, node: str, shape: tuple[int, ...]) -> Any | None:
+    def _reshape(self, node: str, shape: tuple[int, ...]) -> Tensor | None:
         """Within the rows."""
         of = self._shape(self.view.inputs(node)[0])
         if of is None or not self._has_rows(of) or math.prod(of[1:]) != math.prod(shape[1:]):

@@ -11,7 +11,6 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -19,7 +18,8 @@ from parallax.errors import TransformError
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.rewrites import Owned, Rewrites
 from parallax.transform.building.editor import SCOPE, Editor
-from parallax.transform.building.reducers import device_of
+from parallax.transform.building.server_device import device_of
+from parallax.types import Operation, Tensor
 
 
 class Locks:
@@ -33,10 +33,10 @@ class Locks:
         self._members: dict[str, list[str]] = {}
         for node, group in self._group_of.items():
             self._members.setdefault(group, []).append(node)
-        self._locks: dict[tuple[str, int], Any] = {}
-        self._released: dict[str, list[Any]] = {}
+        self._locks: dict[tuple[str, int], Tensor] = {}
+        self._released: dict[str, list[Operation]] = {}
 
-    def waits(self, one: Owned, number: int, input_of: Callable[[Edge, int], Any]) -> list[Any]:
+    def waits(self, one: Owned, number: int, input_of: Callable[[Edge, int], Tensor]) -> list[Operation]:
         """What a copy must wait for so that nobody else updates the partition meanwhile.
 
         Args:
@@ -51,7 +51,7 @@ class Locks:
             self._locks[group, number] = self._take(group, number, input_of)
         return [self._locks[group, number].op]
 
-    def releases(self, one: Owned, ops: dict[str, list[Any]]) -> list[Any]:
+    def releases(self, one: Owned, ops: dict[str, list[Operation]]) -> list[Operation]:
         """The ops that let the next worker in, when all of the update has been done."""
         group = self._group_of.get(one.node)
         if group is None:
@@ -65,7 +65,7 @@ class Locks:
                 self._released[group].append(release)
         return self._released[group]
 
-    def _take(self, group: str, number: int, input_of: Callable[[Edge, int], Any]) -> Any:
+    def _take(self, group: str, number: int, input_of: Callable[[Edge, int], Tensor]) -> Tensor:
         table = self._owned[group].table
         with tf.device(device_of(self._servers[table][number])), tf.name_scope(f"{SCOPE}/lock/"):
             arrived = [tf.identity(input_of(edge, number)) for edge in self._arrivals(group)]
@@ -74,7 +74,7 @@ class Locks:
             with tf.control_dependencies([*(a.op for a in arrived), *self._waited_for(group)]):
                 return tf.raw_ops.MutexLock(mutex=mutex)
 
-    def _waited_for(self, group: str) -> list[Any]:
+    def _waited_for(self, group: str) -> list[Operation]:
         """What the nodes of a group wait for elsewhere: nobody waits for it under the lock."""
         controls = {c for node in self._members[group] for c in self._editor.view.controls(node)}
         elsewhere = sorted(c for c in controls if c not in self._owned or self._is_written_elsewhere(group, c))

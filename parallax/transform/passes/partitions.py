@@ -14,7 +14,7 @@ import tensorflow as tf
 from parallax.graph.ownership import Ownership
 from parallax.plans.rewrites import Rewrites, Table
 from parallax.transform.building.editor import SCOPE, Editor
-from parallax.transform.building.reducers import device_of
+from parallax.transform.building.server_device import device_of
 from parallax.types import Tensor
 
 
@@ -32,7 +32,7 @@ def partition_name(node: str, number: int) -> str:
     return f"{SCOPE}/server/{node}/part_{number}"
 
 
-def cut_rows(value: Tensor, partitions: int, is_scalar: bool = False) -> list[Any]:
+def cut_rows(value: Tensor, partitions: int, is_scalar: bool = False) -> list[Tensor]:
     """The rows of each partition of a whole value."""
     if partitions == 1 or is_scalar:
         return [value]
@@ -40,7 +40,7 @@ def cut_rows(value: Tensor, partitions: int, is_scalar: bool = False) -> list[An
     return [rows_of(value, ownership, number) for number in range(partitions)]
 
 
-def rows_of(value: Tensor, ownership: Ownership, holder: int) -> Any:
+def rows_of(value: Tensor, ownership: Ownership, holder: int) -> Tensor:
     """The rows of a whole value that one holder has, in the order of its local rows."""
     slots = ownership.slots_of(holder)
     if ownership.slots == len(slots):
@@ -55,7 +55,7 @@ def rows_of(value: Tensor, ownership: Ownership, holder: int) -> Any:
     return tf.gather(value, local // len(slots) * ownership.slots + tf.gather(tf.constant(slots), local % len(slots)))
 
 
-def put_together(parts: list[Any], kind: str) -> Any:
+def put_together(parts: list[Tensor], kind: str) -> Tensor:
     """The elementwise sum, minimum or maximum of what partitions give; all of one shape."""
     function = {"min": tf.minimum, "max": tf.maximum}.get(kind)
     if parts[0].dtype == tf.bool:
@@ -68,7 +68,7 @@ def put_together(parts: list[Any], kind: str) -> Any:
     return tf.identity(found)
 
 
-def row_places(rows: int, ownership: Ownership) -> Any:
+def row_places(rows: int, ownership: Ownership) -> Tensor:
     """Where each of a table's rows is among all holders' rows, one holder after the other, `[rows]`."""
     counts, shares = ownership.counts(rows), ownership.shares
     by_slot = list(zip(ownership.pattern, ownership.places, strict=True))
@@ -80,7 +80,7 @@ def row_places(rows: int, ownership: Ownership) -> Any:
     return tf.gather(starts, slot) + turn
 
 
-def whole_of(parts: list[Any], rows: int, shape: Any) -> Any:
+def whole_of(parts: list[Tensor], rows: int, shape: Any) -> Tensor:
     """All rows, in the user's order, of what partitions hold."""
     if len(parts) == 1:
         whole = tf.identity(parts[0])
@@ -91,7 +91,7 @@ def whole_of(parts: list[Any], rows: int, shape: Any) -> Any:
     return whole
 
 
-def _partition(editor: Editor, table: Table, member: str, number: int) -> Any:
+def _partition(editor: Editor, table: Table, member: str, number: int) -> Tensor:
     node = editor.view.nodes[member]
     whole = [int(dim.size) for dim in node.attr["shape"].shape.dim]
     shape = [Ownership.even(len(table.servers)).count(number, whole[0]), *whole[1:]] if whole else []

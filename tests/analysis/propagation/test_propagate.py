@@ -34,13 +34,13 @@ def routes_of(found: Analysed) -> dict[str, str]:
 
 def count_walks(monkeypatch) -> list[int]:
     """Grows by one with every walk."""
-    counted, visit_all = [], walks._visit_all
+    counted, walk = [], walks._walk
 
-    def counting(walk, order):
+    def counting(*given):
         counted.append(1)
-        return visit_all(walk, order)
+        return walk(*given)
 
-    monkeypatch.setattr(walks, "_visit_all", counting)
+    monkeypatch.setattr(walks, "_walk", counting)
     return counted
 
 
@@ -59,7 +59,7 @@ def test_slots_that_are_named_after_their_table_take_one_walk(monkeypatch) -> No
         found = analysed(optimizer)
         counted = count_walks(monkeypatch)
         walk = walked(found.captured, found.sources, routes_of(found))
-        assert walk.table_of["emb"] == "emb" and len(walk.table_of) > 1
+        assert walk.assumed.table_of["emb"] == "emb" and len(walk.assumed.table_of) > 1
         assert len(counted) == 1
         monkeypatch.undo()
 
@@ -68,4 +68,4 @@ def test_a_variable_that_is_only_named_like_a_slot_is_none(monkeypatch) -> None:
     found = analysed(v1.train.AdamOptimizer(0.1), beside=True)
     assert found.captured.variables["emb/seen"].part.shape[0] == ROWS
     walk = walked(found.captured, found.sources, routes_of(found))
-    assert sorted(walk.table_of) == ["emb", "emb/Adam", "emb/Adam_1"]
+    assert sorted(walk.assumed.table_of) == ["emb", "emb/Adam", "emb/Adam_1"]

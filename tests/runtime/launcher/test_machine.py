@@ -8,8 +8,6 @@ from parallax.runtime.launcher.machine import (
     GRACE_S,
     FrameCame,
     Looked,
-    ReaderGone,
-    SignalCame,
     SignalMpirun,
     StopsSeen,
     new_job,
@@ -17,6 +15,7 @@ from parallax.runtime.launcher.machine import (
 )
 from parallax.runtime.supervisor.frames import Control, Exit, Pulse, Start
 from parallax.runtime.supervisor.limits import Limits
+from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
 
 LIMITS = Limits(stopped_s=3, frozen_s=5, silent_s=6, start_s=20)
 TERM, KILL = SignalMpirun(signal.SIGTERM), SignalMpirun(signal.SIGKILL)

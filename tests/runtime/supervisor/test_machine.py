@@ -5,14 +5,14 @@ from parallax.runtime.supervisor.limits import Limits
 from parallax.runtime.supervisor.machine import (
     GRACE_S,
     Beaten,
-    Caught,
     Leave,
+    ReaderGone,
     Sampled,
+    SignalCame,
     SignalWorker,
     SupervisorState,
     Tell,
     TimePassed,
-    Unread,
     WordHeard,
     WorkerEnded,
     step,
@@ -79,13 +79,13 @@ def test_a_word_in_time_is_enough():
 
 
 def test_nobody_who_reads_is_the_end():
-    assert actions_of(Unread(), WorkerEnded(-9)) == [(SignalWorker(signal.SIGKILL),), (Leave(137, True),)]
+    assert actions_of(ReaderGone(), WorkerEnded(-9)) == [(SignalWorker(signal.SIGKILL),), (Leave(137, True),)]
 
 
 def test_a_signal_is_passed_on_and_the_worker_killed_after_a_grace():
-    state, actions = step(SupervisorState(0, 0.0), Caught(signal.SIGTERM), 1.0)
+    state, actions = step(SupervisorState(0, 0.0), SignalCame(signal.SIGTERM), 1.0)
     assert actions == (SignalWorker(signal.SIGTERM),)
-    assert step(state, Caught(signal.SIGTERM), 1.1)[1] == ()
+    assert step(state, SignalCame(signal.SIGTERM), 1.1)[1] == ()
     state, actions = step(state, TimePassed(), 1.0 + GRACE_S)
     assert actions == (SignalWorker(signal.SIGKILL),)
     assert step(state, TimePassed(), 9.0)[1] == ()
@@ -93,7 +93,7 @@ def test_a_signal_is_passed_on_and_the_worker_killed_after_a_grace():
 
 
 def test_a_signal_that_mpirun_does_not_send_is_told_of():
-    assert actions_of(Caught(signal.SIGHUP), WorkerEnded(0))[-1] == (
+    assert actions_of(SignalCame(signal.SIGHUP), WorkerEnded(0))[-1] == (
         Tell(Exit(0, -1, told=True, by=1)),
         Leave(129, False),
     )

@@ -1,4 +1,4 @@
-"""The exchange of rows: rows pulled from their owners, gradient rows pushed to them, equal rows merged.
+"""What lookups ask owners for: the ids of all lookups of an exchange, equal ones merged, in the order they are sent.
 
 What a worker asks for travels in legs (transports.py). In each leg equal keys are merged and ordered by where they go
 next; rows come back the same way, and gradient rows go forward on it, equal ones added up before each leg. A pattern
@@ -14,7 +14,6 @@ their ids.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -39,10 +38,10 @@ class DeduplicatedIds:
     """
 
     first: Hop
-    positions: tuple[Any, ...]
+    positions: tuple[Tensor, ...]
     bases: tuple[int, ...]
-    distinct: Any
-    id_cuts: tuple[Any, ...]
+    distinct: Tensor
+    id_cuts: tuple[Tensor, ...]
 
 
 def id_bytes(rows: list[int], slots: int) -> int:
@@ -50,7 +49,7 @@ def id_bytes(rows: list[int], slots: int) -> int:
     return 4 if sum(slots * -(-r // slots) for r in rows) < INT32_ROWS else 8
 
 
-def ask(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Transport) -> DeduplicatedIds:
+def ask(tables: list[TableRows], lookups: list[tuple[int, Tensor]], way: Transport) -> DeduplicatedIds:
     """Merges ids and orders them by where they go first.
 
     Args:
@@ -82,7 +81,7 @@ def ask(tables: list[TableRows], lookups: list[tuple[int, Any]], way: Transport)
     return DeduplicatedIds(first, tuple(pieces), tuple(bases), count, tuple(cuts))
 
 
-def looked_up(pulled: Any, positions: Tensor, ids: Tensor, row_shape: tuple[int, ...]) -> Any:
+def looked_up(pulled: Tensor, positions: Tensor, ids: Tensor, row_shape: tuple[int, ...]) -> Tensor:
     """The result of one lookup, `[ids.shape..., row_shape...]`.
 
     Args:
@@ -99,7 +98,7 @@ def looked_up(pulled: Any, positions: Tensor, ids: Tensor, row_shape: tuple[int,
     return tf.reshape(rows, tf.concat([tf.shape(ids), tf.constant(row_shape, tf.int32)], 0))
 
 
-def found_at(asked: DeduplicatedIds, table: int, ids: Tensor, slots: int) -> Any:
+def found_at(asked: DeduplicatedIds, table: int, ids: Tensor, slots: int) -> Tensor:
     """Where in the keys of the first leg some ids of a table are, `[n]` int32; every id must have been asked for."""
     keys = asked.first.keys
     wanted = tf.cast(ids, keys.dtype) + tf.constant(asked.bases[table] * slots, keys.dtype)
@@ -107,22 +106,5 @@ def found_at(asked: DeduplicatedIds, table: int, ids: Tensor, slots: int) -> Any
     return tf.gather(order, tf.searchsorted(tf.gather(keys, order), wanted))
 
 
-def merged_rows(asked: DeduplicatedIds, values: list[Any], positions: list[Any]) -> Any:
-    """Gradient rows `[u, width]` in the order of the first leg's keys, equal ones of this worker added up.
-
-    Args:
-        asked: the rows.
-        values: pieces `[n, width]`.
-        positions: for each piece, where its rows are among the keys, `[n]`.
-    """
-    return tf.math.unsorted_segment_sum(tf.concat(values, 0), tf.concat(positions, 0), tf.size(asked.first.keys))
-
-
-def merge_equal_rows(values: Tensor, indices: Tensor) -> tuple[Any, Any]:
-    """Adds up the values `[n, width]` of equal indices `[n]`; each index comes once in the result."""
-    distinct, inverse = tf.unique(indices)
-    return tf.math.unsorted_segment_sum(values, inverse, tf.size(distinct)), distinct
-
-
-def _of_a_key_type(ids: Tensor) -> Any:
+def _of_a_key_type(ids: Tensor) -> Tensor:
     return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int64)

@@ -13,27 +13,23 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from parallax.transform.building import collectives
+from parallax.transform.building.server_device import device_of
 from parallax.transform.building.wire import GRADIENTS, Wire
-from parallax.types import DType, Tensor
+from parallax.types import DType, Operation, Tensor, TensorShape
 
 MEETINGS = "parallax/meet"
-
-
-def device_of(server: int) -> str:
-    """TensorFlow's name of a server."""
-    return f"/job:ps/task:{server}"
 
 
 class Reducer(Protocol):
     """How workers put together what each has a part of."""
 
-    def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Any:
+    def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Tensor:
         """The elementwise sum (times `scale`), minimum or maximum over the workers; of the same shape on all."""
 
-    def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Any:
+    def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Tensor:
         """As `all_reduce`, of gradients, which may travel in half precision."""
 
-    def broadcast(self, tensor: Tensor) -> Any:
+    def broadcast(self, tensor: Tensor) -> Tensor:
         """Worker 0's value on all workers; the shape must be the same on all."""
 
     def can_be_copied(self, dtype: DType) -> bool:
@@ -46,18 +42,18 @@ class HorovodReducer:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Any:
+    def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Tensor:
         """As `Reducer.all_reduce`."""
         return collectives.all_reduce(tensor, kind, scale)
 
-    def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Any:
+    def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Tensor:
         """As `Reducer.add_gradients`; scaled before it is rounded, so that fewer sums overflow."""
         if not self._wire.halves_sums_of(tensor.dtype):
             return self.all_reduce(tensor, "sum", scale)
         scaled = tensor if scale == 1.0 else tensor * tf.constant(scale, tensor.dtype)
         return tf.cast(self.all_reduce(self._wire.out(scaled, GRADIENTS)), tensor.dtype)
 
-    def broadcast(self, tensor: Tensor) -> Any:
+    def broadcast(self, tensor: Tensor) -> Tensor:
         """As `Reducer.broadcast`."""
         return collectives.broadcast(collectives.open_end(tensor))
 
@@ -69,15 +65,15 @@ class HorovodReducer:
 class NoReducer:
     """Not at all: an asynchronous worker is by itself what one process would be."""
 
-    def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Any:
+    def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Tensor:
         """The tensor itself."""
         return tf.identity(tensor)
 
-    def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Any:
+    def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Tensor:
         """The tensor itself."""
         return self.all_reduce(tensor)
 
-    def broadcast(self, tensor: Tensor) -> Any:
+    def broadcast(self, tensor: Tensor) -> Tensor:
         """The tensor itself."""
         return tf.identity(tensor)
 
@@ -101,7 +97,7 @@ class QueueReducer:
         self._servers = servers
         self._count = 0
 
-    def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Any:
+    def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Tensor:
         """As `Reducer.all_reduce`."""
         known = tf.cast(tensor, tf.int32) if tensor.dtype == tf.bool else tensor
         queues = self._queues(known.dtype, known.shape)
@@ -114,11 +110,11 @@ class QueueReducer:
             whole = whole * tf.constant(scale, whole.dtype)
         return tf.cast(self.deliver(whole, known.dtype, known.shape), tensor.dtype)
 
-    def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Any:
+    def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Tensor:
         """As `Reducer.add_gradients`, never in half precision."""
         return self.all_reduce(tensor, "sum", scale)
 
-    def broadcast(self, tensor: Tensor) -> Any:
+    def broadcast(self, tensor: Tensor) -> Tensor:
         """As `Reducer.broadcast`; the others compute their own all the same, as with collectives."""
         with tf.control_dependencies([tensor]):
             return self.deliver(tensor if self._rank == 0 else None, tensor.dtype, tensor.shape)
@@ -127,7 +123,7 @@ class QueueReducer:
         """As `Reducer.can_be_copied`: never, as queues are numbered."""
         return False
 
-    def deliver(self, value: Tensor, dtype: DType, shape: Any) -> Any:
+    def deliver(self, value: Tensor, dtype: DType, shape: TensorShape) -> Tensor:
         """A value that worker 0 has (None elsewhere), on all workers."""
         queues = self._queues(dtype, shape)
         if self._rank > 0:
@@ -135,7 +131,7 @@ class QueueReducer:
         with tf.control_dependencies([_give(queue, value) for queue in queues[1:]]):
             return tf.identity(value)
 
-    def token(self, after: list[Any]) -> list[Any]:
+    def token(self, after: list[Operation]) -> list[Operation]:
         """The ops after which `after`, which worker 0 runs and nobody else, is known to have run."""
         queues = self._queues(tf.bool, [])
         if self._rank > 0:
@@ -144,7 +140,7 @@ class QueueReducer:
             done = tf.constant(True)
         return [_give(queue, done) for queue in queues[1:]] or list(after)
 
-    def _queues(self, dtype: DType, shape: Any) -> list[Any]:
+    def _queues(self, dtype: DType, shape: TensorShape) -> list[Tensor]:
         """A queue for each worker, on one server. Where the batch decides the shape, it takes any."""
         known = tf.TensorShape(shape)
         shapes = [known] if known.is_fully_defined() else []
@@ -162,26 +158,26 @@ class QueueReducer:
         return found
 
 
-def _give(queue: Any, value: Tensor) -> Any:
+def _give(queue: Tensor, value: Tensor) -> Operation:
     with tf.device(queue.device), tf.name_scope(f"{_label(queue)}/"):
         return tf.raw_ops.QueueEnqueueV2(handle=queue, components=[value], name="give")
 
 
-def _take(queue: Any, like: Any) -> Any:
+def _take(queue: Tensor, like: Tensor) -> Tensor:
     with tf.device(queue.device), tf.name_scope(f"{_label(queue)}/"):
         (found,) = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[like.dtype], name="take")
     found.set_shape(like.shape)
     return found
 
 
-def _label(queue: Any) -> str:
+def _label(queue: Tensor) -> str:
     return str(queue.op.name).rpartition("/")[0]
 
 
 def _folded(function: Any) -> Any:
     """Puts many values together two by two."""
 
-    def fold(values: list[Any]) -> Any:
+    def fold(values: list[Tensor]) -> Tensor:
         found = values[0]
         for value in values[1:]:
             found = function(found, value)

@@ -28,7 +28,7 @@ class Distinct(NamedTuple):
     merged: str
 
 
-class UniqueIds:
+class DistinctIds:
     """Answers what makes row numbers distinct.
 
     Args:

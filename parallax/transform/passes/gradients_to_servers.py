@@ -8,18 +8,16 @@ update.
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from parallax.graph.view import Edge
 from parallax.plans.rewrites import Rewrites, Scatter
 from parallax.transform.building.editor import SCOPE, Editor
-from parallax.transform.building.pull_push import merge_equal_rows
-from parallax.transform.building.reducers import device_of
+from parallax.transform.building.merge_equal_rows import merge_equal_rows
+from parallax.transform.building.server_device import device_of
 from parallax.transform.building.transports import Pushers
 from parallax.transform.passes.partitions import cut_rows
-from parallax.types import Tensor
+from parallax.types import Operation, Tensor
 
 ALL_GIVE, FRONTS_GIVE = f"{SCOPE}/accumulate", f"{SCOPE}/front"
 """Where the nodes are by which gradient rows are given: by all workers alike, or by the front of each server."""
@@ -40,8 +38,8 @@ def _scatter(editor: Editor, rewrites: Rewrites, scatter: Scatter, label: str) -
         if not rewrites.terms.synchronous:
             _lead_parts(editor, scatter.edges, pieces, [])
             return
-        taken: list[Any] = []
-        given: list[Any] = []
+        taken: list[Tensor] = []
+        given: list[Operation] = []
         for piece, server in zip(pieces, table.servers, strict=True):
             with tf.device(device_of(server)):
                 handle = tf.raw_ops.ConditionalAccumulator(
@@ -66,7 +64,7 @@ def _scatter(editor: Editor, rewrites: Rewrites, scatter: Scatter, label: str) -
 
 
 def push_rows(
-    editor: Editor, rewrites: Rewrites, index: int, sent: list[tuple[list[Any], list[Any]]], pushers: Pushers
+    editor: Editor, rewrites: Rewrites, index: int, sent: list[list[tuple[Tensor, Tensor]]], pushers: Pushers
 ) -> None:
     """Gradient rows of a table on servers: each partition gets those of all workers, added up.
 
@@ -74,8 +72,8 @@ def push_rows(
         editor: the graph.
         rewrites: what shall be changed.
         index: which of the pushes it is.
-        sent: for each pull that the rows were looked up in, (values `[n, width]` as they travel, local row
-            numbers `[n]`), both by partition.
+        sent: for each pull that the rows were looked up in, and each partition, (values `[n, width]` as they travel,
+            local row numbers `[n]`).
         pushers: who gives them.
     """
     push = rewrites.pushes[index]
@@ -84,8 +82,8 @@ def push_rows(
     index_type = editor.at(push.indices[0]).dtype
     all_values, all_indices, given = [], [], []
     for number, server in enumerate(table.servers):
-        values = _joined([v[number] for v, _ in sent])
-        indices = tf.cast(_joined([i[number] for _, i in sent]), tf.int64)
+        values = _joined([by_partition[number][0] for by_partition in sent])
+        indices = tf.cast(_joined([by_partition[number][1] for by_partition in sent]), tf.int64)
         with tf.device(device_of(server)), tf.name_scope(f"{label}/{number}/"):
             values = tf.cast(values, table.dtype)
             if rewrites.terms.synchronous:
@@ -103,12 +101,12 @@ def push_rows(
             if row_shape is not None:
                 all_values.append(tf.reshape(values, [-1, *row_shape]))
     # A worker that gives nothing takes part in what brings the rows to those that do.
-    gone = given or [pieces[0].op for pair in sent for pieces in pair]
+    gone = given or [piece.op for by_partition in sent for piece in by_partition[0]]
     _lead_parts(editor, push.values, all_values, gone)
     _lead_parts(editor, push.indices, all_indices, gone)
 
 
-def accumulator(values: Tensor, rows: int, name: str) -> Any:
+def accumulator(values: Tensor, rows: int, name: str) -> Tensor:
     """The accumulator of a partition's gradient rows, which all workers share by its name."""
     return tf.raw_ops.SparseConditionalAccumulator(
         dtype=values.dtype,
@@ -119,7 +117,7 @@ def accumulator(values: Tensor, rows: int, name: str) -> Any:
     )
 
 
-def give(handle: Any, values: Tensor, indices: Tensor, rows: int) -> Any:
+def give(handle: Tensor, values: Tensor, indices: Tensor, rows: int) -> Operation:
     """Gives this worker's gradient rows `[n, width]` of a partition of so many rows, with their numbers `[n]` int64."""
     return tf.raw_ops.SparseAccumulatorApplyGradient(
         handle=handle,
@@ -132,7 +130,7 @@ def give(handle: Any, values: Tensor, indices: Tensor, rows: int) -> Any:
     )
 
 
-def take(handle: Any, like: Any, pushers: int) -> tuple[Any, Any]:
+def take(handle: Tensor, like: Tensor, pushers: int) -> tuple[Tensor, Tensor]:
     """The sum of what all givers gave: values `[m, width]` and row numbers `[m]`."""
     taken = tf.raw_ops.SparseAccumulatorTakeGradient(handle=handle, num_required=tf.constant(pushers), dtype=like.dtype)
     taken.values.set_shape([None, int(like.shape[1])])
@@ -140,11 +138,11 @@ def take(handle: Any, like: Any, pushers: int) -> tuple[Any, Any]:
     return taken.values, taken.indices
 
 
-def _joined(pieces: list[Any]) -> Any:
+def _joined(pieces: list[Tensor]) -> Tensor:
     return tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0]
 
 
-def _lead_parts(editor: Editor, edges: tuple[Edge, ...], parts: list[Any], given: list[Any]) -> None:
+def _lead_parts(editor: Editor, edges: tuple[Edge, ...], parts: list[Tensor], given: list[Operation]) -> None:
     for edge in edges:
         if parts:
             editor.redirected_parts[edge] = parts

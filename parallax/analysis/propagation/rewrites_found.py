@@ -1,0 +1,158 @@
+"""Makes the rewrites of a graph from what the last walk over it found.
+
+What rules found edge by edge is brought together here: a push or a collection for each merge, worker 0's value for all
+that is fed, and the gathers of whatever a user may fetch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from parallax.analysis.propagation import examples_apart, own_state, rules, uneven, whole_batch
+from parallax.analysis.propagation.denominators import notes_of
+from parallax.analysis.propagation.gradient_pieces import keeps_of
+from parallax.analysis.propagation.passages import check_kept
+from parallax.analysis.propagation.server_nodes import owned_nodes
+from parallax.analysis.propagation.server_order import check_reads
+from parallax.analysis.propagation.states import AtOwners, Rows
+from parallax.analysis.propagation.walk import Merge, Walk
+from parallax.graph.view import split_tensor
+from parallax.plans.rewrites import (
+    Broadcast,
+    Collect,
+    GatherRows,
+    Push,
+    Rewrites,
+    SliceRows,
+    Table,
+    TrainingMode,
+)
+
+
+def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
+    """What must change in the graph, by a finished walk.
+
+    Raises:
+        GraphError: an update that takes several batches depends on what one of them has, or on another update.
+        NoRule: a variable on servers is read by workers who cannot know that it was written.
+    """
+    is_kept = terms.accumulate_steps > 1
+    if is_kept:
+        check_kept(walk)
+        whole_batch.check_kept(walk)
+    is_pushed = {key: _is_pushed(walk, merge) for key, merge in walk.merges.items()}
+    pushes = tuple(_push(walk, merge) for key, merge in walk.merges.items() if is_pushed[key])
+    owned, gathers = owned_nodes(walk), tuple(_gathers(walk))
+    if terms.synchronous:
+        check_reads(walk, owned, pushes)
+    rewrites = Rewrites(
+        tables=_tables(walk),
+        scales=tuple(walk.scales),
+        shared_rows=tuple(walk.shared_rows),
+        all_reduces=tuple(walk.all_reduces),
+        broadcasts=(*walk.broadcasts, *_broadcasts(walk)),
+        slices=tuple(SliceRows(tensor, tuple(edges), table) for (tensor, table), edges in walk.slices.items()),
+        gathers=gathers,
+        shapes=tuple(walk.shapes),
+        counts=tuple(walk.counts),
+        conditionals=tuple(walk.conditionals),
+        lookups=tuple(walk.lookups),
+        pushes=pushes,
+        collects=tuple(_collect(walk, merge) for key, merge in walk.merges.items() if not is_pushed[key]),
+        held_by_row=_held_by_row(walk, gathers),
+        equal_random_ops=_equal_random_ops(walk),
+        local_variables=tuple(sorted(walk.assumed.own)),
+        scatters=tuple(walk.scatters),
+        owned=owned,
+        terms=terms,
+        divided=walk.assumed.denominators.divided,
+        selected=walk.assumed.denominators.selected,
+        notes=_notes(walk),
+        keeps=keeps_of(walk) if is_kept else (),
+        alike_rows=tuple(walk.alike_rows) if is_kept else (),
+    )
+    return uneven.weighed(walk, rewrites)
+
+
+def _tables(walk: Walk) -> tuple[Table, ...]:
+    """The tables, each with all variables that have its rows."""
+    members: dict[str, list[str]] = {table: [] for table in walk.known.tables}
+    for member, table in sorted(walk.assumed.table_of.items()):
+        members[table].append(member)
+    return tuple(replace(table, members=tuple(members[table.op])) for table in walk.known.tables.values())
+
+
+def _broadcasts(walk: Walk) -> Iterator[Broadcast]:
+    """What is fed and shared state depends on."""
+    for placeholder in sorted(walk.fed):
+        yield Broadcast(f"{placeholder}:0", tuple(walk.view.consumers(f"{placeholder}:0")))
+
+
+def _is_pushed(walk: Walk, merge: Merge) -> bool:
+    """Whether the rows of a merge go to owners; the others, to all workers."""
+    return merge.part in walk.assumed.table_of and not merge.of_batch
+
+
+def _push(walk: Walk, merge: Merge) -> Push:
+    lookups, searched = rules.lookups_of_indices(walk, merge)
+    return Push(
+        table=walk.assumed.table_of[merge.part],
+        values=tuple(merge.values),
+        indices=tuple(merge.indices),
+        lookups=lookups,
+        searched=searched,
+        merge=not merge.merges_equal_rows,
+    )
+
+
+def _collect(walk: Walk, merge: Merge) -> Collect:
+    variable = walk.known.captured.variables[merge.part]
+    return Collect(
+        variable=variable.logical_name,
+        op=merge.part,
+        rows=variable.part.rows,
+        route="raw" if merge.of_batch else walk.known.routes[merge.part],
+        values=tuple(merge.values),
+        indices=tuple(merge.indices),
+        merge=not merge.merges_equal_rows,
+        pieces=merge.pieces,
+    )
+
+
+def _gathers(walk: Walk) -> Iterator[GatherRows]:
+    """What is read whole, and what is computed from a table and may be fetched."""
+    taken = dict(walk.gathers)
+    for tensor, state in walk.states.items():
+        node = split_tensor(tensor)[0]
+        if isinstance(state, Rows) and node not in walk.known.training and node not in walk.known.initial:
+            taken.setdefault(tensor, (state.table, []))
+    for tensor, (table, edges) in taken.items():
+        if edges or not _is_update_read(walk, split_tensor(tensor)[0]):
+            yield GatherRows(tensor, tuple(edges), table)
+
+
+def _is_update_read(walk: Walk, node: str) -> bool:
+    """Whether a node reads a variable for an update or writes it there; nobody fetches those, and Adam has many."""
+    return node in walk.known.training and walk.view.op(node) not in ("Identity", *rules.VARIABLES)
+
+
+def _held_by_row(walk: Walk, gathers: tuple[GatherRows, ...]) -> tuple[str, ...]:
+    """What owners hold, and nobody gets whole."""
+    rows = {tensor for tensor, state in walk.states.items() if isinstance(state, AtOwners)}
+    return tuple(sorted(rows - {gather.tensor for gather in gathers}))
+
+
+def _equal_random_ops(walk: Walk) -> tuple[str, ...]:
+    """The random ops that give all workers the same numbers."""
+    nodes = walk.known.initial | walk.known.after_gradients
+    return tuple(sorted(node for node in nodes if rules.is_random(walk.view.op(node))))
+
+
+def _notes(walk: Walk) -> tuple[str, ...]:
+    return (
+        *notes_of(walk.assumed.denominators),
+        *own_state.notes_of(walk),
+        *whole_batch.notes_of(walk),
+        *examples_apart.notes_of(walk),
+    )

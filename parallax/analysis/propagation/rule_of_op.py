@@ -1,0 +1,65 @@
+"""Which rule an op has for tensors along rows: the table from op to rule.
+
+The rules stand in rules_rows.py, and those for lookups and merges in rules_exchange.py, for conditionals in
+rules_branches.py. An op that is not in the table, nor elementwise (op_lists.py), has none: what rules.py does then is
+told there. A rule that says False does not apply to these inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from parallax.analysis.propagation import rules_branches, rules_exchange, rules_rows
+from parallax.analysis.propagation.op_lists import ELEMENTWISE
+from parallax.analysis.propagation.states import Plain, State
+from parallax.analysis.propagation.walk import Walk
+from parallax.graph.ops import SEGMENT_LOOKUPS
+
+Rule = Callable[[Walk, str, list[State]], bool]
+"""Gives a node's outputs their states, from those of its inputs; False where it does not apply."""
+
+_PASS_ON = ("Identity", "RefIdentity", "Enter", "RefEnter", "NextIteration", "RefNextIteration", "Exit", "RefExit")
+
+RULES: dict[str, Rule] = {
+    "ReadVariableOp": rules_rows.read_variable,
+    "ResourceGather": rules_exchange.gather,
+    "GatherV2": rules_exchange.gather,
+    "Gather": rules_exchange.gather,
+    **dict.fromkeys(SEGMENT_LOOKUPS, rules_exchange.segments),
+    "Unique": rules_exchange.unique,
+    "UniqueV2": rules_exchange.unique,
+    "UnsortedSegmentSum": rules_exchange.segment_sum,
+    **dict.fromkeys(rules_rows.REDUCTIONS, rules_rows.reduction),
+    "L2Loss": rules_rows.l2_loss,
+    "Shape": rules_rows.shape_of,
+    "VariableShape": rules_rows.shape_of,
+    "Size": rules_rows.size_of,
+    "StridedSlice": rules_rows.of_extent,
+    "Fill": rules_rows.fill,
+    "BroadcastTo": lambda walk, node, states: rules_rows.fill(walk, node, states[::-1]),
+    "Reshape": rules_rows.reshape,
+    "ExpandDims": rules_rows.expand_dims,
+    "ConcatV2": rules_rows.concat,
+    "Switch": rules_branches.switch,
+    "RefSwitch": rules_branches.switch,
+    **dict.fromkeys(_PASS_ON, rules_branches.passed_on),
+    "Merge": rules_branches.merge,
+    "RefMerge": rules_branches.merge,
+    "If": rules_branches.conditional,
+    "StatelessIf": rules_branches.conditional,
+}
+
+
+def visit(walk: Walk, node: str, op: str) -> bool:
+    """Applies the rule for this op, if its inputs are along rows and it has one."""
+    states = walk.input_states(node)
+    if op == "IdentityN":
+        for number, state in enumerate(states):
+            walk.states[f"{node}:{number}"] = state
+        return True
+    if all(isinstance(s, Plain) for s in states):
+        return False
+    rule = RULES.get(op)
+    if rule is not None and rule(walk, node, states):
+        return True
+    return op in ELEMENTWISE and rules_rows.elementwise(walk, node, states)
