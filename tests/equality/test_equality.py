@@ -25,13 +25,7 @@ from tests.equality.cases import KEPT_ROUTES, KEPT_SERVER_ROUTES, cases
 TOLERANCE = 1e-5
 STEPS = 5
 TIME_LIMIT_S = 500
-LAUNCH = """
-import sys
-from parallax.cluster.machines import local_cluster
-from parallax.runtime.launcher.job import Job
-from parallax.runtime.launcher.launch import launch
-sys.exit(launch(Job(("-m", "tests.equality.program", *sys.argv[2:]), local_cluster(int(sys.argv[1]), ""))))
-"""
+LAUNCH = (sys.executable, "-m", "tests.launched")
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.timeout(TIME_LIMIT_S + 60)
@@ -124,7 +118,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @lru_cache
     def run(job: Job) -> tuple[str, dict[str, Any]]:
         result = folder / f"{job}.json"
-        argv = [sys.executable, "-c", LAUNCH, str(job.workers), str(result), str(job.servers), *job.parts]
+        argv = [*LAUNCH, str(job.workers), "-m", "tests.equality.program", str(result), str(job.servers), *job.parts]
         # A launcher that is killed takes the whole job with it.
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
         if done.returncode != 0:
