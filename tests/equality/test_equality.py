@@ -122,7 +122,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     @lru_cache
     def run(job: Job) -> tuple[str, dict[str, Any]]:
-        result = folder / f"{job}.json"
+        result = folder / f"{len(list(folder.iterdir()))}.json"  # names of jobs may be longer than those of files
         argv = [*LAUNCH, str(job.workers), "-m", "tests.equality.program", str(result), str(job.servers), *job.parts]
         # A launcher that is killed takes the whole job with it.
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
