@@ -95,7 +95,7 @@ def test_a_job_with_servers_ends_well_also_behind_a_proxy_for_the_web(lab, start
 def test_the_launcher_need_not_be_one_of_the_hosts(lab, start, tmp_path):
     file = tmp_path / "resource.yaml"
     file.write_text(f'hosts: [{{address: 10.77.0.2, workers: 2}}]\nssh: {{agent: "{lab.agent}"}}\n')
-    job = start(LAUNCH, file, "no", SCRIPTS / "waiting.py", "waits")
+    job = start(LAUNCH, file, "bare", SCRIPTS / "waiting.py", "waits")
     job.wait_for("ready 0", "ready 1")
     assert not any("-m parallax" in line and "mpirun" not in line for line in lab.processes("host0").values())
     os.kill(job.launcher(), signal.SIGTERM)
@@ -110,7 +110,7 @@ def test_ranks_find_their_hosts_gpus_and_the_variables_that_libraries_read(lab, 
         "hosts: [{address: host0, workers: 1}, {address: host1, gpus: [5, 3]}]\n"
         f'ssh: {{agent: "{lab.agent}"}}\nnetwork: {{interface: eth0}}\n'
     )
-    job = start(LAUNCH, file, "no", SCRIPTS / "waiting.py", "waits")
+    job = start(LAUNCH, file, "bare", SCRIPTS / "waiting.py", "waits")
     job.wait_for("[0] ready 0 ['-1', '1', '2']")  # on the launcher's host they inherit all
     job.wait_for("[1] ready 1 ['5,3', '1', None]", "[2] ready 2 ['5,3', '1', None]")
     os.kill(job.launcher(), signal.SIGTERM)
@@ -128,11 +128,11 @@ def test_ranks_find_their_hosts_gpus_and_the_variables_that_libraries_read(lab, 
     ],
 )
 def test_whoever_is_killed_nothing_is_left_on_any_host(lab, start, victim, status, words):
-    job = start(LAUNCH, lab.resource_file(1), "no", SCRIPTS / "waiting.py", "waits")
+    job = start(LAUNCH, lab.resource_file(1), "bare", SCRIPTS / "waiting.py", "waits")
     job.wait_for("ready 0", "ready 1")
     agent = "parallax.runtime.supervisor.agent"
     pid = {
-        "worker": lambda: job.pid("host1", "parallax.runtime.worker.main", without=agent),
+        "worker": lambda: job.pid("host1", "bare_worker.py", without=agent),
         "supervisor": lambda: job.pid("host1", agent),
         "daemon": lambda: job.pid("host1", "orted", without="/bin/sh"),
         "mpirun": lambda: job.pid("host0", "/mpirun --"),
@@ -156,7 +156,7 @@ def test_a_host_that_falls_silent_is_named_and_its_processes_end_by_themselves(
 ):
     limits = {"beat_s": 0.5, "stopped_s": 2, "silent_s": 4, "word_s": 0.5, "unheard_s": 4}
     monkeypatch.setenv("LIMITS", json.dumps(limits))
-    job = start(LAUNCH, lab.resource_file(1), "no", SCRIPTS / "waiting.py", "waits")
+    job = start(LAUNCH, lab.resource_file(1), "bare", SCRIPTS / "waiting.py", "waits")
     job.wait_for("ready 0", "ready 1")
     time.sleep(1)  # until supervisors have heard the launcher's first word
     link = ["ip", "link", "set", "to-host1"]
@@ -164,7 +164,7 @@ def test_a_host_that_falls_silent_is_named_and_its_processes_end_by_themselves(
         subprocess.run(lab.argv_on_bridge([*link, "down"]), check=True)
     else:
         agent = "parallax.runtime.supervisor.agent"
-        word, without = ("orted", "/bin/sh") if victim == "daemon" else ("parallax.runtime.worker.main", agent)
+        word, without = ("orted", "/bin/sh") if victim == "daemon" else ("bare_worker.py", agent)
         os.kill(job.pid("host1", word, without=without), signal.SIGSTOP)
     try:
         found, _, stderr = job.finish()
@@ -178,7 +178,7 @@ def test_a_host_that_falls_silent_is_named_and_its_processes_end_by_themselves(
     [("waits", 130, "the launcher got SIGINT"), ("raises", 1, "ValueError: no line 4711 in the corpus")],
 )
 def test_an_exception_or_ctrl_c_leaves_nothing_on_any_host(lab, start, kind, status, words):
-    job = start(LAUNCH, lab.resource_file(1), "no", SCRIPTS / "waiting.py", kind)
+    job = start(LAUNCH, lab.resource_file(1), "bare", SCRIPTS / "waiting.py", kind)
     if kind == "waits":
         job.wait_for("ready 0", "ready 1")
         os.kill(job.launcher(), signal.SIGINT)
@@ -189,7 +189,7 @@ def test_an_exception_or_ctrl_c_leaves_nothing_on_any_host(lab, start, kind, sta
 def test_a_host_that_cannot_be_reached_is_named(lab, start, tmp_path):
     file = tmp_path / "resource.yaml"
     file.write_text(f'hosts: [host0, host7]\nssh: {{agent: "{lab.agent}"}}\n')
-    status, _, stderr = start(LAUNCH, file, "no", SCRIPTS / "waiting.py", "waits").finish()
+    status, _, stderr = start(LAUNCH, file, "bare", SCRIPTS / "waiting.py", "waits").finish()
     assert status != 0
     assert "host7" in stderr, stderr
 
@@ -217,7 +217,7 @@ exec {lab.agent} "$@"
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setenv("OMPI_MCA_orte_keep_fqdn_hostnames", "true")
     monkeypatch.setenv("OMPI_MCA_orte_default_hostfile", str(tmp_path / "hostfile"))
-    job = start(LAUNCH, tmp_path / "hostfile", "no", SCRIPTS / "waiting.py", "waits")
+    job = start(LAUNCH, tmp_path / "hostfile", "bare", SCRIPTS / "waiting.py", "waits")
     job.wait_for("[0] ready 0", "[1] ready 1", "[2] ready 2")
     os.kill(job.launcher(), signal.SIGTERM)
     assert job.finish()[0] == 143

@@ -135,6 +135,7 @@ def test_a_killed_lab_leaves_no_process(tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     running = subprocess.Popen([sys.executable, *words], cwd=Path(__file__).parents[2], env=environment)
     while not (tmp_path / "up").exists():
+        assert running.poll() is None
         time.sleep(0.05)
     running.kill()
     running.wait()

@@ -1,4 +1,4 @@
-"""Trains a table and a dense weight for some steps, and writes what they are then.
+"""Trains a table and a dense weight for some steps, and writes what they are before and then.
 
 Arguments: the settings of parallax.Config as JSON, the file to write, and how many steps.
 """
@@ -24,10 +24,10 @@ with graph.as_default():
 
 sess, workers, worker, _ = parallax.parallel_run(graph, None, True, parallax.Config(seed=3, **settings))
 with sess:
-    [start] = sess.run(emb)
+    [start], [start_weights] = sess.run([emb, weights])
     for step in range(steps):
         draw = np.random.default_rng([step, worker])
         sess.run(train, {ids: [draw.integers(0, 11, 6)], labels: [draw.normal(size=(6, 1))]})
     [emb_value], [weights_value] = sess.run([emb, weights])
 if worker == 0:
-    np.savez(file, start=start, emb=emb_value, weights=weights_value)
+    np.savez(file, start=start, start_weights=start_weights, emb=emb_value, weights=weights_value)

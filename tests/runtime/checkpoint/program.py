@@ -86,11 +86,26 @@ def build(use_resource, emb_rows=11, extra=False):
     return graph
 
 
+@functools.cache
+def analysed_graph(*arguments):
+    """A graph for jobs, which change nothing in it, and what is known of it."""
+    graph = build(*arguments)
+    return graph, analyse(graph)
+
+
+@functools.cache
+def graph_of_one_process(*arguments):
+    """A graph with a Saver, and that."""
+    graph = build(*arguments)
+    with graph.as_default():
+        return graph, v1.train.Saver(v1.global_variables())
+
+
 class Job:
     """A graph on some of the ranks, with a session in which initializers have run; closed after a `with` block."""
 
-    def __init__(self, graph, route, comm=COMM, chunk_bytes=CHUNK_BYTES, folder=FOLDER, pattern=()):
-        analysed = analyse(graph)
+    def __init__(self, built, route, comm=COMM, chunk_bytes=CHUNK_BYTES, folder=FOLDER, pattern=()):
+        graph, analysed = built
         size, rank = comm.Get_size(), comm.Get_rank()
         routes = {}
         for variable in analysed.spec.variables:
@@ -130,11 +145,9 @@ class Job:
 
     def values(self):
         """Every variable whole, by name of its op; all workers of the job must call it."""
-        found = {}
-        for variable in self.graph.get_collection("variables"):
-            tensor = self.graph.as_graph_element(variable).name
-            found[variable.op.name] = self.session.run(self.made.whole.get(tensor, tensor))
-        return found
+        variables = self.graph.get_collection("variables")
+        tensors = {v.op.name: self.graph.as_graph_element(v).name for v in variables}
+        return self.session.run({op: self.made.whole.get(tensor, tensor) for op, tensor in tensors.items()})
 
     def at(self, folder, chunk_bytes=CHUNK_BYTES):
         """The same job with another folder."""
@@ -145,23 +158,17 @@ class Job:
         return any(h.stored.op == op and isinstance(h, ShardedRows) for h in self.storage.held)
 
 
-def saver_of(graph):
-    with graph.as_default():
-        return v1.train.Saver(v1.global_variables())
-
-
-def one_process(graph, restore="", save=""):
+def one_process(use_resource, restore="", save=""):
     """The user's graph without this project: all values after Saver has restored or before it has saved."""
-    saver = saver_of(graph)
+    graph, saver = graph_of_one_process(use_resource)
     with v1.Session(graph=graph) as session:
         if restore:
             saver.restore(session, restore)
         else:
-            with graph.as_default():
-                session.run(v1.global_variables_initializer())
+            session.run([v.initializer for v in graph.get_collection("variables")])
         if save:
             saver.save(session, save, write_meta_graph=False)
-        return {v.op.name: session.run(v) for v in graph.get_collection("variables")}
+        return session.run({v.op.name: v for v in graph.get_collection("variables")})
 
 
 def assert_equal(found, wanted):
@@ -202,7 +209,7 @@ def shape_and_type_by_key(prefix):
 
 def four_workers_write_what_saver_writes(use_resource, pattern=()):
     folder = f"four-{use_resource}"
-    with Job(build(use_resource), "alltoall", folder=FOLDER / folder, pattern=pattern) as job:
+    with Job(analysed_graph(use_resource), "alltoall", folder=FOLDER / folder, pattern=pattern) as job:
         spread = ["emb", "emb/Adam", "emb/Adam_1", "parted/part_0", "parted/part_2/Adam", "double", "tiny", "bias"]
         assert not (missing := [op for op in spread if not job.is_spread(op)]), missing
         assert not job.is_spread("w") and not job.is_spread("counts")
@@ -214,9 +221,9 @@ def four_workers_write_what_saver_writes(use_resource, pattern=()):
         assert tf.train.latest_checkpoint(str(FOLDER / folder)) == moved.prefix
         # The largest thing that was ever whole in one process: a chunk. The largest table has 176 bytes.
         assert moved.largest_bytes == CHUNK_BYTES, moved
-        assert_equal(one_process(build(use_resource), restore=moved.prefix), wanted)
+        assert_equal(one_process(use_resource, restore=moved.prefix), wanted)
         plain = str(FOLDER / f"keys-{use_resource}" / "model")
-        one_process(build(use_resource), save=plain)
+        one_process(use_resource, save=plain)
         assert shape_and_type_by_key(moved.prefix) == shape_and_type_by_key(plain)
         reader = tf.train.load_checkpoint(moved.prefix)
         np.testing.assert_array_equal(reader.get_tensor("emb/Adam"), wanted["emb/Adam"])
@@ -231,7 +238,7 @@ def another_number_of_workers_reads_it(use_resource, workers, route, pattern=())
     folder, again = f"four-{use_resource}", f"again-{use_resource}-{workers}"
     part = COMM.Split(0 if workers > RANK else MPI.UNDEFINED, RANK)
     if workers > RANK:
-        with Job(build(use_resource), route, part, folder=FOLDER / folder, pattern=pattern) as job:
+        with Job(analysed_graph(use_resource), route, part, folder=FOLDER / folder, pattern=pattern) as job:
             assert job.is_spread("emb") == (route == "alltoall")
             moved = job.storage.load(job.session)
             assert moved.prefix == prefix_of(folder, STEPS)
@@ -240,14 +247,14 @@ def another_number_of_workers_reads_it(use_resource, workers, route, pattern=())
             Storage(str(FOLDER / again), job.storage.held, part, 32).save(job.session, STEPS)
     barrier(COMM)
     if RANK == 0:
-        first = one_process(build(use_resource), restore=prefix_of(folder, STEPS))
-        assert_equal(one_process(build(use_resource), restore=prefix_of(again, STEPS)), first)
+        first = one_process(use_resource, restore=prefix_of(folder, STEPS))
+        assert_equal(one_process(use_resource, restore=prefix_of(again, STEPS)), first)
 
 
 def a_checkpoint_of_saver_is_read(use_resource):
     folder = FOLDER / f"plain-{use_resource}"
-    wanted = on_rank_0(lambda: one_process(build(use_resource), save=str(folder / "model.ckpt-0")))
-    with Job(build(use_resource), "alltoall", folder=folder) as job:
+    wanted = on_rank_0(lambda: one_process(use_resource, save=str(folder / "model.ckpt-0")))
+    with Job(analysed_graph(use_resource), "alltoall", folder=folder) as job:
         moved = job.storage.load(job.session)
         assert RANK or moved.largest_bytes == CHUNK_BYTES, moved
         assert_equal(job.values(), wanted)
@@ -256,13 +263,13 @@ def a_checkpoint_of_saver_is_read(use_resource):
 @functools.cache
 def usual():
     """A job on all ranks for all checks that need nothing special of it."""
-    return Job(build(True), "alltoall")
+    return Job(analysed_graph(True), "alltoall")
 
 
 @functools.cache
 def alone():
     """A job of rank 0: what fails there in the middle would leave others waiting for the end of the job."""
-    return Job(build(True), "alltoall", MPI.COMM_SELF)
+    return Job(analysed_graph(True), "alltoall", MPI.COMM_SELF)
 
 
 def training_goes_on_after_reading_as_it_would_have():
@@ -293,7 +300,7 @@ def a_failure_while_writing_keeps_the_one_before():
         return
     folder, job, flush = FOLDER / "crash", alone().at("crash"), Writer._flush
     job.storage.save(job.session, 1)
-    wanted = one_process(build(True), restore=prefix_of("crash", 1))
+    wanted = one_process(True, restore=prefix_of("crash", 1))
 
     def dies(writer):
         if len(writer._parts) == 4:
@@ -310,7 +317,7 @@ def a_failure_while_writing_keeps_the_one_before():
         Writer._flush = flush
     assert (folder / "model.ckpt-2.unfinished").exists()
     assert latest(str(folder)) == tf.train.latest_checkpoint(str(folder)) == prefix_of("crash", 1)
-    assert_equal(one_process(build(True), restore=prefix_of("crash", 1)), wanted)
+    assert_equal(one_process(True, restore=prefix_of("crash", 1)), wanted)
     assert job.storage.load(job.session).prefix == prefix_of("crash", 1)
     job.storage.save(job.session, 3)
     names = {p.name.split(".data")[0] for p in folder.iterdir()} - {"checkpoint"}
@@ -340,7 +347,7 @@ def a_full_disk_is_told_in_words():
 
 
 def what_does_not_fit_is_refused():
-    with Job(build(True, emb_rows=12, extra=True), "alltoall", folder=FOLDER / "four-True") as job:
+    with Job(analysed_graph(True, 12, True), "alltoall", folder=FOLDER / "four-True") as job:
         message = refused(lambda: job.storage.load(job.session))
     assert "emb is [12, 4] in the graph and [11, 4] in it" in message, message
     assert "added [2] of the graph is not in it" in message, message

@@ -13,13 +13,7 @@ from typing import Any
 import pytest
 
 LIMIT_S = 450  # it takes some 40 s on a machine of two cores that does nothing else
-LAUNCH = """
-import sys
-from parallax.cluster.machines import local_cluster
-from parallax.runtime.launcher.job import Job
-from parallax.runtime.launcher.launch import launch
-sys.exit(launch(Job(("-m", "tests.runtime.checkpoint.program", *sys.argv[1:]), local_cluster(4, ""))).status)
-"""
+LAUNCH = (sys.executable, "-m", "tests.launched", "4", "-m", "tests.runtime.checkpoint.program")
 ROOT = Path(__file__).resolve().parents[3]
 CHECKS = [
     "four_workers_write_what_saver_writes, resource",
@@ -44,7 +38,7 @@ CHECKS = [
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The names of the checks that were made, all well."""
     folder = tmp_path_factory.mktemp("checkpoint")
-    argv = [sys.executable, "-c", LAUNCH, str(folder / "result.json"), str(folder)]
+    argv = [*LAUNCH, str(folder / "result.json"), str(folder)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, "\n".join((done.stdout + done.stderr).splitlines()[-40:])
     return json.loads((folder / "result.json").read_text())

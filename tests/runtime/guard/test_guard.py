@@ -32,13 +32,7 @@ from parallax.runtime.guard.watched import Watched, writers_of
 
 v1 = tf.compat.v1
 ROOT = Path(__file__).resolve().parents[3]
-LAUNCH = """
-import sys
-from parallax.cluster.machines import local_cluster
-from parallax.runtime.launcher.job import Job
-from parallax.runtime.launcher.launch import launch
-sys.exit(launch(Job(("-m", "tests.runtime.guard.program", sys.argv[1]), local_cluster(2, ""))).status)
-"""
+LAUNCH = (sys.executable, "-m", "tests.launched", "2", "-m", "tests.runtime.guard.program")
 LIMIT_S = 200
 
 pytestmark = pytest.mark.timeout(LIMIT_S + 60)
@@ -47,7 +41,7 @@ pytestmark = pytest.mark.timeout(LIMIT_S + 60)
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     file = tmp_path_factory.mktemp("guard") / "results.json"
-    argv = [sys.executable, "-c", LAUNCH, str(file)]
+    argv = [*LAUNCH, str(file)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, "\n".join((done.stdout + done.stderr).splitlines()[-30:])
     return json.loads(file.read_text())
