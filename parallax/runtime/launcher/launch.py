@@ -49,7 +49,15 @@ from parallax.runtime.launcher.output_files import OutputFiles
 from parallax.runtime.launcher.relay import Relay
 from parallax.runtime.supervisor.frames import Control, Demultiplexer, Start, Text, decode_frame
 from parallax.runtime.supervisor.limits import WORD
-from parallax.runtime.supervisor.processes import JOB_ID, STOPPED, end_processes, remove_scratch, tied_argv, vitals_of
+from parallax.runtime.supervisor.processes import (
+    JOB_ID,
+    STOPPED,
+    end_processes,
+    mpirun_scratch,
+    remove_scratch,
+    tied_argv,
+    vitals_of,
+)
 
 __all__ = ["EXIT_STALLED", "launch"]
 
@@ -93,7 +101,7 @@ def launch(job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = N
             _end(process)
             left = end_processes({JOB_ID: job_id}, _STRAY_GRACE_S)
             if process.returncode < 0:
-                remove_scratch(watch.scratch)
+                remove_scratch({*watch.scratch, mpirun_scratch(environment, process.pid)})
     return _report(ending, left, relay)
 
 

@@ -58,11 +58,13 @@ class Launched:
     def __init__(self, folder: Path, body: str, workers: int, stall_timeout_s: float):
         self.folder = folder
         self.mark = {MARK: uuid.uuid4().hex}
+        self.scratch = folder / "scratch"
+        self.scratch.mkdir()
         (folder / "program.py").write_text(HEAD + body)
         self.process = subprocess.Popen(
             [sys.executable, "-c", LAUNCHER, str(workers), str(stall_timeout_s), "program.py"],
             cwd=folder,
-            env={**os.environ, **self.mark},
+            env={**os.environ, **self.mark, "TMPDIR": str(self.scratch)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
@@ -234,6 +236,18 @@ def test_a_killed_process_ends_the_job_and_is_named(start, victim, words):
     assert status == 128 + signal.SIGKILL
     assert words in stderr
     assert job.left() == ()
+    assert list(job.scratch.iterdir()) == []
+
+
+def test_an_mpirun_that_is_killed_before_any_rank_starts_leaves_no_folder(start):
+    job = start(WAITING)
+    deadline = time.monotonic() + WAIT_S
+    while not (folders := list(job.scratch.glob("ompi.*/pid.*"))):
+        assert time.monotonic() < deadline
+    os.kill(int(folders[0].name.removeprefix("pid.")), signal.SIGKILL)
+    assert job.finish()[0] == 128 + signal.SIGKILL
+    assert job.left() == ()
+    assert list(job.scratch.iterdir()) == []
 
 
 def test_a_killed_launcher_takes_the_job_with_it(start):
