@@ -67,7 +67,7 @@ def what_if_from(text: str) -> WhatIf:
     try:
         raw = json.loads(text)
         return WhatIf(**{**raw, "hosts": tuple(raw["hosts"])})
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ConfigError(f"A what-if must be as `parallax simulate` writes it: {error!r}.") from error
 
 
