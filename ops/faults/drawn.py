@@ -91,7 +91,7 @@ class Job:
         return sum(self.workers) + self.servers
 
 
-TINY = (Job("tiny", (3,), 0, 60.0, (1.0, 4.0)), Job("tiny", (1, 2), 0, 60.0, (1.0, 4.0)))
+TINY = (Job("tiny", (3,), 0, 60.0, (2.0, 5.0)), Job("tiny", (1, 2), 0, 60.0, (2.0, 5.0)))
 # The first seconds are its start: imports, the graph, initial values.
 TRAINING = (
     Job("workers", (2,), 0, 180.0, (2.0, 30.0)),

@@ -188,7 +188,7 @@ class _Running:
                 found[key] = min(pid, found.get(key, pid))  # a supervisor's guard comes after it
         if kind == "daemon":
             parents = {rank: _parent(pid) for rank, pid in self._pids("agent").items()}
-            return {rank: pid for rank, pid in parents.items() if "orted" in _words(pid)}
+            return {rank: pid for rank, pid in parents.items() if Path(_words(pid).split()[0]).name == "orted"}
         return found
 
     def _left(self) -> list[int]:
