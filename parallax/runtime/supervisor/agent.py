@@ -65,6 +65,10 @@ _DRAIN_BYTES = 1 << 20  # no pipe holds more, so a dead worker's last words are 
 _DAEMON_GRACE_S = 1.0
 _POLL_S = 0.02
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_DEFAULTS = {
+    "PYTHONUNBUFFERED": "1",  # Python would hold back output to a pipe until 8 KiB have come together
+    "UCX_DEBUG_SIGNO": "0",  # UCX, which Open MPI loads, would log more at a SIGHUP, and live on
+}
 _OPTIONS = ("--preload", "--listen", "--beat", "--unheard")
 
 
@@ -200,8 +204,7 @@ class _Supervisor:
             if os.getppid() != supervisor:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        # Python would hold back output to a pipe until 8 KiB have come together.
-        environment = {"PYTHONUNBUFFERED": "1", **os.environ, **variables, CONTROL_FD: str(control_write)}
+        environment = {**_DEFAULTS, **os.environ, **variables, CONTROL_FD: str(control_write)}
         self._process = subprocess.Popen(
             [sys.executable, *program],
             stdin=None if rank == 0 else subprocess.DEVNULL,

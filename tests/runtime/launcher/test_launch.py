@@ -399,14 +399,15 @@ def test_workers_that_use_mpi_end_cleanly(start):
     assert sorted(stdout.splitlines()) == ["[0] 3", "[1] 3"]
 
 
-def test_a_worker_that_is_killed_in_a_collective_is_named(start):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_a_worker_that_is_killed_in_a_collective_is_named(start, number):
     job = start(
         "from mpi4py import MPI\nMPI.COMM_WORLD.barrier()\n"
-        "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\nMPI.COMM_WORLD.allreduce(1)"
+        f"if rank == 1:\n    os.kill(os.getpid(), {number:d})\nMPI.COMM_WORLD.allreduce(1)"
     )
     status, _, stderr = job.finish()
-    assert status == 137
-    assert "rank 1 was killed by SIGKILL" in stderr
+    assert status == 128 + number
+    assert f"rank 1 was killed by {number.name}" in stderr
     assert job.left() == ()
 
 
