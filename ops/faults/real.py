@@ -23,7 +23,7 @@ from random import Random
 from ops.faults.disk import SmallDisk
 from ops.faults.drawn import Drawn, drawn
 from ops.lab import Lab, why_not
-from parallax.runtime.supervisor.processes import processes_with, scratch_patterns
+from parallax.runtime.supervisor.processes import processes_with, remove_scratch, scratch_patterns
 
 _RANK = "OMPI_COMM_WORLD_RANK"
 _MARK = "PARALLAX_FAULTS"
@@ -127,6 +127,7 @@ class _Running:
                     os.kill(pid, signal.SIGKILL)
             self._process.kill()
             self._process.wait()
+            self._clean()
             self._disk.close()
 
     def _is_there(self) -> bool:
@@ -205,6 +206,12 @@ class _Running:
             ]
             found += [f"{name}: {listed.stdout!r}" for name, listed in hosts if listed.stdout]
         return sorted(set(found))
+
+    def _clean(self) -> None:
+        """Removes what a job has left that had to be killed here, so that the next one is not blamed for it."""
+        remove_scratch(self._scratch)
+        for name in self._lab.names if self._lab is not None else ():
+            self._lab.run_on(name, ["sh", "-c", "rm -f /dev/shm/vader_segment.*"])
 
     def _processes(self) -> Iterator[tuple[int, str, int | None]]:
         """The job's processes: number, command line, rank. On emulated hosts they are all that run there."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import os
 import statistics
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from ops.bench.race.place import place_of
 from ops.bench.race.rounds import WARM_UP_STEPS
 from ops.bench.race.turns import Task
 from ops.bench.safety.off import KINDS
+from ops.bench.safety.waiting import core_s_per_s
 
 _LIMIT_S = 400.0
 _SYSTEMS = {"liveness": "parallax", "fence": "parallax-ps"}
@@ -51,12 +53,20 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--off", default=",".join(KINDS), metavar="KIND[,KIND...]", help="what to do without, in turns")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="of each job (2)")
     parser.add_argument("--rounds", type=int, default=20, metavar="N", help="turns of each job (20)")
+    parser.add_argument("--waiting", type=float, metavar="S", help="measure jobs that only wait, each for S seconds")
     parser.add_argument("--turn-seconds", type=float, default=5.0, metavar="S", help="about how long a turn is (5)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measures, and prints two lines for each model and kind."""
+    """Measures, and prints two lines for each model and kind; or one line, of jobs that wait."""
+    if arguments.waiting:
+        seconds = {kind: core_s_per_s(kind, arguments.workers, arguments.waiting) for kind in ("on", "off")}
+        more_s = seconds["on"] - seconds["off"]
+        share = 100 * more_s / len(os.sched_getaffinity(0))
+        print(f"{arguments.workers} workers that wait, ms of a core a second: {1e3 * seconds['on']:.2f} with liveness,")
+        print(f"{1e3 * seconds['off']:.2f} without; the difference is {share:.2f} % of this machine.")
+        return
     for kind in arguments.off.split(","):
         if kind not in KINDS:
             sys.exit(f"safety: --off must be of {', '.join(KINDS)}, and {kind!r} is none.")

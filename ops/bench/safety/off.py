@@ -10,10 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from parallax.runtime.supervisor.limits import LIMITS
+from parallax.runtime.supervisor.limits import Limits
 from parallax.runtime.supervisor.preload import SECRET
 
-NEVER_S = 1e8
+NEVER = Limits(**dict.fromkeys(Limits.__dataclass_fields__, 1e8))
+"""The limits of a job in which nobody ever proves to be alive, nor is waited for."""
+
 KINDS = ("liveness", "fence")
 
 
@@ -24,15 +26,8 @@ def turn_off(kind: str) -> None:
     if kind == "liveness":
         from parallax.runtime.worker import heartbeat
 
-        none = replace(
-            LIMITS,
-            **{
-                name: NEVER_S
-                for name in ("beat_s", "stopped_s", "frozen_s", "silent_s", "start_s", "word_s", "unheard_s")
-            },
-        )
-        heartbeat.LIMITS = none  # after its first beat the thread sleeps
-        api.launch = partial(_with, api.launch, {"limits": none})
+        heartbeat.LIMITS = NEVER  # after its first beat the thread sleeps
+        api.launch = partial(_with, api.launch, {"limits": NEVER})
     else:
         from parallax.runtime.launcher import launch
 
