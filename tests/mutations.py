@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from typing import Any
@@ -48,14 +49,14 @@ def mutated_json(text: str, seed: int) -> str:
         elif kind == 1 and isinstance(holder, list) and holder is not root:
             holder.insert(key, holder[key])
         elif kind == 2 and isinstance(holder, dict):
-            holder[draw.choice(("odd", "a\x1b[31m", "<b>"))] = draw.choice(ODD)
+            holder[draw.choice(("odd", "a\x1b[31m", "<b>"))] = copy.deepcopy(draw.choice(ODD))
         elif kind == 3:
             other, name = draw.choice(places)
             holder[key] = json.loads(json.dumps(other[name]))
         elif kind == 4 and isinstance(holder[key], int | float):
             holder[key] = draw.choice((-holder[key], holder[key] + 1, holder[key] * 1000, holder[key] - 1))
         else:
-            holder[key] = draw.choice(ODD)
+            holder[key] = copy.deepcopy(draw.choice(ODD))
     return json.dumps(root[0])
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks' command line: `python -m ops.bench planning`, `race`, `predictions`, `regret`, `published`."""
+"""The benchmarks' command line: `python -m ops.bench COMMAND`; without one it lists them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ops.bench.predictions import command as predictions
 from ops.bench.published import command as published
 from ops.bench.race import command as race
 from ops.bench.regret import command as regret
+from ops.bench.safety import command as safety
 
 
 def main() -> None:
@@ -20,6 +21,7 @@ def main() -> None:
     predictions.add_command(commands)
     regret.add_command(commands)
     published.add_command(commands)
+    safety.add_command(commands)
     arguments = parser.parse_args()
     arguments.run(arguments)
 

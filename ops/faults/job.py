@@ -1,9 +1,10 @@
-"""The launcher of a real trial: `python -m ops.faults.job MARK local|RESOURCE_FILE`, in a process of its own."""
+"""The launcher of a trial without TensorFlow: `python -m ops.faults.job MARK local|RESOURCE_FILE`."""
 
 from __future__ import annotations
 
 import sys
 
+from ops.faults.drawn import TINY
 from parallax.cluster.machines import local_cluster
 from parallax.cluster.resource_file import parse_resource_file
 from parallax.runtime.launcher.job import Job
@@ -11,13 +12,12 @@ from parallax.runtime.launcher.launch import launch
 from parallax.runtime.supervisor.limits import Limits
 
 LIMITS = Limits(beat_s=0.5, stopped_s=2.0, silent_s=5.0, word_s=0.5, unheard_s=6.0)
-LOCAL_WORKERS = 3
 
 
 def main() -> int:
     """Runs the job; gives its exit status."""
     mark, where = sys.argv[1:]
-    cluster = local_cluster(LOCAL_WORKERS, "") if where == "local" else parse_resource_file(where)
+    cluster = local_cluster(sum(TINY[0].workers), "") if where == "local" else parse_resource_file(where)
     return launch(Job(("-m", "ops.faults.sleeper", mark), cluster, limits=LIMITS))
 
 

@@ -1,7 +1,7 @@
-"""Real jobs with real faults: kills, stops and signals of any of a job's processes, and cut links, at random moments.
+"""Real jobs with real faults at random moments: kills, stops and signals of any process, cut links and full disks.
 
-Jobs run on this machine, and, where root can make an emulated cluster, on its hosts too. All processes of a job have
-its mark in their command lines, so what is left is found wherever it runs.
+Jobs run on this machine, and, where root can make an emulated cluster, on its hosts too. What is looked for at the end:
+the job's exit status and message, processes of the job wherever they run, and what Open MPI keeps in files.
 """
 
 from __future__ import annotations
@@ -20,61 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from ops.faults.job import LIMITS, LOCAL_WORKERS
+from ops.faults.disk import SmallDisk
+from ops.faults.drawn import Drawn, drawn
 from ops.lab import Lab, why_not
+from parallax.runtime.supervisor.processes import processes_with, remove_scratch, scratch_patterns
 
-_RANK = b"OMPI_COMM_WORLD_RANK="
-_START_S = 60.0
-_HANG_S = 60.0  # from the fault
-_EMPTY_S = 20.0  # from the launcher's end
-_LAB_WORKERS = (1, 2)  # of which the second host's two share a host
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Something that is done to a job.
-
-    Attributes:
-        victim: `worker`, `agent`, `mpirun`, `daemon`, `launcher` or `link`.
-        number: the signal.
-        status: the job's exit status; None when the launcher cannot give one.
-        words: what its message begins with, as a pattern; RANK is the victim's.
-    """
-
-    victim: str
-    number: int
-    status: int | None
-    words: str
-
-    def __str__(self) -> str:
-        return f"{self.victim} {'cut' if self.victim == 'link' else signal.Signals(self.number).name}"
-
-
-_NAME = r"rank RANK( on host \S+)?"
-_LOST = "host host1 is lost"
-FAULTS = (
-    Fault("worker", signal.SIGKILL, 137, f"{_NAME} was killed by SIGKILL"),
-    Fault("worker", signal.SIGHUP, 129, f"{_NAME} was killed by SIGHUP"),
-    Fault("worker", signal.SIGSEGV, 139, f"{_NAME} was killed by SIGSEGV"),
-    Fault("worker", signal.SIGSTOP, 124, f"{_NAME} is silent: a signal stopped"),
-    Fault("agent", signal.SIGKILL, 137, f"{_NAME} is lost: its supervisor was killed by SIGKILL"),
-    Fault("agent", signal.SIGSTOP, 124, f"{_NAME} is lost: its supervisor, process"),
-    Fault("agent", signal.SIGHUP, 129, f"{_NAME} is lost: its supervisor was ended by SIGHUP"),
-    Fault("agent", signal.SIGINT, 130, f"{_NAME} is lost: its supervisor was ended by SIGINT"),
-    Fault("agent", signal.SIGTERM, 143, f"{_NAME} is lost: its supervisor was ended by SIGTERM"),
-    Fault("mpirun", signal.SIGKILL, 137, "mpirun was killed by SIGKILL"),
-    Fault("mpirun", signal.SIGSTOP, 124, "mpirun is silent: a signal stopped it"),
-    Fault("launcher", signal.SIGINT, 130, "the launcher got SIGINT"),
-    Fault("launcher", signal.SIGTERM, 143, "the launcher got SIGTERM"),
-    Fault("launcher", signal.SIGKILL, None, ""),
-    Fault("launcher", signal.SIGSTOP, None, ""),
-)
-OF_HOSTS = (
-    Fault("daemon", signal.SIGKILL, 1, _LOST),
-    Fault("daemon", signal.SIGSTOP, 1, _LOST),
-    Fault("link", 0, 1, _LOST),
-)
-"""Those that need a host besides the launcher's."""
+_RANK = "OMPI_COMM_WORLD_RANK"
+_MARK = "PARALLAX_FAULTS"
+_HANG_S = 90.0  # from the fault
+_EMPTY_S = 30.0  # from the launcher's end
+_SHOWN = 2000
+KINDS = ("start", "hangs", "status", "said", "left", "disk")
+"""How what was wrong begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,66 +47,78 @@ def run_all(number: int, first: int) -> int:
     reason = why_not()
     if reason:
         print(f"Jobs of this machine only, for no emulated cluster can be made: {reason}.")
-    trials = []
+    trials, ran = [], []
     with contextlib.ExitStack() as ends:
         lab = None if reason else ends.enter_context(Lab(2))
         for seed in range(first, first + number):
-            trial, text = _try(Random(seed), lab)
+            what = drawn(Random(seed), lab is not None)
+            with tempfile.TemporaryDirectory(prefix="parallax-faults-") as folder:
+                trial = _Running(Path(folder), what, lab if what.on_hosts else None).meets()
             trials.append(trial)
-            if trial.what:
-                print(f"seed {seed}, {text}: {trial.what}", flush=True)
-    count = {kind: sum(trial.what.startswith(kind) for trial in trials) for kind in ("hangs", "said", "left", "status")}
+            ran.append(what)
+            print(f"seed {seed}, {what}: {trial.what or f'{trial.seconds:.1f} s'}", flush=True)
+    count = {kind: sum(trial.what.startswith(kind) for trial in trials) for kind in KINDS}
     print(", ".join(f"{kind}: {value}" for kind, value in count.items()))
-    seconds = [trial.seconds for trial in trials]
-    median_s, worst_s = statistics.median(seconds), max(seconds)
-    print(f"{number} jobs; seconds from the fault to the end: {median_s:.1f} median, {worst_s:.1f} worst.")
+    for training in (False, True):
+        seconds = [t.seconds for t, d in zip(trials, ran, strict=True) if (d.job.kind != "tiny") == training]
+        if seconds:
+            median_s, worst_s = statistics.median(seconds), max(seconds)
+            what = "with TensorFlow" if training else "without TensorFlow"
+            print(
+                f"{len(seconds)} jobs {what}; from the fault to the end {median_s:.1f} s median, {worst_s:.1f} worst."
+            )
     return 1 if any(trial.what for trial in trials) else 0
-
-
-def _try(random: Random, lab: Lab | None) -> tuple[Trial, str]:
-    on_hosts = lab is not None and random.random() < 0.4
-    fault = random.choice(FAULTS + OF_HOSTS if on_hosts else FAULTS)
-    ranks = sum(_LAB_WORKERS) if on_hosts else LOCAL_WORKERS
-    rank = random.randrange(ranks)
-    text = f"{fault} of rank {rank} on {'two hosts' if on_hosts else 'one host'}"
-    if lab is not None and on_hosts and fault.victim == "agent" and fault.number == signal.SIGSTOP:
-        rank = max(
-            rank, 1
-        )  # alone on its host a supervisor cannot be told from the host; its neighbour tells them apart
-    with tempfile.TemporaryDirectory(prefix="parallax-faults-") as folder:
-        return _Running(Path(folder), lab if on_hosts else None).meets(fault, rank, ranks, random), text
 
 
 class _Running:
     """A job that runs."""
 
-    def __init__(self, folder: Path, lab: Lab | None) -> None:
-        self._mark = folder.name
+    def __init__(self, folder: Path, what: Drawn, lab: Lab | None) -> None:
+        self._what = what
         self._lab = lab
+        self._mark = folder.name
         self._stderr = folder / "stderr"
-        where = "local" if lab is None else str(lab.resource_file(list(_LAB_WORKERS)))
+        self._own = folder / "own"
+        self._own.mkdir()
+        self._scratch: set[str] = set()
+        self._disk = SmallDisk(folder / "disk", is_mounted=what.fault.victim == "disk")
+        servers = [1] * len(what.job.workers) if what.job.servers else ()
+        where = "local" if lab is None else str(lab.resource_file(list(what.job.workers), servers))
         words = [sys.executable, "-m", "ops.faults.job", self._mark, where]
+        if what.job.kind != "tiny":
+            words[2:] = ["ops.faults.training", self._mark, where, what.job.kind, str(self._disk.folder)]
+        environment = {**os.environ, _MARK: self._mark, "TF_CPP_MIN_LOG_LEVEL": "2"}
+        if lab is None:
+            environment["TMPDIR"] = str(self._own)
         with self._stderr.open("wb") as stderr:
-            argv = words if lab is None else lab.argv_on("host0", words)
             self._process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True
+                words if lab is None else lab.argv_on("host0", words),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                start_new_session=True,
             )
 
-    def meets(self, fault: Fault, rank: int, ranks: int, random: Random) -> Trial:
+    def meets(self) -> Trial:
         """Waits for a moment, does what the fault says, and looks how the job ends."""
+        fault, job = self._what.fault, self._what.job
         try:
-            self._wait(lambda: len(self._pids("worker")) == ranks, _START_S)
-            time.sleep(2 * LIMITS.word_s + 3 * random.random())
+            if not self._wait(self._is_there, job.ready_s) or self._process.poll() is not None:
+                return Trial(f"start: not all ranks came: {self._said()}", 0.0)
+            time.sleep(self._what.after_s)
+            if fault.victim == "disk" and (wrong := self._disk.fill_and_free(self._said)):
+                return Trial(f"disk {wrong}: {self._said()}", 0.0)
             began_s = time.monotonic()
-            self._hit(fault, rank)
+            self._hit()
             if fault.status is None:
-                self._wait(lambda: set(self._left()) <= {self._process.pid, *self._pids("launcher")}, _HANG_S)
+                if not self._wait(lambda: set(self._left()) <= set(self._pids("launcher").values()), _HANG_S):
+                    return Trial(f"hangs: {self._left()}: {self._said()}", _HANG_S)
                 self._kill("launcher")
             elif not self._wait(lambda: self._process.poll() is not None, _HANG_S):
-                return Trial(f"hangs: {self._stderr.read_text()[-2000:]}", _HANG_S)
+                return Trial(f"hangs: {self._said()}", _HANG_S)
             seconds = time.monotonic() - began_s
-            self._wait(lambda: not self._left(), _EMPTY_S)
-            return Trial(self._wrong(fault, rank), seconds)
+            return Trial(self._wrong(), seconds)
         finally:
             if self._lab is not None:
                 self._link("up")
@@ -158,24 +127,42 @@ class _Running:
                     os.kill(pid, signal.SIGKILL)
             self._process.kill()
             self._process.wait()
+            self._clean()
+            self._disk.close()
 
-    def _wrong(self, fault: Fault, rank: int) -> str:
+    def _is_there(self) -> bool:
+        """Whether all ranks run; nothing more is waited for when the launcher has ended."""
+        for pid in self._pids("worker").values():
+            with contextlib.suppress(OSError):
+                self._scratch.update(scratch_patterns(_environment(pid)))
+        return self._process.poll() is not None or len(self._pids("worker")) == self._what.job.ranks
+
+    def _wrong(self) -> str:
+        fault = self._what.fault
+        self._wait(lambda: not self._left() and not self._files_left(), _EMPTY_S)
         if left := self._left():
             return f"left: {left}"
+        if files := self._files_left():
+            return f"left: {files}"
         if fault.status is None:
             return ""
-        said, status = self._stderr.read_text(), self._process.returncode
+        said, status = self._said(), self._process.returncode
         if (128 - status if status < 0 else status) != fault.status:
-            return f"status {status} and not {fault.status}: {said[-2000:]}"
-        pattern = "^parallax: " + fault.words.replace("RANK", str(rank))
-        return "" if re.search(pattern, said, re.MULTILINE) else f"said {said[-2000:]}"
+            return f"status {status} and not {fault.status}: {said}"
+        pattern = "^parallax: " + fault.words.replace("NAME", self._what.name)
+        return "" if re.search(pattern, said, re.MULTILINE) else f"said {said}"
 
-    def _hit(self, fault: Fault, rank: int) -> None:
+    def _said(self) -> str:
+        return self._stderr.read_text(errors="replace")[-_SHOWN:]
+
+    def _hit(self) -> None:
+        fault, rank = self._what.fault, self._what.rank
         if fault.victim == "link":
             self._link("down")
             return
-        found = self._pids(fault.victim)
-        os.kill(found[rank] if fault.victim in ("worker", "agent") else min(found.values()), fault.number)
+        kind = {"server": "worker", "disk": "launcher"}.get(fault.victim, fault.victim)
+        found = self._pids(kind)
+        os.kill(found[rank] if kind in ("worker", "agent") else min(found.values()), fault.number)
 
     def _link(self, state: str) -> None:
         if self._lab is not None:
@@ -183,46 +170,78 @@ class _Running:
 
     def _kill(self, kind: str) -> None:
         for pid in self._pids(kind).values():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _pids(self, kind: str) -> dict[int, int]:
         """The processes of a kind: rank -> number, or any key where there are no ranks."""
         found: dict[int, int] = {}
         for pid, words, rank in self._processes():
             is_kind = {
-                "agent": rank is not None and b"supervisor.agent" in words,
-                "worker": rank is not None and b"supervisor.agent" not in words,
-                "mpirun": rank is None and words.startswith(str(Path(sys.executable).with_name("mpirun")).encode()),
-                "launcher": rank is None and b"ops.faults.job" in words and b"nsenter" not in words,
+                "agent": rank is not None and "supervisor.agent" in words,
+                "worker": rank is not None and "supervisor.agent" not in words,
+                "mpirun": rank is None and words.startswith(str(Path(sys.executable).with_name("mpirun"))),
+                "launcher": rank is None and words.startswith(f"{sys.executable} -m ops.faults."),
                 "daemon": False,
             }[kind]
             if is_kind:
                 key = pid if rank is None else rank
                 found[key] = min(pid, found.get(key, pid))  # a supervisor's guard comes after it
         if kind == "daemon":
-            return {rank: _parent(pid) for rank, pid in self._pids("agent").items() if rank}
+            parents = {rank: _parent(pid) for rank, pid in self._pids("agent").items()}
+            return {rank: pid for rank, pid in parents.items() if Path(_words(pid).split()[0]).name == "orted"}
         return found
 
     def _left(self) -> list[int]:
-        return [pid for pid, words, _ in self._processes() if b"nsenter" not in words]
+        return [pid for pid, _, _ in self._processes()]
 
-    def _processes(self) -> Iterator[tuple[int, bytes, int | None]]:
-        """The job's processes: number, words of the command, rank."""
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit():
-                with contextlib.suppress(OSError):
-                    words = (folder / "cmdline").read_bytes()
-                    if self._mark.encode() in words:
-                        ranks = [w for w in (folder / "environ").read_bytes().split(b"\0") if w.startswith(_RANK)]
-                        yield int(folder.name), words, int(ranks[0][len(_RANK) :]) if ranks else None
+    def _files_left(self) -> list[str]:
+        """What Open MPI has left in temporary folders."""
+        found = [str(path) for path in self._own.iterdir()]
+        for pattern in self._scratch:
+            found += [str(path) for path in Path("/").glob(pattern.lstrip("/"))]
+        if self._lab is not None:
+            hosts = [
+                (name, self._lab.run_on(name, ["ls", "/dev/shm"], capture_output=True)) for name in self._lab.names
+            ]
+            found += [f"{name}: {listed.stdout!r}" for name, listed in hosts if listed.stdout]
+        return sorted(set(found))
+
+    def _clean(self) -> None:
+        """Removes what a job has left that had to be killed here, so that the next one is not blamed for it."""
+        remove_scratch(self._scratch)
+        for name in self._lab.names if self._lab is not None else ():
+            self._lab.run_on(name, ["sh", "-c", "rm -f /dev/shm/vader_segment.*"])
+
+    def _processes(self) -> Iterator[tuple[int, str, int | None]]:
+        """The job's processes: number, command line, rank. On emulated hosts they are all that run there."""
+        if self._lab is not None:
+            pids = [pid for name in self._lab.names for pid in self._lab.processes(name)]
+        else:
+            pids = list(processes_with({_MARK: self._mark}))
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                words = _words(pid)
+                rank = _environment(pid).get(_RANK)
+                if words:
+                    yield pid, words, None if rank is None else int(rank)
 
     def _wait(self, there: Callable[[], bool], limit_s: float) -> bool:
         deadline_s = time.monotonic() + limit_s
         while not there():
             if time.monotonic() > deadline_s:
                 return False
-            time.sleep(0.05)
+            time.sleep(0.1)
         return True
+
+
+def _environment(pid: int) -> dict[str, str]:
+    words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def _words(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
 def _parent(pid: int) -> int:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 from parallax.errors import ConfigError
 from parallax.plans.prediction import Phase, ProfileUsed
+from parallax.strict import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,9 @@ class WhatIf:
 
     def __post_init__(self) -> None:
         if not self.hosts or list(self.hosts) != sorted(set(self.hosts)) or self.hosts[0] < 1:
-            shown = ",".join(map(str, self.hosts))
+            given = ",".join(map(str, self.hosts))
             raise ConfigError(
-                f"--hosts must be numbers of hosts from 1, rising, like 8,64,512, and is {shown or 'empty'}."
+                f"--hosts must be numbers of hosts from 1, rising, like 8,64,512, and is {given or 'empty'}."
             )
         factors = {"--scale-links": self.links, "--batch": self.batch, "--vocabulary": self.vocabulary}
         for name, value in {**factors, "--width": self.width}.items():
@@ -67,8 +68,8 @@ def what_if_from(text: str) -> WhatIf:
     try:
         raw = json.loads(text)
         return WhatIf(**{**raw, "hosts": tuple(raw["hosts"])})
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"A what-if must be as `parallax simulate` writes it: {error!r}.") from error
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise ConfigError(f"A what-if must be as `parallax simulate` writes it: {shown(repr(error))}.") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,11 @@ def test_a_seed_replays():
     assert simulate(17, watching=True)[1].trace == simulate(17, watching=True)[1].trace != []
 
 
+@pytest.mark.parametrize("seed", [68638, 589307])
+def test_a_worker_that_hangs_is_named_also_where_a_stall_would_be_told_just_before(seed):
+    assert str(simulate(seed)[0]) == "None"
+
+
 @pytest.mark.parametrize("defect", DEFECTS, ids=str)
 def test_a_planted_defect_changes_the_source_as_it_is(defect):
     assert compile(changed_source(defect), "changed", "exec")

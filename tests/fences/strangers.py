@@ -52,12 +52,13 @@ GARBAGE = (
 )
 
 
-def trouble(places, idle=20):
+def trouble(places, idle=20, answer_s=ANSWER_S):
     """Writes garbage to ports, while on each of them `idle` connections are open that say nothing.
 
     Args:
         places: (address, port) of each.
         idle: how many.
+        answer_s: how long answers are waited for.
 
     Returns:
         Bytes that came back, of all connections, and all connections, which are still open.
@@ -68,12 +69,29 @@ def trouble(places, idle=20):
         with contextlib.suppress(OSError):  # closed by the other side, or as much as it takes
             one.settimeout(1)
             one.sendall(GARBAGE[number % len(GARBAGE)])
-    answers, until_s = b"", time.monotonic() + ANSWER_S
+    answers, until_s = b"", time.monotonic() + answer_s
     for one in loud:
         with contextlib.suppress(OSError):
             one.settimeout(max(until_s - time.monotonic(), 0.001))
             answers += one.recv(1 << 16)
     return answers, [*silent, *loud]
+
+
+def trouble_at_once(pids, known):
+    """Troubles the ports that some processes have opened lately, most likely before those who are awaited there.
+
+    Args:
+        pids: of the processes.
+        known: ports that were troubled before; new ones are added.
+
+    Returns:
+        As `trouble`.
+    """
+    with contextlib.suppress(OSError):  # one has ended
+        new = [port for port in ports_of(pids) if port not in known]
+        known.update(new)
+        return trouble([(port.address, port.number) for port in new], idle=5, answer_s=0.1)
+    return b"", []
 
 
 def main():

@@ -4,8 +4,10 @@ import contextlib
 import hashlib
 import hmac
 import runpy
+import secrets
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +20,6 @@ from tests.fences.strangers import trouble
 pytestmark = pytest.mark.timeout(60)
 
 SECRET = "07" * 32
-NONCE = bytes(range(16))
 
 # Answers each line with its capitals; like gRPC's server it never waits in accept() or recv().
 SERVER = """
@@ -31,7 +32,10 @@ def accepted(listener):
     made.setblocking(False)
     waiting.register(made, selectors.EVENT_READ, echoed)
 def echoed(one):
-    data = one.recv(1000)
+    try:
+        data = one.recv(1000)
+    except ConnectionResetError:
+        data = b""
     if not data:
         waiting.unregister(one)
         one.close()
@@ -101,14 +105,14 @@ def said_to(library, ports, secret=SECRET):
     return done.stdout.splitlines()
 
 
-def mac(side, client, server, of_host=None):
+def mac(side, client, server, nonce, of_host=None):
     """As the library makes it, of both ends in their mapped form, and between equal addresses of the host."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_bytes()[:36]
     host = bytes(36) if client[0] != server[0] else of_host or boot_id
     ends = [
         bytes(10) + b"\xff\xff" + socket.inet_aton(host) + port.to_bytes(2, "big") for host, port in (client, server)
     ]
-    text = side.ljust(8, b"\0") + b"".join(ends) + host + NONCE
+    text = side.ljust(8, b"\0") + b"".join(ends) + host + nonce
     return hmac.new(bytes.fromhex(SECRET), text, hashlib.sha256).digest()
 
 
@@ -137,17 +141,38 @@ def test_the_first_message_counts_whole_and_on_its_own_connection_only(ports, ch
         one.connect(("127.0.0.1", ports[0]))
         own, other = one.getsockname(), one.getpeername()
         client = ("127.0.0.1", own[1] + 1) if change == "replayed" else own
-        hello = NONCE + mac(b"connect", client, other, bytes(36) if change == "relayed" else None)
+        nonce = secrets.token_bytes(16)
+        hello = nonce + mac(b"connect", client, other, nonce, bytes(36) if change == "relayed" else None)
         hello = {"cut": hello[:-1], "a bit": hello[:-1] + bytes([hello[-1] ^ 1])}.get(change, hello)
         one.settimeout(5)
         one.sendall(hello)
         if change in ("none", "another address"):
             one.sendall(b"word")
-            assert one.recv(32, socket.MSG_WAITALL) == mac(b"accept", own, other)
+            assert one.recv(32, socket.MSG_WAITALL) == mac(b"accept", own, other, nonce)
             assert one.recv(100) == b"WORD"
         else:
             with contextlib.suppress(ConnectionResetError):
                 assert one.recv(100) == b""
+
+
+def test_a_first_message_is_taken_once_though_the_connection_has_the_same_ends_again(ports):
+    got = []
+    with socket.socket() as any_port:
+        any_port.bind(("127.0.0.1", 0))
+        own = any_port.getsockname()
+    nonce = secrets.token_bytes(16)
+    hello = nonce + mac(b"connect", own, ("127.0.0.1", ports[0]), nonce)
+    for _ in range(2):
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset frees its port
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(own)
+            one.connect(("127.0.0.1", ports[0]))
+            one.settimeout(5)
+            one.sendall(hello)
+            with contextlib.suppress(ConnectionResetError):
+                got.append(len(one.recv(32, socket.MSG_WAITALL)))
+    assert got in ([32], [32, 0])
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\n\r\nwhat a false server says", b"short", bytes(32)])

@@ -13,7 +13,7 @@ import pytest
 
 from parallax.runtime.launcher.mpirun import this_launcher
 from parallax.runtime.supervisor.processes import processes_with
-from tests.fences.strangers import ports_of, trouble
+from tests.fences.strangers import ports_of, trouble, trouble_at_once
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -70,9 +70,13 @@ def job(folder):
     )
     with contextlib.ExitStack() as ends:
         ends.callback(process.kill)
-        deadline_s = time.monotonic() + 60
+        deadline_s, known = time.monotonic() + 60, set()
         while not all((folder / f"ready.{rank}").exists() for rank in range(2)):
             assert time.monotonic() < deadline_s and process.poll() is None, process.communicate()
+            early, connections = trouble_at_once(processes_with(mark), known)
+            assert early == b"", known
+            for one in connections:
+                ends.callback(one.close)
             time.sleep(0.05)
         command = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0] for pid in processes_with(mark)}
         ports = ports_of(command)

@@ -12,7 +12,7 @@ import pytest
 
 from parallax.runtime.launcher.mpirun import this_launcher
 from parallax.runtime.supervisor.processes import processes_with
-from tests.fences.strangers import ports_of, trouble
+from tests.fences.strangers import ports_of, trouble, trouble_at_once
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -52,10 +52,15 @@ def test_a_strangers_session_gets_nothing_and_the_job_does_not_mind(tmp_path):
     )
     with contextlib.ExitStack() as ends:
         ends.callback(process.kill)
-        deadline_s = time.monotonic() + 90
+        deadline_s, known = time.monotonic() + 90, set()
         while not (tmp_path / "ready").exists():
             assert time.monotonic() < deadline_s and process.poll() is None, process.communicate()
+            answers, connections = trouble_at_once(processes_with(mark), known)
+            assert answers == b"", known
+            for one in connections:
+                ends.callback(one.close)
             time.sleep(0.05)
+        assert len(known) >= 3, known
         ports = ports_of(processes_with(mark))
         assert {port.address for port in ports} == {"127.0.0.1"}, ports
         answers, connections = trouble([(port.address, port.number) for port in ports])

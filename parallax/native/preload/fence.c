@@ -7,9 +7,10 @@
  *   who accepts answers  the MAC of "accept", the same addresses, and the nonce
  *
  * A MAC is HMAC-SHA256 under the secret, which is never sent. A message is of no use on a connection between other
- * addresses and ports. Two hosts may have an address alike (of a bridge for containers, or loopback), so between equal
- * addresses the MACs are of the kernel's boot id too: both ends are on one host. Who can send packets in the name of
- * both ends can pass messages on. What follows is neither hidden nor protected.
+ * addresses and ports, and who accepts takes a nonce once, so that a message that was recorded is of no use at all. Two
+ * hosts may have an address alike (of a bridge for containers, or loopback), so between equal addresses the MACs are of
+ * the kernel's boot id too: both ends are on one host. Who can send packets in the name of both ends can pass messages
+ * on. What follows is neither hidden nor protected.
  *
  * Fenced are sockets whose address was narrowed (listen_address.c) and those on which Open MPI listens. Who connects to
  * an address of parallax_fence_peer, or is Open MPI, proves who he is. Everything else of a process is left alone.
@@ -32,6 +33,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -261,6 +263,26 @@ static int prove(int fd) {
     return send(fd, &hello, sizeof hello, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof hello ? 0 : -1;
 }
 
+/* Whether no connection with this nonce has been let through before; from now on one has. */
+static int is_new(const uint8_t *nonce) {
+    static atomic_flag lock = ATOMIC_FLAG_INIT;
+    static uint8_t(*taken)[NONCE_BYTES];
+    static size_t count, room;
+    while (atomic_flag_test_and_set(&lock)) sched_yield();
+    size_t at = 0;
+    while (at < count && memcmp(taken[at], nonce, NONCE_BYTES)) ++at;
+    int keeps = at == count;
+    if (keeps && count == room) {
+        size_t more = room == 0 ? 64 : 2 * room;
+        void *larger = realloc(taken, more * NONCE_BYTES);
+        keeps = larger != NULL;
+        if (keeps) taken = larger, room = more;
+    }
+    if (keeps) memcpy(taken[count++], nonce, NONCE_BYTES);
+    atomic_flag_clear(&lock);
+    return keeps;
+}
+
 /* Whether a connection that was accepted is of the job; answers when it is. */
 static int is_let_through(int fd) {
     struct hello hello;
@@ -268,6 +290,7 @@ static int is_let_through(int fd) {
     NEXT(recv);
     if (next(fd, &hello, sizeof hello, MSG_DONTWAIT) != sizeof hello) return 0;
     if (mac_of(fd, 0, "connect", hello.nonce, mac) != 0 || !are_equal(mac, hello.mac)) return 0;
+    if (!is_new(hello.nonce)) return 0;
     if (mac_of(fd, 0, "accept", hello.nonce, mac) != 0) return 0;
     return send(fd, mac, sizeof mac, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof mac;
 }

@@ -51,7 +51,15 @@ from parallax.runtime.supervisor.control import RESULT_FILE
 from parallax.runtime.supervisor.frames import Control, Demultiplexer, ResultPart, Start, Text, decode_frame
 from parallax.runtime.supervisor.limits import WORD
 from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
-from parallax.runtime.supervisor.processes import JOB_ID, STOPPED, end_processes, remove_scratch, tied_argv, vitals_of
+from parallax.runtime.supervisor.processes import (
+    JOB_ID,
+    STOPPED,
+    end_processes,
+    mpirun_scratch,
+    remove_scratch,
+    tied_argv,
+    vitals_of,
+)
 from parallax.types import Buffer
 
 __all__ = ["EXIT_STALLED", "JobEnd", "launch"]
@@ -113,7 +121,7 @@ def launch(job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = N
             _end(process)
             left = end_processes({JOB_ID: job_id}, _STRAY_GRACE_S)
             if process.returncode < 0:
-                remove_scratch(watch.scratch)
+                remove_scratch({*watch.scratch, mpirun_scratch(environment, process.pid)})
             result = watch.collector.close()
     return JobEnd(_report(ending, left, relay), result)
 

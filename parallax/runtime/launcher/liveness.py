@@ -118,7 +118,8 @@ class Liveness:
     def is_in_doubt(self, now_s: float) -> bool:
         """Whether of some rank it is not known what it does: its pulse is late, or it is stopped or quiet."""
         unsure = (p for p in self.pulses if p is not None and self.heard_s[p.rank] != _ENDED)
-        return bool(self.late(now_s)) or any(p.stopped_s > 0 or p.quiet_s >= self.limits.late_s for p in unsure)
+        missed_s = 1.5 * self.limits.beat_s  # two beats, and the sums of a clock's differences are not exact
+        return bool(self.late(now_s)) or any(p.stopped_s > 0 or p.quiet_s > missed_s for p in unsure)
 
     def verdict(self, now_s: float) -> Silence | None:
         """Who is silent at `now_s`, or None while nobody is."""

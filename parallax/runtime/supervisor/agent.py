@@ -73,6 +73,10 @@ _DRAIN_BYTES = 1 << 20  # no pipe holds more, so a dead worker's last words are 
 _DAEMON_GRACE_S = 1.0
 _POLL_S = 0.02
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_DEFAULTS = {
+    "PYTHONUNBUFFERED": "1",  # Python would hold back output to a pipe until 8 KiB have come together
+    "UCX_DEBUG_SIGNO": "0",  # UCX, which Open MPI loads, would log more at a SIGHUP, and live on
+}
 _OPTIONS = ("--preload", "--listen", "--beat", "--unheard")
 
 
@@ -211,8 +215,7 @@ class _Supervisor:
             if os.getppid() != supervisor:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        # Python would hold back output to a pipe until 8 KiB have come together.
-        environment = {"PYTHONUNBUFFERED": "1", **os.environ, **variables}
+        environment = {**_DEFAULTS, **os.environ, **variables}
         environment |= {name: str(written) for name, (_, written) in pipes.items()}
         self._process = subprocess.Popen(
             [sys.executable, *program],

@@ -9,7 +9,9 @@ parents that have threads (TensorFlow's), where no Python code may run between f
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import glob
 import os
 import shutil
 import signal
@@ -26,6 +28,7 @@ STOPPED = "T"  # by a signal
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _KILL_WAIT_S = 5.0  # a killed process that stays longer than this hangs inside the kernel
 _POLL_S = 0.02
+_SESSIONS = "ompi."  # begins the folder of a user's sessions with Open MPI on a host, which its last session removes
 
 
 def die_with_parent(number: int) -> None:
@@ -121,10 +124,22 @@ def scratch_patterns(variables: Mapping[str, str]) -> tuple[str, ...]:
     Args:
         variables: the environment of a rank.
     """
-    folder = variables.get("OMPI_MCA_orte_jobfam_session_dir", "")
+    folder = glob.escape(variables.get("OMPI_MCA_orte_jobfam_session_dir", ""))
     number = variables.get("OMPI_MCA_ess_base_jobid", "")
     segments = f"/dev/shm/vader_segment.*.{int(number):x}.*" if number.isdigit() else ""
     return tuple(pattern for pattern in (folder, segments) if pattern)
+
+
+def mpirun_scratch(variables: Mapping[str, str], pid: int) -> str:
+    """A pattern of the session folder that mpirun makes before any rank can tell of it.
+
+    Args:
+        variables: the environment of mpirun.
+        pid: its process, on this machine.
+    """
+    places = (variables.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    folder = glob.escape(next(filter(None, places), "/tmp"))
+    return f"{folder}/{_SESSIONS}{os.uname().nodename.partition('.')[0]}.{os.geteuid()}/pid.{pid}"
 
 
 def remove_scratch(patterns: Iterable[str]) -> None:
@@ -135,6 +150,9 @@ def remove_scratch(patterns: Iterable[str]) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+            if path.parent.name.startswith(_SESSIONS):
+                with contextlib.suppress(OSError):  # another job has a session in it
+                    path.parent.rmdir()
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
 from parallax.analysis.propagation.train_ops import last_of, train_ops
 from parallax.errors import ConfigError
 from parallax.graph.view import GraphView
+from parallax.strict import shown
 from parallax.types import Graph
 
 _SHOWN = 8
@@ -107,8 +107,15 @@ def _feeds_of_file(path: Path) -> Feeds:
     try:
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, BadZipFile) as error:
-        raise ConfigError(f"{path}: a file of feeds must be an .npz of arrays [steps, rows, ...]: {error}.") from error
+    except Exception as error:  # NumPy, zipfile and zlib each have many of their own for a file that is damaged
+        why = shown(str(error) or type(error).__name__)
+        raise ConfigError(f"{path}: a file of feeds must be an .npz of arrays [steps, rows, ...]: {why}.") from error
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray) or not array.shape or not array.shape[0]:
+            raise ConfigError(
+                f"{path}: {shown(name)} must be of one step or more, and has the shape {np.shape(array)}. An array of "
+                "feeds is [steps, rows, ...], or [steps] of scalars."
+            )
 
     def feeds(step: int, worker: int, size: int) -> dict[str, Any]:
         return {name: _share(path, name, array[step % len(array)], worker, size) for name, array in arrays.items()}
@@ -121,7 +128,8 @@ def _share(path: Path, name: str, batch: Any, worker: int, size: int) -> Any:
     if not np.ndim(batch):
         return batch
     if len(batch) % size:
-        raise ConfigError(f"{path}: {name} has {len(batch)} rows a step, which {size} workers cannot share evenly.")
+        rows = f"{shown(name)} has {len(batch)} rows a step"
+        raise ConfigError(f"{path}: {rows}, which {size} workers cannot share evenly.")
     share = len(batch) // size
     return batch[worker * share : (worker + 1) * share]
 

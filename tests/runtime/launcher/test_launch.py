@@ -62,11 +62,13 @@ class Launched:
     def __init__(self, folder: Path, body: str, workers: int, stall_timeout_s: float):
         self.folder = folder
         self.mark = {MARK: uuid.uuid4().hex}
+        self.scratch = folder / "scratch"
+        self.scratch.mkdir()
         (folder / "program.py").write_text(HEAD + body)
         self.process = subprocess.Popen(
             [sys.executable, "-c", LAUNCHER, str(workers), str(stall_timeout_s), "program.py"],
             cwd=folder,
-            env={**os.environ, **self.mark},
+            env={**os.environ, **self.mark, "TMPDIR": str(self.scratch)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
@@ -271,6 +273,18 @@ def test_a_killed_process_ends_the_job_and_is_named(start, victim, words):
     assert status == 128 + signal.SIGKILL
     assert words in stderr
     assert job.left() == ()
+    assert list(job.scratch.iterdir()) == []
+
+
+def test_an_mpirun_that_is_killed_before_any_rank_starts_leaves_no_folder(start):
+    job = start(WAITING)
+    deadline = time.monotonic() + WAIT_S
+    while not (folders := list(job.scratch.glob("ompi.*/pid.*"))):
+        assert time.monotonic() < deadline
+    os.kill(int(folders[0].name.removeprefix("pid.")), signal.SIGKILL)
+    assert job.finish()[0] == 128 + signal.SIGKILL
+    assert job.left() == ()
+    assert list(job.scratch.iterdir()) == []
 
 
 def test_a_killed_launcher_takes_the_job_with_it(start):
@@ -422,14 +436,15 @@ def test_workers_that_use_mpi_end_cleanly(start):
     assert sorted(stdout.splitlines()) == ["[0] 3", "[1] 3"]
 
 
-def test_a_worker_that_is_killed_in_a_collective_is_named(start):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_a_worker_that_is_killed_in_a_collective_is_named(start, number):
     job = start(
         "from mpi4py import MPI\nMPI.COMM_WORLD.barrier()\n"
-        "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\nMPI.COMM_WORLD.allreduce(1)"
+        f"if rank == 1:\n    os.kill(os.getpid(), {number:d})\nMPI.COMM_WORLD.allreduce(1)"
     )
     status, _, stderr = job.finish()
-    assert status == 137
-    assert "rank 1 was killed by SIGKILL" in stderr
+    assert status == 128 + number
+    assert f"rank 1 was killed by {number.name}" in stderr
     assert job.left() == ()
 
 

@@ -7,13 +7,14 @@ import tensorflow as tf
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading import record
 from parallax.analysis.stages import analyse
-from parallax.errors import ConfigError, GraphError
+from parallax.errors import ConfigError, GraphError, ParallaxError
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.runtime.verify.first import check_comparable
 from parallax.runtime.verify.judging import MARGIN, OTHERS, VARIABLES, Verdict, judge, measure
 from parallax.runtime.verify.single import OneProcess, check_fits, joined_batch
 from parallax.runtime.verify.table import FOLDED_FROM, status, table_text, verdict_text
-from parallax.runtime.worker.feeds import train_op
+from parallax.runtime.worker.feeds import read_feeds, train_op
+from tests.mutations import mutated_bytes
 
 v1 = tf.compat.v1
 TOLERANCE = 1e-5
@@ -214,3 +215,25 @@ def test_the_ops_that_train_are_listed_where_it_is_not_clear_which_is_meant():
             train_op(graph, None)
         graph.get_collection_ref("train_op").append(last)
     assert train_op(graph, None) is last
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.slow)], ids=["some", "ten thousand"])
+def test_mutated_files_of_feeds_are_refused_in_words_or_feed_something(tmp_path, count):
+    whole, file = [], tmp_path / "feeds.npz"
+    for write in (np.savez, np.savez_compressed):
+        write(file, x=np.arange(24.0).reshape(3, 4, 2), y=np.arange(3))
+        whole.append(file.read_bytes())
+    for seed in range(count):
+        file.write_bytes(mutated_bytes(whole[seed % 2], seed))
+        try:
+            feeds = read_feeds(str(file))
+            assert all(isinstance(feeds(step, worker, 2), dict) for step in range(4) for worker in range(2)), seed
+        except ParallaxError as error:
+            assert str(error).isprintable(), seed
+
+
+@pytest.mark.parametrize("array", [np.array(3.0), np.zeros((0, 4))], ids=["no steps", "none of its steps"])
+def test_a_file_of_feeds_has_a_step(tmp_path, array):
+    np.savez(tmp_path / "feeds.npz", x=array)
+    with pytest.raises(ConfigError, match=r"x must be of one step or more, and has the shape \("):
+        read_feeds(str(tmp_path / "feeds.npz"))

@@ -29,6 +29,10 @@ def main() -> None:
     import parallax
 
     task = task_of_this_process()
+    if task.more.get("off"):
+        from ops.bench.safety.off import turn_off
+
+        turn_off(task.more["off"])
     model = task.make_model()
     graph = tf.Graph()
     with graph.as_default():

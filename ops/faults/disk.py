@@ -1,0 +1,65 @@
+"""A disk that is full for a while: where a trial's job writes its checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_SIZE = "16m"  # some ten checkpoints
+_FILL = 1 << 20
+_LIMIT_S = 120.0
+_POLL_S = 0.2
+WARNING = "Training goes on"
+
+
+class SmallDisk:
+    """A folder, which is a small file system of its own where `is_mounted`; that needs root."""
+
+    def __init__(self, folder: Path, is_mounted: bool) -> None:
+        self.folder = folder
+        self._is_mounted = is_mounted
+        folder.mkdir()
+        if is_mounted:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "none", str(folder)], check=True)
+
+    def close(self) -> None:
+        """Unmounts it."""
+        if self._is_mounted:
+            subprocess.run(["umount", "-l", str(self.folder)], check=True)
+
+    def fill_and_free(self, said: Callable[[], str]) -> str:
+        """Fills the disk until the job warns, then frees it and waits for the next checkpoint; gives what was wrong."""
+        if not _wait(lambda: self._steps() > 0):
+            return "has seen no checkpoint"
+        filler = self.folder / "filler"
+        with filler.open("ab", buffering=0) as file:
+
+            def is_warned() -> bool:
+                with contextlib.suppress(OSError):  # full; what the job deletes to make room is filled too
+                    while file.write(bytes(_FILL)):
+                        pass
+                return WARNING in said()
+
+            warned = _wait(is_warned)
+        filler.unlink()
+        if not warned:
+            return "was full, and no warning came"
+        before = self._steps()
+        return "" if _wait(lambda: self._steps() > before) else "was free again, and no checkpoint came"
+
+    def _steps(self) -> int:
+        """The step of the last checkpoint that is there."""
+        steps = [int(path.stem.rpartition("-")[2]) for path in self.folder.glob("model.ckpt-*.index")]
+        return max(steps, default=-1)
+
+
+def _wait(there: Callable[[], bool]) -> bool:
+    deadline_s = time.monotonic() + _LIMIT_S
+    while not there():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(_POLL_S)
+    return True

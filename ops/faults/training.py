@@ -1,0 +1,67 @@
+"""A trial's job that trains until it is ended: `python -m ops.faults.training MARK local|RESOURCE_FILE KIND FOLDER`.
+
+It is a user's script: an embedding table and a dense layer, with checkpoints in FOLDER. Only the limits of silence are
+shorter than a user's, which the launcher here sets.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import parallax
+from ops.faults.drawn import TRAINING
+from parallax import api
+from parallax.runtime.supervisor.limits import Limits
+
+LIMITS = Limits(beat_s=1.0, stopped_s=4.0, silent_s=10.0, word_s=1.0, unheard_s=12.0)
+CHECKPOINT_STEPS = 20
+ROWS, WIDTH, IDS = 20_000, 8, 256
+_PAUSE_S = 0.05  # between steps: other jobs share the machine
+
+
+def main() -> None:
+    """Trains for ever."""
+    _, where, kind, folder = sys.argv[1:]
+    config = parallax.Config(
+        workers=sum(TRAINING[0].workers),
+        run_option="HYBRID" if kind == "workers" else "PS",
+        ckpt_config=parallax.CheckPointConfig(folder, save_ckpt_steps=CHECKPOINT_STEPS, keep_last=2),
+        seed=1,
+    )
+    graph, feeds = _graph()
+    api.launch = partial(_launched, api.launch)
+    resource = None if where == "local" else where
+    sess, _, worker, _ = parallax.parallel_run(graph, resource, sync=kind != "asynchronous", parallax_config=config)
+    with sess:
+        while True:
+            sess.run("train", feeds(worker))
+            time.sleep(_PAUSE_S)
+
+
+def _launched(launch: Any, job: Any) -> int:
+    return int(launch(replace(job, limits=LIMITS)))
+
+
+def _graph() -> tuple[Any, Any]:
+    """A graph, and what a worker feeds."""
+    import numpy as np
+    import tensorflow.compat.v1 as tf
+
+    graph = tf.Graph()
+    with graph.as_default():
+        ids = tf.placeholder(tf.int64, [IDS], name="ids")
+        table = tf.get_variable("table", [ROWS, WIDTH])
+        dense = tf.get_variable("dense", [WIDTH, 1])
+        loss = tf.reduce_mean(tf.square(tf.matmul(tf.nn.embedding_lookup(table, ids), dense) - 1.0))
+        step = tf.train.get_or_create_global_step()
+        tf.train.AdagradOptimizer(0.1).minimize(loss, global_step=step, name="train")
+    draw = np.random.RandomState(1)
+    return graph, lambda worker: {"ids:0": [draw.randint(0, ROWS, IDS)]}
+
+
+if __name__ == "__main__":
+    main()
