@@ -18,7 +18,7 @@ def main() -> int:
     """Runs the job; gives its exit status."""
     mark, where = sys.argv[1:]
     cluster = local_cluster(sum(TINY[0].workers), "") if where == "local" else parse_resource_file(where)
-    return launch(Job(("-m", "ops.faults.sleeper", mark), cluster, limits=LIMITS))
+    return launch(Job(("-m", "ops.faults.sleeper", mark), cluster, limits=LIMITS)).status
 
 
 if __name__ == "__main__":

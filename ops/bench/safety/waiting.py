@@ -66,7 +66,7 @@ def main() -> int:
     """Runs the job until it is ended."""
     kind, workers = sys.argv[1:]
     limits = LIMITS if kind == "on" else NEVER
-    return launch(Job(("-c", _PROGRAM, kind), local_cluster(int(workers), ""), limits=limits))
+    return launch(Job(("-c", _PROGRAM, kind), local_cluster(int(workers), ""), limits=limits)).status
 
 
 if __name__ == "__main__":
