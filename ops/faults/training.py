@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _launched(launch: Any, job: Any) -> int:
-    return int(launch(replace(job, limits=LIMITS)))
+    return launch(replace(job, limits=LIMITS)).status
 
 
 def _graph() -> tuple[Any, Any]:
