@@ -116,7 +116,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
         return compile(changed_source(self._defect), self.path, "exec")
 
 
-_RANK, _JOB, _LIVE = "supervisor.machine", "launcher.machine", "launcher.liveness"
+_RANK, _JOB, _LIVE = "supervisor.machine", "launcher.end_of_job", "launcher.liveness"
 _OUT, _STALL, _LIMITS = "launcher.outcome", "launcher.stall", "supervisor.limits"
 
 DEFECTS = (

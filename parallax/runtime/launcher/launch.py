@@ -29,8 +29,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from parallax.runtime.launcher.job import Job
-from parallax.runtime.launcher.machine import (
+from parallax.runtime.launcher.end_of_job import (
     EXIT_STALLED,
     GRACE_S,
     FrameCame,
@@ -42,6 +41,7 @@ from parallax.runtime.launcher.machine import (
     new_job,
     step,
 )
+from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import check_startable, mpirun_argv, mpirun_environment, this_launcher
 from parallax.runtime.launcher.outcome import Ending
 from parallax.runtime.launcher.output_files import OutputFiles

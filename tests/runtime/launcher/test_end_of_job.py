@@ -2,8 +2,7 @@ import signal
 
 import pytest
 
-from parallax.runtime.launcher.liveness import MPIRUN, Silence, silence_text
-from parallax.runtime.launcher.machine import (
+from parallax.runtime.launcher.end_of_job import (
     EXIT_STALLED,
     GRACE_S,
     FrameCame,
@@ -13,6 +12,7 @@ from parallax.runtime.launcher.machine import (
     new_job,
     step,
 )
+from parallax.runtime.launcher.liveness import MPIRUN, Silence, silence_text
 from parallax.runtime.supervisor.frames import Control, Exit, Pulse, Start
 from parallax.runtime.supervisor.limits import Limits
 from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
