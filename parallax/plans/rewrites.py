@@ -6,7 +6,7 @@ without Horovod, and is the same on all ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge
@@ -105,7 +105,7 @@ class AllReduce:
     weight: str = ""
     table: str = ""
     keeps_own: bool = False
-    batch: str = ""
+    batch: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Scatter:
     tensor: str
     edges: tuple[Edge, ...]
     table: str
-    batch: str = ""
+    batch: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Scale:
 
     tensor: str
     edges: tuple[Edge, ...]
-    batch: str = ""
+    batch: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from parallax.analysis.propagation import examples_apart, own_state, rules, uneven, whole_batch
+from parallax.analysis.propagation import examples_apart, moving, own_state, rules, uneven, whole_batch
 from parallax.analysis.propagation.denominators import Denominators, find_denominators, notes_of
 from parallax.analysis.propagation.gradient_pieces import PieceKinds, keeps_of, mark, marked_by, piece_kinds
 from parallax.analysis.propagation.own_state import computed_of
@@ -217,6 +217,14 @@ def _is_update_read(walk: Walk, node: str) -> bool:
     return node in walk.training and walk.view.op(node) not in ("Identity", *rules.VARIABLES)
 
 
+def _equal_random_ops(walk: Walk) -> tuple[str, ...]:
+    """What draws alike on all workers, and the nodes of initial values whose functions draw."""
+    view, alike = walk.view, walk.initial | walk.after_gradients
+    found = {n for n in alike if rules.is_random(view.op(n))}
+    found |= {n for n in view.nodes if rules.draws_alike(walk, n)}
+    return tuple(sorted(found | {n for n in alike if walk.functions.of_node(view.nodes[n])}))
+
+
 def _decisions(walk: Walk, terms: TrainingMode) -> Rewrites:
     if terms.accumulate_steps > 1:
         check_kept(walk)
@@ -267,9 +275,7 @@ def _decisions(walk: Walk, terms: TrainingMode) -> Rewrites:
         pushes=tuple(pushes),
         collects=tuple(collects),
         held_by_row=tuple(sorted(set(rows) - {g.tensor for g in gathers})),
-        equal_random_ops=tuple(
-            sorted(n for n in walk.initial | walk.after_gradients if rules.is_random(walk.view.op(n)))
-        ),
+        equal_random_ops=_equal_random_ops(walk),
         local_variables=tuple(sorted(walk.own)),
         scatters=tuple(walk.scatters),
         owned=owned,
@@ -279,6 +285,7 @@ def _decisions(walk: Walk, terms: TrainingMode) -> Rewrites:
         notes=(
             *notes_of(walk.denominators),
             *own_state.notes_of(walk),
+            *moving.notes_of(walk),
             *whole_batch.notes_of(walk),
             *examples_apart.notes_of(walk),
         ),

@@ -97,6 +97,7 @@ class Walk:
         asked: tensors that a passage asked for before the walk came to them.
         passed: the passages of which the mean is taken.
         wholes: parts of what the one process has that are put together (whole_batch.py), by tensor.
+        averaged: moving averages that take the workers' mean (moving.py).
         decisive: inputs on which shared state depends and that differ between workers, as far as they are.
     """
 
@@ -121,6 +122,7 @@ class Walk:
     passages: Mapping[str, Sequence[Passage]] = field(default_factory=dict)
     alike: frozenset[str] = frozenset()
     wholes: Mapping[str, Whole] = field(default_factory=dict)
+    averaged: list[str] = field(default_factory=list)
     decisive: list[Edge] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
     passed: list[str] = field(default_factory=list)
