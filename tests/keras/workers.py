@@ -156,7 +156,7 @@ def in_keras(model, batches, step="train"):
     run = model.train_on_batch if step == "train" else model.test_on_batch
     for batch in batches:
         results = run(*batch, return_dict=True)
-        values = {v.path: np.array(v) for v in model.variables}
+        values = {v.path: v.numpy() for v in model.variables}
         found.append((values, {name: float(value) for name, value in results.items()}))
     return found
 

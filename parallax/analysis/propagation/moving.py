@@ -41,8 +41,8 @@ def notes_of(walk: Walk) -> tuple[str, ...]:
         return ()
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return (
-        f"{', '.join(names[:_SHOWN])}{more} average over steps what each worker computes of its own batch: the mean "
-        "over the workers is written, each counted by its examples",
+        f"{', '.join(names[:_SHOWN])}{more} average over steps what each worker computes of its own batch, and one "
+        "process would of all workers' batches: the mean over the workers is written, each counted by its examples",
     )
 
 

@@ -286,6 +286,7 @@ def _decisions(walk: Walk, terms: TrainingMode) -> Rewrites:
             *notes_of(walk.denominators),
             *own_state.notes_of(walk),
             *moving.notes_of(walk),
+            *uneven.notes_of(walk),
             *whole_batch.notes_of(walk),
             *examples_apart.notes_of(walk),
         ),
