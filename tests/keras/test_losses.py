@@ -115,6 +115,10 @@ class OwnStep(keras.Model):
         return {"loss": self._loss_tracker.result()}
 
 
+def summed(y, prediction):
+    return tf.reduce_sum(tf.square(y - prediction), 0)
+
+
 X, Y, SEQUENCE = ids, numbers(1), numbers(6, 1)
 
 
@@ -134,6 +138,7 @@ CASES = {
 }
 SLOW_CASES = {
     "reduction sum": (reduced("sum"), (X, Y)),
+    "a sum along the batch": (lambda: plain(loss=summed), (X, Y)),
     "reduction mean": (reduced("mean"), (X, Y, weights())),
     "a masked sequence": (lambda: recurrent(return_sequences=True), (X, SEQUENCE)),
     "the last of a masked sequence": (recurrent, (X, Y)),
