@@ -33,6 +33,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # and they need not compile the
 TIERS = {
     "tests/lab/": "lab",
     "tests/examples/": "graph",
+    "tests/keras/": "graph",
     "tests/end_to_end/": "job",
     "tests/equality/test_in_memory.py": "graph",
     "tests/equality/": "job",

@@ -16,6 +16,10 @@ from tensorflow.python.framework import op_def_registry
 
 _APPLY = re.compile(r"^(Resource)?(Sparse)?Apply\w+$")
 _SCATTER = re.compile(r"^(Resource)?Scatter(Add|Sub|Mul|Div|Min|Max|Update)$")
+_STATELESS_DRAW = re.compile(
+    r"^(Stateless(Random(?!Get)\w+|(Parameterized)?TruncatedNormal(V2)?|Multinomial|Shuffle|SampleDistortedBoundingBox)"
+    r"|RandomIndexShuffle)$"
+)
 _ASSIGN = {
     "Assign": "assign",
     "AssignVariableOp": "assign",
@@ -81,6 +85,18 @@ def takes_state(op: str, slot: int) -> bool:
     """Whether input `slot` of such an op is a variable itself (a handle or a reference) and not its value."""
     kinds = _argument_kinds(op)
     return slot < len(kinds) and kinds[slot][1]
+
+
+@cache
+def seed_slots(op: str) -> tuple[int, ...]:
+    """The numbers of the inputs that say what a stateless random op draws: its seed, or key and counter.
+
+    Empty for every other op, also for those that only make keys of seeds.
+    """
+    definition = op_definition(op)
+    if definition is None or not _STATELESS_DRAW.match(op):
+        return ()
+    return tuple(i for i, one in enumerate(definition.input_arg) if one.name in ("seed", "key", "counter"))
 
 
 @cache

@@ -6,7 +6,7 @@ Where workers may have batches of unequal length, that mean is weighted by each 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from parallax.graph.view import Edge
 
@@ -22,7 +22,7 @@ class Divided:
     tensor: str
     edges: tuple[Edge, ...]
     is_mean: bool = False
-    batch: str = ""
+    batch: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +65,4 @@ class Selected:
     node: str
     values: str
     counted: tuple[Edge, ...]
-    batch: str = ""
+    batch: str = field(default="", repr=False)

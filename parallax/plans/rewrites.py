@@ -5,7 +5,7 @@ Every decision names nodes and tensors of the user's graph: it can be printed an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge
@@ -104,7 +104,7 @@ class AllReduce:
     weight: str = ""
     table: str = ""
     keeps_own: bool = False
-    batch: str = ""
+    batch: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Scatter:
     tensor: str
     edges: tuple[Edge, ...]
     table: str
-    batch: str = ""
+    batch: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Scale:
 
     tensor: str
     edges: tuple[Edge, ...]
-    batch: str = ""
+    batch: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

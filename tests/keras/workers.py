@@ -77,7 +77,7 @@ class KerasJob:
         view = self.analysed.captured.view
         return [transform(view, rewrites, replace(worker, rank=rank)) for rank in range(size)]
 
-    def run(self, cuts, batches, step="train", config=None, fetches=()):
+    def run(self, cuts, batches, step="train", config=None, fetches=(), equal_randomness=False):
         """Runs a step on workers, batch by batch.
 
         Args:
@@ -86,11 +86,12 @@ class KerasJob:
             step: which.
             config: of the plan.
             fetches: tensors of the graph.
+            equal_randomness: whether all workers draw the same numbers.
 
         Returns:
             For each batch a list, by worker, of the values of variables after it, by name, and of the fetches.
         """
-        made = self.worker_graphs(len(cuts), config)
+        made = self.worker_graphs(len(cuts), config, equal_randomness)
         reads = {
             name: self.graph.get_operation_by_name(f"{name}/Read/ReadVariableOp").outputs[0] for name in self.names
         }
@@ -155,7 +156,7 @@ def in_keras(model, batches, step="train"):
     run = model.train_on_batch if step == "train" else model.test_on_batch
     for batch in batches:
         results = run(*batch, return_dict=True)
-        values = {v.path: np.array(v) for v in model.variables}
+        values = {v.path: v.numpy() for v in model.variables}
         found.append((values, {name: float(value) for name, value in results.items()}))
     return found
 

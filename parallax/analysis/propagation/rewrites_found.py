@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from parallax.analysis.propagation import examples_apart, own_state, rules, uneven, whole_batch
+from parallax.analysis.propagation import examples_apart, moving, own_state, rules, uneven, whole_batch
 from parallax.analysis.propagation.denominators import notes_of
 from parallax.analysis.propagation.gradient_pieces import keeps_of
 from parallax.analysis.propagation.passages import check_kept
@@ -144,15 +144,19 @@ def _held_by_row(walk: Walk, gathers: tuple[GatherRows, ...]) -> tuple[str, ...]
 
 
 def _equal_random_ops(walk: Walk) -> tuple[str, ...]:
-    """The random ops that give all workers the same numbers."""
-    nodes = walk.known.initial | walk.known.after_gradients
-    return tuple(sorted(node for node in nodes if rules.is_random(walk.view.op(node))))
+    """What draws alike on all workers, and the nodes of initial values whose functions draw."""
+    view, alike = walk.view, walk.known.initial | walk.known.after_gradients
+    found = {n for n in alike if rules.is_random(view.op(n))}
+    found |= {n for n in view.nodes if rules.draws_alike(walk, n)}
+    return tuple(sorted(found | {n for n in alike if walk.known.functions.of_node(view.nodes[n])}))
 
 
 def _notes(walk: Walk) -> tuple[str, ...]:
     return (
         *notes_of(walk.assumed.denominators),
         *own_state.notes_of(walk),
+        *moving.notes_of(walk),
+        *uneven.notes_of(walk),
         *whole_batch.notes_of(walk),
         *examples_apart.notes_of(walk),
     )

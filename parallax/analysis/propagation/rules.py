@@ -21,7 +21,7 @@ from parallax.analysis.reading.capture import Captured, variable_of_tensor
 from parallax.analysis.reading.functions import is_stateful
 from parallax.compat.shard import SHARD_ID, mark_of
 from parallax.graph.control_flow import MERGES, SWITCHES, Branch, Branches, is_loop_merge, predicate_of
-from parallax.graph.ops import state_op
+from parallax.graph.ops import seed_slots, state_op
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.rewrites import AllReduce, Scatter
@@ -66,8 +66,18 @@ def differs(op: str, equal_randomness: bool) -> bool:
 
 @cache
 def is_random(op: str) -> bool:
-    """Whether an op draws random numbers by attributes `seed` and `seed2`."""
-    return bool(_RANDOM.match(op))
+    """Whether an op draws random numbers: by attributes `seed` and `seed2`, or by a seed or key that it takes."""
+    return bool(_RANDOM.match(op) or seed_slots(op))
+
+
+def draws_alike(walk: Walk, node: str) -> bool:
+    """Whether a stateless random op gives a constant: drawn by a constant seed, in a shape that all workers have."""
+    view, slots = walk.view, seed_slots(walk.view.op(node))
+    others = [walk.states.get(t) for slot, t in enumerate(view.inputs(node)) if slot not in slots]
+    if not slots or any(state != SAME for state in others):
+        return False
+    made_of = view.ancestors(split_tensor(view.inputs(node)[slot])[0] for slot in slots)
+    return not any(view.op(n) in (*VARIABLES, *_PLACEHOLDERS) or is_stateful(view.op(n)) for n in made_of)
 
 
 def shared_variables(captured: Captured, sources: tuple[GradientSource, ...], updates: set[str]) -> set[str]:
@@ -214,7 +224,7 @@ def _differs(walk: Walk, node: str, op: str) -> bool:
         return any(walk.known.functions.differing_op(name) for name in called)
     if node in walk.known.initial and (is_random(op) or op in _READS_FILES):
         return False  # one seed for all; and worker 0's value counts in the end
-    if node in walk.known.after_gradients and is_random(op):
+    if (node in walk.known.after_gradients and is_random(op)) or draws_alike(walk, node):
         return False  # one seed for all
     return differs(op, walk.known.equal_randomness)
 

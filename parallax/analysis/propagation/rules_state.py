@@ -4,12 +4,14 @@ Shared state (trained variables and their slots) takes only what is equal on all
 it is spread with. An update of a table takes `touched` rows as they are; joined rows are pushed there, and its other
 variables become slots of the table. A whole value that is assigned to a table is cut. For any other variable joined
 rows are collected, an assigned value that is fed and not made of the old one becomes worker 0's, and rows of the batch
-scattered into a trained variable are gathered and written by all in the order of the workers. Any other writer makes an
+scattered into a trained variable are gathered and written by all in the order of the workers. A moving average takes
+the workers' mean where batches may be uneven (moving.py). Any other writer makes an
 untrained variable each worker's own, and is refused for a trained one.
 """
 
 from __future__ import annotations
 
+from parallax.analysis.propagation import moving
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.own_state import depends_on_batch, may_keep_rows
 from parallax.analysis.propagation.states import (
@@ -228,6 +230,8 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
         and variables[0] in walk.known.shared
         and _collect_batch(walk, node, state, variables[0])
     ):
+        return
+    if moving.take_mean(walk, node, state, variables[0]):
         return
     if state.kind == "assign" and values[0].kind == "batch" and not _reads_itself(walk, node, variables[0]):
         _take_worker_0(walk, node, Edge(node, state.value or 0), variables[0])

@@ -67,7 +67,7 @@ def _sums_behind(walk: Walk, axes: BatchAxes, losses: Set[str]) -> set[str]:
             continue
         seen.add(node)
         op, inputs = view.op(node), view.inputs(node)
-        if op in ("Sum", "L2Loss") and view.shape(tensor) == () and axes.of(inputs[0]) is not None:
+        if op in ("Sum", "L2Loss") and axes.of(inputs[0]) is not None and axes.of(tensor) is None:
             found.add(node)
         elif op in _PASSES or (op in ("Sum", "Mean") and _is_small(walk, inputs[0])):
             waiting.append(inputs[0])

@@ -30,6 +30,8 @@ from parallax.plans.rewrites import AllReduce, Rewrites, Scale, Scatter
 
 _COPIES = ("Identity", "Cast")
 _MEANS = ("mean", "workers_mean")
+_NEED_EXAMPLES = ("Conv2D", "MaxPool")
+"""Of TensorFlow 2.21 with oneDNN: an empty result of a wrong shape, and a gradient that ends the process."""
 _Weighted = TypeVar("_Weighted", Scale, Scatter)
 
 
@@ -84,6 +86,18 @@ def weighed(walk: Walk, rewrites: Rewrites) -> Rewrites:
         batches=tuple(dict.fromkeys(batches.values())),
         summed=find_sums(walk, batches),
         reported=tuple(one for one in reported if one.kind != WEIGHT),
+    )
+
+
+def notes_of(walk: Walk) -> tuple[str, ...]:
+    """What the plan says of ops that a worker without examples cannot run."""
+    view, batches = walk.view, batch_by_node(walk.view)
+    found = sorted({view.op(node) for node in batches if view.op(node) in _NEED_EXAMPLES})
+    if not found:
+        return ()
+    return (
+        f"TensorFlow's {' and '.join(found)} can fail on CPUs where a worker has no example of a batch: leave each one "
+        "at least, or set TF_ENABLE_ONEDNN_OPTS=0",
     )
 
 

@@ -144,6 +144,7 @@ class Walk:
         decisive: inputs on which shared state depends and that differ between workers, as far as they are.
         asked: tensors that a passage asked for before the walk came to them.
         passed: the passages of which the mean is taken.
+        averaged: moving averages that take the workers' mean (moving.py).
         new_members: variable op -> table op, of the slots that were met.
         confirmed: variables that were assumed to be slots, and are.
         new_own: variables that turned out to be each worker's own.
@@ -160,6 +161,7 @@ class Walk:
     decisive: list[Edge] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
     passed: list[str] = field(default_factory=list)
+    averaged: list[str] = field(default_factory=list)
     new_members: dict[str, str] = field(default_factory=dict)
     confirmed: set[str] = field(default_factory=set)
     new_own: set[str] = field(default_factory=set)

@@ -21,7 +21,6 @@ from parallax.analysis.reading.functions import functions_of
 from parallax.graph.control_flow import branches_of
 
 DRAWS_FILE = "draws.json"
-_STATELESS = "Stateless"
 _SHOWN = 3
 
 
@@ -41,7 +40,7 @@ def draws_of(walk: Walk, fetch: str) -> tuple[list[str], list[str]]:
     for node in sorted(view.ancestors([fetch])):
         op = view.op(node)
         hidden += [op for op in map(functions.differing_op, functions.of_node(view.nodes[node])) if op]
-        if not is_random(op) and not (op.startswith(_STATELESS) and view.inputs(node)):
+        if not is_random(op):
             continue
         own = [t for t in view.outputs(node) if t not in walk.states or walk.states[t].kind != "same"]
         if own and branches[node]:

@@ -1,22 +1,31 @@
 """Pass: random ops draw other numbers on every worker, repeatably from one seed; initial values the same on all.
 
-Worker 0 keeps the user's own seeds, so one worker draws what a single process would.
+Worker 0 keeps the user's own seeds, so one worker draws what a single process would. What a stateless op draws by is
+computed in the graph and equal on all workers: other workers have their number folded into it. All stateless ops have
+the same number folded in, as some draw again what another has drawn by the same seed.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from parallax.transform.building.editor import Worker
+import tensorflow as tf
+from tensorflow.core.framework import types_pb2
+
+from parallax.graph.ops import seed_slots
+from parallax.transform.building.editor import SCOPE, Worker
 from parallax.types import GraphDef, NodeDef
 
 
 def set_seeds(graph_def: GraphDef, initial: frozenset[str], worker: Worker) -> None:
-    """Sets `seed` and `seed2` of every random op, in functions too.
+    """Gives every random op its seeds, `seed` and `seed2` or what a stateless one draws by; in functions too.
 
     Args:
         graph_def: changed in place.
-        initial: names of the random ops that give initial values.
+        initial: names of the random ops that draw alike on all workers, as those of initial values do, and of ops that
+            call functions with such.
         worker: whose graph it is.
     """
     for node in graph_def.node:
@@ -24,6 +33,13 @@ def set_seeds(graph_def: GraphDef, initial: frozenset[str], worker: Worker) -> N
     for function in graph_def.library.function:
         for node in function.node_def:
             _set(node, f"{function.signature.name}/{node.name}", False, worker)
+    if worker.rank and not worker.equal_randomness:
+        number = mixed(worker.seed, "stateless", worker.rank)
+        _fold(graph_def.node, number, initial, f"{SCOPE}/seed_", "")
+        alike = _called_alike_only(graph_def, initial)
+        for function in graph_def.library.function:
+            if function.signature.name not in alike:
+                _fold(function.node_def, number, frozenset(), f"{SCOPE}_seed_", ":z:0")
 
 
 def seeds_of(node: NodeDef, name: str, initial: bool, worker: Worker) -> tuple[int, int]:
@@ -45,6 +61,48 @@ def seeds_of(node: NodeDef, name: str, initial: bool, worker: Worker) -> tuple[i
 def _set(node: NodeDef, name: str, initial: bool, worker: Worker) -> None:
     if "seed" in node.attr and "seed2" in node.attr:
         node.attr["seed"].i, node.attr["seed2"].i = seeds_of(node, name, initial, worker)
+
+
+def _fold(nodes: Any, number: int, alike: frozenset[str], prefix: str, output: str) -> None:
+    """Has the seeds and keys of stateless random ops be other ones: a number is folded into each of their integers."""
+    for node in list(nodes):
+        slots = seed_slots(node.op)
+        if not slots or node.name in alike:
+            continue
+        slot = slots[0]
+        dtype = node.attr["Tseed"].type if "Tseed" in node.attr else types_pb2.DT_UINT64
+        name = f"{prefix}{len(nodes)}"
+        constant = tf.make_tensor_proto(number, tf.as_dtype(dtype), [])
+        other = nodes.add(name=f"{name}/number", op="Const", device=node.device)
+        other.attr["dtype"].type = dtype
+        other.attr["value"].tensor.CopyFrom(constant)
+        folded = nodes.add(name=name, op="BitwiseXor", device=node.device)
+        folded.attr["T"].type = dtype
+        folded.input.extend([node.input[slot], f"{name}/number" + (":output:0" if output else "")])
+        node.input[slot] = f"{name}{output}"
+
+
+def _called_alike_only(graph_def: GraphDef, alike: frozenset[str]) -> set[str]:
+    """The functions that only nodes which draw alike call, and what these functions call."""
+    called = {f.signature.name: _functions_of(f.node_def) for f in graph_def.library.function}
+    others = _reached(called, _functions_of(n for n in graph_def.node if n.name not in alike))
+    return called.keys() - others
+
+
+def _reached(called: Mapping[str, set[str]], names: set[str]) -> set[str]:
+    found, waiting = set[str](), list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += called.get(name, ())
+    return found
+
+
+def _functions_of(nodes: Iterable[NodeDef]) -> set[str]:
+    """The names of the functions that nodes call."""
+    values = [value for node in nodes for value in node.attr.values()]
+    return {f.name for value in values for f in (value.func, *value.list.func)} - {""}
 
 
 def mixed(seed: int, name: str, rank: int) -> int:

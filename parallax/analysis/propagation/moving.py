@@ -1,0 +1,66 @@
+"""Finds moving averages of what a batch gives, as batch normalization keeps, and has them be the same on all workers.
+
+In a graph whose batches may be uneven (graph/batches.py), what is written to such a variable is the mean over the
+workers, by their shares of the examples. A moving mean is then the one process's, where what is averaged is; a moving
+variance is the mean of the variances within the workers' batches. What adds up (counts of metrics, sums) is no average:
+there the old value goes into the new one by addition alone. In other graphs each worker keeps its own.
+"""
+
+from __future__ import annotations
+
+from parallax.analysis.propagation.uneven import batch_by_node
+from parallax.analysis.propagation.walk import Walk
+from parallax.analysis.reading.capture import variable_of_tensor
+from parallax.graph.ops import StateOp
+from parallax.graph.view import Edge, split_tensor
+from parallax.plans.rewrites import AllReduce
+
+_FLOATS = ("bfloat16", "float16", "float32", "float64")
+_LINEAR = ("AddV2", "Add", "Sub", "AddN", "Neg", "Identity", "Cast", "RealDiv", "StopGradient")
+_SHOWN = 3
+
+
+def take_mean(walk: Walk, node: str, state: StateOp, variable: str) -> bool:
+    """Has the workers' mean written to a variable, where it is a moving average; False where it is none."""
+    if state.value is None or state.kind not in ("assign", "delta") or variable in walk.assumed.own | walk.known.shared:
+        return False
+    if node not in batch_by_node(walk.view) or walk.known.captured.variables[variable].dtype not in _FLOATS:
+        return False
+    tensor = walk.view.inputs(node)[state.value]
+    if not _is_average(walk, tensor, variable) or not walk.agrees(walk.known.branches[node]):
+        return False
+    walk.all_reduces.append(AllReduce(tensor, (Edge(node, state.value),), "workers_mean"))
+    walk.averaged.append(variable)
+    return True
+
+
+def notes_of(walk: Walk) -> tuple[str, ...]:
+    """What the plan says of moving averages, in one sentence."""
+    names = [walk.known.captured.variables[v].logical_name for v in dict.fromkeys(walk.averaged)]
+    if not names:
+        return ()
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (
+        f"{', '.join(names[:_SHOWN])}{more} average over steps what each worker computes of its own batch, and one "
+        "process would of all workers' batches: the mean over the workers is written, each counted by its examples",
+    )
+
+
+def _is_average(walk: Walk, tensor: str, variable: str) -> bool:
+    """Whether the old value goes into a new one times something, and otherwise by sums alone."""
+    view, is_multiplied, seen = walk.view, False, set[str]()
+    waiting = [tensor]
+    while waiting:
+        one = waiting.pop()
+        node = split_tensor(one)[0]
+        if node in seen or variable not in view.ancestors([node]):
+            continue
+        seen.add(node)
+        if variable_of_tensor(view, walk.known.captured.variables, one) == variable:
+            continue
+        if view.op(node) == "Mul":
+            is_multiplied = True
+        elif view.op(node) not in _LINEAR:
+            return False
+        waiting += view.inputs(node)
+    return is_multiplied

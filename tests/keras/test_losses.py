@@ -1,0 +1,225 @@
+"""Keras's losses on workers whose batches are of unequal length, or empty: weights and losses are plain Keras's.
+
+A whole batch is cut among workers in memory (workers.py). Weights are compared relative to their norm after the last
+batch, and each batch's results of `Mean` metrics (the total loss and each output's) as all workers' states give them.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from parallax import Config
+from parallax.errors import GraphError
+from tests.keras.workers import KerasJob, cut, difference, in_keras, means_of, seeded
+
+layers = keras.layers
+CUTS = {5: ([3, 2], [0, 5]), 7: ([2, 2, 1, 2], [3, 4]), 1: ([0, 0, 1, 0],)}
+"""By the length of the whole batch how many rows of it each worker has."""
+TOLERANCE = 1e-5
+STEPS = 5
+
+
+def ids(rng, rows):
+    """Six ids an example; the last ones are 0, which `mask_zero` leaves out, and one example has 0 alone."""
+    found = rng.randint(1, 20, (rows, 6)).astype(np.int32)
+    found[:, 3:] *= rng.randint(0, 2, (rows, 3)).astype(np.int32)
+    found[rows // 2] = 0
+    return found
+
+
+def numbers(*shape):
+    return lambda rng, rows: rng.randn(rows, *shape).astype(np.float32)
+
+
+def classes(rng, rows):
+    return rng.randint(0, 3, (rows, 1)).astype(np.int32)
+
+
+def weights(*shape):
+    """Of the examples' first half alone: a worker may have nothing else."""
+
+    def drawn(rng, rows):
+        found = np.abs(rng.randn(rows, *shape)).astype(np.float32)
+        found[(rows + 1) // 2 :] = 0
+        return found
+
+    return drawn
+
+
+def compiled(inputs, outputs, kind=keras.Model, **options):
+    model = kind(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.1), **({"loss": "mse", "metrics": ["mae"]} | options))
+    return model
+
+
+def embedded(**options):
+    inputs = keras.Input((6,), dtype="int32")
+    return inputs, layers.Embedding(20, 4, name="emb", **options)(inputs)
+
+
+def plain(kind=keras.Model, **options):
+    inputs, x = embedded()
+    return compiled(inputs, layers.Dense(1, name="out")(layers.Flatten()(x)), kind, **options)
+
+
+def reduced(reduction):
+    return lambda: plain(loss=keras.losses.MeanSquaredError(reduction=reduction))
+
+
+def recurrent(**options):
+    inputs, x = embedded(mask_zero=True)
+    return compiled(inputs, layers.Dense(1)(layers.LSTM(3, **options)(x)))
+
+
+def masking():
+    inputs = keras.Input((6, 2))
+    return compiled(inputs, layers.Dense(1)(layers.SimpleRNN(3, return_sequences=True)(layers.Masking()(inputs))))
+
+
+def of_several_outputs():
+    inputs, x = embedded()
+    x = layers.Flatten()(x)
+    outputs = {"a": layers.Dense(1, name="a")(x), "b": layers.Dense(3, activation="softmax", name="b")(x)}
+    losses = {"a": "mse", "b": "sparse_categorical_crossentropy"}
+    return compiled(inputs, outputs, loss=losses, loss_weights={"a": 0.3, "b": 2.0}, metrics=None)
+
+
+class AddsLosses(layers.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.mean(keras.ops.square(x)))
+        self.add_loss(0.1 * keras.ops.sum(keras.ops.square(x)))
+        return x
+
+
+def regularized():
+    inputs, x = embedded()
+    x = AddsLosses()(layers.Dense(5, activity_regularizer="l2")(layers.Flatten()(x)))
+    return compiled(inputs, layers.Dense(1, kernel_regularizer="l2")(x))
+
+
+class OwnStep(keras.Model):
+    """Means over the batch, one of them under a root, clipped; the tracker counts each batch once."""
+
+    def train_step(self, data):
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            error = self(x, training=True) - y
+            mean = tf.reduce_mean(tf.square(error))
+            loss = mean + 0.1 * keras.ops.mean(keras.ops.abs(error)) + tf.sqrt(tf.reduce_mean(tf.square(error)))
+        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, self.trainable_variables), 0.5)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        self._loss_tracker.update_state(loss)
+        return {"loss": self._loss_tracker.result()}
+
+
+def summed(y, prediction):
+    return tf.reduce_sum(tf.square(y - prediction), 0)
+
+
+X, Y, SEQUENCE = ids, numbers(1), numbers(6, 1)
+
+
+def of_outputs(rng, rows):
+    return {"a": Y(rng, rows), "b": classes(rng, rows)}
+
+
+CASES = {
+    "the mean of the batch": (plain, (X, Y)),
+    "sample weights": (plain, (X, Y, weights())),
+    "reduction sum, weighted": (reduced("sum"), (X, Y, weights())),
+    "the mean by sample weights": (reduced("mean_with_sample_weight"), (X, Y, weights())),
+    "several outputs": (of_several_outputs, (X, of_outputs)),
+    "regularizers and added losses": (regularized, (X, Y)),
+    "a step of the user's own": (lambda: plain(OwnStep, metrics=None), (X, Y)),
+    "a masked sequence, weighted": (lambda: recurrent(return_sequences=True), (X, SEQUENCE, weights(6))),
+}
+SLOW_CASES = {
+    "reduction sum": (reduced("sum"), (X, Y)),
+    "a sum along the batch": (lambda: plain(loss=summed), (X, Y)),
+    "reduction mean": (reduced("mean"), (X, Y, weights())),
+    "a masked sequence": (lambda: recurrent(return_sequences=True), (X, SEQUENCE)),
+    "the last of a masked sequence": (recurrent, (X, Y)),
+    "a Masking layer": (
+        masking,
+        (lambda rng, rows: numbers(6, 2)(rng, rows) * (ids(rng, rows) > 0)[..., None], SEQUENCE),
+    ),
+}
+
+
+def params():
+    return [
+        *(pytest.param(case, 5, id=f"{name}, 5") for name, case in CASES.items()),
+        *(pytest.param(case, 5, id=f"{name}, 5", marks=pytest.mark.slow) for name, case in SLOW_CASES.items()),
+        *(
+            pytest.param(case, rows, id=f"{name}, {rows}", marks=pytest.mark.slow)
+            for name, case in (CASES | SLOW_CASES).items()
+            for rows in (1, 7)
+        ),
+    ]
+
+
+@pytest.mark.parametrize(("case", "rows"), params())
+def test_uneven_workers_train_and_evaluate_as_keras_does(case, rows) -> None:
+    build, kinds = case
+    rng = np.random.RandomState(1)
+    batches = [tuple(kind(rng, rows) for kind in kinds) for _ in range(STEPS)]
+    model = seeded(build)
+    job = KerasJob(model, batches[0], evaluates=True)
+    found = {(step, tuple(cuts)): job.run(cuts, batches, step) for step in ("test", "train") for cuts in CUTS[rows]}
+    expected = {step: in_keras(model, batches, step) for step in ("test", "train")}  # evaluates before it trains
+    for (step, cuts), values in found.items():
+        for result, (_, one) in zip(means_of(model, values), expected[step], strict=True):
+            for name, value in one.items():
+                assert result[name] == pytest.approx(value, rel=TOLERANCE, abs=TOLERANCE), (step, cuts, name)
+        for name, value in expected[step][-1][0].items():
+            own = [worker[name] for worker in values[-1] if name in worker]
+            assert max(difference(one, value) for one in own or [value]) < TOLERANCE, (step, cuts, name)
+
+
+def test_class_weights_are_sample_weights() -> None:
+    model = seeded(lambda: plain(metrics=None))
+    rng = np.random.RandomState(1)
+    x, y = X(rng, 7), rng.randint(0, 2, (7, 1)).astype(np.float32)
+    weighted = (x, y, np.where(y[:, 0] > 0, 3.0, 0.5).astype(np.float32))
+    found = KerasJob(model, weighted).run([2, 5], [weighted])
+    expected = model.train_on_batch(x, y, class_weight={0: 0.5, 1: 3.0}, return_dict=True)
+    assert means_of(model, found)[0]["loss"] == pytest.approx(float(expected["loss"]), rel=TOLERANCE)
+    assert difference(found[0][0]["emb/embeddings"], model.variables[0].numpy()) < TOLERANCE
+
+
+def test_even_batches_cost_one_more_sum_of_a_number() -> None:
+    model = seeded(lambda: plain(metrics=None))
+    job = KerasJob(model, (X(np.random.RandomState(1), 4), np.zeros((4, 1), np.float32)))
+    made = job.worker_graphs(2)[0]
+    sums = [n for n in made.graph_def.node if n.op == "HorovodAllreduce"]
+    named = [n.name for n in sums if n.name.startswith("parallax/batch/")]
+    gradients = [v for v in job.plan(2).variables if v.route == "allreduce"]
+    assert len(named) == 1
+    assert len(sums) == 1 + len(gradients)
+    needed = {n for n in _ancestors(made.graph_def, named) if n.startswith("train/")}
+    assert needed == {job.steps["train"].feeds[0].op.name}  # nothing of the model
+
+
+def test_gradients_of_several_uneven_batches_are_not_kept() -> None:
+    model = seeded(lambda: plain(metrics=None))
+    job = KerasJob(model, (X(np.random.RandomState(1), 4), np.zeros((4, 1), np.float32)))
+    with pytest.raises(GraphError, match="accumulate_steps"):
+        job.plan(2, Config(accumulate_steps=2))
+
+
+def test_a_batch_is_cut_in_the_order_of_the_workers() -> None:
+    assert [part.tolist() for part in cut(np.arange(5), [2, 0, 3])] == [[0, 1], [], [2, 3, 4]]
+
+
+def _ancestors(graph_def, names):
+    nodes, found, waiting = {n.name: n for n in graph_def.node}, set(names), list(names)
+    while waiting:
+        for one in nodes[waiting.pop()].input:
+            name = one.lstrip("^").split(":")[0]
+            if name not in found:
+                found.add(name)
+                waiting.append(name)
+    return found
