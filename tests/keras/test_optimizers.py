@@ -68,6 +68,8 @@ WRAPPED = {
     **({"several": lambda: O.MultiOptimizer(several())} if hasattr(O, "MultiOptimizer") else {}),
     "derived": lambda: Derived(0.1),
 }
+IN_SHORT = [name for i, name in enumerate(SET) if i % len(SETTINGS) % 3 == i // len(SETTINGS)]
+"""Each setting with one of the three."""
 EVERY = {**OPTIMIZERS, **SET, **SCHEDULED, **WRAPPED}
 
 MEMBERS = {
@@ -121,7 +123,9 @@ def check(found: Trained, tolerance: float = TOLERANCE) -> None:
     assert {name: d for name, d in found.differences.items() if not d <= tolerance} == {}
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in SET and n not in IN_SHORT else ()) for n in EVERY]
+)
 def test_a_table_and_its_slots_have_owners_and_end_as_in_plain_keras(name: str) -> None:
     found = workers(name).result("alltoall")
     check(found)
