@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 
 from parallax.errors import GraphError
+from parallax.graph.view import EXAMPLES
 from parallax.types import Graph, Tensor
 
 _LARGEST_CONSTANT_BYTES = 1 << 20
@@ -75,12 +77,13 @@ class StepGraph:
             raise GraphError(f"Each variable of a step needs a name of its own, and there are two of {twice[0]!r}.")
         self._by_handle = {id(one.variable.handle): one for one in self.variables}
 
-    def add(self, name: str, concrete: Any) -> Step:
+    def add(self, name: str, concrete: Any, examples: int = 0) -> Step:
         """Calls a traced function in the graph.
 
         Args:
             name: scope of its ops.
             concrete: a tf.types.experimental.ConcreteFunction.
+            examples: how many a worker's batch will have, where its dimension is open; for counting only, 0 if unknown.
 
         Raises:
             GraphError: it takes something from around it that no graph can have.
@@ -92,6 +95,8 @@ class StepGraph:
             feeds = tuple(
                 tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name) for tensor in arguments
             )
+            for feed in feeds if examples else ():
+                feed.op._set_attr(EXAMPLES, attr_value_pb2.AttrValue(i=examples))
             taken = [self._taken(name, outer) for outer in captured]
             first = self.graph.version
             results = concrete._call_flat([*feeds], taken)

@@ -43,18 +43,19 @@ def traced_prediction(model: Any, spec: Any) -> Any:
     return _traced(model.predict_step, spec)
 
 
-def step_graph(model: Any, traced: dict[str, Any]) -> tuple[StepGraph, dict[str, Any]]:
+def step_graph(model: Any, traced: dict[str, Any], examples: int = 0) -> tuple[StepGraph, dict[str, Any]]:
     """One graph of a model's traced steps.
 
     Args:
         model: a keras.Model.
         traced: scope -> traced step.
+        examples: how many a worker's batch will have, as far as is known; what is sent is counted by it.
 
     Returns:
         The graph, and the steps in it by their scope.
     """
     graph = StepGraph(variables_of(model, list(traced.values())))
-    return graph, {name: graph.add(name, concrete) for name, concrete in traced.items()}
+    return graph, {name: graph.add(name, concrete, examples) for name, concrete in traced.items()}
 
 
 def variables_of(model: Any, traced: list[Any]) -> list[StepVariable]:

@@ -10,7 +10,9 @@ import keras
 import pytest
 import tensorflow as tf  # noqa: F401  # of the tier of graphs
 
-from tests.keras.in_memory import Trained, Workers
+from parallax.analysis.stages import analyse
+from parallax.keras.steps import step_graph, traced_training
+from tests.keras.in_memory import EXAMPLES, IDS, Trained, Workers, model, spec
 
 O = keras.optimizers  # noqa: E741
 TOLERANCE = 1e-5
@@ -166,3 +168,11 @@ def test_layers_in_bfloat16_end_as_in_plain_keras_but_for_rounding() -> None:
     found = Workers(EVERY["Adam"], policy="mixed_bfloat16").result("alltoall")
     check(found, HALF_TOLERANCE)
     assert found.routes["emb/embeddings"] == "sparse by alltoall"
+
+
+@pytest.mark.parametrize(("examples", "ids"), [(0, None), (EXAMPLES, EXAMPLES * IDS)])
+def test_the_rows_of_an_open_batch_are_counted_where_its_examples_are_known(examples: int, ids: int | None) -> None:
+    made = model(EVERY["SGD"])
+    graph, _ = step_graph(made, {"train": traced_training(made, spec())}, examples)
+    (table,) = [v for v in analyse(graph.graph).spec.variables if v.name == "emb/embeddings"]
+    assert table.ids_per_step == ids
