@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 
 from parallax.errors import GraphError
 from parallax.graph.batches import mark_batch
+from parallax.graph.view import EXAMPLES
 from parallax.types import Graph, Tensor
 
 _LARGEST_CONSTANT_BYTES = 1 << 20
@@ -76,7 +78,7 @@ class StepGraph:
             raise GraphError(f"Each variable of a step needs a name of its own, and there are two of {twice[0]!r}.")
         self._by_handle = {id(one.variable.handle): one for one in self.variables}
 
-    def add(self, name: str, concrete: Any, is_uneven: bool = False) -> GraphStep:
+    def add(self, name: str, concrete: Any, is_uneven: bool = False, examples: int = 0) -> GraphStep:
         """Calls a traced function in the graph.
 
         Args:
@@ -84,6 +86,7 @@ class StepGraph:
             concrete: a tf.types.experimental.ConcreteFunction.
             is_uneven: whether workers may call it with batches of unequal length, none too; every argument with an open
                 first dimension is then taken for a batch.
+            examples: how many a worker's batch will have, where its dimension is open; for counting only, 0 if unknown.
 
         Raises:
             GraphError: it takes something from around it that no graph can have.
@@ -98,6 +101,8 @@ class StepGraph:
             for batch in feeds if is_uneven else ():
                 if batch.shape.rank and batch.shape[0] is None:
                     mark_batch(batch, name)
+            for feed in feeds if examples else ():
+                feed.op._set_attr(EXAMPLES, attr_value_pb2.AttrValue(i=examples))
             taken = [self._taken(name, outer) for outer in captured]
             first = self.graph.version
             results = concrete._call_flat([*feeds], taken)

@@ -18,6 +18,8 @@ Shape = tuple[int | None, ...] | None
 """A static shape: None where the rank is unknown, None in it where a dimension is."""
 
 
+EXAMPLES = "_parallax_examples"
+"""The attribute of a placeholder that says how many examples a worker's batch will have, where its shape is open."""
 _REFERENCE = 100  # TensorFlow numbers the reference to a type 100 above the type
 _SPLIT_NAMES = 1 << 18
 """How many names of tensors are kept split: more than graphs have, as splitting is what walks do most."""

@@ -52,19 +52,20 @@ def traced_evaluation(model: Any, spec: Any) -> ModelStep:
     return _traced(model, model.test_step, spec)
 
 
-def step_graph(model: Any, traced: dict[str, ModelStep]) -> tuple[StepGraph, dict[str, GraphStep]]:
+def step_graph(model: Any, traced: dict[str, ModelStep], examples: int = 0) -> tuple[StepGraph, dict[str, GraphStep]]:
     """One graph of a model's traced steps.
 
     Args:
         model: a keras.Model.
         traced: scope -> traced step.
+        examples: how many a worker's batch will have, as far as is known; what is sent is counted by it.
 
     Returns:
         The graph, and the steps in it by their scope. Where the batch's dimension is open, workers may have unequally
         many examples of it, or none (parallax/graph/batches.py); what losses and metrics then are is in reports.py.
     """
     graph = StepGraph(variables_of(model, [one.concrete for one in traced.values()]))
-    return graph, {name: graph.add(name, one.concrete, is_uneven=True) for name, one in traced.items()}
+    return graph, {name: graph.add(name, one.concrete, True, examples) for name, one in traced.items()}
 
 
 def variables_of(model: Any, traced: list[Any]) -> list[StepVariable]:

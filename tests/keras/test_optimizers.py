@@ -10,7 +10,9 @@ import keras
 import pytest
 import tensorflow as tf  # noqa: F401  # of the tier of graphs
 
-from tests.keras.in_memory import Trained, Workers
+from parallax.analysis.stages import analyse
+from parallax.keras.steps import step_graph, traced_training
+from tests.keras.in_memory import EXAMPLES, IDS, Trained, Workers, model, spec
 
 O = keras.optimizers  # noqa: E741
 TOLERANCE = 1e-5
@@ -68,6 +70,8 @@ WRAPPED = {
     **({"several": lambda: O.MultiOptimizer(several())} if hasattr(O, "MultiOptimizer") else {}),
     "derived": lambda: Derived(0.1),
 }
+IN_SHORT = [name for i, name in enumerate(SET) if i % len(SETTINGS) % 3 == i // len(SETTINGS)]
+"""Each setting with one of the three."""
 EVERY = {**OPTIMIZERS, **SET, **SCHEDULED, **WRAPPED}
 
 MEMBERS = {
@@ -121,7 +125,9 @@ def check(found: Trained, tolerance: float = TOLERANCE) -> None:
     assert {name: d for name, d in found.differences.items() if not d <= tolerance} == {}
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in SET and n not in IN_SHORT else ()) for n in EVERY]
+)
 def test_a_table_and_its_slots_have_owners_and_end_as_in_plain_keras(name: str) -> None:
     found = workers(name).result("alltoall")
     check(found)
@@ -162,3 +168,11 @@ def test_layers_in_bfloat16_end_as_in_plain_keras_but_for_rounding() -> None:
     found = Workers(EVERY["Adam"], policy="mixed_bfloat16").result("alltoall")
     check(found, HALF_TOLERANCE)
     assert found.routes["emb/embeddings"] == "sparse by alltoall"
+
+
+@pytest.mark.parametrize(("examples", "ids"), [(0, None), (EXAMPLES, EXAMPLES * IDS)])
+def test_the_rows_of_an_open_batch_are_counted_where_its_examples_are_known(examples: int, ids: int | None) -> None:
+    made = model(EVERY["SGD"])
+    graph, _ = step_graph(made, {"train": traced_training(made, spec())}, examples)
+    (table,) = [v for v in analyse(graph.graph).spec.variables if v.name == "emb/embeddings"]
+    assert table.ids_per_step == ids

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from parallax.analysis.propagation.equal_ids import lookup_edges
+from parallax.analysis.propagation.op_lists import ELEMENTWISE
 from parallax.analysis.propagation.propagate import propagate
 from parallax.analysis.propagation.suspicious import sums_of_losses
 from parallax.analysis.propagation.walk import NoRule
@@ -28,7 +29,7 @@ from parallax.errors import GraphError
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.ops import state_op
 from parallax.graph.spec import OPEN_SHAPE, GradientSource, GraphSpec, Slot, VariableClass, VariableSpec, model_key
-from parallax.graph.view import split_tensor
+from parallax.graph.view import EXAMPLES, split_tensor
 from parallax.plans.rewrites import Rewrites
 
 _LADDER = {"alltoall": "allgather", "allgather": "raw"}
@@ -285,13 +286,14 @@ def _ids_size(case: _Case, tensor: str) -> tuple[str, int | None]:
     """(what the ids come from, how many there are at most)."""
     view = case.captured.view
     while True:
-        shape = view.shape(tensor)
+        shape, node = view.shape(tensor), split_tensor(tensor)[0]
+        if shape and shape[0] is None and EXAMPLES in view.nodes[node].attr:
+            shape = (view.nodes[node].attr[EXAMPLES].i, *shape[1:])
         if shape is not None and None not in shape:
             size = 1
             for length in shape:
                 size *= length or 0
             return tensor, size
-        node = split_tensor(tensor)[0]
         narrowing = (
             "Unique",
             "UniqueV2",
@@ -302,9 +304,10 @@ def _ids_size(case: _Case, tensor: str) -> tuple[str, int | None]:
             "ExpandDims",
             "StopGradient",
         )
-        if view.op(node) not in narrowing:
+        alike = [t for t in view.inputs(node) if view.op(node) in ELEMENTWISE and view.shape(t) == shape]
+        if view.op(node) not in narrowing and not alike:
             return tensor, None
-        tensor = view.inputs(node)[0]
+        tensor = alike[0] if alike else view.inputs(node)[0]
 
 
 def _slots(case: _Case, name: str, ops: list[str]) -> tuple[Slot, ...]:
