@@ -28,6 +28,7 @@ EXACT = ("tests/exactness/test_exactness.py", "-k", "plain_graph")
 MEETINGS = ("tests/exactness/test_transport.py",)
 GRAPHS = ("tests/equality/test_in_memory.py", "-k", "every_graph_equals")
 KEPT = ("tests/equality/test_in_memory.py", "-k", "several_batches")
+UNEVEN = ("tests/keras/test_losses.py",)
 SERVED = ("tests/equality/test_equality.py", "-k", "optimizer_on_servers")
 OWNERSHIP = ("tests/graph/test_ownership.py",)
 STALLS = ("tests/runtime/launcher/test_stall.py",)
@@ -54,10 +55,17 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
+        "a worker's share of an uneven batch is left out",
+        "transform/building/shares.py",
+        "return tf.math.multiply_no_nan(tensor, self.times(factor, tensor.dtype))",
+        "return tensor",
+        UNEVEN,
+    ),
+    Mutant(
         "the scale of joined rows is left out",
         "transform/passes/dense_and_gathered.py",
-        "return 1.0 / editor.worker.size if terms.synchronous and terms.average_sparse else 1.0",
-        "return 1.0",
+        "return values * tf.constant(1.0 / size if terms.synchronous and terms.average_sparse else 1.0, values.dtype)",
+        "return values",
         EXACT,
     ),
     Mutant(
@@ -97,9 +105,9 @@ MUTANTS = (
     ),
     Mutant(
         "a denominator of all workers is not shared out",
-        "transform/passes/dense_and_gathered.py",
-        "part = whole / tf.constant(size, whole.dtype)",
-        "part = whole",
+        "transform/passes/losses.py",
+        "else whole / tf.constant(size, whole.dtype)",
+        "else whole",
         GRAPHS,
     ),
     Mutant(

@@ -98,7 +98,7 @@ SLOW = {
 
 def shown(job, equal_randomness=False):
     """By batch and worker, what the layers gave, and the states of seeds."""
-    rows = job.steps["train"].fetches["rows"].name
+    rows = job.steps["train"].fetches[0]["rows"].name
     batches = [(ROWS, ROWS[:, :1])] * 2
     found = job.run([4, 4], batches, fetches=[rows], equal_randomness=equal_randomness)
     seeds = [{n: v for n, v in one.items() if "seed" in n} for one in found[-1]]
@@ -131,6 +131,6 @@ def test_workers_draw_the_same_numbers_for_verification() -> None:
 
 def test_what_a_constant_seed_draws_is_a_constant() -> None:
     job = KerasJob(seeded(with_layers(lambda: [FixedProjection()])), (ROWS, ROWS[:, :1]))
-    rows = job.steps["train"].fetches["rows"].name
+    rows = job.steps["train"].fetches[0]["rows"].name
     (batch,) = job.run([4, 4], [(ROWS, ROWS[:, :1])], fetches=[rows])
     np.testing.assert_array_equal(batch[0][rows], batch[1][rows])
