@@ -28,6 +28,8 @@ from parallax.keras.steps import ModelStep, step_graph, traced_evaluation, trace
 from parallax.keras.training import ModelTraining
 
 _TRAINER = "keras.src.backend.tensorflow.trainer.callbacks_module.CallbackList"
+_LOOKED_AT_BATCHES = data_adapter_utils.NUM_BATCHES_FOR_TENSOR_SPEC
+"""Of a generator, from which Keras tells the shapes of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +143,9 @@ def _spec_of(arguments: dict[str, Any], x: str, y: str, weights: str, batch_size
     found: list[Any] = []
     data = arguments.get(x)
     if isinstance(data, GeneratorType):
-        peeked = [first for first in itertools.islice(data, 2)]
+        peeked = list(itertools.islice(data, _LOOKED_AT_BATCHES))
         arguments[x] = _again(peeked, data)
-        data = iter(peeked)
+        data = _again(peeked, iter(()))
     options = {"class_weight": arguments.get("class_weight"), "shuffle": False}
     adapter = get_data_adapter(
         data, arguments.get(y), arguments.get(weights), batch_size=batch_size, steps_per_epoch=None, **options
