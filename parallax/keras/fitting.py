@@ -24,6 +24,7 @@ from parallax.functions.running import RunningSteps
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.keras.callbacks import callback_list_for
 from parallax.keras.inputs import open_spec
+from parallax.keras.refusals import check_model, check_step
 from parallax.keras.steps import ModelStep, step_graph, traced_evaluation, traced_training
 from parallax.keras.training import ModelTraining
 
@@ -65,6 +66,8 @@ def read_fit(model: Any, arguments: dict[str, Any]) -> FitCall:
     Raises:
         GraphError: a step or its input cannot be had in a graph.
     """
+    model._assert_compile_called("fit")
+    check_model(model)
     arguments = _with_validation_split(dict(arguments))
     specs = {"train": _spec_of(arguments, "x", "y", "sample_weight", arguments.get("batch_size"))}
     if arguments.get("validation_data") is not None:
@@ -78,6 +81,8 @@ def read_fit(model: Any, arguments: dict[str, Any]) -> FitCall:
     traced = {"train": traced_training(model, specs["train"])}
     if "test" in specs:
         traced["test"] = traced_evaluation(model, specs["test"])
+    for name, one in traced.items():
+        check_step(name, one.concrete)
     graph, steps = step_graph(model, traced)
     names = {id(one.variable): one.name for one in graph.taken()}
     metrics = [names[id(v)] for one in traced.values() for v in one.metrics if id(v) in names]
