@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from parallax.after_import import after_import
 from parallax.cluster.resource_file import parse_bandwidth
 from parallax.errors import ConfigError, ParallaxError
 from parallax.plans.plan import read_plan
@@ -36,6 +38,11 @@ from parallax.settings.options import CALIBRATE, CHECKPOINT, DIFF, OF_SCRIPTS, R
 from parallax.strict import shown
 
 EXIT_USAGE = 2
+
+_BARE_FIT = (
+    "Under `parallax run` a Keras model is trained by all workers, for which the script says `import parallax.keras`, "
+    "and it calls fit without. Add the import, or start the script with `python` to train it here alone."
+)
 
 _DESCRIPTIONS = {
     "run": "Runs a script that calls parallax.parallel_run on all workers. Prints the plan, relays what the workers "
@@ -205,6 +212,7 @@ def _run_here(
         from parallax.call import jobs_run
 
         record.install()
+        after_import("keras", _refuse_bare_fit)
     join_deprecations(shown_from)
     alike = AlikeUntilBuilt(wanted.script_seed or drawn_seed())
     before, path = sys.argv, sys.path[0]
@@ -231,6 +239,21 @@ def _run_here(
         return 0
     _say(f"parallax: {arguments.script} ended without calling parallax.parallel_run: nothing was started.")
     return 1
+
+
+def _refuse_bare_fit() -> None:
+    """Has Keras's `fit` say what the script must import; else it would train here, alone, without a word."""
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    original = TensorFlowTrainer.fit
+
+    @functools.wraps(original)
+    def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
+        if "parallax.keras" not in sys.modules:
+            raise ConfigError(_BARE_FIT)
+        return original(model, *args, **kwargs)
+
+    TensorFlowTrainer.fit = fit
 
 
 def _what_if(arguments: argparse.Namespace) -> WhatIf:

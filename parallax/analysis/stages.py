@@ -29,6 +29,11 @@ from parallax.profiles.plan_inputs import PlanInputs, read_measured
 from parallax.settings.config import Config
 from parallax.types import Graph
 
+_OTHER_DOORS = (
+    "A Keras model is trained by its own fit, after `import parallax.keras`; a step that is written as a tf.function "
+    "by `parallax.function`."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Analysed:
@@ -51,7 +56,18 @@ def analyse(graph: Graph) -> Analysed:
     """
     if not hasattr(graph, "as_graph_def"):
         raise GraphError(
-            f"single_gpu_graph must be a tf.Graph, and {graph!r} was given. Build the model `with graph.as_default()`."
+            f"single_gpu_graph must be a tf.Graph, and {graph!r} was given. Build the model `with graph.as_default()`. "
+            + _OTHER_DOORS
+        )
+    if hasattr(graph, "capture"):
+        raise GraphError(
+            f"single_gpu_graph must be a graph that a session runs, and {graph.name!r} is the FuncGraph of a traced "
+            f"function. {_OTHER_DOORS}"
+        )
+    if not graph.get_operations():
+        raise GraphError(
+            "single_gpu_graph is empty: what is made eagerly (variables, a Keras model) is in no tf.Graph. Build the "
+            f"model `with graph.as_default()`. {_OTHER_DOORS}"
         )
     captured = capture(graph)
     spec, sources = classify(captured)

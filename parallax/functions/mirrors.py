@@ -2,8 +2,8 @@
 
 Training happens in a session's graph; whoever reads `variable.numpy()` or assigns a value in the script means what is
 trained. A mirrored variable fetches its value when it is read for the first time after a step, and remembers that it
-was written, so that the next step begins with what was written. Ops traced into functions read a variable by its
-handle: call `refresh_all` before one runs.
+was written, so that the next step begins with what was written. Traced functions keep the handles of their variables:
+call `refresh_all` before one runs.
 """
 
 from __future__ import annotations
@@ -87,20 +87,23 @@ class Mirrors:
 
 
 class _Mirrored:
-    """What is put before the class of a mirrored variable."""
+    """What is put before the class of a mirrored variable.
+
+    Whatever reads a variable eagerly asks it for its handle: its own methods, and ops that are given the variable,
+    which the runtime reads without calling one.
+    """
 
     _parallax_mirror: tuple[Mirrors, str]
 
-    def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
+    @property
+    def _handle(self) -> Any:
         mirrors, name = self._parallax_mirror
         mirrors._is_read(name)
-        return super()._read_variable_op(*args, **kwargs)  # type: ignore[misc]
+        return vars(self)["_handle"]
 
-    def sparse_read(self, *args: Any, **kwargs: Any) -> Any:
-        """As the variable's own."""
-        mirrors, name = self._parallax_mirror
-        mirrors._is_read(name)
-        return super().sparse_read(*args, **kwargs)  # type: ignore[misc]
+    @_handle.setter
+    def _handle(self, handle: Any) -> None:
+        vars(self)["_handle"] = handle
 
 
 def _writing(method: str) -> Callable[..., Any]:

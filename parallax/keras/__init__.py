@@ -10,7 +10,13 @@ From its import on, the `fit` of every model starts a job on the machines; the s
 launched, with the trained weights and the history. Workers run the script from its beginning to that `fit`.
 """
 
-from parallax.keras.front import call, install, use
+import keras
+
+from parallax.keras.versions import check_keras
+
+check_keras(keras.__version__, keras.config.backend())
+
+from parallax.keras.front import call, install, use  # noqa: E402  # it needs what older ones do not have
 
 __all__ = ["call", "use"]
 

@@ -24,10 +24,13 @@ from parallax.functions.running import RunningSteps
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.keras.callbacks import callback_list_for
 from parallax.keras.inputs import open_spec
+from parallax.keras.refusals import check_model, check_step
 from parallax.keras.steps import ModelStep, step_graph, traced_evaluation, traced_training
 from parallax.keras.training import ModelTraining
 
 _TRAINER = "keras.src.backend.tensorflow.trainer.callbacks_module.CallbackList"
+_LOOKED_AT_BATCHES = data_adapter_utils.NUM_BATCHES_FOR_TENSOR_SPEC
+"""Of a generator, from which Keras tells the shapes of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ def read_fit(model: Any, arguments: dict[str, Any]) -> FitCall:
     Raises:
         GraphError: a step or its input cannot be had in a graph.
     """
+    model._assert_compile_called("fit")
+    check_model(model)
     arguments = _with_validation_split(dict(arguments))
     specs = {"train": _spec_of(arguments, "x", "y", "sample_weight", arguments.get("batch_size"))}
     if arguments.get("validation_data") is not None:
@@ -76,6 +81,8 @@ def read_fit(model: Any, arguments: dict[str, Any]) -> FitCall:
     traced = {"train": traced_training(model, specs["train"])}
     if "test" in specs:
         traced["test"] = traced_evaluation(model, specs["test"])
+    for name, one in traced.items():
+        check_step(name, one.concrete)
     graph, steps = step_graph(model, traced)
     names = {id(one.variable): one.name for one in graph.taken()}
     metrics = [names[id(v)] for one in traced.values() for v in one.metrics if id(v) in names]
@@ -141,9 +148,9 @@ def _spec_of(arguments: dict[str, Any], x: str, y: str, weights: str, batch_size
     found: list[Any] = []
     data = arguments.get(x)
     if isinstance(data, GeneratorType):
-        peeked = [first for first in itertools.islice(data, 2)]
+        peeked = list(itertools.islice(data, _LOOKED_AT_BATCHES))
         arguments[x] = _again(peeked, data)
-        data = iter(peeked)
+        data = _again(peeked, iter(()))
     options = {"class_weight": arguments.get("class_weight"), "shuffle": False}
     adapter = get_data_adapter(
         data, arguments.get(y), arguments.get(weights), batch_size=batch_size, steps_per_epoch=None, **options

@@ -1,0 +1,72 @@
+"""What of a Keras model no worker can carry out as one process does: told before anything is traced or started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from parallax.errors import GraphError
+
+_PYTHON_OPS = ("PyFunc", "EagerPyFunc")
+"""With effects that TensorFlow does not know; a `numpy_function(stateful=False)` is another op."""
+_EAGER = (
+    "The steps of a model are carried out as a graph, and {what} asks for Python at each step. Leave it out, and debug "
+    "the script without Parallax."
+)
+_SYNCHRONIZED = (
+    "{layer} has synchronized=True, which is of tf.distribute's replicas. Leave it out: each worker normalizes its own "
+    "rows, and the layer's moving averages are kept alike."
+)
+_STRATEGY = (
+    "The model was made in the scope of {strategy}. Make it outside of any tf.distribute strategy: Parallax's workers "
+    "are the replicas."
+)
+_OVERRIDDEN = (
+    "{model} has a {name} of its own, and workers step by functions of their own. Put what it does into train_step, "
+    "test_step or predict_step."
+)
+_CALLS_PYTHON = (
+    "A step must be of TensorFlow's ops, and {step} calls Python code by {op} {name!r} (py_function, numpy_function), "
+    "which each worker would call for its part of the batch. Do that part in the input (tf.data's map), or "
+    "in a callback; what has no side effects may be a tf.numpy_function(stateful=False)."
+)
+
+
+def check_model(model: Any) -> None:
+    """Refuses a model whose steps cannot be had as a graph.
+
+    Args:
+        model: a keras.Model.
+
+    Raises:
+        GraphError: what was found, and what to do.
+    """
+    if model.run_eagerly or tf.config.functions_run_eagerly():
+        what = "run_eagerly=True" if model.run_eagerly else "tf.config.run_functions_eagerly(True)"
+        raise GraphError(_EAGER.format(what=what))
+    if model._distribute_strategy is not None or tf.distribute.has_strategy():
+        raise GraphError(_STRATEGY.format(strategy=type(model.distribute_strategy).__name__))
+    for layer in model._flatten_layers():
+        if getattr(layer, "synchronized", False):
+            raise GraphError(_SYNCHRONIZED.format(layer=f"The layer {layer.name!r}"))
+    for name in ("make_train_function", "make_test_function", "make_predict_function"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            raise GraphError(_OVERRIDDEN.format(model=type(model).__name__, name=name))
+
+
+def check_step(name: str, concrete: Any) -> None:
+    """Refuses a traced step that calls Python code.
+
+    Args:
+        name: of the step.
+        concrete: a tf.types.experimental.ConcreteFunction.
+
+    Raises:
+        GraphError: what was found, and what to do.
+    """
+    whole = concrete.graph.as_graph_def()
+    for node in (*whole.node, *(node for one in whole.library.function for node in one.node_def)):
+        if node.op in _PYTHON_OPS:
+            raise GraphError(_CALLS_PYTHON.format(step=name, op=node.op, name=node.name))

@@ -1,0 +1,32 @@
+"""Which Keras this front end is for: what it builds upon inside of Keras is there from 3.12 on, with TensorFlow."""
+
+from __future__ import annotations
+
+import re
+
+from parallax.errors import ConfigError
+
+_OLDEST = (3, 12)
+
+
+def check_keras(version: str, backend: str) -> None:
+    """Refuses a Keras that cannot be driven.
+
+    Args:
+        version: as `keras.__version__`.
+        backend: as `keras.config.backend()`.
+
+    Raises:
+        ConfigError: Keras is too old, or computes by something else than TensorFlow.
+    """
+    numbers = tuple(int(one) for one in re.findall(r"\d+", version)[:2])
+    if numbers < _OLDEST:
+        raise ConfigError(
+            f"parallax.keras needs Keras {_OLDEST[0]}.{_OLDEST[1]} or newer, and {version} is installed. "
+            f"Install it: pip install 'keras>={_OLDEST[0]}.{_OLDEST[1]}'."
+        )
+    if backend != "tensorflow":
+        raise ConfigError(
+            f"parallax.keras trains with Keras's backend tensorflow, and the backend is {backend}. Set "
+            "KERAS_BACKEND=tensorflow before Keras is imported."
+        )

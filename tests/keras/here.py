@@ -1,0 +1,120 @@
+"""Calls of `fit` carried out in the tests' own process by one worker, and the same by plain Keras."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import pickle
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+from parallax.keras.fitting import history_of, read_fit, result_of, run_fit, take_state
+from parallax.keras.optimizers import merged_rows
+
+v1 = tf.compat.v1
+PLAIN_FIT = inspect.unwrap(TensorFlowTrainer.fit)
+
+
+class Alone:
+    """The communicator of a single worker."""
+
+    def Get_size(self):
+        return 1
+
+    def Get_rank(self):
+        return 0
+
+    def bcast(self, value, root=0):
+        return value
+
+
+class OneWorkerSession:
+    """A session of TensorFlow's own in the place of a worker's: values in lists, variables by their ops' names."""
+
+    def __init__(self, graph):
+        self.workers, self.values = Alone(), self
+        self._session = v1.Session(graph=graph.graph)
+        self._variables = {variable.handle.op.name: variable for variable in graph.made.values()}
+        self._session.run([variable.initializer for variable in graph.made.values()])
+
+    def run(self, fetches, feeds=None):
+        given = {placeholder: value for placeholder, (value,) in (feeds or {}).items()}
+        if not isinstance(fetches, list):
+            return self._session.run(fetches, given)
+        return [[value] for value in self._session.run(fetches, given)]
+
+    def read(self, name):
+        return self._session.run(self._variables[name])
+
+    def write(self, name, value):
+        initializer = self._variables[name].initializer
+        self._session.run(initializer, {initializer.inputs[1]: value})
+
+    def close(self):
+        self._session.close()
+
+
+def fit_here(model, *args, **kwargs):
+    """What `fit` gives under `parallax run`, with one worker, in this process."""
+    bound = inspect.signature(PLAIN_FIT).bind(model, *args, **kwargs)
+    fit = read_fit(model, {name: value for name, value in bound.arguments.items() if name != "self"})
+    session = OneWorkerSession(fit.graph)
+    history, values = run_fit(fit, functools.partial(PLAIN_FIT, model), session, 1, 0)
+    session.close()
+    result = pickle.loads(pickle.dumps(result_of(fit, history, values)))
+    take_state(fit, result.pop("values"))
+    return history_of(model, result, bound.arguments)
+
+
+def fit_plainly(model, *args, **kwargs):
+    """Keras's own `fit`, with equal rows of a gradient merged as everywhere here."""
+    with merged_rows(model.optimizer):
+        return PLAIN_FIT(model, *args, **kwargs)
+
+
+def outcome(train, make, seed=3):
+    """What a script comes to: its own results, and all that its model then holds.
+
+    Args:
+        train: `fit_here` or `fit_plainly`.
+        make: the script: takes `train`, gives (model, a structure of numbers).
+        seed: of everything.
+    """
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(seed)
+    model, found = make(train)
+    optimizer = model.optimizer
+    return {
+        "found": found,
+        "weights": [v.numpy() for v in model.variables],
+        "optimizer": [v.numpy() for v in optimizer.variables],
+        "rate": float(np.asarray(optimizer.learning_rate)),
+        "seed": np.random.rand(),  # nothing more and nothing less was drawn
+    }
+
+
+def difference(first, second):
+    """The largest difference of two structures of numbers: absolute below 1, relative above."""
+    tf.nest.assert_same_structure(first, second)
+    worst = 0.0
+    for one, other in zip(tf.nest.flatten(first), tf.nest.flatten(second), strict=True):
+        if isinstance(one, str) or one is None:
+            assert one == other
+            continue
+        one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+        assert one.shape == other.shape, (one, other)
+        assert np.array_equal(np.isnan(one), np.isnan(other)), (one, other)
+        if one.size:
+            worst = max(worst, float(np.nanmax(np.abs(one - other) / np.maximum(1, np.abs(other)), initial=0)))
+    return worst
+
+
+def check(make, most=1e-6, seed=3):
+    """A script comes to the same here as in plain Keras."""
+    here, plain = outcome(fit_here, make, seed), outcome(fit_plainly, make, seed)
+    parts = {name: difference(here[name], plain[name]) for name in plain}
+    assert max(parts.values()) <= most, (parts, here["found"], plain["found"])
+    return here

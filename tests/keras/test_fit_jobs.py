@@ -1,0 +1,65 @@
+"""Scripts that fit on several workers: what they come to is what plain Keras comes to, and failures are named."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.end_to_end.conftest import CLI, start, warm_server, write  # noqa: F401
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def found_in(done):
+    assert done.status == 0, done
+    line = next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))
+    return json.loads(line.removeprefix("FOUND "))
+
+
+def differences(first, second):
+    """The largest difference of the numbers in each part; texts must be equal."""
+    found = {}
+    for name in second:
+        one, other = tf.nest.flatten(first[name]), tf.nest.flatten(second[name])
+        if any(isinstance(value, str) for value in other):
+            assert one == other
+            continue
+        one, other = np.asarray(one), np.asarray(other)
+        assert one.shape == other.shape, name
+        found[name] = float(np.max(np.abs(one - other) / np.maximum(1, np.abs(other)), initial=0))
+    return found
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_script_with_callbacks_and_two_fits_comes_to_what_plain_keras_comes_to(start, tmp_path, workers):  # noqa: F811
+    script, here, plain = SCRIPTS / "fit_and_go_on.py", tmp_path / "here", tmp_path / "plain"
+    here.mkdir()
+    plain.mkdir()
+    running = start(*CLI, "run", "--workers", workers, script, here)
+    expected = found_in(start(script, plain, "plain").finish())
+    parts = differences(found_in(running.finish(240)), expected)
+    assert max(parts.values()) <= 1e-6, parts
+
+
+NAMED = {
+    "callback": "ValueError: a callback that breaks",
+    "step": "the rows are too large",
+    "input": "All workers must read the same batches",
+}
+
+
+@pytest.mark.parametrize("kind", ["callback", "step", "input"])
+def test_a_job_ends_with_what_failed_on_a_worker(start, kind):  # noqa: F811
+    done = start(*CLI, "run", "--workers", 2, SCRIPTS / "fit_that_fails.py", kind).finish()
+    assert done.status == 1 and NAMED[kind] in done.stderr and "WENT ON" not in done.stdout, done
+
+
+def test_fit_without_the_front_end_says_what_to_import_before_it_trains(start, write):  # noqa: F811
+    lines = ["import keras, numpy", "model = keras.Sequential([keras.layers.Dense(1)])", "model.compile('sgd', 'mse')"]
+    lines += ["model.fit(numpy.ones((4, 2)), numpy.ones((4, 1)))", "print('WENT ON')"]
+    write("train.py", "\n".join(lines) + "\n")
+    done = start(*CLI, "run", "--workers", 2, "train.py").finish()
+    assert done.status == 1 and "train.py:4: " in done.stderr and "import parallax.keras" in done.stderr, done
+    assert "WENT ON" not in done.stdout, done

@@ -1,0 +1,107 @@
+"""What `fit` cannot train on several workers is refused before anything is traced or started, with what to do."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from parallax.analysis.stages import analyse
+from parallax.errors import ConfigError, GraphError
+from parallax.keras.fitting import read_fit
+from parallax.keras.versions import check_keras
+
+layers = keras.layers
+X, Y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+
+
+def model(*extra, **options):
+    made = keras.Sequential([keras.Input((4,)), *extra, layers.Dense(1)])
+    made.compile("sgd", "mse", **options)
+    return made
+
+
+class CallsPython(keras.Model):
+    def __init__(self, stateful=True):
+        super().__init__()
+        self.dense, self.stateful = layers.Dense(1), stateful
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        shape = x.shape
+        x = tf.numpy_function(lambda a: 2 * a, [x], tf.float32, stateful=self.stateful)
+        return super().train_step((tf.ensure_shape(x, shape), y))
+
+
+class StepsByItself(keras.Sequential):
+    def make_train_function(self, force=False):
+        return super().make_train_function(force)
+
+
+def _in_a_strategy():
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        return model()
+
+
+def _of_class(kind):
+    made = kind() if kind is CallsPython else kind([layers.Dense(1)])
+    made.compile("sgd", "mse")
+    return made
+
+
+REFUSED = {
+    "run_eagerly=True asks for Python": lambda: model(run_eagerly=True),
+    "has synchronized=True": lambda: model(layers.BatchNormalization(synchronized=True)),
+    "in the scope of MirroredStrategy": _in_a_strategy,
+    "calls Python code by PyFunc": lambda: _of_class(CallsPython),
+    "has a make_train_function of its own": lambda: _of_class(StepsByItself),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_a_model_that_is_no_graph_is_refused(text):
+    with pytest.raises(GraphError, match=text):
+        read_fit(REFUSED[text](), {"x": X, "y": Y})
+
+
+def test_eager_functions_everywhere_are_refused():
+    tf.config.run_functions_eagerly(True)
+    try:
+        with pytest.raises(GraphError, match="run_functions_eagerly"):
+            read_fit(model(), {"x": X, "y": Y})
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
+def test_a_lookup_table_in_the_step_is_refused():
+    made = keras.Sequential([layers.StringLookup(vocabulary=["a", "b"]), layers.Embedding(4, 2), layers.Dense(1)])
+    made.compile("sgd", "mse")
+    with pytest.raises(GraphError, match="a lookup table.*tf.data's map"):
+        read_fit(made, {"x": tf.constant([["a"], ["b"]]), "y": np.ones((2, 1, 1), "float32")})
+
+
+def test_a_model_that_is_not_compiled_gets_keras_own_error():
+    with pytest.raises(ValueError, match=r"call `compile\(\)`"):
+        read_fit(keras.Sequential([layers.Dense(1)]), {"x": X, "y": Y})
+
+
+def test_parallel_run_names_the_doors_for_what_is_no_graph_of_a_session():
+    step = tf.function(lambda x: 2 * x).get_concrete_function(tf.TensorSpec([], tf.float32))
+    for given, text in ((step.graph, "FuncGraph"), (tf.Graph(), "is empty"), (model(), "must be a tf.Graph")):
+        with pytest.raises(GraphError, match=text) as refused:
+            analyse(given)
+        assert "import parallax.keras" in str(refused.value) and "parallax.function" in str(refused.value)
+
+
+@pytest.mark.parametrize("version", ["3.12.0", "3.15.1", "3.16.0.dev20260101", "4.0"])
+def test_keras_from_3_12_on_is_taken(version):
+    check_keras(version, "tensorflow")
+
+
+def test_an_older_keras_and_another_backend_are_refused():
+    with pytest.raises(ConfigError, match=r"3\.12 or newer, and 3\.9\.2"):
+        check_keras("3.9.2", "tensorflow")
+    with pytest.raises(ConfigError, match="the backend is jax"):
+        check_keras("3.12.0", "jax")
