@@ -34,6 +34,7 @@ TIERS = {
     "tests/lab/": "lab",
     "tests/examples/": "graph",
     "tests/end_to_end/": "job",
+    "tests/functions/test_jobs.py": "job",
     "tests/equality/test_in_memory.py": "graph",
     "tests/equality/": "job",
     "tests/runtime/guard/": "job",

@@ -3,7 +3,7 @@
 Training happens in a session's graph; whoever reads `variable.numpy()` or assigns a value in the script means what is
 trained. A mirrored variable fetches its value when it is read for the first time after a step, and remembers that it
 was written, so that the next step begins with what was written. Ops traced into functions read a variable by its
-handle: call `refresh_all` before one runs.
+handle: call `refresh_all` before one runs, or have all calls watched (called_functions.py).
 """
 
 from __future__ import annotations
@@ -69,6 +69,15 @@ class Mirrors:
         finally:
             self._is_quiet = was
         self.stale.discard(name)
+
+    def name_by_handle(self) -> dict[int, str]:
+        """The names of the variables, by the id of the tensor that is their handle."""
+        return {id(variable.handle): name for name, variable in self._variables.items()}
+
+    def note_written(self, names: Iterable[str]) -> None:
+        """Says that variables were written past their methods."""
+        for name in names:
+            self._is_written(name)
 
     def release(self) -> None:
         """Ends mirroring; variables keep the values that they have."""

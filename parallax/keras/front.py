@@ -33,13 +33,11 @@ class _Use:
         is_wanted: whether models are trained by jobs.
         resource_info: a resource file; None for workers on this machine.
         config: settings.
-        results: what the calls of this program have given so far, in order.
     """
 
     is_wanted: bool = False
     resource_info: str | Path | None = None
     config: Config = field(default_factory=Config)
-    results: list[Any] = field(default_factory=list)
 
 
 _use = _Use()
@@ -83,8 +81,7 @@ def call(
     Raises:
         ConfigError: the function cannot be pickled.
     """
-    before = _use.is_wanted, _use.resource_info, _use.config, _use.results
-    _use.results = []
+    before = _use.is_wanted, _use.resource_info, _use.config
 
     def with_machines() -> _Found:
         use(resource_info, parallax_config)
@@ -93,7 +90,7 @@ def call(
     try:
         return calls.run_function(with_machines)
     finally:
-        _use.is_wanted, _use.resource_info, _use.config, _use.results = before
+        _use.is_wanted, _use.resource_info, _use.config = before
 
 
 def install() -> None:
@@ -148,10 +145,10 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
 def _launched(number: int, model: Any, arguments: dict[str, Any]) -> Any:
     fit = read_fit(model, arguments)
     state = state_of(fit) if number > 1 else None
-    attachment = pickle.dumps((_use.results, state), protocol=5)
+    attachment = pickle.dumps((calls.remembered(), state), protocol=5)
     result = pickle.loads(calls.run_call(number, fit.graph.graph, attachment, _use.config, _use.resource_info))
     take_state(fit, result.pop("values"))
-    _use.results.append(result)
+    calls.remember(result)
     return history_of(model, result, arguments)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from parallax.functions.keras_optimizers import merged_rows
 from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable
 from parallax.keras.metrics import ToldMean, told_means
-from parallax.keras.optimizers import merged_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,17 +16,13 @@ import tensorflow as tf
 from parallax.errors import SessionError
 from parallax.functions.mirrors import Mirrors
 from parallax.functions.running import RunningSteps
+from parallax.functions.shares import OTHER_INPUT, digest_of, share_of
 from parallax.functions.step_graph import GraphStep
 from parallax.keras.callbacks import decisions_of
-from parallax.keras.inputs import digest_of, share_of, without_optionals
+from parallax.keras.inputs import without_optionals
 from parallax.keras.metrics import LogsOfSums, MetricSums
 from parallax.keras.steps import ModelStep
 from parallax.runtime.worker.barrier import barrier
-
-_OTHER_INPUT = (
-    "All workers must read the same batches, of which each takes its rows, and this one differs. Seed what "
-    "is shuffled or drawn (keras.utils.set_random_seed before the dataset is made), and sort what is listed from disk."
-)
 
 
 class ModelTraining:
@@ -178,7 +174,7 @@ class ModelTraining:
         ]
         others, is_alike = self._sums.take(mine, of_means, others, digest)
         if not is_alike:
-            raise SessionError(_OTHER_INPUT)
+            raise SessionError(OTHER_INPUT)
         self._mirrors.outdate(self._number_of)
         if which == "train":
             self._mirrors.outdate(self._trained)
