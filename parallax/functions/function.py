@@ -106,6 +106,11 @@ class DistributedStep:
         name = getattr(step, "__name__", getattr(getattr(step, "python_function", None), "__name__", "step"))
         self._name = str(name) if str(name).isidentifier() else "step"
 
+    @property
+    def worker_id(self) -> int:
+        """This worker's number, from 0; before the first call 0."""
+        return 0 if self._running is None else self._running.rank
+
     def graph_of(self, *args: Any, **kwargs: Any) -> tf.Graph:
         """The graph that a call with these arguments trains, for `parallax.plan`; nothing is started."""
         return self._read(args, kwargs)[1].graph
@@ -148,11 +153,16 @@ class DistributedStep:
 
 
 class _OpenStep:
-    """A step that runs in this worker's session."""
+    """A step that runs in this worker's session.
+
+    Attributes:
+        rank: of this worker.
+    """
 
     def __init__(
         self, running: RunningSteps, variables: SessionVariables, step: GraphStep, arguments: Arguments, rules: Any
     ) -> None:
+        self.rank = running.rank
         self._running, self._variables, self._step = running, variables, step
         self._arguments, self._rules = arguments, rules
 

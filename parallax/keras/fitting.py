@@ -72,6 +72,20 @@ def read_fit(model: Any, arguments: dict[str, Any]) -> FitCall:
         specs["test"] = _spec_of(validation, "x", "y", "sample_weight", length)
         if validation["x"] is not x:
             arguments["validation_data"] = validation["x"]
+    return read_steps(model, arguments, specs)
+
+
+def read_steps(model: Any, arguments: dict[str, Any], specs: Mapping[str, Any]) -> FitCall:
+    """Traces the steps of a model and makes one graph of them.
+
+    Args:
+        model: a compiled keras.Model.
+        arguments: of the call, by name.
+        specs: "train", and "test" where there is validation: the spec of a batch.
+
+    Raises:
+        GraphError: a step cannot be had in a graph.
+    """
     _build(model, specs["train"])
     traced = {"train": traced_training(model, specs["train"])}
     if "test" in specs:

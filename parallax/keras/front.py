@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import keras
-import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from parallax import call as calls
 from parallax.errors import ConfigError
+from parallax.functions.function import have_input_alike
+from parallax.keras.batches import ScriptTraining
 from parallax.keras.fitting import history_of, read_fit, result_of, run_fit, state_of, take_state
-from parallax.runtime.worker.ranks import current_process_group
 from parallax.settings.config import Config
 from parallax.settings.environment import is_commanded
 
@@ -41,6 +41,7 @@ class _Use:
 
 
 _use = _Use()
+_script_training = ScriptTraining()
 _trained_here: set[int] = set()
 """By id, the models that this worker's job trains, whose files worker 0's callbacks may write."""
 
@@ -98,12 +99,10 @@ def install() -> None:
     if getattr(TensorFlowTrainer.fit, "_parallax", False):
         return
     _wrap(TensorFlowTrainer, "fit", _fit)
+    _wrap(TensorFlowTrainer, "train_on_batch", _train_on_batch)
     for name in _SAVES:
         _wrap(keras.Model, name, _save)
-    if calls.is_worker():
-        members = current_process_group()
-        members.when_built.clear()  # input stays alike on all workers, for each takes its part of it
-        tf.random.set_seed(members.parcel.seed)
+    have_input_alike()
 
 
 def _wrap(kind: Any, name: str, replacement: Callable[..., Any]) -> None:
@@ -126,6 +125,7 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
         return original(model, *args, **kwargs)
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
+    _script_training.check_free()
     number = calls.next_call()
     if not calls.is_worker():
         return _launched(number, model, arguments)
@@ -152,8 +152,18 @@ def _launched(number: int, model: Any, arguments: dict[str, Any]) -> Any:
     return history_of(model, result, arguments)
 
 
+def _train_on_batch(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    if _is_on():
+        arguments = inspect.signature(original).bind(model, *args, **kwargs).arguments
+        _script_training.prepare(model, arguments, _use.config, _use.resource_info)
+    return original(model, *args, **kwargs)
+
+
 def _save(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Files of the script are written by the launching process, and in a worker by callbacks of worker 0 alone."""
+    """Writes files where the script goes on, in the launching process or on worker 0, and in callbacks of worker 0."""
+    if _script_training.is_of(model) and _script_training.training is not None:
+        _script_training.training.mirrors.refresh_all()  # by all workers, who hold the rows
+        return None if _script_training.training.rank else original(model, *args, **kwargs)
     if calls.is_worker() and id(model) not in _trained_here:
         return None
     return original(model, *args, **kwargs)

@@ -31,6 +31,7 @@ class ModelTraining:
     Attributes:
         rank: this worker.
         is_leading: whether worker 0 acts alone, while the others serve it.
+        mirrors: the model's variables, kept in agreement with the session's.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class ModelTraining:
         traced: Mapping[str, ModelStep],
         names: Mapping[int, str],
         reset: Any,
+        reports_everywhere: bool = False,
     ) -> None:
         """Gives the session the model's values, and mirrors its variables.
 
@@ -51,9 +53,10 @@ class ModelTraining:
             traced: the same as they were traced.
             names: id of a tf.Variable -> its name in the graph.
             reset: op of the graph that sets this worker's own parts of metrics to zero.
+            reports_everywhere: whether all workers want logs; else worker 0 alone.
         """
         self._model, self._running, self._steps, self._traced = model, running, steps, traced
-        self._reset = reset
+        self._reset, self._reports = reset, reports_everywhere or running.rank == 0
         self.rank, self.is_leading = running.rank, False
         metrics = {id(v): v for one in traced.values() for v in one.metrics}
         self._sums = MetricSums(list(metrics.values()), running.comm)
@@ -69,7 +72,7 @@ class ModelTraining:
         self._number_of = {
             name: number for number, v in enumerate(self._sums.variables) for name, one in mirrored.items() if one is v
         }
-        self._mirrors = Mirrors(mirrored.items(), self._fetched)
+        self.mirrors = Mirrors(mirrored.items(), self._fetched)
 
     def train_function(self, iterator: Any) -> Any:
         """What `Model.train_function` gives for the next batches of an iterator."""
@@ -83,7 +86,7 @@ class ModelTraining:
         """Keras's own predict function, which finds the trained values."""
 
         def predicting(data: Any) -> Any:
-            self._mirrors.refresh_all()
+            self.mirrors.refresh_all()
             return predict(data)
 
         return predicting
@@ -132,7 +135,7 @@ class ModelTraining:
 
     def release(self) -> None:
         """Ends it; the model keeps the values that it has."""
-        self._mirrors.release()
+        self.mirrors.release()
 
     def _on_batches(self, which: str, iterator: Any) -> Any:
         """Steps over as many batches as Keras asks for at once; logs of the last."""
@@ -175,10 +178,10 @@ class ModelTraining:
         others, is_alike = self._sums.take(mine, of_means, others, digest)
         if not is_alike:
             raise SessionError(OTHER_INPUT)
-        self._mirrors.outdate(self._number_of)
+        self.mirrors.outdate(self._number_of)
         if which == "train":
-            self._mirrors.outdate(self._trained)
-        if self.rank:
+            self.mirrors.outdate(self._trained)
+        if not self._reports:
             return dict.fromkeys(results, 0.0)
         return logs.logs(self._sums.sums, others)
 
@@ -193,9 +196,9 @@ class ModelTraining:
 
     def _flush(self) -> None:
         """Gives the session what was written to the model's variables."""
-        written, self._mirrors.written = sorted(self._mirrors.written), set()
+        written, self.mirrors.written = sorted(self.mirrors.written), set()
         metrics = {
-            self._number_of[name]: self._mirrors.variable(name).numpy() for name in written if name in self._number_of
+            self._number_of[name]: self.mirrors.variable(name).numpy() for name in written if name in self._number_of
         }
         trained = [name for name in written if name not in self._number_of]
         if not written:
@@ -206,7 +209,7 @@ class ModelTraining:
 
     def _write(self, trained: list[str], metrics: dict[int, Any]) -> None:
         for name in trained:
-            self._running.write(name, self._mirrors.variable(name).numpy() if self.rank == 0 else None)
+            self._running.write(name, self.mirrors.variable(name).numpy() if self.rank == 0 else None)
         if metrics:
             self._running.run_op(self._reset)
             self._sums.begin_at(metrics)

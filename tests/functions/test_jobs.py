@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from tests.functions.scripts import custom_loop
+from tests.functions.scripts import custom_loop, on_batch
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -24,3 +24,11 @@ def test_a_custom_loop_on_two_workers_is_one_process(start, tmp_path):
     done = start(*words).finish()
     assert done.status == 0, done
     check(custom_loop.trained("sgd", tf.function), tmp_path)
+
+
+def test_a_loop_of_train_on_batch_after_a_fit_is_one_process(start, tmp_path):
+    words = ("-m", "parallax.cli", "run", "--workers", 2, SCRIPTS / "on_batch.py", "out", "FIT")
+    done = start(*words).finish()
+    assert done.status == 0, done
+    check(on_batch.trained(True, tmp_path / "plain.weights.h5"), tmp_path)
+    assert (tmp_path / "trained.weights.h5").stat().st_size == (tmp_path / "plain.weights.h5").stat().st_size
