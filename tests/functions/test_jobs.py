@@ -1,5 +1,7 @@
 """Steps of custom loops in jobs: what the script sees on each worker is what one process sees."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,3 +34,10 @@ def test_a_loop_of_train_on_batch_after_a_fit_is_one_process(start, tmp_path):
     assert done.status == 0, done
     check(on_batch.trained(True, tmp_path / "plain.weights.h5"), tmp_path)
     assert (tmp_path / "trained.weights.h5").stat().st_size == (tmp_path / "plain.weights.h5").stat().st_size
+
+
+def test_a_function_of_a_notebook_gives_a_trained_model(tmp_path):
+    program = (SCRIPTS / "notebook.py").read_text(encoding="utf-8")  # as a notebook's cells, it is no file to workers
+    words = [sys.executable, "-"]
+    done = subprocess.run(words, input=program, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.endswith("equal\n"), (done.stdout, done.stderr)
