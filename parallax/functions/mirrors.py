@@ -37,6 +37,7 @@ class Mirrors:
         self._is_quiet = False
         self.stale: set[str] = set()
         self.written: set[str] = set()
+        self._name_by_handle = {id(variable.handle): name for name, variable in self._variables.items()}
         for name, variable in self._variables.items():
             variable._parallax_mirror = (self, name)
             kind: Any = type(variable)
@@ -72,7 +73,7 @@ class Mirrors:
 
     def name_by_handle(self) -> dict[int, str]:
         """The names of the variables, by the id of the tensor that is their handle."""
-        return {id(variable.handle): name for name, variable in self._variables.items()}
+        return self._name_by_handle
 
     def note_written(self, names: Iterable[str]) -> None:
         """Says that variables were written past their methods."""

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters import data_adapter_utils
 
 from parallax import call as calls
 from parallax.errors import SessionError
 from parallax.functions.called_functions import watch_calls
 from parallax.functions.running import RunningSteps
 from parallax.keras.fitting import FitCall, read_steps, state_of, take_state
+from parallax.keras.libraries import library_of
 from parallax.keras.training import ModelTraining
 from parallax.settings.config import Config
 
@@ -78,7 +78,7 @@ class ScriptTraining:
 
     def _begin(self, model: Any, arguments: Mapping[str, Any], config: Config, resource: str | Path | None) -> None:
         number = calls.next_call()
-        read = read_steps(model, {}, {"train": _spec_of(arguments)})
+        read = read_steps(model, {}, {"train": _spec_of(model, arguments)})
         state = state_of(read) if calls.jobs_run() else None
         attachment = b"" if calls.is_worker() else pickle.dumps((calls.remembered(), state), protocol=5)
         session, size, rank, given = calls.run_to_the_end(number, read.graph.graph, attachment, config, resource)
@@ -94,11 +94,11 @@ def _training(read: FitCall, running: RunningSteps) -> ModelTraining:
     return ModelTraining(read.model, running, read.steps, read.traced, read.names, read.reset, reports_everywhere=True)
 
 
-def _spec_of(arguments: Mapping[str, Any]) -> Any:
+def _spec_of(model: Any, arguments: Mapping[str, Any]) -> Any:
     """The spec of a batch of any length, as `train_on_batch` makes it of its arguments."""
     weights = arguments.get("sample_weight")
     if arguments.get("class_weight") is not None and weights is None:
-        weights = data_adapter_utils.class_weight_to_sample_weights(arguments.get("y"), arguments["class_weight"])
+        weights = library_of(model).weights_of_classes(arguments.get("y"), arguments["class_weight"])
 
     def spec(one: Any) -> Any:
         if one is None:

@@ -10,19 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import keras
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-
 from parallax import call as calls
+from parallax.after_import import after_import
 from parallax.errors import ConfigError
 from parallax.functions.function import have_input_alike
+from parallax.keras import keras3
 from parallax.keras.batches import ScriptTraining
 from parallax.keras.fitting import history_of, read_fit, result_of, run_fit, state_of, take_state
+from parallax.keras.libraries import tf_keras
 from parallax.settings.config import Config
 from parallax.settings.environment import is_commanded
 
 _Found = TypeVar("_Found")
-_SAVES = ("save", "save_weights", "export")
 
 
 @dataclass
@@ -96,13 +95,18 @@ def call(
 
 def install() -> None:
     """Has the `fit` of every Keras model ask whether it shall train by a job; a second call changes nothing."""
-    if getattr(TensorFlowTrainer.fit, "_parallax", False):
+    if getattr(keras3.TRAINER.fit, "_parallax", False):
         return
-    _wrap(TensorFlowTrainer, "fit", _fit)
-    _wrap(TensorFlowTrainer, "train_on_batch", _train_on_batch)
-    for name in _SAVES:
-        _wrap(keras.Model, name, _save)
+    _install(keras3)
+    after_import("tf_keras", lambda: _install(tf_keras()))
     have_input_alike()
+
+
+def _install(library: Any) -> None:
+    _wrap(library.TRAINER, "fit", _fit)
+    _wrap(library.TRAINER, "train_on_batch", _train_on_batch)
+    for name in library.SAVES:
+        _wrap(library.MODEL, name, _save)
 
 
 def _wrap(kind: Any, name: str, replacement: Callable[..., Any]) -> None:

@@ -197,7 +197,7 @@ class MetricSums:
         mine = [
             digest,
             digest * digest,
-            *(x for _, value, weight in told for x in (value, 0 if weight is None else weight)),
+            *(x for _, value, weight in told for x in (_part_of_mean(value, weight), 0 if weight is None else weight)),
         ]
         flat = [
             np.asarray(mine, np.float64),
@@ -211,8 +211,11 @@ class MetricSums:
             self._comm.Allreduce(own, whole)
         is_alike = bool(self._size * whole[1] == whole[0] ** 2)
         for number, (mean, _, weight) in enumerate(told):
-            value, examples = whole[2 + 2 * number] / self._size, whole[3 + 2 * number]
-            self._tell(mean, value, 1.0 if weight is None else examples)
+            part, examples = whole[2 + 2 * number], whole[3 + 2 * number]
+            if weight is None:
+                self._tell(mean, part / self._size, 1.0)
+            else:
+                self._tell(mean, part / examples if examples else 0.0, examples)
         place = len(mine)
         for number, base in enumerate(self._base):
             part = whole[place : place + base.size].reshape(base.shape)
@@ -233,6 +236,13 @@ class MetricSums:
             number = next(i for i, v in enumerate(self.variables) if v is _value(variable))
             base = self._base[number]
             self._base[number] = (base + np.asarray(added, base.dtype)).astype(base.dtype)
+
+
+def _part_of_mean(value: Any, weight: Any) -> Any:
+    """What a worker adds to a mean over the workers, by its examples where they are counted: none has no mean."""
+    if weight is None:
+        return value
+    return value * weight if weight else 0.0
 
 
 def _value(variable: Any) -> Any:

@@ -20,6 +20,7 @@ from parallax.functions.shares import OTHER_INPUT, digest_of, share_of
 from parallax.functions.step_graph import GraphStep
 from parallax.keras.callbacks import decisions_of
 from parallax.keras.inputs import without_optionals
+from parallax.keras.libraries import library_of
 from parallax.keras.metrics import LogsOfSums, MetricSums
 from parallax.keras.steps import ModelStep
 from parallax.runtime.worker.barrier import barrier
@@ -140,7 +141,7 @@ class ModelTraining:
     def _on_batches(self, which: str, iterator: Any) -> Any:
         """Steps over as many batches as Keras asks for at once; logs of the last."""
         logs = None
-        for _ in range(self._model.steps_per_execution):
+        for _ in range(library_of(self._model).steps_at_once(self._model)):
             try:
                 batch = next(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
@@ -179,6 +180,7 @@ class ModelTraining:
         if not is_alike:
             raise SessionError(OTHER_INPUT)
         self.mirrors.outdate(self._number_of)
+        library_of(self._model).has_trained(self._model, which)
         if which == "train":
             self.mirrors.outdate(self._trained)
         if not self._reports:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from tests.functions.scripts import custom_loop, on_batch
+from tests.functions.scripts import custom_loop, legacy_fit, on_batch
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -15,10 +15,14 @@ SCRIPTS = Path(__file__).parent / "scripts"
 def check(expected, folder):
     """Both workers have seen what one process sees; 1e-6 are roundings of sums in another order."""
     for rank in range(2):
-        with np.load(folder / f"out-{rank}.npz") as found:
-            assert sorted(found.files) == sorted(expected)
-            for name, value in expected.items():
-                np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=f"rank {rank}, {name}")
+        check_file(expected, folder / f"out-{rank}.npz")
+
+
+def check_file(expected, path):
+    with np.load(path) as found:
+        assert sorted(found.files) == sorted(expected)
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=f"{path.name}, {name}")
 
 
 def test_a_custom_loop_on_two_workers_is_one_process(start, tmp_path):
@@ -41,3 +45,11 @@ def test_a_function_of_a_notebook_gives_a_trained_model(tmp_path):
     words = [sys.executable, "-"]
     done = subprocess.run(words, input=program, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.endswith("equal\n"), (done.stdout, done.stderr)
+
+
+def test_a_fit_of_tf_keras_on_two_workers_is_one_process(start, tmp_path):
+    done = start("-m", "parallax.cli", "run", "--workers", 2, SCRIPTS / "legacy_fit.py").finish()
+    assert done.status == 0, done
+    expected = legacy_fit.fitted()
+    assert expected["lr"][-1] < expected["lr"][0]
+    check_file(expected, tmp_path / "fitted.npz")
