@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         SessionError,
         TransformError,
     )
+    from parallax.functions.function import function
     from parallax.logger import log
     from parallax.settings.config import Config, ParallaxConfig
     from parallax.settings.parts import (
@@ -60,6 +61,7 @@ __all__ = [
     "SessionError",
     "TransformError",
     "Variable",
+    "function",
     "get_partitioner",
     "log",
     "parallel_run",
@@ -71,6 +73,7 @@ _MODULE_BY_NAME = {
     "Config": "settings.config",
     "ParallaxConfig": "settings.config",
     "Variable": "settings.variables",
+    "function": "functions.function",
     "get_partitioner": "compat.partitioner",
     "log": "logger",
     "parallel_run": "api",

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from parallax.api import JobEnded, checked_call, perform, run_job
 from parallax.errors import ConfigError, LaunchError, SessionError
+from parallax.runtime.launcher.launch import JobEnd
 from parallax.runtime.worker.called import packed_function
 from parallax.runtime.worker.ranks import current_process_group
 from parallax.runtime.worker.result import CallDone, send_result
@@ -30,6 +31,10 @@ _NO_VERIFICATION = (
     "`parallax verify` compares a graph that is given to parallel_run with one process, from the graph's own initial "
     "values. This script trains in its middle, from values of its own, and goes on. Compare the results "
     "of `parallax run --workers 1` and of several workers, or use `parallax run --verify-first K`."
+)
+_NO_STEP = (
+    "A job for call {number} of the program has come to call {own}, which trains to the script's end: the workers' "
+    "way through the program is another one. What is called must not depend on the rank, the time or chance."
 )
 _NO_RESULT = (
     "The workers must come to call {number} of the program as the launching process did, and they ended before: their "
@@ -55,11 +60,13 @@ class _Calls:
         function: packed, for workers; empty for the script.
         calls: how many it has made.
         jobs: how many have been run for it.
+        results: what they gave, as the front end remembers them.
     """
 
     function: bytes = b""
     calls: int = 0
     jobs: int = 0
+    results: list[Any] = field(default_factory=list)
 
 
 _calls = _Calls()
@@ -92,6 +99,16 @@ def next_call() -> int:
     if wanted is not None and is_worker() and _calls.calls > wanted:
         raise CallDone
     return _calls.calls
+
+
+def remember(result: Any) -> None:
+    """Keeps what a call of this process gave, for the workers of later ones, which replay it."""
+    _calls.results.append(result)
+
+
+def remembered() -> tuple[Any, ...]:
+    """What the calls of this process have given so far, in order."""
+    return tuple(_calls.results)
 
 
 def is_worker() -> bool:
@@ -143,22 +160,41 @@ def run_call(
         LaunchError: the workers ended without coming to the call.
         ParallaxError: before anything is started, when graph, plan, configuration or resource file break a rule.
     """
-    call = checked_call(graph, resource_info, sync, config)
-    wanted = replace(call.wanted, call=number)
-    call = replace(call, wanted=wanted, function=_calls.function, attachment=attachment)
-    if wanted.role in _OF_A_VERIFICATION:
-        raise ConfigError(_NO_VERIFICATION)
-    if wanted.role == Role.WORKER:
-        raise SessionError("A worker starts no job: it trains in `worker_call`, and takes over what `is_replayed`.")
-    if wanted.role != Role.LAUNCH:
-        perform(call)
-    end = run_job(call)
+    end = _job_of(number, graph, attachment, config, resource_info, sync)
     if end.status:
         raise JobFailed(end.status)
     if end.result is None:
         raise LaunchError(_NO_RESULT.format(number=number))
     _calls.jobs += 1
     return end.result
+
+
+def run_to_the_end(
+    number: int,
+    graph: Graph,
+    attachment: Buffer = b"",
+    config: Config | None = None,
+    resource_info: str | Path | None = None,
+    sync: bool = True,
+) -> WorkerCall:
+    """Trains from this call to the end of the program: workers run all of it, and the launching process ends here.
+
+    Every worker must call it. Arguments are those of `run_call`.
+
+    Returns:
+        In a worker: its session, and what the launching process attached.
+
+    Raises:
+        JobEnded: in the launching process, with the job's exit status.
+        ConfigError: the command line asked for a verification.
+        SessionError: in a worker, at another call than its job is for.
+        ParallaxError: as `parallel_run`.
+    """
+    if is_worker():
+        if settings().call != number:
+            raise SessionError(_NO_STEP.format(number=settings().call, own=number))
+        return worker_call(graph, config, sync)
+    raise JobEnded(_job_of(number, graph, attachment, config, resource_info, sync).status)
 
 
 def worker_call(graph: Graph, config: Config | None = None, sync: bool = True) -> WorkerCall:
@@ -196,6 +232,27 @@ def end_call(result: Buffer = b"") -> NoReturn:
     raise CallDone
 
 
+def _job_of(
+    number: int,
+    graph: Graph,
+    attachment: Buffer,
+    config: Config | None,
+    resource_info: str | Path | None,
+    sync: bool,
+) -> JobEnd:
+    """Runs the job of a call, in the launching process."""
+    call = checked_call(graph, resource_info, sync, config)
+    wanted = replace(call.wanted, call=number)
+    call = replace(call, wanted=wanted, function=_calls.function, attachment=attachment)
+    if wanted.role in _OF_A_VERIFICATION:
+        raise ConfigError(_NO_VERIFICATION)
+    if wanted.role == Role.WORKER:
+        raise SessionError("A worker starts no job: it trains in `worker_call`, and takes over what `is_replayed`.")
+    if wanted.role != Role.LAUNCH:
+        perform(call)
+    return run_job(call)
+
+
 def run_function(function: Callable[[], _Found]) -> _Found:
     """Calls a function whose calls are run by workers that call the same function, not the program around it.
 
@@ -219,9 +276,9 @@ def run_function(function: Callable[[], _Found]) -> _Found:
 @contextmanager
 def _in_program(function: bytes) -> Iterator[None]:
     """Counts calls inside as those of a function."""
-    before = _calls.function, _calls.calls
-    _calls.function, _calls.calls = function, 0
+    before = _calls.function, _calls.calls, _calls.results
+    _calls.function, _calls.calls, _calls.results = function, 0, []
     try:
         yield
     finally:
-        _calls.function, _calls.calls = before
+        _calls.function, _calls.calls, _calls.results = before

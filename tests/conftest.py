@@ -35,6 +35,7 @@ TIERS = {
     "tests/examples/": "graph",
     "tests/keras/": "graph",
     "tests/end_to_end/": "job",
+    "tests/functions/test_jobs.py": "job",
     "tests/equality/test_in_memory.py": "graph",
     "tests/equality/": "job",
     "tests/runtime/guard/": "job",

@@ -2,8 +2,8 @@
 
 Training happens in a session's graph; whoever reads `variable.numpy()` or assigns a value in the script means what is
 trained. A mirrored variable fetches its value when it is read for the first time after a step, and remembers that it
-was written, so that the next step begins with what was written. Traced functions keep the handles of their variables:
-call `refresh_all` before one runs.
+was written, so that the next step begins with what was written. Ops traced into functions read a variable by its
+handle: call `refresh_all` before one runs, or have all calls watched (called_functions.py).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Mirrors:
         self._is_quiet = False
         self.stale: set[str] = set()
         self.written: set[str] = set()
+        self._name_by_handle = {id(variable.handle): name for name, variable in self._variables.items()}
         for name, variable in self._variables.items():
             variable._parallax_mirror = (self, name)
             kind: Any = type(variable)
@@ -69,6 +70,15 @@ class Mirrors:
         finally:
             self._is_quiet = was
         self.stale.discard(name)
+
+    def name_by_handle(self) -> dict[int, str]:
+        """The names of the variables, by the id of the tensor that is their handle."""
+        return self._name_by_handle
+
+    def note_written(self, names: Iterable[str]) -> None:
+        """Says that variables were written past their methods."""
+        for name in names:
+            self._is_written(name)
 
     def release(self) -> None:
         """Ends mirroring; variables keep the values that they have."""

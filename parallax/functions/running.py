@@ -9,6 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.functions.step_graph import GraphStep, StepGraph
+from parallax.runtime.worker.barrier import barrier
+from parallax.runtime.worker.heartbeat import current_heartbeat
 from parallax.types import Comm
 
 
@@ -71,8 +73,27 @@ class RunningSteps:
         return self._session.values.read(self._ops[name])
 
     def read_everywhere(self, name: str) -> Any:
-        """A variable's value on all workers."""
-        return self.comm.bcast(self.read(name))
+        """A variable's value on all workers, which must all read it."""
+        with self._together(name):
+            value = self.read(name)
+            barrier(self.comm)  # who waits there leaves its core to others
+            return self.comm.bcast(value)
+
+    def sum_of(self, tensor: Any, name: str) -> Any:
+        """The sum over the workers of a tensor that each has of its own; every worker must ask for it."""
+        with self._together(name):
+            own = np.asarray(self._session.run(tensor)[0])
+            if self.size == 1:
+                return own
+            found = np.empty_like(own)
+            barrier(self.comm)
+            self.comm.Allreduce(own, found)
+            return found
+
+    def _together(self, name: str) -> Any:
+        """Names, for who finds workers waiting, what all of them must read."""
+        what = f"the value of {name}, which every worker must read"
+        return current_heartbeat().run(what, what)
 
     def write(self, name: str, value: Any) -> None:
         """Writes worker 0's value of a variable (None elsewhere) wherever it is held."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from keras import callbacks as keras_callbacks
+from parallax.keras.libraries import library_of
 
-_QUIET = (keras_callbacks.ProgbarLogger, keras_callbacks.History, keras_callbacks.CSVLogger)
+_QUIET = ("ProgbarLogger", "History", "CSVLogger")
 """They look at logs alone, so between batches nobody waits for them."""
 _DECISIONS = ("stop_training", "stop_evaluating", "stop_predicting", "_initial_epoch")
 _HOOKS = (
@@ -44,12 +44,17 @@ def callback_list_for(model: Any, conductor: Conductor) -> type:
         model: the model that is trained; decisions are its attributes.
         conductor: of this worker.
     """
-    kind = keras_callbacks.CallbackList
+    library = library_of(model)
+    kind = library.CALLBACK_LIST
     if conductor.rank:
         return type(
             "FollowingCallbackList", (kind,), {"__init__": _follows(kind, conductor), **_hooks(model, conductor)}
         )
-    return type("LeadingCallbackList", (kind,), {"__init__": _leads(kind, conductor), **_hooks(model, conductor)})
+    return type(
+        "LeadingCallbackList",
+        (kind,),
+        {"__init__": _leads(kind, conductor, library.CALLBACKS), **_hooks(model, conductor)},
+    )
 
 
 def decisions_of(model: Any) -> dict[str, Any]:
@@ -57,14 +62,14 @@ def decisions_of(model: Any) -> dict[str, Any]:
     return {name: getattr(model, name, None) for name in _DECISIONS}
 
 
-def _leads(kind: type, conductor: Conductor) -> Callable[..., None]:
+def _leads(kind: type, conductor: Conductor, known: Any) -> Callable[..., None]:
     def init(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, callbacks, *args, **kwargs)  # type: ignore[misc]
         _wait_for_each(self)
         if conductor.is_leading:  # a callback evaluates: the others only serve
             self._parallax_hooks = ()
             return
-        loud = [name for name in _HOOKS if "batch" not in name or _is_loud(self.callbacks, name)]
+        loud = [name for name in _HOOKS if "batch" not in name or _is_loud(self.callbacks, name, known)]
         self._parallax_hooks = conductor.agree(loud)
 
     return init
@@ -85,14 +90,14 @@ def _wait_for_each(callbacks: Any) -> None:
     callbacks._async_train = callbacks._async_test = callbacks._async_predict = False
 
 
-def _is_loud(callbacks: list[Any], hook: str) -> bool:
+def _is_loud(callbacks: list[Any], hook: str, known: Any) -> bool:
     """Whether a callback that may look at the model, or decide something, has a hook of its own."""
     generic = hook.replace("train_", "") if hook.startswith("on_train_batch") else hook
     for callback in callbacks:
-        if isinstance(callback, _QUIET):
+        if isinstance(callback, tuple(getattr(known, name) for name in _QUIET)):
             continue
         own = [getattr(type(callback), name, None) for name in {hook, generic}]
-        ours = [getattr(keras_callbacks.Callback, name, None) for name in {hook, generic}]
+        ours = [getattr(known.Callback, name, None) for name in {hook, generic}]
         if any(mine is not None and mine not in ours for mine in own) or hook in vars(callback):
             return True
     return False

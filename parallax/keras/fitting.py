@@ -15,21 +15,19 @@ from types import GeneratorType
 from typing import Any
 from unittest import mock
 
-import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, get_data_adapter
 
 from parallax.functions.running import RunningSteps
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.keras.callbacks import callback_list_for
 from parallax.keras.inputs import open_spec
+from parallax.keras.libraries import library_of
 from parallax.keras.refusals import check_model, check_step
 from parallax.keras.steps import ModelStep, step_graph, traced_evaluation, traced_training
 from parallax.keras.training import ModelTraining
 
-_TRAINER = "keras.src.backend.tensorflow.trainer.callbacks_module.CallbackList"
-_LOOKED_AT_BATCHES = data_adapter_utils.NUM_BATCHES_FOR_TENSOR_SPEC
+_LOOKED_AT_BATCHES = 2
 """Of a generator, from which Keras tells the shapes of all."""
 
 
@@ -66,18 +64,33 @@ def read_fit(model: Any, arguments: dict[str, Any]) -> FitCall:
     Raises:
         GraphError: a step or its input cannot be had in a graph.
     """
-    model._assert_compile_called("fit")
+    library = library_of(model)
+    library.check_compiled(model, "fit")
     check_model(model)
-    arguments = _with_validation_split(dict(arguments))
-    specs = {"train": _spec_of(arguments, "x", "y", "sample_weight", arguments.get("batch_size"))}
+    arguments = _with_validation_split(library, dict(arguments))
+    specs = {"train": _spec_of(library, arguments, "x", "y", "sample_weight", arguments.get("batch_size"))}
     if arguments.get("validation_data") is not None:
-        x, y, weights = data_adapter_utils.unpack_x_y_sample_weight(arguments["validation_data"])
+        x, y, weights = library.unpacked(arguments["validation_data"])
         validation = {"x": x, "y": y, "sample_weight": weights}
         length = arguments.get("validation_batch_size") or arguments.get("batch_size")
-        specs["test"] = _spec_of(validation, "x", "y", "sample_weight", length)
+        specs["test"] = _spec_of(library, validation, "x", "y", "sample_weight", length)
         if validation["x"] is not x:
             arguments["validation_data"] = validation["x"]
-    _build(model, specs["train"])
+    return read_steps(model, arguments, specs)
+
+
+def read_steps(model: Any, arguments: dict[str, Any], specs: Mapping[str, Any]) -> FitCall:
+    """Traces the steps of a model and makes one graph of them.
+
+    Args:
+        model: a compiled keras.Model.
+        arguments: of the call, by name.
+        specs: "train", and "test" where there is validation: the spec of a batch.
+
+    Raises:
+        GraphError: a step cannot be had in a graph.
+    """
+    library_of(model).build(model, specs["train"])
     traced = {"train": traced_training(model, specs["train"])}
     if "test" in specs:
         traced["test"] = traced_evaluation(model, specs["test"])
@@ -110,7 +123,8 @@ def run_fit(
     arguments = dict(fit.arguments)
     if rank:
         arguments.update(callbacks=None, verbose=0)
-    with _functions_of(model, training), mock.patch(_TRAINER, callback_list_for(model, training)):
+    list_in_fit = library_of(model).CALLBACK_LIST_IN_FIT
+    with _functions_of(model, training), mock.patch(list_in_fit, callback_list_for(model, training)):
         history = original(**arguments)
     values = training.values()
     training.release()
@@ -130,12 +144,12 @@ def _functions_of(model: Any, training: ModelTraining) -> Iterator[None]:
         model.train_function, model.test_function, model.predict_function = before
 
 
-def _with_validation_split(arguments: dict[str, Any]) -> dict[str, Any]:
+def _with_validation_split(library: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments with validation data cut off as Keras cuts them off."""
     split = arguments.pop("validation_split", 0.0)
     if split and arguments.get("validation_data") is None:
         names = ("x", "y", "sample_weight")
-        parts, validation = array_slicing.train_validation_split(
+        parts, validation = library.validation_split(
             tuple(arguments.get(name) for name in names), validation_split=split
         )
         arguments.update(zip(names, parts, strict=True))
@@ -143,39 +157,23 @@ def _with_validation_split(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _spec_of(arguments: dict[str, Any], x: str, y: str, weights: str, batch_size: int | None) -> Any:
+def _spec_of(library: Any, arguments: dict[str, Any], x: str, y: str, weights: str, batch_size: int | None) -> Any:
     """The spec of the batches that Keras makes of arguments; of a generator, which is put together again."""
-    found: list[Any] = []
     data = arguments.get(x)
     if isinstance(data, GeneratorType):
         peeked = list(itertools.islice(data, _LOOKED_AT_BATCHES))
         arguments[x] = _again(peeked, data)
         data = _again(peeked, iter(()))
-    options = {"class_weight": arguments.get("class_weight"), "shuffle": False}
-    adapter = get_data_adapter(
-        data, arguments.get(y), arguments.get(weights), batch_size=batch_size, steps_per_epoch=None, **options
+    classes = arguments.get("class_weight")
+    return open_spec(
+        library.dataset_of(data, arguments.get(y), arguments.get(weights), batch_size, classes).element_spec
     )
-    found.append(adapter.get_tf_dataset().element_spec)
-    return open_spec(found[0])
 
 
 def _again(peeked: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
     """A generator of what was taken from one, and then of the rest."""
     yield from peeked
     yield from rest
-
-
-def _build(model: Any, spec: Any) -> None:
-    """Makes the variables of a model that has none before it sees a batch."""
-    if model.built and model.optimizer is not None and model.optimizer.built:
-        return
-
-    def example(one: Any) -> Any:
-        return tf.zeros([1, *(2 if d is None else d for d in one.shape[1:])], one.dtype)
-
-    if not model.built:
-        batch = tf.nest.map_structure(lambda one: None if one is None else example(one), spec)
-        model._symbolic_build(data_batch=data_adapter_utils.unpack_x_y_sample_weight(batch))
 
 
 def state_of(fit: FitCall) -> dict[str, Any]:
@@ -211,7 +209,7 @@ def history_of(model: Any, result: dict[str, Any], arguments: Mapping[str, Any] 
     """
     for callback, values in zip(_callbacks_in(arguments or {}), result["callbacks"], strict=False):
         vars(callback).update(values)
-    history = keras.callbacks.History()
+    history = library_of(model).CALLBACKS.History()
     history.set_model(model)
     history.set_params(result["params"])
     history.history, history.epoch = result["history"], result["epoch"]

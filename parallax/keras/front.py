@@ -10,19 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import keras
-import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-
 from parallax import call as calls
+from parallax.after_import import after_import
 from parallax.errors import ConfigError
+from parallax.functions.function import have_input_alike
+from parallax.keras import keras3
+from parallax.keras.batches import ScriptTraining
 from parallax.keras.fitting import history_of, read_fit, result_of, run_fit, state_of, take_state
-from parallax.runtime.worker.ranks import current_process_group
+from parallax.keras.libraries import tf_keras
 from parallax.settings.config import Config
 from parallax.settings.environment import is_commanded
 
 _Found = TypeVar("_Found")
-_SAVES = ("save", "save_weights", "export")
 
 
 @dataclass
@@ -33,16 +32,15 @@ class _Use:
         is_wanted: whether models are trained by jobs.
         resource_info: a resource file; None for workers on this machine.
         config: settings.
-        results: what the calls of this program have given so far, in order.
     """
 
     is_wanted: bool = False
     resource_info: str | Path | None = None
     config: Config = field(default_factory=Config)
-    results: list[Any] = field(default_factory=list)
 
 
 _use = _Use()
+_script_training = ScriptTraining()
 _trained_here: set[int] = set()
 """By id, the models that this worker's job trains, whose files worker 0's callbacks may write."""
 
@@ -83,8 +81,7 @@ def call(
     Raises:
         ConfigError: the function cannot be pickled.
     """
-    before = _use.is_wanted, _use.resource_info, _use.config, _use.results
-    _use.results = []
+    before = _use.is_wanted, _use.resource_info, _use.config
 
     def with_machines() -> _Found:
         use(resource_info, parallax_config)
@@ -93,20 +90,23 @@ def call(
     try:
         return calls.run_function(with_machines)
     finally:
-        _use.is_wanted, _use.resource_info, _use.config, _use.results = before
+        _use.is_wanted, _use.resource_info, _use.config = before
 
 
 def install() -> None:
     """Has the `fit` of every Keras model ask whether it shall train by a job; a second call changes nothing."""
-    if getattr(TensorFlowTrainer.fit, "_parallax", False):
+    if getattr(keras3.TRAINER.fit, "_parallax", False):
         return
-    _wrap(TensorFlowTrainer, "fit", _fit)
-    for name in _SAVES:
-        _wrap(keras.Model, name, _save)
-    if calls.is_worker():
-        members = current_process_group()
-        members.when_built.clear()  # input stays alike on all workers, for each takes its part of it
-        tf.random.set_seed(members.parcel.seed)
+    _install(keras3)
+    after_import("tf_keras", lambda: _install(tf_keras()))
+    have_input_alike()
+
+
+def _install(library: Any) -> None:
+    _wrap(library.TRAINER, "fit", _fit)
+    _wrap(library.TRAINER, "train_on_batch", _train_on_batch)
+    for name in library.SAVES:
+        _wrap(library.MODEL, name, _save)
 
 
 def _wrap(kind: Any, name: str, replacement: Callable[..., Any]) -> None:
@@ -129,6 +129,7 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
         return original(model, *args, **kwargs)
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
+    _script_training.check_free()
     number = calls.next_call()
     if not calls.is_worker():
         return _launched(number, model, arguments)
@@ -148,15 +149,25 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
 def _launched(number: int, model: Any, arguments: dict[str, Any]) -> Any:
     fit = read_fit(model, arguments)
     state = state_of(fit) if number > 1 else None
-    attachment = pickle.dumps((_use.results, state), protocol=5)
+    attachment = pickle.dumps((calls.remembered(), state), protocol=5)
     result = pickle.loads(calls.run_call(number, fit.graph.graph, attachment, _use.config, _use.resource_info))
     take_state(fit, result.pop("values"))
-    _use.results.append(result)
+    calls.remember(result)
     return history_of(model, result, arguments)
 
 
+def _train_on_batch(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    if _is_on():
+        arguments = inspect.signature(original).bind(model, *args, **kwargs).arguments
+        _script_training.prepare(model, arguments, _use.config, _use.resource_info)
+    return original(model, *args, **kwargs)
+
+
 def _save(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Files of the script are written by the launching process, and in a worker by callbacks of worker 0 alone."""
+    """Writes files where the script goes on, in the launching process or on worker 0, and in callbacks of worker 0."""
+    if _script_training.is_of(model) and _script_training.training is not None:
+        _script_training.training.mirrors.refresh_all()  # by all workers, who hold the rows
+        return None if _script_training.training.rank else original(model, *args, **kwargs)
     if calls.is_worker() and id(model) not in _trained_here:
         return None
     return original(model, *args, **kwargs)

@@ -1,20 +1,12 @@
-"""What a worker takes of a global batch: its share of the rows.
-
-All workers read the same input and each takes its rows, so that the batches of all joined are those of one process, in
-its order. That the input is the same is looked at in each step, by a digest.
-"""
+"""The specs of batches for which a model's steps are traced, and what Keras's steps take of a batch."""
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from parallax.errors import GraphError
-
-_LOOKED_AT_BYTES = 1 << 14
 
 
 def open_spec(spec: Any) -> Any:
@@ -45,34 +37,3 @@ def _open(spec: Any) -> Any:
 def without_optionals(batch: Any) -> Any:
     """A batch in which what is Optional is None, as Keras's steps take it."""
     return tf.nest.map_structure(lambda one: None if isinstance(one, tf.experimental.Optional) else one, batch)
-
-
-def rows_of(batch: Any) -> int:
-    """The length of a batch."""
-    first = next(one for one in tf.nest.flatten(batch) if one is not None)
-    return int(first.nrows()) if isinstance(first, tf.RaggedTensor) else int(first.shape[0])
-
-
-def share_of(batch: Any, rank: int, size: int) -> list[Any]:
-    """A worker's rows of a batch, as the flat arguments of a step: those of all ranks, in order, are the batch."""
-    rows = rows_of(batch)
-    first, end = rows * rank // size, rows * (rank + 1) // size
-    share = [one[first:end] for one in tf.nest.flatten(batch) if one is not None]
-    return [part.numpy() for part in tf.nest.flatten(share, expand_composites=True)]
-
-
-def digest_of(batch: Any) -> int:
-    """A number below 2**16, which is most likely another for another batch."""
-    value = 0
-    for one in tf.nest.flatten(batch, expand_composites=True):
-        if one is None:
-            continue
-        array = one.numpy()
-        value = zlib.crc32(str(array.shape).encode(), value)
-        if array.dtype == object:
-            value = zlib.crc32(repr(array.ravel()[:64].tolist()).encode(), value)
-            continue
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        value = zlib.crc32(data[:_LOOKED_AT_BYTES].tobytes(), value)
-        value = zlib.crc32(data[-_LOOKED_AT_BYTES:].tobytes(), value)
-    return value & 0xFFFF

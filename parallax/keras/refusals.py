@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from parallax.errors import GraphError
+from parallax.keras.libraries import library_of
 
 _PYTHON_OPS = ("PyFunc", "EagerPyFunc")
 """With effects that TensorFlow does not know; a `numpy_function(stateful=False)` is another op."""
@@ -52,7 +52,7 @@ def check_model(model: Any) -> None:
         if getattr(layer, "synchronized", False):
             raise GraphError(_SYNCHRONIZED.format(layer=f"The layer {layer.name!r}"))
     for name in ("make_train_function", "make_test_function", "make_predict_function"):
-        if getattr(type(model), name) is not getattr(keras.Model, name):
+        if getattr(type(model), name) is not getattr(library_of(model).MODEL, name):
             raise GraphError(_OVERRIDDEN.format(model=type(model).__name__, name=name))
 
 

@@ -15,7 +15,6 @@ counts its own, and the states added up over the workers are those of one proces
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,22 +25,36 @@ from parallax.graph.batches import VALUE, WEIGHT, mark_reported
 
 
 @contextmanager
-def reported_means() -> Iterator[None]:
-    """Within it, the scalars that `keras.metrics.Mean` is updated with are marked as reported."""
-    mean = sys.modules["keras"].metrics.Mean
+def reported_means(mean: Any) -> Iterator[None]:
+    """Within it, the scalars that Means are updated with are marked as reported.
+
+    Args:
+        mean: what has the method: the class, or one Mean where each keeps the method that it was made with.
+    """
     update = mean.update_state
+    is_class = isinstance(mean, type)
 
-    def updating(self: Any, values: Any, sample_weight: Any = None) -> Any:
-        if _is_scalar(values) and (sample_weight is None or _is_scalar(sample_weight)):
-            values = _reported(values, self.dtype, VALUE)
-            sample_weight = None if sample_weight is None else _reported(sample_weight, self.dtype, WEIGHT)
-        return update(self, values, sample_weight=sample_weight)
+    def updating(*args: Any, **kwargs: Any) -> Any:
+        own, rest = (args[:1], args[1:]) if is_class else ((), args)
+        return update(*own, **_marked(own[0] if is_class else mean, *rest, **kwargs))
 
-    mean.update_state = updating
+    _set(mean, updating)
     try:
         yield
     finally:
-        mean.update_state = update
+        _set(mean, update)
+
+
+def _marked(mean: Any, values: Any, sample_weight: Any = None) -> dict[str, Any]:
+    """What a Mean is updated with, marked where it is of the whole batch."""
+    if _is_scalar(values) and (sample_weight is None or _is_scalar(sample_weight)):
+        values = _reported(values, mean.dtype, VALUE)
+        sample_weight = None if sample_weight is None else _reported(sample_weight, mean.dtype, WEIGHT)
+    return {"values": values, "sample_weight": sample_weight}
+
+
+def _set(mean: Any, update: Any) -> None:
+    (setattr if isinstance(mean, type) else object.__setattr__)(mean, "update_state", update)
 
 
 def _is_scalar(value: Any) -> bool:

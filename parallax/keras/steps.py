@@ -13,8 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable
-from parallax.keras.optimizers import merged_rows
-from parallax.keras.reports import reported_means
+from parallax.keras.libraries import library_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +39,8 @@ def traced_training(model: Any, spec: Any, merges_rows: bool = True) -> ModelSte
         spec: the structure that `train_step` takes, of tf.TensorSpec; the first dimension is that of the batch.
         merges_rows: whether equal rows of sparse gradients are added up before the optimizer sees them.
     """
-    optimizer = model.optimizer
-    if optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    with merged_rows(optimizer) if merges_rows and optimizer is not None else nullcontext():
+    merging = library_of(model).ready_to_train(model)
+    with merging if merges_rows and merging is not None else nullcontext():
         return _traced(model, model.train_step, spec)
 
 
@@ -73,12 +70,11 @@ def variables_of(model: Any, traced: list[Any]) -> list[StepVariable]:
 
     A slot of an optimizer is named below its variable, as TF1's optimizers do: `emb/embeddings/adam/momentum`.
     """
-    trained = {id(_value(v)) for v in model.trainable_variables}
-    optimizer = model.optimizer
-    of_optimizer = [] if optimizer is None else list(optimizer.variables)
-    named = [(_value(v), v.path) for v in model.variables]
-    named += [(_value(v), _slot_name(v.path, model.trainable_variables)) for v in of_optimizer]
-    named += [(_value(v), v.path) for metric in model.metrics for v in metric.variables]
+    library = library_of(model)
+    trained = {id(library.value(v)) for v in model.trainable_variables}
+    named = [(library.value(v), library.path(v)) for v in model.variables]
+    named += [(library.value(v), library.slot_path(model, v)) for v in library.optimizer_variables(model)]
+    named += [(library.value(v), library.path(v)) for metric in model.metrics for v in metric.variables]
     named += [(v, v.name.split(":")[0]) for concrete in traced for v in concrete.graph.variables]
     found: dict[int, StepVariable] = {}
     taken: set[str] = set()
@@ -94,7 +90,7 @@ def _traced(model: Any, step: Callable[[Any], Any], spec: Any) -> ModelStep:
     metrics: list[Any] = []
 
     def traced(data: Any) -> Any:
-        with reported_means():
+        with library_of(model).reported(model):
             logs = step(data)
         metrics[:] = _metric_variables(model)
         return logs, [tf.identity(variable) for variable in metrics]
@@ -105,23 +101,8 @@ def _traced(model: Any, step: Callable[[Any], Any], spec: Any) -> ModelStep:
 
 def _metric_variables(model: Any) -> list[Any]:
     """The tf.Variables of a model's metrics, each once."""
-    found = {id(_value(v)): _value(v) for metric in model.metrics for v in metric.variables}
-    return list(found.values())
-
-
-def _value(variable: Any) -> Any:
-    """The tf.Variable of a Keras variable."""
-    return variable._value
-
-
-def _slot_name(path: str, trained: list[Any]) -> str:
-    """The name of an optimizer's variable: that of a slot below its variable; others keep theirs."""
-    optimizer, _, slot = path.partition("/")
-    for variable in sorted(trained, key=lambda v: -len(v.path)):
-        head = f"{variable.path.replace('/', '_')}_"
-        if slot.startswith(head):
-            return f"{variable.path}/{optimizer}/{slot.removeprefix(head)}"
-    return path
+    found = [library_of(model).value(v) for metric in model.metrics for v in metric.variables]
+    return list({id(v): v for v in found}.values())
 
 
 def _unique(name: str, taken: set[str]) -> str:

@@ -16,17 +16,14 @@ import tensorflow as tf
 from parallax.errors import SessionError
 from parallax.functions.mirrors import Mirrors
 from parallax.functions.running import RunningSteps
+from parallax.functions.shares import OTHER_INPUT, digest_of, share_of
 from parallax.functions.step_graph import GraphStep
 from parallax.keras.callbacks import decisions_of
-from parallax.keras.inputs import digest_of, share_of, without_optionals
+from parallax.keras.inputs import without_optionals
+from parallax.keras.libraries import library_of
 from parallax.keras.metrics import LogsOfSums, MetricSums
 from parallax.keras.steps import ModelStep
 from parallax.runtime.worker.barrier import barrier
-
-_OTHER_INPUT = (
-    "All workers must read the same batches, of which each takes its rows, and this one differs. Seed what "
-    "is shuffled or drawn (keras.utils.set_random_seed before the dataset is made), and sort what is listed from disk."
-)
 
 
 class ModelTraining:
@@ -35,6 +32,7 @@ class ModelTraining:
     Attributes:
         rank: this worker.
         is_leading: whether worker 0 acts alone, while the others serve it.
+        mirrors: the model's variables, kept in agreement with the session's.
     """
 
     def __init__(
@@ -45,6 +43,7 @@ class ModelTraining:
         traced: Mapping[str, ModelStep],
         names: Mapping[int, str],
         reset: Any,
+        reports_everywhere: bool = False,
     ) -> None:
         """Gives the session the model's values, and mirrors its variables.
 
@@ -55,9 +54,10 @@ class ModelTraining:
             traced: the same as they were traced.
             names: id of a tf.Variable -> its name in the graph.
             reset: op of the graph that sets this worker's own parts of metrics to zero.
+            reports_everywhere: whether all workers want logs; else worker 0 alone.
         """
         self._model, self._running, self._steps, self._traced = model, running, steps, traced
-        self._reset = reset
+        self._reset, self._reports = reset, reports_everywhere or running.rank == 0
         self.rank, self.is_leading = running.rank, False
         metrics = {id(v): v for one in traced.values() for v in one.metrics}
         self._sums = MetricSums(list(metrics.values()), running.comm)
@@ -73,7 +73,7 @@ class ModelTraining:
         self._number_of = {
             name: number for number, v in enumerate(self._sums.variables) for name, one in mirrored.items() if one is v
         }
-        self._mirrors = Mirrors(mirrored.items(), self._fetched)
+        self.mirrors = Mirrors(mirrored.items(), self._fetched)
 
     def train_function(self, iterator: Any) -> Any:
         """What `Model.train_function` gives for the next batches of an iterator."""
@@ -87,7 +87,7 @@ class ModelTraining:
         """Keras's own predict function, which finds the trained values."""
 
         def predicting(data: Any) -> Any:
-            self._mirrors.refresh_all()
+            self.mirrors.refresh_all()
             return predict(data)
 
         return predicting
@@ -136,12 +136,12 @@ class ModelTraining:
 
     def release(self) -> None:
         """Ends it; the model keeps the values that it has."""
-        self._mirrors.release()
+        self.mirrors.release()
 
     def _on_batches(self, which: str, iterator: Any) -> Any:
         """Steps over as many batches as Keras asks for at once; logs of the last."""
         logs = None
-        for _ in range(self._model.steps_per_execution):
+        for _ in range(library_of(self._model).steps_at_once(self._model)):
             try:
                 batch = next(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
@@ -176,11 +176,12 @@ class ModelTraining:
         ]
         others, is_alike = self._sums.take(mine, others, digest)
         if not is_alike:
-            raise SessionError(_OTHER_INPUT)
-        self._mirrors.outdate(self._number_of)
+            raise SessionError(OTHER_INPUT)
+        self.mirrors.outdate(self._number_of)
+        library_of(self._model).has_trained(self._model, which)
         if which == "train":
-            self._mirrors.outdate(self._trained)
-        if self.rank:
+            self.mirrors.outdate(self._trained)
+        if not self._reports:
             return dict.fromkeys(results, 0.0)
         return logs.logs(self._sums.sums, others)
 
@@ -195,9 +196,9 @@ class ModelTraining:
 
     def _flush(self) -> None:
         """Gives the session what was written to the model's variables."""
-        written, self._mirrors.written = sorted(self._mirrors.written), set()
+        written, self.mirrors.written = sorted(self.mirrors.written), set()
         metrics = {
-            self._number_of[name]: self._mirrors.variable(name).numpy() for name in written if name in self._number_of
+            self._number_of[name]: self.mirrors.variable(name).numpy() for name in written if name in self._number_of
         }
         trained = [name for name in written if name not in self._number_of]
         if not written:
@@ -208,7 +209,7 @@ class ModelTraining:
 
     def _write(self, trained: list[str], metrics: dict[int, Any]) -> None:
         for name in trained:
-            self._running.write(name, self._mirrors.variable(name).numpy() if self.rank == 0 else None)
+            self._running.write(name, self.mirrors.variable(name).numpy() if self.rank == 0 else None)
         if metrics:
             self._running.run_op(self._reset)
             self._sums.begin_at(metrics)

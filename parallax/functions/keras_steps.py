@@ -1,0 +1,113 @@
+"""What a step that uses Keras 3 needs while it is traced: its optimizers see merged rows, its variables are named.
+
+Optimizers are met in the step itself, wherever it has them from, when they are first applied. A variable goes by the
+path that Keras gives it, and a slot below its variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import tensorflow as tf
+from keras.src.backend.common.variables import Variable
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from parallax.functions.keras_optimizers import merged_rows
+from parallax.functions.libraries import Seen
+
+
+@contextmanager
+def seen(merges_rows: bool) -> Iterator[Callable[[], dict[int, Seen]]]:
+    """Within it, Keras's variables and optimizers that are used are noted.
+
+    Args:
+        merges_rows: whether equal rows of sparse gradients are added up before an optimizer sees them.
+
+    Returns:
+        In a context: a function that gives, by the id of a tf.Variable, what Keras knows about it.
+    """
+    used: dict[int, Any] = {}
+    optimizers: dict[int, Any] = {}
+    with ExitStack() as stack:
+        stack.enter_context(_reads_noted(used))
+        for kind in _kinds_with_apply(BaseOptimizer):
+            stack.enter_context(_applies_noted(kind, optimizers, stack if merges_rows else None))
+        yield lambda: _seen(used, list(optimizers.values()))
+
+
+def slot_name(path: str, trained: list[Any]) -> str:
+    """The name of an optimizer's variable: that of a slot below its variable; others keep theirs.
+
+    So TF1's optimizers name theirs: `emb/embeddings/adam/momentum`.
+    """
+    optimizer, _, slot = path.partition("/")
+    for variable in sorted(trained, key=lambda v: -len(v.path)):
+        head = f"{variable.path.replace('/', '_')}_"
+        if slot.startswith(head):
+            return f"{variable.path}/{optimizer}/{slot.removeprefix(head)}"
+    return path
+
+
+@contextmanager
+def _reads_noted(used: dict[int, Any]) -> Iterator[None]:
+    own = Variable.value
+
+    def value(self: Any) -> Any:
+        found = own.fget(self)
+        used[id(self._value)] = self
+        return found
+
+    Variable.value = property(value)
+    try:
+        yield
+    finally:
+        Variable.value = own
+
+
+def _kinds_with_apply(kind: Any) -> list[type]:
+    """The classes of optimizers that have an `apply` of their own."""
+    found = [kind] if "apply" in vars(kind) else []
+    for derived in kind.__subclasses__():
+        found += _kinds_with_apply(derived)
+    return list(dict.fromkeys(found))
+
+
+@contextmanager
+def _applies_noted(kind: Any, optimizers: dict[int, Any], merged: ExitStack | None) -> Iterator[None]:
+    own = kind.apply
+
+    def apply(self: Any, gradients: Any, trainable_variables: Any = None) -> Any:
+        is_inner = any(self is one for outer in optimizers.values() for one in _within(outer))
+        if id(self) in optimizers or is_inner:
+            return own(self, gradients, trainable_variables)
+        optimizers[id(self)] = self
+        if trainable_variables is not None and not self.built:
+            with tf.init_scope():
+                self.build(list(trainable_variables))
+        if merged is not None:
+            merged.enter_context(merged_rows(self))
+        return self.apply(gradients, trainable_variables)
+
+    kind.apply = apply
+    try:
+        yield
+    finally:
+        kind.apply = own
+
+
+def _within(optimizer: Any) -> list[Any]:
+    """The optimizers that one calls."""
+    own = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
+    return [one for one in own if one is not None]
+
+
+def _seen(used: dict[int, Any], optimizers: list[Any]) -> dict[int, Seen]:
+    found = {key: Seen(one.path, bool(one.trainable)) for key, one in used.items()}
+    for optimizer in optimizers:
+        trained = list(getattr(optimizer, "_trainable_variables", ()))
+        for one in optimizer.variables:
+            name = slot_name(one.path, trained)
+            found[id(getattr(one, "_value", one))] = Seen(name, False)
+    return found

@@ -1,0 +1,121 @@
+"""What a step returns, of all workers: means of scalars, the rows of all in order, sums where the script says so.
+
+Each worker has the result of its rows. A scalar of a floating type is taken for a mean over the batch, a tensor whose
+first dimension is open for one of the batch's rows; of all others the script says which they are.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.errors import ConfigError, GraphError, SessionError
+from parallax.functions.shares import OTHER_INPUT
+from parallax.runtime.worker.barrier import barrier
+from parallax.types import Comm
+
+RULES = ("mean", "sum", "rows", "same")
+_RULES_TEXT = (
+    "'mean' over the batch, 'sum' over it, 'rows' of it in order, or 'same' on all workers: "
+    'parallax.function(step, returns={"loss": "mean", "correct": "sum"})'
+)
+
+
+def rules_of(results: Any, returns: Any) -> tuple[str, ...]:
+    """How each tensor that a step returns is put together, flat.
+
+    Args:
+        results: the structure of tensors that the traced step returns.
+        returns: what the script says: one of RULES for all, or a structure of them like the results'; None for what is
+            plain of itself.
+
+    Raises:
+        ConfigError: `returns` has another structure, or another word.
+        GraphError: a tensor might be one or the other.
+    """
+    flat = [one for one in tf.nest.flatten(results) if one is not None]
+    for one in flat:
+        if not isinstance(one, tf.Tensor):
+            raise GraphError(f"A step returns dense tensors, not {one}. Make it dense, or leave it out.")
+    if returns is None:
+        return tuple(_rule_of(one) for one in flat)
+    said = [returns] * len(flat) if isinstance(returns, str) else tf.nest.flatten(returns)
+    if len(said) != len(flat) or any(one not in RULES for one in said):
+        raise ConfigError(
+            f"`returns` has one word for each tensor that the step returns, {len(flat)} here, and is {returns!r}. The "
+            f"words are {_RULES_TEXT}."
+        )
+    return tuple(said)
+
+
+def _rule_of(tensor: Any) -> str:
+    if tensor.shape.rank == 0 and tensor.dtype.is_floating:
+        return "mean"
+    if tensor.shape.rank and tensor.shape[0] is None:
+        return "rows"
+    shape = "" if tensor.shape.rank is None else str(list(tensor.shape))
+    raise GraphError(
+        f"A step returns means over the batch (floating scalars) and rows of it, and {tensor.name!r} is "
+        f"{tensor.dtype.name}{shape}. Say what it is: {_RULES_TEXT}."
+    )
+
+
+def joined(
+    values: Sequence[Any], rules: Sequence[str], rows: tuple[int, int], digest: int, comm: Comm
+) -> list[np.ndarray[Any, Any]]:
+    """The results of the whole batch; every worker must call it.
+
+    Args:
+        values: of this worker's rows, flat.
+        rules: of each.
+        rows: (this worker's, all).
+        digest: of this worker's whole input, below 2**16.
+        comm: communicator of the workers.
+
+    Raises:
+        SessionError: on all workers, when their inputs differ, or what is the same does not.
+    """
+    size, (mine, every) = comm.Get_size(), rows
+    if size == 1:
+        return [np.asarray(value) for value in values]
+    marks = [digest, *(_digest(value) for value, rule in zip(values, rules, strict=True) if rule == "same")]
+    added = [
+        np.ravel(value).astype(np.float64) * (mine if rule == "mean" else 1) if mine else np.zeros(np.size(value))
+        for value, rule in zip(values, rules, strict=True)
+        if rule in ("mean", "sum")
+    ]
+    own = np.concatenate([np.asarray([*marks, *(mark * mark for mark in marks)], np.float64), *added])
+    whole = np.empty_like(own)
+    barrier(comm)  # who waits there leaves its core to others
+    comm.Allreduce(own, whole)
+    alike = [size * whole[len(marks) + i] == whole[i] ** 2 for i in range(len(marks))]
+    if not alike[0]:
+        raise SessionError(OTHER_INPUT)
+    if not all(alike):
+        raise SessionError(f"What a step returns as 'same' differs between workers. Say what it is: {_RULES_TEXT}.")
+    place, found = 2 * len(marks), []
+    for value, rule in zip(values, rules, strict=True):
+        value = np.asarray(value)
+        if rule in ("mean", "sum"):
+            part = whole[place : place + value.size].reshape(value.shape) / (every if rule == "mean" else 1)
+            place += value.size
+            found.append(part.astype(value.dtype))
+        else:
+            found.append(value if rule == "same" else _rows(value, mine, comm))
+    return found
+
+
+def _rows(value: Any, mine: int, comm: Comm) -> Any:
+    if len(value) != mine:
+        raise SessionError(
+            f"A step returns a tensor of {len(value)} rows for {mine} rows of the batch. Say what it is: {_RULES_TEXT}."
+        )
+    return np.concatenate(comm.allgather(value))
+
+
+def _digest(value: Any) -> int:
+    return zlib.crc32(np.ascontiguousarray(value).tobytes()) & 0xFFFF

@@ -1,0 +1,64 @@
+"""What a worker takes of a global batch: its share of the rows.
+
+All workers read the same input and each takes its rows, so that the batches of all joined are those of one process, in
+its order. That the input is the same is looked at in each step, by a digest.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+OTHER_INPUT = (
+    "All workers must read the same batches, of which each takes its rows, and this one differs. Seed what "
+    "is shuffled or drawn (tf.random.set_seed, keras.utils.set_random_seed before the dataset is made), and sort what "
+    "is listed from disk."
+)
+
+_LOOKED_AT_BYTES = 1 << 14
+
+
+def rows_of(batch: Any) -> int:
+    """The length of a batch, by the first of its parts that has rows."""
+    first = next(one for one in tf.nest.flatten(batch) if _has_rows(one))
+    return int(first.nrows()) if isinstance(first, tf.RaggedTensor) else int(first.shape[0])
+
+
+def share_of(batch: Any, rank: int, size: int) -> list[Any]:
+    """A worker's rows of a batch, as the flat arguments of a step: those of all ranks, in order, are the batch.
+
+    Scalars go to all workers.
+    """
+    first, end = place_of_share(rows_of(batch), rank, size)
+    whole = [one for one in tf.nest.flatten(batch) if one is not None]
+    share = [one[first:end] if _has_rows(one) else one for one in whole]
+    return [np.asarray(part) for part in tf.nest.flatten(share, expand_composites=True)]
+
+
+def place_of_share(rows: int, rank: int, size: int) -> tuple[int, int]:
+    """(the first row of a worker's share, the row after its last)."""
+    return rows * rank // size, rows * (rank + 1) // size
+
+
+def digest_of(batch: Any) -> int:
+    """A number below 2**16, which is most likely another for another batch."""
+    value = 0
+    for one in tf.nest.flatten(batch, expand_composites=True):
+        if one is None:
+            continue
+        array = np.asarray(one)
+        value = zlib.crc32(str(array.shape).encode(), value)
+        if array.dtype == object:
+            value = zlib.crc32(repr(array.ravel()[:64].tolist()).encode(), value)
+            continue
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        value = zlib.crc32(data[:_LOOKED_AT_BYTES].tobytes(), value)
+        value = zlib.crc32(data[-_LOOKED_AT_BYTES:].tobytes(), value)
+    return value & 0xFFFF
+
+
+def _has_rows(one: Any) -> bool:
+    return one is not None and len(one.shape) > 0

@@ -1,0 +1,111 @@
+"""`train_on_batch` in a script's own loop: workers run the whole script, and each trains on its rows of the batch.
+
+The first call opens the session, as that of a step of `parallax.function` does; later ones run it, and give every
+worker the logs of the global batch. What the script calls between them (evaluate, predict, get_weights) every worker
+computes for itself, with the trained values, which all bring together: so all workers must call it. Worker 0 writes
+files.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from parallax import call as calls
+from parallax.errors import SessionError
+from parallax.functions.called_functions import watch_calls
+from parallax.functions.running import RunningSteps
+from parallax.keras.fitting import FitCall, read_steps, state_of, take_state
+from parallax.keras.libraries import library_of
+from parallax.keras.training import ModelTraining
+from parallax.settings.config import Config
+
+_ONE_MODEL = (
+    "A script's own loop trains one model over all workers, and this is another one, or `fit` after train_on_batch. "
+    "Train them by `fit` each, which is a job of its own, or write the loop with parallax.function, for one step "
+    "that trains both."
+)
+_COMPILED = (
+    "The steps of a model are planned at its first train_on_batch, and it was compiled again since then. Compile it "
+    "once; the learning rate may be assigned: model.optimizer.learning_rate = 0.01."
+)
+
+
+class ScriptTraining:
+    """What this worker's script trains by train_on_batch: nothing, or one model.
+
+    Attributes:
+        training: of that model, once it is trained.
+    """
+
+    def __init__(self) -> None:
+        self._model: Any = None
+        self.training: ModelTraining | None = None
+
+    def is_of(self, model: Any) -> bool:
+        """Whether a model is the one."""
+        return self._model is model
+
+    def check_free(self) -> None:
+        """Refuses another training in a script that trains by train_on_batch."""
+        if self.training is not None:
+            raise SessionError(_ONE_MODEL)
+
+    def prepare(self, model: Any, arguments: Mapping[str, Any], config: Config, resource: str | Path | None) -> None:
+        """Has Keras's own `train_on_batch` train over this worker's session.
+
+        Args:
+            model: a compiled keras.Model.
+            arguments: of the call by name.
+            config: settings.
+            resource: a resource file; None for workers on this machine.
+
+        Raises:
+            JobEnded: in the launching process, with the job's exit status.
+            SessionError: another model is trained by this script, or the model was compiled again.
+        """
+        if self.training is None:
+            self._begin(model, arguments, config, resource)
+        elif not self.is_of(model):
+            raise SessionError(_ONE_MODEL)
+        elif model.train_function != self.training.train_function:
+            raise SessionError(_COMPILED)
+
+    def _begin(self, model: Any, arguments: Mapping[str, Any], config: Config, resource: str | Path | None) -> None:
+        number = calls.next_call()
+        read = read_steps(model, {}, {"train": _spec_of(model, arguments)})
+        state = state_of(read) if calls.jobs_run() else None
+        attachment = b"" if calls.is_worker() else pickle.dumps((calls.remembered(), state), protocol=5)
+        session, size, rank, given = calls.run_to_the_end(number, read.graph.graph, attachment, config, resource)
+        _, state = pickle.loads(given)
+        if state is not None:
+            take_state(read, state)
+        self._model, self.training = model, _training(read, RunningSteps(read.graph, session, size, rank))
+        model.train_function = self.training.train_function
+        watch_calls(self.training.mirrors)
+
+
+def _training(read: FitCall, running: RunningSteps) -> ModelTraining:
+    return ModelTraining(read.model, running, read.steps, read.traced, read.names, read.reset, reports_everywhere=True)
+
+
+def _spec_of(model: Any, arguments: Mapping[str, Any]) -> Any:
+    """The spec of a batch of any length, as `train_on_batch` makes it of its arguments."""
+    weights = arguments.get("sample_weight")
+    if arguments.get("class_weight") is not None and weights is None:
+        weights = library_of(model).weights_of_classes(arguments.get("y"), arguments["class_weight"])
+
+    def spec(one: Any) -> Any:
+        if one is None:
+            return None
+        if isinstance(one, tf.RaggedTensor):
+            return tf.RaggedTensorSpec([None, *one.shape[1:]], one.dtype, one.ragged_rank, one.row_splits.dtype)
+        array = one if isinstance(one, tf.Tensor) else np.asarray(one)
+        return tf.TensorSpec([None, *array.shape[1:]], tf.as_dtype(array.dtype))
+
+    return tf.nest.map_structure(spec, (arguments.get("x"), arguments.get("y"), weights))

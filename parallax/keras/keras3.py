@@ -1,0 +1,93 @@
+"""What Keras 3 has of its own: how its models are fitted, built and traced, and its variables known."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, get_data_adapter
+
+from parallax.functions.keras_optimizers import merged_rows
+from parallax.functions.keras_steps import slot_name
+from parallax.keras.reports import reported_means
+
+TRAINER: Any = TensorFlowTrainer
+MODEL: Any = keras.Model
+CALLBACKS: Any = keras.callbacks
+CALLBACK_LIST: Any = keras.callbacks.CallbackList
+CALLBACK_LIST_IN_FIT = "keras.src.backend.tensorflow.trainer.callbacks_module.CallbackList"
+SAVES = ("save", "save_weights", "export")
+
+unpacked = data_adapter_utils.unpack_x_y_sample_weight
+validation_split = array_slicing.train_validation_split
+weights_of_classes = data_adapter_utils.class_weight_to_sample_weights
+
+
+def dataset_of(x: Any, y: Any, sample_weight: Any, batch_size: int | None, class_weight: Any) -> Any:
+    """The dataset that `fit` makes of its arguments."""
+    options = {"class_weight": class_weight, "shuffle": False}
+    adapter = get_data_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=None, **options)
+    return adapter.get_tf_dataset()
+
+
+def build(model: Any, spec: Any) -> None:
+    """Makes the variables of a model and its optimizer, where it has none before it sees a batch."""
+    if not model.built:
+        batch = tf.nest.map_structure(lambda one: None if one is None else _example(one), spec)
+        model._symbolic_build(data_batch=unpacked(batch))
+
+
+def ready_to_train(model: Any) -> AbstractContextManager[None] | None:
+    """Makes the optimizer's variables; in the context that is given its updates are those of dense gradients."""
+    optimizer = model.optimizer
+    if optimizer is None:
+        return None
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    return merged_rows(optimizer)
+
+
+def check_compiled(model: Any, call: str) -> None:
+    """Raises Keras's own error where a model was not compiled."""
+    model._assert_compile_called(call)
+
+
+def reported(model: Any) -> AbstractContextManager[None]:
+    """See `reported_means`."""
+    return reported_means(keras.metrics.Mean)
+
+
+def optimizer_variables(model: Any) -> list[Any]:
+    """The variables of a model's optimizer."""
+    return [] if model.optimizer is None else list(model.optimizer.variables)
+
+
+def slot_path(model: Any, variable: Any) -> str:
+    """The name of an optimizer's variable, below that of its own where it is a slot."""
+    return slot_name(variable.path, model.trainable_variables)
+
+
+def value(variable: Any) -> Any:
+    """The tf.Variable of a variable."""
+    return variable._value
+
+
+def path(variable: Any) -> str:
+    """The name of a variable by which users know it."""
+    return str(variable.path)
+
+
+def steps_at_once(model: Any) -> int:
+    """Over how many batches `fit` wants one call of the train function to go."""
+    return int(model.steps_per_execution)
+
+
+def has_trained(model: Any, which: str) -> None:
+    """Takes in that a step was made."""
+
+
+def _example(one: Any) -> Any:
+    return tf.zeros([1, *(2 if d is None else d for d in one.shape[1:])], one.dtype)

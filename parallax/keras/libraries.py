@@ -1,0 +1,20 @@
+"""Which Keras a model is of: Keras 3, or tf_keras, which is loaded only where the script has."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from parallax.keras import keras3
+
+
+def library_of(model: Any) -> Any:
+    """The module that says what the Keras of a model has of its own: keras3.py, or tf_keras.py."""
+    if any(kind.__module__.split(".")[0] == "tf_keras" for kind in type(model).__mro__):
+        return tf_keras()
+    return keras3
+
+
+def tf_keras() -> Any:
+    """What tf_keras has of its own; loads tf_keras."""
+    return importlib.import_module(f"{__package__}.tf_keras")

@@ -1,0 +1,98 @@
+"""What tf_keras, the Keras of before 3, has of its own; the names are those of keras3.py.
+
+Its optimizers, the legacy ones too, merge equal rows of sparse gradients by themselves. Its metrics keep the methods
+that they were made with, so what Means are told is marked by each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+from tf_keras.src.engine import data_adapter
+
+from parallax.keras.reports import reported_means
+
+TRAINER: Any = tf_keras.Model
+MODEL: Any = tf_keras.Model
+CALLBACKS: Any = tf_keras.callbacks
+CALLBACK_LIST: Any = tf_keras.callbacks.CallbackList
+CALLBACK_LIST_IN_FIT = "tf_keras.src.engine.training.callbacks_module.CallbackList"
+SAVES = ("save", "save_weights", "export")
+
+unpacked = data_adapter.unpack_x_y_sample_weight
+validation_split = data_adapter.train_validation_split
+
+
+def weights_of_classes(y: Any, class_weight: Any) -> Any:
+    """The weight of each example."""
+    _, _, weights = data_adapter._make_class_weight_map_fn(class_weight)(None, tf.convert_to_tensor(y))
+    return weights
+
+
+def dataset_of(x: Any, y: Any, sample_weight: Any, batch_size: int | None, class_weight: Any) -> Any:
+    """The dataset that `fit` makes of its arguments."""
+    options = {"class_weight": class_weight, "shuffle": False, "model": None}
+    handler = data_adapter.get_data_handler(x, y, sample_weight=sample_weight, batch_size=batch_size, **options)
+    return handler._dataset
+
+
+def build(model: Any, spec: Any) -> None:
+    """Makes the variables of a model, its optimizer, its losses and its metrics: a first trace does."""
+    tf.function(model.train_step, autograph=False).get_concrete_function(spec)
+
+
+def ready_to_train(model: Any) -> AbstractContextManager[None] | None:
+    """Nothing is to be done."""
+    return None
+
+
+def check_compiled(model: Any, call: str) -> None:
+    """Raises Keras's own error where a model was not compiled."""
+    model._assert_compile_was_called()
+
+
+@contextmanager
+def reported(model: Any) -> Iterator[None]:
+    """See `reported_means`."""
+    with ExitStack() as stack:
+        for metric in model.metrics:
+            if type(metric) is tf_keras.metrics.Mean:
+                stack.enter_context(reported_means(metric))
+        yield
+
+
+def optimizer_variables(model: Any) -> list[Any]:
+    """The variables of a model's optimizer."""
+    if model.optimizer is None:
+        return []
+    found = model.optimizer.variables
+    return list(found() if callable(found) else found)
+
+
+def slot_path(model: Any, variable: Any) -> str:
+    """The name of an optimizer's variable, which has that of its own in it where it is a slot."""
+    return path(variable)
+
+
+def value(variable: Any) -> Any:
+    """The tf.Variable of a variable: itself."""
+    return variable
+
+
+def path(variable: Any) -> str:
+    """The name of a variable by which users know it."""
+    return str(variable.name).split(":")[0]
+
+
+def steps_at_once(model: Any) -> int:
+    """Over how many batches `fit` wants one call of the train function to go."""
+    return 1 if model._steps_per_execution is None else int(model._steps_per_execution.numpy())
+
+
+def has_trained(model: Any, which: str) -> None:
+    """Counts a step, as the functions that tf_keras makes do."""
+    (model._train_counter if which == "train" else model._test_counter).assign_add(1)

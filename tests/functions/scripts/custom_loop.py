@@ -1,0 +1,68 @@
+"""A custom loop over a Keras model: python custom_loop.py OPTIMIZER OUTPUT trains it by parallax.function."""
+
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import parallax
+
+BATCHES, ROWS, STEPS = 3, 8, 20
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "tf.train": lambda: tf.compat.v1.train.AdagradOptimizer(0.1),
+}
+
+
+def model():
+    keras.utils.set_random_seed(7)
+    ids = keras.Input([3], dtype="int64")
+    x = keras.layers.Embedding(50, 4, name="emb")(ids)
+    x = keras.layers.Dense(5, activation="tanh")(keras.layers.Flatten()(x))
+    return keras.Model(ids, keras.layers.Dense(1)(x))
+
+
+def batches(rows=ROWS):
+    numbers = np.random.default_rng(3)
+    for number in range(STEPS):
+        length = rows - (number % 5 == 4) * 2
+        yield numbers.integers(0, 20, [length, 3]), numbers.normal(size=[length, 1]).astype(np.float32)
+
+
+def trained(optimizer, distributed):
+    """What a script sees of a training: losses, predictions, a metric, variables."""
+    net, rule = model(), OPTIMIZERS[optimizer]()
+    metric = keras.metrics.MeanAbsoluteError()
+
+    def step(x, y, factor):
+        with tf.GradientTape() as tape:
+            predicted = net(x, training=True)
+            loss = factor * tf.reduce_mean(tf.square(predicted - y))
+        variables = net.trainable_variables
+        if optimizer == "tf.train":
+            variables = [variable.value for variable in variables]
+        rule.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        metric.update_state(y, predicted)
+        return {"loss": loss, "predicted": predicted}
+
+    run, evaluate, seen = distributed(step), tf.function(lambda x: net(x)), {}
+    for number, (x, y) in enumerate(batches()):
+        out = run(x, tf.constant(y), tf.constant(0.5))
+        seen[f"loss {number}"], seen[f"predicted {number}"] = out["loss"].numpy(), out["predicted"].numpy()
+        if number == 7:
+            seen["metric"] = float(metric.result())
+            metric.reset_state()
+            net.layers[-1].bias.assign_add([0.25])
+            seen["evaluated"] = evaluate(tf.constant(x)).numpy()
+    seen["metric at the end"] = float(metric.result())
+    seen.update({f"weight {number}": value for number, value in enumerate(net.get_weights())})
+    return seen
+
+
+if __name__ == "__main__":
+    name, output = sys.argv[1:]
+    found = trained(name, parallax.function)
+    np.savez(f"{output}-{__import__('os').environ['OMPI_COMM_WORLD_RANK']}.npz", **found)
