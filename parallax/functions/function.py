@@ -130,7 +130,7 @@ class DistributedStep:
         arguments = arguments_of(args, kwargs, getattr(self._step, "input_signature", None))
         traced = traced_step(self._step, arguments, self._merges_rows)
         graph = StepGraph(traced.variables)
-        step = graph.add(self._name, traced.concrete)
+        step = graph.add(self._name, traced.concrete, is_uneven=True)
         return arguments, graph, step, rules_of(step.fetches, self._returns)
 
     def _begun(self, args: Any, kwargs: Any) -> _OpenStep:

@@ -46,7 +46,7 @@ def check_model(model: Any) -> None:
     if model.run_eagerly or tf.config.functions_run_eagerly():
         what = "run_eagerly=True" if model.run_eagerly else "tf.config.run_functions_eagerly(True)"
         raise GraphError(_EAGER.format(what=what))
-    if model._distribute_strategy is not None or tf.distribute.has_strategy():
+    if getattr(model, "_distribute_strategy", None) is not None or tf.distribute.has_strategy():
         raise GraphError(_STRATEGY.format(strategy=type(model.distribute_strategy).__name__))
     for layer in model._flatten_layers():
         if getattr(layer, "synchronized", False):

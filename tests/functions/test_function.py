@@ -59,16 +59,19 @@ def as_keras(optimizer):
     return step_graph(model, {"train": traced_training(model, spec)})[0].graph
 
 
-def test_a_model_has_one_plan_as_tf1_graph_function_and_keras():
-    expected = plan_without_names(as_tf1_graph(v1.train.GradientDescentOptimizer(0.1)))
+@pytest.mark.parametrize(
+    ("of_tf1", "of_keras"),
+    [
+        (v1.train.GradientDescentOptimizer, keras.optimizers.SGD),
+        (v1.train.AdagradOptimizer, keras.optimizers.Adagrad),
+        (v1.train.AdamOptimizer, keras.optimizers.Adam),
+    ],
+)
+def test_a_model_has_one_plan_as_tf1_graph_function_and_keras(of_tf1, of_keras):
+    expected = plan_without_names(as_tf1_graph(of_tf1(0.1)))
     assert expected[-1][1:] == ("sparse", "alltoall")
-    assert plan_without_names(as_function(keras.optimizers.SGD(0.1))) == expected
-    assert plan_without_names(as_keras(keras.optimizers.SGD(0.1))) == expected
-
-
-@pytest.mark.parametrize("optimizer", [keras.optimizers.Adagrad, keras.optimizers.Adam])
-def test_a_step_with_slots_has_one_plan_as_function_and_keras(optimizer):
-    assert plan_without_names(as_function(optimizer(0.1))) == plan_without_names(as_keras(optimizer(0.1)))
+    assert plan_without_names(as_function(of_keras(0.1))) == expected
+    assert plan_without_names(as_keras(of_keras(0.1))) == expected
 
 
 def test_a_slot_is_named_below_its_variable_and_variables_by_their_paths():

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
+from parallax.functions.keras_optimizers import merged_rows
 from parallax.keras.fitting import history_of, read_fit, result_of, run_fit, take_state
-from parallax.keras.optimizers import merged_rows
 
 v1 = tf.compat.v1
 PLAIN_FIT = inspect.unwrap(TensorFlowTrainer.fit)

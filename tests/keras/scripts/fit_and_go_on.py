@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import parallax.keras
-from parallax.keras.optimizers import merged_rows
+from parallax.functions.keras_optimizers import merged_rows
 
 layers = keras.layers
 plain = "plain" in sys.argv
