@@ -23,6 +23,7 @@ from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.keras.callbacks import callback_list_for
 from parallax.keras.inputs import open_spec
 from parallax.keras.libraries import library_of
+from parallax.keras.randomness import random_states, take_random_states
 from parallax.keras.refusals import check_model, check_step
 from parallax.keras.steps import ModelStep, step_graph, traced_evaluation, traced_training
 from parallax.keras.training import ModelTraining
@@ -195,12 +196,13 @@ def result_of(fit: FitCall, history: Any, values: dict[str, Any]) -> dict[str, A
         "epoch": list(history.epoch),
         "params": dict(history.params),
         "callbacks": [_plain_attributes(one) for one in _callbacks_in(fit.arguments)],
+        "random": random_states(),
         "values": values,
     }
 
 
 def history_of(model: Any, result: dict[str, Any], arguments: Mapping[str, Any] | None = None) -> Any:
-    """What `fit` returns, in a process that did not train.
+    """What `fit` returns, in a process that did not train, and whose random numbers go on from there.
 
     Args:
         model: the model.
@@ -209,6 +211,7 @@ def history_of(model: Any, result: dict[str, Any], arguments: Mapping[str, Any] 
     """
     for callback, values in zip(_callbacks_in(arguments or {}), result["callbacks"], strict=False):
         vars(callback).update(values)
+    take_random_states(result["random"])
     history = library_of(model).CALLBACKS.History()
     history.set_model(model)
     history.set_params(result["params"])

@@ -22,6 +22,7 @@ from parallax.keras.callbacks import decisions_of
 from parallax.keras.inputs import without_optionals
 from parallax.keras.libraries import library_of
 from parallax.keras.metrics import LogsOfSums, MetricSums
+from parallax.keras.randomness import have_parted, random_states, take_random_states
 from parallax.keras.steps import ModelStep
 from parallax.runtime.worker.barrier import barrier
 
@@ -98,13 +99,15 @@ class ModelTraining:
         if self.is_leading or self._running.size == 1:
             yield
             return
-        self.is_leading = True
+        self.is_leading, before = True, random_states()
         try:
             yield
             self._flush()
         finally:
             self.is_leading = False
-        self._tell(("go", decisions_of(self._model)))
+        after = random_states()
+        drawn = after if have_parted(before, after) else None
+        self._tell(("go", (decisions_of(self._model), drawn)))
 
     def follow(self) -> None:
         """Serves worker 0 until it says that it goes on."""
@@ -117,8 +120,11 @@ class ModelTraining:
             elif kind == "step":
                 self._step(what, self._running.comm.scatter(None), 0)
             else:
-                for name, value in what.items():
+                decisions, drawn = what
+                for name, value in decisions.items():
                     setattr(self._model, name, value)
+                if drawn is not None:
+                    take_random_states(drawn)
                 return
 
     def agree(self, what: Any) -> Any:

@@ -47,6 +47,7 @@ class Meddles(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self.processes.append(os.getpid())
+        np.random.rand()  # what follows draws after it, on every worker
         with (folder / "epochs.txt").open("a") as file:
             file.write(f"{epoch}\n")
         self.seen.append(self.model.evaluate(features, y, batch_size=16, verbose=0))
@@ -77,7 +78,9 @@ first = fit(
     callbacks=[meddles, reduce, best, early],
 )
 between = model.evaluate(features, y, batch_size=16, verbose=0)
-data = tf.data.Dataset.from_tensor_slices((features, y)).shuffle(40, seed=1).batch(8).repeat()
+order = np.random.permutation(32)
+data = tf.data.Dataset.from_tensor_slices(({k: v[order] for k, v in features.items()}, y[order]))
+data = data.shuffle(40).batch(8).repeat()
 second = fit(data, epochs=2, steps_per_epoch=3, verbose=0)
 model.save(folder / "model.keras")
 again = keras.models.load_model(folder / "model.keras")
@@ -88,6 +91,7 @@ found = {
     "between": between,
     "after": again.evaluate(features, y, batch_size=16, verbose=0),
     "seen": meddles.seen,
+    "drawn": np.random.rand(),
     "stopped": early.stopped_epoch,
     "rate": float(model.optimizer.learning_rate),
     "weights": [np.asarray(v).tolist() for v in model.variables],
