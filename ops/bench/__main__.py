@@ -1,10 +1,11 @@
-"""The benchmarks' command line: `python -m ops.bench planning`, `race`, `predictions`, `regret`, `published`."""
+"""The benchmarks' command line: `python -m ops.bench planning`, `race`, `keras`, `predictions` and the others."""
 
 from __future__ import annotations
 
 import argparse
 
 from ops.bench import planning
+from ops.bench.keras import command as keras
 from ops.bench.predictions import command as predictions
 from ops.bench.published import command as published
 from ops.bench.race import command as race
@@ -20,6 +21,7 @@ def main() -> None:
     predictions.add_command(commands)
     regret.add_command(commands)
     published.add_command(commands)
+    keras.add_command(commands)
     arguments = parser.parse_args()
     arguments.run(arguments)
 
