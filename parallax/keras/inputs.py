@@ -57,8 +57,13 @@ def share_of(batch: Any, rank: int, size: int) -> list[Any]:
     """A worker's rows of a batch, as the flat arguments of a step: those of all ranks, in order, are the batch."""
     rows = rows_of(batch)
     first, end = rows * rank // size, rows * (rank + 1) // size
-    share = [one[first:end] for one in tf.nest.flatten(batch) if one is not None]
-    return [part.numpy() for part in tf.nest.flatten(share, expand_composites=True)]
+    share: list[Any] = []
+    for one in tf.nest.flatten(batch):
+        if isinstance(one, tf.RaggedTensor):
+            share += [part.numpy() for part in tf.nest.flatten(one[first:end], expand_composites=True)]
+        elif one is not None:
+            share.append(one.numpy()[first:end])  # cut by NumPy, a tenth of what an op takes
+    return share
 
 
 def digest_of(batch: Any) -> int:

@@ -72,4 +72,5 @@ def _measured(spelling: str, sizes: dict[str, int], arguments: argparse.Namespac
         if arguments.profile:
             arguments.profile.mkdir(parents=True, exist_ok=True)
             (Path(folder) / f"{spelling}.prof").rename(arguments.profile / f"{spelling}.prof")
-        return step_of(*json.loads((Path(folder) / "figures.json").read_text()), arguments.steps)
+        seconds, cpu_seconds = json.loads((Path(folder) / "figures.json").read_text(encoding="utf-8"))
+        return step_of(seconds, cpu_seconds, arguments.steps)
