@@ -64,8 +64,7 @@ def main() -> None:
 
 def dlrm(rows: int, width: int) -> keras.Model:
     """The model: numbers [n, 13] and categories [n, 26] to the probability of a click [n, 1]."""
-    numbers = keras.Input((NUMBERS,), name="numbers")
-    categories = keras.Input((CATEGORIES,), dtype="int32", name="categories")
+    numbers, categories = keras.Input((NUMBERS,)), keras.Input((CATEGORIES,), dtype="int32")
     vectors = [keras.layers.Dense(width, activation="relu")(keras.layers.Dense(64, activation="relu")(numbers))]
     for place in range(CATEGORIES):
         vectors.append(keras.layers.Embedding(rows, width, name=f"category_{place}")(categories[:, place]))
