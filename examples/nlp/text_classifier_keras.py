@@ -31,7 +31,7 @@ WORD = re.compile(r"[A-Za-z]+")
 KINDS = {tokenize.COMMENT: "comment", tokenize.STRING: "docstring", tokenize.NAME: "code"}
 
 
-def parse_flags() -> argparse.Namespace:
+def parse_flags(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("-r", "--resource", metavar="FILE", help="the machines; without it, this one")
@@ -43,7 +43,7 @@ def parse_flags() -> argparse.Namespace:
     add("--width", type=int, default=64, help="of a vector")
     add("--batch", type=int, default=64, help="texts of all workers together")
     add("--epochs", type=int, default=3)
-    flags = parser.parse_args()
+    flags = parser.parse_args(argv)
     if (flags.train is None) != (flags.test is None):
         parser.error("--train and --test belong together")
     return flags

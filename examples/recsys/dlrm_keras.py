@@ -1,7 +1,7 @@
 """A recommender in Keras: embedding tables for categories, dense layers for numbers, and the products of all pairs.
 
 It is the model of "Deep Learning Recommendation Model for Personalization and Recommendation Systems" (Naumov et al.
-2019), in which nearly everything is embedding tables. The script is plain Keras but for one import and one line:
+2019), in plain Keras but for one import and one line:
 
     parallax run --workers 2 examples/recsys/dlrm_keras.py
     python examples/recsys/dlrm_keras.py --workers 2
@@ -11,8 +11,7 @@ With no path it learns generated clicks. Real data are files in the layout of Cr
 
     parallax run -r cluster.yaml examples/recsys/dlrm_keras.py --data train.txt --test test.txt --rows 1000000
 
-The end prints the area under the ROC curve of held-out examples: 0.5 is chance. What was generated has a best possible
-value, which is printed beside it.
+The end prints the area under the ROC curve of held-out examples: 0.5 is chance.
 """
 
 import argparse
@@ -29,7 +28,7 @@ import parallax.keras
 NUMBERS, CATEGORIES = 13, 26
 
 
-def parse_flags() -> argparse.Namespace:
+def parse_flags(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("-r", "--resource", metavar="FILE", help="the machines; without it, this one")
@@ -41,8 +40,8 @@ def parse_flags() -> argparse.Namespace:
     add("--batch", type=int, default=256, help="examples of all workers together")
     add("--steps", type=int, default=200, help="batches of an epoch")
     add("--epochs", type=int, default=2)
-    flags = parser.parse_args()
-    if (flags.data is None) != (flags.test is None):
+    flags = parser.parse_args(argv)
+    if bool(flags.data) != bool(flags.test):
         parser.error("--data and --test belong together")
     return flags
 
@@ -52,39 +51,34 @@ def main() -> None:
     parallax.keras.use(flags.resource, parallax.Config(workers=flags.workers))
     keras.utils.set_random_seed(1)
     if flags.data:
-        train, test = batches(lines_of(flags.data, flags.rows), flags), batches(lines_of(flags.test, flags.rows), flags)
-        best = ""
+        train, test, best = lines_of(flags.data, flags.rows), lines_of(flags.test, flags.rows), ""
     else:
-        train, test = batches(clicks(1, flags.rows)[0], flags), batches(clicks(2, flags.rows)[0], flags)
-        best = f" (of what made the clicks: {clicks(2, flags.rows)[1](20 * flags.batch):.3f})"
+        (train, _), (test, area_of) = clicks(1, flags.rows), clicks(2, flags.rows)
+        best = f" (of what made the clicks: {area_of(20 * flags.batch):.3f})"
     model = dlrm(flags.rows, flags.width)
     model.compile(keras.optimizers.Adagrad(0.05), "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])
-    model.fit(train, steps_per_epoch=flags.steps, epochs=flags.epochs, verbose=2)
-    _, area = model.evaluate(test, steps=20, verbose=0)
+    model.fit(batches(train, flags), steps_per_epoch=flags.steps, epochs=flags.epochs, verbose=2)
+    _, area = model.evaluate(batches(test, flags), steps=20, verbose=0)
     print(f"Held-out area under the curve: {area:.3f}{best}")
 
 
 def dlrm(rows: int, width: int) -> keras.Model:
     """The model: numbers [n, 13] and categories [n, 26] to the probability of a click [n, 1]."""
-    numbers = keras.Input((NUMBERS,), name="numbers")
-    categories = keras.Input((CATEGORIES,), dtype="int32", name="categories")
+    numbers, categories = keras.Input((NUMBERS,)), keras.Input((CATEGORIES,), dtype="int32")
     vectors = [keras.layers.Dense(width, activation="relu")(keras.layers.Dense(64, activation="relu")(numbers))]
     for place in range(CATEGORIES):
         vectors.append(keras.layers.Embedding(rows, width, name=f"category_{place}")(categories[:, place]))
     stacked = keras.ops.stack(vectors, axis=1)
-    products = keras.ops.matmul(stacked, keras.ops.transpose(stacked, (0, 2, 1)))
-    pairs = [i * (CATEGORIES + 1) + j for i, j in itertools.combinations(range(CATEGORIES + 1), 2)]
-    flat = keras.layers.Flatten()(products)
-    joined = keras.layers.Concatenate()([vectors[0], keras.ops.take(flat, pairs, axis=1)])
-    hidden = keras.layers.Dense(64, activation="relu")(joined)
+    pairs = np.flatnonzero(np.triu(np.ones([len(vectors)] * 2), 1))
+    chosen = keras.ops.take(keras.layers.Flatten()(keras.layers.Dot(axes=2)([stacked, stacked])), pairs, axis=1)
+    hidden = keras.layers.Dense(64, activation="relu")(keras.layers.Concatenate()([vectors[0], chosen]))
     return keras.Model([numbers, categories], keras.layers.Dense(1, activation="sigmoid")(hidden))
 
 
 def batches(examples, flags: argparse.Namespace) -> tf.data.Dataset:
     """Batches ((numbers, categories), click) of a generator's examples, again and again."""
     kinds = ((tf.TensorSpec([NUMBERS]), tf.TensorSpec([CATEGORIES], tf.int32)), tf.TensorSpec([1]))
-    found = tf.data.Dataset.from_generator(examples, output_signature=kinds)
-    return found.batch(flags.batch, drop_remainder=True).repeat().prefetch(2)
+    return tf.data.Dataset.from_generator(examples, output_signature=kinds).repeat().batch(flags.batch).prefetch(2)
 
 
 def lines_of(path: Path, rows: int):
@@ -115,12 +109,9 @@ def clicks(seed: int, rows: int):
             yield (numbers, categories), np.array([rng.random() < 1 / (1 + np.exp(-score))], np.float32), score
 
     def best(count: int) -> float:
-        scores, clicked = zip(*((s, c[0]) for _, c, s in itertools.islice(drawn(), count)), strict=True)
-        order = np.argsort(scores)
-        ranks, is_click = np.empty(count), np.array(clicked) > 0
-        ranks[order] = np.arange(1, count + 1)
-        positive = is_click.sum()
-        return float((ranks[is_click].sum() - positive * (positive + 1) / 2) / (positive * (count - positive)))
+        found = ((score, click[0] > 0) for _, click, score in itertools.islice(drawn(), count))
+        scores, is_click = map(np.array, zip(*found, strict=True))
+        return float((scores[is_click, None] > scores[~is_click]).mean())
 
     return (lambda: (example[:2] for example in drawn())), best
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ops.bench import planning
+from ops.bench.keras import command as keras
 from ops.bench.predictions import command as predictions
 from ops.bench.published import command as published
 from ops.bench.race import command as race
@@ -22,6 +23,7 @@ def main() -> None:
     regret.add_command(commands)
     published.add_command(commands)
     safety.add_command(commands)
+    keras.add_command(commands)
     arguments = parser.parse_args()
     arguments.run(arguments)
 

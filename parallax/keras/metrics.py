@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from parallax.runtime.worker.barrier import barrier
+from parallax.runtime.worker.barrier import wait_for
 from parallax.types import Comm
 
 
@@ -156,8 +156,7 @@ class MetricSums:
         if self._size > 1:
             own = whole
             whole = np.empty_like(own)
-            barrier(self._comm)
-            self._comm.Allreduce(own, whole)
+            wait_for(self._comm.Iallreduce(own, whole))
         place = 2
         for number, base in enumerate(self._base):
             part = whole[place : place + base.size].reshape(base.shape)

@@ -1,8 +1,9 @@
-"""A barrier of workers that leaves their cores to others."""
+"""Waiting of workers for each other that leaves their cores to others."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from parallax.types import Comm
 
@@ -11,7 +12,16 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 5e-5, 2e-3  # short beside a small variable, and
 
 def barrier(comm: Comm) -> None:
     """Waits for all workers without keeping a core busy, as MPI's own waiting does: worker 0 may write for long."""
-    arrived, pause_s = comm.Ibarrier(), _FIRST_PAUSE_S
-    while not arrived.Test():
+    wait_for(comm.Ibarrier())
+
+
+def wait_for(request: Any) -> None:
+    """Waits for what MPI has begun, as `barrier` waits.
+
+    Args:
+        request: an mpi4py.MPI.Request.
+    """
+    pause_s = _FIRST_PAUSE_S
+    while not request.Test():
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LAST_PAUSE_S)

@@ -1,0 +1,76 @@
+"""`python -m ops.bench keras`: its arguments, the jobs it runs one after the other, its output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ops.bench.keras.figures import Pair, Step, report, step_of
+from ops.bench.keras.script import SPELLINGS, Job
+from ops.bench.race.models.recsys import RecSys
+
+_LAST_LINES = 25
+
+
+def add_command(commands: Any) -> None:
+    """Adds `keras` to the benchmark's command line."""
+    parser = commands.add_parser(
+        "keras",
+        help="Keras's fit against the same model's TF1 graph",
+        description="Trains the race's recsys model as a TF1 graph and by Keras's fit, in jobs that take turns, and "
+        "prints how long their steps are.",
+    )
+    parser.add_argument("--pairs", type=int, default=3, metavar="N", help="jobs of each (3)")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="of a job, on this machine (2)")
+    parser.add_argument("--steps", type=int, default=100, metavar="N", help="of an epoch (100)")
+    parser.add_argument("--epochs", type=int, default=5, metavar="N", help="of a job; the first is not counted (5)")
+    parser.add_argument("--size", action="append", default=[], metavar="NAME=NUMBER", help="a size of the model")
+    parser.add_argument("--profile", type=Path, metavar="FOLDER", help="where worker 0's profiles go, by cProfile")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Runs the jobs and prints what they took."""
+    sizes = {name: int(number) for name, _, number in (text.partition("=") for text in arguments.size)}
+    try:
+        RecSys(**sizes)
+    except TypeError as error:
+        sys.exit(f"keras: {error}")
+    if arguments.epochs < 2:
+        sys.exit(f"keras: --epochs must be 2 or more, as the first is not counted, and {arguments.epochs} was given.")
+    pairs = []
+    for number in range(arguments.pairs):
+        found = {}
+        for spelling in SPELLINGS:
+            found[spelling] = _measured(spelling, sizes, arguments)
+            print(f"{number + 1} of {arguments.pairs}, {spelling}: {found[spelling]}", file=sys.stderr, flush=True)
+        pairs.append(Pair(**found))
+    print("\n".join(report(pairs, arguments.workers)))
+
+
+def _measured(spelling: str, sizes: dict[str, int], arguments: argparse.Namespace) -> Step:
+    """A job's step."""
+    with tempfile.TemporaryDirectory(prefix="parallax-bench-") as folder:
+        counts = (arguments.workers, arguments.steps, arguments.epochs)
+        job = Job(spelling, folder, *counts, sizes, bool(arguments.profile))
+        file = Path(folder) / "job.json"
+        file.write_text(json.dumps(asdict(job)), encoding="utf-8")
+        argv = [sys.executable, "-m", "ops.bench.keras.script", str(file)]
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+        done = subprocess.run(
+            argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        if done.returncode:
+            sys.exit("\n".join(["keras: a job failed:", *done.stdout.splitlines()[-_LAST_LINES:]]))
+        if arguments.profile:
+            arguments.profile.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / f"{spelling}.prof").rename(arguments.profile / f"{spelling}.prof")
+        seconds, cpu_seconds = json.loads((Path(folder) / "figures.json").read_text(encoding="utf-8"))
+        return step_of(seconds, cpu_seconds, arguments.steps)
