@@ -32,13 +32,16 @@ def differences(first, second):
     return found
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_script_with_callbacks_and_two_fits_comes_to_what_plain_keras_comes_to(start, tmp_path, workers):  # noqa: F811
+@pytest.mark.parametrize(
+    ("workers", "cut"),
+    [(2, "even"), pytest.param(4, "even", marks=pytest.mark.slow), (2, "uneven")],
+)
+def test_a_script_with_callbacks_and_two_fits_comes_to_what_plain_keras_comes_to(start, tmp_path, workers, cut):  # noqa: F811
     script, here, plain = SCRIPTS / "fit_and_go_on.py", tmp_path / "here", tmp_path / "plain"
     here.mkdir()
     plain.mkdir()
-    running = start(*CLI, "run", "--workers", workers, script, here)
-    expected = found_in(start(script, plain, "plain").finish())
+    running = start(*CLI, "run", "--workers", workers, script, here, cut)
+    expected = found_in(start(script, plain, "plain", cut).finish())
     parts = differences(found_in(running.finish(240)), expected)
     assert max(parts.values()) <= 1e-6, parts
 

@@ -14,6 +14,7 @@ from parallax.functions.keras_optimizers import merged_rows
 
 layers = keras.layers
 plain = "plain" in sys.argv
+batch = 9 if "uneven" in sys.argv else 8  # of 32 rows
 folder = Path(sys.argv[1])
 if not plain:
     parallax.keras.use()
@@ -71,7 +72,7 @@ early = keras.callbacks.EarlyStopping("loss", min_delta=10.0, patience=3, restor
 first = fit(
     features,
     y,
-    batch_size=8,
+    batch_size=batch,
     epochs=7,
     verbose=0,
     validation_data=(features, y),
