@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from parallax.api import JobEnded, checked_call, perform, run_job
 from parallax.errors import ConfigError, LaunchError, SessionError
 from parallax.runtime.launcher.launch import JobEnd
+from parallax.runtime.make_job import cluster_of
 from parallax.runtime.worker.called import packed_function
 from parallax.runtime.worker.ranks import current_process_group
 from parallax.runtime.worker.result import CallDone, send_result
@@ -125,6 +126,14 @@ def is_replayed(number: int) -> bool:
 def attachment() -> Buffer:
     """What the launching process gave to this job's `run_call`; in a worker, until `worker_call` hands it out."""
     return current_process_group().parcel.attachment
+
+
+def number_of_workers(config: Config | None = None, resource_info: str | Path | None = None) -> int:
+    """How many workers a call's job has, in the launching process and in a worker."""
+    if is_worker():
+        return current_process_group().size
+    call = checked_call(None, resource_info, True, config)
+    return cluster_of(call.resource_info, call.config, call.wanted).num_workers
 
 
 def jobs_run() -> int:

@@ -21,7 +21,7 @@ import tensorflow as tf
 from parallax.functions.running import RunningSteps
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.keras.callbacks import callback_list_for
-from parallax.keras.inputs import open_spec
+from parallax.keras.inputs import batch_length, open_spec
 from parallax.keras.libraries import library_of
 from parallax.keras.randomness import random_states, take_random_states
 from parallax.keras.refusals import check_model, check_step
@@ -55,12 +55,13 @@ class FitCall:
     reset: Any
 
 
-def read_fit(model: Any, arguments: dict[str, Any]) -> FitCall:
+def read_fit(model: Any, arguments: dict[str, Any], workers: int = 1) -> FitCall:
     """Traces the steps of a call of `fit`, and makes one graph of them.
 
     Args:
         model: a compiled keras.Model.
         arguments: of the call by name.
+        workers: among which a batch is cut.
 
     Raises:
         GraphError: a step or its input cannot be had in a graph.
@@ -77,16 +78,18 @@ def read_fit(model: Any, arguments: dict[str, Any]) -> FitCall:
         specs["test"] = _spec_of(library, validation, "x", "y", "sample_weight", length)
         if validation["x"] is not x:
             arguments["validation_data"] = validation["x"]
-    return read_steps(model, arguments, specs)
+    examples = -(-batch_length(arguments.get("x"), arguments.get("batch_size")) // workers)
+    return read_steps(model, arguments, specs, examples)
 
 
-def read_steps(model: Any, arguments: dict[str, Any], specs: Mapping[str, Any]) -> FitCall:
+def read_steps(model: Any, arguments: dict[str, Any], specs: Mapping[str, Any], examples: int = 0) -> FitCall:
     """Traces the steps of a model and makes one graph of them.
 
     Args:
         model: a compiled keras.Model.
         arguments: of the call, by name.
         specs: "train", and "test" where there is validation: the spec of a batch.
+        examples: how many a worker has of a batch, by which the plan counts; 0 if unknown.
 
     Raises:
         GraphError: a step cannot be had in a graph.
@@ -97,7 +100,7 @@ def read_steps(model: Any, arguments: dict[str, Any], specs: Mapping[str, Any]) 
         traced["test"] = traced_evaluation(model, specs["test"])
     for name, one in traced.items():
         check_step(name, one.concrete)
-    graph, steps = step_graph(model, traced)
+    graph, steps = step_graph(model, traced, examples)
     names = {id(one.variable): one.name for one in graph.taken()}
     metrics = [names[id(v)] for one in traced.values() for v in one.metrics if id(v) in names]
     return FitCall(model, arguments, traced, graph, steps, names, graph.reset(dict.fromkeys(metrics)))

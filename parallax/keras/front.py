@@ -136,7 +136,7 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
     before, state = pickle.loads(calls.attachment())
     if calls.is_replayed(number):
         return history_of(model, before[number - 1])
-    fit = read_fit(model, arguments)
+    fit = read_fit(model, arguments, calls.number_of_workers(_use.config, _use.resource_info))
     if state is not None:
         take_state(fit, state)
     session, size, rank, _ = calls.worker_call(fit.graph.graph, _use.config)
@@ -147,7 +147,7 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
 
 
 def _launched(number: int, model: Any, arguments: dict[str, Any]) -> Any:
-    fit = read_fit(model, arguments)
+    fit = read_fit(model, arguments, calls.number_of_workers(_use.config, _use.resource_info))
     state = state_of(fit) if number > 1 else None
     attachment = pickle.dumps((calls.remembered(), state), protocol=5)
     result = pickle.loads(calls.run_call(number, fit.graph.graph, attachment, _use.config, _use.resource_info))

@@ -8,6 +8,9 @@ import tensorflow as tf
 
 from parallax.errors import GraphError
 
+_OF_ARRAYS = 32
+"""What `fit` cuts arrays into where it is not told."""
+
 
 def open_spec(spec: Any) -> Any:
     """The spec of a batch of any length.
@@ -37,3 +40,24 @@ def _open(spec: Any) -> Any:
 def without_optionals(batch: Any) -> Any:
     """A batch in which what is Optional is None, as Keras's steps take it."""
     return tf.nest.map_structure(lambda one: None if isinstance(one, tf.experimental.Optional) else one, batch)
+
+
+def batch_length(x: Any, batch_size: int | None) -> int:
+    """How many examples the batches of `fit`'s argument have, as far as that is known before one is read; else 0.
+
+    Args:
+        x: arrays, which Keras cuts into batches, or what gives batches.
+        batch_size: as `fit` was given it.
+    """
+    dataset = x
+    while isinstance(dataset, tf.data.Dataset):
+        if hasattr(dataset, "_batch_size"):
+            return int(dataset._batch_size)
+        dataset = getattr(dataset, "_input_dataset", None)
+    if isinstance(x, tf.data.Dataset):
+        first = tf.nest.flatten(x.element_spec)[0].shape
+        return int(first[0] or 0) if first.rank else 0
+    parts = tf.nest.flatten(x)
+    if parts and all(hasattr(part, "shape") and len(part.shape) for part in parts):
+        return batch_size or _OF_ARRAYS
+    return 0

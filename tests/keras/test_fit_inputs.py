@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.stages import analyse
+from parallax.keras.fitting import read_fit
+from parallax.keras.inputs import batch_length
 from tests.keras.here import check
 
 layers = keras.layers
@@ -179,3 +182,20 @@ def test_training_stops_when_a_batch_says_so():
         return model, (history.history, int(model.stop_training))
 
     check(make)
+
+
+def test_the_plan_counts_the_ids_of_a_workers_share_of_a_batch():
+    ids = keras.Input((3,), dtype="int32")
+    rows = [keras.layers.Embedding(50, 4, name=f"table_{i}")(ids[:, i]) for i in range(3)]
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Concatenate()(rows)))
+    model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensor_slices((np.zeros([40, 3], np.int32), np.zeros([40, 1], np.float32)))
+    for x, batch_size in ((data.batch(10).prefetch(1), None), (data.batch(10, drop_remainder=True).repeat(), None)):
+        spec = analyse(read_fit(model, {"x": x, "batch_size": batch_size}, workers=3).graph.graph).spec
+        assert [v.ids_per_step for v in spec.variables if v.name.startswith("table_")] == [4, 4, 4]
+
+
+def test_the_length_of_a_batch_is_told_before_one_is_read():
+    arrays = np.zeros([40, 3])
+    assert batch_length(arrays, None) == 32 and batch_length({"a": arrays}, 8) == 8
+    assert batch_length((one for one in [arrays]), None) == 0

@@ -29,7 +29,7 @@ from parallax.errors import GraphError
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.ops import state_op
 from parallax.graph.spec import OPEN_SHAPE, GradientSource, GraphSpec, Slot, VariableClass, VariableSpec, model_key
-from parallax.graph.view import EXAMPLES, split_tensor
+from parallax.graph.view import EXAMPLES, GraphView, split_tensor
 from parallax.plans.rewrites import Rewrites
 
 _LADDER = {"alltoall": "allgather", "allgather": "raw"}
@@ -287,8 +287,8 @@ def _ids_size(case: _Case, tensor: str) -> tuple[str, int | None]:
     view = case.captured.view
     while True:
         shape, node = view.shape(tensor), split_tensor(tensor)[0]
-        if shape and shape[0] is None and EXAMPLES in view.nodes[node].attr:
-            shape = (view.nodes[node].attr[EXAMPLES].i, *shape[1:])
+        if shape and shape[0] is None and (examples := _examples(view, tensor)):
+            shape = (examples, *shape[1:])
         if shape is not None and None not in shape:
             size = 1
             for length in shape:
@@ -308,6 +308,23 @@ def _ids_size(case: _Case, tensor: str) -> tuple[str, int | None]:
         if view.op(node) not in narrowing and not alike:
             return tensor, None
         tensor = alike[0] if alike else view.inputs(node)[0]
+
+
+def _examples(view: GraphView, tensor: str) -> int:
+    """How many examples a worker will have along the first axis of a tensor of a marked batch; 0 if unknown."""
+    while True:
+        node = view.nodes[split_tensor(tensor)[0]]
+        if EXAMPLES in node.attr:
+            return int(node.attr[EXAMPLES].i)
+        if node.op == "StridedSlice":
+            strides = view.constant(view.inputs(node.name)[3])
+            is_whole = all(node.attr[mask].i & 1 for mask in ("begin_mask", "end_mask"))
+            is_cut = any(node.attr[mask].i & 1 for mask in ("new_axis_mask", "ellipsis_mask", "shrink_axis_mask"))
+            if strides is None or strides[0] != 1 or not is_whole or is_cut:
+                return 0
+        elif node.op not in ("Identity", "Cast", "StopGradient"):
+            return 0
+        tensor = view.inputs(node.name)[0]
 
 
 def _slots(case: _Case, name: str, ops: list[str]) -> tuple[Slot, ...]:
