@@ -29,6 +29,16 @@ class Said:
     table_of: dict[str, str] = field(default_factory=dict)
     denominators: Denominators = Denominators()
 
+    @property
+    def known(self) -> Said:
+        """What every walk knows."""
+        return self
+
+    @property
+    def assumed(self) -> Said:
+        """What the walk before found."""
+        return self
+
 
 @pytest.fixture(scope="module")
 def view() -> GraphView:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.keras.inputs import share_of
+from parallax.functions.shares import share_of
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 9])

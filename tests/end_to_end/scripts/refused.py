@@ -55,7 +55,7 @@ def a_graph_that_does_not_train_is_refused():
     with without.as_default():
         tf.get_variable("w", [3], trainable=False)
     refused(parallax.GraphError, "trainable variable", run(without))
-    refused(parallax.GraphError, "trainable variable", run(tf.Graph()))
+    refused(parallax.GraphError, "single_gpu_graph is empty", run(tf.Graph()))
     refused(parallax.GraphError, "Call optimizer.minimize", run(model()))
     refused(parallax.GraphError, "tf.Graph", lambda: parallax.parallel_run(None))
     refused(parallax.GraphError, "tf.Graph", lambda: parallax.parallel_run("train.py"))

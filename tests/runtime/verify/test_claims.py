@@ -58,9 +58,11 @@ def graph():
 
 
 def claims(graph, **said):
-    nothing = {"states": {}, "all_reduces": [], "scales": [], "shared_rows": [], "merges": {}, "tables": {}}
-    walk = {**nothing, "table_of": {}, "denominators": Denominators(), **said}
-    return Claims(SimpleNamespace(view=GraphView(graph.as_graph_def(add_shapes=True)), **walk))
+    nothing = {"states": {}, "all_reduces": [], "scales": [], "shared_rows": [], "merges": {}}
+    known = SimpleNamespace(tables=said.pop("tables", {}))
+    assumed = SimpleNamespace(table_of=said.pop("table_of", {}), denominators=said.pop("denominators", Denominators()))
+    view = GraphView(graph.as_graph_def(add_shapes=True))
+    return Claims(SimpleNamespace(view=view, known=known, assumed=assumed, **{**nothing, **said}))
 
 
 class Stub:
