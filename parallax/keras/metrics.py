@@ -90,6 +90,13 @@ class LogsOfSums:
         return {name: found[name] for name in self._names}
 
 
+def is_of_metrics(tensor: Any, variables: Sequence[Any]) -> bool:
+    """Whether a tensor of a function that is being traced is computed of metrics' variables alone."""
+    handles = {id(variable.handle) for variable in variables}
+    captured = {inner.op.name: 0 for outer, inner in tensor.graph.captures if id(outer) in handles}
+    return _behind(tensor, captured) is not None
+
+
 def _is_taken(name: str, part: Any) -> bool:
     """Whether a tensor is an input of a graph's nodes."""
     short = name.removesuffix(":0")

@@ -65,3 +65,8 @@ def _reported(value: Any, dtype: str, kind: str) -> Any:
     found = tf.identity(tf.cast(value, dtype), name=f"reported_{kind}")
     mark_reported(found, kind)
     return found
+
+
+def reported_value(value: Any) -> Any:
+    """A scalar of the batch that a step logs itself, marked as reported."""
+    return _reported(value, value.dtype, VALUE)

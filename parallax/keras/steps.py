@@ -14,6 +14,8 @@ import tensorflow as tf
 
 from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable
 from parallax.keras.libraries import library_of
+from parallax.keras.metrics import is_of_metrics
+from parallax.keras.reports import reported_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,19 @@ def _traced(model: Any, step: Callable[[Any], Any], spec: Any) -> ModelStep:
         with library_of(model).reported(model):
             logs = step(data)
         metrics[:] = _metric_variables(model)
+        logs = {name: _told(value, metrics) for name, value in logs.items()} if isinstance(logs, dict) else logs
         return logs, [tf.identity(variable) for variable in metrics]
 
     concrete = tf.function(traced, autograph=False).get_concrete_function(spec)
     return ModelStep(concrete, tuple(metrics), spec)
+
+
+def _told(log: Any, metrics: list[Any]) -> Any:
+    """A log of a step, marked where it is computed of the batch itself and not of metrics, as a returned loss is."""
+    tensor = tf.convert_to_tensor(log)
+    if tensor.shape.rank != 0 or not tensor.dtype.is_floating or is_of_metrics(tensor, metrics):
+        return log
+    return reported_value(tensor)
 
 
 def _metric_variables(model: Any) -> list[Any]:
