@@ -173,7 +173,7 @@ def _planned(call: Call) -> _Planned:
     """Analyses and plans a graph for the machines of a job."""
     for line in moot_settings(call.config):
         log.info(line)
-    analysed = analyse(call.graph)
+    analysed = analyse(call.graph, call.config.lazy_updates)
     cluster = _checked_cluster(call)
     return _Planned(analysed, cluster, _plan_on(cluster, analysed, call))
 
@@ -186,7 +186,7 @@ def _single(call: Call) -> int:
     """The one process of a verification."""
     from parallax.runtime.verify.sides import run_single
 
-    run_single(call.graph, call.wanted)
+    run_single(call.graph, call.wanted, call.config.lazy_updates)
     return 0
 
 
@@ -205,7 +205,7 @@ def _check(call: Call) -> NoReturn:
     analysed = plan = None
     refusal = ""
     try:
-        analysed = analyse(call.graph)
+        analysed = analyse(call.graph, call.config.lazy_updates)
         plan = _plan_on(_checked_cluster(call), analysed, call)
     except ParallaxError as error:
         refusal = str(error)
@@ -279,7 +279,7 @@ def _profile(call: Call) -> int:
     """What `parallax profile` gives: a model profile."""
     from parallax.runtime.measure.samples import write_profile
 
-    analysed, cluster = analyse(call.graph), _checked_cluster(call)
+    analysed, cluster = analyse(call.graph, call.config.lazy_updates), _checked_cluster(call)
     write_profile(call.graph, analysed, cluster.num_workers, call.config, with_cluster(call.wanted, call.config))
     return 0
 
@@ -288,7 +288,7 @@ def _simulate(call: Call) -> int:
     """What `parallax simulate` gives: the table of sizes, and the page."""
     from parallax.report.html.simulated import simulation_page, simulation_text
 
-    analysed, wanted = analyse(call.graph), call.wanted
+    analysed, wanted = analyse(call.graph, call.config.lazy_updates), call.wanted
     named = wanted.resource or call.resource_info
     kinds, addresses = [HostKind()], []
     if named is not None and str(named) not in ("localhost", "127.0.0.1"):

@@ -154,7 +154,7 @@ def _make_graph(
     launcher, digest = launchers_graph(graph, parcel.graph, plan.fingerprint, members.rank)
     members.start()
     take_launchers_graph(graph, launcher, members.workers)
-    alone = analysed_as(graph, parcel.spec, digest)
+    alone = analysed_as(graph, parcel.spec, digest, config.lazy_updates)
     plan.check_belongs_to(alone.spec, plan.layout)
     analysed = _with_hooks(alone, graph, config)
     rewrites = rewrites_of(analysed, plan, equal_randomness)
@@ -274,7 +274,7 @@ def _with_hooks(analysed: Analysed, graph: Graph, config: Config) -> Analysed:
     """The graph with what the user's hooks add to it when they begin."""
     before = graph.version
     begin_hooks(config.hooks, graph)
-    return analysed if graph.version == before else analyse(graph)
+    return analysed if graph.version == before else analyse(graph, config.lazy_updates)
 
 
 def _agree(what: str, text: str) -> None:

@@ -104,6 +104,9 @@ class Config:
             default: as they are.
         accumulate_steps: of how many batches a worker keeps the gradients before they travel; each `run` of the
             train_op is one batch, and the last of so many updates. 1, the default: every batch updates.
+        lazy_updates: True: where an optimizer's update of a table changes rows that no gradient touched, these rows are
+            brought up to date when they are read; the numbers are the same, and a step takes the time of the rows that
+            it touches. False: as the graph has it.
         compute_dtype: `bfloat16`: matrix products and convolutions are computed in it where TensorFlow offers that, on
             CPUs with oneDNN; None, the default: as they are.
         guard: whether workers are compared while they train, after steps 1, 2, 4, 8 and then now and again, at less
@@ -181,6 +184,7 @@ class Config:
         Option((RUN, PLAN, VERIFY, SIMULATE), "an update takes the gradients of K batches", "K", parse=positive),
         rule=checked.number,
     )
+    lazy_updates: bool = setting(True, rule=checked.truth)
     compute_dtype: str | None = setting(
         None,
         Option(

@@ -33,6 +33,7 @@ from parallax.transform.passes.exchange import exchange_rows
 from parallax.transform.passes.gradients_to_servers import scatter_gradients
 from parallax.transform.passes.losses import share_batches, weigh_losses
 from parallax.transform.passes.partitions import place_tables
+from parallax.transform.passes.rows_up_to_date import keep_up_to_date, lazily_updated
 from parallax.transform.passes.seeds import set_seeds
 from parallax.transform.passes.servers import run_on_servers
 from parallax.transform.passes.shards import set_shards
@@ -77,6 +78,8 @@ class WorkerGraph:
         cut_whole: values that this worker makes whole although rows of them are wanted only.
         accumulate_steps: of how many batches gradients are kept before they travel.
         keepings: how; empty where every batch makes an update.
+        lazily_updated: the variable ops of each table, or partition, whose rows are brought up to date when they are
+            read; the table's own first.
     """
 
     graph_def: GraphDef
@@ -95,6 +98,7 @@ class WorkerGraph:
     cut_whole: tuple[CutWhole, ...]
     accumulate_steps: int = 1
     keepings: tuple[GradientAccumulation, ...] = ()
+    lazily_updated: tuple[tuple[str, ...], ...] = ()
 
 
 def _keep_fetchable(editor: Editor) -> None:
@@ -121,6 +125,8 @@ def transform(view: GraphView, rewrites: Rewrites, worker: Worker) -> WorkerGrap
     changed = editor.finish()
     set_seeds(changed, frozenset(rewrites.equal_random_ops), worker)
     set_shards(changed, worker)
+    lazy = lazily_updated(editor)
+    keep_up_to_date(changed, lazy)
     check(changed, rewrites, worker)
     check_exchanges(changed, rewrites)
     check_servers(changed, rewrites)
@@ -141,4 +147,5 @@ def transform(view: GraphView, rewrites: Rewrites, worker: Worker) -> WorkerGrap
         cut_whole=tuple(editor.cut_whole),
         accumulate_steps=rewrites.terms.accumulate_steps,
         keepings=tuple(editor.keepings),
+        lazily_updated=lazy,
     )

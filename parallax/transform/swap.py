@@ -261,6 +261,7 @@ def _in_session(new: WorkerGraph, graph_def: GraphDef, names: Mapping[str, str])
             for one in new.roundings
         ),
         counter_initializers=tensors(new.counter_initializers),
+        lazily_updated=tuple(tensors(members) for members in new.lazily_updated),
         partitions={op: tensors(parts) for op, parts in new.partitions.items()},
         keepings=tuple(
             GradientAccumulation(one.source, tensors(one.begin), tensors(one.add), tensors(one.take))

@@ -11,7 +11,7 @@ between worker 0 and servers, by TensorFlow. A range of rows is a range of local
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ import tensorflow as tf
 from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.stored import Stored
 from parallax.runtime.worker.barrier import barrier
+from parallax.transform.building.up_to_date import up_to_date
 from parallax.types import Comm, Session
 
 _SCOPE = "parallax/storage/"
@@ -53,12 +54,15 @@ class Places:
         partitions: variable op -> the ops of its partitions on servers.
         absent: those of them of which the workers have no copy.
         names: variable op -> the op in the worker's graph, of those that have another name there.
+        lazily_updated: ops in the worker's graph of each table whose rows are to be brought up to date before anybody
+            reads or writes one of them.
     """
 
     spread: Mapping[str, Ownership] = field(default_factory=dict)
     partitions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
     names: Mapping[str, str] = field(default_factory=dict)
+    lazily_updated: tuple[tuple[str, ...], ...] = ()
 
     def here(self, op: str) -> str:
         """A variable op by its name in the worker's graph."""
@@ -250,11 +254,12 @@ def hold(stored: tuple[Stored, ...], places: Places, comm: Comm) -> tuple[Stored
                 value = _copied_value(one, here, comm)
                 found.append(ValueOnServer(one, _copied_value(one, parts[0], comm), value, comm) if parts else value)
                 continue
-            on_servers = tuple(_row_ops(one, part, low, high, local_rows) for part in parts)
+            lazy = places.lazily_updated
+            on_servers = tuple(_row_ops(one, part, low, high, local_rows, lazy) for part in parts)
             if one.op in places.absent:
                 found.append(RowsOnServers(one, on_servers, None, comm))
                 continue
-            ops = _row_ops(one, here, low, high, local_rows)
+            ops = _row_ops(one, here, low, high, local_rows, lazy)
             if one.op in places.spread:
                 found.append(ShardedRows(one, ops, places.spread[one.op], comm))
             else:
@@ -263,11 +268,13 @@ def hold(stored: tuple[Stored, ...], places: Places, comm: Comm) -> tuple[Stored
     return tuple(found)
 
 
-def _row_ops(stored: Stored, op: str, low: Any, high: Any, local_rows: Any) -> RowOps:
+def _row_ops(
+    stored: Stored, op: str, low: Any, high: Any, local_rows: Any, lazy: Sequence[tuple[str, ...]]
+) -> RowOps:
     """Ops on the rows of a variable op that has rows of `stored`, on the device where it is."""
     variable, dtype = _variable(stored, op)
     new_rows = tf.compat.v1.placeholder(dtype, [None, *(stored.shape or ())[1:]])
-    with tf.device(variable.device or None):
+    with tf.device(variable.device or None), tf.control_dependencies(up_to_date(op, lazy)):
         if variable.dtype == tf.resource:
             rows = tf.raw_ops.ResourceGather(resource=variable, indices=local_rows, dtype=dtype)
             update = tf.raw_ops.ResourceScatterUpdate(resource=variable, indices=local_rows, updates=new_rows)

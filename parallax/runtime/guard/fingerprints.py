@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, chunks
 from parallax.runtime.guard.watched import Watched, size_bytes
+from parallax.transform.building.up_to_date import up_to_date
 from parallax.types import DType
 
 _SCOPE = "parallax/guard/"
@@ -36,15 +37,18 @@ class Fingerprint:
     has_nan: Any = None
 
 
-def fingerprint(variable: Any, one: Watched, chunk_bytes: int = CHUNK_BYTES) -> Fingerprint:
+def fingerprint(
+    variable: Any, one: Watched, lazy: Sequence[tuple[str, ...]] = (), chunk_bytes: int = CHUNK_BYTES
+) -> Fingerprint:
     """Adds what fingerprints a variable to the default graph.
 
     Args:
         variable: the op that holds it.
         one: what is known of it.
+        lazy: the ops of each table whose rows are to be brought up to date before they are read.
         chunk_bytes: of what is written by row, so much is read at once.
     """
-    with tf.name_scope(_SCOPE):
+    with tf.name_scope(_SCOPE), tf.control_dependencies(up_to_date(variable.name, lazy)):
         handle = variable.outputs[0]
         if handle.dtype != tf.resource:
             is_there = tf.raw_ops.IsVariableInitialized(ref=handle)

@@ -141,7 +141,7 @@ class Guard:
         for one in self._watched:
             here = self._here[one.op]
             if here not in self._ops:
-                self._ops[here] = fingerprint(graph.get_operation_by_name(here), one)
+                self._ops[here] = fingerprint(graph.get_operation_by_name(here), one, worker_graph.lazily_updated)
 
     def begin(self) -> None:
         """Compares the initial values; every worker must call it, when they are there.

@@ -167,7 +167,13 @@ def places_of(worker_graph: WorkerGraph, names: Mapping[str, str] | None = None)
         worker_graph: made by it.
         names: node of the user's graph -> node in the session, where that is another.
     """
-    return Places(worker_graph.spread, worker_graph.partitions, worker_graph.on_servers, names or {})
+    return Places(
+        worker_graph.spread,
+        worker_graph.partitions,
+        worker_graph.on_servers,
+        names or {},
+        worker_graph.lazily_updated,
+    )
 
 
 def _add(graph: Graph, added: Any) -> None:

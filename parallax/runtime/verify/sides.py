@@ -68,7 +68,7 @@ def run_worker(graph: Graph, session: Session, size: int, rank: int, wanted: Set
         sys.stdout.write(f"{rounding}\n" if rounding else "")
 
 
-def run_single(graph: Graph, wanted: Settings) -> None:
+def run_single(graph: Graph, wanted: Settings, lazy_updates: bool = True) -> None:
     """The one process: the script's own graph, the joined batch."""
     folder, size = Path(wanted.job_folder or ""), wanted.workers or 1
     if wanted.joined_args is None:  # with other arguments the script's own constants may be of the joined batch
@@ -78,10 +78,11 @@ def run_single(graph: Graph, wanted: Settings) -> None:
     kept, steps = wanted.accumulate_steps or 1, wanted.steps or STEPS
     drawn = [[named_batch(graph, feeds(n, rank, size)) for rank in range(size)] for n in range(kept * steps)]
     joined = [joined_batch(sum(drawn[first : first + kept], [])) for first in range(0, len(drawn), kept)]
-    analysed, rounding = analyse(graph), rounding_of(wanted.wire_dtype, wanted.compute_dtype)
+    analysed, rounding = analyse(graph, lazy_updates), rounding_of(wanted.wire_dtype, wanted.compute_dtype)
     drawn_ops = kept_draws(folder)
+    as_written = analysed if not analysed.captured.lazy else analyse(graph, lazy_updates=False)
     one = OneProcess(
-        graph, analysed, joined[0], wanted.seed or 1, wanted.compute_dtype, inlined=bool(drawn_ops or wanted.claims)
+        graph, as_written, joined[0], wanted.seed or 1, wanted.compute_dtype, inlined=bool(drawn_ops or wanted.claims)
     )
     for number, (batch, shapes) in enumerate(zip(joined, one.shapes(drawn_ops, joined), strict=True)):
         if not shapes:

@@ -6,6 +6,7 @@ variables on servers starts none; MPI's ports are then the only ones.
 
 from __future__ import annotations
 
+from parallax.graph.row_updates import row_update_ops
 from parallax.runtime.supervisor.preload import forget_preloaded
 from parallax.runtime.worker.heartbeat import watching
 from parallax.runtime.worker.main import check_fenced, wait_for_all
@@ -17,7 +18,8 @@ def main() -> None:
     """Serves until all workers have ended well; a job that fails is ended by its launcher."""
     check_fenced(forget_preloaded())
     with watching(serves=True), membership() as members:
-        native_ops()  # a partition's initial value may need one of them
+        native_ops()  # a partition's initial value may need one of them, and its update the others
+        row_update_ops()
         members.start()
         wait_for_all(members.world)
 

@@ -1,0 +1,168 @@
+"""Pass: rows of lazily updated tables are brought up to date where somebody reads or overwrites them.
+
+A table whose update touches only the rows of a batch (parallax/analysis/reading/lazy) keeps rows that lack updates. Its
+members, the table first and then its slots, are what the update takes; partitions on servers are members of their own
+tables there, and a worker that only reads them finds no update in its graph. Whoever takes rows of the table, or reads
+it or a slot whole, gets them up to date; who writes one of them by other means waits until all rows are. A handle that
+comes through a Switch or Enter has others of its kind beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from parallax.errors import TransformError
+from parallax.graph.ops import state_op
+from parallax.graph.row_updates import BRING_UP_TO_DATE, GATHER_ROWS, READ_ROWS, UPDATE_ROWS, row_update_ops, states_of
+from parallax.graph.view import split_tensor, tensor_name
+from parallax.transform.building.editor import SCOPE, Editor
+from parallax.types import GraphDef, NodeDef
+
+_PASSES_ON = ("Identity", "Switch", "RefSwitch", "Enter")
+_LEAVES_VALUES_ALONE = ("VarIsInitializedOp", "VariableShape", "DestroyResourceOp", BRING_UP_TO_DATE, UPDATE_ROWS)
+
+
+def lazily_updated(editor: Editor) -> tuple[tuple[str, ...], ...]:
+    """The variable ops of each lazily updated table of a worker's graph, and of each partition of one."""
+    found: dict[tuple[str, ...], None] = {}
+    for node in editor.view.graph_def.node:
+        if node.op != UPDATE_ROWS:
+            continue
+        members = [_root(handle, editor.view.nodes) for handle in states_of(node)]
+        if members[0] in editor.partitions:
+            for parts in zip(*(editor.partitions[member] for member in members), strict=True):
+                found[tuple(str(part.op.name) for part in parts)] = None
+        else:
+            found[tuple(members)] = None
+    return tuple(found)
+
+
+def keep_up_to_date(graph_def: GraphDef, tables: Sequence[tuple[str, ...]]) -> None:
+    """Has every reader and writer of lazily updated tables find rows that lack nothing.
+
+    Args:
+        graph_def: a worker's finished graph; changed in place.
+        tables: the variable ops of each, as `lazily_updated` says.
+
+    Raises:
+        TransformError: a variable of such a table goes to an op that may read it in another way.
+    """
+    if tables:
+        row_update_ops()  # whoever imports the graph needs to know the ops
+        _Pass(graph_def, tables).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A variable of a lazily updated table: its number among the handles of the update, and all of these."""
+
+    number: int
+    handles: tuple[str, ...]
+
+
+class _Pass:
+    def __init__(self, graph_def: GraphDef, tables: Sequence[tuple[str, ...]]) -> None:
+        self.graph_def = graph_def
+        self.nodes = {node.name: node for node in graph_def.node}
+        self.added: dict[str, NodeDef] = {}
+        self.members: dict[str, _Member] = {}
+        for handles in tables:
+            for number, handle in enumerate(handles):
+                known = self.members.setdefault(handle, _Member(number, handles))
+                if known.handles != handles:
+                    raise TransformError(
+                        f"A variable must be a member of one lazily updated table, and {handle!r} is of "
+                        f"{known.handles[0]!r} and {handles[0]!r}. Set lazy_updates=False."
+                    )
+
+    def run(self) -> None:
+        """Changes all nodes that take a member."""
+        for node in list(self.graph_def.node):
+            if node.op in _PASSES_ON or node.op in _LEAVES_VALUES_ALONE:
+                continue
+            for slot, name in enumerate(node.input):
+                root = "" if name.startswith("^") else _root(name, self.nodes)
+                if root in self.members:
+                    self._meets(node, slot, self.members[root])
+        self.graph_def.node.extend(self.added.values())
+
+    def _meets(self, node: NodeDef, slot: int, member: _Member) -> None:
+        """A node takes the handle of a member."""
+        controls = [name for name in node.input if name.startswith("^")]
+        handles = self._beside(node.input[slot], member)
+        if node.op == "ReadVariableOp":
+            _become(node, READ_ROWS, [*handles, *controls], "dtype", len(handles), member.number)
+        elif node.op == "ResourceGather" and slot == 0:
+            if node.attr["batch_dims"].i:
+                raise _refusal(node, member)
+            _become(node, GATHER_ROWS, [node.input[1], *handles, *controls], "dtype", len(handles), member.number)
+        elif state_op(node.op, len(node.input) - len(controls)) is not None:
+            node.input.append(f"^{self._bring_up_to_date(node, handles)}")
+        else:
+            raise _refusal(node, member)
+
+    def _beside(self, handle: str, member: _Member) -> list[str]:
+        """The handles of all members, along the way that one of them has come."""
+        return [self._along(handle, one) for one in member.handles]
+
+    def _along(self, handle: str, to: str) -> str:
+        """The handle of a variable, through copies of the ops that another handle has come through."""
+        name, output = split_tensor(tensor_name(handle))
+        if self.nodes[name].op not in _PASSES_ON:
+            return to
+        if _root(handle, self.nodes) == to:
+            return handle
+        copy_name = f"{SCOPE}/up_to_date/{name}/{to}"
+        if copy_name not in self.added:
+            copied = self.added[copy_name] = type(self.nodes[name])()
+            copied.CopyFrom(self.nodes[name])
+            copied.name = copy_name
+            copied.attr.pop("_output_shapes", None)
+            copied.input[0] = self._along(self.nodes[name].input[0], to)
+        return f"{copy_name}:{output}" if output else copy_name
+
+    def _bring_up_to_date(self, node: NodeDef, handles: list[str]) -> str:
+        """The name of a node after which all rows of a table lack nothing; before a node that writes."""
+        name = f"{SCOPE}/up_to_date/before/{node.name}"
+        made = self.added[name] = type(node)(name=name, op=BRING_UP_TO_DATE, device=node.device)
+        made.input.extend(handles)
+        made.attr["N"].i = len(handles)
+        return name
+
+
+def _root(name: str, nodes: Mapping[str, NodeDef]) -> str:
+    """The variable op that a handle comes from; what else a tensor comes from is of no interest."""
+    node = split_tensor(tensor_name(name))[0]
+    while node in nodes and nodes[node].op in _PASSES_ON:
+        node = split_tensor(tensor_name(nodes[node].input[0]))[0]
+    return node
+
+
+def _become(node: NodeDef, op: str, inputs: Iterable[str], dtype: str, states: int, which: int) -> None:
+    """Makes a node one that reads rows, by its old name."""
+    kind = node.attr[dtype].type
+    indices = node.attr["Tindices"].type
+    shapes = node.attr["_output_shapes"] if "_output_shapes" in node.attr else None
+    kept = type(node)()
+    if shapes is not None:
+        kept.attr["_output_shapes"].CopyFrom(shapes)
+    inputs = list(inputs)
+    node.op = op
+    del node.input[:]
+    node.input.extend(inputs)
+    node.attr.clear()
+    node.attr["T"].type = kind
+    if op == GATHER_ROWS:
+        node.attr["Tindices"].type = indices
+    node.attr["N"].i = states
+    node.attr["which"].i = which
+    if shapes is not None:
+        node.attr["_output_shapes"].CopyFrom(kept.attr["_output_shapes"])
+
+
+def _refusal(node: NodeDef, member: _Member) -> TransformError:
+    return TransformError(
+        f"A lazily updated table must be read by row or whole: {node.op} {node.name!r} takes {member.handles[0]!r} in "
+        "another way. Set lazy_updates=False."
+    )
