@@ -268,9 +268,7 @@ def hold(stored: tuple[Stored, ...], places: Places, comm: Comm) -> tuple[Stored
     return tuple(found)
 
 
-def _row_ops(
-    stored: Stored, op: str, low: Any, high: Any, local_rows: Any, lazy: Sequence[tuple[str, ...]]
-) -> RowOps:
+def _row_ops(stored: Stored, op: str, low: Any, high: Any, local_rows: Any, lazy: Sequence[tuple[str, ...]]) -> RowOps:
     """Ops on the rows of a variable op that has rows of `stored`, on the device where it is."""
     variable, dtype = _variable(stored, op)
     new_rows = tf.compat.v1.placeholder(dtype, [None, *(stored.shape or ())[1:]])

@@ -1,0 +1,110 @@
+"""`python -m ops.bench lazy`: its arguments, the jobs it runs one after the other, its output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ops.bench.lazy.script import LAZY, OPTIMIZERS, PLAIN, WHOLE, Job
+
+_LAST_LINES = 25
+_FOUR = ("momentum", "rmsprop", "adam", "adamw")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of a job.
+
+    Attributes:
+        step_s: seconds of a step, the median of the epochs but the first.
+        values: weights, and the losses of the epochs.
+    """
+
+    step_s: float
+    values: Mapping[str, Any]
+
+
+def add_command(commands: Any) -> None:
+    """Adds `lazy` to the benchmark's command line."""
+    parser = commands.add_parser(
+        "lazy",
+        help="lazy updates against plain Keras's",
+        description="Trains a table with optimizers that move every row of it: by plain Keras in one process, and by "
+        "workers that update the rows they touch. Prints how long steps are, and how far weights are apart.",
+    )
+    parser.add_argument("--optimizer", action="append", choices=list(OPTIMIZERS), help=f"(each of {', '.join(_FOUR)})")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="of a job, on this machine (1)")
+    parser.add_argument("--pairs", type=int, default=1, metavar="N", help="jobs of each (1)")
+    parser.add_argument("--steps", type=int, default=200, metavar="N", help="of an epoch (200)")
+    parser.add_argument("--epochs", type=int, default=2, metavar="N", help="of a job; the first is not counted (2)")
+    parser.add_argument("--rows", type=int, default=500_000, metavar="N", help="of the table (500000)")
+    parser.add_argument("--width", type=int, default=32, metavar="N", help="of a row (32)")
+    parser.add_argument("--ids", type=int, default=640, metavar="N", help="of a batch (640)")
+    parser.add_argument("--whole", action="store_true", help="also workers whose updates are not lazy")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Runs the jobs and prints what they took."""
+    if arguments.epochs < 2:
+        sys.exit(f"lazy: --epochs must be 2 or more, as the first is not counted, and {arguments.epochs} was given.")
+    ways = (PLAIN, LAZY, *((WHOLE,) if arguments.whole else ()))
+    print(f"{arguments.rows} x {arguments.width}, {arguments.ids} ids, {arguments.workers} worker(s)")
+    print(
+        f"{'optimizer':10}{'plain ms':>10}"
+        + "".join(f"{way + ' ms':>10}{'faster':>8}{'apart':>10}" for way in ways[1:])
+    )
+    for optimizer in arguments.optimizer or _FOUR:
+        found: dict[str, list[Found]] = {way: [] for way in ways}
+        for _ in range(arguments.pairs):
+            for way in ways:
+                found[way].append(_measured(way, optimizer, arguments))
+        print(_line(optimizer, found), flush=True)
+
+
+def _line(optimizer: str, found: Mapping[str, Sequence[Found]]) -> str:
+    """One optimizer's figures: medians of steps, and the largest difference of any weight or loss."""
+    medians = {way: statistics.median(one.step_s for one in ones) for way, ones in found.items()}
+    line = f"{optimizer:10}{medians[PLAIN] * 1e3:10.2f}"
+    for way in list(found)[1:]:
+        apart = max(_apart(a.values, b.values) for a, b in zip(found[PLAIN], found[way], strict=True))
+        line += f"{medians[way] * 1e3:10.2f}{medians[PLAIN] / medians[way]:8.1f}{apart:10.1e}"
+    return line
+
+
+def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    return max(float(np.max(np.abs(one[name] - other[name]))) for name in one)
+
+
+def _measured(how: str, optimizer: str, arguments: argparse.Namespace) -> Found:
+    """What one job came to."""
+    workers = 1 if how == PLAIN else arguments.workers
+    with tempfile.TemporaryDirectory(prefix="parallax-bench-") as folder:
+        sizes = (arguments.steps, arguments.epochs, arguments.rows, arguments.width, arguments.ids)
+        job = Job(how, optimizer, folder, workers, *sizes)
+        file = Path(folder) / "job.json"
+        file.write_text(json.dumps(asdict(job)), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", "ops.bench.lazy.script", str(file)],
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if done.returncode:
+            sys.exit("\n".join(["lazy: a job failed:", *done.stdout.splitlines()[-_LAST_LINES:]]))
+        seconds = json.loads((Path(folder) / "figures.json").read_text(encoding="utf-8"))
+        with np.load(Path(folder) / "weights.npz") as kept:
+            return Found(statistics.median(seconds[1:]) / arguments.steps, {name: kept[name] for name in kept.files})
