@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-PLAIN, LAZY, WHOLE = "plain", "lazy", "whole"
+PLAIN, DENSE, LAZY, WHOLE = "plain", "dense", "lazy", "whole"
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "momentum": ("SGD", {"learning_rate": 0.05, "momentum": 0.9}),
     "rmsprop": ("RMSprop", {"learning_rate": 0.002}),
@@ -36,7 +36,9 @@ class Job:
     """What a script is told, in a file.
 
     Attributes:
-        how: PLAIN: Keras alone, one process. LAZY: workers. WHOLE: workers, with `lazy_updates=False`.
+        how: PLAIN: Keras alone, one process. DENSE: the same, with the table's gradient made dense before its update,
+            which is what all numbers are held against: Keras leaves equal rows of a gradient apart. LAZY: workers.
+            WHOLE: workers, with `lazy_updates=False`.
         optimizer: one of OPTIMIZERS.
         folder: of this job alone, where its figures and weights go.
         workers: how many there are.
@@ -75,7 +77,7 @@ def main() -> None:
     import keras
     import tensorflow as tf
 
-    if job.how == PLAIN:
+    if job.how in (PLAIN, DENSE):
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(2)
     else:
@@ -126,8 +128,18 @@ def _model(job: Job) -> Any:
             keras.layers.Dense(1),
         ]
     )
-    made.compile(getattr(keras.optimizers, name)(**options), "mse")
+    optimizer = getattr(keras.optimizers, name)(**options)
+    made.compile(_on_dense_gradients(optimizer) if job.how == DENSE else optimizer, "mse")
     return made
+
+
+def _on_dense_gradients(optimizer: Any) -> Any:
+    """An optimizer that sees no slices."""
+    import tensorflow as tf
+
+    apply = optimizer.apply
+    optimizer.apply = lambda gradients, variables=None: apply([tf.convert_to_tensor(g) for g in gradients], variables)
+    return optimizer
 
 
 if __name__ == "__main__":
