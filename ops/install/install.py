@@ -43,6 +43,7 @@ def main() -> None:
     _run([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT)], os.environ)
     _run(preload_library_argv(folder), os.environ)
     _run(exchange_library_argv(folder), {**os.environ, "OPAL_PREFIX": str(folder)})
+    _run(rows_library_argv(folder), os.environ)
     stamp.write_text(wanted)
     _say(f"done in {time.monotonic() - began:.0f} s")
 
@@ -56,14 +57,28 @@ def preload_library_argv(folder: Path) -> list[str]:
 
 def exchange_library_argv(folder: Path) -> list[str]:
     """The command that builds the op by which workers exchange rows, against the environment's TensorFlow and MPI."""
-    script = "import tensorflow as tf; print(*tf.sysconfig.get_compile_flags(), *tf.sysconfig.get_link_flags())"
-    found = subprocess.run(
-        [str(folder / "bin" / "python"), "-c", script], stdout=subprocess.PIPE, text=True, check=True
-    )
     library = folder / "lib" / "libparallax_exchange.so"
     sources = map(str, sorted(NATIVE.glob("*.cc")))
     built = ["-O2", "-shared", "-fPIC", "-w", "-Wl,-rpath,$ORIGIN", "-o", str(library)]
-    return [str(folder / "bin" / "mpicxx"), *built, *sources, *found.stdout.split()]
+    return [str(folder / "bin" / "mpicxx"), *built, *sources, *_tensorflow_flags(folder)]
+
+
+def rows_library_argv(folder: Path) -> list[str]:
+    """The command that builds the ops that update rows of tables, against the environment's TensorFlow.
+
+    A product and a sum stay two roundings, as in TensorFlow; loops become vector instructions.
+    """
+    library = folder / "lib" / "libparallax_rows.so"
+    sources = map(str, sorted((NATIVE / "rows").glob("*.cc")))
+    arithmetic = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+    built = ["-shared", "-fPIC", "-w", "-o", str(library)]
+    return ["g++", *arithmetic, *built, *sources, *_tensorflow_flags(folder)]
+
+
+def _tensorflow_flags(folder: Path) -> list[str]:
+    script = "import tensorflow as tf; print(*tf.sysconfig.get_compile_flags(), *tf.sysconfig.get_link_flags())"
+    argv = [str(folder / "bin" / "python"), "-c", script]
+    return subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
 
 
 def _fingerprint() -> str:

@@ -1,15 +1,66 @@
-"""The ops by which rows of a table are updated when they are touched, and brought up to date when they are read."""
+"""The ops that make updates of a table's rows only where rows are read or have gradients (parallax/native/rows).
+
+An optimizer like Adam changes every row of a table and of its slots in every update. `ParallaxUpdateRows` makes an
+update for the rows that have gradients; `ParallaxGatherRows`, `ParallaxReadRows` (of the whole) and
+`ParallaxBringUpToDate` make up for what other rows have missed, with the same arithmetic and each update's own scalars. What an update does to an element is a program:
+
+    states 3                     the table s0 and its slots s1, s2
+    scalars 2                    numbers h0, h1 of an update, like its learning rate
+    r0 = mul s1 h0               a register, written once; operands are sI, g (the gradient, zero in an update that the
+                                 row has missed), hI, rI, and constants in C's notation, like c:0x1.99999ap-4
+    r1 = sub s0 r0
+    set s0 r1                    a new value; all take effect after the last line, and a state without one stays
+
+Operations are TensorFlow's of these names: neg abs sign square sqrt rsqrt reciprocal exp log floor not; add sub mul div
+min max pow squared_difference div_no_nan mul_no_nan gt ge lt le eq ne and or (1 is true, 0 is false); select, of three.
+All but rsqrt, reciprocal, pow, exp and log give TensorFlow's results bit for bit. `#` begins a comment.
+
+Two more kinds of lines say what is known of a state in an update without gradient. If all states have one, the updates
+that a row has missed are cut where they only multiply the states by known factors:
+
+    decay s1 h1                  new s1 = h1 * s1. The factor is made of scalars and constants
+    move s0 c:1 r0 s1:1:1 h0:1:1 new s0 = 1 * s0 - (something of magnitude at most r0), and r0 is at most a sum of
+                                 terms, each a product of powers of the states (which have a `decay`) and scalars named
+                                 here, within the lowest and the highest power of each
+"""
 
 from __future__ import annotations
 
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+from parallax.errors import TransformError
 from parallax.types import NodeDef
 
-UPDATE_ROWS = "ParallaxUpdateRows"
-GATHER_ROWS = "ParallaxGatherRows"
-READ_ROWS = "ParallaxReadRows"
-BRING_UP_TO_DATE = "ParallaxBringUpToDate"
+UPDATE_ROWS, GATHER_ROWS = "ParallaxUpdateRows", "ParallaxGatherRows"
+READ_ROWS, BRING_UP_TO_DATE = "ParallaxReadRows", "ParallaxBringUpToDate"
 FIRST_STATE = 3
 """Of the inputs of an update: values, indices and scalars, then the handles of the table and of its slots."""
+
+
+def row_update_library() -> Path:
+    """Where the set-up has put the library: in the environment that this interpreter belongs to."""
+    return Path(sys.executable).parent.parent / "lib" / "libparallax_rows.so"
+
+
+@functools.cache
+def row_update_ops() -> Any:
+    """The ops, as `parallax_update_rows`, registered once loaded.
+
+    Raises:
+        TransformError: the library has not been built.
+    """
+    import tensorflow as tf
+
+    library = row_update_library()
+    if not library.is_file():
+        raise TransformError(f"Rows of tables are updated by ops of {library}, which is not there: run `make install`.")
+    ops = tf.load_op_library(str(library))
+    if not hasattr(ops, "parallax_read_rows"):
+        raise TransformError(f"{library} must be as new as Parallax, and is older. Build it: `make install`.")
+    return ops
 
 
 def states_of(update: NodeDef) -> list[str]:

@@ -1,0 +1,34 @@
+// Brings rows of a table and its slots up to date, and updates them.
+#ifndef PARALLAX_NATIVE_ROWS_INTERPRET_H_
+#define PARALLAX_NATIVE_ROWS_INTERPRET_H_
+
+#include <cstdint>
+
+#include "code.h"
+#include "ring.h"
+
+namespace parallax_rows {
+
+// A row that misses the last `behind` updates; or, with a gradient, the last one alone.
+template <typename T>
+struct Row {
+  int64_t row;
+  int64_t behind;
+  const T* gradient;  // of the last update; null where that has none for the row
+};
+
+template <typename T>
+struct Table {
+  const Code& code;
+  const Ring<T>& ring;
+  T* const* states;  // by state: [rows, width]
+  int64_t width;
+};
+
+// Brings rows up to the last update of the ring; of two threads, none has a row of the other's.
+template <typename T>
+void BringRows(const Table<T>& table, const Row<T>* rows, int64_t count);
+
+}  // namespace parallax_rows
+
+#endif

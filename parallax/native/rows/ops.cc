@@ -1,0 +1,257 @@
+// The ops of tables whose optimizer changes every row in every update, while only some rows have gradients.
+//
+// An update is made for the rows with gradients alone. Another row gets it later, when somebody reads or updates the
+// row: the same arithmetic, with the gradient zero and the scalars of each update that the row has missed.
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "lazy_rows.h"
+#include "states.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/util/util.h"
+
+namespace parallax_rows {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+template <typename T>
+using Record = tensorflow::core::RefCountPtr<LazyRows<T>>;
+
+template <typename T>
+absl::Status FindRecord(OpKernelContext* context, int table, Record<T>* record) {
+  const auto& handle = tensorflow::HandleFromInput(context, table);
+  LazyRows<T>* found = nullptr;
+  const absl::Status status = context->resource_manager()->Lookup(handle.container(), handle.name(), &found);
+  if (absl::IsNotFound(status)) return absl::OkStatus();
+  record->reset(found);
+  return status;
+}
+
+template <typename T>
+absl::Status Fits(const LazyRows<T>& record, const States<T>& states, int64_t count) {
+  if (record.rows() == states.rows() && record.states() == count) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("A table keeps its rows and slots while rows of it miss updates, and ", states.name(), " had ",
+                   record.rows(), " rows and ", record.states() - 1, " slots, and has ", states.rows(), " and ",
+                   count - 1, ". Read the whole table before it changes."));
+}
+
+template <typename Index>
+absl::Status InRange(const Tensor& indices, int64_t rows) {
+  const auto flat = indices.flat<Index>();
+  for (int64_t i = 0; i < flat.size(); ++i) {
+    if (flat(i) < 0 || flat(i) >= rows) {
+      return absl::InvalidArgumentError(absl::StrCat("indices", tensorflow::SliceDebugString(indices.shape(), i), " = ",
+                                                     flat(i), " is not in [0, ", rows, ")"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Equal indices become one, with the sum of their values: from zero on, in order, as unsorted_segment_sum adds them.
+template <typename T, typename Index>
+void Merge(const Tensor& indices, const Tensor& values, int64_t width, std::vector<int64_t>* rows,
+           std::vector<T>* gradients) {
+  const auto flat = indices.flat<Index>();
+  const T* from = values.flat<T>().data();
+  std::unordered_map<int64_t, int64_t> places;
+  places.reserve(flat.size());
+  rows->reserve(flat.size());
+  gradients->reserve(flat.size() * width);
+  for (int64_t i = 0; i < flat.size(); ++i, from += width) {
+    const auto [found, is_new] = places.try_emplace(flat(i), rows->size());
+    if (is_new) {
+      rows->push_back(flat(i));
+      gradients->resize(gradients->size() + width, T(0));
+    }
+    T* to = gradients->data() + found->second * width;
+    for (int64_t column = 0; column < width; ++column) to[column] += from[column];
+  }
+}
+
+template <typename T, typename Index>
+class UpdateRowsOp : public OpKernel {
+ public:
+  explicit UpdateRowsOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("program", &text_));
+    OP_REQUIRES_OK(context, context->GetAttr("ring", &ring_));
+    OP_REQUIRES_OK(context, context->GetAttr("N", &count_));
+    auto program = ReadProgram(text_);
+    OP_REQUIRES_OK(context, program.status());
+    program_ = *std::move(program);
+    OP_REQUIRES(context, program_.states == count_,
+                absl::InvalidArgumentError(absl::StrCat("The program has as many states as the op, and has ",
+                                                        program_.states, " where the op has ", count_, ".")));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor &values = context->input(0), &indices = context->input(1), &scalars = context->input(2);
+    States<T> found;
+    OP_REQUIRES_OK(context, found.Find(context, 3, count_));
+    Record<T> record;
+    OP_REQUIRES_OK(context, FindOrMake(context, &found, &record));
+    tensorflow::mutex_lock lock(*record->mutex());
+    States<T> states;
+    OP_REQUIRES_OK(context, states.Find(context, 3, count_));
+    OP_REQUIRES_OK(context, states.Lock(context));
+    OP_REQUIRES_OK(context, Check(*record, states, values, indices, scalars));
+    const int64_t width = states.width();
+    std::vector<int64_t> rows;
+    std::vector<T> gradients;
+    Merge<T, Index>(indices, values, width, &rows, &gradients);
+    std::vector<Row<T>> behind;
+    for (const int64_t row : rows) record->Take(row, &behind);
+    record->Bring(context, behind, states.data(), width);
+    record->Push(scalars.flat<T>().data());
+    record->Bring(context, record->TakeUpdate(rows, gradients, width), states.data(), width);
+  }
+
+ private:
+  absl::Status FindOrMake(OpKernelContext* context, States<T>* found, Record<T>* record) {
+    int64_t rows = 0;
+    {
+      TF_RETURN_IF_ERROR(found->Lock(context));
+      rows = found->rows();
+      *found = States<T>();
+    }
+    const auto& handle = tensorflow::HandleFromInput(context, 3);
+    LazyRows<T>* made = nullptr;
+    const auto make = [&](LazyRows<T>** into) {
+      *into = new LazyRows<T>(text_, program_, ring_, rows);
+      return absl::OkStatus();
+    };
+    auto* resources = context->resource_manager();
+    TF_RETURN_IF_ERROR(resources->LookupOrCreate<LazyRows<T>>(handle.container(), handle.name(), &made, make));
+    record->reset(made);
+    return absl::OkStatus();
+  }
+
+  absl::Status Check(const LazyRows<T>& record, const States<T>& states, const Tensor& values, const Tensor& indices,
+                     const Tensor& scalars) const {
+    TF_RETURN_IF_ERROR(Fits(record, states, count_));
+    if (!record.runs(text_, ring_)) {
+      return absl::FailedPreconditionError(absl::StrCat("All updates of a table run one program, and ", states.name(),
+                                                        " has been updated by another one."));
+    }
+    if (scalars.dims() != 1 || scalars.NumElements() != program_.scalars) {
+      return absl::InvalidArgumentError(absl::StrCat("Scalars are [", program_.scalars, "], as the program says, and ",
+                                                     "these are ", scalars.shape().DebugString(), "."));
+    }
+    TensorShape wanted = states.shape();
+    wanted.set_dim(0, indices.NumElements());
+    if (indices.dims() != 1 || values.shape() != wanted) {
+      return absl::InvalidArgumentError(absl::StrCat("Values have the shape of as many rows as there are indices, ",
+                                                     wanted.DebugString(), ", and these are ",
+                                                     values.shape().DebugString(), " for indices ",
+                                                     indices.shape().DebugString(), "."));
+    }
+    return InRange<Index>(indices, states.rows());
+  }
+
+  std::string text_;
+  Program program_;
+  int64_t ring_;
+  int count_;
+};
+
+template <typename T, typename Index>
+class GatherRowsOp : public OpKernel {
+ public:
+  explicit GatherRowsOp(OpKernelConstruction* context) : OpKernel(context) {}
+
+  void Compute(OpKernelContext* context) override {
+    Record<T> record;
+    OP_REQUIRES_OK(context, FindRecord(context, 1, &record));
+    const int count = record ? context->num_inputs() - 1 : 1;
+    std::unique_ptr<tensorflow::mutex_lock> lock;
+    if (record) lock = std::make_unique<tensorflow::mutex_lock>(*record->mutex());
+    States<T> states;
+    OP_REQUIRES_OK(context, states.Find(context, 1, count));
+    OP_REQUIRES_OK(context, states.Lock(context));
+    if (record) OP_REQUIRES_OK(context, Fits(*record, states, count));
+    const Tensor& indices = context->input(0);
+    OP_REQUIRES_OK(context, InRange<Index>(indices, states.rows()));
+    if (record) {
+      std::vector<Row<T>> behind;
+      for (int64_t i = 0; i < indices.NumElements(); ++i) record->Take(indices.flat<Index>()(i), &behind);
+      record->Bring(context, behind, states.data(), states.width());
+    }
+    Copy(context, indices, states);
+  }
+
+ private:
+  void Copy(OpKernelContext* context, const Tensor& indices, const States<T>& states) const {
+    TensorShape shape = indices.shape();
+    for (int axis = 1; axis < states.shape().dims(); ++axis) shape.AddDim(states.shape().dim_size(axis));
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, shape, &output));
+    const int64_t width = states.width();
+    const auto flat = indices.flat<Index>();
+    T* to = output->flat<T>().data();
+    for (int64_t i = 0; i < flat.size(); ++i, to += width) {
+      std::memcpy(to, states.data()[0] + flat(i) * width, width * sizeof(T));
+    }
+  }
+};
+
+template <typename T>
+class BringUpToDateOp : public OpKernel {
+ public:
+  explicit BringUpToDateOp(OpKernelConstruction* context) : OpKernel(context) {}
+
+  void Compute(OpKernelContext* context) override {
+    Record<T> record;
+    OP_REQUIRES_OK(context, FindRecord(context, 0, &record));
+    if (!record) return;
+    tensorflow::mutex_lock lock(*record->mutex());
+    if (record->current()) return;
+    States<T> states;
+    const absl::Status status = Open(context, &states);
+    if (absl::IsNotFound(status) || absl::IsFailedPrecondition(status)) {
+      record->AllCurrent();  // what is not initialized begins anew, and misses nothing
+      return;
+    }
+    OP_REQUIRES_OK(context, status);
+    OP_REQUIRES_OK(context, Fits(*record, states, context->num_inputs()));
+    std::vector<Row<T>> behind;
+    record->TakeRange(0, record->rows(), &behind);
+    record->Bring(context, behind, states.data(), states.width());
+    record->AllCurrent();
+  }
+
+ private:
+  static absl::Status Open(OpKernelContext* context, States<T>* states) {
+    TF_RETURN_IF_ERROR(states->Find(context, 0, context->num_inputs()));
+    return states->Lock(context);
+  }
+};
+
+#define REGISTER(T)                                                                                                  \
+  REGISTER_KERNEL_BUILDER(                                                                                           \
+      Name("ParallaxBringUpToDate").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"), BringUpToDateOp<T>);      \
+  REGISTER_INDEXED(T, tensorflow::int32)                                                                             \
+  REGISTER_INDEXED(T, int64_t)
+#define REGISTER_INDEXED(T, Index)                                                                         \
+  REGISTER_KERNEL_BUILDER(Name("ParallaxUpdateRows")                                                       \
+                              .Device(tensorflow::DEVICE_CPU)                                              \
+                              .TypeConstraint<T>("T")                                                      \
+                              .TypeConstraint<Index>("Tindices"),                                          \
+                          UpdateRowsOp<T, Index>);                                                         \
+  REGISTER_KERNEL_BUILDER(Name("ParallaxGatherRows")                                                       \
+                              .Device(tensorflow::DEVICE_CPU)                                              \
+                              .TypeConstraint<T>("T")                                                      \
+                              .TypeConstraint<Index>("Tindices"),                                          \
+                          GatherRowsOp<T, Index>);
+REGISTER(float)
+REGISTER(double)
+
+}  // namespace
+}  // namespace parallax_rows

@@ -1,0 +1,54 @@
+// What a program says: the text of the attribute `program`, read and checked line by line.
+//
+// The language stands in parallax/graph/row_updates.py.
+#ifndef PARALLAX_NATIVE_ROWS_PROGRAM_H_
+#define PARALLAX_NATIVE_ROWS_PROGRAM_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "operations.h"
+
+namespace parallax_rows {
+
+struct Operand {
+  enum Kind { kState, kGradient, kScalar, kConstant, kRegister };
+  Kind kind = kConstant;
+  int index = 0;
+  double value = 0;
+};
+
+struct Register {
+  Operation operation;
+  std::vector<Operand> operands;
+  bool of_state = false, of_gradient = false;  // what its value depends on
+};
+
+// A factor of a bound: a state or scalar, and the least and the greatest power of it in a term.
+struct Leaf {
+  bool is_state;
+  int index;
+  double low, high;
+};
+
+// What is known of a state where the gradient is zero: factor * old state - (at most bound).
+struct Missed {
+  bool known = false, moves = false;
+  Operand factor, bound;
+  std::vector<Leaf> leaves;
+};
+
+struct Program {
+  int states = 0, scalars = 0;
+  std::vector<Register> registers;
+  std::vector<Operand> next;  // by state: its new value; itself where it stays
+  std::vector<Missed> missed;  // by state
+  bool covered = false;        // all states are known where the gradient is zero
+};
+
+absl::StatusOr<Program> ReadProgram(const std::string& text);
+
+}  // namespace parallax_rows
+
+#endif

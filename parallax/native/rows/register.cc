@@ -1,0 +1,82 @@
+// What the ops of up-to-date rows take and give.
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status UpdateShapes(InferenceContext* context) {
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(context->WithRankAtLeast(context->input(0), 1, &unused));
+  TF_RETURN_IF_ERROR(context->WithRank(context->input(1), 1, &unused));
+  return context->WithRank(context->input(2), 1, &unused);
+}
+
+absl::Status GatherShapes(InferenceContext* context) {
+  ShapeHandle rows = context->UnknownShape(), all;
+  const auto* variable = context->input_handle_shapes_and_types(1);
+  if (variable != nullptr && !variable->empty() && context->RankKnown((*variable)[0].shape)) {
+    TF_RETURN_IF_ERROR(context->Subshape((*variable)[0].shape, 1, &rows));
+  }
+  TF_RETURN_IF_ERROR(context->Concatenate(context->input(0), rows, &all));
+  context->set_output(0, all);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+REGISTER_OP("ParallaxUpdateRows")
+    .Input("values: T")
+    .Input("indices: Tindices")
+    .Input("scalars: T")
+    .Input("states: N * resource")
+    .Attr("T: {float, double}")
+    .Attr("Tindices: {int32, int64}")
+    .Attr("N: int >= 1")
+    .Attr("program: string")
+    .Attr("ring: int >= 1 = 16384")
+    .SetIsStateful()
+    .SetShapeFn(UpdateShapes)
+    .Doc(R"doc(
+Makes one update of a table and its slots, whose gradient has rows only: at once for these rows, later for the others.
+
+values: the gradient's rows; those of equal indices are added.
+indices: which rows these are.
+scalars: of this update, as the program numbers them.
+states: the table's variable, then its slots', of one shape.
+program: of an update of one element (parallax/graph/row_updates.py).
+ring: how many updates a row may miss. A share of the rows is brought up to date in each update, so that none misses
+  more.
+)doc");
+
+REGISTER_OP("ParallaxGatherRows")
+    .Input("indices: Tindices")
+    .Input("states: N * resource")
+    .Output("rows: T")
+    .Attr("T: {float, double}")
+    .Attr("Tindices: {int32, int64}")
+    .Attr("N: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(GatherShapes)
+    .Doc(R"doc(
+Looks rows of a table up, which are brought up to date first.
+
+indices: of any shape.
+states: as ParallaxUpdateRows has them.
+rows: of the table.
+)doc");
+
+REGISTER_OP("ParallaxBringUpToDate")
+    .Input("states: N * resource")
+    .Attr("T: {float, double}")
+    .Attr("N: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Brings all rows of a table and its slots up to date. What has not been initialized stays so.
+
+states: as ParallaxUpdateRows has them.
+)doc");
