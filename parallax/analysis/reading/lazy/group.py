@@ -62,7 +62,9 @@ def connected(view: GraphView, handles: Handles) -> list[Connected]:
 
 
 def _connected(view: GraphView, handles: Handles, table: str) -> Connected:
-    shape, met, by_rows = handles.uses[table].shape, {table: None}, {}
+    shape = handles.uses[table].shape
+    met: dict[str, None] = {table: None}
+    by_rows: dict[str, None] = {}
     waiting = [table]
     while waiting:
         uses = handles.uses[waiting.pop()]
@@ -145,9 +147,7 @@ def group_of(view: GraphView, handles: Handles, order: Order, found: Connected) 
     return Group(found.table, {name: in_order[name] for name in (found.table, *in_order) if name in in_order})
 
 
-def _check_variables(
-    view: GraphView, handles: Handles, order: Order, table: str, writes: dict[str, list[str]]
-) -> None:
+def _check_variables(view: GraphView, handles: Handles, order: Order, table: str, writes: dict[str, list[str]]) -> None:
     every = order.bits([write for own in writes.values() for write in own])
     for name, own in writes.items():
         uses = handles.uses[name]
@@ -178,7 +178,9 @@ def _check_together(view: GraphView, order: Order, writes: list[str]) -> None:
     for node in order.ends:
         if view.op(node) != READ and order.has(node, every) not in (0, every):
             missing = next(write for write in writes if not order.has(node, order.bits([write])))
-            raise NotLazyError(f"{_said(view, node)} can be run without {_said(view, missing)}, which is the same update")
+            raise NotLazyError(
+                f"{_said(view, node)} can be run without {_said(view, missing)}, which is the same update"
+            )
 
 
 def _said(view: GraphView, node: str) -> str:

@@ -69,7 +69,9 @@ def waits_of(view: GraphView, handles: Handles, writes: Sequence[str], inner: fr
     own = {*writes, *inner}
     states = {handles.variable(write) for write in writes}
     unread = {read for state in states for read in _unread(view, handles, state)} | inner
-    found = [one for node in (*writes, *sorted(inner)) for wait in view.controls(node) for one in _later(wait, view, unread)]
+    found = [
+        one for node in (*writes, *sorted(inner)) for wait in view.controls(node) for one in _later(wait, view, unread)
+    ]
     return tuple(dict.fromkeys(one for one in found if one not in own))
 
 
