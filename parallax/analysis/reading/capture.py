@@ -17,6 +17,7 @@ import tensorflow as tf
 from parallax.analysis.reading.digests import fingerprint
 from parallax.analysis.reading.inline import InlinedCall, inline_calls
 from parallax.analysis.reading.launcher_graph import meant
+from parallax.analysis.reading.lazy.updates import LazyTable, lazy_updates
 from parallax.analysis.reading.lower import lower_conditionals
 from parallax.analysis.reading.recorded import Hidden, Record, records_in
 from parallax.analysis.reading.row_reads import take_rows_of_variables
@@ -67,6 +68,7 @@ class Captured:
         variables: by op name.
         records: what autodiff delivered, in the names of the view.
         hidden: what autodiff delivered in bodies of loops and conditionals, which are not inlined.
+        lazy: the tables whose updates change more rows than a gradient has, if that was asked for.
         remembered: what was decided of this graph, and as these variables and records say, by what was asked.
     """
 
@@ -75,16 +77,19 @@ class Captured:
     variables: dict[str, CapturedVariable]
     records: tuple[Record, ...]
     hidden: tuple[Hidden, ...] = ()
+    lazy: tuple[LazyTable, ...] = ()
     remembered: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
 
 @cycles_wait
-def capture(graph: Graph, digest: str | None = None) -> Captured:
+def capture(graph: Graph, digest: str | None = None, by_row: bool = False) -> Captured:
     """Captures a TF1-style graph, whether built or imported, before or after Parallax was imported.
 
     Args:
         graph: a tf.Graph.
         digest: its fingerprint, where the process knows it already.
+        by_row: whether updates of whole tables become updates by row, where they are proven the same; their op must be
+            registered then.
     """
     graph_def = meant(graph)
     digest = fingerprint(graph_def) if digest is None else digest
@@ -94,8 +99,12 @@ def capture(graph: Graph, digest: str | None = None) -> Captured:
     view = GraphView(graph_def if inlined is graph_def else _with_shapes(inlined))
     is_open = {name for name, node in view.nodes.items() if node.op in VARIABLES and _shape_of(node) is None}
     view = _with_initial_shapes(graph, view, is_open) if is_open else view
+    lazy: tuple[LazyTable, ...] = ()
+    if by_row:
+        rewritten, lazy = lazy_updates(view.graph_def)
+        view = view if rewritten is view.graph_def else GraphView(_with_shapes(rewritten))
     records, hidden = records_in(graph, names, calls, view)
-    return Captured(view, digest, _variables(graph, view, is_open), records, hidden)
+    return Captured(view, digest, _variables(graph, view, is_open), records, hidden, lazy)
 
 
 def _flat(graph_def: GraphDef) -> tuple[Any, tuple[InlinedCall, ...]]:

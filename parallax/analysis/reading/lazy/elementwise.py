@@ -1,0 +1,50 @@
+"""The ops of TensorFlow that compute each element by itself, as program texts call them."""
+
+from __future__ import annotations
+
+PASSES = ("Identity", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape", "CheckNumerics")
+"""Ops that give their first input on."""
+
+ELEMENTWISE = {
+    "Add": "add",
+    "AddV2": "add",
+    "Sub": "sub",
+    "Mul": "mul",
+    "RealDiv": "div",
+    "Div": "div",
+    "DivNoNan": "div_no_nan",
+    "MulNoNan": "mul_no_nan",
+    "Neg": "neg",
+    "Abs": "abs",
+    "Sign": "sign",
+    "Square": "square",
+    "SquaredDifference": "squared_difference",
+    "Sqrt": "sqrt",
+    "Rsqrt": "rsqrt",
+    "Reciprocal": "reciprocal",
+    "Inv": "reciprocal",
+    "Maximum": "max",
+    "Minimum": "min",
+    "Pow": "pow",
+    "Exp": "exp",
+    "Log": "log",
+    "Floor": "floor",
+    "Greater": "gt",
+    "GreaterEqual": "ge",
+    "Less": "lt",
+    "LessEqual": "le",
+    "Equal": "eq",
+    "NotEqual": "ne",
+    "LogicalAnd": "and",
+    "LogicalOr": "or",
+    "LogicalNot": "not",
+    "Select": "select",
+    "SelectV2": "select",
+}
+
+LARGEST_SUM = 8
+"""AddN adds up to so many tensors from left to right; more it adds in groups."""
+
+ADDED = {"AssignAddVariableOp": "add", "AssignSubVariableOp": "sub", "ResourceScatterAdd": "add"}
+ADDED["ResourceScatterSub"] = "sub"
+"""What a write does with what was there before."""

@@ -1,0 +1,250 @@
+"""What the writes of an update make of an element of the table and its slots, as expressions.
+
+Every write is followed in the order in which it runs; a read has the value that the writes before it have left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.analysis.reading.lazy.elementwise import ADDED, ELEMENTWISE, LARGEST_SUM, PASSES
+from parallax.analysis.reading.lazy.errors import NotLazyError
+from parallax.analysis.reading.lazy.expressions import CONSTANT, GRADIENT, SCALAR, STATE, Expression, Expressions
+from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, Group
+from parallax.analysis.reading.lazy.handles import READ, WRITES_ROWS, Handles, node_of
+from parallax.analysis.reading.lazy.order import Order
+from parallax.graph.view import GraphView, Shape, split_tensor
+
+_BOOL = 10  # types.proto
+
+
+class Execution:
+    """The update of a group, followed.
+
+    Attributes:
+        made: of which the values are.
+        values: the new value of each state.
+        gradient: (values, indices): tensors of the rows that the update is given.
+        inner: the nodes that read a state or compute with what was read, all for the update's writes.
+
+    Raises:
+        NotLazyError: the update is no function of single elements, or some order is left open.
+    """
+
+    def __init__(self, view: GraphView, handles: Handles, order: Order, group: Group) -> None:
+        self._view, self._handles, self._order, self._group = view, handles, order, group
+        uses = handles.uses[group.table]
+        self._shape: Shape = uses.shape
+        self._dtype = uses.dtype
+        self.made = Expressions(tf.dtypes.as_dtype(uses.dtype).as_numpy_dtype)
+        self.inner: set[str] = set()
+        self._gradients: dict[tuple[str, str], None] = {}
+        self._expressions: dict[str, Expression] = {}
+        self._after: dict[tuple[str, int], Expression] = {}
+        self._base = _base_of_rows(view, group)
+        self.values = [self._value(state, len(writes)) for state, writes in group.writes.items()]
+        if len(self._gradients) != 1:
+            raise NotLazyError(f"its gradients are of {len(self._gradients)} tensors of rows")
+        (self.gradient,) = self._gradients
+
+    def _value(self, state: str, count: int) -> Expression:
+        """What a state is after so many writes of it."""
+        key = (state, count)
+        if key not in self._after:
+            self._after[key] = self._written(state, count) if count else self.made.leaf(STATE, state)
+        return self._after[key]
+
+    def _written(self, state: str, count: int) -> Expression:
+        write = self._group.writes[state][count - 1]
+        op, inputs = self._view.op(write), self._view.inputs(write)
+        if op in WRITES_ROWS:
+            added = self._added_to_rows(write, inputs[1], inputs[2])
+        else:
+            added = self._whole(inputs[1])
+        return self.made.made(ADDED[op], self._value(state, count - 1), added) if op in ADDED else added
+
+    def _whole(self, tensor: str) -> Expression:
+        """An element of a tensor of the table's shape, or of one that has a single element."""
+        if tensor not in self._expressions:
+            self._expressions[tensor] = self._expression(tensor)
+        return self._expressions[tensor]
+
+    def _expression(self, tensor: str) -> Expression:
+        view, shape = self._view, self._view.shape(tensor)
+        node, number = split_tensor(tensor)
+        if _is_single(shape):
+            return self._scalar(tensor)
+        if shape != self._shape:
+            raise NotLazyError(f"{self._said(node)} has the shape {shape}")
+        op = view.op(node)
+        if op == READ:
+            return self._read(node)
+        if op == SUM_OF_ROWS:
+            return self._gradient(view.inputs(node)[0], view.inputs(node)[1])
+        if op in ("Const", "Fill", "ZerosLike", "OnesLike", "BroadcastTo"):
+            return self._filled(op, node, tensor)
+        if number or not self._is_of_type(tensor):
+            raise NotLazyError(f"{self._said(node)} gives elements of another type")
+        inputs = [self._whole(one) for one in self._elements(node)]
+        if any(node_of(one) in self.inner for one in view.inputs(node)):
+            self.inner.add(node)
+        return self._computed(node, inputs)
+
+    def _elements(self, node: str) -> Sequence[str]:
+        """The inputs of a node that computes each element by itself."""
+        op, inputs = self._view.op(node), self._view.inputs(node)
+        if op in PASSES or op == "Cast":
+            return inputs[:1]
+        if op in ELEMENTWISE or op == "ClipByValue" or (op == "AddN" and len(inputs) <= LARGEST_SUM):
+            return inputs
+        raise NotLazyError(f"{self._said(node)} takes more than single elements of what is updated")
+
+    def _computed(self, node: str, inputs: Sequence[Expression]) -> Expression:
+        op = self._view.op(node)
+        if op in PASSES:
+            return inputs[0]
+        if op == "Cast":
+            if not self._is_of_type(self._view.inputs(node)[0]):
+                raise NotLazyError(f"{self._said(node)} casts from another type")
+            return inputs[0]
+        if op == "ClipByValue":
+            return self.made.made("max", self.made.made("min", inputs[0], inputs[2]), inputs[1])
+        if op == "AddN":
+            total = inputs[0]
+            for one in inputs[1:]:
+                total = self.made.made("add", total, one)
+            return total
+        return self.made.made(ELEMENTWISE[op], *inputs)
+
+    def _read(self, node: str) -> Expression:
+        state, order = self._handles.variable(node), self._order
+        if state not in self._group.writes:
+            raise NotLazyError(f"{self._said(node)} reads {state!r} whole, which is not updated with it")
+        if node in self._handles.uses[state].passed:
+            raise NotLazyError(f"{self._said(node)} is in a branch of a conditional or in a loop")
+        count = 0
+        for write in self._group.writes[state]:
+            if order.is_before(write, node):
+                count += 1
+            elif not order.is_before(node, write):
+                raise NotLazyError(f"{self._said(node)} and {self._said(write)} run in no order")
+        self.inner.add(node)
+        return self._value(state, count)
+
+    def _gradient(self, values: str, indices: str) -> Expression:
+        if not self._is_of_type(values):
+            raise NotLazyError(f"{self._said(node_of(values))} gives gradients of another type")
+        self._gradients[_source(self._view, values), _source(self._view, indices)] = None
+        return self.made.leaf(GRADIENT)
+
+    def _added_to_rows(self, write: str, indices: str, updates: str) -> Expression:
+        """What is added to rows that come once each, as a function of the gradient that is zero where that is."""
+        if self._view.op(node_of(_source(self._view, indices))) not in ("Unique", "UniqueV2"):
+            raise NotLazyError(f"{self._said(write)} may write a row several times")
+        added = self._of_rows(updates, indices)
+        nothing = self.made.without_gradient(added)
+        if nothing.op != CONSTANT or nothing.value != 0:
+            raise NotLazyError(f"{self._said(write)} changes rows by other than multiples of a gradient")
+        return added
+
+    def _of_rows(self, tensor: str, indices: str) -> Expression:
+        view = self._view
+        tensor = _source(view, tensor)
+        if tensor == self._base:
+            return self._gradient(tensor, indices)
+        if _is_single(view.shape(tensor)):
+            return self._scalar(tensor)
+        node = node_of(tensor)
+        if view.op(node) in ("RealDiv", "Div", "Rsqrt", "Reciprocal", "Inv", "Pow", "Log"):
+            divisor = view.inputs(node)[-1]
+            if not _is_single(view.shape(divisor)):
+                raise NotLazyError(f"{self._said(node)} may be no number where the gradient is zero")
+        return self._computed(node, [self._of_rows(one, indices) for one in self._elements(node)])
+
+    def _scalar(self, tensor: str) -> Expression:
+        """A tensor of one element; constants are folded, in the type of the elements."""
+        view = self._view
+        tensor = _source(view, tensor)
+        node = node_of(tensor)
+        if not self._is_of_type(tensor):
+            raise NotLazyError(f"{self._said(node)} gives a scalar of another type")
+        known = view.constant(tensor)
+        if known is not None and known.dtype.kind in "fiub":
+            return self.made.constant(known.reshape(-1)[0])
+        if view.op(node) in ELEMENTWISE and all(_is_single(view.shape(one)) for one in view.inputs(node)):
+            if all(self._is_of_type(one) for one in view.inputs(node)):
+                folded = self.made.made(ELEMENTWISE[view.op(node)], *map(self._scalar, view.inputs(node)))
+                if folded.op == CONSTANT:
+                    return folded
+        return self.made.leaf(SCALAR, tensor)
+
+    def _filled(self, op: str, node: str, tensor: str) -> Expression:
+        view = self._view
+        if op == "Const":
+            value = np.asarray(view.constant(tensor))
+            if value.size and np.all(value == value.reshape(-1)[0]):
+                return self.made.constant(value.reshape(-1)[0])
+            raise NotLazyError(f"{self._said(node)} has a value of its own for each row")
+        if op in ("ZerosLike", "OnesLike"):
+            self._whole(view.inputs(node)[0])
+            if node_of(view.inputs(node)[0]) in self.inner:
+                self.inner.add(node)
+            return self.made.constant(op == "OnesLike")
+        return self._whole(view.inputs(node)[1 if op == "Fill" else 0])
+
+    def _is_of_type(self, tensor: str) -> bool:
+        return self._view.dtype(tensor) in (self._dtype, _BOOL)
+
+    def _said(self, node: str) -> str:
+        return f"op {self._view.op(node)} {node!r}"
+
+
+def _is_single(shape: Shape) -> bool:
+    return shape is not None and all(length == 1 for length in shape)
+
+
+def _source(view: GraphView, tensor: str) -> str:
+    """The tensor that ops give on unchanged."""
+    while view.op(node_of(tensor)) in PASSES:
+        tensor = view.inputs(node_of(tensor))[0]
+    return tensor
+
+
+def _base_of_rows(view: GraphView, group: Group) -> str:
+    """The tensor of rows that all rows added by an update are functions of, element by element."""
+    dense = []
+    updates = [view.inputs(write)[2] for write in group.all_writes if view.op(write) in WRITES_ROWS]
+    found: dict[str, Any] = {}
+
+    def visit(tensor: str) -> None:
+        tensor = _source(view, tensor)
+        if tensor in found or _is_single(view.shape(tensor)):
+            return
+        found[tensor] = None
+        if view.op(node_of(tensor)) in ELEMENTWISE or view.op(node_of(tensor)) in ("AddN", "ClipByValue"):
+            below = view.inputs(node_of(tensor))
+            for one in below:
+                visit(one)
+        found[tensor] = found.pop(tensor)  # after its inputs
+
+    for tensor in updates:
+        visit(tensor)
+    dense = [tensor for tensor in found if _all_from(view, updates, tensor)]
+    return dense[0] if dense else ""
+
+
+def _all_from(view: GraphView, updates: Sequence[str], base: str) -> bool:
+    """Whether tensors are functions of a base and of scalars, element by element."""
+
+    def is_from(tensor: str) -> bool:
+        tensor = _source(view, tensor)
+        if tensor == base or _is_single(view.shape(tensor)):
+            return True
+        node = node_of(tensor)
+        return view.op(node) in (*ELEMENTWISE, "AddN", "ClipByValue") and all(map(is_from, view.inputs(node)))
+
+    return all(map(is_from, updates))

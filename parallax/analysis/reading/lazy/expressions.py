@@ -1,0 +1,139 @@
+"""What an update does to an element of its states, as expressions that are made once each.
+
+Leaves are the states before the update, the element of the gradient, scalars (tensors of the graph) and constants.
+Boolean values are 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+STATE, GRADIENT, SCALAR, CONSTANT = "state", "gradient", "scalar", "constant"
+LEAVES = (STATE, GRADIENT, SCALAR, CONSTANT)
+_EXACT: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "neg": np.negative,
+    "abs": np.abs,
+    "sign": np.sign,
+    "square": np.square,
+    "sqrt": np.sqrt,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+"""The ops that IEEE 754 rounds in one way, so that folding them here changes no bit."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expression:
+    """An op on expressions, or a leaf; two that are equal are one object.
+
+    Attributes:
+        op: as program texts call it, or one of LEAVES.
+        inputs: what it is applied to.
+        value: of a leaf: the state's variable, the scalar's tensor, or the constant, a number.
+    """
+
+    op: str
+    inputs: tuple[Expression, ...] = ()
+    value: Any = None
+
+
+class Expressions:
+    """Makes expressions over one type of elements.
+
+    Args:
+        dtype: numpy's type of the elements.
+    """
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+        self._made: dict[Any, Expression] = {}
+        self._without_gradient: dict[Expression, Expression] = {}
+
+    def leaf(self, op: str, value: Any = None) -> Expression:
+        """A state, the gradient or a scalar."""
+        return self._one(op, (), value)
+
+    def constant(self, value: Any) -> Expression:
+        """A constant, rounded to the type of the elements."""
+        return self._one(CONSTANT, (), float(np.asarray(value).astype(self.dtype)))
+
+    def made(self, op: str, *inputs: Expression) -> Expression:
+        """An op on expressions; a constant where its inputs are constants and it has one result on all machines."""
+        if op in _EXACT and all(one.op == CONSTANT for one in inputs):
+            with np.errstate(all="ignore"):
+                return self.constant(_EXACT[op](*(self.dtype(one.value) for one in inputs)))
+        return self._one(op, inputs, None)
+
+    def without_gradient(self, expression: Expression) -> Expression:
+        """What an expression is where the gradient is zero, but for the signs of zeros; to reason about, not to run."""
+        if expression not in self._without_gradient:
+            if expression.op == GRADIENT:
+                found = self.constant(0)
+            elif expression.op in LEAVES:
+                found = expression
+            else:
+                found = self.simplified(expression.op, *map(self.without_gradient, expression.inputs))
+            self._without_gradient[expression] = found
+        return self._without_gradient[expression]
+
+    def simplified(self, op: str, *inputs: Expression) -> Expression:
+        """As `made`, with zeros and ones left out where that changes the signs of zeros at most."""
+        zeros = [_is(one, 0) for one in inputs]
+        if op in ("add", "sub") and zeros[1]:
+            return inputs[0]
+        if op == "add" and zeros[0]:
+            return inputs[1]
+        if op == "sub" and zeros[0]:
+            return self.simplified("neg", inputs[1])
+        if op == "sub" and inputs[0] is inputs[1]:
+            return self.constant(0)
+        if op in ("mul", "mul_no_nan") and any(zeros) or op in ("div", "div_no_nan") and zeros[0]:
+            return self.constant(0)
+        if op in ("mul", "div") and _is(inputs[1], 1):
+            return inputs[0]
+        if op == "mul" and _is(inputs[0], 1):
+            return inputs[1]
+        if op == "squared_difference" and any(zeros):
+            return self.simplified("square", inputs[0] if zeros[1] else inputs[1])
+        if op == "select" and inputs[1] is inputs[2]:
+            return inputs[1]
+        return self.made(op, *inputs)
+
+    def _one(self, op: str, inputs: tuple[Expression, ...], value: Any) -> Expression:
+        key = (op, tuple(map(id, inputs)), float(value).hex() if op == CONSTANT else value)
+        if key not in self._made:
+            self._made[key] = Expression(op, inputs, value)
+        return self._made[key]
+
+
+def _is(expression: Expression, value: float) -> bool:
+    return expression.op == CONSTANT and bool(expression.value == value)
+
+
+def leaves_of(expressions: list[Expression]) -> list[Expression]:
+    """The leaves of expressions, each once, in the order in which they are met."""
+    return [one for one in in_order(expressions) if one.op in LEAVES]
+
+
+def in_order(expressions: list[Expression]) -> list[Expression]:
+    """Expressions and all that they are made of, inputs first, each once."""
+    found: dict[Expression, None] = {}
+
+    def visit(one: Expression) -> None:
+        if one in found:
+            return
+        for below in one.inputs:
+            visit(below)
+        found[one] = None
+
+    for one in expressions:
+        visit(one)
+    return list(found)

@@ -1,0 +1,187 @@
+"""The variables that an update of a table writes together: the table and its slots, and the writes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from parallax.analysis.reading.lazy.elementwise import ELEMENTWISE, PASSES
+from parallax.analysis.reading.lazy.errors import NotLazyError
+from parallax.analysis.reading.lazy.handles import READ, WRITES_ROWS, Handles, node_of
+from parallax.analysis.reading.lazy.order import Order
+from parallax.graph.view import GraphView
+
+SUM_OF_ROWS = "UnsortedSegmentSum"
+_ELEMENT_TYPES = (1, 2)  # types.proto: float32, float64
+_WALKED = (*ELEMENTWISE, *PASSES, "AddN", "Cast", "Switch", "Merge", "ClipByValue", "ZerosLike", "OnesLike")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What one update writes.
+
+    Attributes:
+        table: the variable that rows are looked up of.
+        writes: by variable, the table first: the nodes that write it, in order.
+    """
+
+    table: str
+    writes: dict[str, tuple[str, ...]]
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The table and its slots."""
+        return tuple(self.writes)
+
+    @property
+    def all_writes(self) -> tuple[str, ...]:
+        """The writes of all states."""
+        return tuple(write for writes in self.writes.values() for write in writes)
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """Variables whose values flow into one another, element by element.
+
+    Attributes:
+        table: where the walk began.
+        variables: the table and what it is connected with, in the order of the graph.
+        by_rows: the writes that take a gradient of rows.
+    """
+
+    table: str
+    variables: tuple[str, ...]
+    by_rows: tuple[str, ...]
+
+
+def connected(view: GraphView, handles: Handles) -> list[Connected]:
+    """For every table that some gradient of rows is written to, or to a slot of: what it is connected with."""
+    tables = [name for name, uses in handles.uses.items() if uses.lookups and uses.writes and len(uses.shape) > 0]
+    found = [_connected(view, handles, table) for table in tables]
+    return [one for one in found if one.by_rows]
+
+
+def _connected(view: GraphView, handles: Handles, table: str) -> Connected:
+    shape = handles.uses[table].shape
+    met: dict[str, None] = {table: None}
+    by_rows: dict[str, None] = {}
+    waiting = [table]
+    while waiting:
+        uses = handles.uses[waiting.pop()]
+        others = []
+        for write in uses.writes:
+            read, sums = _flows_into(view, write, shape)
+            others += [handles.variable(node) for node in read]
+            if sums or view.op(write) in WRITES_ROWS:
+                by_rows[write] = None
+        others += [handles.variable(node) for read in uses.reads for node in _flows_from(view, handles, read, shape)]
+        fresh = [one for one in others if one in handles.uses and one not in met and handles.uses[one].shape == shape]
+        for one in dict.fromkeys(fresh):
+            met[one] = None
+            waiting.append(one)
+    return Connected(table, tuple(name for name in handles.uses if name in met), tuple(by_rows))
+
+
+def _flows_into(view: GraphView, write: str, shape: tuple[int, ...]) -> tuple[list[str], list[str]]:
+    """The whole reads, and the sums of rows, that the value of a write is made of element by element."""
+    reads, sums = [], []
+    waiting = [] if view.op(write) in WRITES_ROWS else [view.inputs(write)[1]]
+    met = {*waiting}
+    while waiting:
+        tensor = waiting.pop()
+        node = node_of(tensor)
+        op = view.op(node)
+        if op == READ:
+            reads.append(node)
+        elif op == SUM_OF_ROWS and view.shape(tensor) == shape:
+            sums.append(node)
+        elif op in _WALKED:
+            more = [one for one in view.inputs(node) if one not in met and view.shape(one) == shape]
+            met.update(more)
+            waiting += more
+    return reads, sums
+
+
+def _flows_from(view: GraphView, handles: Handles, read: str, shape: tuple[int, ...]) -> Iterator[str]:
+    """The writes of whole variables whose values are made of a read, element by element."""
+    waiting, met = [read], {read}
+    while waiting:
+        for tensor in view.outputs(waiting.pop()):
+            for edge in view.consumers(tensor) if view.shape(tensor) == shape else ():
+                if edge.node in met:
+                    continue
+                met.add(edge.node)
+                if edge.slot == 1 and handles.variable(edge.node):
+                    yield edge.node
+                elif view.op(edge.node) in _WALKED:
+                    waiting.append(edge.node)
+
+
+def order_of(view: GraphView, handles: Handles, found: list[Connected]) -> Order:
+    """The order of everything that is done to connected variables."""
+    nodes = []
+    for variable in dict.fromkeys(name for one in found for name in one.variables):
+        uses = handles.uses[variable]
+        nodes += [*uses.writes, *uses.reads, *uses.others]
+    return Order(view, nodes)
+
+
+def group_of(view: GraphView, handles: Handles, order: Order, found: Connected) -> Group | None:
+    """The writes that run with those of a gradient's rows; None where they touch rows alone.
+
+    Raises:
+        NotLazyError: they are not one update of one table.
+    """
+    seeds = order.bits(found.by_rows)
+    writes = {}
+    for name in found.variables:
+        own = [write for write in handles.uses[name].writes if order.run_together(order.bits([write]), seeds)]
+        if own:
+            writes[name] = own
+    every = [write for own in writes.values() for write in own]
+    if found.table not in writes or all(view.op(write) in WRITES_ROWS for write in every):
+        return None
+    _check_variables(view, handles, order, found.table, writes)
+    in_order = {name: _in_order(view, order, own) for name, own in writes.items()}
+    _check_together(view, order, every)
+    return Group(found.table, {name: in_order[name] for name in (found.table, *in_order) if name in in_order})
+
+
+def _check_variables(view: GraphView, handles: Handles, order: Order, table: str, writes: dict[str, list[str]]) -> None:
+    every = order.bits([write for own in writes.values() for write in own])
+    for name, own in writes.items():
+        uses = handles.uses[name]
+        for write in own:
+            if write in uses.passed:
+                raise NotLazyError(f"its update, {_said(view, write)}, is in a branch of a conditional or in a loop")
+        for other in uses.others:
+            if order.run_together(order.bits([other]), every):
+                raise NotLazyError(f"{_said(view, other)} has the variable {name!r} in the same run")
+        if uses.dtype not in _ELEMENT_TYPES or uses.dtype != handles.uses[table].dtype:
+            raise NotLazyError(f"{name!r} is neither float32 nor float64, or of another type than its table")
+        if name != table and uses.lookups:
+            raise NotLazyError(f"rows are looked up of {name!r} too, which is updated with it")
+
+
+def _in_order(view: GraphView, order: Order, writes: list[str]) -> tuple[str, ...]:
+    """Writes of one variable in the order in which they run."""
+    found = sorted(writes, key=lambda write: sum(order.is_before(other, write) for other in writes))
+    for one, other in zip(found, found[1:], strict=False):
+        if not order.is_before(one, other):
+            raise NotLazyError(f"{_said(view, one)} and {_said(view, other)} write one variable in no order")
+    return tuple(found)
+
+
+def _check_together(view: GraphView, order: Order, writes: list[str]) -> None:
+    """All writes run, or none does, whatever is fetched that stands at an end of the graph."""
+    every = order.bits(writes)
+    for node in order.ends:
+        if view.op(node) != READ and order.has(node, every) not in (0, every):
+            missing = next(write for write in writes if not order.has(node, order.bits([write])))
+            raise NotLazyError(
+                f"{_said(view, node)} can be run without {_said(view, missing)}, which is the same update"
+            )
+
+
+def _said(view: GraphView, node: str) -> str:
+    return f"op {view.op(node)} {node!r}"

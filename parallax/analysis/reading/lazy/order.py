@@ -1,0 +1,51 @@
+"""Which of some nodes run before which others, and which of them a run may have together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from parallax.graph.view import GraphView
+
+
+class Order:
+    """The order that tensors and control inputs give some nodes.
+
+    Args:
+        view: the graph.
+        nodes: those that are asked about.
+    """
+
+    def __init__(self, view: GraphView, nodes: Iterable[str]) -> None:
+        self._bits = {node: 1 << number for number, node in enumerate(dict.fromkeys(nodes))}
+        self._before: dict[str, int] = {}
+        for node in view.topological_order():
+            found = self._bits.get(node, 0)
+            for needed in view.needed(node):
+                found |= self._before[needed]
+            self._before[node] = found
+        used = {needed for node in view.nodes for needed in view.needed(node)}
+        self.ends = tuple(node for node in view.nodes if node not in used or view.op(node) == "NoOp")
+        self._together = {self._before[node] for node in self.ends} - {0}
+
+    def bits(self, nodes: Iterable[str]) -> int:
+        """Some of the nodes as a set, for `has`."""
+        found = 0
+        for node in nodes:
+            found |= self._bits[node]
+        return found
+
+    def has(self, node: str, bits: int) -> int:
+        """Those of a set that any node is or waits for."""
+        return self._before.get(node, 0) & bits
+
+    def is_before(self, one: str, other: str) -> bool:
+        """Whether a node waits for one of the nodes."""
+        return one != other and bool(self.has(other, self._bits[one]))
+
+    def run_together(self, one: int, other: int) -> bool:
+        """Whether a node waits for any of one set and for any of another."""
+        return any(found & one and found & other for found in self._together)
+
+    def all_run_together(self, bits: int) -> bool:
+        """Whether a node waits for all of a set."""
+        return any(found & bits == bits for found in self._together)

@@ -1,0 +1,156 @@
+"""A graph in which updates of whole tables are one node a table that is given rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensorflow.core.framework import graph_pb2
+
+from parallax.analysis.reading.lazy.handles import READ, Handles, node_of
+from parallax.graph.view import GraphView
+
+UPDATE_ROWS = "ParallaxUpdateRows"
+_BOOL, _INT32 = 10, 3  # types.proto
+
+
+@dataclass(frozen=True, slots=True)
+class RowUpdate:
+    """A node to be.
+
+    Attributes:
+        name: of the node.
+        states: variables, the table first.
+        writes: the nodes that it stands in place of.
+        inner: the nodes that only those writes need, reads of the states among them.
+        values: tensor of the gradient's rows `[n, row...]`.
+        indices: tensor of their numbers `[n]`.
+        scalars: tensors of one element each.
+        waits: the nodes that it runs after.
+        program: its text.
+    """
+
+    name: str
+    states: tuple[str, ...]
+    writes: tuple[str, ...]
+    inner: frozenset[str]
+    values: str
+    indices: str
+    scalars: tuple[str, ...]
+    waits: tuple[str, ...]
+    program: str
+
+
+def rewritten(view: GraphView, handles: Handles, updates: Sequence[RowUpdate]) -> Any:
+    """A copy of the graph with row updates in place of writes.
+
+    The writes stay as NoOps, which wait for the update. What computed their values goes; reads of the states stay, for
+    fetches, and nobody waits for those that nobody takes.
+    """
+    graph_def = view.graph_def
+    out = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
+    update_of = {write: one.name for one in updates for write in one.writes}
+    inner = {node for one in updates for node in one.inner}
+    unread = inner | {read for one in updates for state in one.states for read in _unread(view, handles, state)}
+    for node in graph_def.node:
+        if node.name in update_of:
+            out.node.add(name=node.name, op="NoOp", device=node.device, input=[f"^{update_of[node.name]}"])
+        elif node.name not in inner or node.op == READ:
+            _wait_instead(out.node.add(), node, view, unread)
+            _forget(out.node[-1], inner)
+    for one in updates:
+        _add(out, view, one)
+    return out
+
+
+def waits_of(view: GraphView, handles: Handles, writes: Sequence[str], inner: frozenset[str]) -> tuple[str, ...]:
+    """What the writes and the nodes of an update wait for, outside of it, without taking it."""
+    own = {*writes, *inner}
+    states = {handles.variable(write) for write in writes}
+    unread = {read for state in states for read in _unread(view, handles, state)} | inner
+    found = [
+        one for node in (*writes, *sorted(inner)) for wait in view.controls(node) for one in _later(wait, view, unread)
+    ]
+    return tuple(dict.fromkeys(one for one in found if one not in own))
+
+
+def _unread(view: GraphView, handles: Handles, state: str) -> list[str]:
+    """The reads of the whole that give it to nobody."""
+    return [read for read in handles.uses[state].reads if not view.consumers(f"{read}:0")]
+
+
+def _later(name: str, view: GraphView, unread: set[str] | frozenset[str]) -> list[str]:
+    """What is waited for in place of a node."""
+    if name not in unread:
+        return [name]
+    needed = [*view.controls(name), *(node_of(one) for one in view.inputs(name))]
+    found = [later for one in needed if view.op(one) != "VarHandleOp" for later in _later(one, view, unread)]
+    return list(dict.fromkeys(found))
+
+
+def _wait_instead(copy: Any, node: Any, view: GraphView, unread: set[str]) -> None:
+    """Copies a node, which waits for what was before unread reads in place of those."""
+    copy.CopyFrom(node)
+    controls = view.controls(node.name)
+    if not any(name in unread for name in controls):
+        return
+    data = [name for name in node.input if not name.startswith("^")]
+    waits = dict.fromkeys(later for name in controls for later in _later(name, view, unread) if later != node.name)
+    del copy.input[:]
+    copy.input.extend([*data, *(f"^{name}" for name in waits)])
+
+
+def _forget(node: Any, gone: set[str]) -> None:
+    """A node need not be where one is that went."""
+    if "_class" not in node.attr:
+        return
+    places = [one for one in node.attr["_class"].list.s if one.decode().removeprefix("loc:@") not in gone]
+    if len(places) < len(node.attr["_class"].list.s):
+        del node.attr["_class"].list.s[:]
+        node.attr["_class"].list.s.extend(places)
+
+
+def _add(out: Any, view: GraphView, one: RowUpdate) -> None:
+    """Appends the node and what it takes."""
+    dtype = view.nodes[one.states[0]].attr["dtype"].type
+    device = view.nodes[one.states[0]].device
+    scalars = [_scalar(out, view, tensor, dtype, f"{one.name}/scalar_{n}") for n, tensor in enumerate(one.scalars)]
+    packed = out.node.add(name=f"{one.name}/scalars", op="Pack" if scalars else "Const", input=scalars)
+    if scalars:
+        packed.attr["N"].i = len(scalars)
+        packed.attr["T"].type = dtype
+        packed.attr["axis"].i = 0
+    else:
+        packed.attr["dtype"].type = dtype
+        packed.attr["value"].tensor.dtype = dtype
+        packed.attr["value"].tensor.tensor_shape.dim.add(size=0)
+    node = out.node.add(name=one.name, op=UPDATE_ROWS, device=device)
+    waits = [f"^{name}" for name in one.waits]
+    node.input.extend([_input(one.values), _input(one.indices), packed.name, *one.states, *waits])
+    node.attr["T"].type = dtype
+    node.attr["Tindices"].type = view.dtype(one.indices)
+    node.attr["N"].i = len(one.states)
+    node.attr["program"].s = one.program.encode()
+
+
+def _scalar(out: Any, view: GraphView, tensor: str, dtype: int, name: str) -> str:
+    """A tensor of one element as one of no dimension, of the update's type."""
+    given = _input(tensor)
+    if view.dtype(tensor) == _BOOL:
+        cast = out.node.add(name=f"{name}/number", op="Cast", input=[_input(tensor)])
+        cast.attr["SrcT"].type, cast.attr["DstT"].type = _BOOL, dtype
+        given = cast.name
+    if view.shape(tensor) == ():
+        return given
+    shape = out.node.add(name=f"{name}/shape", op="Const")
+    shape.attr["dtype"].type = shape.attr["value"].tensor.dtype = _INT32
+    shape.attr["value"].tensor.tensor_shape.dim.add(size=0)
+    reshaped = out.node.add(name=name, op="Reshape", input=[given, shape.name])
+    reshaped.attr["T"].type, reshaped.attr["Tshape"].type = dtype, _INT32
+    return str(reshaped.name)
+
+
+def _input(tensor: str) -> str:
+    """A tensor as nodes of a GraphDef name their inputs."""
+    return tensor.removesuffix(":0")

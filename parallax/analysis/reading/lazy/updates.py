@@ -1,0 +1,115 @@
+"""Recognizes updates of whole tables whose untouched rows have a gradient of zero, and makes them updates by row.
+
+Adam, momentum and the like change every row in each update, though a gradient has a few. What such an update does to a
+row is one function of the row's states, its gradient and some scalars; so a row that no gradient touched can be brought
+up to date later, by the same function, with the scalars of the updates that it missed. All writes of such an update
+become one node, `ParallaxUpdateRows`, which is given the gradient's rows and the function's text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from parallax.analysis.reading.lazy.errors import NotLazyError
+from parallax.analysis.reading.lazy.execution import Execution
+from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, Connected, Group, connected, group_of, order_of
+from parallax.analysis.reading.lazy.handles import READ, WRITES_ROWS, Handles, node_of
+from parallax.analysis.reading.lazy.missed import missed_updates
+from parallax.analysis.reading.lazy.order import Order
+from parallax.analysis.reading.lazy.program import program_text, scalars_of
+from parallax.analysis.reading.lazy.rewrite import RowUpdate, rewritten, waits_of
+from parallax.graph.view import GraphView
+from parallax.types import GraphDef
+
+
+@dataclass(frozen=True, slots=True)
+class LazyTable:
+    """A table that a gradient of rows is written to, and whether its update is made by row.
+
+    Attributes:
+        table: the variable that rows are looked up of.
+        states: the table and its slots, as the node takes them; empty where the update stays as it is.
+        node: the ParallaxUpdateRows node; empty where there is none.
+        program: its text.
+        reason: why the update stays as it is: a sentence that names the op; empty where it does not.
+    """
+
+    table: str
+    states: tuple[str, ...] = ()
+    node: str = ""
+    program: str = ""
+    reason: str = ""
+
+
+def lazy_updates(graph_def: GraphDef) -> tuple[Any, tuple[LazyTable, ...]]:
+    """Makes updates of whole tables updates by row, where they are proven the same.
+
+    Args:
+        graph_def: with shapes of all outputs; it is not changed.
+
+    Returns:
+        A copy with the nodes, or the graph itself where there are none; and what was found of each table whose update
+        changes more rows than a gradient has.
+    """
+    if not any(node.op in (SUM_OF_ROWS, *WRITES_ROWS) for node in graph_def.node):
+        return graph_def, ()
+    view = GraphView(graph_def)
+    handles = Handles(view)
+    found = connected(view, handles)
+    if not found:
+        return graph_def, ()
+    order = order_of(view, handles, found)
+    tables, updates = [], []
+    for one in found:
+        try:
+            update = _row_update(view, handles, order, one)
+        except NotLazyError as refused:
+            tables.append(LazyTable(one.table, reason=str(refused)))
+            continue
+        if update is not None:
+            updates.append(update)
+            tables.append(LazyTable(one.table, update.states, update.name, update.program))
+    return (rewritten(view, handles, updates) if updates else graph_def), tuple(tables)
+
+
+def _row_update(view: GraphView, handles: Handles, order: Order, found: Connected) -> RowUpdate | None:
+    """The node for a table; None where its update touches no other rows.
+
+    Raises:
+        NotLazyError: the update is to stay as it is.
+    """
+    group = group_of(view, handles, order, found)
+    if group is None:
+        return None
+    done = Execution(view, handles, order, group)
+    _check_readers(view, handles, order, group, done)
+    scalars = scalars_of(done.values)
+    inner = frozenset(done.inner)
+    waits = waits_of(view, handles, group.all_writes, inner)
+    _check_no_cycle(view, order, group, [*map(node_of, (*done.gradient, *scalars)), *waits])
+    name = f"{group.table}/update_rows"
+    while name in view.nodes:
+        name += "_"
+    missed = missed_updates(done.made, group.states, done.values)
+    text = program_text(group.states, scalars, done.values, missed)
+    return RowUpdate(name, group.states, group.all_writes, inner, *done.gradient, scalars, waits, text)
+
+
+def _check_readers(view: GraphView, handles: Handles, order: Order, group: Group, done: Execution) -> None:
+    """Nothing else takes a whole state, or what is computed of one, in the run of an update."""
+    writes, own = order.bits(group.all_writes), {*done.inner, *group.all_writes}
+    reads = [read for state in group.states for read in handles.uses[state].reads]
+    for node in dict.fromkeys([*reads, *sorted(done.inner)]):
+        takers = [edge.node for tensor in view.outputs(node) for edge in view.consumers(tensor) if edge.node not in own]
+        if not takers:
+            continue
+        if node in done.inner and view.op(node) != READ or order.run_together(order.bits([node]), writes):
+            taker = takers[0]
+            raise NotLazyError(f"op {view.op(taker)} {taker!r} takes the whole value of {view.op(node)} {node!r}")
+
+
+def _check_no_cycle(view: GraphView, order: Order, group: Group, needed: list[str]) -> None:
+    for node in needed:
+        if order.has(node, order.bits(group.all_writes)):
+            raise NotLazyError(f"op {view.op(node)} {node!r} runs between its writes")
