@@ -73,7 +73,7 @@ def analyse(graph: Graph, lazy_updates: bool = True) -> Analysed:
             "single_gpu_graph is empty: what is made eagerly (variables, a Keras model) is in no tf.Graph. Build the "
             f"model `with graph.as_default()`. {_OTHER_DOORS}"
         )
-    captured = capture(graph, lazy_updates=lazy_updates)
+    captured = capture(graph, by_row=lazy_updates)
     spec, sources = classify(captured)
     return Analysed(captured, spec, sources)
 

@@ -22,6 +22,7 @@ from parallax.analysis.reading.lower import lower_conditionals
 from parallax.analysis.reading.recorded import Hidden, Record, records_in
 from parallax.analysis.reading.row_reads import take_rows_of_variables
 from parallax.graph.garbage import cycles_wait
+from parallax.graph.row_updates import row_update_ops
 from parallax.graph.spec import OPEN_SHAPE, Part
 from parallax.graph.view import GraphView, split_tensor
 from parallax.types import Graph, GraphDef, NodeDef
@@ -88,8 +89,7 @@ def capture(graph: Graph, digest: str | None = None, by_row: bool = False) -> Ca
     Args:
         graph: a tf.Graph.
         digest: its fingerprint, where the process knows it already.
-        by_row: whether updates of whole tables become updates by row, where they are proven the same; their op must be
-            registered then.
+        by_row: whether updates of whole tables become updates by row, where they are proven the same.
     """
     graph_def = meant(graph)
     digest = fingerprint(graph_def) if digest is None else digest
@@ -102,7 +102,9 @@ def capture(graph: Graph, digest: str | None = None, by_row: bool = False) -> Ca
     lazy: tuple[LazyTable, ...] = ()
     if by_row:
         rewritten, lazy = lazy_updates(view.graph_def)
-        view = view if rewritten is view.graph_def else GraphView(_with_shapes(rewritten))
+        if rewritten is not view.graph_def:
+            row_update_ops()  # the graph has one of them
+            view = GraphView(_with_shapes(rewritten))
     records, hidden = records_in(graph, names, calls, view)
     return Captured(view, digest, _variables(graph, view, is_open), records, hidden, lazy)
 

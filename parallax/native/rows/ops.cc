@@ -35,13 +35,24 @@ absl::Status FindRecord(OpKernelContext* context, int table, Record<T>* record) 
   return status;
 }
 
+// A table that has another number of rows was assigned whole, which brings it up to date before: it misses nothing.
 template <typename T>
-absl::Status Fits(const LazyRows<T>& record, const States<T>& states, int64_t count) {
-  if (record.rows() == states.rows() && record.states() == count) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("A table keeps its rows and slots while rows of it miss updates, and ", states.name(), " had ",
-                   record.rows(), " rows and ", record.states() - 1, " slots, and has ", states.rows(), " and ",
-                   count - 1, ". Read the whole table before it changes."));
+absl::Status Fit(LazyRows<T>* record, const States<T>& states, int64_t count) {
+  if (record->states() != count) {
+    return absl::FailedPreconditionError(absl::StrCat("A table keeps its slots, and ", states.name(), " had ",
+                                                      record->states() - 1, ", and has ", count - 1, "."));
+  }
+  if (record->rows() != states.rows()) record->Restart(states.rows());
+  return absl::OkStatus();
+}
+
+// The states of a node that reads one of them: all, where rows of the table may miss updates; else that one alone.
+template <typename T>
+absl::Status Open(OpKernelContext* context, int first, int which, LazyRows<T>* record, States<T>* states) {
+  const int count = context->num_inputs() - first;
+  TF_RETURN_IF_ERROR(record != nullptr ? states->Find(context, first, count) : states->Find(context, first + which, 1));
+  TF_RETURN_IF_ERROR(states->Lock(context));
+  return record != nullptr ? Fit(record, *states, count) : absl::OkStatus();
 }
 
 template <typename Index>
@@ -102,7 +113,7 @@ class UpdateRowsOp : public OpKernel {
     States<T> states;
     OP_REQUIRES_OK(context, states.Find(context, 3, count_));
     OP_REQUIRES_OK(context, states.Lock(context));
-    OP_REQUIRES_OK(context, Check(*record, states, values, indices, scalars));
+    OP_REQUIRES_OK(context, Check(record.get(), states, values, indices, scalars));
     const int64_t width = states.width();
     std::vector<int64_t> rows;
     std::vector<T> gradients;
@@ -134,10 +145,10 @@ class UpdateRowsOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  absl::Status Check(const LazyRows<T>& record, const States<T>& states, const Tensor& values, const Tensor& indices,
+  absl::Status Check(LazyRows<T>* record, const States<T>& states, const Tensor& values, const Tensor& indices,
                      const Tensor& scalars) const {
-    TF_RETURN_IF_ERROR(Fits(record, states, count_));
-    if (!record.runs(text_, ring_)) {
+    TF_RETURN_IF_ERROR(Fit(record, states, count_));
+    if (!record->runs(text_, ring_)) {
       return absl::FailedPreconditionError(absl::StrCat("All updates of a table run one program, and ", states.name(),
                                                         " has been updated by another one."));
     }
@@ -165,18 +176,17 @@ class UpdateRowsOp : public OpKernel {
 template <typename T, typename Index>
 class GatherRowsOp : public OpKernel {
  public:
-  explicit GatherRowsOp(OpKernelConstruction* context) : OpKernel(context) {}
+  explicit GatherRowsOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("which", &which_));
+  }
 
   void Compute(OpKernelContext* context) override {
     Record<T> record;
     OP_REQUIRES_OK(context, FindRecord(context, 1, &record));
-    const int count = record ? context->num_inputs() - 1 : 1;
     std::unique_ptr<tensorflow::mutex_lock> lock;
     if (record) lock = std::make_unique<tensorflow::mutex_lock>(*record->mutex());
     States<T> states;
-    OP_REQUIRES_OK(context, states.Find(context, 1, count));
-    OP_REQUIRES_OK(context, states.Lock(context));
-    if (record) OP_REQUIRES_OK(context, Fits(*record, states, count));
+    OP_REQUIRES_OK(context, Open(context, 1, which_, record.get(), &states));
     const Tensor& indices = context->input(0);
     OP_REQUIRES_OK(context, InRange<Index>(indices, states.rows()));
     if (record) {
@@ -184,11 +194,11 @@ class GatherRowsOp : public OpKernel {
       for (int64_t i = 0; i < indices.NumElements(); ++i) record->Take(indices.flat<Index>()(i), &behind);
       record->Bring(context, behind, states.data(), states.width());
     }
-    Copy(context, indices, states);
+    Copy(context, indices, states, states.data()[record ? which_ : 0]);
   }
 
  private:
-  void Copy(OpKernelContext* context, const Tensor& indices, const States<T>& states) const {
+  void Copy(OpKernelContext* context, const Tensor& indices, const States<T>& states, const T* from) const {
     TensorShape shape = indices.shape();
     for (int axis = 1; axis < states.shape().dims(); ++axis) shape.AddDim(states.shape().dim_size(axis));
     Tensor* output = nullptr;
@@ -197,9 +207,45 @@ class GatherRowsOp : public OpKernel {
     const auto flat = indices.flat<Index>();
     T* to = output->flat<T>().data();
     for (int64_t i = 0; i < flat.size(); ++i, to += width) {
-      std::memcpy(to, states.data()[0] + flat(i) * width, width * sizeof(T));
+      std::memcpy(to, from + flat(i) * width, width * sizeof(T));
     }
   }
+
+  int which_;
+};
+
+// Brings all rows up to date that lack updates. The record and the variables are locked.
+template <typename T>
+void BringAll(OpKernelContext* context, LazyRows<T>* record, const States<T>& states) {
+  if (record->current()) return;
+  std::vector<Row<T>> behind;
+  record->TakeRange(0, record->rows(), &behind);
+  record->Bring(context, behind, states.data(), states.width());
+  record->AllCurrent();
+}
+
+template <typename T>
+class ReadRowsOp : public OpKernel {
+ public:
+  explicit ReadRowsOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("which", &which_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    Record<T> record;
+    OP_REQUIRES_OK(context, FindRecord(context, 0, &record));
+    std::unique_ptr<tensorflow::mutex_lock> lock;
+    if (record) lock = std::make_unique<tensorflow::mutex_lock>(*record->mutex());
+    States<T> states;
+    OP_REQUIRES_OK(context, Open(context, 0, which_, record.get(), &states));
+    if (record) BringAll(context, record.get(), states);
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, states.shape(), &output));
+    std::memcpy(output->flat<T>().data(), states.data()[record ? which_ : 0], output->TotalBytes());
+  }
+
+ private:
+  int which_;
 };
 
 template <typename T>
@@ -214,29 +260,21 @@ class BringUpToDateOp : public OpKernel {
     tensorflow::mutex_lock lock(*record->mutex());
     if (record->current()) return;
     States<T> states;
-    const absl::Status status = Open(context, &states);
+    const absl::Status status = Open(context, 0, 0, record.get(), &states);
     if (absl::IsNotFound(status) || absl::IsFailedPrecondition(status)) {
       record->AllCurrent();  // what is not initialized begins anew, and misses nothing
       return;
     }
     OP_REQUIRES_OK(context, status);
-    OP_REQUIRES_OK(context, Fits(*record, states, context->num_inputs()));
-    std::vector<Row<T>> behind;
-    record->TakeRange(0, record->rows(), &behind);
-    record->Bring(context, behind, states.data(), states.width());
-    record->AllCurrent();
-  }
-
- private:
-  static absl::Status Open(OpKernelContext* context, States<T>* states) {
-    TF_RETURN_IF_ERROR(states->Find(context, 0, context->num_inputs()));
-    return states->Lock(context);
+    BringAll(context, record.get(), states);
   }
 };
 
 #define REGISTER(T)                                                                                                  \
   REGISTER_KERNEL_BUILDER(                                                                                           \
       Name("ParallaxBringUpToDate").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"), BringUpToDateOp<T>);      \
+  REGISTER_KERNEL_BUILDER(Name("ParallaxReadRows").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"),            \
+                          ReadRowsOp<T>);                                                                            \
   REGISTER_INDEXED(T, tensorflow::int32)                                                                             \
   REGISTER_INDEXED(T, int64_t)
 #define REGISTER_INDEXED(T, Index)                                                                         \

@@ -26,6 +26,15 @@ absl::Status GatherShapes(InferenceContext* context) {
   return absl::OkStatus();
 }
 
+absl::Status ReadShapes(InferenceContext* context) {
+  int which = 0;
+  TF_RETURN_IF_ERROR(context->GetAttr("which", &which));
+  const auto* variable = context->input_handle_shapes_and_types(which);
+  const bool known = variable != nullptr && !variable->empty();
+  context->set_output(0, known ? (*variable)[0].shape : context->UnknownShape());
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 REGISTER_OP("ParallaxUpdateRows")
@@ -59,6 +68,7 @@ REGISTER_OP("ParallaxGatherRows")
     .Attr("T: {float, double}")
     .Attr("Tindices: {int32, int64}")
     .Attr("N: int >= 1")
+    .Attr("which: int >= 0 = 0")
     .SetIsStateful()
     .SetShapeFn(GatherShapes)
     .Doc(R"doc(
@@ -66,7 +76,24 @@ Looks rows of a table up, which are brought up to date first.
 
 indices: of any shape.
 states: as ParallaxUpdateRows has them.
-rows: of the table.
+which: of the states is looked up in.
+rows: of that state.
+)doc");
+
+REGISTER_OP("ParallaxReadRows")
+    .Input("states: N * resource")
+    .Output("value: T")
+    .Attr("T: {float, double}")
+    .Attr("N: int >= 1")
+    .Attr("which: int >= 0 = 0")
+    .SetIsStateful()
+    .SetShapeFn(ReadShapes)
+    .Doc(R"doc(
+Reads all rows of a table or of a slot, which are brought up to date first.
+
+states: as ParallaxUpdateRows has them.
+which: of the states is read.
+value: of that state, a copy.
 )doc");
 
 REGISTER_OP("ParallaxBringUpToDate")

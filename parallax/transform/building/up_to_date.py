@@ -23,4 +23,5 @@ def up_to_date(op: str, tables: Sequence[tuple[str, ...]]) -> list[Operation]:
     graph = tf.compat.v1.get_default_graph()
     states = [graph.get_tensor_by_name(f"{member}:0") for member in members]
     with tf.device(states[0].device or None), tf.control_dependencies(None):
-        return [row_update_ops().parallax_bring_up_to_date(states=states)]
+        made = row_update_ops().parallax_bring_up_to_date(states=states, T=states[0].op.get_attr("dtype"))
+    return [made]

@@ -81,10 +81,11 @@ class _Pass:
         for node in list(self.graph_def.node):
             if node.op in _PASSES_ON or node.op in _LEAVES_VALUES_ALONE:
                 continue
-            for slot, name in enumerate(node.input):
-                root = "" if name.startswith("^") else _root(name, self.nodes)
-                if root in self.members:
-                    self._meets(node, slot, self.members[root])
+            roots = {
+                _root(name, self.nodes): slot for slot, name in enumerate(node.input) if not name.startswith("^")
+            }
+            for member in (one for one in roots if one in self.members):
+                self._meets(node, roots[member], self.members[member])
         self.graph_def.node.extend(self.added.values())
 
     def _meets(self, node: NodeDef, slot: int, member: _Member) -> None:
@@ -128,6 +129,7 @@ class _Pass:
         made = self.added[name] = type(node)(name=name, op=BRING_UP_TO_DATE, device=node.device)
         made.input.extend(handles)
         made.attr["N"].i = len(handles)
+        made.attr["T"].type = self.nodes[_root(handles[0], self.nodes)].attr["dtype"].type
         return name
 
 

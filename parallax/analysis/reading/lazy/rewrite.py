@@ -9,9 +9,9 @@ from typing import Any
 from tensorflow.core.framework import graph_pb2
 
 from parallax.analysis.reading.lazy.handles import READ, Handles, node_of
+from parallax.graph.row_updates import UPDATE_ROWS
 from parallax.graph.view import GraphView
 
-UPDATE_ROWS = "ParallaxUpdateRows"
 _BOOL, _INT32 = 10, 3  # types.proto
 
 
