@@ -66,11 +66,12 @@ def exchange_library_argv(folder: Path) -> list[str]:
 def rows_library_argv(folder: Path) -> list[str]:
     """The command that builds the ops that update rows of tables, against the environment's TensorFlow.
 
-    A product and a sum stay two roundings, as in TensorFlow; loops become vector instructions.
+    The arithmetic is that of TensorFlow's packages, bit for bit: for AVX, without which TensorFlow does not start, and
+    with a rounding for each product and sum. Loops become vector instructions.
     """
     library = folder / "lib" / "libparallax_rows.so"
     sources = map(str, sorted((NATIVE / "rows").glob("*.cc")))
-    arithmetic = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+    arithmetic = ["-O3", "-mavx", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
     built = ["-shared", "-fPIC", "-w", "-o", str(library)]
     return ["g++", *arithmetic, *built, *sources, *_tensorflow_flags(folder)]
 

@@ -13,7 +13,8 @@ update for the rows that have gradients; `ParallaxGatherRows`, `ParallaxReadRows
 
 Operations are TensorFlow's of these names: neg abs sign square sqrt rsqrt reciprocal exp log floor not; add sub mul div
 min max pow squared_difference div_no_nan mul_no_nan gt ge lt le eq ne and or (1 is true, 0 is false); select, of three.
-All but rsqrt, reciprocal, pow, exp and log give TensorFlow's results bit for bit. `#` begins a comment.
+They give TensorFlow's results bit for bit, but for rsqrt, reciprocal, pow, exp and log of a tensor's last few elements,
+which TensorFlow computes by another formula when they do not fill a vector. `#` begins a comment.
 
 Two more kinds of lines say what is known of a state in an update without gradient. If all states have one, the updates
 that a row has missed are cut where they only multiply the states by known factors:

@@ -130,22 +130,21 @@ class Compiler {
   }
 
   int AddVector(Operation operation, const std::vector<Value>& operands) {
-    if (operands.size() == 1) return Add(operation, kVectors, operands[0].place, 0, 0);
-    if (operands.size() == 3) {
-      const int x = Vector(operands[0]), y = Vector(operands[1]), z = Vector(operands[2]);
-      return Add(operation, kVectors, x, y, z);
+    if (operation >= Operation::k_pow) {  // pow and select have one form
+      int places[3] = {0, 0, 0};
+      for (size_t i = 0; i < operands.size(); ++i) places[i] = Vector(operands[i]);
+      return Add(operation, kVectors, places[0], places[1], places[2]);
     }
+    if (operands.size() == 1) return Add(operation, kVectors, operands[0].place, 0, 0);
     const Form form = !operands[0].is_vector ? kScalarVector : !operands[1].is_vector ? kVectorScalar : kVectors;
     return Add(operation, form, operands[0].place, operands[1].place, 0);
   }
 
   static bool Reads(const Instruction& one, int place) {
-    const int form = one.code % kForms;
-    const Operation operation = static_cast<Operation>(one.code / kForms);
+    const int form = one.code % kForms, operands = OperandsOf(static_cast<Operation>(one.code / kForms));
     if (form == kScalarOnly) return false;
-    if (operation == Operation::k_select) return one.x == place || one.y == place || one.z == place;
-    const bool binary = operation >= Operation::k_add;
-    return (form != kScalarVector && one.x == place) || (binary && form != kVectorScalar && one.y == place);
+    return (form != kScalarVector && one.x == place) || (operands > 1 && form != kVectorScalar && one.y == place) ||
+           (operands > 2 && one.z == place);
   }
 
   // A register that only becomes a state's new value is the state itself, if nothing reads the old one after it.

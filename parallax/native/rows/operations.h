@@ -1,51 +1,42 @@
 // The elementwise operations of update programs: their names, and what each computes of elements x, y (and z).
 //
-// Each is the arithmetic of TensorFlow's op of that name in the type of its arguments. Those that IEEE 754 defines, and
-// so all but rsqrt, reciprocal, pow, exp and log, are TensorFlow's results bit for bit; -ffp-contract=off keeps them so.
+// Each gives what TensorFlow's op of that name gives, bit for bit. TensorFlow's packages are compiled for AVX, without
+// fused products and sums, and so is this (ops/install/install.py).
 #ifndef PARALLAX_NATIVE_ROWS_OPERATIONS_H_
 #define PARALLAX_NATIVE_ROWS_OPERATIONS_H_
 
-#include <cmath>
+#include "Eigen/Core"
 
 namespace parallax_rows {
 
 #define ROWS_INLINE inline __attribute__((always_inline))
-#define ROWS_MATH(Name, function)                                                 \
-  ROWS_INLINE float Name(float x) { return __builtin_##function##f(x); }          \
-  ROWS_INLINE double Name(double x) { return __builtin_##function(x); }
-ROWS_MATH(Absolute, fabs)
-ROWS_MATH(SquareRoot, sqrt)
-ROWS_MATH(Exponential, exp)
-ROWS_MATH(Logarithm, log)
-ROWS_MATH(Floor, floor)
-#undef ROWS_MATH
-ROWS_INLINE float Power(float x, float y) { return __builtin_powf(x, y); }
-ROWS_INLINE double Power(double x, double y) { return __builtin_pow(x, y); }
+ROWS_INLINE float Absolute(float x) { return __builtin_fabsf(x); }
+ROWS_INLINE double Absolute(double x) { return __builtin_fabs(x); }
+ROWS_INLINE float SquareRoot(float x) { return __builtin_sqrtf(x); }
+ROWS_INLINE double SquareRoot(double x) { return __builtin_sqrt(x); }
+ROWS_INLINE float Floor(float x) { return __builtin_floorf(x); }
+ROWS_INLINE double Floor(double x) { return __builtin_floor(x); }
+#undef ROWS_INLINE
 
-// Of one element. A NaN stays one, as does a zero's sign.
+// Of one element.
 #define ROWS_UNARY(X)                                                             \
   X(neg, -x)                                                                      \
   X(abs, Absolute(x))                                                             \
-  X(sign, x > T(0) ? T(1) : x < T(0) ? T(-1) : x)                                 \
+  X(sign, x > T(0) ? T(1) : x < T(0) ? T(-1) : Absolute(x))                       \
   X(square, x * x)                                                                \
   X(sqrt, SquareRoot(x))                                                          \
-  X(rsqrt, T(1) / SquareRoot(x))                                                  \
-  X(reciprocal, T(1) / x)                                                         \
-  X(exp, Exponential(x))                                                          \
-  X(log, Logarithm(x))                                                            \
   X(floor, Floor(x))                                                              \
   X(not, x != T(0) ? T(0) : T(1))                                                 \
   X(fill, x)
 
-// Of two. The order in max and min is Eigen's: where one is NaN, the first is taken.
+// Of two. Of equal ones, as zeros are, min and max give the second; of a NaN and another, the NaN.
 #define ROWS_BINARY(X)                                                            \
   X(add, x + y)                                                                   \
   X(sub, x - y)                                                                   \
   X(mul, x * y)                                                                   \
   X(div, x / y)                                                                   \
-  X(min, y < x ? y : x)                                                           \
-  X(max, x < y ? y : x)                                                           \
-  X(pow, Power(x, y))                                                             \
+  X(min, x != x ? x : x < y ? x : y)                                              \
+  X(max, x != x ? x : x > y ? x : y)                                              \
   X(squared_difference, (x - y) * (x - y))                                        \
   X(div_no_nan, y == T(0) ? T(0) : x / y)                                         \
   X(mul_no_nan, y == T(0) ? T(0) : x * y)                                         \
@@ -58,28 +49,52 @@ ROWS_INLINE double Power(double x, double y) { return __builtin_pow(x, y); }
   X(and, (x != T(0)) & (y != T(0)) ? T(1) : T(0))                                 \
   X(or, (x != T(0)) | (y != T(0)) ? T(1) : T(0))
 
+// What IEEE 754 does not define. Eigen has a formula for several elements at once, which TensorFlow takes for all but
+// the last few of a tensor, and another one for single elements.
+#define ROWS_EIGEN_UNARY(X)                                                       \
+  X(rsqrt, x.rsqrt())                                                             \
+  X(reciprocal, x.inverse())                                                      \
+  X(exp, x.exp())                                                                 \
+  X(log, x.log())
+#define ROWS_EIGEN_BINARY(X) X(pow, x.pow(y))
+
 // select: of three, y where x is true, else z.
 
 enum class Operation : int {
 #define X(name, value) k_##name,
-  ROWS_UNARY(X) ROWS_BINARY(X)
+  ROWS_UNARY(X) ROWS_EIGEN_UNARY(X) ROWS_BINARY(X) ROWS_EIGEN_BINARY(X)
 #undef X
       k_select,
-  kCount
 };
 
-// What the operation gives of numbers.
+inline int OperandsOf(Operation operation) {
+  return operation < Operation::k_add ? 1 : operation < Operation::k_select ? 2 : 3;
+}
+
+// What the operation gives of single numbers.
 template <typename T>
-T Apply(Operation operation, T x, T y, T z) {
+T Apply(Operation operation, T x_, T y_, T z_) {
+  const T x = x_, y = y_;
   switch (operation) {
-#define X(name, value)         \
-  case Operation::k_##name:    \
+#define X(name, value)      \
+  case Operation::k_##name: \
     return value;
     ROWS_UNARY(X) ROWS_BINARY(X)
 #undef X
     default:
-      return x != T(0) ? y : z;
+      break;
   }
+  return [operation](const Eigen::Array<T, 1, 1>& x, const Eigen::Array<T, 1, 1>& y, T z) -> T {
+    switch (operation) {
+#define X(name, value)      \
+  case Operation::k_##name: \
+    return (value)(0);
+      ROWS_EIGEN_UNARY(X) ROWS_EIGEN_BINARY(X)
+#undef X
+      default:
+        return x(0) != T(0) ? y(0) : z;
+    }
+  }(Eigen::Array<T, 1, 1>(x), Eigen::Array<T, 1, 1>(y), z_);
 }
 
 }  // namespace parallax_rows

@@ -15,15 +15,12 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-const std::map<std::string, std::pair<Operation, int>>& Operations() {
-  static const auto* operations = new std::map<std::string, std::pair<Operation, int>>{
-#define X(name, value) {#name, {Operation::k_##name, 1}},
-      ROWS_UNARY(X)
+const std::map<std::string, Operation>& Operations() {
+  static const auto* operations = new std::map<std::string, Operation>{
+#define X(name, value) {#name, Operation::k_##name},
+      ROWS_UNARY(X) ROWS_EIGEN_UNARY(X) ROWS_BINARY(X) ROWS_EIGEN_BINARY(X)
 #undef X
-#define X(name, value) {#name, {Operation::k_##name, 2}},
-          ROWS_BINARY(X)
-#undef X
-              {"select", {Operation::k_select, 3}}};
+          {"select", Operation::k_select}};
   return *operations;
 }
 
@@ -117,9 +114,9 @@ class Reader {
     }
     const auto found = Operations().find(words[2]);
     if (found == Operations().end()) return Broken(absl::StrCat("there is no operation `", words[2], "`"));
-    const size_t count = found->second.second;
+    const size_t count = OperandsOf(found->second);
     if (words.size() != 3 + count) return Broken(absl::StrCat("`", words[2], "` takes ", count, " operands"));
-    Register made{found->second.first, std::vector<Operand>(count)};
+    Register made{found->second, std::vector<Operand>(count)};
     for (size_t place = 0; place < count; ++place) {
       const absl::Status read = Read(words[3 + place], &made.operands[place]);
       if (!read.ok()) return read;
