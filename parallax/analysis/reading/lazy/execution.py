@@ -6,20 +6,29 @@ Every write is followed in the order in which it runs; a read has the value that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from parallax.analysis.reading.lazy.elementwise import ADDED, ELEMENTWISE, LARGEST_SUM, PASSES
 from parallax.analysis.reading.lazy.errors import NotLazyError
-from parallax.analysis.reading.lazy.expressions import CONSTANT, GRADIENT, SCALAR, STATE, Expression, Expressions
-from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, Group
-from parallax.analysis.reading.lazy.handles import READ, WRITES_ROWS, Handles, node_of
+from parallax.analysis.reading.lazy.expressions import (
+    CONSTANT,
+    GRADIENT,
+    SCALAR,
+    STATE,
+    Expression,
+    Expressions,
+    in_order,
+)
+from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, Group, source_of, takes_rows
+from parallax.analysis.reading.lazy.handles import LOOKUP, READ, WRITES_ROWS, Handles, node_of
 from parallax.analysis.reading.lazy.order import Order
 from parallax.graph.view import GraphView, Shape, split_tensor
 
 _BOOL = 10  # types.proto
+_NO_NUMBERS = ("div", "rsqrt", "reciprocal", "sqrt", "pow", "log")
+"""Ops whose result may be no number, or infinite."""
 
 
 class Execution:
@@ -121,6 +130,7 @@ class Execution:
         return self.made.made(ELEMENTWISE[op], *inputs)
 
     def _read(self, node: str) -> Expression:
+        """A read of a state, of the whole or of the gradient's rows."""
         state, order = self._handles.variable(node), self._order
         if state not in self._group.writes:
             raise NotLazyError(f"{self._said(node)} reads {state!r} whole, which is not updated with it")
@@ -138,37 +148,46 @@ class Execution:
     def _gradient(self, values: str, indices: str) -> Expression:
         if not self._is_of_type(values):
             raise NotLazyError(f"{self._said(node_of(values))} gives gradients of another type")
-        self._gradients[_source(self._view, values), _source(self._view, indices)] = None
+        self._gradients[source_of(self._view, values), source_of(self._view, indices)] = None
         return self.made.leaf(GRADIENT)
 
     def _added_to_rows(self, write: str, indices: str, updates: str) -> Expression:
         """What is added to rows that come once each, as a function of the gradient that is zero where that is."""
-        if self._view.op(node_of(_source(self._view, indices))) not in ("Unique", "UniqueV2"):
+        if self._view.op(node_of(source_of(self._view, indices))) not in ("Unique", "UniqueV2"):
             raise NotLazyError(f"{self._said(write)} may write a row several times")
         added = self._of_rows(updates, indices)
         nothing = self.made.without_gradient(added)
         if nothing.op != CONSTANT or nothing.value != 0:
             raise NotLazyError(f"{self._said(write)} changes rows by other than multiples of a gradient")
-        return added
+        if not any(one.op in _NO_NUMBERS for one in in_order([added])):
+            return added
+        zero = self.made.constant(0)  # other rows stay as they are, also where the function is no number
+        return self.made.made("select", self.made.made("ne", self.made.leaf(GRADIENT), zero), added, zero)
 
     def _of_rows(self, tensor: str, indices: str) -> Expression:
+        """An element of a tensor that has the rows of the gradient."""
         view = self._view
-        tensor = _source(view, tensor)
+        tensor = source_of(view, tensor)
+        node = node_of(tensor)
         if tensor == self._base:
             return self._gradient(tensor, indices)
         if _is_single(view.shape(tensor)):
             return self._scalar(tensor)
-        node = node_of(tensor)
-        if view.op(node) in ("RealDiv", "Div", "Rsqrt", "Reciprocal", "Inv", "Pow", "Log"):
-            divisor = view.inputs(node)[-1]
-            if not _is_single(view.shape(divisor)):
-                raise NotLazyError(f"{self._said(node)} may be no number where the gradient is zero")
-        return self._computed(node, [self._of_rows(one, indices) for one in self._elements(node)])
+        if takes_rows(view, tensor, indices):
+            whole = view.inputs(node)[0]
+            found = self._read(node) if view.op(node) == LOOKUP else self._whole(whole)
+            if node_of(whole) in self.inner:
+                self.inner.add(node)
+            return found
+        inputs = [self._of_rows(one, indices) for one in self._elements(node)]
+        if any(node_of(one) in self.inner for one in view.inputs(node)):
+            self.inner.add(node)
+        return self._computed(node, inputs)
 
     def _scalar(self, tensor: str) -> Expression:
         """A tensor of one element; constants are folded, in the type of the elements."""
         view = self._view
-        tensor = _source(view, tensor)
+        tensor = source_of(view, tensor)
         node = node_of(tensor)
         if not self._is_of_type(tensor):
             raise NotLazyError(f"{self._said(node)} gives a scalar of another type")
@@ -207,44 +226,38 @@ def _is_single(shape: Shape) -> bool:
     return shape is not None and all(length == 1 for length in shape)
 
 
-def _source(view: GraphView, tensor: str) -> str:
-    """The tensor that ops give on unchanged."""
-    while view.op(node_of(tensor)) in PASSES:
-        tensor = view.inputs(node_of(tensor))[0]
-    return tensor
-
-
 def _base_of_rows(view: GraphView, group: Group) -> str:
-    """The tensor of rows that all rows added by an update are functions of, element by element."""
-    dense = []
-    updates = [view.inputs(write)[2] for write in group.all_writes if view.op(write) in WRITES_ROWS]
-    found: dict[str, Any] = {}
+    """The tensor of rows that all rows added by an update are functions of, element by element; empty for none."""
+    updates = [(view.inputs(write)[1], view.inputs(write)[2]) for write in group.all_writes if _by_rows(view, write)]
+    met: dict[str, None] = {}
 
-    def visit(tensor: str) -> None:
-        tensor = _source(view, tensor)
-        if tensor in found or _is_single(view.shape(tensor)):
-            return
-        found[tensor] = None
-        if view.op(node_of(tensor)) in ELEMENTWISE or view.op(node_of(tensor)) in ("AddN", "ClipByValue"):
-            below = view.inputs(node_of(tensor))
-            for one in below:
-                visit(one)
-        found[tensor] = found.pop(tensor)  # after its inputs
-
-    for tensor in updates:
-        visit(tensor)
-    dense = [tensor for tensor in found if _all_from(view, updates, tensor)]
-    return dense[0] if dense else ""
-
-
-def _all_from(view: GraphView, updates: Sequence[str], base: str) -> bool:
-    """Whether tensors are functions of a base and of scalars, element by element."""
-
-    def is_from(tensor: str) -> bool:
-        tensor = _source(view, tensor)
-        if tensor == base or _is_single(view.shape(tensor)):
-            return True
+    def below(tensor: str, indices: str) -> Sequence[str]:
         node = node_of(tensor)
-        return view.op(node) in (*ELEMENTWISE, "AddN", "ClipByValue") and all(map(is_from, view.inputs(node)))
+        if takes_rows(view, tensor, indices):
+            return ()
+        inputs = view.inputs(node) if view.op(node) in (*ELEMENTWISE, "AddN", "ClipByValue") else ()
+        return [source_of(view, one) for one in inputs if not _is_single(view.shape(one))]
 
-    return all(map(is_from, updates))
+    def visit(tensor: str, indices: str) -> None:
+        for one in below(tensor, indices):
+            if one not in met:
+                visit(one, indices)
+        met[tensor] = None
+
+    def is_from(tensor: str, base: str, indices: str) -> bool:
+        if tensor == base or takes_rows(view, tensor, indices):
+            return True
+        inputs = below(tensor, indices)
+        return bool(inputs) and all(is_from(one, base, indices) for one in inputs)
+
+    for indices, tensor in updates:
+        visit(source_of(view, tensor), indices)
+    for base in met:
+        if not takes_rows(view, base, updates[0][0]):
+            if all(is_from(source_of(view, tensor), base, indices) for indices, tensor in updates):
+                return base
+    return ""
+
+
+def _by_rows(view: GraphView, write: str) -> bool:
+    return view.op(write) in WRITES_ROWS

@@ -26,6 +26,8 @@ _EXACT: dict[str, Callable[..., Any]] = {
     "sqrt": np.sqrt,
     "max": np.maximum,
     "min": np.minimum,
+    "eq": np.equal,
+    "ne": np.not_equal,
 }
 """The ops that IEEE 754 rounds in one way, so that folding them here changes no bit."""
 
@@ -103,8 +105,8 @@ class Expressions:
             return inputs[1]
         if op == "squared_difference" and any(zeros):
             return self.simplified("square", inputs[0] if zeros[1] else inputs[1])
-        if op == "select" and inputs[1] is inputs[2]:
-            return inputs[1]
+        if op == "select" and (inputs[1] is inputs[2] or inputs[0].op == CONSTANT):
+            return inputs[2] if zeros[0] else inputs[1]
         return self.made(op, *inputs)
 
     def _one(self, op: str, inputs: tuple[Expression, ...], value: Any) -> Expression:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from parallax.analysis.reading.lazy.elementwise import ELEMENTWISE, PASSES
 from parallax.analysis.reading.lazy.errors import NotLazyError
-from parallax.analysis.reading.lazy.handles import READ, WRITES_ROWS, Handles, node_of
+from parallax.analysis.reading.lazy.handles import LOOKUP, READ, WRITES_ROWS, Handles, node_of
 from parallax.analysis.reading.lazy.order import Order
 from parallax.graph.view import GraphView
 
@@ -57,8 +57,14 @@ class Connected:
 def connected(view: GraphView, handles: Handles) -> list[Connected]:
     """For every table that some gradient of rows is written to, or to a slot of: what it is connected with."""
     tables = [name for name, uses in handles.uses.items() if uses.lookups and uses.writes and len(uses.shape) > 0]
-    found = [_connected(view, handles, table) for table in tables]
-    return [one for one in found if one.by_rows]
+    found = {table: _connected(view, handles, table) for table in tables}
+    slots = {
+        slot
+        for table, one in found.items()
+        for slot in one.variables
+        if slot in found and table not in found[slot].variables
+    }
+    return [one for table, one in found.items() if one.by_rows and table not in slots]
 
 
 def _connected(view: GraphView, handles: Handles, table: str) -> Connected:
@@ -83,23 +89,46 @@ def _connected(view: GraphView, handles: Handles, table: str) -> Connected:
 
 
 def _flows_into(view: GraphView, write: str, shape: tuple[int, ...]) -> tuple[list[str], list[str]]:
-    """The whole reads, and the sums of rows, that the value of a write is made of element by element."""
+    """The reads of states, and the sums of rows, that the value of a write is made of element by element."""
+    by_rows = view.op(write) in WRITES_ROWS
     reads, sums = [], []
-    waiting = [] if view.op(write) in WRITES_ROWS else [view.inputs(write)[1]]
+    waiting = [view.inputs(write)[2 if by_rows else 1]]
     met = {*waiting}
     while waiting:
         tensor = waiting.pop()
         node = node_of(tensor)
         op = view.op(node)
-        if op == READ:
+        if op == READ or op == LOOKUP and by_rows and takes_rows(view, tensor, view.inputs(write)[1]):
             reads.append(node)
         elif op == SUM_OF_ROWS and view.shape(tensor) == shape:
             sums.append(node)
-        elif op in _WALKED:
-            more = [one for one in view.inputs(node) if one not in met and view.shape(one) == shape]
+        elif op in _WALKED or by_rows and takes_rows(view, tensor, view.inputs(write)[1]):
+            more = [one for one in view.inputs(node) if one not in met and _has_rows(view, one, shape)]
             met.update(more)
             waiting += more
     return reads, sums
+
+
+def _has_rows(view: GraphView, tensor: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is of rows like those of a table, however many."""
+    found = view.shape(tensor)
+    return found is not None and len(found) == len(shape) and found[1:] == shape[1:]
+
+
+def takes_rows(view: GraphView, tensor: str, indices: str) -> bool:
+    """Whether a tensor is of the rows that indices say."""
+    node = node_of(tensor)
+    if view.op(node) not in (LOOKUP, "GatherV2") or view.nodes[node].attr["batch_dims"].i:
+        return False
+    axis = 0 if view.op(node) == LOOKUP else view.constant(view.inputs(node)[2])
+    return axis is not None and int(axis) == 0 and source_of(view, view.inputs(node)[1]) == source_of(view, indices)
+
+
+def source_of(view: GraphView, tensor: str) -> str:
+    """The tensor that ops give on unchanged."""
+    while view.op(node_of(tensor)) in PASSES:
+        tensor = view.inputs(node_of(tensor))[0]
+    return tensor
 
 
 def _flows_from(view: GraphView, handles: Handles, read: str, shape: tuple[int, ...]) -> Iterator[str]:
@@ -122,7 +151,7 @@ def order_of(view: GraphView, handles: Handles, found: list[Connected]) -> Order
     nodes = []
     for variable in dict.fromkeys(name for one in found for name in one.variables):
         uses = handles.uses[variable]
-        nodes += [*uses.writes, *uses.reads, *uses.others]
+        nodes += [*uses.writes, *uses.reads, *uses.lookups, *uses.others]
     return Order(view, nodes)
 
 
@@ -159,8 +188,6 @@ def _check_variables(view: GraphView, handles: Handles, order: Order, table: str
                 raise NotLazyError(f"{_said(view, other)} has the variable {name!r} in the same run")
         if uses.dtype not in _ELEMENT_TYPES or uses.dtype != handles.uses[table].dtype:
             raise NotLazyError(f"{name!r} is neither float32 nor float64, or of another type than its table")
-        if name != table and uses.lookups:
-            raise NotLazyError(f"rows are looked up of {name!r} too, which is updated with it")
 
 
 def _in_order(view: GraphView, order: Order, writes: list[str]) -> tuple[str, ...]:
@@ -176,7 +203,7 @@ def _check_together(view: GraphView, order: Order, writes: list[str]) -> None:
     """All writes run, or none does, whatever is fetched that stands at an end of the graph."""
     every = order.bits(writes)
     for node in order.ends:
-        if view.op(node) != READ and order.has(node, every) not in (0, every):
+        if view.op(node) not in (READ, "Const") and order.has(node, every) not in (0, every):
             missing = next(write for write in writes if not order.has(node, order.bits([write])))
             raise NotLazyError(
                 f"{_said(view, node)} can be run without {_said(view, missing)}, which is the same update"

@@ -100,6 +100,7 @@ def _check_readers(view: GraphView, handles: Handles, order: Order, group: Group
     """Nothing else takes a whole state, or what is computed of one, in the run of an update."""
     writes, own = order.bits(group.all_writes), {*done.inner, *group.all_writes}
     reads = [read for state in group.states for read in handles.uses[state].reads]
+    reads += [lookup for state in group.states[1:] for lookup in handles.uses[state].lookups]
     for node in dict.fromkeys([*reads, *sorted(done.inner)]):
         takers = [edge.node for tensor in view.outputs(node) for edge in view.consumers(tensor) if edge.node not in own]
         if not takers:
