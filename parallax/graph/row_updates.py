@@ -2,7 +2,8 @@
 
 An optimizer like Adam changes every row of a table and of its slots in every update. `ParallaxUpdateRows` makes an
 update for the rows that have gradients; `ParallaxGatherRows`, `ParallaxReadRows` (of the whole) and
-`ParallaxBringUpToDate` make up for what other rows have missed, with the same arithmetic and each update's own scalars. What an update does to an element is a program:
+`ParallaxBringUpToDate` make up for what other rows have missed, with the same arithmetic and each update's own scalars.
+What an update does to an element is a program:
 
     states 3                     the table s0 and its slots s1, s2
     scalars 2                    numbers h0, h1 of an update, like its learning rate

@@ -126,13 +126,13 @@ def transform(view: GraphView, rewrites: Rewrites, worker: Worker) -> WorkerGrap
     set_seeds(changed, frozenset(rewrites.equal_random_ops), worker)
     set_shards(changed, worker)
     lazy = lazily_updated(editor)
-    keep_up_to_date(changed, lazy)
+    read = keep_up_to_date(changed, lazy)
     check(changed, rewrites, worker)
     check_exchanges(changed, rewrites)
     check_servers(changed, rewrites)
     return WorkerGraph(
         graph_def=changed,
-        whole=dict(editor.whole),
+        whole=read | {tensor: read.get(whole, whole) for tensor, whole in editor.whole.items()},
         held_by_row=frozenset(rewrites.held_by_row),
         cuts=tuple(editor.cuts),
         counters=tuple(editor.counters),

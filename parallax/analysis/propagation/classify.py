@@ -77,7 +77,8 @@ def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]
         exchanged=frozenset([p.table for p in rewrites.pushes] + [c.op for c in rewrites.collects]),
     )
     variables = tuple(_variable(case, by_name[name]) for name in sorted(by_name))
-    notes = (*_notes(sources), *_open_notes(variables), *rewrites.notes, *sums_of_losses(captured.view))
+    notes = (*_notes(sources), *_open_notes(variables), *_lazy_notes(captured))
+    notes = (*notes, *rewrites.notes, *sums_of_losses(captured.view))
     return GraphSpec(captured.fingerprint, variables, notes, model_key(variables)), sources
 
 
@@ -340,6 +341,15 @@ def _slots(case: _Case, name: str, ops: list[str]) -> tuple[Slot, ...]:
 def _open_notes(variables: tuple[VariableSpec, ...]) -> tuple[str, ...]:
     names = [v.name for v in variables if v.shape == OPEN_SHAPE and v.is_open]
     return (f"shape unknown until it runs, bytes not counted: {', '.join(names)}",) if names else ()
+
+
+def _lazy_notes(captured: Captured) -> tuple[str, ...]:
+    """Which tables are updated by row where they are touched, and why others are not."""
+    by_row = [captured.variables[one.table].logical_name for one in captured.lazy if one.node]
+    text = f"rows are updated when they are touched or read, with the same result: {', '.join(dict.fromkeys(by_row))}"
+    whole = {captured.variables[one.table].logical_name: one.reason for one in captured.lazy if not one.node}
+    every_step = (f"all rows of {name} are updated in each step: {reason}" for name, reason in whole.items())
+    return (*([text] if by_row else []), *every_step)
 
 
 def _notes(sources: tuple[GradientSource, ...]) -> tuple[str, ...]:

@@ -38,19 +38,23 @@ def lazily_updated(editor: Editor) -> tuple[tuple[str, ...], ...]:
     return tuple(found)
 
 
-def keep_up_to_date(graph_def: GraphDef, tables: Sequence[tuple[str, ...]]) -> None:
+def keep_up_to_date(graph_def: GraphDef, tables: Sequence[tuple[str, ...]]) -> dict[str, str]:
     """Has every reader and writer of lazily updated tables find rows that lack nothing.
 
     Args:
         graph_def: a worker's finished graph; changed in place.
         tables: the variable ops of each, as `lazily_updated` says.
 
+    Returns:
+        What a read of a variable gave -> what gives it up to date. The reads stay, as TensorFlow looks for them.
+
     Raises:
         TransformError: a variable of such a table goes to an op that may read it in another way.
     """
-    if tables:
-        row_update_ops()  # whoever imports the graph needs to know the ops
-        _Pass(graph_def, tables).run()
+    if not tables:
+        return {}
+    row_update_ops()  # whoever imports the graph needs to know the ops
+    return _Pass(graph_def, tables).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class _Pass:
         self.graph_def = graph_def
         self.nodes = {node.name: node for node in graph_def.node}
         self.added: dict[str, NodeDef] = {}
+        self.read: dict[str, str] = {}
         self.members: dict[str, _Member] = {}
         for handles in tables:
             for number, handle in enumerate(handles):
@@ -76,24 +81,33 @@ class _Pass:
                         f"{known.handles[0]!r} and {handles[0]!r}. Set lazy_updates=False."
                     )
 
-    def run(self) -> None:
-        """Changes all nodes that take a member."""
+    def run(self) -> dict[str, str]:
+        """Changes all nodes that take a member, or what a read of one gives."""
         for node in list(self.graph_def.node):
             if node.op in _PASSES_ON or node.op in _LEAVES_VALUES_ALONE:
                 continue
-            roots = {
-                _root(name, self.nodes): slot for slot, name in enumerate(node.input) if not name.startswith("^")
-            }
+            roots = {_root(name, self.nodes): slot for slot, name in enumerate(node.input) if not name.startswith("^")}
             for member in (one for one in roots if one in self.members):
                 self._meets(node, roots[member], self.members[member])
+        for node in self.graph_def.node:
+            for slot, name in enumerate(node.input):
+                if not name.startswith("^") and tensor_name(name) in self.read:
+                    node.input[slot] = self.read[tensor_name(name)].removesuffix(":0")
         self.graph_def.node.extend(self.added.values())
+        return self.read
 
     def _meets(self, node: NodeDef, slot: int, member: _Member) -> None:
         """A node takes the handle of a member."""
         controls = [name for name in node.input if name.startswith("^")]
         handles = self._beside(node.input[slot], member)
         if node.op == "ReadVariableOp":
-            _become(node, READ_ROWS, [*handles, *controls], "dtype", len(handles), member.number)
+            name = f"{SCOPE}/up_to_date/{node.name}"
+            read = self.added[name] = type(node)()
+            read.CopyFrom(node)
+            read.name = name
+            _become(read, READ_ROWS, [*handles, *controls], "dtype", len(handles), member.number)
+            self.read[f"{node.name}:0"] = f"{name}:0"
+            node.input.append(f"^{self._bring_up_to_date(node, handles)}")
         elif node.op == "ResourceGather" and slot == 0:
             if node.attr["batch_dims"].i:
                 raise _refusal(node, member)

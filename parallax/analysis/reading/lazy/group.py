@@ -9,6 +9,7 @@ from parallax.analysis.reading.lazy.elementwise import ELEMENTWISE, PASSES
 from parallax.analysis.reading.lazy.errors import NotLazyError
 from parallax.analysis.reading.lazy.handles import LOOKUP, READ, WRITES_ROWS, Handles, node_of
 from parallax.analysis.reading.lazy.order import Order
+from parallax.graph.ops import state_op
 from parallax.graph.view import GraphView
 
 SUM_OF_ROWS = "UnsortedSegmentSum"
@@ -184,6 +185,8 @@ def _check_variables(view: GraphView, handles: Handles, order: Order, table: str
             if write in uses.passed:
                 raise NotLazyError(f"its update, {_said(view, write)}, is in a branch of a conditional or in a loop")
         for other in uses.others:
+            if state_op(view.op(other), len(view.inputs(other))) is None:  # it reads, or its function may
+                raise NotLazyError(f"{_said(view, other)} takes the variable {name!r} in a way that has no rule")
             if order.run_together(order.bits([other]), every):
                 raise NotLazyError(f"{_said(view, other)} has the variable {name!r} in the same run")
         if uses.dtype not in _ELEMENT_TYPES or uses.dtype != handles.uses[table].dtype:

@@ -10,7 +10,8 @@ WRITES_WHOLE = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"
 WRITES_ROWS = ("ResourceScatterAdd", "ResourceScatterSub")
 READ = "ReadVariableOp"
 LOOKUP = "ResourceGather"
-_PASSES = ("Identity", "Switch", "Enter", "Merge")
+_PASSES = ("Identity", "Switch", "Enter")
+"""Others, a Merge among them, are no way to follow: which variable they give on is not known before they run."""
 _NO_ACCESS = ("VariableShape", "VarIsInitializedOp")
 
 
