@@ -47,7 +47,7 @@ def _close(lazy: np.ndarray, dense: np.ndarray, updates: int) -> bool:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", ["momentum", "adam", "amsgrad", "adamax", "nadam", "adam_forgetful"])
+@pytest.mark.parametrize("name", ["momentum", "adam", "amsgrad", "adamax", "nadam", "adam_forgetful", "adam_unguarded"])
 def test_no_schedule_and_no_number_makes_a_cut_show(name: str, schedule: str) -> None:
     states = _pause(name, schedule, 500)
     assert [_close(*state, 500) for state in states] == [True] * len(states)

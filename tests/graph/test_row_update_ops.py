@@ -105,6 +105,17 @@ def test_a_table_that_is_initialized_again_misses_nothing() -> None:
         assert same_bits(pair.states()[0][0], table(5, 6, 2))
 
 
+def test_updates_become_others_when_no_row_is_behind() -> None:
+    with both(ADAM, table(9, 6, 2)) as pair:
+        pair.step([1], np.ones([1, 2]), 0.01)
+        pair.session.run(pair.bring)
+        other = OPTIMIZERS["amsgrad"].program(np.float32).replace("states 4", "states 3").replace("max s3", "max r6")
+        other = other.replace("set s3 r7", "")
+        pair.session.run(_update(pair, [0], np.ones([1, 2]), other), {pair.scalars: [0.01]})
+        with pytest.raises(tf.errors.FailedPreconditionError, match="updated by another one"):
+            pair.step([1], np.ones([1, 2]), 0.01)
+
+
 @pytest.mark.parametrize("id_", [-1, 6])
 def test_ids_that_are_no_rows_are_refused_before_anything_is_written(id_: int) -> None:
     with both(ADAM, table(6, 6, 2)) as pair:

@@ -94,10 +94,8 @@ class UpdateRowsOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     const Tensor &values = context->input(0), &indices = context->input(1), &scalars = context->input(2);
-    States<T> found;
-    OP_REQUIRES_OK(context, found.Find(context, 3, count_));
     Record<T> record;
-    OP_REQUIRES_OK(context, FindOrMake(context, &found, &record));
+    OP_REQUIRES_OK(context, FindOrMake(context, &record));
     tensorflow::mutex_lock lock(*record->mutex());
     States<T> states;
     OP_REQUIRES_OK(context, states.Find(context, 3, count_));
@@ -115,14 +113,24 @@ class UpdateRowsOp : public OpKernel {
   }
 
  private:
-  absl::Status FindOrMake(OpKernelContext* context, States<T>* found, Record<T>* record) {
+  // A record in which no row is behind is made anew where the table or its updates have become others.
+  absl::Status FindOrMake(OpKernelContext* context, Record<T>* record) {
     int64_t rows = 0;
     {
-      TF_RETURN_IF_ERROR(found->Lock(context));
-      rows = found->rows();
-      *found = States<T>();
+      States<T> states;
+      TF_RETURN_IF_ERROR(states.Find(context, 3, count_));
+      TF_RETURN_IF_ERROR(states.Lock(context));
+      rows = states.rows();
     }
     const auto& handle = tensorflow::HandleFromInput(context, 3);
+    TF_RETURN_IF_ERROR(FindRecord(context, 3, record));
+    if (*record) {
+      tensorflow::mutex_lock lock(*(*record)->mutex());
+      const LazyRows<T>& known = **record;
+      if (known.rows() == rows && known.states() == count_ && known.runs(text_, ring_)) return absl::OkStatus();
+      if (!known.current()) return absl::OkStatus();  // which is refused
+      context->resource_manager()->Delete<LazyRows<T>>(handle.container(), handle.name()).IgnoreError();
+    }
     LazyRows<T>* made = nullptr;
     const auto make = [&](LazyRows<T>** into) {
       *into = new LazyRows<T>(text_, program_, ring_, rows);
@@ -170,19 +178,21 @@ class GatherRowsOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     Record<T> record;
     OP_REQUIRES_OK(context, FindRecord(context, 1, &record));
-    const int count = record ? context->num_inputs() - 1 : 1;
     std::unique_ptr<tensorflow::mutex_lock> lock;
     if (record) lock = std::make_unique<tensorflow::mutex_lock>(*record->mutex());
+    const bool behind = record && !record->current();
+    const int count = behind ? context->num_inputs() - 1 : 1;
     States<T> states;
     OP_REQUIRES_OK(context, states.Find(context, 1, count));
     OP_REQUIRES_OK(context, states.Lock(context));
-    if (record) OP_REQUIRES_OK(context, Fits(*record, states, count));
+    if (behind) OP_REQUIRES_OK(context, Fits(*record, states, count));
     const Tensor& indices = context->input(0);
     OP_REQUIRES_OK(context, InRange<Index>(indices, states.rows()));
-    if (record) {
-      std::vector<Row<T>> behind;
-      for (int64_t i = 0; i < indices.NumElements(); ++i) record->Take(indices.flat<Index>()(i), &behind);
-      record->Bring(context, behind, states.data(), states.width());
+    if (behind) {
+      const auto flat = indices.flat<Index>();
+      std::vector<Row<T>> taken;
+      for (int64_t i = 0; i < flat.size(); ++i) record->Take(flat(i), &taken);
+      record->Bring(context, taken, states.data(), states.width());
     }
     Copy(context, indices, states);
   }
@@ -196,9 +206,12 @@ class GatherRowsOp : public OpKernel {
     const int64_t width = states.width();
     const auto flat = indices.flat<Index>();
     T* to = output->flat<T>().data();
-    for (int64_t i = 0; i < flat.size(); ++i, to += width) {
-      std::memcpy(to, states.data()[0] + flat(i) * width, width * sizeof(T));
-    }
+    const T* from = states.data()[0];
+    const auto copy = [&](int64_t first, int64_t limit) {
+      for (int64_t i = first; i < limit; ++i) std::memcpy(to + i * width, from + flat(i) * width, width * sizeof(T));
+    };
+    auto threads = *context->device()->tensorflow_cpu_worker_threads();
+    tensorflow::Shard(threads.num_threads, threads.workers, flat.size(), width * sizeof(T) + 50, copy);
   }
 };
 
