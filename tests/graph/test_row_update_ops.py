@@ -204,3 +204,10 @@ def test_an_error_in_a_program_names_the_line_and_the_rule(line: str, rule: str)
             pair.session.run(update, {pair.scalars: [1.0]})
     assert f"Line 4 of the program: {rule}" in raised.value.message
     assert f"The line is `{line}`." in raised.value.message
+
+
+def test_what_a_bound_is_made_of_decays() -> None:
+    with both(OPTIMIZERS["momentum"], table(8, 2, 2)) as pair:
+        program = OPTIMIZERS["momentum"].program(np.float32, known=True).replace("s1:1:1", "s0:1:1")
+        with pytest.raises(tf.errors.InvalidArgumentError, match="leaves of a `move` has a `decay`; s0 has not"):
+            pair.session.run(_update(pair, [0], np.ones([1, 2]), program), {pair.scalars: [1.0]})

@@ -46,12 +46,12 @@ void Execute(const std::vector<Instruction>& body, T* file, const T* scalars) {
     ROWS_LOOP(sx, vy[i], value)                                     \
   }
       ROWS_BINARY(ROWS_TWO)
-#define ROWS_EIGEN(name, value)                                                                  \
-  ROWS_CASE(name, kVectors) : {                                                                 \
-    using Vector = Eigen::Array<T, B, 1>;                                                       \
-    const Eigen::Map<const Vector> x(file + one.x * B), y(file + one.y * B);                    \
-    Eigen::Map<Vector>(file + one.out * B) = value;                                             \
-    break;                                                                                      \
+#define ROWS_EIGEN(name, value)                                              \
+  ROWS_CASE(name, kVectors) : {                                              \
+    using Vector = Eigen::Array<T, B, 1>;                                    \
+    const Eigen::Map<const Vector> x(file + one.x * B), y(file + one.y * B); \
+    Eigen::Map<Vector>(file + one.out * B) = value;                          \
+    break;                                                                   \
   }
       ROWS_EIGEN_UNARY(ROWS_EIGEN)
       ROWS_EIGEN_BINARY(ROWS_EIGEN)
@@ -262,13 +262,14 @@ class Chunk {
     bool below = true;
     for (int i = 0; i < B; ++i) {
       const T size = std::max(Absolute(bound[i]), T(Limits<T>::least));
-      const bool none = zero_[i] & (bound[i] == T(0) | sunk), unasked = sunk & !sinks_[i], is_nan = state[i] != state[i];
+      const bool none = zero_[i] & (bound[i] == T(0) | sunk), unasked = sunk & !sinks_[i];
+      const bool is_nan = state[i] != state[i];
       below &= none | unasked | is_nan | ((bound[i] == bound[i]) & (size < limit * Absolute(state[i])));
     }
     return below;
   }
 
-  // Multiplies the states by their factors of the updates from `next` on. What is infinite or NaN stays.
+  // Multiplies the states by their factors of the updates from `next` on. What is zero, infinite or NaN stays.
   void Cut(int64_t next) {
     for (int state = 0; state < code_.states; ++state) {
       const double product = ring_.Product(next, state);
@@ -276,7 +277,7 @@ class Chunk {
       T* values = file_ + state * B;
       for (int i = 0; i < B; ++i) {
         const double value = values[i];
-        values[i] = value - value == 0 ? static_cast<T>(value * product) : values[i];
+        values[i] = value - value == 0 && value != 0 ? static_cast<T>(value * product) : values[i];
       }
     }
   }
