@@ -47,6 +47,7 @@ TIERS = {
     "tests/runtime/checkpoint/test_checkpoint.py": "job",
     "tests/bench/test_race.py": "job",
     "tests/graph/test_ownership.py": "graph",
+    "tests/graph/test_row_cuts.py": "graph",
     "tests/runtime/calibrate/test_calibrate.py": "graph",
     "tests/runtime/trace/test_trace.py": "graph",
     "tests/runtime/worker/test_exchange_report.py": "graph",

@@ -80,6 +80,11 @@ def _adam_forgetful(g, s, h, c):
     return [s[0] - m * h[0] / (tf.sqrt(v) + c(1e-7)), m, v]
 
 
+def _adam_unguarded(g, s, h, c):
+    m, v = _moments(g, s, c)
+    return [s[0] - m * h[0] / (tf.sqrt(v) + c(0.0)), m, v]
+
+
 def _amsgrad(g, s, h, c):
     m, v = _moments(g, s, c)
     greatest = tf.maximum(s[3], v)
@@ -152,7 +157,7 @@ _MOMENTS_KNOWN = """
 _STEP = """
     r7 = mul r2 h0
     r8 = sqrt r6
-    r9 = add r8 {1e-7}
+    r9 = add r8 {%s}
     r10 = div r7 r9
     r11 = sub s0 r10
     set s0 r11
@@ -164,9 +169,9 @@ def _numbered(known: str, first: int) -> str:
     return known.replace("r20", f"r{first}").replace("r21", f"r{first + 1}")
 
 
-def _of_adam(beta1: str, beta2: str, dense: Dense) -> Optimizer:
+def _of_adam(beta1: str, beta2: str, dense: Dense, epsilon: str = "1e-7") -> Optimizer:
     known = _numbered(_MOMENTS_KNOWN % (beta1, beta2), 13) + "move s0 c:1 r12 s1:1:1 s2:-0.5:0 h0:1:1"
-    return Optimizer(3, corrected, _MOMENTS % (beta1, beta2) + _STEP, known, dense)
+    return Optimizer(3, corrected, _MOMENTS % (beta1, beta2) + _STEP % epsilon, known, dense)
 
 
 _VELOCITY = "r0 = mul s1 {0.9}\n r1 = mul g h0\n r2 = sub r0 r1\n set s1 r2\n"
@@ -216,6 +221,7 @@ OPTIMIZERS = {
     ),
     "adam": _of_adam("0.1", "0.001", _adam),
     "adam_forgetful": _of_adam("0.01", "0.1", _adam_forgetful),  # beta1 > sqrt(beta2): a step grows before it shrinks
+    "adam_unguarded": _of_adam("0.1", "0.001", _adam_unguarded, "0"),  # divides by what may become zero
     "amsgrad": Optimizer(
         4,
         corrected,

@@ -46,12 +46,12 @@ void Execute(const std::vector<Instruction>& body, T* file, const T* scalars) {
     ROWS_LOOP(sx, vy[i], value)                                     \
   }
       ROWS_BINARY(ROWS_TWO)
-#define ROWS_EIGEN(name, value)                                                                  \
-  ROWS_CASE(name, kVectors) : {                                                                 \
-    using Vector = Eigen::Array<T, B, 1>;                                                       \
-    const Eigen::Map<const Vector> x(file + one.x * B), y(file + one.y * B);                    \
-    Eigen::Map<Vector>(file + one.out * B) = value;                                             \
-    break;                                                                                      \
+#define ROWS_EIGEN(name, value)                                              \
+  ROWS_CASE(name, kVectors) : {                                              \
+    using Vector = Eigen::Array<T, B, 1>;                                    \
+    const Eigen::Map<const Vector> x(file + one.x * B), y(file + one.y * B); \
+    Eigen::Map<Vector>(file + one.out * B) = value;                          \
+    break;                                                                   \
   }
       ROWS_EIGEN_UNARY(ROWS_EIGEN)
       ROWS_EIGEN_BINARY(ROWS_EIGEN)
@@ -74,15 +74,15 @@ void Execute(const std::vector<Instruction>& body, T* file, const T* scalars) {
 
 template <typename T>
 struct Limits;
-// `unit` is a quarter of half a unit in the last place, relative; below `tiny` a product with a scalar may be rounded
-// to zero, and below `least` a bound is taken to be that.
+// `unit` is a quarter of half a unit in the last place, relative. Below `tiny` a state may not follow its factor, as its
+// product with a scalar may be rounded to zero; so may a bound below `least`, which is taken to be that.
 template <>
 struct Limits<float> {
-  static constexpr double unit = 0x1p-27, least = 0x1p-90, tiny = 0x1p-100;
+  static constexpr double unit = 0x1p-27, least = 0x1p-90, tiny = 0x1p-90;
 };
 template <>
 struct Limits<double> {
-  static constexpr double unit = 0x1p-56, least = 0x1p-900, tiny = 0x1p-950;
+  static constexpr double unit = 0x1p-56, least = 0x1p-900, tiny = 0x1p-900;
 };
 
 template <typename T, int B>
@@ -96,8 +96,6 @@ class Chunk {
     const size_t past = reinterpret_cast<uintptr_t>(memory_.data()) % 64 / sizeof(T);
     file_ = memory_.data() + (64 / sizeof(T) - past);  // vectors begin at multiples of 64 bytes, or 32
     kept_ = file_ + code_.vectors * B;
-    volatile T small = std::numeric_limits<T>::min();
-    flushes_ = small * T(0.5) == T(0);
   }
 
   void Bring(const Row<T>& row) {
@@ -183,8 +181,6 @@ class Chunk {
   // most the least factor B an update. With q < B, so, what is below half a unit in the last place of the state now
   // (and after one update) remains so.
   bool MayCut(int64_t next, int64_t until) {
-    if (code_.moves.empty()) return true;
-    Execute<T, B>(code_.bounds.body, file_, ring_.File(next));
     for (size_t number = 0; number < code_.moves.size(); ++number) {
       if (!MoveIsOver(number, next, until)) return false;
     }
@@ -209,72 +205,71 @@ class Chunk {
     return shrinks && z < std::numeric_limits<double>::infinity() ? Limits<T>::unit * least / z : -1;
   }
 
+  // Whether a bound is over in all lanes: below the limit, or zero because a leaf is.
+  //
+  // Near zero numbers do not follow their factors: what is subtracted may be rounded to zero. A leaf in a denominator
+  // that may get there counts as zero. One elsewhere counts as `tiny`, which is more than where it may stay, and beside
+  // it denominators as zero; the bound must be over with that, too.
   bool MoveIsOver(size_t number, int64_t next, int64_t until) {
     const Move& move = code_.moves[number];
     const T limit = static_cast<T>(Limit(move, next));
-    const T *state = file_ + move.state * B, *bound = file_ + code_.bounds.results[number] * B;
-    bool gone = false;  // a scalar takes all of it away
-    T zero[B] = {}, small[B] = {};
+    std::fill(zero_, zero_ + B, false);
+    std::fill(sinks_, sinks_ + B, false);
+    before_.assign(file_, file_ + B * code_.states);
+    bool sinking = false, over = true;
     for (const Leaf& leaf : move.leaves) {
-      if (leaf.low <= 0) continue;
       if (!leaf.is_state) {
-        gone |= ring_.Scalar(next, leaf.index).greatest == 0;
+        if (leaf.low > 0 && ring_.Scalar(next, leaf.index).greatest == 0) std::fill(zero_, zero_ + B, true);
         continue;
       }
-      const T tiny = static_cast<T>(Tiny(leaf, next, until));
-      const T* values = file_ + leaf.index * B;
+      T* values = file_ + leaf.index * B;
+      const double shrunk = std::pow(std::min(1.0, ring_.Factor(next, leaf.index).least), until - next + 1.0);
+      const T tiny = static_cast<T>(std::min(Limits<T>::tiny / shrunk, double(std::numeric_limits<T>::max())));
       for (int i = 0; i < B; ++i) {
-        zero[i] = values[i] == T(0) ? T(1) : zero[i];
-        small[i] = Absolute(values[i]) < tiny ? T(1) : small[i];
+        const bool is_zero = values[i] == T(0), may_sink = !is_zero & (Absolute(values[i]) < tiny);
+        zero_[i] |= is_zero & (leaf.low > 0);
+        if (leaf.high > 0) sinks_[i] |= may_sink;
+        if (leaf.low < 0 && may_sink) {
+          values[i] = T(0);
+          over &= leaf.high <= 0;
+        }
+        sinking |= may_sink & (leaf.high > 0);
       }
     }
-    if (!gone && !Vanishes(move, next, until)) return false;
-    int over = 0;
-    for (int i = 0; i < B; ++i) {
-      const T size = Absolute(bound[i]), value = state[i];
-      const bool none = (gone | (zero[i] != T(0))) & (size == T(0));
-      const T at_least = size < T(Limits<T>::least) ? T(Limits<T>::least) : size;
-      const bool below = (small[i] == T(0)) & (size == size) & (at_least < limit * Absolute(value));
-      over += none | below | (value != value);
-    }
-    return over == B;
-  }
-
-  // Below what a leaf may be rounded to zero or stay where it is, in place of what its factor makes of it.
-  double Tiny(const Leaf& leaf, int64_t next, int64_t until) const {
-    return flushes_ ? Limits<T>::tiny : Limits<T>::tiny / Shrunk(leaf, next, until);
-  }
-
-  double Shrunk(const Leaf& leaf, int64_t next, int64_t until) const {
-    const double least = std::min(1.0, ring_.Factor(next, leaf.index).least);
-    return std::pow(least, static_cast<double>(until - next + 1));
-  }
-
-  // A leaf in a denominator may become zero by rounding. Where it may, the bounds are those with zero in its place.
-  bool Vanishes(const Move& move, int64_t next, int64_t until) {
-    bool some = false;
-    before_.assign(file_, file_ + B * code_.states);
-    for (const Leaf& leaf : move.leaves) {
-      if (leaf.low >= 0 || !leaf.is_state) continue;
-      const double shrunk = Shrunk(leaf, next, until);
-      T* values = file_ + leaf.index * B;
-      bool may = false;
-      for (int i = 0; i < B; ++i) may |= values[i] != T(0) && Absolute(values[i]) * shrunk < Limits<T>::tiny;
-      if (!may) continue;
-      if (leaf.high > 0) return Restore(false);
-      for (int i = 0; i < B; ++i) values[i] = T(0);
-      some = true;
-    }
-    if (some) Execute<T, B>(code_.bounds.body, file_, ring_.File(next));
-    return Restore(true);
-  }
-
-  bool Restore(bool answer) {
+    over = over && IsBelow(number, next, limit, false);
+    if (over && sinking) over = Sink(move) && IsBelow(number, next, limit, true);
     std::copy(before_.begin(), before_.end(), file_);
-    return answer;
+    return over;
   }
 
-  // Multiplies the states by their factors of the updates from `next` on. What is infinite or NaN stays.
+  bool Sink(const Move& move) {
+    for (const Leaf& leaf : move.leaves) {
+      if (!leaf.is_state) continue;
+      if (leaf.low < 0 && leaf.high > 0) return false;
+      T *values = file_ + leaf.index * B, *before = before_.data() + leaf.index * B;
+      for (int i = 0; i < B; ++i) {
+        if (leaf.low < 0) values[i] = T(0);
+        if (leaf.high > 0) values[i] = before[i] < T(0) ? T(-Limits<T>::tiny) : T(Limits<T>::tiny);
+      }
+    }
+    return true;
+  }
+
+  bool IsBelow(size_t number, int64_t next, T limit, bool sunk) {
+    Execute<T, B>(code_.bounds.body, file_, ring_.File(next));
+    const T* bound = file_ + code_.bounds.results[number] * B;
+    const T* state = before_.data() + code_.moves[number].state * B;
+    bool below = true;
+    for (int i = 0; i < B; ++i) {
+      const T size = std::max(Absolute(bound[i]), T(Limits<T>::least));
+      const bool none = zero_[i] & (bound[i] == T(0) | sunk), unasked = sunk & !sinks_[i];
+      const bool is_nan = state[i] != state[i];
+      below &= none | unasked | is_nan | ((bound[i] == bound[i]) & (size < limit * Absolute(state[i])));
+    }
+    return below;
+  }
+
+  // Multiplies the states by their factors of the updates from `next` on. What is zero, infinite or NaN stays.
   void Cut(int64_t next) {
     for (int state = 0; state < code_.states; ++state) {
       const double product = ring_.Product(next, state);
@@ -282,7 +277,7 @@ class Chunk {
       T* values = file_ + state * B;
       for (int i = 0; i < B; ++i) {
         const double value = values[i];
-        values[i] = value - value == 0 ? static_cast<T>(value * product) : values[i];
+        values[i] = value - value == 0 && value != 0 ? static_cast<T>(value * product) : values[i];
       }
     }
   }
@@ -292,7 +287,7 @@ class Chunk {
   const Ring<T>& ring_;
   std::vector<T> memory_, before_;
   T *file_, *kept_;
-  bool flushes_;
+  bool zero_[B], sinks_[B];  // by lane: what MoveIsOver has found
 };
 
 template <typename T, int B>

@@ -57,13 +57,6 @@ class LazyRows : public tensorflow::ResourceBase {
 
   void Push(const T* scalars) { ring_.Push(scalars); }
 
-  // The table was made anew with another number of rows, all of which are up to date.
-  void Restart(int64_t rows) {
-    has_.assign(rows, static_cast<uint32_t>(ring_.last()));
-    cursor_ = 0;
-    current_at_ = ring_.last();
-  }
-
   // All rows are taken, or their variables begin anew.
   void AllCurrent() {
     if (current()) return;

@@ -35,24 +35,22 @@ absl::Status FindRecord(OpKernelContext* context, int table, Record<T>* record) 
   return status;
 }
 
-// A table that has another number of rows was assigned whole, which brings it up to date before: it misses nothing.
 template <typename T>
-absl::Status Fit(LazyRows<T>* record, const States<T>& states, int64_t count) {
-  if (record->states() != count) {
-    return absl::FailedPreconditionError(absl::StrCat("A table keeps its slots, and ", states.name(), " had ",
-                                                      record->states() - 1, ", and has ", count - 1, "."));
-  }
-  if (record->rows() != states.rows()) record->Restart(states.rows());
-  return absl::OkStatus();
+absl::Status Fits(const LazyRows<T>& record, const States<T>& states, int64_t count) {
+  if (record.rows() == states.rows() && record.states() == count) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("A table keeps its rows and slots while rows of it miss updates, and ", states.name(), " had ",
+                   record.rows(), " rows and ", record.states() - 1, " slots, and has ", states.rows(), " and ",
+                   count - 1, ". Read the whole table before it changes."));
 }
 
 // The states of a node that reads one of them: all, where rows of the table may miss updates; else that one alone.
 template <typename T>
-absl::Status Open(OpKernelContext* context, int first, int which, LazyRows<T>* record, States<T>* states) {
+absl::Status Open(OpKernelContext* context, int first, int which, const LazyRows<T>* record, States<T>* states) {
   const int count = context->num_inputs() - first;
   TF_RETURN_IF_ERROR(record != nullptr ? states->Find(context, first, count) : states->Find(context, first + which, 1));
   TF_RETURN_IF_ERROR(states->Lock(context));
-  return record != nullptr ? Fit(record, *states, count) : absl::OkStatus();
+  return record != nullptr ? Fits(*record, *states, count) : absl::OkStatus();
 }
 
 template <typename Index>
@@ -105,15 +103,13 @@ class UpdateRowsOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     const Tensor &values = context->input(0), &indices = context->input(1), &scalars = context->input(2);
-    States<T> found;
-    OP_REQUIRES_OK(context, found.Find(context, 3, count_));
     Record<T> record;
-    OP_REQUIRES_OK(context, FindOrMake(context, &found, &record));
+    OP_REQUIRES_OK(context, FindOrMake(context, &record));
     tensorflow::mutex_lock lock(*record->mutex());
     States<T> states;
     OP_REQUIRES_OK(context, states.Find(context, 3, count_));
     OP_REQUIRES_OK(context, states.Lock(context));
-    OP_REQUIRES_OK(context, Check(record.get(), states, values, indices, scalars));
+    OP_REQUIRES_OK(context, Check(*record, states, values, indices, scalars));
     const int64_t width = states.width();
     std::vector<int64_t> rows;
     std::vector<T> gradients;
@@ -126,14 +122,24 @@ class UpdateRowsOp : public OpKernel {
   }
 
  private:
-  absl::Status FindOrMake(OpKernelContext* context, States<T>* found, Record<T>* record) {
+  // A record in which no row is behind is made anew where the table or its updates have become others.
+  absl::Status FindOrMake(OpKernelContext* context, Record<T>* record) {
     int64_t rows = 0;
     {
-      TF_RETURN_IF_ERROR(found->Lock(context));
-      rows = found->rows();
-      *found = States<T>();
+      States<T> states;
+      TF_RETURN_IF_ERROR(states.Find(context, 3, count_));
+      TF_RETURN_IF_ERROR(states.Lock(context));
+      rows = states.rows();
     }
     const auto& handle = tensorflow::HandleFromInput(context, 3);
+    TF_RETURN_IF_ERROR(FindRecord(context, 3, record));
+    if (*record) {
+      tensorflow::mutex_lock lock(*(*record)->mutex());
+      const LazyRows<T>& known = **record;
+      if (known.rows() == rows && known.states() == count_ && known.runs(text_, ring_)) return absl::OkStatus();
+      if (!known.current()) return absl::OkStatus();  // which is refused
+      context->resource_manager()->Delete<LazyRows<T>>(handle.container(), handle.name()).IgnoreError();
+    }
     LazyRows<T>* made = nullptr;
     const auto make = [&](LazyRows<T>** into) {
       *into = new LazyRows<T>(text_, program_, ring_, rows);
@@ -145,10 +151,10 @@ class UpdateRowsOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  absl::Status Check(LazyRows<T>* record, const States<T>& states, const Tensor& values, const Tensor& indices,
+  absl::Status Check(const LazyRows<T>& record, const States<T>& states, const Tensor& values, const Tensor& indices,
                      const Tensor& scalars) const {
-    TF_RETURN_IF_ERROR(Fit(record, states, count_));
-    if (!record->runs(text_, ring_)) {
+    TF_RETURN_IF_ERROR(Fits(record, states, count_));
+    if (!record.runs(text_, ring_)) {
       return absl::FailedPreconditionError(absl::StrCat("All updates of a table run one program, and ", states.name(),
                                                         " has been updated by another one."));
     }
@@ -185,16 +191,18 @@ class GatherRowsOp : public OpKernel {
     OP_REQUIRES_OK(context, FindRecord(context, 1, &record));
     std::unique_ptr<tensorflow::mutex_lock> lock;
     if (record) lock = std::make_unique<tensorflow::mutex_lock>(*record->mutex());
+    const bool behind = record && !record->current();
     States<T> states;
-    OP_REQUIRES_OK(context, Open(context, 1, which_, record.get(), &states));
+    OP_REQUIRES_OK(context, Open(context, 1, which_, behind ? record.get() : nullptr, &states));
     const Tensor& indices = context->input(0);
     OP_REQUIRES_OK(context, InRange<Index>(indices, states.rows()));
-    if (record) {
-      std::vector<Row<T>> behind;
-      for (int64_t i = 0; i < indices.NumElements(); ++i) record->Take(indices.flat<Index>()(i), &behind);
-      record->Bring(context, behind, states.data(), states.width());
+    if (behind) {
+      const auto flat = indices.flat<Index>();
+      std::vector<Row<T>> taken;
+      for (int64_t i = 0; i < flat.size(); ++i) record->Take(flat(i), &taken);
+      record->Bring(context, taken, states.data(), states.width());
     }
-    Copy(context, indices, states, states.data()[record ? which_ : 0]);
+    Copy(context, indices, states, states.data()[behind ? which_ : 0]);
   }
 
  private:
@@ -206,9 +214,11 @@ class GatherRowsOp : public OpKernel {
     const int64_t width = states.width();
     const auto flat = indices.flat<Index>();
     T* to = output->flat<T>().data();
-    for (int64_t i = 0; i < flat.size(); ++i, to += width) {
-      std::memcpy(to, from + flat(i) * width, width * sizeof(T));
-    }
+    const auto copy = [&](int64_t first, int64_t limit) {
+      for (int64_t i = first; i < limit; ++i) std::memcpy(to + i * width, from + flat(i) * width, width * sizeof(T));
+    };
+    auto threads = *context->device()->tensorflow_cpu_worker_threads();
+    tensorflow::Shard(threads.num_threads, threads.workers, flat.size(), width * sizeof(T) + 50, copy);
   }
 
   int which_;
@@ -217,7 +227,6 @@ class GatherRowsOp : public OpKernel {
 // Brings all rows up to date that lack updates. The record and the variables are locked.
 template <typename T>
 void BringAll(OpKernelContext* context, LazyRows<T>* record, const States<T>& states) {
-  if (record->current()) return;
   std::vector<Row<T>> behind;
   record->TakeRange(0, record->rows(), &behind);
   record->Bring(context, behind, states.data(), states.width());
@@ -237,11 +246,12 @@ class ReadRowsOp : public OpKernel {
     std::unique_ptr<tensorflow::mutex_lock> lock;
     if (record) lock = std::make_unique<tensorflow::mutex_lock>(*record->mutex());
     States<T> states;
-    OP_REQUIRES_OK(context, Open(context, 0, which_, record.get(), &states));
-    if (record) BringAll(context, record.get(), states);
+    const bool behind = record && !record->current();
+    OP_REQUIRES_OK(context, Open(context, 0, which_, behind ? record.get() : nullptr, &states));
+    if (behind) BringAll(context, record.get(), states);
     Tensor* output = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, states.shape(), &output));
-    std::memcpy(output->flat<T>().data(), states.data()[record ? which_ : 0], output->TotalBytes());
+    std::memcpy(output->flat<T>().data(), states.data()[behind ? which_ : 0], output->TotalBytes());
   }
 
  private:

@@ -42,7 +42,14 @@ class Reader {
   absl::StatusOr<Program> Finish() {
     if (program_.next.empty() || !scalars_told_) return Broken("a program begins with `states N` and `scalars K`");
     program_.covered = true;
-    for (const Missed& missed : program_.missed) program_.covered &= missed.known;
+    for (const Missed& missed : program_.missed) {
+      program_.covered &= missed.known;
+      for (const Leaf& leaf : missed.leaves) {
+        const bool decays = !leaf.is_state || (program_.missed[leaf.index].known && !program_.missed[leaf.index].moves);
+        if (decays) continue;
+        return Broken(absl::StrCat("a state among the leaves of a `move` has a `decay`; s", leaf.index, " has not"));
+      }
+    }
     return program_;
   }
 
