@@ -101,7 +101,7 @@ def capture(graph: Graph, digest: str | None = None, by_row: bool = False) -> Ca
     view = _with_initial_shapes(graph, view, is_open) if is_open else view
     lazy: tuple[LazyTable, ...] = ()
     if by_row:
-        rewritten, lazy = lazy_updates(view.graph_def)
+        rewritten, lazy = lazy_updates(view.graph_def, view)
         view = view if rewritten is view.graph_def else GraphView(_with_shapes(rewritten))
     records, hidden = records_in(graph, names, calls, view)
     return Captured(view, digest, _variables(graph, view, is_open), records, hidden, lazy)

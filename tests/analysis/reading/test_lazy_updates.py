@@ -5,7 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.analysis.reading.by_row import differences, keras_step, tf1_step
+from parallax.analysis.reading.capture import capture
+from parallax.analysis.reading.lazy.updates import lazy_updates
+from parallax.graph.view import GraphView
+from tests.analysis.reading.by_row import by_row, captured, differences, keras_step, row_ops, tf1_step
 
 v1 = tf.compat.v1
 KERAS = keras.optimizers
@@ -66,3 +69,163 @@ def test_numbers_are_those_of_the_dense_graph_bit_for_bit(make):
 def test_numbers_are_those_of_the_dense_graph_but_for_the_rounding_of_what_is_cut(make):
     found, _, _ = differences(make(), STEPS)
     assert {name: difference for name, difference in found.items() if difference > CLOSE} == {}
+
+
+def test_what_a_step_runs_reads_no_state_whole():
+    for step in (tf1_step(lambda loss, _: v1.train.AdamOptimizer(0.1).minimize(loss)), keras_step(KERAS.Adam(0.1))):
+        graph_def, table = by_row(step)
+        view = GraphView(graph_def)
+        needed = view.ancestors([step.run])
+        assert table.node in needed and len(table.states) == 3
+        states = {f"{state}:0" for state in table.states}
+        assert [node for node in needed if view.op(node) == "ReadVariableOp" and view.inputs(node)[0] in states] == []
+
+
+def test_what_was_written_is_what_waits_for_the_update():
+    before, (after, table) = ((step := tf1_step(hand_written)), by_row(step))
+    view = GraphView(after)
+    writes = [n.name for n in captured(before).node if n.op.startswith("Assign") and not n.name.endswith("/Assign")]
+    assert len(writes) == 2
+    assert [(view.op(name), view.controls(name)) for name in writes] == [("NoOp", (table.node,))] * 2
+    (initial,) = [name for name in view.nodes if name == "table/Assign"]
+    assert view.op(initial) == "AssignVariableOp"
+
+
+def test_a_captured_graph_keeps_what_autodiff_delivered():
+    row_ops()
+    step = tf1_step(lambda loss, _: v1.train.AdamOptimizer(0.1).minimize(loss))
+    dense, lazy = capture(step.graph), capture(step.graph, by_row=True)
+    assert [one.reason for one in lazy.lazy] == [""] and lazy.lazy[0].node in lazy.view.nodes
+    assert lazy.records == dense.records and lazy.fingerprint == dense.fingerprint
+    assert not dense.lazy and dense.view.nodes.keys() - lazy.view.nodes.keys()
+
+
+def test_a_program_says_what_missed_updates_of_adam_do():
+    _, table = by_row(tf1_step(lambda loss, _: v1.train.AdamOptimizer(0.1, beta1=0.5, beta2=0.75).minimize(loss)))
+    lines = table.program.splitlines()
+    assert lines[:3] == ["states 3", "scalars 1", "r0 = mul s1 c:0x1.0000000000000p-1"]
+    (move,) = [line.split() for line in lines if line.startswith("move")]
+    assert move[:3] == ["move", "s0", "c:0x1.0000000000000p+0"] and move[4:] == ["h0:1:1", "s1:1:1", "s2:-0.5:0"]
+    assert [line.split()[2] for line in lines if line.startswith("decay")] == [f"c:{b.hex()}" for b in (0.5, 0.75)]
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        lambda loss, _: v1.train.GradientDescentOptimizer(0.1).minimize(loss),
+        lambda loss, _: v1.train.AdagradOptimizer(0.1).minimize(loss),
+        lambda loss, _: v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss),
+    ],
+    ids=["SGD", "Adagrad", "sparse momentum"],
+)
+def test_an_update_that_touches_no_other_rows_is_left_alone(train):
+    graph_def = captured(tf1_step(train))
+    found, tables = lazy_updates(graph_def)
+    assert found is graph_def and tables == ()
+
+
+# Updates that stay as they are.
+
+
+def _dense(loss, table):
+    (slices,) = tf.gradients(loss, [table])
+    return tf.math.unsorted_segment_sum(slices.values, slices.indices, table.shape[0])
+
+
+def _speed(table):
+    return v1.get_variable("speed", initializer=tf.zeros_like(table), use_resource=True)
+
+
+def normed(loss, table):
+    done = hand_written(loss, table)
+    norm = v1.get_variable("norm", initializer=0.0, use_resource=True)
+    with tf.control_dependencies([done]):
+        return norm.assign(tf.norm(table.read_value()), read_value=False)
+
+
+def scaled_by_norm(loss, table):
+    speed = _speed(table)
+    speed = speed.assign(0.9 * speed + _dense(loss, table))
+    return table.assign_sub(speed * tf.norm(table), read_value=False)
+
+
+def in_parts(loss, table):
+    speed = _speed(table)
+    first = speed.assign(0.9 * speed + _dense(loss, table), read_value=False)
+    v1.group(first, name="half")
+    with tf.control_dependencies([first]):
+        return table.assign_sub(speed.read_value(), read_value=False)
+
+
+def racing(loss, table):
+    speed = _speed(table)
+    first = speed.assign(0.9 * speed + _dense(loss, table), read_value=False)
+    return v1.group(first, table.assign_sub(speed.read_value(), read_value=False))
+
+
+def two_in_no_order(loss, table):
+    gradient = _dense(loss, table)
+    return v1.group(*[table.assign_sub(rate * (gradient + table), read_value=False) for rate in (0.1, 0.2)])
+
+
+def between(loss, table):
+    speed, rate = _speed(table), v1.get_variable("rate", initializer=0.1, use_resource=True)
+    first = speed.assign(0.9 * speed + _dense(loss, table), read_value=False)
+    with tf.control_dependencies([first]):
+        slower = rate.assign(rate * 0.9)
+        return table.assign_sub(slower * speed.read_value(), read_value=False)
+
+
+def by_column(loss, table):
+    speed = _speed(table)
+    speed = speed.assign(0.9 * speed + _dense(loss, table))
+    return table.assign_sub(speed * tf.constant([0.1, 0.2, 0.3]), read_value=False)
+
+
+def repeated(loss, table):
+    (slices,) = tf.gradients(loss, [table])
+    with tf.control_dependencies([table.assign(0.9 * table, read_value=False)]):
+        return tf.raw_ops.ResourceScatterSub(resource=table.handle, indices=slices.indices, updates=slices.values)
+
+
+def trained_twice(loss, table):
+    speed = _speed(table)
+    for name in ("first", "second"):
+        with tf.control_dependencies([speed.assign(0.9 * speed + _dense(loss, table))]):
+            run = v1.group(table.assign_sub(speed.read_value(), read_value=False), name=name)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("train", "reason"),
+    [
+        (normed, "takes the whole value of ReadVariableOp"),
+        (scaled_by_norm, "takes the whole value of ReadVariableOp"),
+        (in_parts, "op NoOp 'half' can be run without op AssignSubVariableOp"),
+        (racing, "run in no order"),
+        (two_in_no_order, "write one variable in no order"),
+        (between, "runs between its writes"),
+        (by_column, "has the shape (3,)"),
+        (repeated, "may write a row several times"),
+        (trained_twice, "op NoOp 'first' can be run without op AssignVariableOp"),
+    ],
+)
+def test_an_update_stays_as_it_is_and_a_reason_names_the_op(train, reason):
+    graph_def = captured(tf1_step(train))
+    found, (table,) = lazy_updates(graph_def)
+    assert reason in table.reason
+    assert found is graph_def and (table.table, table.states, table.node, table.program) == ("table", (), "", "")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "reason"),
+    [
+        (lambda: KERAS.Adam(0.1, gradient_accumulation_steps=2), "is in a branch of a conditional or in a loop"),
+        (lambda: KERAS.LossScaleOptimizer(KERAS.Adam(0.1)), "is in a branch of a conditional or in a loop"),
+        (lambda: KERAS.Lamb(0.1), "takes the whole value of ReadVariableOp"),
+    ],
+    ids=["accumulation", "loss scaling", "Lamb"],
+)
+def test_what_keras_updates_in_conditionals_or_by_norms_stays_as_it_is(optimizer, reason):
+    _, (table,) = lazy_updates(captured(keras_step(optimizer())))
+    assert reason in table.reason

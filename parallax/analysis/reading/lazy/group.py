@@ -171,8 +171,8 @@ def group_of(view: GraphView, handles: Handles, order: Order, found: Connected) 
     if found.table not in writes or all(view.op(write) in WRITES_ROWS for write in every):
         return None
     _check_variables(view, handles, order, found.table, writes)
-    in_order = {name: _in_order(view, order, own) for name, own in writes.items()}
     _check_together(view, order, every)
+    in_order = {name: _in_order(view, order, own) for name, own in writes.items()}
     return Group(found.table, {name: in_order[name] for name in (found.table, *in_order) if name in in_order})
 
 

@@ -42,11 +42,12 @@ class LazyTable:
     reason: str = ""
 
 
-def lazy_updates(graph_def: GraphDef) -> tuple[Any, tuple[LazyTable, ...]]:
+def lazy_updates(graph_def: GraphDef, known: GraphView | None = None) -> tuple[Any, tuple[LazyTable, ...]]:
     """Makes updates of whole tables updates by row, where they are proven the same.
 
     Args:
         graph_def: with shapes of all outputs; it is not changed.
+        known: its view, where there is one.
 
     Returns:
         A copy with the nodes, or the graph itself where there are none; and what was found of each table whose update
@@ -54,7 +55,7 @@ def lazy_updates(graph_def: GraphDef) -> tuple[Any, tuple[LazyTable, ...]]:
     """
     if not any(node.op in (SUM_OF_ROWS, *WRITES_ROWS) for node in graph_def.node):
         return graph_def, ()
-    view = GraphView(graph_def)
+    view = GraphView(graph_def) if known is None else known
     handles = Handles(view)
     found = connected(view, handles)
     if not found:
