@@ -38,6 +38,7 @@ class Execution:
         made: of which the values are.
         values: the new value of each state.
         gradient: (values, indices): tensors of the rows that the update is given.
+        dense: the nodes that make the rows a dense gradient.
         inner: the nodes that read a state or compute with what was read, all for the update's writes.
 
     Raises:
@@ -51,6 +52,7 @@ class Execution:
         self._dtype = uses.dtype
         self.made = Expressions(tf.dtypes.as_dtype(uses.dtype).as_numpy_dtype)
         self.inner: set[str] = set()
+        self.dense: list[str] = []
         self._gradients: dict[tuple[str, str], None] = {}
         self._expressions: dict[str, Expression] = {}
         self._after: dict[tuple[str, int], Expression] = {}
@@ -93,6 +95,7 @@ class Execution:
         if op == READ:
             return self._read(node)
         if op == SUM_OF_ROWS:
+            self.dense.append(node)
             return self._gradient(view.inputs(node)[0], view.inputs(node)[1])
         if op in ("Const", "Fill", "ZerosLike", "OnesLike", "BroadcastTo"):
             return self._filled(op, node, tensor)

@@ -94,7 +94,9 @@ def _row_update(view: GraphView, handles: Handles, order: Order, found: Connecte
         name += "_"
     missed = missed_updates(done.made, group.states, done.values)
     text = program_text(group.states, scalars, done.values, missed)
-    return RowUpdate(name, group.states, group.all_writes, inner, *done.gradient, scalars, waits, text)
+    return RowUpdate(
+        name, group.states, group.all_writes, inner, tuple(done.dense), *done.gradient, scalars, waits, text
+    )
 
 
 def _check_readers(view: GraphView, handles: Handles, order: Order, group: Group, done: Execution) -> None:
