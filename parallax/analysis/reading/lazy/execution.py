@@ -21,7 +21,7 @@ from parallax.analysis.reading.lazy.expressions import (
     Expressions,
     in_order,
 )
-from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, Group, source_of, takes_rows
+from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, UpdatedTogether, source_of, takes_rows
 from parallax.analysis.reading.lazy.handles import LOOKUP, READ, WRITES_ROWS, Handles, node_of
 from parallax.analysis.reading.lazy.order import Order
 from parallax.graph.view import GraphView, Shape, split_tensor
@@ -45,7 +45,7 @@ class Execution:
         NotLazyError: the update is no function of single elements, or some order is left open.
     """
 
-    def __init__(self, view: GraphView, handles: Handles, order: Order, group: Group) -> None:
+    def __init__(self, view: GraphView, handles: Handles, order: Order, group: UpdatedTogether) -> None:
         self._view, self._handles, self._order, self._group = view, handles, order, group
         uses = handles.uses[group.table]
         self._shape: Shape = uses.shape
@@ -229,7 +229,7 @@ def _is_single(shape: Shape) -> bool:
     return shape is not None and all(length == 1 for length in shape)
 
 
-def _base_of_rows(view: GraphView, group: Group) -> str:
+def _base_of_rows(view: GraphView, group: UpdatedTogether) -> str:
     """The tensor of rows that all rows added by an update are functions of, element by element; empty for none."""
     updates = [(view.inputs(write)[1], view.inputs(write)[2]) for write in group.all_writes if _by_rows(view, write)]
     met: dict[str, None] = {}

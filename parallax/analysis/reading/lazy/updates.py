@@ -13,7 +13,7 @@ from typing import Any
 
 from parallax.analysis.reading.lazy.errors import NotLazyError
 from parallax.analysis.reading.lazy.execution import Execution
-from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, Connected, Group, connected, group_of, order_of
+from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, Connected, UpdatedTogether, connected, group_of, order_of
 from parallax.analysis.reading.lazy.handles import READ, WRITES_ROWS, Handles, node_of
 from parallax.analysis.reading.lazy.missed import missed_updates
 from parallax.analysis.reading.lazy.order import Order
@@ -92,14 +92,14 @@ def _row_update(view: GraphView, handles: Handles, order: Order, found: Connecte
     name = f"{group.table}/update_rows"
     while name in view.nodes:
         name += "_"
-    missed = missed_updates(done.made, group.states, done.values)
+    missed = missed_updates(group.states, done.values)
     text = program_text(group.states, scalars, done.values, missed)
     return RowUpdate(
         name, group.states, group.all_writes, inner, tuple(done.dense), *done.gradient, scalars, waits, text
     )
 
 
-def _check_readers(view: GraphView, handles: Handles, order: Order, group: Group, done: Execution) -> None:
+def _check_readers(view: GraphView, handles: Handles, order: Order, group: UpdatedTogether, done: Execution) -> None:
     """Nothing else takes a whole state, or what is computed of one, in the run of an update."""
     writes, own = order.bits(group.all_writes), {*done.inner, *group.all_writes}
     reads = [read for state in group.states for read in handles.uses[state].reads]
@@ -113,7 +113,7 @@ def _check_readers(view: GraphView, handles: Handles, order: Order, group: Group
             raise NotLazyError(f"op {view.op(taker)} {taker!r} takes the whole value of {view.op(node)} {node!r}")
 
 
-def _check_no_cycle(view: GraphView, order: Order, group: Group, needed: list[str]) -> None:
+def _check_no_cycle(view: GraphView, order: Order, group: UpdatedTogether, needed: list[str]) -> None:
     for node in needed:
         if order.has(node, order.bits(group.all_writes)):
             raise NotLazyError(f"op {view.op(node)} {node!r} runs between its writes")
