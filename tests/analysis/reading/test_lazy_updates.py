@@ -106,6 +106,7 @@ def test_the_norm_of_a_clipped_gradient_is_of_its_rows():
 def test_what_was_written_is_what_waits_for_the_update():
     before, (after, table) = ((step := tf1_step(hand_written)), by_row(step))
     view = GraphView(after)
+    assert {"mul", "mul_1"} & {*table.removed} and not {*table.removed} & view.nodes.keys()
     writes = [n.name for n in captured(before).node if n.op.startswith("Assign") and not n.name.endswith("/Assign")]
     assert len(writes) == 2
     assert [(view.op(name), view.controls(name)) for name in writes] == [("NoOp", (table.node,))] * 2
@@ -251,3 +252,13 @@ def test_an_update_stays_as_it_is_and_a_reason_names_the_op(train, reason):
 def test_what_keras_updates_in_conditionals_or_by_norms_stays_as_it_is(optimizer, reason):
     _, (table,) = lazy_updates(captured(keras_step(optimizer())))
     assert reason in table.reason
+
+
+def test_a_table_that_is_a_reference_stays_as_it_is():
+    graph = tf.Graph()
+    with graph.as_default():
+        table = v1.get_variable("table", [5, 2], use_resource=False)
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, v1.placeholder(tf.int64, [3])))
+        v1.train.AdamOptimizer(0.1).minimize(loss)
+    _, (found,) = lazy_updates(capture(graph).view.graph_def)
+    assert found.table == "table" and found.reason.startswith("op VariableV2 'table' gives a reference")

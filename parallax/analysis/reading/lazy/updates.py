@@ -18,6 +18,7 @@ from parallax.analysis.reading.lazy.handles import READ, WRITES_ROWS, Handles, n
 from parallax.analysis.reading.lazy.missed import missed_updates
 from parallax.analysis.reading.lazy.order import Order
 from parallax.analysis.reading.lazy.program import program_text, scalars_of
+from parallax.analysis.reading.lazy.references import SCATTERS, reference_tables
 from parallax.analysis.reading.lazy.rewrite import RowUpdate, rewritten, waits_of
 from parallax.graph.view import GraphView
 from parallax.types import GraphDef
@@ -33,6 +34,7 @@ class LazyTable:
         node: the ParallaxUpdateRows node; empty where there is none.
         program: its text.
         reason: why the update stays as it is: a sentence that names the op; empty where it does not.
+        removed: the nodes that computed with whole states, which the graph no longer has.
     """
 
     table: str
@@ -40,6 +42,7 @@ class LazyTable:
     node: str = ""
     program: str = ""
     reason: str = ""
+    removed: tuple[str, ...] = ()
 
 
 def lazy_updates(graph_def: GraphDef, known: GraphView | None = None) -> tuple[Any, tuple[LazyTable, ...]]:
@@ -53,15 +56,16 @@ def lazy_updates(graph_def: GraphDef, known: GraphView | None = None) -> tuple[A
         A copy with the nodes, or the graph itself where there are none; and what was found of each table whose update
         changes more rows than a gradient has.
     """
-    if not any(node.op in (SUM_OF_ROWS, *WRITES_ROWS) for node in graph_def.node):
+    if not any(node.op in (SUM_OF_ROWS, *WRITES_ROWS, *SCATTERS) for node in graph_def.node):
         return graph_def, ()
     view = GraphView(graph_def) if known is None else known
+    tables = [LazyTable(table, reason=reason) for table, reason in reference_tables(view).items()]
     handles = Handles(view)
     found = connected(view, handles)
     if not found:
-        return graph_def, ()
+        return graph_def, tuple(tables)
     order = order_of(view, handles, found)
-    tables, updates = [], []
+    updates = []
     for one in found:
         try:
             update = _row_update(view, handles, order, one)
@@ -70,7 +74,8 @@ def lazy_updates(graph_def: GraphDef, known: GraphView | None = None) -> tuple[A
             continue
         if update is not None:
             updates.append(update)
-            tables.append(LazyTable(one.table, update.states, update.name, update.program))
+            removed = tuple(sorted(node for node in update.inner if view.op(node) != READ))
+            tables.append(LazyTable(one.table, update.states, update.name, update.program, removed=removed))
     return (rewritten(view, handles, updates) if updates else graph_def), tuple(tables)
 
 
