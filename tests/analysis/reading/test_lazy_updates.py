@@ -147,6 +147,18 @@ def test_an_update_that_touches_no_other_rows_is_left_alone(train):
     assert found is graph_def and tables == ()
 
 
+def test_constants_are_cast_as_the_graph_casts_them():
+    def train(loss, table):
+        speed = _speed(table)
+        whole = tf.cast(tf.cast(tf.constant(2.75), tf.int32), tf.float32)
+        speed = speed.assign(speed / whole + _dense(loss, table))
+        return table.assign_sub(tf.cast(tf.constant(0.1, tf.float64), tf.float32) * speed, read_value=False)
+
+    _, table = by_row(tf1_step(train))
+    constants = {word for word in table.program.split() if word.startswith("c:")}
+    assert {f"c:{(2.0).hex()}", f"c:{float(np.float32(0.1)).hex()}"} <= constants
+
+
 # Updates that stay as they are.
 
 

@@ -6,6 +6,7 @@ Every write is followed in the order in which it runs; a read has the value that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -194,8 +195,8 @@ class Execution:
         node = node_of(tensor)
         if not self._is_of_type(tensor):
             raise NotLazyError(f"{self._said(node)} gives a scalar of another type")
-        known = view.constant(tensor)
-        if known is not None and known.dtype.kind in "fiub":
+        known = _constant(view, tensor)
+        if known is not None:
             return self.made.constant(known.reshape(-1)[0])
         if view.op(node) in ELEMENTWISE and all(_is_single(view.shape(one)) for one in view.inputs(node)):
             if all(self._is_of_type(one) for one in view.inputs(node)):
@@ -207,7 +208,7 @@ class Execution:
     def _filled(self, op: str, node: str, tensor: str) -> Expression:
         view = self._view
         if op == "Const":
-            value = np.asarray(view.constant(tensor))
+            value = np.asarray(_constant(view, tensor))
             if value.size and np.all(value == value.reshape(-1)[0]):
                 return self.made.constant(value.reshape(-1)[0])
             raise NotLazyError(f"{self._said(node)} has a value of its own for each row")
@@ -223,6 +224,17 @@ class Execution:
 
     def _said(self, node: str) -> str:
         return f"op {self._view.op(node)} {node!r}"
+
+
+def _constant(view: GraphView, tensor: str) -> Any | None:
+    """The value of a constant, cast as the graph casts it (numpy array); None for other tensors."""
+    node = node_of(source_of(view, tensor))
+    if view.op(node) == "Const":
+        return np.asarray(tf.make_ndarray(view.nodes[node].attr["value"].tensor))
+    if view.op(node) != "Cast":
+        return None
+    given = _constant(view, view.inputs(node)[0])
+    return None if given is None else given.astype(tf.dtypes.as_dtype(view.dtype(f"{node}:0")).as_numpy_dtype)
 
 
 def _is_single(shape: Shape) -> bool:
