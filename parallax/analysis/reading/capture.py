@@ -101,7 +101,7 @@ def capture(graph: Graph, digest: str | None = None, by_row: bool = False) -> Ca
     view = _with_initial_shapes(graph, view, is_open) if is_open else view
     lazy: tuple[LazyTable, ...] = ()
     if by_row:
-        rewritten, lazy = lazy_updates(view.graph_def)
+        rewritten, lazy = lazy_updates(view.graph_def, view)
         if rewritten is not view.graph_def:
             row_update_ops()  # the graph has one of them
             view = GraphView(_with_shapes(rewritten))

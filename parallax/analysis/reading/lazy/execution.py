@@ -6,6 +6,7 @@ Every write is followed in the order in which it runs; a read has the value that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +22,7 @@ from parallax.analysis.reading.lazy.expressions import (
     Expressions,
     in_order,
 )
-from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, Group, source_of, takes_rows
+from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, UpdatedTogether, source_of, takes_rows
 from parallax.analysis.reading.lazy.handles import LOOKUP, READ, WRITES_ROWS, Handles, node_of
 from parallax.analysis.reading.lazy.order import Order
 from parallax.graph.view import GraphView, Shape, split_tensor
@@ -38,19 +39,21 @@ class Execution:
         made: of which the values are.
         values: the new value of each state.
         gradient: (values, indices): tensors of the rows that the update is given.
+        dense: the nodes that make the rows a dense gradient.
         inner: the nodes that read a state or compute with what was read, all for the update's writes.
 
     Raises:
         NotLazyError: the update is no function of single elements, or some order is left open.
     """
 
-    def __init__(self, view: GraphView, handles: Handles, order: Order, group: Group) -> None:
+    def __init__(self, view: GraphView, handles: Handles, order: Order, group: UpdatedTogether) -> None:
         self._view, self._handles, self._order, self._group = view, handles, order, group
         uses = handles.uses[group.table]
         self._shape: Shape = uses.shape
         self._dtype = uses.dtype
         self.made = Expressions(tf.dtypes.as_dtype(uses.dtype).as_numpy_dtype)
         self.inner: set[str] = set()
+        self.dense: list[str] = []
         self._gradients: dict[tuple[str, str], None] = {}
         self._expressions: dict[str, Expression] = {}
         self._after: dict[tuple[str, int], Expression] = {}
@@ -93,6 +96,7 @@ class Execution:
         if op == READ:
             return self._read(node)
         if op == SUM_OF_ROWS:
+            self.dense.append(node)
             return self._gradient(view.inputs(node)[0], view.inputs(node)[1])
         if op in ("Const", "Fill", "ZerosLike", "OnesLike", "BroadcastTo"):
             return self._filled(op, node, tensor)
@@ -191,8 +195,8 @@ class Execution:
         node = node_of(tensor)
         if not self._is_of_type(tensor):
             raise NotLazyError(f"{self._said(node)} gives a scalar of another type")
-        known = view.constant(tensor)
-        if known is not None and known.dtype.kind in "fiub":
+        known = _constant(view, tensor)
+        if known is not None:
             return self.made.constant(known.reshape(-1)[0])
         if view.op(node) in ELEMENTWISE and all(_is_single(view.shape(one)) for one in view.inputs(node)):
             if all(self._is_of_type(one) for one in view.inputs(node)):
@@ -204,7 +208,7 @@ class Execution:
     def _filled(self, op: str, node: str, tensor: str) -> Expression:
         view = self._view
         if op == "Const":
-            value = np.asarray(view.constant(tensor))
+            value = np.asarray(_constant(view, tensor))
             if value.size and np.all(value == value.reshape(-1)[0]):
                 return self.made.constant(value.reshape(-1)[0])
             raise NotLazyError(f"{self._said(node)} has a value of its own for each row")
@@ -222,11 +226,22 @@ class Execution:
         return f"op {self._view.op(node)} {node!r}"
 
 
+def _constant(view: GraphView, tensor: str) -> Any | None:
+    """The value of a constant, cast as the graph casts it (numpy array); None for other tensors."""
+    node = node_of(source_of(view, tensor))
+    if view.op(node) == "Const":
+        return np.asarray(tf.make_ndarray(view.nodes[node].attr["value"].tensor))
+    if view.op(node) != "Cast":
+        return None
+    given = _constant(view, view.inputs(node)[0])
+    return None if given is None else given.astype(tf.dtypes.as_dtype(view.dtype(f"{node}:0")).as_numpy_dtype)
+
+
 def _is_single(shape: Shape) -> bool:
     return shape is not None and all(length == 1 for length in shape)
 
 
-def _base_of_rows(view: GraphView, group: Group) -> str:
+def _base_of_rows(view: GraphView, group: UpdatedTogether) -> str:
     """The tensor of rows that all rows added by an update are functions of, element by element; empty for none."""
     updates = [(view.inputs(write)[1], view.inputs(write)[2]) for write in group.all_writes if _by_rows(view, write)]
     met: dict[str, None] = {}

@@ -58,6 +58,7 @@ class Expressions:
         self.dtype = dtype
         self._made: dict[Any, Expression] = {}
         self._without_gradient: dict[Expression, Expression] = {}
+        self._copies: dict[Expression, Expression] = {}
 
     def leaf(self, op: str, value: Any = None) -> Expression:
         """A state, the gradient or a scalar."""
@@ -73,6 +74,13 @@ class Expressions:
             with np.errstate(all="ignore"):
                 return self.constant(_EXACT[op](*(self.dtype(one.value) for one in inputs)))
         return self._one(op, inputs, None)
+
+    def copied(self, expression: Expression) -> Expression:
+        """An expression over another type, as one of these."""
+        if expression not in self._copies:
+            inputs = tuple(map(self.copied, expression.inputs))
+            self._copies[expression] = self._one(expression.op, inputs, expression.value)
+        return self._copies[expression]
 
     def without_gradient(self, expression: Expression) -> Expression:
         """What an expression is where the gradient is zero, but for the signs of zeros; to reason about, not to run."""

@@ -18,7 +18,7 @@ _WALKED = (*ELEMENTWISE, *PASSES, "AddN", "Cast", "Switch", "Merge", "ClipByValu
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class UpdatedTogether:
     """What one update writes.
 
     Attributes:
@@ -156,7 +156,7 @@ def order_of(view: GraphView, handles: Handles, found: list[Connected]) -> Order
     return Order(view, nodes)
 
 
-def group_of(view: GraphView, handles: Handles, order: Order, found: Connected) -> Group | None:
+def group_of(view: GraphView, handles: Handles, order: Order, found: Connected) -> UpdatedTogether | None:
     """The writes that run with those of a gradient's rows; None where they touch rows alone.
 
     Raises:
@@ -172,9 +172,9 @@ def group_of(view: GraphView, handles: Handles, order: Order, found: Connected) 
     if found.table not in writes or all(view.op(write) in WRITES_ROWS for write in every):
         return None
     _check_variables(view, handles, order, found.table, writes)
-    in_order = {name: _in_order(view, order, own) for name, own in writes.items()}
     _check_together(view, order, every)
-    return Group(found.table, {name: in_order[name] for name in (found.table, *in_order) if name in in_order})
+    in_order = {name: _in_order(view, order, own) for name, own in writes.items()}
+    return UpdatedTogether(found.table, {name: in_order[name] for name in (found.table, *in_order) if name in in_order})
 
 
 def _check_variables(view: GraphView, handles: Handles, order: Order, table: str, writes: dict[str, list[str]]) -> None:

@@ -86,3 +86,8 @@ class Handles:
 def node_of(tensor: str) -> str:
     """The node that gives a tensor."""
     return split_tensor(tensor)[0]
+
+
+def input_name(tensor: str) -> str:
+    """A tensor as nodes of a GraphDef name their inputs."""
+    return tensor.removesuffix(":0")

@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from parallax.analysis.reading.lazy.expressions import (
     CONSTANT,
     SCALAR,
@@ -33,7 +35,7 @@ class Decay:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Movement:
     """A state is multiplied by a factor, and something is added.
 
     Attributes:
@@ -47,18 +49,21 @@ class Move:
     degrees: Degrees
 
 
-def missed_updates(made: Expressions, states: Sequence[str], values: Sequence[Expression]) -> tuple[Decay | Move, ...]:
+def missed_updates(states: Sequence[str], values: Sequence[Expression]) -> tuple[Decay | Movement, ...]:
     """What an update without a gradient does to each state; nothing where that is not known of all, or never ends.
 
+    Factors have constants in double precision, as many of them are multiplied.
+
     Args:
-        made: of which the values are.
         states: variables.
         values: the new value of each.
     """
+    made = Expressions(np.float64)
+    values = [made.copied(value) for value in values]
     old = [made.leaf(STATE, state) for state in states]
     after = [made.without_gradient(value) for value in values]
     terms = _Magnitudes(made, _not_negative(made, old, values))
-    found: dict[Expression, Decay | Move] = {}
+    found: dict[Expression, Decay | Movement] = {}
     for _ in states:  # what a state moves by may need to know how another decays
         for state, value in zip(old, after, strict=True):
             factor = terms.factor(value, state)
@@ -74,7 +79,7 @@ def missed_updates(made: Expressions, states: Sequence[str], values: Sequence[Ex
             if bound is not None and all(leaf in terms.decays for leaf in bound[1] if leaf.op == STATE):
                 if not any(leaf.op == STATE for leaf in bound[1]):
                     return ()  # what is added stays, however many updates are missed
-                found[state] = Move(parts[0], *bound)
+                found[state] = Movement(parts[0], *bound)
     return tuple(found[state] for state in old) if len(found) == len(old) else ()
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from parallax.analysis.reading.lazy.handles import node_of
 from parallax.graph.view import GraphView
 
 
 class Order:
     """The order that tensors and control inputs give some nodes.
+
+    Attributes:
+        ends: the NoOps, and the nodes that no other node takes or waits for, with any of the nodes before them.
 
     Args:
         view: the graph.
@@ -18,13 +22,17 @@ class Order:
     def __init__(self, view: GraphView, nodes: Iterable[str]) -> None:
         self._bits = {node: 1 << number for number, node in enumerate(dict.fromkeys(nodes))}
         self._before: dict[str, int] = {}
+        used: set[str] = set()
         for node in view.topological_order():
             found = self._bits.get(node, 0)
-            for needed in view.needed(node):
-                found |= self._before[needed]
+            for needed in (*map(node_of, view.inputs(node)), *view.controls(node)):
+                found |= self._before.get(needed, 0)  # not there yet: what comes around in a loop
+                used.add(needed)
             self._before[node] = found
-        used = {needed for node in view.nodes for needed in view.needed(node)}
-        self.ends = tuple(node for node in view.nodes if node not in used or view.op(node) == "NoOp")
+        ends = (
+            node for node, before in self._before.items() if before and (node not in used or view.op(node) == "NoOp")
+        )
+        self.ends = tuple(sorted(ends))
         self._together = {self._before[node] for node in self.ends} - {0}
 
     def bits(self, nodes: Iterable[str]) -> int:

@@ -27,7 +27,7 @@ from parallax.analysis.reading.lazy.expressions import (
     in_order,
     leaves_of,
 )
-from parallax.analysis.reading.lazy.missed import Decay, Move
+from parallax.analysis.reading.lazy.missed import Decay, Movement
 
 
 class _Text:
@@ -56,7 +56,7 @@ class _Text:
             return "g"
         return f"c:{one.value.hex()}" if one.op == CONSTANT else self._registers[one]
 
-    def degrees(self, move: Move) -> list[str]:
+    def degrees(self, move: Movement) -> list[str]:
         return [
             f"{self._named(leaf)}:{lowest:g}:{highest:g}"
             for leaf, (lowest, highest) in sorted(move.degrees.items(), key=lambda item: self._named(item[0]))
@@ -72,7 +72,7 @@ def program_text(
     states: Sequence[str],
     scalars: Sequence[str],
     values: Sequence[Expression],
-    missed: Sequence[Decay | Move],
+    missed: Sequence[Decay | Movement],
 ) -> str:
     """The program that gives states their new values.
 

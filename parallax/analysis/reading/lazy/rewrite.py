@@ -8,7 +8,8 @@ from typing import Any
 
 from tensorflow.core.framework import graph_pb2
 
-from parallax.analysis.reading.lazy.handles import READ, Handles, node_of
+from parallax.analysis.reading.lazy.handles import READ, Handles, input_name, node_of
+from parallax.analysis.reading.lazy.norms import norms_by_row, take_rows
 from parallax.graph.row_updates import UPDATE_ROWS
 from parallax.graph.view import GraphView
 
@@ -24,6 +25,7 @@ class RowUpdate:
         states: variables, the table first.
         writes: the nodes that it stands in place of.
         inner: the nodes that only those writes need, reads of the states among them.
+        dense: the nodes that make the gradient's rows a dense gradient.
         values: tensor of the gradient's rows `[n, row...]`.
         indices: tensor of their numbers `[n]`.
         scalars: tensors of one element each.
@@ -35,6 +37,7 @@ class RowUpdate:
     states: tuple[str, ...]
     writes: tuple[str, ...]
     inner: frozenset[str]
+    dense: tuple[str, ...]
     values: str
     indices: str
     scalars: tuple[str, ...]
@@ -46,7 +49,7 @@ def rewritten(view: GraphView, handles: Handles, updates: Sequence[RowUpdate]) -
     """A copy of the graph with row updates in place of writes.
 
     The writes stay as NoOps, which wait for the update. What computed their values goes; reads of the states stay, for
-    fetches, and nobody waits for those that nobody takes.
+    fetches, and nobody waits for those that nobody takes. Norms of the gradient are taken of its rows.
     """
     graph_def = view.graph_def
     out = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
@@ -59,6 +62,7 @@ def rewritten(view: GraphView, handles: Handles, updates: Sequence[RowUpdate]) -
         elif node.name not in inner or node.op == READ:
             _wait_instead(out.node.add(), node, view, unread)
             _forget(out.node[-1], inner)
+    take_rows(out, view, norms_by_row(view, [node for one in updates for node in one.dense]))
     for one in updates:
         _add(out, view, one)
     return out
@@ -127,7 +131,7 @@ def _add(out: Any, view: GraphView, one: RowUpdate) -> None:
         packed.attr["value"].tensor.tensor_shape.dim.add(size=0)
     node = out.node.add(name=one.name, op=UPDATE_ROWS, device=device)
     waits = [f"^{name}" for name in one.waits]
-    node.input.extend([_input(one.values), _input(one.indices), packed.name, *one.states, *waits])
+    node.input.extend([input_name(one.values), input_name(one.indices), packed.name, *one.states, *waits])
     node.attr["T"].type = dtype
     node.attr["Tindices"].type = view.dtype(one.indices)
     node.attr["N"].i = len(one.states)
@@ -136,9 +140,9 @@ def _add(out: Any, view: GraphView, one: RowUpdate) -> None:
 
 def _scalar(out: Any, view: GraphView, tensor: str, dtype: int, name: str) -> str:
     """A tensor of one element as one of no dimension, of the update's type."""
-    given = _input(tensor)
+    given = input_name(tensor)
     if view.dtype(tensor) == _BOOL:
-        cast = out.node.add(name=f"{name}/number", op="Cast", input=[_input(tensor)])
+        cast = out.node.add(name=f"{name}/number", op="Cast", input=[input_name(tensor)])
         cast.attr["SrcT"].type, cast.attr["DstT"].type = _BOOL, dtype
         given = cast.name
     if view.shape(tensor) == ():
@@ -149,8 +153,3 @@ def _scalar(out: Any, view: GraphView, tensor: str, dtype: int, name: str) -> st
     reshaped = out.node.add(name=name, op="Reshape", input=[given, shape.name])
     reshaped.attr["T"].type, reshaped.attr["Tshape"].type = dtype, _INT32
     return str(reshaped.name)
-
-
-def _input(tensor: str) -> str:
-    """A tensor as nodes of a GraphDef name their inputs."""
-    return tensor.removesuffix(":0")

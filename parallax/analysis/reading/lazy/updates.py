@@ -13,11 +13,12 @@ from typing import Any
 
 from parallax.analysis.reading.lazy.errors import NotLazyError
 from parallax.analysis.reading.lazy.execution import Execution
-from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, Connected, Group, connected, group_of, order_of
+from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, Connected, UpdatedTogether, connected, group_of, order_of
 from parallax.analysis.reading.lazy.handles import READ, WRITES_ROWS, Handles, node_of
 from parallax.analysis.reading.lazy.missed import missed_updates
 from parallax.analysis.reading.lazy.order import Order
 from parallax.analysis.reading.lazy.program import program_text, scalars_of
+from parallax.analysis.reading.lazy.references import SCATTERS, reference_tables
 from parallax.analysis.reading.lazy.rewrite import RowUpdate, rewritten, waits_of
 from parallax.graph.view import GraphView
 from parallax.types import GraphDef
@@ -33,6 +34,7 @@ class LazyTable:
         node: the ParallaxUpdateRows node; empty where there is none.
         program: its text.
         reason: why the update stays as it is: a sentence that names the op; empty where it does not.
+        removed: the nodes that computed with whole states, which the graph no longer has.
     """
 
     table: str
@@ -40,27 +42,30 @@ class LazyTable:
     node: str = ""
     program: str = ""
     reason: str = ""
+    removed: tuple[str, ...] = ()
 
 
-def lazy_updates(graph_def: GraphDef) -> tuple[Any, tuple[LazyTable, ...]]:
+def lazy_updates(graph_def: GraphDef, known: GraphView | None = None) -> tuple[Any, tuple[LazyTable, ...]]:
     """Makes updates of whole tables updates by row, where they are proven the same.
 
     Args:
         graph_def: with shapes of all outputs; it is not changed.
+        known: its view, where there is one.
 
     Returns:
         A copy with the nodes, or the graph itself where there are none; and what was found of each table whose update
         changes more rows than a gradient has.
     """
-    if not any(node.op in (SUM_OF_ROWS, *WRITES_ROWS) for node in graph_def.node):
+    if not any(node.op in (SUM_OF_ROWS, *WRITES_ROWS, *SCATTERS) for node in graph_def.node):
         return graph_def, ()
-    view = GraphView(graph_def)
+    view = GraphView(graph_def) if known is None else known
+    tables = [LazyTable(table, reason=reason) for table, reason in reference_tables(view).items()]
     handles = Handles(view)
     found = connected(view, handles)
     if not found:
-        return graph_def, ()
+        return graph_def, tuple(tables)
     order = order_of(view, handles, found)
-    tables, updates = [], []
+    updates = []
     for one in found:
         try:
             update = _row_update(view, handles, order, one)
@@ -69,7 +74,8 @@ def lazy_updates(graph_def: GraphDef) -> tuple[Any, tuple[LazyTable, ...]]:
             continue
         if update is not None:
             updates.append(update)
-            tables.append(LazyTable(one.table, update.states, update.name, update.program))
+            removed = tuple(sorted(node for node in update.inner if view.op(node) != READ))
+            tables.append(LazyTable(one.table, update.states, update.name, update.program, removed=removed))
     return (rewritten(view, handles, updates) if updates else graph_def), tuple(tables)
 
 
@@ -91,12 +97,14 @@ def _row_update(view: GraphView, handles: Handles, order: Order, found: Connecte
     name = f"{group.table}/update_rows"
     while name in view.nodes:
         name += "_"
-    missed = missed_updates(done.made, group.states, done.values)
+    missed = missed_updates(group.states, done.values)
     text = program_text(group.states, scalars, done.values, missed)
-    return RowUpdate(name, group.states, group.all_writes, inner, *done.gradient, scalars, waits, text)
+    return RowUpdate(
+        name, group.states, group.all_writes, inner, tuple(done.dense), *done.gradient, scalars, waits, text
+    )
 
 
-def _check_readers(view: GraphView, handles: Handles, order: Order, group: Group, done: Execution) -> None:
+def _check_readers(view: GraphView, handles: Handles, order: Order, group: UpdatedTogether, done: Execution) -> None:
     """Nothing else takes a whole state, or what is computed of one, in the run of an update."""
     writes, own = order.bits(group.all_writes), {*done.inner, *group.all_writes}
     reads = [read for state in group.states for read in handles.uses[state].reads]
@@ -110,7 +118,7 @@ def _check_readers(view: GraphView, handles: Handles, order: Order, group: Group
             raise NotLazyError(f"op {view.op(taker)} {taker!r} takes the whole value of {view.op(node)} {node!r}")
 
 
-def _check_no_cycle(view: GraphView, order: Order, group: Group, needed: list[str]) -> None:
+def _check_no_cycle(view: GraphView, order: Order, group: UpdatedTogether, needed: list[str]) -> None:
     for node in needed:
         if order.has(node, order.bits(group.all_writes)):
             raise NotLazyError(f"op {view.op(node)} {node!r} runs between its writes")

@@ -1,0 +1,100 @@
+"""Has norms of a dense gradient that is zero but for some rows taken of these rows.
+
+A gradient of rows that come once each, made dense, is mostly zeros; clipping takes the sum of its squares. The zeros
+add nothing, and without such reductions nobody makes the dense gradient. The sum may be rounded in another order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from parallax.analysis.reading.lazy.elementwise import PASSES
+from parallax.analysis.reading.lazy.group import source_of
+from parallax.analysis.reading.lazy.handles import input_name, node_of
+from parallax.graph.view import Edge, GraphView
+
+_SUMS = ("Sum", "L2Loss")
+_ONE_OPERAND = ("Square", "Abs", "Neg", "Sign", "Cast", *PASSES)
+_SCALED = ("Mul", "RealDiv", "Div", "MulNoNan", "DivNoNan")
+
+
+@dataclass(frozen=True, slots=True)
+class RowNorms:
+    """What is taken of rows in place of a dense gradient.
+
+    Attributes:
+        instead: (node, input number) of a reduction -> the tensor that it takes.
+        copies: nodes on rows, by name: (the node that each is like, its inputs).
+    """
+
+    instead: dict[Edge, str] = field(default_factory=dict)
+    copies: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+
+
+def norms_by_row(view: GraphView, dense: list[str]) -> RowNorms:
+    """The reductions of dense gradients that can be of their rows.
+
+    Args:
+        view: the graph.
+        dense: UnsortedSegmentSums of gradients' rows into tables of zeros.
+    """
+    found = RowNorms()
+    for node in dense:
+        values, indices = view.inputs(node)[:2]
+        if view.op(node_of(source_of(view, indices))) in ("Unique", "UniqueV2"):
+            _follow(view, f"{node}:0", values, found)
+    return found
+
+
+def _follow(view: GraphView, tensor: str, rows: str, found: RowNorms) -> None:
+    """Goes from a tensor that is zero but for rows on to all that is computed of it."""
+    for edge in view.consumers(tensor):
+        op = view.op(edge.node)
+        if op in _SUMS and edge.slot == 0 and _is_single(view, f"{edge.node}:0"):
+            found.instead[edge] = rows
+        elif _keeps_zeros(view, edge, tensor) and _leads_to_sum(view, edge.node):
+            name = f"{edge.node}/of_rows"
+            found.copies[name] = (edge.node, tuple(rows if one == tensor else one for one in view.inputs(edge.node)))
+            _follow(view, f"{edge.node}:0", name, found)
+
+
+def _keeps_zeros(view: GraphView, edge: Edge, tensor: str) -> bool:
+    """Whether a node gives zero where a tensor is zero, each element by itself."""
+    op, inputs = view.op(edge.node), view.inputs(edge.node)
+    if op in _ONE_OPERAND:
+        return edge.slot == 0
+    if op not in _SCALED:
+        return False
+    if all(one == tensor for one in inputs):
+        return "Div" not in op
+    return all(one == tensor or _is_single(view, one) for one in inputs) and (edge.slot == 0 or "Div" not in op)
+
+
+def _leads_to_sum(view: GraphView, node: str) -> bool:
+    """Whether what a node gives is added up, perhaps after more ops on single elements."""
+    takers = [edge for tensor in view.outputs(node) for edge in view.consumers(tensor)]
+    return any(
+        (view.op(edge.node) in _SUMS and _is_single(view, f"{edge.node}:0"))
+        or (_keeps_zeros(view, edge, f"{node}:0") and _leads_to_sum(view, edge.node))
+        for edge in takers
+    )
+
+
+def _is_single(view: GraphView, tensor: str) -> bool:
+    shape = view.shape(tensor)
+    return shape is not None and all(length == 1 for length in shape)
+
+
+def take_rows(out: Any, view: GraphView, norms: RowNorms) -> None:
+    """Changes a copy of the graph: reductions take rows, of nodes that are added."""
+    nodes = {node.name: node for node in out.node}
+    for edge, tensor in norms.instead.items():
+        nodes[edge.node].input[edge.slot] = input_name(tensor)
+    for name, (like, inputs) in norms.copies.items():
+        copy = out.node.add()
+        copy.CopyFrom(view.nodes[like])
+        copy.name = name
+        copy.attr.pop("_output_shapes", None)
+        del copy.input[:]
+        copy.input.extend([*map(input_name, inputs), *(f"^{wait}" for wait in view.controls(like))])

@@ -1,0 +1,48 @@
+"""Names the tables whose updates could be made by row if they were not references to variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from parallax.analysis.reading.lazy.elementwise import ELEMENTWISE
+from parallax.analysis.reading.lazy.handles import node_of
+from parallax.graph.view import GraphView
+
+SCATTERS = ("ScatterAdd", "ScatterSub")
+_ASSIGNS = ("Assign", "AssignAdd", "AssignSub")
+REASON = (
+    "op {op} {name!r} gives a reference, and rows of resource variables alone can wait: call "
+    "tf.compat.v1.enable_resource_variables() first"
+)
+
+
+def reference_tables(view: GraphView) -> dict[str, str]:
+    """The tables of the old kind of variable whose whole is written after rows of a slot were; and the reason."""
+    found = {}
+    for node in view.nodes:
+        if view.op(node) in SCATTERS:
+            for table in _written_with(view, node):
+                if table != _variable(view, node):
+                    found[table] = REASON.format(op=view.op(table), name=table)
+    return found
+
+
+def _written_with(view: GraphView, node: str) -> Iterator[str]:
+    """The variables that are written whole with what is computed of a node's result, element by element."""
+    shape, met, waiting = view.shape(f"{node}:0"), {node}, [node]
+    while waiting:
+        for edge in view.consumers(f"{waiting.pop()}:0"):
+            op = view.op(edge.node)
+            if op in _ASSIGNS and edge.slot == 1:
+                yield _variable(view, edge.node)
+            elif op in (*ELEMENTWISE, "Identity") and edge.node not in met and view.shape(f"{edge.node}:0") == shape:
+                met.add(edge.node)
+                waiting.append(edge.node)
+
+
+def _variable(view: GraphView, write: str) -> str:
+    """The variable that a write has the reference of."""
+    node = write
+    while view.inputs(node):
+        node = node_of(view.inputs(node)[0])
+    return node
