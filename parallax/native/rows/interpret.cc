@@ -74,8 +74,8 @@ void Execute(const std::vector<Instruction>& body, T* file, const T* scalars) {
 
 template <typename T>
 struct Limits;
-// `unit` is a quarter of half a unit in the last place, relative. Below `tiny` a state may not follow its factor, as its
-// product with a scalar may be rounded to zero; so may a bound below `least`, which is taken to be that.
+// `unit` is a quarter of half a unit in the last place, relative. Below `tiny` a state may not follow its factor, as a
+// product of it with a scalar may be rounded to zero; so may a bound below `least`, which is taken to be that.
 template <>
 struct Limits<float> {
   static constexpr double unit = 0x1p-27, least = 0x1p-90, tiny = 0x1p-90;
