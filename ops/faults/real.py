@@ -150,10 +150,14 @@ class _Running:
         if (128 - status if status < 0 else status) != fault.status:
             return f"status {status} and not {fault.status}: {said}"
         pattern = "^parallax: " + fault.words.replace("NAME", self._what.name)
-        return "" if re.search(pattern, said, re.MULTILINE) else f"said {said}"
+        # What it shows of the victim's own words may be longer than what is shown here.
+        return "" if re.search(pattern, self._all_said(), re.MULTILINE) else f"said {said}"
 
     def _said(self) -> str:
-        return self._stderr.read_text(errors="replace")[-_SHOWN:]
+        return self._all_said()[-_SHOWN:]
+
+    def _all_said(self) -> str:
+        return self._stderr.read_text(errors="replace")
 
     def _hit(self) -> None:
         fault, rank = self._what.fault, self._what.rank

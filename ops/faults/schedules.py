@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from ops.faults.model import LIMITS, World
+from parallax.report.text import name_ranks
 from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
 
 _END_S = 10.0  # to end a job: mpirun's grace, a supervisor's, and looking
@@ -88,11 +89,22 @@ def is_slow(world: World) -> Expected:
     return _ends(0, "", seconds)
 
 
-def sleeps(world: World) -> Expected:
-    """Programs that never beat and use no processor; `world_of` has made them so from the start."""
-    for rank in world.ranks:
-        world.at(world.now_s + 2 * LIMITS.frozen_s, world.end_worker, rank, 0)
-    return _ends(0, "", 2 * LIMITS.frozen_s)
+def hangs_at_its_start(world: World) -> Expected:
+    """All threads of a process hang before its first beat; `world_of` has made it so."""
+    _others_wait(world, rank := next(rank.number for rank in world.ranks if rank.frozen))
+    return _ends(124, f"rank {rank} is silent: its process 20{rank} has given no sign", LIMITS.frozen_s + 1)
+
+
+def cut_from_the_start(world: World) -> Expected:
+    """The link of a host is cut before its ranks have told of their start; `world_of` has cut it."""
+    if not world.cut:
+        return is_stopped(world)
+    gone = [rank.number for rank in world.ranks if rank.host in world.cut]
+    left_s = LIMITS.unheard_s + 1
+    if len(gone) == len(world.ranks):
+        return _ends(124, "no rank has started for 15 s", LIMITS.begin_s, left_s)
+    _others_wait(world, gone[0])
+    return _ends(124, f"{name_ranks(gone)} on h{max(world.cut)} did not start within 12 s", LIMITS.start_s, left_s)
 
 
 def is_held_up(world: World) -> Expected:
@@ -305,10 +317,22 @@ def _pick_worker(world: World) -> int:
 
 
 FAULTS: tuple[Fault, ...] = (
-    *(ends_well, is_slow, sleeps, is_held_up, pauses, exits, raises, is_killed, gets_hup, is_stopped, freezes),
+    *(
+        ends_well,
+        is_slow,
+        hangs_at_its_start,
+        is_held_up,
+        pauses,
+        exits,
+        raises,
+        is_killed,
+        gets_hup,
+        is_stopped,
+        freezes,
+    ),
     *(supervisor_killed, supervisor_stopped, supervisor_signalled, daemon_killed, host_silent),
     *(mpirun_killed, mpirun_stopped, launcher_signalled, launcher_unread, launcher_killed, launcher_stopped),
-    *(ends_early, fetches_otherwise, is_a_run_apart),
+    *(ends_early, fetches_otherwise, is_a_run_apart, cut_from_the_start),
 )
 ALONE = (ends_early, fetches_otherwise, is_a_run_apart)
 """Faults that need two workers."""
@@ -324,6 +348,8 @@ def world_of(seed: int, watching: bool = False) -> tuple[World, Fault]:
     if fault in ALONE and workers < 2:
         hosts, workers = (0, 1), 2
     world = World(random, hosts, workers, watching)
-    for rank in world.ranks:
-        rank.beats = rank.computes = fault is not sleeps
+    if fault is hangs_at_its_start:
+        random.choice(world.ranks).frozen = True
+    if fault is cut_from_the_start and world.daemons:
+        world.cut.add(random.choice(list(world.daemons)))
     return world, fault

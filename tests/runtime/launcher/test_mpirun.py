@@ -23,6 +23,7 @@ LOCAL = [
     *("--map-by", "slot"),
     "--oversubscribe",
     *("--mca", "mpi_yield_when_idle", "1"),
+    *("--mca", "ess_base_forward_signals", "SIGURG"),
     *("--mca", "opal_event_include", "epoll"),
     *("--mca", "btl_tcp_flags", "send,inplace"),
     *("--mca", "btl_tcp_eager_limit", "262144"),
@@ -246,6 +247,27 @@ def test_what_would_keep_the_secret_from_other_hosts_is_refused(options, variabl
     check_startable(job, launcher(**variables))
     with pytest.raises(LaunchError, match=words):
         check_startable(job, replace(launcher(**variables), has_library=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "variables"),
+    [
+        (("--mca", "ess_base_forward_signals", "none"), {}),
+        (("--mca", "ess_hnp_forward_signals", "none"), {}),
+        ((), {"OMPI_MCA_ess_hnp_forward_signals": "none"}),
+    ],
+)
+def test_an_mpirun_that_passes_no_signal_on_is_refused(options, variables):
+    job = Job(("train.py",), Cluster((Host("a", 1), Host("b", 1)), mpirun_options=options))
+    with pytest.raises(LaunchError, match="must pass SIGURG on to ranks.*_forward_signals is 'none'. Leave it out"):
+        check_startable(job, launcher(**variables))
+
+
+def test_signals_that_the_user_has_passed_on_are_kept():
+    own = ("--mca", "ess_base_forward_signals", "SIGUSR1")
+    job = Job(("train.py",), Cluster((Host("a", 1), Host("b", 1)), mpirun_options=own))
+    check_startable(job, launcher(OMPI_MCA_ess_base_forward_signals="none"))
+    assert [word for word in mpirun_argv(job, launcher()) if word.endswith("_forward_signals")] == [own[1]]
 
 
 @pytest.mark.parametrize("folder", ["/opt/my env", "/opt/a:b", "/opt/$x", "/opt/it's"])
