@@ -79,7 +79,7 @@ LOADS_NOTHING_HEAVY = (
     "parallax.runtime.supervisor.*",
 )
 # How many modules of the package importing one may load.
-MAY_LOAD = {"parallax.errors": 5, "parallax.runtime.supervisor.agent": 12}
+MAY_LOAD = {"parallax.errors": 5, "parallax.runtime.supervisor.agent": 13}
 
 MAY_READ_ENVIRONMENT = (
     "parallax.settings.environment",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -55,6 +56,8 @@ _MCA = "OMPI_MCA_"  # how variables begin that are parameters of Open MPI
 _OF_A_RANK = ("OMPI_", "PMIX_", "PMI_", "ORTE_")
 # Which signals mpirun passes on to ranks, besides the usual ones; with the old name of the parameter.
 _PASSED_ON = ("ess_base_forward_signals", "ess_hnp_forward_signals")
+# Files that mpirun opens, with a reserve: it has 24 and three for each rank here, and three for each ssh.
+_OWN_FILES, _RANK_FILES, _HOST_FILES, _USUAL_FILES = 36, 4, 4, 1024
 # How daemons are reached over ssh, with the old names of the parameter, and what starts them there.
 _REACHES = ("plm_rsh_agent", "pls_rsh_agent", "orte_rsh_agent")
 _STARTS = ("orte_launch_agent", "--launch-agent", "-launch-agent")
@@ -307,6 +310,7 @@ def check_startable(job: Job, launcher: Launcher) -> None:
         LaunchError: says what is missing.
     """
     _check_word(job.cluster, launcher)
+    _check_descriptors(job)
     if launcher.has_library:
         _check_paths(job.cluster, launcher)
         _check_ways(job.cluster, launcher)
@@ -327,6 +331,20 @@ def _check_word(cluster: Cluster, launcher: Launcher) -> None:
                 f"mpirun must pass {WORD.name} on to ranks, for by it they know that the launcher lives, and {name} is "
                 "'none'. Leave it out, or name the signals that shall be passed on besides."
             )
+
+
+def _check_descriptors(job: Job) -> None:
+    """Refuses a limit of open files with which mpirun itself could not start all ranks; it would hang."""
+    hosts = [job.cluster.host_by_rank[rank] for rank in range(job.num_workers)]
+    hosts += [job.cluster.hosts[number] for number in job.servers]
+    here = sum(host.is_this_machine for host in hosts)
+    needed = _OWN_FILES + _RANK_FILES * here + _HOST_FILES * len(job.cluster.hosts)
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= allowed < needed:
+        raise LaunchError(
+            f"mpirun opens up to {needed} files at once for this job, and this process may open {allowed}. "
+            f"Raise the limit before: ulimit -n {max(_USUAL_FILES, needed)}"
+        )
 
 
 def _check_paths(cluster: Cluster, launcher: Launcher) -> None:

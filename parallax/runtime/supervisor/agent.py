@@ -64,6 +64,7 @@ from parallax.runtime.supervisor.processes import (
     scratch_patterns,
     vitals_of,
 )
+from parallax.runtime.supervisor.room import NoRoom, check_room
 
 RANK = "OMPI_COMM_WORLD_RANK"  # set by mpirun
 
@@ -101,8 +102,9 @@ def main(arguments: list[str]) -> int:
     wake_fd = _install_signals()
     supervisor = _Supervisor(rank, _limits(options), wake_fd)
     try:
+        check_room(os.environ)
         left = supervisor.run(program, _variables(options, rank, secret, supervisor.put))
-    except CannotListen as error:
+    except (CannotListen, NoRoom) as error:
         supervisor.put(Text(rank, "stderr", f"{error}\n"), Exit(rank, CANNOT_START))
         left = Leave(CANNOT_START, False)
     supervisor.flush()

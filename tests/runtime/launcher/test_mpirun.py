@@ -1,4 +1,5 @@
 import re
+import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -325,6 +326,14 @@ def test_servers_need_the_library_that_narrows_their_address(tmp_path):
     check_startable(Job(("train.py",), local_cluster(1, "")), here)
     with pytest.raises(LaunchError, match="libparallax_preload.so, which is not there. Build it: `make install`"):
         check_startable(Job(("train.py",), local_cluster(1, ""), (0,)), here)
+
+
+def test_a_limit_of_open_files_with_which_mpirun_would_hang_is_refused(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (47, 47))
+    job = Job(("train.py",), local_cluster(1, ""))
+    check_startable(job, launcher())
+    with pytest.raises(LaunchError, match="opens up to 48 files .* may open 47. Raise the limit before: ulimit -n 10"):
+        check_startable(replace(job, cluster=local_cluster(2, "")), launcher())
 
 
 def _environment_folder(tmp_path, monkeypatch, with_mpirun):
