@@ -72,7 +72,7 @@ def hunt(defect: Defect) -> Hunt:
     for seed in range(MOST_SCHEDULES):
         try:
             broken, _ = simulate(seed)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             return Hunt(defect, f"{type(error).__name__} in seed {seed}", seed + 1)
         if broken:
             return Hunt(defect, f"{broken.fault}, seed {seed}", seed + 1)
@@ -126,6 +126,7 @@ DEFECTS = (
     Defect(_RANK, " or vitals.ticks != state.ticks", ""),
     Defect(_RANK, "vitals.state in _AT_WORK or ", ""),
     Defect(_RANK, "doing=event.doing, quiet_s=0.0", "doing=event.doing"),
+    Defect(_RANK, "doing=event.doing, quiet_s=0.0", "quiet_s=0.0"),
     Defect(_RANK, "ticks=vitals.ticks", "ticks=state.ticks"),
     Defect(_RANK, "0.0 if at_work else state.quiet_s + passed_s", "state.quiet_s + passed_s"),
     Defect(_RANK, "0.0 if at_work else state.quiet_s + passed_s", "0.0 if at_work else passed_s"),
@@ -147,6 +148,7 @@ DEFECTS = (
     # Who is silent.
     Defect(_LIVE, "idle_s = self.idle_s + passed_s -", "idle_s = self.idle_s + 0.0 * passed_s - 0.0 *"),
     Defect(_LIVE, "at_s = _ENDED if isinstance(frame, Exit) else now_s", "at_s = now_s"),
+    Defect(_LIVE, "if isinstance(frame, Start):", "if True:"),
     Defect(_LIVE, "if pulse.stopped_s >= limits.stopped_s:", "if False:"),
     Defect(_LIVE, "if pulse.quiet_s >= limits.frozen_s:", "if False:"),
     Defect(_LIVE, "        if silent:\n", "        if False:\n"),

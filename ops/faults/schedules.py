@@ -171,10 +171,18 @@ def gets_hup(world: World) -> Expected:
 def is_stopped(world: World) -> Expected:
     """A worker or server is stopped by a signal, in a run of all or elsewhere."""
     rank = _pick(world)
+    in_s = 0.0
     if world.random.random() < 0.7:
-        _others_wait(world, -1 if world.random.random() < 0.5 else rank)
-    world.ranks[rank].stopped = True
-    return _ends(124, f"rank {rank} is silent: a signal stopped its process", LIMITS.stopped_s)
+        comes = world.random.random() < 0.5
+        _others_wait(world, -1 if comes else rank)
+        in_s = 4.0 * comes  # the run of all lasts, and that has been told
+
+    def stop() -> None:
+        world.ranks[rank].stopped = True
+
+    world.at(world.now_s + in_s, stop)
+    did = f"last heard of rank {rank}: 3 runs made"
+    return _ends(124, f"rank {rank} is silent: a signal stopped its process", in_s + LIMITS.stopped_s, has=did)
 
 
 def freezes(world: World) -> Expected:
