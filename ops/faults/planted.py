@@ -149,6 +149,7 @@ DEFECTS = (
     Defect(_LIVE, "idle_s = self.idle_s + passed_s -", "idle_s = self.idle_s + 0.0 * passed_s - 0.0 *"),
     Defect(_LIVE, "at_s = _ENDED if isinstance(frame, Exit) else now_s", "at_s = now_s"),
     Defect(_LIVE, "if isinstance(frame, Start):", "if True:"),
+    Defect(_LIVE, "else now_s - self.idle_s", "else now_s"),
     Defect(_LIVE, "if pulse.stopped_s >= limits.stopped_s:", "if False:"),
     Defect(_LIVE, "if pulse.quiet_s >= limits.frozen_s:", "if False:"),
     Defect(_LIVE, "        if silent:\n", "        if False:\n"),

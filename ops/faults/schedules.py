@@ -203,13 +203,28 @@ def supervisor_killed(world: World) -> Expected:
 
 def supervisor_stopped(world: World) -> Expected:
     """A supervisor is stopped; on its own host nobody can tell it from the host."""
+    return _stop_supervisor(world, 0.0)
+
+
+def supervisor_stopped_after_a_hold(world: World) -> Expected:
+    """Nobody reads the launcher's output for long; then somebody does, and a supervisor is stopped."""
+    world.held_until_s = world.now_s + 12
+    return _stop_supervisor(world, 14.0)
+
+
+def _stop_supervisor(world: World, in_s: float) -> Expected:
     rank = world.ranks[_pick(world)]
-    _others_wait(world, rank.number)
-    rank.supervisor_stopped = True
+
+    def stop() -> None:
+        _others_wait(world, rank.number)
+        rank.supervisor_stopped = True
+
+    world.at(world.now_s + in_s, stop)
+    limit_s = in_s + LIMITS.silent_s
     alone = sum(one.host == rank.host for one in world.ranks) == 1 and rank.host
     if len(world.ranks) == 1 or not alone:
-        return _ends(124, f"rank {rank.number} is lost: its supervisor, process 10{rank.number}", LIMITS.silent_s)
-    return _ends(1, f"host h{rank.host} is lost: nothing has come", LIMITS.silent_s)
+        return _ends(124, f"rank {rank.number} is lost: its supervisor, process 10{rank.number}", limit_s)
+    return _ends(1, f"host h{rank.host} is lost: nothing has come", limit_s)
 
 
 def supervisor_signalled(world: World) -> Expected:
@@ -340,7 +355,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     *(supervisor_killed, supervisor_stopped, supervisor_signalled, daemon_killed, host_silent),
     *(mpirun_killed, mpirun_stopped, launcher_signalled, launcher_unread, launcher_killed, launcher_stopped),
-    *(ends_early, fetches_otherwise, is_a_run_apart, cut_from_the_start),
+    *(ends_early, fetches_otherwise, is_a_run_apart, cut_from_the_start, supervisor_stopped_after_a_hold),
 )
 ALONE = (ends_early, fetches_otherwise, is_a_run_apart)
 """Faults that need two workers."""
