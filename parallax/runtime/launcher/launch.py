@@ -269,7 +269,11 @@ def _speak(process: subprocess.Popen[bytes], watch: _Watch, ended: threading.Eve
 
 def has_written(pipe: IO[bytes] | None) -> bool:
     """Whether something waits to be read from a pipe: a launcher that is held up does not read what ranks tell."""
-    return bool(select.select([pipe] if pipe else [], [], [], 0)[0])
+    if pipe is None:
+        return False
+    poll = select.poll()  # a script may have more files open than select() takes
+    poll.register(pipe, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -1,7 +1,9 @@
 """Jobs of tiny programs under the real mpirun. None needs TensorFlow; every wait is bounded."""
 
+import fcntl
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -379,7 +381,9 @@ def test_ranks_of_a_stopped_launcher_end_by_themselves(start, monkeypatch):
 
 def test_the_launcher_speaks_from_the_first_byte_on_that_a_rank_has_written():
     read_fd, written_fd = os.pipe()
-    with os.fdopen(read_fd, "rb") as pipe, os.fdopen(written_fd, "wb", 0) as written:
+    high_fd = fcntl.fcntl(read_fd, fcntl.F_DUPFD, min(2000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100))
+    os.close(read_fd)
+    with os.fdopen(high_fd, "rb") as pipe, os.fdopen(written_fd, "wb", 0) as written:
         assert not has_written(pipe)
         written.write(b"[1,0]<stdout>:")
         assert has_written(pipe)
