@@ -12,6 +12,7 @@ from multiprocessing import Pool
 from ops.faults.simulated import Broken, simulate, simulate_all
 
 _PIECE = 2000  # schedules that a process runs at a time
+_TOLD_PIECES = 25
 _SHOWN = 20
 
 
@@ -45,8 +46,10 @@ def _simulated(number: int, first: int, processes: int) -> int:
     pieces = [range(begin, min(begin + _PIECE, end)) for begin in range(first, end, _PIECE)]
     broken: list[Broken] = []
     with Pool(processes) as pool:
-        for found in pool.imap(simulate_all, pieces):
+        for done, found in enumerate(pool.imap(simulate_all, pieces), 1):
             broken += found
+            if done % _TOLD_PIECES == 0:
+                print(f"{min(done * _PIECE, number):,} done, {len(broken)} broken", flush=True)
     for one in broken[:_SHOWN]:
         print(one)
     print(f"{number:,} simulated jobs in {time.monotonic() - began_s:.1f} s: {len(broken)} broken.")

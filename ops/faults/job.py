@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 
 from ops.faults.drawn import TINY
 from parallax.cluster.machines import local_cluster
 from parallax.cluster.resource_file import parse_resource_file
 from parallax.runtime.launcher.job import Job
-from parallax.runtime.launcher.launch import launch
+from parallax.runtime.launcher.launch import JobEnd, launch
 from parallax.runtime.supervisor.limits import Limits
 
 LIMITS = Limits(beat_s=0.5, stopped_s=2.0, silent_s=5.0, word_s=0.5, unheard_s=6.0)
+
+
+def launch_within(limits: Limits, launch: Callable[[Job], JobEnd], job: Job) -> JobEnd:
+    """Launches a job with other limits of silence; gives its end on."""
+    return launch(replace(job, limits=limits))
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ from parallax.runtime.supervisor.frames import Control, Frame, Start
 from parallax.runtime.supervisor.limits import Limits
 from parallax.runtime.supervisor.processes import Vitals
 
-LIMITS = Limits(stopped_s=3, frozen_s=5, silent_s=6, start_s=12, word_s=2, unheard_s=8)
+LIMITS = Limits(stopped_s=3, frozen_s=5, silent_s=6, begin_s=15, start_s=12, word_s=2, unheard_s=8)
 STALL_S = (5.0, 9.0)
 LOOK_S = 0.5
 MPIRUN_GRACE_S = 1.0
@@ -253,7 +253,8 @@ class World:
             self._inbox.append(frame)
 
     def _word(self) -> None:
-        if self.launcher == "up" and self.mpirun == "up":
+        has_started = self.job.alive.first_s is not None or bool(self._inbox)
+        if self.launcher == "up" and self.mpirun == "up" and has_started:
             for rank in self.ranks:
                 if self._reaches(rank):
                     self.soon(self._hears, rank)

@@ -72,7 +72,7 @@ def hunt(defect: Defect) -> Hunt:
     for seed in range(MOST_SCHEDULES):
         try:
             broken, _ = simulate(seed)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             return Hunt(defect, f"{type(error).__name__} in seed {seed}", seed + 1)
         if broken:
             return Hunt(defect, f"{broken.fault}, seed {seed}", seed + 1)
@@ -126,14 +126,16 @@ DEFECTS = (
     Defect(_RANK, " or vitals.ticks != state.ticks", ""),
     Defect(_RANK, "vitals.state in _AT_WORK or ", ""),
     Defect(_RANK, "doing=event.doing, quiet_s=0.0", "doing=event.doing"),
+    Defect(_RANK, "doing=event.doing, quiet_s=0.0", "quiet_s=0.0"),
     Defect(_RANK, "ticks=vitals.ticks", "ticks=state.ticks"),
-    Defect(_RANK, "state.quiet_s + passed_s if state.doing and not at_work", "state.quiet_s + passed_s if not at_work"),
-    Defect(_RANK, "quiet_s=state.quiet_s + passed_s if", "quiet_s=passed_s if"),
+    Defect(_RANK, "0.0 if at_work else state.quiet_s + passed_s", "state.quiet_s + passed_s"),
+    Defect(_RANK, "0.0 if at_work else state.quiet_s + passed_s", "0.0 if at_work else passed_s"),
+    Defect(_RANK, "0.0 if at_work else", "0.0 if at_work or not state.doing else"),
     Defect(_RANK, "return after, (Tell(Pulse(", "return after, () and (Tell(Pulse("),
     # What a supervisor hears, and how it ends.
     Defect(_RANK, "if after.unheard_s >= after.limits.unheard_s:", "if False:"),
-    Defect(_RANK, "hears=True, unheard_s=0.0", "hears=True"),
-    Defect(_RANK, "return replace(state, hears=True, unheard_s=0.0), ()", "return state, ()"),
+    Defect(_RANK, "return replace(state, unheard_s=0.0), ()", "return state, ()"),
+    Defect(_RANK, "unheard_s=state.unheard_s + passed_s", "unheard_s=0.0"),
     Defect(_RANK, "told=True), (SignalWorker(signal.SIGKILL),)", "told=True), ()"),
     Defect(_RANK, "Leave(128 + signal.SIGKILL, True)", "Leave(128 + signal.SIGKILL, False)"),
     Defect(_RANK, "kill_s=now_s + GRACE_S", 'kill_s=float("inf")'),
@@ -146,6 +148,8 @@ DEFECTS = (
     # Who is silent.
     Defect(_LIVE, "idle_s = self.idle_s + passed_s -", "idle_s = self.idle_s + 0.0 * passed_s - 0.0 *"),
     Defect(_LIVE, "at_s = _ENDED if isinstance(frame, Exit) else now_s", "at_s = now_s"),
+    Defect(_LIVE, "if isinstance(frame, Start):", "if True:"),
+    Defect(_LIVE, "else now_s - self.idle_s", "else now_s"),
     Defect(_LIVE, "if pulse.stopped_s >= limits.stopped_s:", "if False:"),
     Defect(_LIVE, "if pulse.quiet_s >= limits.frozen_s:", "if False:"),
     Defect(_LIVE, "        if silent:\n", "        if False:\n"),
@@ -155,6 +159,10 @@ DEFECTS = (
     Defect(_LIVE, "and (only_host or len({self.hosts[rank] for rank in ages}) > 1)", ""),
     Defect(_LIVE, "if self.mpirun_stopped_s >= limits.stopped_s:", "if False:"),
     Defect(_LIVE, "for rank, seconds in self.stopped_s.items():", "for rank, seconds in ():"),
+    Defect(_LIVE, "if ranks and clock_s - since_s >= limit_s", "if False"),
+    Defect(_LIVE, "since_s, limit_s = self.began_s, self.limits.begin_s", "return None"),
+    Defect(_LIVE, "return has_unstarted or bool", "return bool"),
+    Defect(_LIVE, "tuple(rank for rank, at_s in enumerate(heard) if at_s is None)", "tuple(range(len(heard)))"),
     Defect(_LIVE, "        return any(\n", "        return False and any(\n"),
     Defect(_LIVE, "        return any(\n", "        return True or any(\n"),
     # When a job is ended.

@@ -30,6 +30,7 @@ _MARK = "PARALLAX_FAULTS"
 _HANG_S = 90.0  # from the fault
 _EMPTY_S = 30.0  # from the launcher's end
 _SHOWN = 2000
+_WORDS = 80
 KINDS = ("start", "hangs", "status", "said", "left", "disk")
 """How what was wrong begins."""
 
@@ -105,7 +106,7 @@ class _Running:
         fault, job = self._what.fault, self._what.job
         try:
             if not self._wait(self._is_there, job.ready_s) or self._process.poll() is not None:
-                return Trial(f"start: not all ranks came: {self._said()}", 0.0)
+                return Trial(f"start: not all ranks came: {self._running()}: {self._said()}", 0.0)
             time.sleep(self._what.after_s)
             if fault.victim == "disk" and (wrong := self._disk.fill_and_free(self._said)):
                 return Trial(f"disk {wrong}: {self._said()}", 0.0)
@@ -150,10 +151,14 @@ class _Running:
         if (128 - status if status < 0 else status) != fault.status:
             return f"status {status} and not {fault.status}: {said}"
         pattern = "^parallax: " + fault.words.replace("NAME", self._what.name)
-        return "" if re.search(pattern, said, re.MULTILINE) else f"said {said}"
+        # What it shows of the victim's own words may be longer than what is shown here.
+        return "" if re.search(pattern, self._all_said(), re.MULTILINE) else f"said {said}"
 
     def _said(self) -> str:
-        return self._stderr.read_text(errors="replace")[-_SHOWN:]
+        return self._all_said()[-_SHOWN:]
+
+    def _all_said(self) -> str:
+        return self._stderr.read_text(errors="replace")
 
     def _hit(self) -> None:
         fault, rank = self._what.fault, self._what.rank
@@ -190,6 +195,14 @@ class _Running:
         if kind == "daemon":
             parents = {rank: _parent(pid) for rank, pid in self._pids("agent").items()}
             return {rank: pid for rank, pid in parents.items() if Path(_words(pid).split()[0]).name == "orted"}
+        return found
+
+    def _running(self) -> list[str]:
+        """What runs of the job, and where in the kernel it waits."""
+        found = []
+        for pid, words, rank in self._processes():
+            with contextlib.suppress(OSError):
+                found.append(f"rank {rank}: {words[-_WORDS:]} in {Path(f'/proc/{pid}/wchan').read_text()}")
         return found
 
     def _left(self) -> list[int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from ops.faults.model import LIMITS, World
+from parallax.report.text import name_ranks
 from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
 
 _END_S = 10.0  # to end a job: mpirun's grace, a supervisor's, and looking
@@ -88,11 +89,22 @@ def is_slow(world: World) -> Expected:
     return _ends(0, "", seconds)
 
 
-def sleeps(world: World) -> Expected:
-    """Programs that never beat and use no processor; `world_of` has made them so from the start."""
-    for rank in world.ranks:
-        world.at(world.now_s + 2 * LIMITS.frozen_s, world.end_worker, rank, 0)
-    return _ends(0, "", 2 * LIMITS.frozen_s)
+def hangs_at_its_start(world: World) -> Expected:
+    """All threads of a process hang before its first beat; `world_of` has made it so."""
+    _others_wait(world, rank := next(rank.number for rank in world.ranks if rank.frozen))
+    return _ends(124, f"rank {rank} is silent: its process 20{rank} has given no sign", LIMITS.frozen_s + 1)
+
+
+def cut_from_the_start(world: World) -> Expected:
+    """The link of a host is cut before its ranks have told of their start; `world_of` has cut it."""
+    if not world.cut:
+        return is_stopped(world)
+    gone = [rank.number for rank in world.ranks if rank.host in world.cut]
+    left_s = LIMITS.unheard_s + 1
+    if len(gone) == len(world.ranks):
+        return _ends(124, "no rank has started for 15 s", LIMITS.begin_s, left_s)
+    _others_wait(world, gone[0])
+    return _ends(124, f"{name_ranks(gone)} on h{max(world.cut)} did not start within 12 s", LIMITS.start_s, left_s)
 
 
 def is_held_up(world: World) -> Expected:
@@ -159,10 +171,18 @@ def gets_hup(world: World) -> Expected:
 def is_stopped(world: World) -> Expected:
     """A worker or server is stopped by a signal, in a run of all or elsewhere."""
     rank = _pick(world)
+    in_s = 0.0
     if world.random.random() < 0.7:
-        _others_wait(world, -1 if world.random.random() < 0.5 else rank)
-    world.ranks[rank].stopped = True
-    return _ends(124, f"rank {rank} is silent: a signal stopped its process", LIMITS.stopped_s)
+        comes = world.random.random() < 0.5
+        _others_wait(world, -1 if comes else rank)
+        in_s = 4.0 * comes  # the run of all lasts, and that has been told
+
+    def stop() -> None:
+        world.ranks[rank].stopped = True
+
+    world.at(world.now_s + in_s, stop)
+    did = f"last heard of rank {rank}: 3 runs made"
+    return _ends(124, f"rank {rank} is silent: a signal stopped its process", in_s + LIMITS.stopped_s, has=did)
 
 
 def freezes(world: World) -> Expected:
@@ -183,13 +203,28 @@ def supervisor_killed(world: World) -> Expected:
 
 def supervisor_stopped(world: World) -> Expected:
     """A supervisor is stopped; on its own host nobody can tell it from the host."""
+    return _stop_supervisor(world, 0.0)
+
+
+def supervisor_stopped_after_a_hold(world: World) -> Expected:
+    """Nobody reads the launcher's output for long; then somebody does, and a supervisor is stopped."""
+    world.held_until_s = world.now_s + 12
+    return _stop_supervisor(world, 14.0)
+
+
+def _stop_supervisor(world: World, in_s: float) -> Expected:
     rank = world.ranks[_pick(world)]
-    _others_wait(world, rank.number)
-    rank.supervisor_stopped = True
+
+    def stop() -> None:
+        _others_wait(world, rank.number)
+        rank.supervisor_stopped = True
+
+    world.at(world.now_s + in_s, stop)
+    limit_s = in_s + LIMITS.silent_s
     alone = sum(one.host == rank.host for one in world.ranks) == 1 and rank.host
     if len(world.ranks) == 1 or not alone:
-        return _ends(124, f"rank {rank.number} is lost: its supervisor, process 10{rank.number}", LIMITS.silent_s)
-    return _ends(1, f"host h{rank.host} is lost: nothing has come", LIMITS.silent_s)
+        return _ends(124, f"rank {rank.number} is lost: its supervisor, process 10{rank.number}", limit_s)
+    return _ends(1, f"host h{rank.host} is lost: nothing has come", limit_s)
 
 
 def supervisor_signalled(world: World) -> Expected:
@@ -305,10 +340,22 @@ def _pick_worker(world: World) -> int:
 
 
 FAULTS: tuple[Fault, ...] = (
-    *(ends_well, is_slow, sleeps, is_held_up, pauses, exits, raises, is_killed, gets_hup, is_stopped, freezes),
+    *(
+        ends_well,
+        is_slow,
+        hangs_at_its_start,
+        is_held_up,
+        pauses,
+        exits,
+        raises,
+        is_killed,
+        gets_hup,
+        is_stopped,
+        freezes,
+    ),
     *(supervisor_killed, supervisor_stopped, supervisor_signalled, daemon_killed, host_silent),
     *(mpirun_killed, mpirun_stopped, launcher_signalled, launcher_unread, launcher_killed, launcher_stopped),
-    *(ends_early, fetches_otherwise, is_a_run_apart),
+    *(ends_early, fetches_otherwise, is_a_run_apart, cut_from_the_start, supervisor_stopped_after_a_hold),
 )
 ALONE = (ends_early, fetches_otherwise, is_a_run_apart)
 """Faults that need two workers."""
@@ -324,6 +371,8 @@ def world_of(seed: int, watching: bool = False) -> tuple[World, Fault]:
     if fault in ALONE and workers < 2:
         hosts, workers = (0, 1), 2
     world = World(random, hosts, workers, watching)
-    for rank in world.ranks:
-        rank.beats = rank.computes = fault is not sleeps
+    if fault is hangs_at_its_start:
+        random.choice(world.ranks).frozen = True
+    if fault is cut_from_the_start and world.daemons:
+        world.cut.add(random.choice(list(world.daemons)))
     return world, fault

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ops.faults.model import World
 from ops.faults.schedules import Expected, world_of
 
-_FAULT_S = (3.2, 7.0)  # faults come between these; by then all supervisors have heard the launcher's word
+_FAULT_S = (0.3, 7.0)  # faults come between these; all ranks that can have told of their start
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import parallax
 from ops.faults.drawn import TRAINING
+from ops.faults.job import launch_within
 from parallax import api
 from parallax.runtime.supervisor.limits import Limits
 
@@ -33,17 +33,13 @@ def main() -> None:
         seed=1,
     )
     graph, feeds = _graph()
-    api.launch = partial(_launched, api.launch)
+    api.launch = partial(launch_within, LIMITS, api.launch)
     resource = None if where == "local" else where
     sess, _, worker, _ = parallax.parallel_run(graph, resource, sync=kind != "asynchronous", parallax_config=config)
     with sess:
         while True:
             sess.run("train", feeds(worker))
             time.sleep(_PAUSE_S)
-
-
-def _launched(launch: Any, job: Any) -> int:
-    return launch(replace(job, limits=LIMITS)).status
 
 
 def _graph() -> tuple[Any, Any]:

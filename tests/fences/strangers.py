@@ -49,6 +49,7 @@ GARBAGE = (
     random.Random(1).randbytes(100_000),
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     b"GET / HTTP/1.1\r\n\r\n",
+    bytes.fromhex("16030100c8010000c40303") + random.Random(2).randbytes(64),  # half of what TLS begins with
 )
 
 

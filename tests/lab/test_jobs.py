@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -158,7 +157,6 @@ def test_a_host_that_falls_silent_is_named_and_its_processes_end_by_themselves(
     monkeypatch.setenv("LIMITS", json.dumps(limits))
     job = start(LAUNCH, lab.resource_file(1), "bare", SCRIPTS / "waiting.py", "waits")
     job.wait_for("ready 0", "ready 1")
-    time.sleep(1)  # until supervisors have heard the launcher's first word
     link = ["ip", "link", "set", "to-host1"]
     if victim == "link":
         subprocess.run(lab.argv_on_bridge([*link, "down"]), check=True)

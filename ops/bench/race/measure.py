@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,16 +12,17 @@ from ops.bench.race.place import Place
 _QUIET_S = 0.05
 _SETTLE_LIMIT_S = 2.0
 """The links' queues hold 0.2 s."""
+_SCHEDULED = 2
+"""A process's clock, whose number comes from the process's, counts what the scheduler gave all its threads."""
 
 
 def cpu_s(pids: Iterable[int]) -> float:
     """Processor seconds that these processes have used so far, in user code and in the kernel."""
-    ticks = 0
+    seconds = 0.0
     for pid in pids:
         with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(words[11]) + int(words[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+            seconds += time.clock_gettime(~pid << 3 | _SCHEDULED)
+    return seconds
 
 
 def started_at(pid: int) -> int | None:

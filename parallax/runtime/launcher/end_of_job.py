@@ -98,7 +98,7 @@ def new_job(
 ) -> JobState:
     """A job of which nothing has been heard yet; `names` and `hosts` are by rank."""
     stalls = StallWatch.of(num_workers, stall_timeout_s)
-    return JobState(FailureDetector(names), stalls, Liveness(hosts, now_s, limits))
+    return JobState(FailureDetector(names), stalls, Liveness(hosts, now_s, limits, now_s))
 
 
 def step(state: JobState, event: JobEvent, now_s: float) -> tuple[JobState, tuple[SignalMpirun, ...]]:

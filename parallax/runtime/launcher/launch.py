@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import select
 import selectors
 import signal
 import socket
@@ -27,7 +28,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from parallax.runtime.launcher.end_of_job import (
     EXIT_STALLED,
@@ -258,11 +259,21 @@ def _run(process: subprocess.Popen[bytes], watch: _Watch, caught: list[int]) -> 
 
 def _speak(process: subprocess.Popen[bytes], watch: _Watch, ended: threading.Event) -> None:
     """Has mpirun pass the launcher's word on, again and again; printing may hold up the launcher's loop for long."""
-    while watch.state.alive.first_s is None and not ended.wait(_POLL_S):
-        pass  # before a rank has started mpirun may not have its handlers yet
+    # Before a rank has started mpirun may not have its handlers, nor daemons to pass a word on.
+    while watch.state.alive.first_s is None and not has_written(process.stdout) and not ended.wait(_POLL_S):
+        pass
     while not ended.is_set():
         process.send_signal(WORD)
         ended.wait(watch.state.alive.limits.word_s)
+
+
+def has_written(pipe: IO[bytes] | None) -> bool:
+    """Whether something waits to be read from a pipe: a launcher that is held up does not read what ranks tell."""
+    if pipe is None:
+        return False
+    poll = select.poll()  # a script may have more files open than select() takes
+    poll.register(pipe, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

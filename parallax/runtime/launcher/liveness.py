@@ -49,6 +49,7 @@ class Liveness:
         hosts: of each rank, the host that it is on.
         looked_s: when the launcher last looked.
         limits: of the job.
+        began_s: when the launcher began.
         idle_s: seconds on the launcher's clock that do not count, for it did not look.
         heard_s: of each rank, when it was last heard; None before its start, infinite after its end.
         pulses: of each rank, the last.
@@ -62,6 +63,7 @@ class Liveness:
     hosts: tuple[str, ...]
     looked_s: float
     limits: Limits = LIMITS
+    began_s: float = float("inf")
     idle_s: float = 0.0
     heard_s: tuple[float | None, ...] = ()
     pulses: tuple[Pulse | None, ...] = ()
@@ -116,10 +118,11 @@ class Liveness:
         )
 
     def is_in_doubt(self, now_s: float) -> bool:
-        """Whether of some rank it is not known what it does: its pulse is late, or it is stopped or quiet."""
+        """Whether of some rank it is not known what it does: not started, late with its pulse, stopped or quiet."""
         unsure = (p for p in self.pulses if p is not None and self.heard_s[p.rank] != _ENDED)
         missed_s = 1.5 * self.limits.beat_s  # two beats, and the sums of a clock's differences are not exact
-        return bool(self.late(now_s)) or any(p.stopped_s > 0 or p.quiet_s > missed_s for p in unsure)
+        has_unstarted = not self.heard_s or None in self.heard_s
+        return has_unstarted or bool(self.late(now_s)) or any(p.stopped_s > 0 or p.quiet_s > missed_s for p in unsure)
 
     def verdict(self, now_s: float) -> Silence | None:
         """Who is silent at `now_s`, or None while nobody is."""
@@ -140,10 +143,16 @@ class Liveness:
         silent = tuple(rank for rank, age_s in ages.items() if age_s >= limits.silent_s)
         if silent:
             return self._silent(silent, ages, now_s)
-        if self.first_s is not None and clock_s - self.first_s >= limits.start_s:
-            unstarted = tuple(rank for rank, at_s in enumerate(self.heard_s) if at_s is None)
-            return Silence(UNSTARTED, unstarted, clock_s - self.first_s) if unstarted else None
-        return None
+        return self._unstarted(clock_s)
+
+    def _unstarted(self, clock_s: float) -> Silence | None:
+        """Who has not started in time."""
+        since_s, limit_s = self.first_s, self.limits.start_s
+        if since_s is None:
+            since_s, limit_s = self.began_s, self.limits.begin_s
+        heard = self.heard_s or (None,) * len(self.hosts)
+        ranks = tuple(rank for rank, at_s in enumerate(heard) if at_s is None)
+        return Silence(UNSTARTED, ranks, clock_s - since_s) if ranks and clock_s - since_s >= limit_s else None
 
     def _silent(self, silent: tuple[int, ...], ages: Mapping[int, float], now_s: float) -> Silence | None:
         """Who is behind the silence of some ranks, once that is certain: of one host they fall silent one by one."""
@@ -174,7 +183,7 @@ def silence_text(silence: Silence, alive: Liveness, name_of: Callable[[int], str
         "processor time. All its threads hang, in the kernel or on each other.",
         SUPERVISOR: f"{name} is lost: its supervisor, process {agent}, is stopped or hangs, and has said nothing for "
         f"{seconds}.",
-        UNSTARTED: f"{name_ranks(silence.ranks)} did not start within {seconds} of the others.",
+        UNSTARTED: _unstarted_text(silence.ranks, alive.hosts, seconds),
         HOST: f"host {alive.hosts[rank]} is lost: nothing has come from it for {seconds}. It is down, its network is "
         "cut, or mpirun's daemon there is stopped.",
         MPIRUN: f"mpirun is silent: nothing has come from any rank for {seconds}. It hangs, or this machine's network "
@@ -192,6 +201,16 @@ def silence_text(silence: Silence, alive: Liveness, name_of: Callable[[int], str
                 waiting.setdefault(fetch, []).append(other)
     lines += [f"  meanwhile {name_ranks(ranks)}: in a run of {fetch}" for fetch, ranks in waiting.items()]
     return "\n".join(lines)
+
+
+def _unstarted_text(ranks: tuple[int, ...], hosts: tuple[str, ...], seconds: str) -> str:
+    """What the user is told of ranks that did not start."""
+    named = tuple(dict.fromkeys(hosts[rank] for rank in ranks))
+    where = f"{', '.join(named[:_TOLD])}{', ...' if len(named) > _TOLD else ''}"
+    if len(ranks) == len(hosts):
+        return f"no rank has started for {seconds}. mpirun hangs, or waits for what does not answer there: {where}."
+    place = f" on {where}" if len(set(hosts)) > 1 else ""
+    return f"{name_ranks(ranks)}{place} did not start within {seconds} of the others."
 
 
 def _doing(alive: Liveness, rank: int) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ from parallax.errors import LaunchError
 from parallax.runtime.launcher.job import BIND_NOW, Job
 from parallax.runtime.supervisor import preload
 from parallax.runtime.supervisor.control import CONTROL_FD, RESULT_FD, RESULT_FILE
-from parallax.runtime.supervisor.limits import LIMITS
+from parallax.runtime.supervisor.limits import LIMITS, WORD
 from parallax.runtime.supervisor.preload import LIBRARY, LISTEN_ADDRESS, LISTEN_PORT, SECRET, agent_words, preloaded
 from parallax.runtime.supervisor.processes import JOB_ID
 
@@ -53,6 +54,10 @@ _BY_SIZE = ("coll_tuned_dynamic_rules_filename", str(Path(__file__).with_name("a
 # What mpirun gives its ranks. A job started from inside a rank must not take over that rank's place.
 _MCA = "OMPI_MCA_"  # how variables begin that are parameters of Open MPI
 _OF_A_RANK = ("OMPI_", "PMIX_", "PMI_", "ORTE_")
+# Which signals mpirun passes on to ranks, besides the usual ones; with the old name of the parameter.
+_PASSED_ON = ("ess_base_forward_signals", "ess_hnp_forward_signals")
+# Files that mpirun opens, with a reserve: it has 24 and three for each rank here, and three for each ssh.
+_OWN_FILES, _RANK_FILES, _HOST_FILES, _USUAL_FILES = 36, 4, 4, 1024
 # How daemons are reached over ssh, with the old names of the parameter, and what starts them there.
 _REACHES = ("plm_rsh_agent", "pls_rsh_agent", "orte_rsh_agent")
 _STARTS = ("orte_launch_agent", "--launch-agent", "-launch-agent")
@@ -113,6 +118,7 @@ def mpirun_argv(job: Job, launcher: Launcher) -> list[str]:
         *("--bind-to", "none", "--map-by", "slot"),
         # More ranks than cores are allowed, and then a rank that waits must not hold a core.
         *("--oversubscribe", "--mca", "mpi_yield_when_idle", "1"),
+        *_word(job.cluster),
         *_messaging(job.cluster),
         *(
             _staying_here(job.cluster, launcher.variables)
@@ -134,6 +140,12 @@ def _messaging(cluster: Cluster) -> Iterator[str]:
             yield from ("--mca", name, value)
     if not own & {_RING[0], _BY_SIZE[0]}:
         yield from ("--mca", *(_BY_SIZE if cluster.workers_are_alone else _RING))
+
+
+def _word(cluster: Cluster) -> Iterator[str]:
+    """Options by which mpirun passes the launcher's word on, whatever variables and files of Open MPI say."""
+    if not set(_parameters(cluster.mpirun_options)) & {*_PASSED_ON}:
+        yield from ("--mca", _PASSED_ON[0], WORD.name)
 
 
 def _groups(job: Job) -> Iterator[_Group]:
@@ -297,6 +309,8 @@ def check_startable(job: Job, launcher: Launcher) -> None:
     Raises:
         LaunchError: says what is missing.
     """
+    _check_word(job.cluster, launcher)
+    _check_descriptors(job)
     if launcher.has_library:
         _check_paths(job.cluster, launcher)
         _check_ways(job.cluster, launcher)
@@ -304,6 +318,32 @@ def check_startable(job: Job, launcher: Launcher) -> None:
         raise LaunchError(
             f"Servers let nobody but their job in, by means of {launcher.preload_library}, which is not "
             "there. Build it: `make install`, or cc -shared -fPIC -o that file parallax/native/preload/*.c -ldl."
+        )
+
+
+def _check_word(cluster: Cluster, launcher: Launcher) -> None:
+    """Refuses settings of mpirun with which no supervisor would hear the launcher, and would take it for dead."""
+    found = _parameters(cluster.mpirun_options)
+    old = _MCA + _PASSED_ON[1]  # Open MPI takes the variable before the option
+    for name, value in (*((name, found.get(name)) for name in _PASSED_ON), (old, launcher.variables.get(old))):
+        if value == "none":
+            raise LaunchError(
+                f"mpirun must pass {WORD.name} on to ranks, for by it they know that the launcher lives, and {name} is "
+                "'none'. Leave it out, or name the signals that shall be passed on besides."
+            )
+
+
+def _check_descriptors(job: Job) -> None:
+    """Refuses a limit of open files with which mpirun itself could not start all ranks; it would hang."""
+    hosts = [job.cluster.host_by_rank[rank] for rank in range(job.num_workers)]
+    hosts += [job.cluster.hosts[number] for number in job.servers]
+    here = sum(host.is_this_machine for host in hosts)
+    needed = _OWN_FILES + _RANK_FILES * here + _HOST_FILES * len(job.cluster.hosts)
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= allowed < needed:
+        raise LaunchError(
+            f"mpirun opens up to {needed} files at once for this job, and this process may open {allowed}. "
+            f"Raise the limit before: ulimit -n {max(_USUAL_FILES, needed)}"
         )
 
 

@@ -27,6 +27,10 @@ _OTHERS_WIDTH = 200
 # A worker that has told of its exception gets this long to end by itself, which gives its exit status.
 _EXIT_WAIT_S = 5.0
 _SETTLE_S = 0.3  # for a cause that is told after its consequence
+_REASONS: dict[int, str] = {
+    signal.SIGKILL: " (by someone, or by the kernel because memory ran out)",
+    signal.SIGBUS: " (a disk, or the shared memory /dev/shm, is full, or a file that was being read became shorter)",
+}
 _RULE = re.compile(r"-{60,}")
 # What mpirun prints of any failed job. The ending says the same with the rank's own words.
 _VERDICTS = ("Primary job  terminated", "mpirun detected that one or more", "mpirun noticed that process rank")
@@ -237,8 +241,7 @@ def _how(status: int | None) -> str:
         return "failed"
     if status > 0:
         return f"failed with exit status {status}"
-    reason = " (by someone, or by the kernel because memory ran out)" if status == -signal.SIGKILL else ""
-    return f"was killed by {signal_name(-status)}{reason}"
+    return f"was killed by {signal_name(-status)}{_REASONS.get(-status, '')}"
 
 
 def _first_line(what: str) -> str:

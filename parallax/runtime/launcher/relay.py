@@ -8,16 +8,15 @@ Elsewhere a bar is printed at most every few seconds, as a line, and other text 
 from __future__ import annotations
 
 import codecs
-import os
 import re
 import shutil
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 from parallax.runtime.launcher.output_files import OutputFiles
+from parallax.runtime.launcher.sinks import Sink
 from parallax.runtime.supervisor.framework_log import is_hidden
 from parallax.settings.environment import FRAMEWORK_QUIET
 
@@ -52,7 +51,11 @@ class _Line:
 
 
 class Relay:
-    """Prints to the two given streams; whether each is a terminal is asked of it. `files` get everything, by rank."""
+    """Prints to the two given streams; whether each is a terminal is asked of it. `files` get everything, by rank.
+
+    Whatever prints raises BrokenPipeError when nobody reads any more. What a full disk does not take is lost, which is
+    said on the other stream; the job goes on.
+    """
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class Relay:
         self._label_of = label_of
         self._files = files
         self._framework_log = framework_log
-        self._sinks = {"stdout": stdout, "stderr": stderr}
+        self._sinks = {"stdout": Sink(stdout), "stderr": Sink(stderr)}
         self._terminals = {name: sink.isatty() for name, sink in self._sinks.items()}
         self._lines: dict[tuple[int, str], _Line] = {}
         self._tails: dict[int, deque[str]] = {}
@@ -169,16 +172,17 @@ class Relay:
     def drop_unread(self) -> None:
         """Leads what is held for a reader that is gone to nowhere, so that Python's flush at exit keeps the status."""
         for sink in self._sinks.values():
-            try:
-                sink.flush()
-            except BrokenPipeError:
-                with Path(os.devnull).open("wb") as nowhere:
-                    os.dup2(nowhere.fileno(), sink.fileno())
-                sink.flush()
+            sink.drop_unread()
 
     def _flush(self) -> None:
         for sink in self._sinks.values():
             sink.flush()
+        for name, other in (("stdout", "stderr"), ("stderr", "stdout")):
+            if trouble := self._sinks[name].new_trouble():
+                self._sinks[other].write(
+                    f"parallax: {name} cannot be written: {trouble}. What does not fit is lost.\n".encode()
+                )
+                self._sinks[other].flush()
 
 
 def bytes_of(stream: TextIO) -> BinaryIO:

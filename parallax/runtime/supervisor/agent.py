@@ -6,8 +6,9 @@ environment, so it may call MPI_Init itself; the supervisor imports neither MPI 
 (`parallax.runtime.supervisor.frames`). Rank 0's worker inherits the standard input too, where the launcher's parcel
 comes. What the supervisor does is decided in `machine.py`; here is the loop that carries it out.
 
-The launcher's word comes as SIGURG, which mpirun passes on to all ranks. Without it for `--unheard` seconds there is no
-launcher any more, or no way to it: the supervisor then ends its worker, mpirun's daemon on this host, and itself.
+The launcher's word comes as SIGURG, which mpirun passes on to all ranks. Without it for `--unheard` seconds, from its
+start on, there is no launcher any more, or no way to it: the supervisor then ends its worker, mpirun's daemon on this
+host, and itself.
 
 The worker is started with the library that `--preload` names (parallax/native/preload/). In a job with servers,
 `--listen` names the host's own address, to which the library keeps TensorFlow's servers.
@@ -63,6 +64,7 @@ from parallax.runtime.supervisor.processes import (
     scratch_patterns,
     vitals_of,
 )
+from parallax.runtime.supervisor.room import NoRoom, check_room
 
 RANK = "OMPI_COMM_WORLD_RANK"  # set by mpirun
 
@@ -100,8 +102,9 @@ def main(arguments: list[str]) -> int:
     wake_fd = _install_signals()
     supervisor = _Supervisor(rank, _limits(options), wake_fd)
     try:
+        check_room(os.environ)
         left = supervisor.run(program, _variables(options, rank, secret, supervisor.put))
-    except CannotListen as error:
+    except (CannotListen, NoRoom) as error:
         supervisor.put(Text(rank, "stderr", f"{error}\n"), Exit(rank, CANNOT_START))
         left = Leave(CANNOT_START, False)
     supervisor.flush()

@@ -19,8 +19,9 @@ class Limits:
     Attributes:
         beat_s: between two pulses of a supervisor, and two beats of a worker.
         stopped_s: a process may be stopped by a signal (state T). Nothing but another signal lets it go on.
-        frozen_s: a worker may give no beat and use no processor, without being stopped.
+        frozen_s: a worker may give no beat and use no processor, from its start on, without being stopped.
         silent_s: nothing may come from a supervisor: frames through mpirun are late by seconds on a full link.
+        begin_s: no supervisor may start, while mpirun reaches the hosts; ssh itself gives up after two minutes.
         start_s: a supervisor may start later than the first one. mpirun starts all of them with one message.
         word_s: between two words of the launcher to all supervisors.
         unheard_s: a supervisor may hear no word of the launcher; long enough for Ctrl-Z and `bg` at a terminal.
@@ -30,6 +31,7 @@ class Limits:
     stopped_s: float = 10.0
     frozen_s: float = 60.0
     silent_s: float = 20.0
+    begin_s: float = 300.0
     start_s: float = 120.0
     word_s: float = 2.0
     unheard_s: float = 60.0

@@ -104,9 +104,8 @@ class SupervisorState:
         limits: of the job.
         ticks: the worker's processor time then.
         stopped_s, quiet_s: as in `Pulse`.
-        unheard_s: how long no word of the launcher has come; it counts from the first word on.
+        unheard_s: how long no word of the launcher has come; the launcher speaks once a rank has told of its start.
         doing: the worker's last beat; empty before the first.
-        hears: whether a word has come.
         told: whether it was told to end its worker.
         by: the signal that told it, when that was not mpirun's.
         orphaned: whether there is no launcher any more.
@@ -121,7 +120,6 @@ class SupervisorState:
     quiet_s: float = 0.0
     unheard_s: float = 0.0
     doing: Mapping[str, object] = field(default_factory=dict)
-    hears: bool = False
     told: bool = False
     by: int = 0
     orphaned: bool = False
@@ -151,7 +149,7 @@ def _react(
     if isinstance(event, Beaten):
         return replace(state, doing=event.doing, quiet_s=0.0), ()
     if isinstance(event, WordHeard):
-        return replace(state, hears=True, unheard_s=0.0), ()
+        return replace(state, unheard_s=0.0), ()
     if isinstance(event, SignalCame):
         if state.told:
             return state, ()
@@ -173,9 +171,8 @@ def _look(state: SupervisorState, vitals: Vitals, now_s: float) -> tuple[Supervi
         sampled_s=now_s,
         ticks=vitals.ticks,
         stopped_s=state.stopped_s + passed_s if stopped else 0.0,
-        # A program that never beat may sleep as long as it likes.
-        quiet_s=state.quiet_s + passed_s if state.doing and not at_work else 0.0,
-        unheard_s=state.unheard_s + passed_s if state.hears else 0.0,
+        quiet_s=0.0 if at_work else state.quiet_s + passed_s,
+        unheard_s=state.unheard_s + passed_s,
     )
     if after.unheard_s >= after.limits.unheard_s:
         return _orphan(after)

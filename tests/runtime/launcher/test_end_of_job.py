@@ -136,6 +136,26 @@ def test_a_rank_that_does_not_start_is_named():
     assert job.ending().message.startswith("rank 1 did not start within 20 s of the others")
 
 
+def test_a_rank_that_has_not_started_is_not_blamed_for_a_stall():
+    names = ("rank 0", "rank 1", "rank 2")
+    job = Job(hosts=("a", "b", "c"))
+    job.state = new_job(names, ("a", "b", "c"), 3, 5.0, LIMITS, 0.0)
+    job.frames(Start(0, 10, 20, "a"), Control(0, IN_RUN))
+    del job.pulses[1], job.pulses[2]
+    job.run(20)
+    assert job.ending().message.startswith("ranks 1-2 on b, c did not start within 20 s of the others")
+
+
+def test_a_job_of_which_no_rank_ever_starts_ends():
+    job = Job()
+    job.state = new_job(("rank 0", "rank 1"), ("a", "b"), 2, 5.0, LIMITS, 0.0)
+    job.pulses.clear()
+    job.run(300)
+    assert (job.actions, job.ending().status) == ([(300.0, TERM)], EXIT_STALLED)
+    words = "no rank has started for 300 s. mpirun hangs, or waits for what does not answer there: a, b. The job was"
+    assert job.ending().message.startswith(words)
+
+
 def test_a_failure_is_the_cause_though_others_fall_silent_after_it():
     job = Job(hosts=("a", "b")).run(3)
     job.frames(Exit(0, 3))

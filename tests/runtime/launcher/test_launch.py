@@ -1,7 +1,9 @@
 """Jobs of tiny programs under the real mpirun. None needs TensorFlow; every wait is bounded."""
 
+import fcntl
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import pytest
 from parallax.cluster.machines import local_cluster
 from parallax.errors import LaunchError
 from parallax.runtime.launcher.job import Job
-from parallax.runtime.launcher.launch import EXIT_STALLED
+from parallax.runtime.launcher.launch import EXIT_STALLED, has_written
 from parallax.runtime.launcher.mpirun import find_mpirun
 from parallax.runtime.supervisor.processes import end_processes, processes_with
 
@@ -367,7 +369,6 @@ def test_ranks_of_a_stopped_launcher_end_by_themselves(start, monkeypatch):
     agents = [parent_of(int(job.told(f"worker.{rank}"))) for rank in range(2)]
     for rank in range(2):
         job.told(f"ready.{rank}")
-    time.sleep(1)  # a supervisor counts from the first word that it heard
     job.process.send_signal(signal.SIGSTOP)
     deadline = time.monotonic() + WAIT_S
     while set(job.left()) - {job.process.pid} and time.monotonic() < deadline:
@@ -376,6 +377,17 @@ def test_ranks_of_a_stopped_launcher_end_by_themselves(start, monkeypatch):
     assert set(job.left()) <= {job.process.pid, *dead}, agents
     job.process.send_signal(signal.SIGCONT)
     assert job.finish()[0] != 0
+
+
+def test_the_launcher_speaks_from_the_first_byte_on_that_a_rank_has_written():
+    read_fd, written_fd = os.pipe()
+    high_fd = fcntl.fcntl(read_fd, fcntl.F_DUPFD, min(2000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100))
+    os.close(read_fd)
+    with os.fdopen(high_fd, "rb") as pipe, os.fdopen(written_fd, "wb", 0) as written:
+        assert not has_written(pipe)
+        written.write(b"[1,0]<stdout>:")
+        assert has_written(pipe)
+    assert not has_written(None)
 
 
 def test_a_program_may_end_well_and_leave_children(start):

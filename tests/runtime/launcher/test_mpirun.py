@@ -1,4 +1,5 @@
 import re
+import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ LOCAL = [
     *("--map-by", "slot"),
     "--oversubscribe",
     *("--mca", "mpi_yield_when_idle", "1"),
+    *("--mca", "ess_base_forward_signals", "SIGURG"),
     *("--mca", "opal_event_include", "epoll"),
     *("--mca", "btl_tcp_flags", "send,inplace"),
     *("--mca", "btl_tcp_eager_limit", "262144"),
@@ -248,6 +250,27 @@ def test_what_would_keep_the_secret_from_other_hosts_is_refused(options, variabl
         check_startable(job, replace(launcher(**variables), has_library=True))
 
 
+@pytest.mark.parametrize(
+    ("options", "variables"),
+    [
+        (("--mca", "ess_base_forward_signals", "none"), {}),
+        (("--mca", "ess_hnp_forward_signals", "none"), {}),
+        ((), {"OMPI_MCA_ess_hnp_forward_signals": "none"}),
+    ],
+)
+def test_an_mpirun_that_passes_no_signal_on_is_refused(options, variables):
+    job = Job(("train.py",), Cluster((Host("a", 1), Host("b", 1)), mpirun_options=options))
+    with pytest.raises(LaunchError, match="must pass SIGURG on to ranks.*_forward_signals is 'none'. Leave it out"):
+        check_startable(job, launcher(**variables))
+
+
+def test_signals_that_the_user_has_passed_on_are_kept():
+    own = ("--mca", "ess_base_forward_signals", "SIGUSR1")
+    job = Job(("train.py",), Cluster((Host("a", 1), Host("b", 1)), mpirun_options=own))
+    check_startable(job, launcher(OMPI_MCA_ess_base_forward_signals="none"))
+    assert [word for word in mpirun_argv(job, launcher()) if word.endswith("_forward_signals")] == [own[1]]
+
+
 @pytest.mark.parametrize("folder", ["/opt/my env", "/opt/a:b", "/opt/$x", "/opt/it's"])
 def test_a_path_that_the_loader_or_a_shell_would_part_is_refused(folder, monkeypatch):
     words = f"letters, digits and .* alone, no blank or colon, and is .{re.escape(folder[:8])}.* in another folder"
@@ -303,6 +326,14 @@ def test_servers_need_the_library_that_narrows_their_address(tmp_path):
     check_startable(Job(("train.py",), local_cluster(1, "")), here)
     with pytest.raises(LaunchError, match="libparallax_preload.so, which is not there. Build it: `make install`"):
         check_startable(Job(("train.py",), local_cluster(1, ""), (0,)), here)
+
+
+def test_a_limit_of_open_files_with_which_mpirun_would_hang_is_refused(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (47, 47))
+    job = Job(("train.py",), local_cluster(1, ""))
+    check_startable(job, launcher())
+    with pytest.raises(LaunchError, match="opens up to 48 files .* may open 47. Raise the limit before: ulimit -n 10"):
+        check_startable(replace(job, cluster=local_cluster(2, "")), launcher())
 
 
 def _environment_folder(tmp_path, monkeypatch, with_mpirun):

@@ -20,7 +20,8 @@ def command(resource, name, program):
 
 def expected(hosts, program):
     start = ["/parallax/.venv/bin/mpirun", "--tag-output", "--bind-to", "none", "--map-by", "slot", "--oversubscribe"]
-    start += ["--mca", "mpi_yield_when_idle", "1", "--mca", "opal_event_include", "epoll"]
+    start += ["--mca", "mpi_yield_when_idle", "1", "--mca", "ess_base_forward_signals", "SIGURG"]
+    start += ["--mca", "opal_event_include", "epoll"]
     start += ["--mca", "btl_tcp_flags", "send,inplace", "--mca", "btl_tcp_eager_limit", "262144"]
     start += ["--mca", "btl_tcp_rndv_eager_limit", "262144", "--mca", "btl_tcp_max_send_size", "262144"]
     start += ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_alltoall_algorithm", "1"]

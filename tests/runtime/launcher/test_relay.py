@@ -1,5 +1,7 @@
 import io
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -133,3 +135,28 @@ def test_what_a_reader_left_unread_is_not_written_again_at_exit():
         relay.drop_unread()
         sink.flush()
         relay.write(0, "stdout", "line\n", 0)
+
+
+def test_a_full_disk_loses_lines_and_ends_no_job():
+    stderr = Sink()
+    with tempfile.TemporaryFile("w+b") as room, Path("/dev/full").open("wb") as stdout:
+        relay = Relay(stdout, stderr)
+        for number in range(2000):
+            relay.write(0, "stdout", f"lost {number}\n", 0)
+        os.dup2(room.fileno(), stdout.fileno())
+        relay.write(0, "stdout", "kept\n", 0)
+        relay.close()
+        assert os.pread(room.fileno(), 1000, 0) == b"[0] kept\n"
+    told = "parallax: stdout cannot be written: No space left on device. What does not fit is lost.\n"
+    assert stderr.getvalue().decode() == told
+
+
+def test_a_terminal_that_was_closed_is_a_reader_that_is_gone():
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "wb") as terminal:
+        relay = Relay(terminal, Sink())
+        os.close(ours)
+        with pytest.raises(BrokenPipeError):
+            relay.write(0, "stdout", "a\n", 0)
+        relay.drop_unread()
+        assert os.fstat(terminal.fileno()).st_rdev == Path(os.devnull).stat().st_rdev

@@ -1,0 +1,81 @@
+"""The launcher's own two streams: what happens when one cannot be written.
+
+A reader that is gone, or a terminal that was closed, ends the job; a full disk does not, and what it does not take is
+lost, for nobody can hold it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+
+class Sink:
+    """A stream for bytes."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._trouble = ""
+        self._is_told = False
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return self._is_terminal
+
+    def write(self, data: bytes) -> None:
+        """Writes, or loses, bytes.
+
+        Raises:
+            BrokenPipeError: nobody reads any more.
+        """
+        try:
+            self._stream.write(data)
+        except OSError as error:
+            self._lose(error)
+
+    def flush(self) -> None:
+        """Sends on what is held.
+
+        Raises:
+            BrokenPipeError: nobody reads any more.
+        """
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._lose(error)
+
+    def new_trouble(self) -> str:
+        """Why bytes were lost, once; empty when none were."""
+        if self._is_told or not self._trouble:
+            return ""
+        self._is_told = True
+        return self._trouble
+
+    def drop_unread(self) -> None:
+        """Leads what is held for a reader that is gone to nowhere, so that Python's flush at exit keeps the status."""
+        try:
+            self._stream.flush()
+        except OSError:
+            self._to_nowhere()
+
+    def _lose(self, error: OSError) -> None:
+        """Lets go of what is held, which Python would try to write again at the next call and at the end."""
+        if isinstance(error, BrokenPipeError):
+            raise error
+        if self._is_terminal and error.errno == errno.EIO:  # it was closed
+            raise BrokenPipeError(errno.EPIPE, "the terminal is closed") from error
+        self._trouble = error.strerror or str(error)
+        own = os.dup(self._stream.fileno())
+        try:
+            self._to_nowhere()
+        finally:
+            os.dup2(own, self._stream.fileno())
+            os.close(own)
+
+    def _to_nowhere(self) -> None:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), self._stream.fileno())
+        self._stream.flush()

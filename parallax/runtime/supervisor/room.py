@@ -1,0 +1,50 @@
+"""Whether a rank's host has the room that Open MPI needs: in the folder of its session, and in shared memory.
+
+Without it the ranks would fail inside MPI, in words that name no disk.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+# With 8 MB MPI does not start, with 12 MB it does, whatever the number of ranks (Open MPI 4.1.8).
+SESSION_BYTES = 12 << 20
+# Open MPI asks for a twentieth more than the segment that a rank has.
+SEGMENT_BYTES, _MARGIN = 4 << 20, 1.05
+_SHARED_MEMORY = "/dev/shm"
+
+
+class NoRoom(OSError):
+    """A disk or the shared memory of the host is full."""
+
+
+def check_room(variables: Mapping[str, str]) -> None:
+    """Refuses a rank whose host lacks room.
+
+    Args:
+        variables: the environment of a rank, as mpirun gives it.
+
+    Raises:
+        NoRoom: says where, how much is free, how much is needed, and what helps.
+    """
+    session = variables.get("OMPI_MCA_orte_jobfam_session_dir", "")
+    _check(session, SESSION_BYTES, "Free some, or set TMPDIR to a folder of another disk.")
+    has_segments = "vader" in variables.get("OMPI_MCA_btl", "").split(",")
+    if has_segments and int(variables.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")) > 1:
+        folder = variables.get("OMPI_MCA_btl_vader_backing_directory", _SHARED_MEMORY)
+        _check(folder, int(_MARGIN * SEGMENT_BYTES), "Free some, or give more to the container (--shm-size).")
+
+
+def _check(folder: str, needed_bytes: int, remedy: str) -> None:
+    if not Path(folder).is_dir():
+        return
+    found = os.statvfs(folder)
+    free_bytes = found.f_bavail * found.f_frsize
+    if found.f_blocks and free_bytes < needed_bytes:
+        raise NoRoom(
+            f"Open MPI needs {needed_bytes >> 20} MiB in {folder} on {socket.gethostname()}, and "
+            f"{free_bytes / (1 << 20):.1f} MiB are free. {remedy}"
+        )
