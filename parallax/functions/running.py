@@ -48,19 +48,22 @@ class RunningSteps:
             if one.name not in local:
                 self.write(one.name, one.variable.numpy() if self.rank == 0 else None)
 
-    def run(self, step: GraphStep, feeds: Sequence[Any], fetches: Any) -> Any:
+    def run(self, step: GraphStep, feeds: Sequence[Any], fetches: Any, length: int | None = None) -> Any:
         """Runs a step.
 
         Args:
             step: one of the graph's.
             feeds: this worker's arguments, flat.
             fetches: what is wanted of it, a structure of tensors of the graph.
+            length: of all workers' batches together; None where it is not known.
 
         Returns:
             The structure with arrays.
         """
         flat = tf.nest.flatten(fetches)
         fed = {placeholder: [value] for placeholder, value in zip(step.feeds, feeds, strict=True)}
+        if step.length is not None and length is not None:
+            fed[step.length] = [np.asarray(length, np.int64)]
         found = self._session.run([step.run, *flat], fed)[1:]
         return tf.nest.pack_sequence_as(fetches, [one[0] for one in found])
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from parallax.errors import SessionError
 from parallax.functions.mirrors import Mirrors
 from parallax.functions.running import RunningSteps
-from parallax.functions.shares import OTHER_INPUT, digest_of, share_of
+from parallax.functions.shares import OTHER_INPUT, digest_of, rows_of, share_of
 from parallax.functions.step_graph import GraphStep
 from parallax.keras.callbacks import decisions_of
 from parallax.keras.inputs import without_optionals
@@ -118,7 +118,8 @@ class ModelTraining:
             elif kind == "write":
                 self._write(*what)
             elif kind == "step":
-                self._step(what, self._running.comm.scatter(None), 0)
+                share, length = self._running.comm.scatter(None)
+                self._step(what, share, length, 0)
             else:
                 decisions, drawn = what
                 for name, value in decisions.items():
@@ -165,17 +166,18 @@ class ModelTraining:
                 "validation_data, or evaluate after `fit`."
             )
         self._flush()
+        length = rows_of(batch)
         if self.is_leading:
             self._tell(("step", which))
-            share = self._running.comm.scatter([share_of(batch, one, size) for one in range(size)])
-            return self._step(which, share, 0)
-        return self._step(which, share_of(batch, rank, size), digest_of(batch) if size > 1 else 0)
+            share, _ = self._running.comm.scatter([(share_of(batch, one, size), length) for one in range(size)])
+            return self._step(which, share, length, 0)
+        return self._step(which, share_of(batch, rank, size), length, digest_of(batch) if size > 1 else 0)
 
-    def _step(self, which: str, share: list[Any], digest: int) -> Any:
+    def _step(self, which: str, share: list[Any], length: int, digest: int) -> Any:
         traced, logs = self._traced[which], self._logs[which]
         results, parts = self._steps[which].fetches
         others = {name: results[name] for name in logs.others}
-        parts, others = self._running.run(self._steps[which], share, (parts, others))
+        parts, others = self._running.run(self._steps[which], share, (parts, others), length)
         ordered = dict(zip((id(v) for v in traced.metrics), parts, strict=True))
         mine = [
             ordered.get(id(v), np.zeros_like(s)) for v, s in zip(self._sums.variables, self._sums.sums, strict=True)
