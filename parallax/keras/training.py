@@ -16,7 +16,7 @@ import tensorflow as tf
 from parallax.errors import SessionError
 from parallax.functions.mirrors import Mirrors
 from parallax.functions.running import RunningSteps
-from parallax.functions.shares import OTHER_INPUT, digest_of, rows_of, share_of
+from parallax.functions.shares import digest_of, rows_of, share_of
 from parallax.functions.step_graph import GraphStep
 from parallax.keras.callbacks import decisions_of
 from parallax.keras.inputs import without_optionals
@@ -135,6 +135,7 @@ class ModelTraining:
     def values(self) -> dict[str, Any]:
         """The values of all variables by name, on worker 0 (elsewhere empty); every worker must call it."""
         self._flush()
+        self._sums.arrive()
         found = {name: self._running.read(name) for name in self._trained}
         if self.rank:
             return {}
@@ -182,16 +183,14 @@ class ModelTraining:
         mine = [
             ordered.get(id(v), np.zeros_like(s)) for v, s in zip(self._sums.variables, self._sums.sums, strict=True)
         ]
-        others, is_alike = self._sums.take(mine, others, digest)
-        if not is_alike:
-            raise SessionError(OTHER_INPUT)
+        self._sums.send(mine, others, digest)
         self.mirrors.outdate(self._number_of)
         library_of(self._model).has_trained(self._model, which)
         if which == "train":
             self.mirrors.outdate(self._trained)
         if not self._reports:
             return dict.fromkeys(results, 0.0)
-        return logs.logs(self._sums.sums, others)
+        return logs.logs(self._sums.sums, self._sums.others)
 
     def _fetched(self, name: str) -> Any:
         """The value of a variable that is read here: by all workers, or by worker 0 alone."""
