@@ -19,7 +19,7 @@ from parallax.functions.running import RunningSteps
 from parallax.functions.shares import digest_of, rows_of, share_of
 from parallax.functions.step_graph import GraphStep
 from parallax.keras.callbacks import decisions_of
-from parallax.keras.inputs import without_optionals
+from parallax.keras.inputs import parts_of
 from parallax.keras.libraries import library_of
 from parallax.keras.metrics import LogsOfSums, MetricSums
 from parallax.keras.randomness import have_parted, random_states, take_random_states
@@ -156,10 +156,10 @@ class ModelTraining:
                 if logs is None:
                     raise StopIteration from None
                 break
-            logs = self._on_batch(which, without_optionals(batch))
+            logs = self._on_batch(which, parts_of(batch))
         return logs
 
-    def _on_batch(self, which: str, batch: Any) -> Any:
+    def _on_batch(self, which: str, batch: list[Any]) -> Any:
         rank, size = self.rank, self._running.size
         if which not in self._steps:
             raise SessionError(
@@ -177,9 +177,10 @@ class ModelTraining:
     def _step(self, which: str, share: list[Any], length: int, digest: int) -> Any:
         traced, logs = self._traced[which], self._logs[which]
         results, parts = self._steps[which].fetches
-        others = {name: results[name] for name in logs.others}
-        parts, others = self._running.run(self._steps[which], share, (parts, others), length)
-        ordered = dict(zip((id(v) for v in traced.metrics), parts, strict=True))
+        wanted = [*parts, *(results[name] for name in logs.others)]
+        found = self._running.run(self._steps[which], share, wanted, length)
+        others = dict(zip(logs.others, found[len(parts) :], strict=True))
+        ordered = dict(zip((id(v) for v in traced.metrics), found[: len(parts)], strict=True))
         mine = [
             ordered.get(id(v), np.zeros_like(s)) for v, s in zip(self._sums.variables, self._sums.sums, strict=True)
         ]
