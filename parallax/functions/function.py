@@ -175,7 +175,7 @@ class _OpenStep:
         self._variables.flush()
         feeds = share_of(batch, rank, size) if every else [one for one in batch]
         flat = [one for one in tf.nest.flatten(self._step.fetches) if one is not None]
-        values = self._running.run(self._step, feeds, flat)
+        values = self._running.run(self._step, feeds, flat, every)
         self._variables.outdate()
         digest = digest_of(batch) if size > 1 else 0
         found = iter(joined(values, self._rules, (rows, every) if every else (1, size), digest, self._running.comm))

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.heartbeat import current_heartbeat
-from parallax.types import Comm
+from parallax.types import Comm, Tensor
 
 
 class RunningSteps:
@@ -48,21 +47,24 @@ class RunningSteps:
             if one.name not in local:
                 self.write(one.name, one.variable.numpy() if self.rank == 0 else None)
 
-    def run(self, step: GraphStep, feeds: Sequence[Any], fetches: Any) -> Any:
+    def run(
+        self, step: GraphStep, feeds: Sequence[Any], fetches: Sequence[Tensor], length: int | None = None
+    ) -> list[Any]:
         """Runs a step.
 
         Args:
             step: one of the graph's.
             feeds: this worker's arguments, flat.
-            fetches: what is wanted of it, a structure of tensors of the graph.
+            fetches: what is wanted of it, tensors of the graph.
+            length: of all workers' batches together; None where it is not known.
 
         Returns:
-            The structure with arrays.
+            Their values, arrays.
         """
-        flat = tf.nest.flatten(fetches)
         fed = {placeholder: [value] for placeholder, value in zip(step.feeds, feeds, strict=True)}
-        found = self._session.run([step.run, *flat], fed)[1:]
-        return tf.nest.pack_sequence_as(fetches, [one[0] for one in found])
+        if step.length is not None and length is not None:
+            fed[step.length] = [np.asarray(length, np.int64)]
+        return [one[0] for one in self._session.run([step.run, *fetches], fed)[1:]]
 
     def run_op(self, op: Any) -> None:
         """Runs an op of the graph without feeds."""

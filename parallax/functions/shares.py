@@ -58,9 +58,9 @@ def digest_of(batch: Any) -> int:
         if array.dtype == object:
             value = zlib.crc32(repr(array.ravel()[:64].tolist()).encode(), value)
             continue
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        value = zlib.crc32(data[:_LOOKED_AT_BYTES].tobytes(), value)
-        value = zlib.crc32(data[-_LOOKED_AT_BYTES:].tobytes(), value)
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        value = zlib.crc32(data[:_LOOKED_AT_BYTES], value)
+        value = zlib.crc32(data[max(_LOOKED_AT_BYTES, len(data) - _LOOKED_AT_BYTES) :], value)
     return value & 0xFFFF
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from parallax.errors import GraphError
-from parallax.graph.batches import mark_batch
+from parallax.graph.batches import mark_batch, mark_length
 from parallax.graph.view import EXAMPLES
 from parallax.types import Graph, Tensor
 
@@ -49,12 +49,14 @@ class GraphStep:
         feeds: placeholders of its arguments, flat, as `tf.nest` flattens them.
         fetches: its results, in its own structure; None where it gives nothing.
         run: runs all of it, its effects on variables too.
+        length: what may be fed the length of all workers' batches; None where none may be uneven. It is added up else.
     """
 
     name: str
     feeds: tuple[Tensor, ...]
     fetches: Any
     run: Any
+    length: Tensor | None = None
 
 
 @dataclass
@@ -98,16 +100,14 @@ class StepGraph:
             feeds = tuple(
                 tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name) for tensor in arguments
             )
-            for batch in feeds if is_uneven else ():
-                if batch.shape.rank and batch.shape[0] is None:
-                    mark_batch(batch, name)
+            length = _marked(feeds, name, concrete.structured_input_signature) if is_uneven else None
             for feed in feeds if examples else ():
                 feed.op._set_attr(EXAMPLES, attr_value_pb2.AttrValue(i=examples))
             taken = [self._taken(name, outer) for outer in captured]
             first = self.graph.version
             results = concrete._call_flat([*feeds], taken)
             run = tf.group(*self.graph.get_operations()[first:], name="run")
-        return GraphStep(name, feeds, results, run)
+        return GraphStep(name, feeds, results, run, length)
 
     def taken(self) -> tuple[StepVariable, ...]:
         """The variables that steps have taken, in order."""
@@ -148,3 +148,27 @@ class StepGraph:
                     initializer=tf.compat.v1.zeros_initializer(),
                 )
         return self.made[one.name]
+
+
+def _marked(feeds: Sequence[Tensor], step: str, signature: Any) -> Tensor | None:
+    """Marks the batches of a step; the tensor of their length, if there are any."""
+    batches = [one for one in feeds if one.shape.rank and one.shape[0] is None]
+    for batch in batches:
+        mark_batch(batch, step)
+    if not batches:
+        return None
+    length = tf.compat.v1.placeholder_with_default(_own_length(feeds, signature), [], name="length")
+    mark_length(length, step)
+    return length
+
+
+def _own_length(feeds: Sequence[Tensor], signature: Any) -> Tensor:
+    """The length of the batch that is fed, int64: of a ragged tensor's parts, only the ends of its rows tell it."""
+    waiting, ends = iter(feeds), []
+    for spec in [one for one in tf.nest.flatten(signature) if isinstance(one, tf.TypeSpec)]:
+        parts = [next(waiting) for _ in tf.nest.flatten(spec, expand_composites=True)]
+        if isinstance(spec, tf.RaggedTensorSpec):
+            ends.append(parts[1])
+        elif parts and parts[0].shape.rank and parts[0].shape[0] is None:
+            return tf.raw_ops.Shape(input=parts[0], out_type=tf.int64)[0]
+    return tf.raw_ops.Shape(input=ends[0], out_type=tf.int64)[0] - 1

@@ -3,6 +3,9 @@
 A batch that is so marked may have another length on each worker, none too: what a worker computes as a mean over its
 batch then counts by its share of all workers' examples. Marks are attributes of nodes, which stay where functions are
 called, inlined and imported. A graph without them has batches of equal length.
+
+The length of all workers' batches together is a sum over the workers, which nobody needs to wait for where the graph
+has a tensor for it that is fed.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from tensorflow.core.framework import attr_value_pb2
 from parallax.graph.view import GraphView
 from parallax.types import NodeDef
 
-_BATCH, _REPORTED = "_parallax_batch", "_parallax_reported"
+_BATCH, _LENGTH, _REPORTED = "_parallax_batch", "_parallax_length", "_parallax_reported"
 VALUE, WEIGHT = "value", "weight"
 """What is reported: a scalar that is a mean over the batch, as a loss is; or the weight with which it is counted."""
 
@@ -27,6 +30,17 @@ def mark_batch(placeholder: Any, step: str) -> None:
         step: the name of the step; all batches of one step have one length on a worker.
     """
     _set(placeholder.op, _BATCH, step)
+
+
+def mark_length(length: Any, step: str) -> None:
+    """Says that a tensor is the length of a step's batch; workers have there that of all their batches together.
+
+    Args:
+        length: a PlaceholderWithDefault of int64, whose default is the length of a marked batch; what it is fed must be
+            that of all workers' batches.
+        step: as the batch is marked.
+    """
+    _set(length.op, _LENGTH, step)
 
 
 def mark_reported(identity: Any, kind: str) -> None:
@@ -42,6 +56,11 @@ def mark_reported(identity: Any, kind: str) -> None:
 def batch_of(node: NodeDef) -> str:
     """The step of which a placeholder is a batch; empty for any other node."""
     return _mark(node, _BATCH)
+
+
+def length_by_step(view: GraphView) -> dict[str, str]:
+    """Step -> the node that is the length of its batch, of the steps that have one."""
+    return {step: node for node in view.nodes if (step := _mark(view.nodes[node], _LENGTH))}
 
 
 def reported_as(node: NodeDef) -> str:

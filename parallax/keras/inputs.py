@@ -37,9 +37,9 @@ def _open(spec: Any) -> Any:
     return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype, spec.name)
 
 
-def without_optionals(batch: Any) -> Any:
-    """A batch in which what is Optional is None, as Keras's steps take it."""
-    return tf.nest.map_structure(lambda one: None if isinstance(one, tf.experimental.Optional) else one, batch)
+def parts_of(batch: Any) -> list[Any]:
+    """The tensors of a batch, flat, as Keras's steps take them: what is Optional is left out."""
+    return [one for one in tf.nest.flatten(batch) if one is not None and not isinstance(one, tf.experimental.Optional)]
 
 
 def batch_length(x: Any, batch_size: int | None) -> int:

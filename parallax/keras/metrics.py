@@ -7,12 +7,16 @@ are computed again of the whole sums. What a step logs beside its metrics is a m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
 
+from parallax.errors import SessionError
+from parallax.functions.shares import OTHER_INPUT
 from parallax.runtime.worker.barrier import wait_for
 from parallax.types import Comm
 
@@ -48,12 +52,11 @@ class LogsOfSums:
                 reads.update(found[1])
         self._names = list(logs)
         self._pure = pure
-        self._session, self._given, self._results = self._built(
-            concrete, nodes, reads, [logs[n] for n in pure], variables
-        )
+        self._results = self._built(concrete, nodes, reads, [logs[n] for n in pure], variables)
 
     @staticmethod
-    def _built(concrete: Any, nodes: Any, reads: Any, results: Any, variables: Any) -> tuple[Any, Any, Any]:
+    def _built(concrete: Any, nodes: Any, reads: Any, results: Any, variables: Any) -> Callable[..., Sequence[Any]]:
+        """What gives the results of the variables' values."""
         whole = concrete.graph.as_graph_def()
         part = tf.compat.v1.GraphDef(versions=whole.versions, library=whole.library)
         part.node.extend(node for node in whole.node if node.name in nodes)
@@ -74,7 +77,10 @@ class LogsOfSums:
             )
             waiting = iter(found or [])
             outputs = [known if known is not None else next(waiting) for known in direct]
-        return tf.compat.v1.Session(graph=graph), given, outputs
+        options = config_pb2.CallableOptions(feed=[t.name for t in given], fetch=[t.name for t in outputs])
+        session: Any = tf.compat.v1.Session(graph=graph)
+        called: Callable[..., Sequence[Any]] = session._make_callable_from_options(options)  # make_callable is slower
+        return called
 
     def logs(self, sums: Sequence[Any], others: dict[str, Any]) -> dict[str, Any]:
         """The logs in their order, scalars or arrays.
@@ -83,10 +89,7 @@ class LogsOfSums:
             sums: the values of the metrics' variables.
             others: values of the logs in `others`.
         """
-        found = dict(
-            zip(self._pure, self._session.run(self._results, dict(zip(self._given, sums, strict=True))), strict=True)
-        )
-        found.update(others)
+        found = dict(zip(self._pure, self._results(*sums), strict=True)) | others
         return {name: found[name] for name in self._names}
 
 
@@ -125,53 +128,99 @@ def _behind(tensor: Any, handles: dict[str, int]) -> tuple[list[Any], dict[str, 
 class MetricSums:
     """The sums of a model's metrics over all workers, since each was last written.
 
+    A step's sums are on their way until somebody asks for them, or the next step begins.
+
     Attributes:
         variables: the tf.Variables of metrics, in order.
-        sums: what the one process would have, arrays of the variables' types.
     """
 
     def __init__(self, variables: Sequence[Any], comm: Comm) -> None:
         self.variables = list(variables)
         self._comm, self._size = comm, comm.Get_size()
         self._base = [variable.numpy() for variable in variables]
-        self.sums = list(self._base)
+        self._sums, self._others = list(self._base), dict[str, Any]()
+        self._coming: _Coming | None = None
+
+    @property
+    def sums(self) -> list[Any]:
+        """What the one process would have, arrays of the variables' types."""
+        self.arrive()
+        return self._sums
+
+    @property
+    def others(self) -> dict[str, Any]:
+        """What the last step logged beside metrics, of all workers."""
+        self.arrive()
+        return self._others
 
     def begin_at(self, values: dict[int, Any]) -> None:
         """Some variables begin anew, by their numbers, at these values; the workers' own parts of all begin at zero."""
         self._base = list(self.sums)
         for number, value in values.items():
             self._base[number] = np.asarray(value, self._base[number].dtype)
-        self.sums = list(self._base)
+        self._sums = list(self._base)
 
-    def take(self, parts: Sequence[Any], others: dict[str, Any], digest: int) -> tuple[dict[str, Any], bool]:
-        """Puts together what the workers have after a step; every worker must call it.
+    def send(self, parts: Sequence[Any], others: dict[str, Any], digest: int) -> None:
+        """Has what the workers have after a step put together; every worker must call it.
 
         Args:
             parts: this worker's sums, by variable.
             others: what is logged beside metrics: a mean over the workers.
             digest: of this worker's input, below 2**16.
 
-        Returns:
-            (the logs in `others` as they are of all workers, whether the input was the same on all).
+        Raises:
+            SessionError: the input of the step before was not the same on all workers.
         """
-        whole = np.concatenate(
+        self.arrive()
+        own = np.concatenate(
             [
                 np.array([digest, digest * digest], np.float64),
                 *(np.ravel(part).astype(np.float64) for part in (*parts, *others.values())),
             ]
         )
-        if self._size > 1:
-            own = whole
-            whole = np.empty_like(own)
-            wait_for(self._comm.Iallreduce(own, whole))
-        place = 2
+        if self._size == 1:
+            self._coming = _Coming(own, own, None, others)
+            return
+        whole = np.empty_like(own)
+        self._coming = _Coming(own, whole, self._comm.Iallreduce(own, whole), others)
+
+    def arrive(self) -> None:
+        """Waits for the sums of the last step.
+
+        Raises:
+            SessionError: the input was not the same on all workers.
+        """
+        if self._coming is None:
+            return
+        coming, self._coming = self._coming, None
+        if coming.request is not None:
+            wait_for(coming.request)
+        whole, place = coming.whole, 2
+        if self._size * whole[1] != whole[0] ** 2:
+            raise SessionError(OTHER_INPUT)
         for number, base in enumerate(self._base):
             part = whole[place : place + base.size].reshape(base.shape)
             place += base.size
-            self.sums[number] = (base + part.astype(base.dtype)).astype(base.dtype)
-        found = {}
-        for name, value in others.items():
+            self._sums[number] = (base + part.astype(base.dtype)).astype(base.dtype)
+        self._others = {}
+        for name, value in coming.others.items():
             mean = whole[place : place + np.size(value)].reshape(np.shape(value)) / self._size
-            found[name] = mean.astype(np.asarray(value).dtype)
+            self._others[name] = mean.astype(np.asarray(value).dtype)
             place += np.size(value)
-        return found, bool(self._size * whole[1] == whole[0] ** 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """A step's sums on their way.
+
+    Attributes:
+        own: what this worker gives, which MPI reads until they are there.
+        whole: where they arrive.
+        request: of MPI; None for one worker.
+        others: this worker's logs beside metrics.
+    """
+
+    own: Any
+    whole: Any
+    request: Any
+    others: dict[str, Any]

@@ -16,10 +16,10 @@ import tensorflow as tf
 from parallax.errors import SessionError
 from parallax.functions.mirrors import Mirrors
 from parallax.functions.running import RunningSteps
-from parallax.functions.shares import OTHER_INPUT, digest_of, share_of
+from parallax.functions.shares import digest_of, rows_of, share_of
 from parallax.functions.step_graph import GraphStep
 from parallax.keras.callbacks import decisions_of
-from parallax.keras.inputs import without_optionals
+from parallax.keras.inputs import parts_of
 from parallax.keras.libraries import library_of
 from parallax.keras.metrics import LogsOfSums, MetricSums
 from parallax.keras.randomness import have_parted, random_states, take_random_states
@@ -118,7 +118,8 @@ class ModelTraining:
             elif kind == "write":
                 self._write(*what)
             elif kind == "step":
-                self._step(what, self._running.comm.scatter(None), 0)
+                share, length = self._running.comm.scatter(None)
+                self._step(what, share, length, 0)
             else:
                 decisions, drawn = what
                 for name, value in decisions.items():
@@ -134,6 +135,7 @@ class ModelTraining:
     def values(self) -> dict[str, Any]:
         """The values of all variables by name, on worker 0 (elsewhere empty); every worker must call it."""
         self._flush()
+        self._sums.arrive()
         found = {name: self._running.read(name) for name in self._trained}
         if self.rank:
             return {}
@@ -154,10 +156,10 @@ class ModelTraining:
                 if logs is None:
                     raise StopIteration from None
                 break
-            logs = self._on_batch(which, without_optionals(batch))
+            logs = self._on_batch(which, parts_of(batch))
         return logs
 
-    def _on_batch(self, which: str, batch: Any) -> Any:
+    def _on_batch(self, which: str, batch: list[Any]) -> Any:
         rank, size = self.rank, self._running.size
         if which not in self._steps:
             raise SessionError(
@@ -165,31 +167,31 @@ class ModelTraining:
                 "validation_data, or evaluate after `fit`."
             )
         self._flush()
+        length = rows_of(batch)
         if self.is_leading:
             self._tell(("step", which))
-            share = self._running.comm.scatter([share_of(batch, one, size) for one in range(size)])
-            return self._step(which, share, 0)
-        return self._step(which, share_of(batch, rank, size), digest_of(batch) if size > 1 else 0)
+            share, _ = self._running.comm.scatter([(share_of(batch, one, size), length) for one in range(size)])
+            return self._step(which, share, length, 0)
+        return self._step(which, share_of(batch, rank, size), length, digest_of(batch) if size > 1 else 0)
 
-    def _step(self, which: str, share: list[Any], digest: int) -> Any:
+    def _step(self, which: str, share: list[Any], length: int, digest: int) -> Any:
         traced, logs = self._traced[which], self._logs[which]
         results, parts = self._steps[which].fetches
-        others = {name: results[name] for name in logs.others}
-        parts, others = self._running.run(self._steps[which], share, (parts, others))
-        ordered = dict(zip((id(v) for v in traced.metrics), parts, strict=True))
+        wanted = [*parts, *(results[name] for name in logs.others)]
+        found = self._running.run(self._steps[which], share, wanted, length)
+        others = dict(zip(logs.others, found[len(parts) :], strict=True))
+        ordered = dict(zip((id(v) for v in traced.metrics), found[: len(parts)], strict=True))
         mine = [
             ordered.get(id(v), np.zeros_like(s)) for v, s in zip(self._sums.variables, self._sums.sums, strict=True)
         ]
-        others, is_alike = self._sums.take(mine, others, digest)
-        if not is_alike:
-            raise SessionError(OTHER_INPUT)
+        self._sums.send(mine, others, digest)
         self.mirrors.outdate(self._number_of)
         library_of(self._model).has_trained(self._model, which)
         if which == "train":
             self.mirrors.outdate(self._trained)
         if not self._reports:
             return dict.fromkeys(results, 0.0)
-        return logs.logs(self._sums.sums, others)
+        return logs.logs(self._sums.sums, self._sums.others)
 
     def _fetched(self, name: str) -> Any:
         """The value of a variable that is read here: by all workers, or by worker 0 alone."""

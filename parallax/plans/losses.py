@@ -12,6 +12,20 @@ from parallax.graph.view import Edge
 
 
 @dataclass(frozen=True, slots=True)
+class UnevenBatch:
+    """A batch whose length may be another one on each worker.
+
+    Attributes:
+        placeholder: whose first dimension is the length.
+        length: the edge by which a tensor of the graph takes the length, and shall take that of all workers' batches;
+            None where there is no such tensor.
+    """
+
+    placeholder: str
+    length: Edge | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Divided:
     """`tensor` is the sum over all workers of what losses are divided by: the `edges` take a W-th of it.
 

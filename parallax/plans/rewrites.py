@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge
-from parallax.plans.losses import Divided, ReportedScalar, Selected, Summed
+from parallax.plans.losses import Divided, ReportedScalar, Selected, Summed, UnevenBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +351,7 @@ class Rewrites:
         alike_rows: constants that meet kept rows.
         divided: denominators of losses.
         selected: means over chosen elements.
-        batches: placeholders whose first dimension is a batch's length, which workers may have unequal; one of a step.
+        batches: those that workers may have of unequal length; one of a step.
         summed: sums over batches that losses are made of.
         reported: what steps report of their batches.
         notes: what a plan says of how losses are taken, a sentence each.
@@ -380,7 +380,7 @@ class Rewrites:
     alike_rows: tuple[AlikeRows, ...] = ()
     divided: tuple[Divided, ...] = ()
     selected: tuple[Selected, ...] = ()
-    batches: tuple[str, ...] = ()
+    batches: tuple[UnevenBatch, ...] = ()
     summed: tuple[Summed, ...] = ()
     reported: tuple[ReportedScalar, ...] = ()
     notes: tuple[str, ...] = ()

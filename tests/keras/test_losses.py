@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from parallax import Config
 from parallax.errors import GraphError
+from parallax.graph.view import GraphView
 from tests.keras.workers import KerasJob, cut, difference, in_keras, means_of, seeded
 
 layers = keras.layers
@@ -190,17 +191,51 @@ def test_class_weights_are_sample_weights() -> None:
     assert difference(found[0][0]["emb/embeddings"], model.variables[0].numpy()) < TOLERANCE
 
 
-def test_even_batches_cost_one_more_sum_of_a_number() -> None:
+def test_a_step_that_is_fed_the_length_of_the_batch_adds_up_gradients_alone() -> None:
     model = seeded(lambda: plain(metrics=None))
     job = KerasJob(model, (X(np.random.RandomState(1), 4), np.zeros((4, 1), np.float32)))
-    made = job.worker_graphs(2)[0]
-    sums = [n for n in made.graph_def.node if n.op == "HorovodAllreduce"]
-    named = [n.name for n in sums if n.name.startswith("parallax/batch/")]
+    view, step = GraphView(job.worker_graphs(2)[0].graph_def), job.steps["train"]
     gradients = [v for v in job.plan(2).variables if v.route == "allreduce"]
-    assert len(named) == 1
-    assert len(sums) == 1 + len(gradients)
-    needed = {n for n in _ancestors(made.graph_def, named) if n.startswith("train/")}
-    assert needed == {job.steps["train"].feeds[0].op.name}  # nothing of the model
+    assert _sums(view, step, fed={step.length.name}) == len(gradients)
+    assert _sums(view, step, fed=set()) == len(gradients) + 1
+    before = view.ancestors({step.length.op.name}, set())
+    assert {n for n in before if n.startswith("train/")} == job.analysed.captured.view.ancestors(
+        {step.length.op.name}, set()
+    )  # nothing of the model
+
+
+def _sums(view, step, fed):
+    """How many sums over the workers a run of the step takes."""
+    return sum(view.op(n) == "HorovodAllreduce" for n in view.ancestors({step.run.name}, fed))
+
+
+class OfRagged(keras.Model):
+    """Adds up the numbers of each example, of which there may be any number."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(tf.expand_dims(tf.reduce_sum(x, axis=1), 1))
+
+
+@pytest.mark.parametrize("cuts", [[3, 2], [1, 4], [0, 5]])
+def test_ragged_examples_count_as_one_each(cuts) -> None:
+    x = tf.ragged.constant([[1.0], [2.0, 3.0, 1.0, 0.5], [], [4.0], [0.5, 1.0]], tf.float32)
+    batch = (x, np.random.RandomState(1).rand(5, 1).astype(np.float32))
+
+    def build():
+        model = OfRagged()
+        model(x)
+        model.compile(keras.optimizers.SGD(0.1), loss="mse")
+        return model
+
+    model = seeded(build)
+    found = KerasJob(model, batch).run(cuts, [batch] * 3)
+    for values, (expected, _) in zip(found, in_keras(seeded(build), [batch] * 3), strict=True):
+        for name, value in expected.items():
+            assert difference(values[0][name], value) < TOLERANCE, name
 
 
 def test_gradients_of_several_uneven_batches_are_not_kept() -> None:
@@ -212,14 +247,3 @@ def test_gradients_of_several_uneven_batches_are_not_kept() -> None:
 
 def test_a_batch_is_cut_in_the_order_of_the_workers() -> None:
     assert [part.tolist() for part in cut(np.arange(5), [2, 0, 3])] == [[0, 1], [], [2, 3, 4]]
-
-
-def _ancestors(graph_def, names):
-    nodes, found, waiting = {n.name: n for n in graph_def.node}, set(names), list(names)
-    while waiting:
-        for one in nodes[waiting.pop()].input:
-            name = one.lstrip("^").split(":")[0]
-            if name not in found:
-                found.add(name)
-                waiting.append(name)
-    return found

@@ -15,6 +15,7 @@ from parallax import Config
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.functions.step_graph import StepGraph
+from parallax.keras.inputs import open_spec
 from parallax.keras.steps import traced_evaluation, traced_training, variables_of
 from parallax.plans.plan import one_host
 from parallax.runtime.guard.watched import watched_variables
@@ -55,7 +56,7 @@ class KerasJob:
     def __init__(self, model, data, evaluates=False):
         native_ops()
         self.model = model
-        spec = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), data)
+        spec = open_spec(tf.nest.map_structure(tf.type_spec_from_value, data))
         traced = {"train": traced_training(model, spec)}
         traced = {"train": traced_training(model, spec)}  # the first has made what Keras makes late
         if evaluates:
@@ -102,7 +103,8 @@ class KerasJob:
                 job.run_ops([phase] * len(cuts))
             job.run_ops([list(one.counter_initializers) for one in made])
             for batch in batches:
-                given = [self._feeds(step, part) for part in cut(batch, cuts)]
+                length = {self.steps[step].length.name: np.int64(sum(cuts))}
+                given = [self._feeds(step, part) | length for part in cut(batch, cuts)]
                 seen = job.run([run, *fetches], given)
                 values = job.run([t.name for t in reads.values()], [{}] * len(cuts))
                 found.append(
@@ -118,7 +120,8 @@ class KerasJob:
         return found
 
     def _feeds(self, step, data):
-        return {feed.name: value for feed, value in zip(self.steps[step].feeds, tf.nest.flatten(data), strict=True)}
+        values = [np.asarray(one) for one in tf.nest.flatten(data, expand_composites=True)]
+        return {feed.name: value for feed, value in zip(self.steps[step].feeds, values, strict=True)}
 
 
 def cut(batch, cuts):

@@ -4,7 +4,8 @@ A worker's loss is taken for a mean over its own batch. The one process's loss i
 each counted by its share of all examples, and so are its gradients. So every mean over the workers becomes one by
 shares; a worker without examples counts for nothing, whatever its gradients are. What losses are divided by, and what
 means are chosen of, is put together so that this holds for it too (denominators.py), and a sum over the batch that
-nothing divides is made a mean (sums.py). The shares take one sum over the workers, of the batches' lengths.
+nothing divides is made a mean (sums.py). The shares take one sum over the workers, of the batches' lengths,
+in runs that are not fed what it gives.
 
 What a step reports (a loss that a metric counts) becomes such that the plain mean over the workers is the one process's
 value, and so does the weight with which it is counted: what the metrics of all workers have added up is, together, what
@@ -23,9 +24,9 @@ from parallax.analysis.propagation.states import SAME
 from parallax.analysis.propagation.sums import find_sums
 from parallax.analysis.propagation.walk import Walk
 from parallax.errors import GraphError
-from parallax.graph.batches import WEIGHT, batch_of, reported_as
-from parallax.graph.view import GraphView, once_per_view, split_tensor
-from parallax.plans.losses import Divided, ReportedScalar, Selected
+from parallax.graph.batches import WEIGHT, batch_of, length_by_step, reported_as
+from parallax.graph.view import Edge, GraphView, once_per_view, split_tensor
+from parallax.plans.losses import Divided, ReportedScalar, Selected, UnevenBatch
 from parallax.plans.rewrites import AllReduce, Rewrites, Scale, Scatter
 
 _COPIES = ("Identity", "Cast")
@@ -83,7 +84,7 @@ def weighed(walk: Walk, rewrites: Rewrites) -> Rewrites:
         scatters=_of_batches(rewrites.scatters, batches),
         divided=tuple(_of_division(one, batches) for one in rewrites.divided if not one.is_mean),
         selected=tuple(_of_selection(one, batches) for one in rewrites.selected),
-        batches=tuple(dict.fromkeys(batches.values())),
+        batches=_uneven(walk.view, batches),
         summed=find_sums(walk, batches),
         reported=tuple(one for one in reported if one.kind != WEIGHT),
     )
@@ -99,6 +100,14 @@ def notes_of(walk: Walk) -> tuple[str, ...]:
         f"TensorFlow's {' and '.join(found)} can fail on CPUs where a worker has no example of a batch: leave each one "
         "at least, or set TF_ENABLE_ONEDNN_OPTS=0",
     )
+
+
+def _uneven(view: GraphView, batches: dict[str, str]) -> tuple[UnevenBatch, ...]:
+    lengths, found = length_by_step(view), []
+    for placeholder in dict.fromkeys(batches.values()):
+        length = lengths.get(batch_of(view.nodes[split_tensor(placeholder)[0]]))
+        found.append(UnevenBatch(placeholder, None if length is None else Edge(length, 0)))
+    return tuple(found)
 
 
 def _batch_of(batches: dict[str, str], tensor: str) -> str:

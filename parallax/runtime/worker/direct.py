@@ -64,7 +64,7 @@ class _Ready:
 
     def __init__(self, raw: Any, tensors: Sequence[str], fed: Sequence[str]) -> None:
         given = [raw.graph.get_tensor_by_name(name) for name in fed]
-        self._takes = [(tensor.dtype.base_dtype.as_numpy_dtype, tensor.shape) for tensor in given]
+        self._takes = [(tensor.dtype.base_dtype.as_numpy_dtype, _dims(tensor.shape)) for tensor in given]
         self._places = [":" in name for name in tensors]
         options = config_pb2.CallableOptions(feed=fed)
         options.fetch.extend(name for name in tensors if ":" in name)
@@ -72,11 +72,22 @@ class _Ready:
         self._call = raw._make_callable_from_options(options)  # make_callable takes no feeds by this way
 
     def run(self, values: Sequence[Any]) -> list[Any] | None:
-        for value, (dtype, shape) in zip(values, self._takes, strict=True):
-            if type(value) is not np.ndarray or value.dtype != dtype or not shape.is_compatible_with(value.shape):
+        for value, (dtype, dims) in zip(values, self._takes, strict=True):
+            if type(value) is not np.ndarray or value.dtype != dtype or not _fits(value.shape, dims):
                 return None  # TensorFlow converts it, or says what is wrong with it
         found = iter(self._call(*values))
         return [next(found) if is_tensor else None for is_tensor in self._places]
+
+
+def _dims(shape: Any) -> tuple[int | None, ...] | None:
+    return None if shape.rank is None else tuple(shape.as_list())
+
+
+def _fits(shape: tuple[int, ...], dims: tuple[int | None, ...] | None) -> bool:
+    """Whether an array of a shape may be fed; TensorFlow's own comparison takes as long as a small op."""
+    if dims is None or len(shape) != len(dims):
+        return dims is None
+    return all(known is None or known == own for own, known in zip(shape, dims, strict=True))
 
 
 def can_be_direct(graph: Graph, hooks: Sequence[Any], target: str) -> bool:

@@ -1,8 +1,7 @@
 """Each worker's share of the examples of a step, where workers' batches may be of unequal length.
 
-The lengths are added up once for each step's batch, in one sum over the workers that needs nothing of the model, so it
-runs beside the forward pass. Shares add up to 1 over the workers. A product with a share of 0 is 0, whatever the other
-factor: a worker without examples may have gradients that are no numbers.
+Shares add up to 1 over the workers. A product with a share of 0 is 0, whatever the other factor: a worker without
+examples may have gradients that are no numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.transform.building.reduce_and_broadcast import Reducer
 from parallax.types import DType, Tensor
 
 
@@ -29,10 +27,8 @@ class BatchShare:
     own: Any
 
     @staticmethod
-    def of(batch: Tensor, together: Reducer) -> BatchShare:
-        """Adds up the lengths of all workers' batches, each of which is the first dimension of a tensor."""
-        own = tf.raw_ops.Shape(input=batch, out_type=tf.int64)[0]
-        rows = together.all_reduce(own)
+    def of(own: Tensor, rows: Tensor) -> BatchShare:
+        """The share of so many rows of so many, scalars of type int64."""
         return BatchShare(rows, tf.math.divide_no_nan(tf.cast(own, tf.float64), tf.cast(rows, tf.float64)))
 
     def times(self, factor: float, dtype: DType) -> Any:

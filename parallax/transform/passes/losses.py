@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.plans.losses import ReportedScalar, Selected, Summed
+from parallax.plans.losses import ReportedScalar, Selected, Summed, UnevenBatch
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.shares import BatchShare
@@ -16,12 +16,21 @@ def share_batches(editor: Editor, rewrites: Rewrites) -> None:
     """Has each worker know its share of all examples, for the batches that may be uneven."""
     for batch in rewrites.batches:
         with tf.name_scope(f"{SCOPE}/batch/"):
-            editor.shares[batch] = BatchShare.of(editor.tensor(batch), editor.together)
+            editor.shares[batch.placeholder] = _share(editor, batch)
     for scatter in rewrites.scatters:
         if scatter.batch:  # who takes the sum multiplies it by 1/W
             with tf.name_scope(f"{SCOPE}/batch/"):
                 share = editor.shares[scatter.batch]
                 editor.kept[scatter.tensor] = share.weigh(editor.leaving(scatter.tensor), editor.worker.size)
+
+
+def _share(editor: Editor, batch: UnevenBatch) -> BatchShare:
+    if batch.length is None:
+        own = tf.raw_ops.Shape(input=editor.tensor(batch.placeholder), out_type=tf.int64)[0]
+        return BatchShare.of(own, editor.together.all_reduce(own))
+    own = editor.at(batch.length)
+    editor.redirect([batch.length], editor.together.all_reduce(own))
+    return BatchShare.of(own, editor.tensor(f"{batch.length.node}:0"))  # where that is fed, nobody waits for the sum
 
 
 def weigh_losses(editor: Editor, rewrites: Rewrites) -> None:
