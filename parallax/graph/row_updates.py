@@ -42,6 +42,7 @@ from parallax.types import NodeDef
 
 UPDATE_ROWS, GATHER_ROWS = "ParallaxUpdateRows", "ParallaxGatherRows"
 READ_ROWS, BRING_UP_TO_DATE = "ParallaxReadRows", "ParallaxBringUpToDate"
+ROW_UPDATE_OPS = (UPDATE_ROWS, GATHER_ROWS, READ_ROWS, BRING_UP_TO_DATE)
 FIRST_STATE = 3
 """Of the inputs of an update: values, indices and scalars, then the handles of the table and of its slots."""
 
