@@ -13,15 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from parallax.analysis.stages import Analysed, analyse, plan_for, rewrites_of, simulation_of
+from parallax.analysis.stages import Analysed, analyse, memory_of, plan_for, rewrites_of, simulation_of
+from parallax.analysis.whatif.memory import HostMemory
 from parallax.analysis.whatif.simulate import HostKind
 from parallax.cluster.machines import Cluster
 from parallax.errors import ConfigError, ParallaxError
 from parallax.logger import log
+from parallax.plans.memory import MACHINE, RESOURCE_FILE, MemoryPlan
 from parallax.plans.plan import Plan
 from parallax.plans.what_if import what_if_from
 from parallax.profiles.files import check_writable
 from parallax.report.html.files import write_file
+from parallax.report.memory import memory_table
 from parallax.report.text import PrintedPlan, explanation, plan_table
 from parallax.runtime.launcher.job import layout_of, servers_by_host
 from parallax.runtime.launcher.launch import JobEnd, launch
@@ -257,12 +260,17 @@ def _worker(call: Call) -> tuple[Any, int, int, int] | int:
 def _show(call: Call) -> int:
     """What `parallax plan` gives: the table or one variable explained, and the files."""
     wanted = call.wanted
-    analysed, _, plan = _planned(call)
+    planned = _planned(call)
+    analysed, _, plan = planned
     text = explanation(plan, wanted.explain) if wanted.explain else plan_table(plan, bool(wanted.all))
+    json = plan.to_json() if wanted.json else ""
+    if wanted.memory:
+        memory = _memory(call, planned)
+        text, json = f"{text}\n{memory_table(memory)}", memory.to_json()
     sys.stdout.write(text)
     sys.stdout.flush()
     if wanted.json:
-        write_file(wanted.json, plan.to_json(), "--json")
+        write_file(wanted.json, json, "--json")
     if wanted.html:
         from parallax.report.html.page import plan_page
 
@@ -273,6 +281,18 @@ def _show(call: Call) -> int:
         rewrites, seed = rewrites_of(analysed, plan), call.config.seed or 1
         graph_files.write_planned(analysed.captured.view, rewrites, plan, seed, Path(wanted.graph))
     return 0
+
+
+def _memory(call: Call, planned: _Planned) -> MemoryPlan:
+    """The memory of a plan's processes; a worker's base is what this process, which built the graph too, holds now."""
+    from parallax.runtime.measure.memory import base_bytes, machine_bytes
+
+    hosts = [
+        HostMemory(host.address, host.memory_bytes or machine_bytes(), RESOURCE_FILE if host.memory_bytes else MACHINE)
+        for host in planned.cluster.hosts
+    ]
+    examples = call.wanted.batch or 0
+    return memory_of(planned.analysed, planned.plan, call.config, hosts, base_bytes(), call.sync, examples)
 
 
 def _profile(call: Call) -> int:
