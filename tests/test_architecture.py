@@ -22,7 +22,7 @@ MODULES = {
 LAYERS = (
     ("errors", "after_import", "types"),
     ("strict",),
-    ("graph", "cluster"),
+    ("graph", "cluster", "optimizers"),
     ("plans",),
     ("settings", "profiles"),
     ("logger",),
@@ -65,6 +65,7 @@ LOADS_NOTHING_HEAVY = (
     "parallax.cluster.*",
     "parallax.graph.ownership",
     "parallax.graph.spec",
+    "parallax.optimizers",
     "parallax.plans.*",
     "parallax.profiles.*",
     "parallax.report.*",

@@ -58,8 +58,8 @@ class LiveBytes:
         gradients: of dense gradients, as `gradient_bytes` says of each.
         of_rows: table op -> of all its rows; an owner has its share.
         examples: of a worker's batch; 0 where the graph does not say it.
-        largest_of: of each kind, or table op, the largest buffer. Freed memory is kept in pieces, of which small tensors
-            take some, so that as much as the largest buffer fits nowhere and is taken anew.
+        largest_of: of each kind, or table op, the largest buffer. Freed memory is kept in pieces, and small tensors
+            take some of it, so that as much as the largest buffer fits nowhere and is taken anew.
         largest: the largest tensor of the batch, and its bytes; empty where there is none.
         notes: what is not counted.
     """

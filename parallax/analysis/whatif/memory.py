@@ -229,7 +229,7 @@ def _words(one: HeldVariable) -> str:
 
 def _notes(live: LiveBytes) -> tuple[str, ...]:
     return (
-        "activations are estimated from static shapes: what the ops of a step hold that run at one time, and as much as "
-        "the largest tensor for freed memory in pieces",
+        "activations are estimated from static shapes: what the ops of a step hold at one time, and as much as the "
+        "largest tensor for freed memory in pieces",
         *live.notes,
     )
