@@ -31,8 +31,8 @@ class _ByRow(keras.optimizers.Optimizer):  # type: ignore[misc]
     def __init__(self, rule: RowRule, learning_rate: Any, settings: dict[str, Any], more: dict[str, Any]) -> None:
         if more.get("gradient_accumulation_steps"):
             raise ConfigError(
-                f"{type(self).__name__} updates the rows of a gradient, and gradient_accumulation_steps has Keras add up "
-                "gradients of whole tables. Leave it out; parallax.Config(accumulate_steps=...) keeps rows."
+                f"{type(self).__name__} updates the rows of a gradient, and gradient_accumulation_steps has Keras add "
+                "up gradients of whole tables. Leave it out; parallax.Config(accumulate_steps=...) keeps rows."
             )
         super().__init__(learning_rate, **more)
         self._rule, self._settings = rule, settings

@@ -59,8 +59,9 @@ class _TrainsByRow(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         kept, write = self._kept(var), v1.assign if self._rule.replaces else v1.assign_sub
         value = tf.convert_to_tensor(var) if self._rule.replaces else None
         change, slots = self._updated(grad, value, [tf.convert_to_tensor(one) for one in kept])
-        written = [v1.assign(one, new, use_locking=self._use_locking) for one, new in zip(kept, slots, strict=True)]
-        return tf.group(write(var, change, use_locking=self._use_locking), *written)
+        with v1.control_dependencies([change, *slots]):  # a read of a reference variable is no copy
+            written = [v1.assign(one, new, use_locking=self._use_locking) for one, new in zip(kept, slots, strict=True)]
+            return tf.group(write(var, change, use_locking=self._use_locking), *written)
 
     def _resource_apply_dense(self, grad: Tensor, handle: Any) -> Operation:
         return self._apply_dense(grad, handle)
