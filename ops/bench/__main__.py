@@ -6,6 +6,7 @@ import argparse
 
 from ops.bench import planning
 from ops.bench.keras import command as keras
+from ops.bench.memory import command as memory
 from ops.bench.predictions import command as predictions
 from ops.bench.published import command as published
 from ops.bench.race import command as race
@@ -24,6 +25,7 @@ def main() -> None:
     published.add_command(commands)
     safety.add_command(commands)
     keras.add_command(commands)
+    memory.add_command(commands)
     arguments = parser.parse_args()
     arguments.run(arguments)
 

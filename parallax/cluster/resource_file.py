@@ -35,7 +35,7 @@ _YAML_LINE = re.compile(r"""^(---|\{|hosts\s*:|"hosts"\s*:|'hosts'\s*:)""", re.M
 
 _SLOTS = re.compile(r"(\S+)\s+slots\s*=\s*(\S*)")
 _BANDWIDTH = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kmgt]?)bit(?:/s)?", re.IGNORECASE)
-_MEMORY = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kmgt]?)(i?)b", re.IGNORECASE)
+_MEMORY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([kmgt]?)(i?)b", re.IGNORECASE)
 _BITS_BY_PREFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
