@@ -285,6 +285,7 @@ def _show(call: Call) -> int:
 
 def _memory(call: Call, planned: _Planned) -> MemoryPlan:
     """The memory of a plan's processes; a worker's base is what this process, which built the graph too, holds now."""
+    from parallax.runtime.checkpoint.stored import CHUNK_BYTES
     from parallax.runtime.measure.memory import base_bytes, machine_bytes
 
     hosts = [
@@ -292,7 +293,8 @@ def _memory(call: Call, planned: _Planned) -> MemoryPlan:
         for host in planned.cluster.hosts
     ]
     examples = call.wanted.batch or 0
-    return memory_of(planned.analysed, planned.plan, call.config, hosts, base_bytes(), call.sync, examples)
+    chunk = 0 if call.config.ckpt_config.ckpt_dir is None else CHUNK_BYTES
+    return memory_of(planned.analysed, planned.plan, call.config, hosts, base_bytes(), call.sync, examples, chunk)
 
 
 def _profile(call: Call) -> int:

@@ -264,6 +264,11 @@ def test_planning_and_launching_load_neither_tensorflow_nor_mpi():
     assert {module: heavy for module, heavy in wrong.items() if heavy} == {}
 
 
+def test_optimizers_for_graphs_load_no_keras():
+    assert {"tensorflow", "keras"} & loaded_by("parallax.optimizers.of_train") == {"tensorflow"}
+    assert "keras" in loaded_by("parallax.optimizers.of_keras")
+
+
 @pytest.mark.parametrize("module", MAY_LOAD)
 def test_a_process_loads_few_modules(module):
     code = (

@@ -184,6 +184,7 @@ def memory_of(
     base_bytes: int,
     synchronous: bool = True,
     examples: int = 0,
+    chunk_bytes: int = 0,
 ) -> MemoryPlan:
     """The memory of a plan's processes against what hosts have, and the largest batch that fits.
 
@@ -195,6 +196,7 @@ def memory_of(
         base_bytes: of a process before it has made a variable.
         synchronous: whether every step takes the gradients of all workers.
         examples: of a worker's batch, where the graph leaves it open; 0 where that is unknown.
+        chunk_bytes: of rows that checkpoints move at once; 0 where there are none.
     """
     spec, constraints = analysed.spec, constraints_of(config, synchronous)
     measured = read_measured(config.cluster_profile, config.model_profile)
@@ -205,7 +207,7 @@ def memory_of(
     )
     if measured.cluster is not None:
         hosts = [HostMemory(one.name, one.memory_bytes, PROFILE) for one in measured.cluster.hosts]
-    return memory_plan(plan, held, live, hosts, base_bytes)
+    return memory_plan(plan, held, live, hosts, base_bytes, chunk_bytes)
 
 
 def feasible(

@@ -129,6 +129,7 @@ class _Step:
             for tensor in self._view.outputs(node):
                 alias = inputs and self._view.op(node) in _SAME_BUFFER
                 self._buffer[tensor] = self._buffer.get(inputs[0], inputs[0]) if alias else tensor
+        sizes.gradients_are_in(self._buffer)
         self._takers: dict[str, int] = {}
         for node in order:
             for buffer in self._taken(node):
@@ -224,6 +225,10 @@ class _Sizes:
         if tensor not in self._found:
             self._found[tensor] = self._measure(tensor)
         return self._found[tensor]
+
+    def gradients_are_in(self, buffer_of: Mapping[str, str]) -> None:
+        """Says in which buffers gradients are, where autodiff delivers them under another name."""
+        self._of_source.update({buffer_of[t]: part for t, part in list(self._of_source.items()) if t in buffer_of})
 
     def pass_on(self, buffer: str) -> None:
         """Says that a buffer's memory has become another's."""

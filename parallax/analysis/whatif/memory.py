@@ -23,6 +23,9 @@ from parallax.plans.plan import ALLTOALL, NO_ROUTE, PS, Plan, PlanConstraints
 from parallax.profiles.plan_inputs import PlanInputs
 
 _SHOWN_PARTS = 4
+_CHUNKS_EACH, _CHUNKS_OF_WORKER_0 = 2, 4
+"""Of rows on their way to a checkpoint: what a worker reads of its own and sends; what worker 0 receives, puts in order,
+and keeps for a file, which TensorFlow copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,12 @@ def touched_rows(spec: GraphSpec, constraints: PlanConstraints, measured: PlanIn
 
 
 def memory_plan(
-    plan: Plan, held: Sequence[HeldVariable], live: LiveBytes, hosts: Sequence[HostMemory], base_bytes: int
+    plan: Plan,
+    held: Sequence[HeldVariable],
+    live: LiveBytes,
+    hosts: Sequence[HostMemory],
+    base_bytes: int,
+    chunk_bytes: int = 0,
 ) -> MemoryPlan:
     """The memory of a plan's processes.
 
@@ -111,10 +119,13 @@ def memory_plan(
         live: what a worker's step holds.
         hosts: all hosts of the job.
         base_bytes: of a process before it has made a variable.
+        chunk_bytes: of rows that checkpoints move at once; 0 where there are none.
     """
+    chunk_bytes = min(chunk_bytes, max((one.variable.value_bytes for one in held), default=0))
     members = [("worker", rank, host) for rank, host in enumerate(plan.layout.host_by_rank)]
     members += [("server", number, host) for number, host in enumerate(plan.servers)]
-    series = [_series(held, live, kind, number) for kind, number, _ in members]
+    moved = [_moved(kind, number, plan.num_workers, chunk_bytes) for kind, number, _ in members]
+    series = [_series(held, live, kind, number, m) for (kind, number, _), m in zip(members, moved, strict=True)]
     uses = [_use(held, one, member, base_bytes) for one, member in zip(series, members, strict=True)]
     on_hosts, room = [], []
     for number, host in enumerate(hosts):
@@ -158,7 +169,14 @@ class _Series:
         return float(self.gradients[peak]), float(self.activations[peak] + self.of_batch[peak])
 
 
-def _series(held: Sequence[HeldVariable], live: LiveBytes, kind: str, number: int) -> _Series:
+def _moved(kind: str, number: int, workers: int, chunk_bytes: int) -> float:
+    """What a process holds of rows on their way to a checkpoint."""
+    if kind == "server":
+        return 0.0
+    return _CHUNKS_EACH * chunk_bytes / workers + (0 if number else _CHUNKS_OF_WORKER_0 * chunk_bytes)
+
+
+def _series(held: Sequence[HeldVariable], live: LiveBytes, kind: str, number: int, moved: float) -> _Series:
     nothing = np.zeros_like(live.fixed)
     shares = {part.op: one.share(kind, number) for one in held for part in one.variable.parts}
     rows = sum((shares.get(table, 0.0) * sizes for table, sizes in live.of_rows.items()), nothing)
@@ -167,10 +185,16 @@ def _series(held: Sequence[HeldVariable], live: LiveBytes, kind: str, number: in
         whole = sum(one.buffers(kind, number) for one in held if not one.variable.has_slices)
         return _Series(rows, nothing + whole, nothing, of_rows)
     pieces = [shares.get(kind, 1.0) * size for kind, size in live.largest_of.items() if kind != BATCH]
+    # Slots with one initial value share its memory, until their first updates, side by side, make a copy each.
+    pieces += [
+        one.share(kind, number) * one.variable.rows * max(slot.width * slot.dtype_bytes for slot in one.variable.slots)
+        for one in held
+        if len(one.variable.slots) > 1
+    ]
     kept, kept_of_batch = max(pieces, default=0.0), live.largest_of.get(BATCH, 0.0)
     if kept_of_batch > kept:
-        return _Series(live.fixed + rows, live.gradients, live.of_batch + kept_of_batch, of_rows)
-    return _Series(live.fixed + rows + kept, live.gradients, live.of_batch, of_rows)
+        return _Series(live.fixed + rows, live.gradients + moved, live.of_batch + kept_of_batch, of_rows)
+    return _Series(live.fixed + rows + kept, live.gradients + moved, live.of_batch, of_rows)
 
 
 def _use(held: Sequence[HeldVariable], series: _Series, member: tuple[str, int, int], base_bytes: int) -> ProcessUse:

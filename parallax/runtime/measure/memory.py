@@ -15,7 +15,7 @@ _LIMITS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
-_OF_A_JOB = 100 << 20
+_OF_A_JOB = 60 << 20
 """Of MPI, Horovod and a session, which a worker loads and makes beside what builds and reads a graph."""
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 
