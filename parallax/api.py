@@ -13,13 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from parallax.analysis.stages import Analysed, analyse, memory_of, plan_for, rewrites_of, simulation_of
-from parallax.analysis.whatif.memory import HostMemory
+from parallax.analysis.stages import Analysed, analyse, plan_for, rewrites_of, simulation_of
 from parallax.analysis.whatif.simulate import HostKind
 from parallax.cluster.machines import Cluster
 from parallax.errors import ConfigError, ParallaxError
 from parallax.logger import log
-from parallax.plans.memory import MACHINE, RESOURCE_FILE, MemoryPlan
 from parallax.plans.plan import Plan
 from parallax.plans.what_if import what_if_from
 from parallax.profiles.files import check_writable
@@ -260,12 +258,13 @@ def _worker(call: Call) -> tuple[Any, int, int, int] | int:
 def _show(call: Call) -> int:
     """What `parallax plan` gives: the table or one variable explained, and the files."""
     wanted = call.wanted
-    planned = _planned(call)
-    analysed, _, plan = planned
+    analysed, cluster, plan = _planned(call)
     text = explanation(plan, wanted.explain) if wanted.explain else plan_table(plan, bool(wanted.all))
     json = plan.to_json() if wanted.json else ""
     if wanted.memory:
-        memory = _memory(call, planned)
+        from parallax.runtime.measure.planned import planned_memory
+
+        memory = planned_memory(analysed, plan, cluster, call.config, call.sync, wanted.batch or 0)
         text, json = f"{text}\n{memory_table(memory)}", memory.to_json()
     sys.stdout.write(text)
     sys.stdout.flush()
@@ -281,20 +280,6 @@ def _show(call: Call) -> int:
         rewrites, seed = rewrites_of(analysed, plan), call.config.seed or 1
         graph_files.write_planned(analysed.captured.view, rewrites, plan, seed, Path(wanted.graph))
     return 0
-
-
-def _memory(call: Call, planned: _Planned) -> MemoryPlan:
-    """The memory of a plan's processes; a worker's base is what this process, which built the graph too, holds now."""
-    from parallax.runtime.checkpoint.stored import CHUNK_BYTES
-    from parallax.runtime.measure.memory import base_bytes, machine_bytes
-
-    hosts = [
-        HostMemory(host.address, host.memory_bytes or machine_bytes(), RESOURCE_FILE if host.memory_bytes else MACHINE)
-        for host in planned.cluster.hosts
-    ]
-    examples = call.wanted.batch or 0
-    chunk = 0 if call.config.ckpt_config.ckpt_dir is None else CHUNK_BYTES
-    return memory_of(planned.analysed, planned.plan, call.config, hosts, base_bytes(), call.sync, examples, chunk)
 
 
 def _profile(call: Call) -> int:

@@ -24,8 +24,8 @@ from parallax.profiles.plan_inputs import PlanInputs
 
 _SHOWN_PARTS = 4
 _CHUNKS_EACH, _CHUNKS_OF_WORKER_0 = 2, 4
-"""Of rows on their way to a checkpoint: what a worker reads of its own and sends; what worker 0 receives, puts in order,
-and keeps for a file, which TensorFlow copies."""
+"""Of rows on their way to a checkpoint: what a worker reads of its own and sends; what worker 0 receives, puts in
+order, and keeps for a file, which TensorFlow copies."""
 
 
 @dataclass(frozen=True, slots=True)
