@@ -264,7 +264,7 @@ def _show(call: Call) -> int:
     if wanted.memory:
         from parallax.runtime.measure.planned import planned_memory
 
-        memory = planned_memory(analysed, plan, cluster, call.config, call.sync, wanted.batch or 0)
+        memory = planned_memory(analysed, plan, cluster, call.config, call.sync, wanted.examples or 0)
         text, json = f"{text}\n{memory_table(memory)}", memory.to_json()
     sys.stdout.write(text)
     sys.stdout.flush()

@@ -134,7 +134,7 @@ class Settings:
         None,
         Option((PLAN,), "also the memory of every process and the largest batch; --json then writes that", const=True),
     )
-    batch: int | None = setting(
+    examples: int | None = setting(
         None,
         Option(
             (PLAN,), "with --memory: examples of a worker's batch, where a graph leaves it open", "N", parse=positive

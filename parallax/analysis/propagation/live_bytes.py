@@ -13,11 +13,9 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from parallax.analysis.propagation.op_lists import ELEMENTWISE
 from parallax.analysis.propagation.states import (
@@ -33,6 +31,7 @@ from parallax.analysis.propagation.states import (
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.graph.view import EXAMPLES, split_tensor
+from parallax.plans.step_bytes import BATCH, FIXED, GRADIENTS, LiveBytes
 
 _SOURCES = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "IteratorGetNext", "IteratorGetNextSync")
 _SAME_BUFFER = frozenset(
@@ -45,33 +44,6 @@ _SAME_BUFFER = frozenset(
 _BY_ROW = ("ResourceScatter", "ResourceGather", "ResourceSparseApply")
 _WHOLE = ("AssignVariableOp", "AssignSubVariableOp", "AssignAddVariableOp")
 _LOOPS = ("While", "StatelessWhile", "LoopCond")
-FIXED, BATCH, GRADIENTS = "fixed", "batch", "gradients"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LiveBytes:
-    """What a step holds while each of its ops runs; all arrays are `[ops]`, in bytes.
-
-    Attributes:
-        fixed: whatever the batch.
-        of_batch: of the batch as built; they grow with the examples.
-        gradients: of dense gradients, as `gradient_bytes` says of each.
-        of_rows: table op -> of all its rows; an owner has its share.
-        examples: of a worker's batch; 0 where the graph does not say it.
-        largest_of: of each kind, or table op, the largest buffer. Freed memory is kept in pieces, and small tensors
-            take some of it, so that as much as the largest buffer fits nowhere and is taken anew.
-        largest: the largest tensor of the batch, and its bytes; empty where there is none.
-        notes: what is not counted.
-    """
-
-    fixed: NDArray[np.float64]
-    of_batch: NDArray[np.float64]
-    gradients: NDArray[np.float64]
-    of_rows: Mapping[str, NDArray[np.float64]]
-    examples: int
-    largest_of: Mapping[str, float]
-    largest: tuple[str, float] = ("", 0.0)
-    notes: tuple[str, ...] = ()
 
 
 def live_bytes(
@@ -218,7 +190,7 @@ class _Sizes:
         self._by_row = {self._read_from(node) for node in by_row}
         self.examples = self._batch() or examples
         if not self.examples:
-            self.notes.append("activations are of one example: the graph leaves the batch open, and --batch says it")
+            self.notes.append("activations are of one example: the graph leaves the batch open, and --examples says it")
 
     def of(self, tensor: str) -> tuple[str, float]:
         """What a tensor is counted as, and its bytes."""
