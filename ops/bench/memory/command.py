@@ -22,8 +22,8 @@ from parallax.report.text import bytes_text
 _ROOT = Path(__file__).resolve().parents[3]
 _SCRIPT = Path(__file__).with_name("script.py")
 _LINE = re.compile(r"\[(\d+)\] (begins step|ends step|peak) (\d+)(?: digest ([\d.]+))?")
-_COPIES = 3
-"""A table and the two slots of Adam."""
+_COPIES = {"adagrad": 2, "lazy-adam": 3}
+"""Optimizer -> how many copies of a table it and the table are."""
 _LAST_LINES = 20
 
 
@@ -31,6 +31,7 @@ def add_command(commands: Any) -> None:
     """Adds `memory` to the benchmark's command line."""
     parser = commands.add_parser("memory", help="the peak of each process of a job beside the plan's")
     parser.add_argument("--gigabytes", type=float, default=10.0, metavar="GB", help="table and slots together (10)")
+    parser.add_argument("--optimizer", choices=tuple(_COPIES), default="adagrad", help="(adagrad)")
     parser.add_argument("--width", type=int, default=64, metavar="N", help="of the table (64)")
     parser.add_argument("--hosts", type=int, default=4, metavar="N", help="emulated hosts of one worker each (4)")
     parser.add_argument("--limit", type=float, default=4.0, metavar="GIB", help="memory of each host (4)")
@@ -41,9 +42,9 @@ def run(arguments: argparse.Namespace) -> None:
     """Runs both jobs and prints what they held."""
     if reason := why_not():
         sys.exit(f"memory: {reason}")
-    rows = int(arguments.gigabytes * 1e9 / (_COPIES * 4 * arguments.width))
+    rows = int(arguments.gigabytes * 1e9 / (_COPIES[arguments.optimizer] * 4 * arguments.width))
     with Lab(arguments.hosts, memory_bytes=int(arguments.limit * (1 << 30))) as lab:
-        words = [str(_SCRIPT), str(rows), str(arguments.width), str(lab.folder / "checkpoints")]
+        words = [str(_SCRIPT), str(rows), str(arguments.width), str(lab.folder / "checkpoints"), arguments.optimizer]
         resource = ["-r", str(lab.resource_file(1))]
         planned = lab.folder / "memory.json"
         print(_output(lab, ["plan", "--memory", "--json", str(planned), *resource, *words]))

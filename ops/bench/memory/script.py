@@ -1,6 +1,6 @@
 """The job that `python -m ops.bench memory` runs: a model that is nearly all table, trained, saved and restored.
 
-`script.py ROWS WIDTH FOLDER`: trains from the last checkpoint of the folder, if it has one, to STEPS.
+`script.py ROWS WIDTH FOLDER OPTIMIZER`: trains from the last checkpoint of the folder, if it has one, to STEPS.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import parallax
 from parallax.optimizers import LazyAdamOptimizer
 from parallax.runtime.measure.memory import peak_bytes
 
+OPTIMIZERS = {"adagrad": tf.train.AdagradOptimizer, "lazy-adam": LazyAdamOptimizer}
 STEPS, BATCH, IDS, HIDDEN = 20, 256, 10, 128
 
 
-def build(rows: int, width: int) -> Any:
-    """A table, two dense layers, lazy Adam: the table and its slots take 12 · rows · width bytes."""
+def build(rows: int, width: int, optimizer: str) -> Any:
+    """A table and two dense layers: a copy of the table, and of each slot, takes 4 · rows · width bytes."""
     graph = tf.Graph()
     with graph.as_default():
         ids = tf.placeholder(tf.int64, [BATCH, IDS], name="ids")
@@ -29,7 +30,7 @@ def build(rows: int, width: int) -> Any:
         out = tf.get_variable("out", [HIDDEN, 1])
         score = tf.nn.relu(tf.reshape(seen, [BATCH, IDS * width]) @ w) @ out
         step = tf.train.get_or_create_global_step()
-        LazyAdamOptimizer(0.001).minimize(tf.reduce_mean(tf.square(score - 1.0)), step, name="train")
+        OPTIMIZERS[optimizer](0.001).minimize(tf.reduce_mean(tf.square(score - 1.0)), step, name="train")
         tf.reduce_sum(tf.abs(seen), name="digest")
     return graph
 
@@ -39,7 +40,8 @@ def main() -> None:
     rows, width, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     saved = parallax.CheckPointConfig(ckpt_dir=folder, save_ckpt_steps=STEPS)
     sess, _, rank, _ = parallax.parallel_run(
-        build(rows, width), parallax_config=parallax.Config(seed=1, ckpt_config=saved, routes={"table": "alltoall"})
+        build(rows, width, sys.argv[4]),
+        parallax_config=parallax.Config(seed=1, ckpt_config=saved, routes={"table": "alltoall"}),
     )
     rng = np.random.default_rng(rank)
     some = {"ids:0": [np.arange(BATCH * IDS).reshape(BATCH, IDS) * (rows // (BATCH * IDS))]}
