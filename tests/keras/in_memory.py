@@ -141,7 +141,8 @@ class Workers:
 def _plain(optimizer: Any, policy: Any, every: list[list[tuple[Any, Any]]], names: list[str]) -> dict[str, Any]:
     """The values of variables after plain Keras has trained on the joined batches with dense gradients."""
     made = model(optimizer, policy)
-    by_row = hasattr(made.optimizer, "update_rows")  # it takes what is sparse as such
+    updating = getattr(made.optimizer, "inner_optimizer", made.optimizer)
+    by_row = hasattr(updating, "update_rows")  # it takes what is sparse as such
     with _gradients(made.optimizer, _merged if by_row else tf.convert_to_tensor):
         step = tf.function(made.train_step, autograph=False)
         for given in every:

@@ -77,6 +77,7 @@ BY_ROW = {
     "LazyAdam": lambda: by_row.LazyAdam(0.1, clipnorm=0.01),
     "AdmittedFtrl": lambda: by_row.AdmittedFtrl(0.5, l1=0.001, admit_after=3),
     "AdmittedFtrl by odds": lambda: by_row.AdmittedFtrl(0.5, admit_probability=0.4),
+    "scaled LazyAdam": lambda: O.LossScaleOptimizer(by_row.LazyAdam(0.1)),
 }
 IN_SHORT = [name for i, name in enumerate(SET) if i % len(SETTINGS) % 3 == i // len(SETTINGS)]
 """Each setting with one of the three."""
@@ -101,7 +102,9 @@ MEMBERS = {
 }
 NOT_ON_SERVERS = (
     *("AdamW", "Muon", *(name for name in SET if "weight_decay" in name)),  # written before all have read
-    *(name for name in (*SET, *WRAPPED) if "ema" in name or "accumulation" in name or "scaled" in name),  # in a branch
+    *(
+        name for name in (*SET, *WRAPPED, *BY_ROW) if "ema" in name or "accumulation" in name or "scaled" in name
+    ),  # in a branch
 )
 """What is written on servers before the gradient is there, or in a branch, has another route."""
 
