@@ -1,4 +1,7 @@
-"""The memory that the processes of an emulated host may take together: a control group of the kernel for each host."""
+"""The memory that the processes of an emulated host may take together: a control group of the kernel for each host.
+
+A lab that is killed leaves its groups, which are empty then and cost nothing; `rmdir` removes them.
+"""
 
 from __future__ import annotations
 
