@@ -22,6 +22,7 @@ from parallax.plans.plan import Plan
 from parallax.plans.what_if import what_if_from
 from parallax.profiles.files import check_writable
 from parallax.report.html.files import write_file
+from parallax.report.memory import memory_table
 from parallax.report.text import PrintedPlan, explanation, plan_table
 from parallax.runtime.launcher.job import layout_of, servers_by_host
 from parallax.runtime.launcher.launch import JobEnd, launch
@@ -257,12 +258,18 @@ def _worker(call: Call) -> tuple[Any, int, int, int] | int:
 def _show(call: Call) -> int:
     """What `parallax plan` gives: the table or one variable explained, and the files."""
     wanted = call.wanted
-    analysed, _, plan = _planned(call)
+    analysed, cluster, plan = _planned(call)
     text = explanation(plan, wanted.explain) if wanted.explain else plan_table(plan, bool(wanted.all))
+    json = plan.to_json() if wanted.json else ""
+    if wanted.memory:
+        from parallax.runtime.measure.planned import planned_memory
+
+        memory = planned_memory(analysed, plan, cluster, call.config, call.sync, wanted.examples or 0)
+        text, json = f"{text}\n{memory_table(memory)}", memory.to_json()
     sys.stdout.write(text)
     sys.stdout.flush()
     if wanted.json:
-        write_file(wanted.json, plan.to_json(), "--json")
+        write_file(wanted.json, json, "--json")
     if wanted.html:
         from parallax.report.html.page import plan_page
 

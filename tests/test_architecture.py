@@ -22,7 +22,7 @@ MODULES = {
 LAYERS = (
     ("errors", "after_import", "types"),
     ("strict",),
-    ("graph", "cluster"),
+    ("graph", "cluster", "optimizers"),
     ("plans",),
     ("settings", "profiles"),
     ("logger",),
@@ -65,6 +65,7 @@ LOADS_NOTHING_HEAVY = (
     "parallax.cluster.*",
     "parallax.graph.ownership",
     "parallax.graph.spec",
+    "parallax.optimizers",
     "parallax.plans.*",
     "parallax.profiles.*",
     "parallax.report.*",
@@ -261,6 +262,11 @@ def test_planning_and_launching_load_neither_tensorflow_nor_mpi():
     modules = [module for module in MODULES if any(fnmatchcase(module, pattern) for pattern in LOADS_NOTHING_HEAVY)]
     wrong = {module: sorted({name.split(".")[0] for name in loaded_by(module)} & {*HEAVY}) for module in modules}
     assert {module: heavy for module, heavy in wrong.items() if heavy} == {}
+
+
+def test_optimizers_for_graphs_load_no_keras():
+    assert {"tensorflow", "keras"} & loaded_by("parallax.optimizers.of_train") == {"tensorflow"}
+    assert "keras" in loaded_by("parallax.optimizers.of_keras")
 
 
 @pytest.mark.parametrize("module", MAY_LOAD)

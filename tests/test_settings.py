@@ -24,6 +24,8 @@ EXAMPLES = {
     "steps": 6,
     "tolerance": 1e-3,
     "all": True,
+    "memory": True,
+    "examples": 64,
     "compute": True,
     "claims": True,
     "framework_log": 0,

@@ -7,6 +7,7 @@ import argparse
 from ops.bench import planning
 from ops.bench.keras import command as keras
 from ops.bench.lazy import command as lazy
+from ops.bench.memory import command as memory
 from ops.bench.predictions import command as predictions
 from ops.bench.published import command as published
 from ops.bench.race import command as race
@@ -26,6 +27,7 @@ def main() -> None:
     safety.add_command(commands)
     keras.add_command(commands)
     lazy.add_command(commands)
+    memory.add_command(commands)
     arguments = parser.parse_args()
     arguments.run(arguments)
 

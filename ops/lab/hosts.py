@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ops.lab import links
+from ops.lab.limits import JOINED
 from ops.lab.rates import mbit
 
 HERE = Path(__file__).resolve().parent
@@ -38,12 +39,16 @@ class EmulatedHost:
         address: in digits.
         pid: of its first process, as seen from outside.
         rate_bytes_per_s: what its link carries each way; None for as much as the machine can.
+        memory_bytes: what its processes may take together; None for as much as the machine has.
+        group: the file by which processes join what limits them; None without a limit.
     """
 
     name: str
     address: str
     pid: int
     rate_bytes_per_s: int | None
+    memory_bytes: int | None = None
+    group: Path | None = None
 
 
 class Hosts:
@@ -80,8 +85,9 @@ class Hosts:
     def argv_on(self, host: str, argv: Sequence[str]) -> list[str]:
         """The command that runs `argv` on a host, which is called by its name or its address; KeyError for no host."""
         name = next((one.name for one in self.hosts if one.address == host), host)
-        pid = self._host_by_name[name].pid
-        return ["nsenter", "-t", str(pid), *OF_A_HOST, f"--wd={Path.cwd()}", "--", *argv]
+        one = self._host_by_name[name]
+        joined = [] if one.group is None else ["sh", "-c", JOINED, str(one.group)]
+        return [*joined, "nsenter", "-t", str(one.pid), *OF_A_HOST, f"--wd={Path.cwd()}", "--", *argv]
 
     def argv_on_bridge(self, argv: Sequence[str]) -> list[str]:
         """The command that runs `argv` at the bridge, where no rate is between it and the links."""
@@ -115,6 +121,8 @@ class Hosts:
                 lines.append(f"    servers: {servers[position]}")
             if host.rate_bytes_per_s is not None:
                 lines.append(f"    bandwidth: {mbit(host.rate_bytes_per_s)}")
+            if host.memory_bytes is not None:
+                lines.append(f"    memory: {host.memory_bytes}B")
         lines += ["ssh:", f'  agent: "{self.agent}"', f"network: {{subnet: {links.SUBNET}}}"]
         lines += [f"{key}: {value}" for key, value in more.items()]
         text = "\n".join(lines) + "\n"

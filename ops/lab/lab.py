@@ -25,6 +25,7 @@ from ops.lab import links
 from ops.lab.check import LinkSpeed, measure
 from ops.lab.gate import Gate
 from ops.lab.hosts import HERE, OF_A_HOST, EmulatedHost, Hosts
+from ops.lab.limits import limited_memory
 from parallax.runtime.supervisor.processes import tied_argv
 
 _TOOLS = ("ip", "mount", "nsenter", "sh", "tc", "unshare")
@@ -44,6 +45,7 @@ class Lab(Hosts):
         host_rates: host -> the same, for hosts that differ.
         mtu: of the links' frames.
         folder: an empty one for the lab's files, which stays; None makes one that goes with the lab.
+        memory_bytes: what the processes of each host may take together; None for as much as the machine has.
 
     Raises:
         ValueError: a number is out of range, or a rate is of no host.
@@ -56,12 +58,13 @@ class Lab(Hosts):
         host_rates: Mapping[str, int | None] | None = None,
         mtu: int = links.MTU,
         folder: Path | None = None,
+        memory_bytes: int | None = None,
     ) -> None:
         super().__init__(folder or Path(), 0, ())
         self.names = tuple(f"host{number}" for number in range(hosts))
         self._given_folder = folder
         self._rate_by_name = {name: rate_bytes_per_s for name in self.names} | dict(host_rates or {})
-        self._mtu = mtu
+        self._mtu, self._memory_bytes = mtu, memory_bytes
         self._ends = contextlib.ExitStack()
         if not 1 <= hosts <= links.MOST_HOSTS:
             raise ValueError(f"A lab has 1 to {links.MOST_HOSTS} hosts; received {hosts}.")
@@ -86,7 +89,9 @@ class Lab(Hosts):
                 pid = ends.enter_context(_namespace(self.folder, name, (*OF_A_HOST, "--mount-proc")))
                 rate = self._rate_by_name[name]
                 links.connect(pid, address, self._bridge_pid, f"to-{name}", rate, self._mtu)
-                self._host_by_name[name] = EmulatedHost(name, address, pid, rate)
+                limit = self._memory_bytes
+                group = None if limit is None else ends.enter_context(limited_memory(name, limit))
+                self._host_by_name[name] = EmulatedHost(name, address, pid, rate, limit, group)
             ends.enter_context(Gate(self.folder / "gate", self.argv_on))
             self._ends = ends.pop_all()
         return self

@@ -7,21 +7,25 @@ worker goes through `analyse` and `rewrites_of` with the launcher's plan, and th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from parallax.analysis.planner import make_plan, part_routes, placements, terms_of
 from parallax.analysis.propagation.classify import classify
-from parallax.analysis.propagation.propagate import propagate
+from parallax.analysis.propagation.live_bytes import live_bytes
+from parallax.analysis.propagation.propagate import propagate, walked
 from parallax.analysis.propagation.walk import NoRule
 from parallax.analysis.reading.capture import Captured, capture
 from parallax.analysis.routes.candidates import rows_by_owner
+from parallax.analysis.whatif.memory import HostMemory, gradient_bytes, held_variables, memory_plan, touched_rows
 from parallax.analysis.whatif.simulate import HostKind, simulate
 from parallax.errors import GraphError, PlanError
 from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GradientSource, GraphSpec
 from parallax.graph.spec_json import spec_from_json, spec_to_json
+from parallax.plans.memory import PROFILE, MemoryPlan
 from parallax.plans.plan import ALLTOALL, NO_ROUTE, PS, Layout, Plan, PlanConstraints, VariablePlan, read_plan
 from parallax.plans.rewrites import Rewrites
 from parallax.plans.what_if import Simulation, WhatIf
@@ -175,6 +179,40 @@ def simulation_of(
     if len(hosts) > 1:
         measured.check_names(hosts)
     return simulate(analysed.spec, kinds, constraints_of(config, synchronous), measured, what_if, plan)
+
+
+def memory_of(
+    analysed: Analysed,
+    plan: Plan,
+    config: Config,
+    hosts: Sequence[HostMemory],
+    base_bytes: int,
+    synchronous: bool = True,
+    examples: int = 0,
+    chunk_bytes: int = 0,
+) -> MemoryPlan:
+    """The memory of a plan's processes against what hosts have, and the largest batch that fits.
+
+    Args:
+        analysed: the graph.
+        plan: its plan.
+        config: what the plan was made with.
+        hosts: what each host has; a cluster profile goes before it.
+        base_bytes: of a process before it has made a variable.
+        synchronous: whether every step takes the gradients of all workers.
+        examples: of a worker's batch, where the graph leaves it open; 0 where that is unknown.
+        chunk_bytes: of rows that checkpoints move at once; 0 where there are none.
+    """
+    spec, constraints = analysed.spec, constraints_of(config, synchronous)
+    measured = read_measured(config.cluster_profile, config.model_profile)
+    held = held_variables(spec, plan, constraints, measured)
+    walk = walked(analysed.captured, analysed.sources, part_routes(spec, plan), placed=placements(spec, plan))
+    live = live_bytes(
+        walk, gradient_bytes(held), touched_rows(spec, constraints, measured), os.cpu_count() or 1, examples
+    )
+    if measured.cluster is not None:
+        hosts = [HostMemory(one.name, one.memory_bytes, PROFILE) for one in measured.cluster.hosts]
+    return memory_plan(plan, held, live, hosts, base_bytes, chunk_bytes)
 
 
 def feasible(

@@ -54,6 +54,7 @@ class Host:
         gpus: the GPU of each worker, by local rank; empty when the workers use none.
         num_servers: servers on it; None leaves the number to the plan.
         link_bytes_per_s: what its network link carries each way; None when nobody said.
+        memory_bytes: what its processes may take together; None when nobody said.
     """
 
     address: str
@@ -61,6 +62,7 @@ class Host:
     gpus: tuple[int, ...] = ()
     num_servers: int | None = None
     link_bytes_per_s: int | None = None
+    memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if not _is_ip(self.address) and (_NUMERIC.fullmatch(self.address) or not _NAME.fullmatch(self.address)):
@@ -75,6 +77,8 @@ class Host:
             raise FieldError("num_workers", "1 or more, or 0 on a host with servers", str(self.num_workers))
         if self.link_bytes_per_s is not None and self.link_bytes_per_s <= 0:
             raise FieldError("link_bytes_per_s", "more than 0 bytes per second", str(self.link_bytes_per_s))
+        if self.memory_bytes is not None and self.memory_bytes <= 0:
+            raise FieldError("memory_bytes", "more than 0 bytes", str(self.memory_bytes))
 
     @property
     def is_loopback(self) -> bool:

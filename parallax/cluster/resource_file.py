@@ -23,13 +23,19 @@ from parallax.cluster.resource_keys import FILE_KEYS, HOST_KEYS, LINE_FORM, NETW
 from parallax.errors import ResourceFileError
 
 # The keys of the file that are called differently in the values.
-_KEY_BY_FIELD = {"num_workers": "workers", "num_servers": "servers", "link_bytes_per_s": "bandwidth"}
+_KEY_BY_FIELD = {
+    "num_workers": "workers",
+    "num_servers": "servers",
+    "link_bytes_per_s": "bandwidth",
+    "memory_bytes": "memory",
+}
 
 # What begins a line of a YAML file only: a document, a map in braces, the key `hosts`.
 _YAML_LINE = re.compile(r"""^(---|\{|hosts\s*:|"hosts"\s*:|'hosts'\s*:)""", re.MULTILINE)
 
 _SLOTS = re.compile(r"(\S+)\s+slots\s*=\s*(\S*)")
 _BANDWIDTH = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kmgt]?)bit(?:/s)?", re.IGNORECASE)
+_MEMORY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([kmgt]?)(i?)b", re.IGNORECASE)
 _BITS_BY_PREFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -131,12 +137,16 @@ def _without_brackets(address: str) -> str:
 
 
 def _host_without_numbers(
-    address: str, this_machine: Host | None, servers: int | None = None, link_bytes_per_s: int | None = None
+    address: str,
+    this_machine: Host | None,
+    servers: int | None = None,
+    link_bytes_per_s: int | None = None,
+    memory_bytes: int | None = None,
 ) -> Host:
     if address.lower() not in LOOPBACK_NAMES:
-        return Host(address, 1, (), servers, link_bytes_per_s)
+        return Host(address, 1, (), servers, link_bytes_per_s, memory_bytes)
     seen = this_machine or local_cluster().hosts[0]
-    return Host(address, seen.num_workers, seen.gpus, servers, link_bytes_per_s)
+    return Host(address, seen.num_workers, seen.gpus, servers, link_bytes_per_s, memory_bytes)
 
 
 # --- YAML ---
@@ -246,10 +256,11 @@ def _host(item: _Value, this_machine: Host | None) -> Host:
     workers = fields["workers"].number() if "workers" in fields else len(gpus)
     servers = fields["servers"].number() if "servers" in fields else None
     link_bytes_per_s = _bandwidth(fields["bandwidth"]) if "bandwidth" in fields else None
+    memory_bytes = _memory(fields["memory"]) if "memory" in fields else None
     with _on_lines(item.file, item.line, _lines(fields)):
         if "gpus" in fields or "workers" in fields:
-            return Host(address, workers, gpus, servers, link_bytes_per_s)
-        return _host_without_numbers(address, this_machine, servers, link_bytes_per_s)
+            return Host(address, workers, gpus, servers, link_bytes_per_s, memory_bytes)
+        return _host_without_numbers(address, this_machine, servers, link_bytes_per_s, memory_bytes)
 
 
 def _lines(fields: Mapping[str, _Value]) -> dict[str, int]:
@@ -269,6 +280,15 @@ def _bandwidth(value: _Value) -> int:
     if link_bytes_per_s is None:
         raise value.error()
     return link_bytes_per_s
+
+
+def _memory(value: _Value) -> int:
+    """Bytes of a size: units of 1000, or of 1024 with an `i`."""
+    match = _MEMORY.fullmatch(value.text())
+    if match is None:
+        raise value.error()
+    power = ("", "k", "m", "g", "t").index(match[2].lower())
+    return int(Fraction(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
 def _ssh(value: _Value) -> Ssh:

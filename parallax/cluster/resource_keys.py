@@ -83,6 +83,12 @@ HOST_KEYS = (
         "What the host's link carries each way. `parallax simulate` alone looks at it.",
         "nothing is known of the link",
     ),
+    Key(
+        "memory",
+        "a size in bytes like 16GB or 4GiB",
+        "What the job's processes on the host may take together. `parallax plan --memory` alone looks at it.",
+        "as a cluster profile says, or as much as this machine has",
+    ),
 )
 """Keys of an item of `hosts` that is a map."""
 

@@ -3,7 +3,8 @@
 Keras leaves equal rows of a gradient apart, so squares and moments are of parts and not of the sum, and what it makes
 of slices is now and then not what it makes of a dense gradient. Here equal rows are merged before the update, which is
 also where an owner takes the rows of several workers together, and the update sees a dense gradient: zeros but for
-those rows. SGD and Adagrad, which leave rows with zeros as they are, see the rows alone.
+those rows. SGD and Adagrad, which leave rows with zeros as they are, and optimizers that say that they update by row
+see the rows alone.
 """
 
 from __future__ import annotations
@@ -105,8 +106,12 @@ def _by_row(optimizer: Any, rows: dict[Any, Tensor]) -> Callable[[Any, Any, Any]
 def _row_update(optimizer: Any) -> Callable[[Any, Tensor, Tensor, Any, Tensor], None] | None:
     """How an optimizer updates some rows, if rows without a gradient stay as they are; None for all others.
 
-    A class that was derived from Keras's may do something else.
+    An optimizer says by a method `update_rows` that it does (parallax/optimizers/of_keras.py). A class that was derived
+    from Keras's may do something else than that.
     """
+    own: Callable[[Any, Tensor, Tensor, Any, Tensor], None] | None = getattr(type(optimizer), "update_rows", None)
+    if own is not None:
+        return own
     if type(optimizer) is keras.optimizers.SGD and not optimizer.momentum:
         return _sgd
     return _adagrad if type(optimizer) is keras.optimizers.Adagrad else None

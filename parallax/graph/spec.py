@@ -52,10 +52,19 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Optimizer state, or a moving average, that follows its variable; `ops` has one TensorFlow variable a part."""
+    """Optimizer state, or a moving average, that follows its variable.
+
+    Attributes:
+        name: the user's name.
+        ops: one TensorFlow variable a part of the variable.
+        width: its elements for each row of the variable: as many as the variable has, or fewer, as one a row.
+        dtype_bytes: bytes an element.
+    """
 
     name: str
     ops: tuple[str, ...]
+    width: int
+    dtype_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +143,11 @@ class VariableSpec:
     def value_bytes(self) -> int:
         """Bytes of the whole value."""
         return math.prod(self.shape) * self.dtype_bytes
+
+    @property
+    def slots_bytes(self) -> int:
+        """Bytes of all slots, each by its own width and type."""
+        return self.rows * sum(slot.width * slot.dtype_bytes for slot in self.slots)
 
     @property
     def has_slices(self) -> bool:

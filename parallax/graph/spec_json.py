@@ -33,7 +33,7 @@ def _variable(raw: dict[str, Any]) -> VariableSpec:
             "cls": VariableClass(raw["cls"]),
             "parts": tuple(Part(**{**part, "shape": tuple(part["shape"])}) for part in raw["parts"]),
             "gradients": tuple(_source(source) for source in raw["gradients"]),
-            "slots": tuple(Slot(slot["name"], tuple(slot["ops"])) for slot in raw["slots"]),
+            "slots": tuple(Slot(**{**slot, "ops": tuple(slot["ops"])}) for slot in raw["slots"]),
             **{name: tuple(raw[name]) for name in ("shape", "evidence", "lookups", "updates")},
         }
     )

@@ -130,6 +130,16 @@ class Settings:
     )
     json: str | None = setting(None, Option((PLAN,), "write the plan to a file", "FILE"))
     explain: str | None = setting(None, Option((PLAN, SHOW), "everything about one variable", "VARIABLE"))
+    memory: bool | None = setting(
+        None,
+        Option((PLAN,), "also the memory of every process and the largest batch; --json then writes that", const=True),
+    )
+    examples: int | None = setting(
+        None,
+        Option(
+            (PLAN,), "with --memory: examples of a worker's batch, where a graph leaves it open", "N", parse=positive
+        ),
+    )
     all: bool | None = setting(None, Option((PLAN, SHOW), "a row for every variable, untrained ones too", const=True))
     html: str | None = setting(
         None, Option((PLAN, SIMULATE, SHOW), "write it as a page for a browser", "FILE", parse=absolute)

@@ -89,7 +89,7 @@ def drawn(seed: int, servers: bool) -> tuple[GraphSpec, Layout, PlanInputs]:
 
 def _drawn_variable(draw: random.Random, number: int) -> VariableSpec:
     rows, width = round(10 ** draw.uniform(1, 5.3)), draw.choice([4, 16, 64])
-    slots = tuple(Slot(f"v{number}/s{k}", ()) for k in range(draw.randint(0, 2)))
+    slots = tuple(Slot(f"v{number}/s{k}", (), width, 4) for k in range(draw.randint(0, 2)))
     if draw.random() < 0.3:
         return replace(dense(f"v{number}", (rows % 2000 + 1, width)), slots=slots)
     return replace(sparse(f"v{number}", (rows, width), round(rows ** draw.uniform(0.3, 1))), slots=slots)

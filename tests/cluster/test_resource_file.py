@@ -18,6 +18,12 @@ def _yaml(text):
     return parse_resource_text(text, "c.yaml", TWO_GPUS)
 
 
+@pytest.mark.parametrize(("text", "size"), [("16GB", 16 * 10**9), ("4GiB", 4 << 30), ("1.5 gb", 15 * 10**8), ("9B", 9)])
+def test_the_memory_of_a_host_is_in_units_of_1000_or_of_1024(text, size):
+    (host,) = _yaml(f"hosts:\n- address: a\n  memory: {text}\n").hosts
+    assert host.memory_bytes == size
+
+
 # --- values ---
 
 
@@ -292,7 +298,7 @@ def test_yaml_is_known_by_its_content(text):
         ("hosts:\n- a\n- [b]\n", "c.yaml:3: hosts[1]: expected a map with keys of address, gpus, workers, servers, "),
         (
             "hosts:\n- a: 0,1\n",
-            "c.yaml:2: a: expected a map with keys of address, gpus, workers, servers, bandwidth, or",
+            "c.yaml:2: a: expected a map with keys of address, gpus, workers, servers, bandwidth, memory, or",
         ),
         ("hosts:\n- a\n- 'b: x'\n", "c.yaml:3: gpus: expected GPU numbers like 0,1 after the colon, received 'x'"),
         ("hosts:\n- a\n- b\n- a\n", "c.yaml:4: hosts[2]: expected each host once, with all its GPUs, received a twice"),
@@ -330,6 +336,8 @@ def test_yaml_is_known_by_its_content(text):
             "hosts:\n- address: a\n  bandwidth: 9gbps\n",
             "c.yaml:3: bandwidth: expected a rate in bits per second like 10g",
         ),
+        ("hosts:\n- address: a\n  memory: 16\n", "c.yaml:3: memory: expected a size in bytes like 16GB or 4GiB"),
+        ("hosts:\n- address: a\n  memory: 0GB\n", "c.yaml:3: memory: expected more than 0 bytes, received 0"),
         ("hosts:\n- address: a\n  bandwidth: 0gbit\n", "c.yaml:3: bandwidth: expected more than 0 bytes per second"),
         ("hosts: [a]\nssh: me\n", "c.yaml:2: ssh: expected a map with keys of user, port, key, agent, received 'me'"),
         ("hosts: [a]\nssh:\n  user:\n", "c.yaml:3: user: expected a login name, received nothing"),

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from parallax import optimizers
+
 v1 = tf.compat.v1
 ROWS, WIDTH = 11, 4
 
@@ -26,6 +28,10 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "Ftrl": lambda: v1.train.FtrlOptimizer(0.5, l1_regularization_strength=0.001),
     "ProximalAdagrad": lambda: v1.train.ProximalAdagradOptimizer(0.5, l1_regularization_strength=0.001),
     "Adadelta": lambda: v1.train.AdadeltaOptimizer(0.5),
+    "RowWiseAdagrad": lambda: optimizers.RowWiseAdagradOptimizer(0.5),
+    "LazyAdam": lambda: optimizers.LazyAdamOptimizer(0.05),
+    "AdmittedFtrl": lambda: optimizers.AdmittedFtrlOptimizer(0.5, l1=0.001, l2=0.01, admit_after=2),
+    "AdmittedFtrl by odds": lambda: optimizers.AdmittedFtrlOptimizer(0.5, l1=0.001, admit_probability=0.4),
 }
 
 

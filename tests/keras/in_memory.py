@@ -141,7 +141,9 @@ class Workers:
 def _plain(optimizer: Any, policy: Any, every: list[list[tuple[Any, Any]]], names: list[str]) -> dict[str, Any]:
     """The values of variables after plain Keras has trained on the joined batches with dense gradients."""
     made = model(optimizer, policy)
-    with _dense_gradients(made.optimizer):
+    updating = getattr(made.optimizer, "inner_optimizer", made.optimizer)
+    by_row = hasattr(updating, "update_rows")  # it takes what is sparse as such
+    with _gradients(made.optimizer, _merged if by_row else tf.convert_to_tensor):
         step = tf.function(made.train_step, autograph=False)
         for given in every:
             step(tuple(tf.constant(np.concatenate(part)) for part in zip(*given, strict=True)))
@@ -150,12 +152,22 @@ def _plain(optimizer: Any, policy: Any, every: list[list[tuple[Any, Any]]], name
 
 
 @contextlib.contextmanager
-def _dense_gradients(optimizer: Any) -> Any:
+def _gradients(optimizer: Any, made: Any) -> Any:
+    """Has an optimizer take what is made of each gradient."""
     apply = optimizer.apply
 
-    def dense(gradients: Any, trainable_variables: Any = None) -> Any:
-        return apply([tf.convert_to_tensor(gradient) for gradient in gradients], trainable_variables)
+    def other(gradients: Any, trainable_variables: Any = None) -> Any:
+        return apply([made(gradient) for gradient in gradients], trainable_variables)
 
-    object.__setattr__(optimizer, "apply", dense)
+    object.__setattr__(optimizer, "apply", other)
     yield
     object.__delattr__(optimizer, "apply")
+
+
+def _merged(gradient: Any) -> Any:
+    """A gradient without equal rows."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)

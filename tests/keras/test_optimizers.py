@@ -10,7 +10,9 @@ import keras
 import pytest
 import tensorflow as tf  # noqa: F401  # of the tier of graphs
 
+from parallax import optimizers as by_row
 from parallax.analysis.stages import analyse
+from parallax.errors import ConfigError
 from parallax.keras.steps import step_graph, traced_training
 from tests.keras.in_memory import EXAMPLES, IDS, Trained, Workers, model, spec
 
@@ -70,9 +72,16 @@ WRAPPED = {
     **({"several": lambda: O.MultiOptimizer(several())} if hasattr(O, "MultiOptimizer") else {}),
     "derived": lambda: Derived(0.1),
 }
+BY_ROW = {
+    "RowWiseAdagrad": lambda: by_row.RowWiseAdagrad(0.1),
+    "LazyAdam": lambda: by_row.LazyAdam(0.1, clipnorm=0.01),
+    "AdmittedFtrl": lambda: by_row.AdmittedFtrl(0.5, l1=0.001, admit_after=3),
+    "AdmittedFtrl by odds": lambda: by_row.AdmittedFtrl(0.5, admit_probability=0.4),
+    "scaled LazyAdam": lambda: O.LossScaleOptimizer(by_row.LazyAdam(0.1)),
+}
 IN_SHORT = [name for i, name in enumerate(SET) if i % len(SETTINGS) % 3 == i // len(SETTINGS)]
 """Each setting with one of the three."""
-EVERY = {**OPTIMIZERS, **SET, **SCHEDULED, **WRAPPED}
+EVERY = {**OPTIMIZERS, **SET, **SCHEDULED, **WRAPPED, **BY_ROW}
 
 MEMBERS = {
     "SGD": (),
@@ -87,10 +96,15 @@ MEMBERS = {
     "SGD, ema": ("sgd/average",),
     "scaled Adagrad": ("adagrad/accumulator",),
     "several": ("adam/momentum", "adam/velocity"),
+    "RowWiseAdagrad": ("row_wise_adagrad/accumulator",),
+    "LazyAdam": ("lazy_adam/m", "lazy_adam/v"),
+    "AdmittedFtrl": ("admitted_ftrl/n", "admitted_ftrl/waits", "admitted_ftrl/z"),
 }
 NOT_ON_SERVERS = (
     *("AdamW", "Muon", *(name for name in SET if "weight_decay" in name)),  # written before all have read
-    *(name for name in (*SET, *WRAPPED) if "ema" in name or "accumulation" in name or "scaled" in name),  # in a branch
+    *(
+        name for name in (*SET, *WRAPPED, *BY_ROW) if "ema" in name or "accumulation" in name or "scaled" in name
+    ),  # in a branch
 )
 """What is written on servers before the gradient is there, or in a branch, has another route."""
 
@@ -146,10 +160,20 @@ def test_every_route_ends_as_plain_keras(name: str, route: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "route"), [("Adagrad", "allgather"), ("Adam", "allreduce"), ("Adafactor", "ps"), ("AdamW", "ps")]
+    ("name", "route"),
+    [("Adagrad", "allgather"), ("Adam", "allreduce"), ("Adafactor", "ps"), ("AdamW", "ps"), ("LazyAdam", "allgather")],
 )
 def test_a_route_of_each_kind_ends_as_plain_keras(name: str, route: str) -> None:
     test_every_route_ends_as_plain_keras(name, route)
+
+
+def test_optimizers_by_row_take_only_what_keeps_rows_and_are_made_again_from_their_configuration() -> None:
+    with pytest.raises(ConfigError, match="accumulate_steps"):
+        by_row.LazyAdam(gradient_accumulation_steps=2)
+    with pytest.raises(ConfigError, match="by count or by probability"):
+        by_row.AdmittedFtrl(admit_after=2, admit_probability=0.5)
+    made = O.deserialize(O.serialize(by_row.AdmittedFtrl(0.5, l1=0.25, admit_after=3)))
+    assert (type(made), made.get_config()["l1"], made.get_config()["admit_after"]) == (by_row.AdmittedFtrl, 0.25, 3)
 
 
 def test_three_workers_end_as_plain_keras() -> None:

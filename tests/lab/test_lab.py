@@ -109,6 +109,18 @@ def test_hosts_may_have_rates_of_their_own():
     assert 1.9 < seconds < 3.5  # of host1's link, the slower one
 
 
+def test_a_host_has_no_more_memory_than_its_limit():
+    grows = "held = bytearray(int(sys.argv[1]) << 20); held[::4096] = bytes(len(held[::4096]))"
+    with Lab(2, memory_bytes=96 << 20) as limited:
+        assert limited.resource_file(1).read_text().count(f"memory: {96 << 20}B") == 2
+        ends = [
+            limited.run_on("host1", [sys.executable, "-I", "-S", "-c", f"import sys; {grows}", size]).returncode
+            for size in ("16", "256")
+        ]
+    assert ends == [0, -9] or ends == [0, 137]
+    assert not [group for group in Path("/sys/fs/cgroup").glob(f"**/parallax-lab-{os.getpid()}-*")]
+
+
 def test_a_lab_refuses_what_it_cannot_be():
     with pytest.raises(ValueError, match="1 to 253 hosts; received 0"):
         Lab(0)

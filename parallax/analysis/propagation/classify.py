@@ -8,6 +8,7 @@ the op. The classes are those of parallax.graph.spec.VariableClass.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -333,9 +334,17 @@ def _slots(case: _Case, name: str, ops: list[str]) -> tuple[Slot, ...]:
     for slot, owner in sorted((slot, op) for op in ops for slot in case.slots_of.get(op, ())):
         found.setdefault(slot.removeprefix(f"{owner}/"), {})[owner] = slot
     return tuple(
-        Slot(f"{name}/{suffix}", tuple(by_part[op] for op in ops if op in by_part))
+        _slot(case, f"{name}/{suffix}", [by_part[op] for op in ops if op in by_part], ops)
         for suffix, by_part in sorted(found.items())
     )
+
+
+def _slot(case: _Case, name: str, slots: list[str], ops: list[str]) -> Slot:
+    """A slot as wide as its elements are for each row of its variable."""
+    held = [case.captured.variables[slot] for slot in slots]
+    rows = sum(case.captured.variables[op].part.rows for op in ops)
+    elements = sum(math.prod(one.part.shape) for one in held)
+    return Slot(name, tuple(slots), math.ceil(elements / max(rows, 1)), held[0].dtype_bytes)
 
 
 def _open_notes(variables: tuple[VariableSpec, ...]) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The memory of every process, and that hosts have enough of it.
 
-Simplified: a slot is as large as its variable, and the buffers of all exchanges are in use at once.
+Simplified: the buffers of all exchanges are in use at once. What a step computes is not here (live_bytes.py).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _of_route(
     pushed: float,
 ) -> Footprint:
     """What a variable takes by a route, whose gradients are of so many rows, beside what is kept of other batches."""
-    values = variable.value_bytes * (1 + len(variable.slots))
+    values = variable.value_bytes + variable.slots_bytes
     of_id, of_row = id_bytes(variable, workers), variable.width * variable.dtype_bytes
     rows = 0.0 if touched is None else touched.one
     if route == ALLREDUCE:

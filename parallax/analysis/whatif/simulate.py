@@ -8,6 +8,7 @@ for any plan (parallax/analysis/timing/pricing.py, step.py).
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -131,7 +132,9 @@ def _changed_variable(variable: VariableSpec, what_if: WhatIf) -> VariableSpec:
         parts.append(Part(part.op, (rows, *width), offset))
         offset += rows
     ids = None if variable.ids_per_step is None else max(1, round(variable.ids_per_step * what_if.batch))
-    return replace(variable, shape=(offset, *width), parts=tuple(parts), ids_per_step=ids)
+    elements = math.prod(width)
+    slots = tuple(replace(s, width=elements) if s.width == variable.width else s for s in variable.slots)
+    return replace(variable, shape=(offset, *width), parts=tuple(parts), slots=slots, ids_per_step=ids)
 
 
 def changed_model(model: ModelProfile, spec: GraphSpec, what_if: WhatIf) -> ModelProfile:

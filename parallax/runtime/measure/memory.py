@@ -15,6 +15,8 @@ _LIMITS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
+_OF_A_JOB = 60 << 20
+"""Of MPI, Horovod and a session, which a worker loads and makes beside what builds and reads a graph."""
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 
 
@@ -30,6 +32,24 @@ def reset_peak() -> bool:
 def peak_bytes() -> int:
     """The most that this process has held since `reset_peak`."""
     return _kilobytes(_STATUS, "VmHWM")
+
+
+def resident_bytes() -> int:
+    """What this process holds now."""
+    return _kilobytes(_STATUS, "VmRSS")
+
+
+def base_bytes() -> int:
+    """What a process of a job holds before it has made a variable, seen from one that has built and read the graph."""
+    return resident_bytes() + _OF_A_JOB
+
+
+def machine_bytes() -> int:
+    """What this machine has; in a container what that may take."""
+    limits = [
+        int(limit.read_text()) for limit, _ in _LIMITS if limit.is_file() and limit.read_text().strip().isdecimal()
+    ]
+    return min(_kilobytes(_MACHINE, "MemTotal"), *limits)
 
 
 def free_bytes() -> int:

@@ -223,7 +223,7 @@ def test_links_that_differ_less_than_the_noise_of_the_measurement_are_equal() ->
 
 
 def test_memory_has_a_table_spread_over_the_workers() -> None:
-    of = spec(replace(sparse("emb", (2000, 64), 2000), slots=tuple(Slot(f"s{n}", ()) for n in range(10))))
+    of = spec(replace(sparse("emb", (2000, 64), 2000), slots=tuple(Slot(f"s{n}", (), 64, 4) for n in range(10))))
     measured = PlanInputs(equal_hosts(4, 1250 * MB), model(table("emb", 1900)))
     assert make_plan(of, FOUR, None, measured).variable("emb").route == "allreduce"
     # 5.6 MB of values and 1 MB of buffers by all-reduce; 1.4 and 2 MB by all-to-all

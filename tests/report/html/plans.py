@@ -18,7 +18,7 @@ def language_model() -> GraphSpec:
     """Two tables, one of them small, and three dense layers."""
     embedding = replace(
         sparse("embedding", (100_000, 64), 640),
-        slots=(Slot("embedding/Adam", ()),),
+        slots=(Slot("embedding/Adam", (), 64, 4),),
         evidence=("embedding_lookup (ResourceGather) reads its rows", "<update> takes (values, indices)"),
     )
     layers = [dense("lstm/kernel", (256, 512)), dense("lstm/bias", (512,)), dense("out/kernel", (512, 64))]

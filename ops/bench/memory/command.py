@@ -1,0 +1,85 @@
+"""The command `python -m ops.bench memory`: the peak of each process of a job, beside the plan's.
+
+On emulated hosts whose memory is limited, a model that is nearly all table is built, trained for some steps, saved,
+restored in a second job, and its rows are compared. Each line is a worker: what `parallax plan --memory` says, the peak
+of the first job and of the second, and their ratio to the plan's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ops.lab.lab import Lab, why_not
+from parallax.report.text import bytes_text
+
+_ROOT = Path(__file__).resolve().parents[3]
+_SCRIPT = Path(__file__).with_name("script.py")
+_LINE = re.compile(r"\[(\d+)\] (begins step|ends step|peak) (\d+)(?: digest ([\d.]+))?")
+_COPIES = {"adagrad": 2, "lazy-adam": 3}
+"""Optimizer -> how many copies of a table it and the table are."""
+_LAST_LINES = 20
+
+
+def add_command(commands: Any) -> None:
+    """Adds `memory` to the benchmark's command line."""
+    parser = commands.add_parser("memory", help="the peak of each process of a job beside the plan's")
+    parser.add_argument("--gigabytes", type=float, default=10.0, metavar="GB", help="table and slots together (10)")
+    parser.add_argument("--optimizer", choices=tuple(_COPIES), default="adagrad", help="(adagrad)")
+    parser.add_argument("--width", type=int, default=64, metavar="N", help="of the table (64)")
+    parser.add_argument("--hosts", type=int, default=4, metavar="N", help="emulated hosts of one worker each (4)")
+    parser.add_argument("--limit", type=float, default=4.0, metavar="GIB", help="memory of each host (4)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Runs both jobs and prints what they held."""
+    if reason := why_not():
+        sys.exit(f"memory: {reason}")
+    rows = int(arguments.gigabytes * 1e9 / (_COPIES[arguments.optimizer] * 4 * arguments.width))
+    with Lab(arguments.hosts, memory_bytes=int(arguments.limit * (1 << 30))) as lab:
+        words = [str(_SCRIPT), str(rows), str(arguments.width), str(lab.folder / "checkpoints"), arguments.optimizer]
+        resource = ["-r", str(lab.resource_file(1))]
+        planned = lab.folder / "memory.json"
+        print(_output(lab, ["plan", "--memory", "--json", str(planned), *resource, *words]))
+        memory = json.loads(planned.read_text(encoding="utf-8"))
+        first, second = (_told(_output(lab, ["run", *resource, *words])) for _ in range(2))
+    for rank, process in enumerate(memory["processes"]):
+        total = process["total_bytes"]
+        peaks = [int(job[rank]["peak"][0]) for job in (first, second)]
+        ratios = ", ".join(f"{bytes_text(peak)} ({peak / total:.3f} of the plan's)" for peak in peaks)
+        print(f"worker {rank}: planned {bytes_text(total)}, trained and saved {ratios.replace(', ', ', restored ')}")
+    ended, restored = first[0]["ends step"], second[0]["begins step"]
+    print(f"saved at step {ended[0]}, rows {ended[1]}; restored at step {restored[0]}, rows {restored[1]}")
+
+
+def _told(output: str) -> dict[int, dict[str, tuple[str, str]]]:
+    """Rank -> what it printed: word -> number and digest."""
+    found: dict[int, dict[str, tuple[str, str]]] = {}
+    for rank, what, number, digest in _LINE.findall(output):
+        found.setdefault(int(rank), {})[what] = (number, digest)
+    return found
+
+
+def _output(lab: Lab, words: list[str]) -> str:
+    """What a command of Parallax prints on the first host."""
+    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    done = lab.run_on(
+        lab.names[0],
+        [sys.executable, "-m", "parallax.cli", *words],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        lines = "\n".join(done.stdout.splitlines()[-_LAST_LINES:])
+        sys.exit(f"memory: parallax {words[0]} ended with exit status {done.returncode}\n{lines}")
+    return str(done.stdout)

@@ -1,0 +1,309 @@
+"""Estimates which bytes a training step holds at once: tensors from the op that makes them to the last that takes them.
+
+Sizes are of static shapes, and states say whose they are: what grows with the batch, rows of tables, which are at their
+owners alone, gradients that an exchange keeps twice, and all else. Of TensorFlow it is known here that it copies the
+value of a resource variable that is taken by row whenever that is read or assigned as a whole, and that its allocator
+keeps what is freed. Simplified: what other kernels need for themselves, and what loops keep for the backward pass, is
+not counted.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.analysis.propagation.op_lists import ELEMENTWISE
+from parallax.analysis.propagation.states import (
+    LOCAL,
+    Extent,
+    Fed,
+    Handle,
+    Rows,
+    Same,
+    TouchedIndices,
+    TouchedRows,
+)
+from parallax.analysis.propagation.walk import Walk
+from parallax.analysis.reading.capture import variable_of_tensor
+from parallax.graph.view import EXAMPLES, split_tensor
+from parallax.plans.step_bytes import BATCH, FIXED, GRADIENTS, LiveBytes
+
+_SOURCES = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "IteratorGetNext", "IteratorGetNextSync")
+_SAME_BUFFER = frozenset(
+    """
+    Identity RefIdentity Reshape Squeeze ExpandDims StopGradient PreventGradient Snapshot Switch RefSwitch Merge
+    RefMerge Enter RefEnter Exit RefExit NextIteration RefNextIteration EnsureShape Bitcast
+    """.split()
+)
+"""The result is the first input's memory under another shape or name."""
+_BY_ROW = ("ResourceScatter", "ResourceGather", "ResourceSparseApply")
+_WHOLE = ("AssignVariableOp", "AssignSubVariableOp", "AssignAddVariableOp")
+_LOOPS = ("While", "StatelessWhile", "LoopCond")
+
+
+def live_bytes(
+    walk: Walk,
+    gradient_bytes: Mapping[str, float],
+    touched: Mapping[str, float],
+    threads: int,
+    examples: int = 0,
+) -> LiveBytes:
+    """What the tensors of a training step take.
+
+    Args:
+        walk: the last walk over the graph.
+        gradient_bytes: variable op -> what its dense gradient and the buffers of its exchange take.
+        touched: variable op -> rows of it that a worker touches in a step.
+        threads: on which ops run beside each other: TensorFlow has one for each core.
+        examples: of a worker's batch, for graphs that leave it open.
+    """
+    sizes = _Sizes(walk, gradient_bytes, touched, examples)
+    order = [node for node in walk.view.topological_order() if node in walk.known.training]
+    step = _Step(sizes, order)
+    step.run(threads)
+    kinds = sorted({kind for seen in step.seen for kind in seen} - {FIXED, BATCH, GRADIENTS})
+    series = {k: np.array([seen.get(k, 0.0) for seen in step.seen]) for k in (FIXED, BATCH, GRADIENTS, *kinds)}
+    return LiveBytes(
+        series[FIXED],
+        series[BATCH],
+        series[GRADIENTS],
+        {table: series[table] for table in kinds},
+        sizes.examples,
+        sizes.largest_of(),
+        sizes.largest(),
+        (*sizes.notes, *_loops(walk, order)),
+    )
+
+
+class _Step:
+    """A step as the executor runs it: an op begins when its inputs are there and a thread is free, the first first.
+
+    An op lasts as long as its bytes. What it makes is held from its begin to the end of the last op that takes it.
+
+    Attributes:
+        seen: bytes by kind, whenever an op has begun.
+    """
+
+    def __init__(self, sizes: _Sizes, order: Sequence[str]) -> None:
+        self.seen: list[dict[str, float]] = []
+        self._sizes, self._view, self._order = sizes, sizes.walk.view, order
+        self._held: dict[str, float] = {}
+        here = set(order)
+        self._needs = {node: len({n for n in self._view.needed(node) if n in here}) for node in order}
+        self._buffer: dict[str, str] = {}
+        for node in order:
+            inputs = self._view.inputs(node)
+            for tensor in self._view.outputs(node):
+                alias = inputs and self._view.op(node) in _SAME_BUFFER
+                self._buffer[tensor] = self._buffer.get(inputs[0], inputs[0]) if alias else tensor
+        sizes.gradients_are_in(self._buffer)
+        self._takers: dict[str, int] = {}
+        for node in order:
+            for buffer in self._taken(node):
+                self._takers[buffer] = self._takers.get(buffer, 0) + 1
+
+    def run(self, threads: int) -> None:
+        """Runs all ops."""
+        ready = deque(node for node in self._order if not self._needs[node])
+        place = {node: number for number, node in enumerate(self._order)}
+        running: list[tuple[float, int, str]] = []
+        now = 0.0
+        while ready or running:
+            while ready and len(running) < max(threads, 1):
+                node = ready.popleft()
+                heapq.heappush(running, (now + self._begin(node), place[node], node))
+                self.seen.append(dict(self._held))
+            now, _, node = heapq.heappop(running)
+            self._end(node)
+            for user in sorted({u for u in self._view.users(node) if u in place}, key=place.__getitem__):
+                self._needs[user] -= 1
+                if not self._needs[user]:
+                    ready.append(user)
+
+    def _taken(self, node: str) -> set[str]:
+        """The buffers that an op takes or makes; what it makes lives until it has ended."""
+        tensors = (*self._view.inputs(node), *self._view.outputs(node))
+        return {self._buffer.get(tensor, tensor) for tensor in tensors}
+
+    def _begin(self, node: str) -> float:
+        """Holds what an op makes; gives how long it lasts."""
+        bytes_moved = 1.0
+        for tensor in self._view.outputs(node):
+            if self._buffer[tensor] == tensor:
+                kind, size = self._sizes.of(tensor)
+                bytes_moved += size
+                if not self._takes_over(tensor):
+                    self._hold(kind, size)
+        for kind, size in self._sizes.copies(node):
+            bytes_moved += size
+            self._hold(kind, size)
+        return bytes_moved
+
+    def _end(self, node: str) -> None:
+        for kind, size in self._sizes.copies(node):
+            self._hold(kind, -size)
+        for buffer in self._taken(node):
+            self._takers[buffer] -= 1
+            if not self._takers[buffer] and buffer in self._buffer and not self._sizes.is_taken_over(buffer):
+                kind, size = self._sizes.of(buffer)
+                self._hold(kind, -size)
+
+    def _hold(self, kind: str, size: float) -> None:
+        self._held[kind] = self._held.get(kind, 0.0) + size
+
+    def _takes_over(self, tensor: str) -> bool:
+        """Whether an elementwise op writes its result over an input that nobody else takes any more."""
+        node, number = split_tensor(tensor)
+        if self._view.op(node) not in ELEMENTWISE or number:
+            return False
+        found = self._sizes.of(tensor)
+        for taken in self._view.inputs(node):
+            buffer = self._buffer.get(taken, "")
+            is_free = buffer and self._takers[buffer] == 1 and not self._sizes.is_taken_over(buffer)
+            if is_free and found[1] and self._sizes.of(buffer) == found:
+                self._sizes.pass_on(buffer)
+                return True
+        return False
+
+
+class _Sizes:
+    """The kind and bytes of each tensor's buffer."""
+
+    def __init__(
+        self, walk: Walk, gradient_bytes: Mapping[str, float], touched: Mapping[str, float], examples: int
+    ) -> None:
+        self.walk = walk
+        self.notes: list[str] = []
+        self._gradient_bytes, self._touched = gradient_bytes, touched
+        self._found: dict[str, tuple[str, float]] = {}
+        self._elements: dict[str, float] = {}
+        self._passed: set[str] = set()
+        self._of_source = {t: s.part for t, found in walk.known.dense_sources.items() for s in found}
+        self._weights = {v.part.shape for op, v in walk.known.captured.variables.items() if op in walk.known.shared}
+        view = walk.view
+        by_row = [n for n in view.nodes if view.op(n).startswith(_BY_ROW) and n in walk.known.training]
+        self._by_row = {self._read_from(node) for node in by_row}
+        self.examples = self._batch() or examples
+        if not self.examples:
+            self.notes.append("activations are of one example: the graph leaves the batch open, and --examples says it")
+
+    def of(self, tensor: str) -> tuple[str, float]:
+        """What a tensor is counted as, and its bytes."""
+        if tensor not in self._found:
+            self._found[tensor] = self._measure(tensor)
+        return self._found[tensor]
+
+    def gradients_are_in(self, buffer_of: Mapping[str, str]) -> None:
+        """Says in which buffers gradients are, where autodiff delivers them under another name."""
+        self._of_source.update({buffer_of[t]: part for t, part in list(self._of_source.items()) if t in buffer_of})
+
+    def pass_on(self, buffer: str) -> None:
+        """Says that a buffer's memory has become another's."""
+        self._passed.add(buffer)
+
+    def is_taken_over(self, buffer: str) -> bool:
+        """Whether a buffer's memory has become another's."""
+        return buffer in self._passed
+
+    def largest(self) -> tuple[str, float]:
+        """The largest tensor of the batch."""
+        of_batch = {tensor: size for tensor, (kind, size) in self._found.items() if kind == BATCH}
+        name = max(sorted(of_batch), key=lambda tensor: of_batch[tensor], default="")
+        return name, of_batch.get(name, 0.0)
+
+    def largest_of(self) -> dict[str, float]:
+        """The bytes of the largest buffer of each kind."""
+        found: dict[str, float] = {}
+        for kind, size in self._found.values():
+            found[kind] = max(size, found.get(kind, 0.0))
+        return found
+
+    def _measure(self, tensor: str) -> tuple[str, float]:
+        node, _ = split_tensor(tensor)
+        state, shape = self.walk.states.get(tensor, LOCAL), self.walk.view.shape(tensor)
+        if tensor in self._of_source:
+            return GRADIENTS, self._gradient_bytes.get(self._of_source[tensor], 0.0)
+        if isinstance(state, Handle | Extent) or self.walk.view.op(node) == "Const" or self._is_variable(node):
+            return FIXED, 0.0  # constants are in the graph, and variables are counted as such
+        size = self._bytes_of_element(tensor) * self.elements(tensor)
+        if isinstance(state, Rows):
+            return state.table, size
+        if shape is not None and None not in shape and (isinstance(state, Same | Fed) or shape in self._weights):
+            return FIXED, size
+        return BATCH, size
+
+    def _is_variable(self, node: str) -> bool:
+        """Whether an op gives a variable's own memory; of a variable that is taken by row it gives a copy."""
+        view = self.walk.view
+        return view.op(node) == "ReadVariableOp" and self._read_from(node) not in self._by_row
+
+    def _read_from(self, node: str) -> str:
+        return variable_of_tensor(self.walk.view, self.walk.known.captured.variables, self.walk.view.inputs(node)[0])
+
+    def copies(self, node: str) -> list[tuple[str, float]]:
+        """What an op holds while it runs: where a variable is taken by row, what is assigned as a whole is copied."""
+        view = self.walk.view
+        if view.op(node) not in _WHOLE or self._read_from(node) not in self._by_row:
+            return []
+        return [self.of(view.inputs(node)[1])]
+
+    def elements(self, tensor: str) -> float:
+        """How many elements a tensor has; an open dimension has as many as what it is made of."""
+        if tensor not in self._elements:
+            self._elements[tensor] = 1.0  # what comes around in a loop
+            shape = self.walk.view.shape(tensor)
+            known = math.prod(d for d in shape or () if d is not None)
+            is_open = shape is None or None in shape
+            self._elements[tensor] = known * self._open_part(tensor, known) if is_open else float(known)
+        return self._elements[tensor]
+
+    def _open_part(self, tensor: str, known: int) -> float:
+        """The product of a tensor's open dimensions."""
+        node, _ = split_tensor(tensor)
+        view, state = self.walk.view, self.walk.states.get(tensor, LOCAL)
+        if isinstance(state, TouchedRows | TouchedIndices):
+            return self._touched.get(state.table, 1.0)
+        if view.op(node) in _SOURCES:
+            return float(self.examples or 1)
+        inputs = view.inputs(node)
+        if view.op(node) in _SAME_BUFFER and inputs:
+            return self.elements(inputs[0]) / max(known, 1)
+        leads = [self._lead(t) for t in inputs if not isinstance(self.walk.states.get(t, LOCAL), Handle | Extent)]
+        return max(leads, default=1.0)
+
+    def _lead(self, tensor: str) -> float:
+        """The length of a tensor's first dimension."""
+        shape = self.walk.view.shape(tensor)
+        if not shape:
+            return 1.0
+        if isinstance(self.walk.states.get(tensor, LOCAL), Rows):
+            return 1.0  # a gather takes as many rows as there are ids
+        return self.elements(tensor) / max(math.prod(d for d in shape[1:] if d is not None), 1)
+
+    def _bytes_of_element(self, tensor: str) -> int:
+        found = tf.dtypes.as_dtype(self.walk.view.dtype(tensor))
+        return 0 if found in (tf.resource, tf.variant, tf.string) else int(found.size)
+
+    def _batch(self) -> int:
+        """The first dimension of what a worker is fed, or reads, for a step; 0 where the graph leaves it open."""
+        view = self.walk.view
+        for node in view.topological_order():
+            if view.op(node) not in _SOURCES or node not in self.walk.known.training:
+                continue
+            if EXAMPLES in view.nodes[node].attr:
+                return int(view.nodes[node].attr[EXAMPLES].i)
+            for tensor in view.outputs(node):
+                shape = view.shape(tensor)
+                if shape and shape[0] and not isinstance(self.walk.states.get(tensor, LOCAL), Same | Fed):
+                    return int(shape[0])
+        return 0
+
+
+def _loops(walk: Walk, order: list[str]) -> tuple[str, ...]:
+    loops = sum(walk.view.op(node) in _LOOPS for node in order)
+    return (f"what {loops} loops keep for the backward pass is not counted",) if loops else ()

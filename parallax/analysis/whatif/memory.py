@@ -1,0 +1,259 @@
+"""The memory of every process of a plan, against what hosts have, and the largest batch that fits.
+
+A process holds its values and slots, the buffers of exchanges, and what a step computes while each of its ops runs
+(live_bytes.py). All but the first grow with the batch in a straight line, or not at all. So at each op a host has room
+for one number of examples, and the least of these is the largest batch: nothing is tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallax.analysis.routes.memory import Footprint, footprint
+from parallax.analysis.routes.touched import Touched, touched_of
+from parallax.graph.spec import GraphSpec, VariableSpec
+from parallax.plans.memory import HostUse, LargePart, MemoryPlan, ProcessUse
+from parallax.plans.plan import ALLTOALL, NO_ROUTE, PS, Plan, PlanConstraints
+from parallax.plans.step_bytes import BATCH, LiveBytes
+from parallax.profiles.plan_inputs import PlanInputs
+
+_SHOWN_PARTS = 4
+_CHUNKS_EACH, _CHUNKS_OF_WORKER_0 = 2, 4
+"""Of rows on their way to a checkpoint: what a worker reads of its own and sends; what worker 0 receives, puts in
+order, and keeps for a file, which TensorFlow copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """A host's name, what it has in bytes, and who says so (parallax/plans/memory.py)."""
+
+    name: str
+    has_bytes: int
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldVariable:
+    """A variable, its plan's route, and what it takes by it."""
+
+    variable: VariableSpec
+    route: str
+    owner_rows: tuple[int, ...]
+    takes: Footprint
+
+    @property
+    def grows(self) -> bool:
+        """Whether its buffers are of rows that steps touch."""
+        return self.variable.has_slices and self.route != PS or self.takes.servers != () and self.variable.has_slices
+
+    def share(self, kind: str, number: int) -> float:
+        """The share of the rows that a process owns."""
+        if kind == "server":
+            return dict(self.takes.servers).get(number, 0.0)
+        if self.route != ALLTOALL or not self.owner_rows:
+            return 0.0
+        return self.owner_rows[number] / max(sum(self.owner_rows), 1)
+
+    def held(self, kind: str, number: int) -> float:
+        """Bytes of values and slots in a process."""
+        share = self.share(kind, number)
+        return share * self.takes.served if kind == "server" else self.takes.copies + share * self.takes.spread
+
+    def buffers(self, kind: str, number: int) -> float:
+        """Bytes of buffers in a process."""
+        share, takes = self.share(kind, number), self.takes
+        return share * takes.served_buffers if kind == "server" else takes.copied_buffers + share * takes.spread_buffers
+
+
+def held_variables(
+    spec: GraphSpec, plan: Plan, constraints: PlanConstraints, measured: PlanInputs
+) -> tuple[HeldVariable, ...]:
+    """What every variable takes by the route that the plan gives it."""
+    found = []
+    for variable in spec.variables:
+        planned, touched = plan.variable(variable.name), touched_of(variable, constraints, measured)
+        takes = footprint(variable, planned.route, touched, plan.num_workers, planned.servers, plan.accumulate_steps)
+        found.append(HeldVariable(variable, planned.route, planned.owner_rows, takes))
+    return tuple(found)
+
+
+def gradient_bytes(held: Sequence[HeldVariable]) -> dict[str, float]:
+    """Variable op -> what its dense gradient and the buffers of its exchange take in a worker."""
+    found = {}
+    for one in held:
+        if not one.variable.has_slices and one.route != NO_ROUTE:
+            whole = max(math.prod(one.variable.shape), 1)
+            for part in one.variable.parts:
+                found[part.op] = one.takes.copied_buffers * math.prod(part.shape) / whole
+    return found
+
+
+def touched_rows(spec: GraphSpec, constraints: PlanConstraints, measured: PlanInputs) -> dict[str, float]:
+    """Variable op -> rows that a worker touches in a step, where they are known."""
+    found: dict[str, float] = {}
+    for variable in spec.variables:
+        touched: Touched | None = touched_of(variable, constraints, measured)
+        if touched is not None:
+            found.update({part.op: touched.one for part in variable.parts})
+    return found
+
+
+def memory_plan(
+    plan: Plan,
+    held: Sequence[HeldVariable],
+    live: LiveBytes,
+    hosts: Sequence[HostMemory],
+    base_bytes: int,
+    chunk_bytes: int = 0,
+) -> MemoryPlan:
+    """The memory of a plan's processes.
+
+    Args:
+        plan: the plan.
+        held: its variables.
+        live: what a worker's step holds.
+        hosts: all hosts of the job.
+        base_bytes: of a process before it has made a variable.
+        chunk_bytes: of rows that checkpoints move at once; 0 where there are none.
+    """
+    chunk_bytes = min(chunk_bytes, max((one.variable.value_bytes for one in held), default=0))
+    members = [("worker", rank, host) for rank, host in enumerate(plan.layout.host_by_rank)]
+    members += [("server", number, host) for number, host in enumerate(plan.servers)]
+    moved = [_moved(kind, number, plan.num_workers, chunk_bytes) for kind, number, _ in members]
+    series = [_series(held, live, kind, number, m) for (kind, number, _), m in zip(members, moved, strict=True)]
+    uses = [_use(held, one, member, base_bytes) for one, member in zip(series, members, strict=True)]
+    on_hosts, room = [], []
+    for number, host in enumerate(hosts):
+        here = [i for i, member in enumerate(members) if member[2] == number]
+        needs = sum(uses[i].total_bytes for i in here)
+        on_hosts.append(HostUse(host.name, needs, host.has_bytes, host.says))
+        fixed = sum(uses[i].values_bytes + uses[i].slots_bytes + base_bytes for i in here)
+        if here:
+            room.append(_largest_factor(host.has_bytes - fixed, [series[i] for i in here]))
+    factor = min(room, default=math.inf)
+    largest = None if math.isinf(factor) else math.floor(max(0.0, factor) * max(live.examples, 1))
+    return MemoryPlan(tuple(uses), tuple(on_hosts), _dominating(held, live, uses), live.examples, largest, _notes(live))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Series:
+    """What a process holds at each op of a step, beside values and slots: arrays `[ops]`.
+
+    Attributes:
+        activations: that stay as they are whatever the batch.
+        gradients: dense ones with their buffers.
+        of_batch: activations of the batch as built.
+        rows_buffers: of exchanged rows of the batch as built.
+    """
+
+    activations: NDArray[np.float64]
+    gradients: NDArray[np.float64]
+    of_batch: NDArray[np.float64]
+    rows_buffers: float
+
+    @property
+    def total(self) -> NDArray[np.float64]:
+        """All together."""
+        return self.activations + self.gradients + self.of_batch + self.rows_buffers
+
+    def at_peak(self) -> tuple[float, float]:
+        """Bytes of dense gradients, and of activations, where both are the most together."""
+        if not self.total.size:
+            return 0.0, 0.0
+        peak = int(np.argmax(self.total))
+        return float(self.gradients[peak]), float(self.activations[peak] + self.of_batch[peak])
+
+
+def _moved(kind: str, number: int, workers: int, chunk_bytes: int) -> float:
+    """What a process holds of rows on their way to a checkpoint."""
+    if kind == "server":
+        return 0.0
+    return _CHUNKS_EACH * chunk_bytes / workers + (0 if number else _CHUNKS_OF_WORKER_0 * chunk_bytes)
+
+
+def _series(held: Sequence[HeldVariable], live: LiveBytes, kind: str, number: int, moved: float) -> _Series:
+    nothing = np.zeros_like(live.fixed)
+    shares = {part.op: one.share(kind, number) for one in held for part in one.variable.parts}
+    rows = sum((shares.get(table, 0.0) * sizes for table, sizes in live.of_rows.items()), nothing)
+    of_rows = sum(one.buffers(kind, number) for one in held if one.variable.has_slices)
+    if kind == "server":
+        whole = sum(one.buffers(kind, number) for one in held if not one.variable.has_slices)
+        return _Series(rows, nothing + whole, nothing, of_rows)
+    pieces = [shares.get(kind, 1.0) * size for kind, size in live.largest_of.items() if kind != BATCH]
+    # Slots with one initial value share its memory, until their first updates, side by side, make a copy each.
+    pieces += [
+        one.share(kind, number) * one.variable.rows * max(slot.width * slot.dtype_bytes for slot in one.variable.slots)
+        for one in held
+        if len(one.variable.slots) > 1
+    ]
+    kept, kept_of_batch = max(pieces, default=0.0), live.largest_of.get(BATCH, 0.0)
+    if kept_of_batch > kept:
+        return _Series(live.fixed + rows, live.gradients + moved, live.of_batch + kept_of_batch, of_rows)
+    return _Series(live.fixed + rows + kept, live.gradients + moved, live.of_batch, of_rows)
+
+
+def _use(held: Sequence[HeldVariable], series: _Series, member: tuple[str, int, int], base_bytes: int) -> ProcessUse:
+    kind, number, host = member
+    gradients, activations = series.at_peak()
+    values = slots = 0.0
+    for one in held:
+        both = one.variable.value_bytes + one.variable.slots_bytes
+        part = one.variable.value_bytes / both if both else 1.0
+        values += part * one.held(kind, number)
+        slots += (1.0 - part) * one.held(kind, number)
+    return ProcessUse(
+        kind,
+        number,
+        host,
+        round(values),
+        round(slots),
+        round(gradients + series.rows_buffers),
+        round(activations),
+        base_bytes,
+    )
+
+
+def _largest_factor(free: float, series: Sequence[_Series]) -> float:
+    """By which factor the batch may grow until some op finds no room; infinite where nothing grows."""
+    fixed = sum(one.activations + one.gradients for one in series)
+    grows = sum(one.of_batch + one.rows_buffers for one in series)
+    room = free - np.asarray(fixed)
+    if (room < 0).any():
+        return 0.0
+    counted = np.asarray(grows) > 0
+    return float(np.min(room[counted] / np.asarray(grows)[counted], initial=math.inf))
+
+
+def _dominating(held: Sequence[HeldVariable], live: LiveBytes, uses: Sequence[ProcessUse]) -> tuple[LargePart, ...]:
+    largest = max(uses, key=lambda use: use.total_bytes)
+    parts: Mapping[str, float] = {
+        "activations": largest.activation_bytes,
+        "interpreter and frameworks": largest.base_bytes,
+        "gradients and buffers": largest.buffer_bytes,
+        **{_words(one): one.held(largest.kind, largest.number) for one in held},
+    }
+    if live.largest[0] and largest.kind == "worker":
+        parts = {
+            f"{what} (largest: {live.largest[0]}, {round(live.largest[1])} bytes)" if what == "activations" else what: n
+            for what, n in parts.items()
+        }
+    ordered = sorted(parts, key=lambda what: (-parts[what], what))
+    return tuple(LargePart(what, round(parts[what])) for what in ordered[:_SHOWN_PARTS] if parts[what] >= 1)
+
+
+def _words(one: HeldVariable) -> str:
+    slots = len(one.variable.slots)
+    return one.variable.name + (f" with {slots} slot{'s' if slots > 1 else ''}" if slots else "")
+
+
+def _notes(live: LiveBytes) -> tuple[str, ...]:
+    return (
+        "activations are estimated from static shapes: what the ops of a step hold at one time, and as much as the "
+        "largest tensor for freed memory in pieces",
+        *live.notes,
+    )

@@ -1,0 +1,201 @@
+"""The optimizers in Keras's manner, for models of its TensorFlow backend.
+
+They update sparse gradients by row themselves (`update_rows`), in plain Keras too, where equal rows are added up first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from parallax.errors import ConfigError
+from parallax.optimizers.row_rules import (
+    AdmittedFtrlRule,
+    LazyAdamRule,
+    RowRule,
+    RowSlot,
+    RowWiseAdagradRule,
+    initial_slot,
+)
+from parallax.types import DType, Tensor
+
+_PACKAGE = "parallax"
+
+
+class _ByRow(keras.optimizers.Optimizer):  # type: ignore[misc]
+    """Trains by a rule. `settings` are the rule's numbers by the names of the class's arguments."""
+
+    def __init__(self, rule: RowRule, learning_rate: Any, settings: dict[str, Any], more: dict[str, Any]) -> None:
+        if more.get("gradient_accumulation_steps"):
+            raise ConfigError(
+                f"{type(self).__name__} updates the rows of a gradient, and gradient_accumulation_steps has Keras add "
+                "up gradients of whole tables. Leave it out; parallax.Config(accumulate_steps=...) keeps rows."
+            )
+        super().__init__(learning_rate, **more)
+        self._rule, self._settings = rule, settings
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Makes the slots."""
+        if self.built:
+            return
+        super().build(variables)
+        self._slots = [[self._slot(variable, slot) for slot in self._rule.slots] for variable in variables]
+
+    def _slot(self, variable: Any, slot: RowSlot) -> Any:
+        return self.add_variable(
+            tuple(slot.shape(variable.shape)),
+            _Initial(slot),
+            variable.dtype,
+            name=f"{variable.path}_{slot.name}".replace("/", "_"),
+        )
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Updates the rows of a sparse gradient, or all of a dense one."""
+        if isinstance(gradient, tf.IndexedSlices):
+            rows, places = tf.unique(gradient.indices)
+            values = tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(rows)[0])
+            self.update_rows(values, rows, variable, learning_rate)
+            return
+        value, slots = self._held(variable)
+        change, new = self._updated(gradient, value, slots, learning_rate)
+        if self._rule.replaces:
+            value.assign(change)
+        else:
+            value.assign_sub(change)
+        for one, whole in zip(slots, new, strict=True):
+            one.assign(whole)
+
+    def update_rows(self, values: Tensor, rows: Tensor, variable: Any, learning_rate: Any) -> None:
+        """Updates some rows and leaves all others alone; Parallax calls it in place of `update_step`.
+
+        Args:
+            values: the gradient of these rows, `[n, ...]`.
+            rows: their numbers, `[n]`, each once.
+            variable: the tf.Variable.
+            learning_rate: a scalar.
+        """
+        value, slots = self._held(variable)
+        read = tf.gather(value, rows) if self._rule.replaces else None
+        change, new = self._updated(values, read, [tf.gather(one, rows) for one in slots], learning_rate)
+        write = value.scatter_update if self._rule.replaces else value.scatter_sub
+        write(tf.IndexedSlices(change, rows))
+        for one, of_rows in zip(slots, new, strict=True):
+            one.scatter_update(tf.IndexedSlices(of_rows, rows))
+
+    def _held(self, variable: Any) -> tuple[Any, list[Any]]:
+        """A variable and its slots, as tf.Variables."""
+        slots = self._slots[self._get_variable_index(variable)]
+        return getattr(variable, "_value", variable), [one._value for one in slots]
+
+    def _updated(
+        self, gradient: Tensor, value: Any, slots: Sequence[Any], learning_rate: Any
+    ) -> tuple[Tensor, list[Tensor]]:
+        """What the rule gives, of whole variables or of rows."""
+        held = [tf.convert_to_tensor(one) for one in slots]
+        dtype = held[0].dtype
+        step = tf.cast(tf.convert_to_tensor(self.iterations) + 1, dtype)
+        powers = [tf.pow(tf.cast(decay, dtype), step) for decay in self._rule.decays]
+        old = tf.convert_to_tensor(value) if self._rule.replaces else None
+        return self._rule.updated(tf.cast(gradient, dtype), old, held, tf.cast(learning_rate, dtype), powers)
+
+    def get_config(self) -> dict[str, Any]:
+        """What makes an equal optimizer."""
+        return {**super().get_config(), **self._settings}
+
+
+class _Initial(keras.initializers.Initializer):  # type: ignore[misc]
+    """A slot's initial value as an initializer of variables."""
+
+    def __init__(self, slot: RowSlot) -> None:
+        self._slot = slot
+
+    def __call__(self, shape: Any, dtype: DType = None) -> Tensor:
+        return initial_slot(self._slot, list(shape), tf.as_dtype(dtype or keras.config.floatx()))
+
+
+@keras.saving.register_keras_serializable(_PACKAGE)
+class RowWiseAdagrad(_ByRow):
+    """Adagrad with one accumulator a row, `[rows]`; see `RowWiseAdagradRule`.
+
+    Args:
+        learning_rate: a number or a schedule.
+        initial_accumulator_value: of every row.
+        epsilon: added to the root.
+        more: as of Keras's optimizers, but for `gradient_accumulation_steps`.
+
+    Raises:
+        ConfigError: a number is out of range, or gradients are to be accumulated by Keras.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        initial_accumulator_value: float = 0.1,
+        epsilon: float = 1e-8,
+        **more: Any,
+    ) -> None:
+        settings = {"initial_accumulator_value": initial_accumulator_value, "epsilon": epsilon}
+        super().__init__(RowWiseAdagradRule(initial_accumulator_value, epsilon), learning_rate, settings, more)
+
+
+@keras.saving.register_keras_serializable(_PACKAGE)
+class LazyAdam(_ByRow):
+    """Adam that leaves rows without a gradient alone; see `LazyAdamRule`.
+
+    Args:
+        learning_rate: a number or a schedule.
+        beta_1: decay of the first moments.
+        beta_2: of the second.
+        epsilon: added to the root.
+        more: as of Keras's optimizers, but for `gradient_accumulation_steps`.
+
+    Raises:
+        ConfigError: a number is out of range, or gradients are to be accumulated by Keras.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        **more: Any,
+    ) -> None:
+        settings = {"beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon}
+        super().__init__(LazyAdamRule(beta_1, beta_2, epsilon), learning_rate, settings, more)
+
+
+@keras.saving.register_keras_serializable(_PACKAGE)
+class AdmittedFtrl(_ByRow):
+    """FTRL-Proximal for rows that were seen often enough; see `AdmittedFtrlRule`.
+
+    Args:
+        learning_rate: alpha: a number or a schedule.
+        beta: added to the root.
+        l1: keeps small coordinates at 0.
+        l2: shrinks all.
+        admit_after: a row is trained from the step on that sees it for the so-manieth time; 1 for at once.
+        admit_probability: or each step that sees it admits it with this probability.
+        more: as of Keras's optimizers, but for `gradient_accumulation_steps`.
+
+    Raises:
+        ConfigError: a number is out of range, rows are to be admitted by both, or gradients are to be accumulated by
+            Keras.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.1,
+        beta: float = 1.0,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        admit_after: int = 1,
+        admit_probability: float = 1.0,
+        **more: Any,
+    ) -> None:
+        rule = AdmittedFtrlRule(beta, l1, l2, admit_after, admit_probability)
+        admission = {"admit_after": admit_after, "admit_probability": admit_probability}
+        super().__init__(rule, learning_rate, {"beta": beta, "l1": l1, "l2": l2, **admission}, more)

@@ -1,0 +1,226 @@
+"""What optimizers that work by row make of rows: new values and slots from a gradient, formula by formula.
+
+A rule sees some rows, `[n, ...]`: those that a sparse gradient touches, merged, or all of a dense one. It is made of
+elementwise ops and of means within a row, so that whoever owns the rows computes what one process would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+import tensorflow as tf
+
+from parallax.errors import ConfigError
+from parallax.types import DType, Tensor
+
+MOST_SIGHTINGS = float(1 << 24)
+"""What float32 counts to."""
+
+
+class RowSlot(NamedTuple):
+    """A slot: its name, whether it has one number a row, and the constant that it begins with.
+
+    Where `odds` is not 0 it begins with what `sightings_until` draws.
+    """
+
+    name: str
+    by_row: bool
+    initial: float = 0.0
+    odds: float = 0.0
+
+    def shape(self, of: Sequence[int]) -> list[int]:
+        """Its shape for a variable of a shape."""
+        return list(of[:1]) if self.by_row else list(of)
+
+
+class RowRule(Protocol):
+    """How rows are updated.
+
+    Attributes:
+        replaces: whether it gives new values, made of the old ones; else what is to be subtracted from them.
+    """
+
+    replaces: ClassVar[bool]
+
+    @property
+    def slots(self) -> tuple[RowSlot, ...]:
+        """The state that it keeps."""
+
+    @property
+    def decays(self) -> tuple[float, ...]:
+        """The numbers of which it takes the power by the step, from 1."""
+
+    def updated(
+        self, gradient: Tensor, value: Tensor, slots: Sequence[Tensor], rate: Tensor, powers: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """New values, or what they change by, and new slots.
+
+        Args:
+            gradient: `[n, ...]`.
+            value: of the same rows; None where `replaces` is False.
+            slots: of the same rows, `[n, ...]` or `[n]`.
+            rate: the learning rate, a scalar.
+            powers: of `decays`, scalars.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class RowWiseAdagradRule:
+    """Adagrad with one accumulator a row: a += mean(g²), w -= rate · g / (sqrt(a) + epsilon).
+
+    As `EXACT_ROWWISE_ADAGRAD` of FBGEMM and TorchRec (Khudia et al. 2021; Mudigere et al. 2022, section 4.1). The mean
+    is over the elements of a row; where rows have one element, it is Adagrad (Duchi et al. 2011).
+    """
+
+    initial_accumulator: float
+    epsilon: float
+    decays: ClassVar[tuple[float, ...]] = ()
+    replaces: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        at_least("initial_accumulator_value", self.initial_accumulator)
+        at_least("epsilon", self.epsilon)
+
+    @property
+    def slots(self) -> tuple[RowSlot, ...]:
+        """As RowRule."""
+        return (RowSlot("accumulator", True, self.initial_accumulator),)
+
+    def updated(
+        self, gradient: Tensor, value: Tensor, slots: Sequence[Tensor], rate: Tensor, powers: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """As RowRule."""
+        squares = tf.square(gradient)
+        within = list(range(1, gradient.shape.rank))
+        accumulator = slots[0] + (tf.reduce_mean(squares, within) if within else squares)
+        root = tf.sqrt(_beside(accumulator, gradient)) + self.epsilon
+        return rate * gradient / root, [accumulator]
+
+
+@dataclass(frozen=True, slots=True)
+class LazyAdamRule:
+    """Adam (Kingma & Ba 2015, algorithm 1, in the order of its section 2) for the rows of a gradient alone.
+
+    m = b1 · m + (1 - b1) · g, v = b2 · v + (1 - b2) · g², w -= rate · sqrt(1 - b2^t) / (1 - b1^t) · m / (sqrt(v) +
+    epsilon). Rows without a gradient keep m, v and w, as in TensorFlow's LazyAdamOptimizer of contrib.opt; t counts all
+    steps.
+    """
+
+    beta1: float
+    beta2: float
+    epsilon: float
+    replaces: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be from 0 to below 1, and {getattr(self, name)!r} was given.")
+        at_least("epsilon", self.epsilon)
+
+    @property
+    def slots(self) -> tuple[RowSlot, ...]:
+        """As RowRule."""
+        return RowSlot("m", False), RowSlot("v", False)
+
+    @property
+    def decays(self) -> tuple[float, ...]:
+        """As RowRule."""
+        return self.beta1, self.beta2
+
+    def updated(
+        self, gradient: Tensor, value: Tensor, slots: Sequence[Tensor], rate: Tensor, powers: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """As RowRule."""
+        m = self.beta1 * slots[0] + (1.0 - self.beta1) * gradient
+        v = self.beta2 * slots[1] + (1.0 - self.beta2) * tf.square(gradient)
+        corrected = rate * tf.sqrt(1.0 - powers[1]) / (1.0 - powers[0])
+        return corrected * m / (tf.sqrt(v) + self.epsilon), [m, v]
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedFtrlRule:
+    """FTRL-Proximal (McMahan et al. 2013, algorithm 1) for rows that were seen often enough (section 3.1 there).
+
+    s = (sqrt(n + g²) - sqrt(n)) / rate, z += g - s · w, n += g²; w is 0 where |z| <= l1, else -(z - sign(z) · l1) /
+    ((beta + sqrt(n)) / rate + l2). A row is trained from the step on in which it is seen for the `after`-th time, in a
+    gradient, once a step; before it keeps its value and has no state but `waits`, how many times are left. By
+    probability, each of these times admits it with `odds` ("Poisson inclusion"): `waits` then begins with how many
+    that takes, which is geometric and drawn for all rows before the first step.
+    """
+
+    beta: float
+    l1: float
+    l2: float
+    after: int
+    odds: float
+    decays: ClassVar[tuple[float, ...]] = ()
+    replaces: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("beta", "l1", "l2"):
+            at_least(name, getattr(self, name))
+        if not (isinstance(self.after, int) and 1 <= self.after < MOST_SIGHTINGS):
+            raise ConfigError(f"A row must be admitted after 1 sighting or more, and {self.after!r} was given.")
+        if not 0 < self.odds <= 1:
+            raise ConfigError(f"admit_probability must be above 0 and at most 1, and {self.odds!r} was given.")
+        if self.after > 1 and self.odds < 1:
+            raise ConfigError(
+                f"Rows are admitted by count or by probability, and both admit_after={self.after} and "
+                f"admit_probability={self.odds} were given. Leave one out."
+            )
+
+    @property
+    def slots(self) -> tuple[RowSlot, ...]:
+        """As RowRule."""
+        waits = RowSlot("waits", True, float(self.after), self.odds if self.odds < 1 else 0.0)
+        return RowSlot("n", False), RowSlot("z", False), waits
+
+    def updated(
+        self, gradient: Tensor, value: Tensor, slots: Sequence[Tensor], rate: Tensor, powers: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """As RowRule."""
+        waits = slots[2] - 1.0
+        admitted = _beside(waits, gradient) <= 0.0
+        taken = tf.where(admitted, gradient, tf.zeros_like(gradient))
+        n = slots[0] + tf.square(taken)
+        z = slots[1] + taken - (tf.sqrt(n) - tf.sqrt(slots[0])) / rate * value
+        shrunk = tf.sign(z) * tf.maximum(tf.abs(z) - self.l1, 0.0)
+        trained = -shrunk / ((self.beta + tf.sqrt(n)) / rate + self.l2)
+        return tf.where(admitted, trained, value), [n, z, waits]
+
+
+def sightings_until(odds: float, uniform: Tensor) -> Tensor:
+    """How many sightings it takes until one admits, each with `odds`: geometric, from 1, by inversion.
+
+    Args:
+        odds: above 0 and below 1.
+        uniform: numbers from 0 to below 1, `[rows]`.
+    """
+    return tf.maximum(1.0, tf.math.ceil(tf.math.log1p(-uniform) / math.log1p(-odds)))
+
+
+def initial_slot(slot: RowSlot, shape: Sequence[int], dtype: DType) -> Tensor:
+    """The first value of a slot of a shape; random numbers are those of the graph's, or of TensorFlow's, seed."""
+    if slot.odds:
+        return tf.cast(sightings_until(slot.odds, tf.random.uniform(shape)), dtype)
+    return tf.fill(shape, tf.constant(slot.initial, dtype))
+
+
+def at_least(name: str, value: float, least: float = 0.0) -> None:
+    """Refuses a number that is too small.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if not value >= least:
+        raise ConfigError(f"{name} must be {least:g} or more, and {value!r} was given.")
+
+
+def _beside(by_row: Tensor, gradient: Tensor) -> Tensor:
+    """Numbers of rows `[n]` as `[n, 1, ...]`, beside rows `[n, ...]`."""
+    for _ in range(1, gradient.shape.rank):
+        by_row = tf.expand_dims(by_row, -1)
+    return by_row

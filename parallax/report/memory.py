@@ -1,0 +1,48 @@
+"""The memory of a plan as a person reads it: a row a process, a line a host, what dominates, and the largest batch."""
+
+from __future__ import annotations
+
+from parallax.plans.memory import HostUse, MemoryPlan, ProcessUse
+from parallax.report.text import bytes_text, name_ranks
+
+_COLUMNS = ("process", "host", "values", "slots", "gradients, buffers", "activations", "base", "total")
+
+
+def memory_table(memory: MemoryPlan) -> str:
+    """What `parallax plan --memory` prints; processes with the same figures on a host share a row."""
+    rows = [_COLUMNS]
+    alike: dict[tuple[object, ...], list[ProcessUse]] = {}
+    for use in memory.processes:
+        alike.setdefault((use.kind, use.host, _figures(use)), []).append(use)
+    for (kind, host, figures), uses in alike.items():
+        numbers = name_ranks([use.number for use in uses], str(kind))
+        rows.append((numbers, memory.hosts[int(str(host))].name, *figures))  # type: ignore[misc]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    lines += [_host_text(host) for host in memory.hosts]
+    parts = ", ".join(f"{part.what} {bytes_text(part.held_bytes)}" for part in memory.dominating)
+    lines.append(f"Most is held by {parts}.")
+    lines.append(_batch_text(memory))
+    lines += [f"note: {note}" for note in memory.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _figures(use: ProcessUse) -> tuple[str, ...]:
+    sizes = (use.values_bytes, use.slots_bytes, use.buffer_bytes, use.activation_bytes, use.base_bytes)
+    return tuple(bytes_text(size) for size in (*sizes, use.total_bytes))
+
+
+def _host_text(host: HostUse) -> str:
+    fits = "fits" if host.fits else f"lacks {bytes_text(host.needs_bytes - host.has_bytes)}"
+    needs, has = bytes_text(host.needs_bytes), bytes_text(host.has_bytes)
+    return f"{host.name}: its processes hold {needs} of {has}, as {host.says} says: {fits}."
+
+
+def _batch_text(memory: MemoryPlan) -> str:
+    if memory.largest_batch is None:
+        return "The largest batch is unknown: nothing that is counted grows with it."
+    if not memory.largest_batch:
+        return "No batch fits, however small: add hosts, or spread what dominates."
+    now = f" (now {memory.examples})" if memory.examples else ""
+    return f"The largest batch of a worker that fits has {memory.largest_batch} examples{now}."

@@ -1,0 +1,36 @@
+"""What `parallax plan --memory` says: the memory of a plan on the machines of a job, before anything is started.
+
+A worker's base is what this process holds, which has built and read the graph too.
+"""
+
+from __future__ import annotations
+
+from parallax.analysis.stages import Analysed, memory_of
+from parallax.analysis.whatif.memory import HostMemory
+from parallax.cluster.machines import Cluster
+from parallax.plans.memory import MACHINE, RESOURCE_FILE, MemoryPlan
+from parallax.plans.plan import Plan
+from parallax.runtime.checkpoint.stored import CHUNK_BYTES
+from parallax.runtime.measure.memory import base_bytes, machine_bytes
+from parallax.settings.config import Config
+
+
+def planned_memory(
+    analysed: Analysed, plan: Plan, cluster: Cluster, config: Config, synchronous: bool, examples: int
+) -> MemoryPlan:
+    """The memory of every process.
+
+    Args:
+        analysed: the graph.
+        plan: its plan.
+        cluster: the machines.
+        config: what the plan was made with.
+        synchronous: whether every step takes the gradients of all workers.
+        examples: of a worker's batch, where the graph leaves it open; 0 where that is unknown.
+    """
+    hosts = [
+        HostMemory(host.address, host.memory_bytes or machine_bytes(), RESOURCE_FILE if host.memory_bytes else MACHINE)
+        for host in cluster.hosts
+    ]
+    chunk_bytes = 0 if config.ckpt_config.ckpt_dir is None else CHUNK_BYTES
+    return memory_of(analysed, plan, config, hosts, base_bytes(), synchronous, examples, chunk_bytes)
