@@ -143,6 +143,8 @@ def cheapest(
     if unknown:
         return unknown[-1], "touched rows unknown: no static batch shape; see touched_rows"
     best = min(can, key=lambda option: (option.sent_bytes or 0, option.rounds))
+    if not best.sent_bytes:  # one worker: rows stay rows, and nothing is made whole for an exchange that is none
+        best = next((option for option in can if option.route == ALLGATHER), best)
     whole = can[0]
     if touched == variable.rows and whole.route == ALLREDUCE and _nearly_equal(whole, best):
         return whole, "every row may be touched: about the bytes of the other routes, in one round"

@@ -347,7 +347,7 @@ def open_editor(view: GraphView, worker: Worker, terms: TrainingMode) -> Editor:
     meetings = QueueReducer(worker.rank, worker.size, len(worker.servers))
     wire = Wire(SCOPE, terms.wire_dtype)
     together: Reducer = HorovodReducer(wire)
-    if not terms.synchronous:
+    if not terms.synchronous or worker.size == 1:
         together = NoReducer()
     elif terms.sums == "servers":
         together = meetings

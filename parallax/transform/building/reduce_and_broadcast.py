@@ -63,7 +63,7 @@ class HorovodReducer:
 
 
 class NoReducer:
-    """Not at all: an asynchronous worker is by itself what one process would be."""
+    """Not at all: an asynchronous worker, or a single one, is by itself what one process would be."""
 
     def all_reduce(self, tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Tensor:
         """The tensor itself."""

@@ -179,7 +179,7 @@ def _of_all_workers(
     """The rows of all workers for one lookup; those of equal ids, or equal keys where they say it, are added up."""
     sent = _sent_to_all(editor, collect, rows, numbers)
     if piece.of:
-        return merge_rows_of_equal_keys(all_gather(tf.reshape(editor.tensor(piece.of), [-1])), *sent)
+        return merge_rows_of_equal_keys(_from_all(editor, tf.reshape(editor.tensor(piece.of), [-1])), *sent)
     return merge_equal_rows(*sent) if piece.kind == "unique" else sent
 
 
@@ -188,7 +188,13 @@ def _sent_to_all(editor: Editor, collect: Collect, values: Tensor, indices: Tens
     sent = tf.size(indices, out_type=tf.int64)
     counted = count(editor, collect, values, indices, [sent, sent, sent * (editor.worker.size - 1)])
     with tf.control_dependencies([counted]):
-        return tf.cast(all_gather(editor.wire.out(values, GRADIENTS)), values.dtype), all_gather(indices)
+        sent_values = _from_all(editor, editor.wire.out(values, GRADIENTS))
+        return tf.cast(sent_values, values.dtype), _from_all(editor, indices)
+
+
+def _from_all(editor: Editor, rows: Tensor) -> Tensor:
+    """The rows of all workers, by worker; a single one has them."""
+    return all_gather(rows) if editor.worker.size > 1 else open_end(rows)
 
 
 def count(editor: Editor, collect: Collect, values: Tensor, indices: Tensor, numbers: list[Any]) -> Any:
