@@ -16,12 +16,16 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from parallax.errors import GraphError
-from parallax.graph.batches import mark_batch
+from parallax.graph.batches import mark_batch, mark_of_batch, mark_part
 from parallax.graph.view import EXAMPLES
 from parallax.types import Graph, Tensor
 
 _LARGEST_CONSTANT_BYTES = 1 << 20
 _UNKNOWN = "A traced step may take variables, arguments and constants from around it, and {step} takes {what}. {remedy}"
+_RAGGED = (
+    "All arguments of {step} are ragged, and how many examples a batch has is told by a dense one. Give labels, or a "
+    "tensor with a row for each example, besides."
+)
 _MOVE = "Do that part in the input (tf.data's map), which runs before the step."
 
 
@@ -98,9 +102,8 @@ class StepGraph:
             feeds = tuple(
                 tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name) for tensor in arguments
             )
-            for batch in feeds if is_uneven else ():
-                if batch.shape.rank and batch.shape[0] is None:
-                    mark_batch(batch, name)
+            if is_uneven:
+                _mark_batches(feeds, concrete, name)
             for feed in feeds if examples else ():
                 feed.op._set_attr(EXAMPLES, attr_value_pb2.AttrValue(i=examples))
             taken = [self._taken(name, outer) for outer in captured]
@@ -147,4 +150,29 @@ class StepGraph:
                     use_resource=True,
                     initializer=tf.compat.v1.zeros_initializer(),
                 )
+            if variable.aggregation == tf.VariableAggregation.SUM:
+                mark_part(self.made[one.name])
         return self.made[one.name]
+
+
+def _mark_batches(feeds: Sequence[Tensor], concrete: Any, step: str) -> None:
+    """Marks what has a row for each example of a batch, and the parts of ragged tensors, which have other lengths.
+
+    Raises:
+        GraphError: all of a batch is ragged.
+    """
+    specs = tf.nest.flatten(concrete.structured_input_signature)
+    parts = [(spec, part) for spec in specs for part in tf.nest.flatten(spec, expand_composites=True)]
+    is_dense = [isinstance(spec, tf.TensorSpec) for spec, part in parts if isinstance(part, tf.TypeSpec)]
+    with_rows = [feed for feed, dense in zip(feeds, is_dense, strict=True) if dense and _is_open(feed)]
+    if not with_rows and not all(is_dense):
+        raise GraphError(_RAGGED.format(step=step))
+    for feed in with_rows:
+        mark_batch(feed, step)
+    for feed, dense in zip(feeds, is_dense, strict=True):
+        if not dense:
+            mark_of_batch(feed, step)
+
+
+def _is_open(feed: Tensor) -> bool:
+    return bool(feed.shape.rank) and feed.shape[0] is None

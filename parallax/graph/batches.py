@@ -14,7 +14,8 @@ from tensorflow.core.framework import attr_value_pb2
 from parallax.graph.view import GraphView
 from parallax.types import NodeDef
 
-_BATCH, _REPORTED = "_parallax_batch", "_parallax_reported"
+_BATCH, _OF_BATCH = "_parallax_batch", "_parallax_of_batch"
+_REPORTED, _PART = "_parallax_reported", "_parallax_part"
 VALUE, WEIGHT = "value", "weight"
 """What is reported: a scalar that is a mean over the batch, as a loss is; or the weight with which it is counted."""
 
@@ -29,6 +30,16 @@ def mark_batch(placeholder: Any, step: str) -> None:
     _set(placeholder.op, _BATCH, step)
 
 
+def mark_of_batch(placeholder: Any, step: str) -> None:
+    """Says that a placeholder is of a batch and of another length: a part of a ragged tensor.
+
+    Args:
+        placeholder: a tensor that is fed.
+        step: the name of the step.
+    """
+    _set(placeholder.op, _OF_BATCH, step)
+
+
 def mark_reported(identity: Any, kind: str) -> None:
     """Says that a scalar is reported; who takes it then has what the workers' mean must be taken of.
 
@@ -39,9 +50,28 @@ def mark_reported(identity: Any, kind: str) -> None:
     _set(identity.op, _REPORTED, kind)
 
 
+def mark_part(variable: Any) -> None:
+    """Says that each worker has a part of a variable's value, which is the sum of all, as a metric's count.
+
+    Args:
+        variable: a resource variable.
+    """
+    _set(variable.handle.op, _PART, "sum")
+
+
+def is_part(node: NodeDef) -> bool:
+    """Whether a node is a variable of which each worker has a part."""
+    return bool(_mark(node, _PART))
+
+
 def batch_of(node: NodeDef) -> str:
     """The step of which a placeholder is a batch; empty for any other node."""
     return _mark(node, _BATCH)
+
+
+def step_of(node: NodeDef) -> str:
+    """The step of whose batch a placeholder is, of whatever length; empty for any other node."""
+    return _mark(node, _BATCH) or _mark(node, _OF_BATCH)
 
 
 def reported_as(node: NodeDef) -> str:

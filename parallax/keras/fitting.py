@@ -55,13 +55,14 @@ class FitCall:
     reset: Any
 
 
-def read_fit(model: Any, arguments: dict[str, Any], workers: int = 1) -> FitCall:
+def read_fit(model: Any, arguments: dict[str, Any], workers: int = 1, merge_rows: bool = True) -> FitCall:
     """Traces the steps of a call of `fit`, and makes one graph of them.
 
     Args:
         model: a compiled keras.Model.
         arguments: of the call by name.
         workers: among which a batch is cut.
+        merge_rows: whether optimizers see equal rows of a sparse gradient added up.
 
     Raises:
         GraphError: a step or its input cannot be had in a graph.
@@ -79,10 +80,12 @@ def read_fit(model: Any, arguments: dict[str, Any], workers: int = 1) -> FitCall
         if validation["x"] is not x:
             arguments["validation_data"] = validation["x"]
     examples = -(-batch_length(arguments.get("x"), arguments.get("batch_size")) // workers)
-    return read_steps(model, arguments, specs, examples)
+    return read_steps(model, arguments, specs, examples, merge_rows)
 
 
-def read_steps(model: Any, arguments: dict[str, Any], specs: Mapping[str, Any], examples: int = 0) -> FitCall:
+def read_steps(
+    model: Any, arguments: dict[str, Any], specs: Mapping[str, Any], examples: int = 0, merge_rows: bool = True
+) -> FitCall:
     """Traces the steps of a model and makes one graph of them.
 
     Args:
@@ -90,12 +93,13 @@ def read_steps(model: Any, arguments: dict[str, Any], specs: Mapping[str, Any], 
         arguments: of the call, by name.
         specs: "train", and "test" where there is validation: the spec of a batch.
         examples: how many a worker has of a batch, by which the plan counts; 0 if unknown.
+        merge_rows: whether optimizers see equal rows of a sparse gradient added up.
 
     Raises:
         GraphError: a step cannot be had in a graph.
     """
     library_of(model).build(model, specs["train"])
-    traced = {"train": traced_training(model, specs["train"])}
+    traced = {"train": traced_training(model, specs["train"], merge_rows)}
     if "test" in specs:
         traced["test"] = traced_evaluation(model, specs["test"])
     for name, one in traced.items():

@@ -21,7 +21,8 @@ from parallax.functions.step_graph import GraphStep
 from parallax.keras.callbacks import decisions_of
 from parallax.keras.inputs import without_optionals
 from parallax.keras.libraries import library_of
-from parallax.keras.metrics import LogsOfSums, MetricSums
+from parallax.keras.logs import has_rows, nested_logs
+from parallax.keras.metrics import LogsOfSums, MetricSums, rows_of_all
 from parallax.keras.randomness import have_parted, random_states, take_random_states
 from parallax.keras.steps import ModelStep
 from parallax.runtime.worker.barrier import barrier
@@ -180,16 +181,18 @@ class ModelTraining:
         mine = [
             ordered.get(id(v), np.zeros_like(s)) for v, s in zip(self._sums.variables, self._sums.sums, strict=True)
         ]
+        rows = {name: others.pop(name) for name, tensor in logs.others.items() if has_rows(tensor)}
         others, is_alike = self._sums.take(mine, others, digest)
         if not is_alike:
             raise SessionError(OTHER_INPUT)
+        others |= rows_of_all(rows, self._running.comm)
         self.mirrors.outdate(self._number_of)
         library_of(self._model).has_trained(self._model, which)
         if which == "train":
             self.mirrors.outdate(self._trained)
         if not self._reports:
-            return dict.fromkeys(results, 0.0)
-        return logs.logs(self._sums.sums, others)
+            return nested_logs(dict.fromkeys(results, 0.0))
+        return nested_logs(logs.logs(self._sums.sums, others))
 
     def _fetched(self, name: str) -> Any:
         """The value of a variable that is read here: by all workers, or by worker 0 alone."""
