@@ -8,7 +8,6 @@ files.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import tensorflow as tf
 
 from parallax import call as calls
 from parallax.errors import SessionError
+from parallax.functions.attachments import attached, attachment_with
 from parallax.functions.called_functions import watch_calls
 from parallax.functions.running import RunningSteps
 from parallax.keras.fitting import FitCall, read_steps, state_of, take_state
@@ -88,11 +88,11 @@ class ScriptTraining:
     def _begin(self, read: FitCall, config: Config, resource: str | Path | None) -> None:
         number = calls.next_call()
         state = state_of(read) if calls.jobs_run() else None
-        attachment = b"" if calls.is_worker() else pickle.dumps((calls.remembered(), state), protocol=5)
+        attachment = attachment_with(state)
         session, size, rank, given = calls.run_to_the_end(number, read.graph.graph, attachment, config, resource)
-        _, state = pickle.loads(given)
-        if state is not None:
-            take_state(read, state)
+        begun = attached(given).state
+        if begun is not None:
+            take_state(read, begun)
         model = read.model
         self._model, self.training = model, _training(read, RunningSteps(read.graph, session, size, rank))
         model.train_function = self.training.train_function

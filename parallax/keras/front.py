@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from parallax import call as calls
 from parallax.after_import import after_import
 from parallax.errors import ConfigError
+from parallax.functions.attachments import attached, attachment_with
 from parallax.functions.function import have_input_alike
 from parallax.keras import keras3
 from parallax.keras.batches import ScriptTraining
@@ -144,7 +145,7 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
     number = calls.next_call()
     if not calls.is_worker():
         return _launched(number, model, arguments)
-    before, state = pickle.loads(calls.attachment())
+    before, state = attached(calls.attachment())
     if calls.is_replayed(number):
         return history_of(model, before[number - 1])
     fit = _read(model, arguments)
@@ -164,8 +165,8 @@ def _read(model: Any, arguments: dict[str, Any]) -> FitCall:
 def _launched(number: int, model: Any, arguments: dict[str, Any]) -> Any:
     fit = _read(model, arguments)
     state = state_of(fit) if number > 1 else None
-    attachment = pickle.dumps((calls.remembered(), state), protocol=5)
-    result = pickle.loads(calls.run_call(number, fit.graph.graph, attachment, _use.config, _use.resource_info))
+    ended = calls.run_call(number, fit.graph.graph, attachment_with(state), _use.config, _use.resource_info)
+    result = pickle.loads(ended)
     take_state(fit, result.pop("values"))
     calls.remember(result)
     return history_of(model, result, arguments)

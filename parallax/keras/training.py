@@ -63,19 +63,16 @@ class ModelTraining:
         self.rank, self.is_leading = running.rank, False
         metrics = {id(v): v for one in traced.values() for v in one.metrics}
         self._sums = MetricSums(list(metrics.values()), running.comm)
-        self._number_of = {names[key]: number for number, key in enumerate(metrics) if key in names}
         self._logs = {
             name: LogsOfSums(one.concrete, one.concrete.structured_outputs[0], self._sums.variables)
             for name, one in traced.items()
         }
         taken = running.variables()
+        self._number_of = {names.get(key, f"metric {number}"): number for number, key in enumerate(metrics)}
         running.begin([name for name in taken if name in self._number_of])
         self._trained = [name for name in taken if name not in self._number_of]
-        mirrored = {**taken, **{names.get(id(v), f"metric {i}"): v for i, v in enumerate(self._sums.variables)}}
-        self._number_of = {
-            name: number for number, v in enumerate(self._sums.variables) for name, one in mirrored.items() if one is v
-        }
-        self.mirrors = Mirrors(mirrored.items(), self._fetched)
+        counted = {name: self._sums.variables[number] for name, number in self._number_of.items()}
+        self.mirrors = Mirrors({**taken, **counted}.items(), self._fetched)
 
     def train_function(self, iterator: Any) -> Any:
         """What `Model.train_function` gives for the next batches of an iterator."""
