@@ -84,10 +84,10 @@ class LogsOfSums:
             sums: the values of the metrics' variables.
             others: values of the logs in `others`.
         """
-        found = dict(
-            zip(self._pure, self._session.run(self._results, dict(zip(self._given, sums, strict=True))), strict=True)
-        )
-        found.update(others)
+        found = dict(others)
+        if self._pure:  # else there may be no metric at all
+            results = self._session.run(self._results, dict(zip(self._given, sums, strict=True)))
+            found.update(zip(self._pure, results, strict=True))
         return {name: found[name] for name in self._names}
 
 

@@ -62,7 +62,7 @@ REFUSED = {
     "has synchronized=True": lambda: model(layers.BatchNormalization(synchronized=True)),
     "in the scope of MirroredStrategy": _in_a_strategy,
     "calls Python code by PyFunc": lambda: _of_class(CallsPython),
-    "has stateful=True": lambda: _of_fixed_batches(layers.Reshape((2, 2)), layers.LSTM(2, stateful=True)),
+    "has stateful=True": lambda: _of_fixed_batches(layers.RepeatVector(2), layers.LSTM(2, stateful=True)),
     "has batches of 8": lambda: _of_fixed_batches(),
     "has a make_train_function of its own": lambda: _of_class(StepsByItself),
 }

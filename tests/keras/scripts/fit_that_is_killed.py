@@ -19,7 +19,8 @@ victim = folder / f"process-{sys.argv[2]}"
 keras.utils.set_random_seed(4)
 random = np.random.RandomState(0)
 x, y = random.randint(0, 40, (30, 3)).astype("int32"), random.rand(30, 1).astype("float32")
-model = keras.Sequential([keras.layers.Embedding(40, 4), keras.layers.Flatten(), keras.layers.Dense(1)])
+ids = keras.Input((3,), dtype="int32")
+model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(keras.layers.Embedding(40, 4)(ids))))
 model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
 
 
