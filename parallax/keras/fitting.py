@@ -21,6 +21,7 @@ import tensorflow as tf
 from parallax.functions.running import RunningSteps
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.keras.callbacks import callback_list_for
+from parallax.keras.counting import check_sums
 from parallax.keras.inputs import batch_length, open_spec
 from parallax.keras.libraries import library_of
 from parallax.keras.randomness import random_states, take_random_states
@@ -104,6 +105,7 @@ def read_steps(
         traced["test"] = traced_evaluation(model, specs["test"])
     for name, one in traced.items():
         check_step(name, one.concrete)
+        check_sums(one.concrete, one.metrics)
     graph, steps = step_graph(model, traced, examples)
     names = {id(one.variable): one.name for one in graph.taken()}
     metrics = [names[id(v)] for one in traced.values() for v in one.metrics if id(v) in names]

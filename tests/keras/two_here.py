@@ -91,12 +91,12 @@ class TwoWorkersSession:
 class _Both(RunningSteps):
     """What worker 0 asks of its session, of both."""
 
-    def run(self, step, feeds, fetches):
-        flat = tf.nest.flatten(fetches)
+    def run(self, step, feeds, fetches, *_):
+        flat, counted = tf.nest.flatten(fetches), {tensor.name for tensor in step.fetches[1]}
         given = [{p.name: np.asarray(v) for p, v in zip(step.feeds, one, strict=True)} for one in feeds]
         found = self._session.job.run([step.run.name, *(tensor.name for tensor in flat)], given)
-        (parts, logs), (others, more) = (tf.nest.pack_sequence_as(fetches, one[1:]) for one in found)
-        return [_sum(*pair) for pair in zip(parts, others, strict=True)], {n: _log(logs[n], more[n]) for n in logs}
+        pairs = zip(flat, *(one[1:] for one in found), strict=True)
+        return tf.nest.pack_sequence_as(fetches, [(_sum if t.name in counted else _log)(*pair) for t, *pair in pairs])
 
     def run_op(self, op):
         self._session.job.run_ops([[op.name]] * SIZE)
