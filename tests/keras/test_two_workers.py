@@ -4,10 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from parallax.errors import GraphError
 from tests.keras.here import PLAIN_FIT, difference, fit_plainly, outcome
-from tests.keras.two_here import fit_by_two, plan_of_fit
+from tests.keras.two_here import fit_by_two, plain_fit_of, plan_of_fit
 
 layers, ops = keras.layers, keras.ops
 ROWS = 13  # batches of five, cut into two and three, and a last one of three
@@ -182,7 +183,7 @@ def test_the_plan_says_which_weights_each_worker_has_of_its_own():
     assert "each worker writes sequential" in note and "aggregation='sum'" in note
 
 
-@pytest.mark.parametrize("rule", ["Adagrad", "Adam"])
+@pytest.mark.parametrize("rule", [pytest.param("Adagrad", marks=pytest.mark.slow), "Adam"])
 def test_equal_rows_stay_apart_on_request_as_in_keras(rule):
     def make(train):
         table = layers.Embedding(12, 3)
@@ -195,3 +196,49 @@ def test_equal_rows_stay_apart_on_request_as_in_keras(rule):
 
     here, plain, merged = (outcome(train, make)["weights"] for train in (unmerged, PLAIN_FIT, fit_plainly))
     assert difference(here, plain) <= 1e-6 < 1e-3 < difference(merged, plain)
+
+
+class Unmeasured(tf_keras.Model):
+    """Has no metric, and logs a loss for each example."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = tf_keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            each = tf_keras.losses.mse(y, self(x, training=True))
+            loss = self.of_batch(each)
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        return {"loss": loss, "each": each}
+
+    def of_batch(self, each):
+        return tf.reduce_sum(each)
+
+
+class NotReduced(Unmeasured):
+    def of_batch(self, each):
+        return each
+
+
+def test_a_model_of_tf_keras_without_metrics_logs_what_its_step_returns():
+    def outcome_of(fit):
+        tf_keras.backend.clear_session()
+        tf_keras.utils.set_random_seed(3)
+        model = Unmeasured()
+        model.compile(tf_keras.optimizers.SGD(0.02, momentum=0.9))
+        history = fit(model, X, Y, **OPTIONS, shuffle=False).history
+        return history, model.get_weights()
+
+    assert difference(outcome_of(fit_by_two), outcome_of(lambda m, *a, **k: plain_fit_of(m)(m, *a, **k))) <= 1e-6
+
+
+def test_a_loss_with_an_entry_for_each_example_is_refused():
+    model = NotReduced()
+    model.compile(tf_keras.optimizers.SGD(0.1))
+    with pytest.raises(GraphError, match="an entry for each example.*tf.reduce_sum"):
+        fit_by_two(model, X, Y, **OPTIONS)
