@@ -37,6 +37,8 @@ def weights_of_classes(y: Any, class_weight: Any) -> Any:
 def dataset_of(x: Any, y: Any, sample_weight: Any, batch_size: int | None, class_weight: Any) -> Any:
     """The dataset that `fit` makes of its arguments."""
     options = {"class_weight": class_weight, "shuffle": False, "model": None}
+    if isinstance(x, tf.data.Dataset):
+        options["steps_per_epoch"] = 1  # else one without an end is refused; nothing is read of it here
     handler = data_adapter.get_data_handler(x, y, sample_weight=sample_weight, batch_size=batch_size, **options)
     return handler._dataset
 
