@@ -39,6 +39,7 @@ from parallax.settings.config import Config, moot_settings
 from parallax.settings.environment import (
     Role,
     Settings,
+    is_commanded,
     settings,
 )
 from parallax.settings.merged import merged
@@ -361,6 +362,7 @@ def _launch(call: Call, planned: _Planned) -> JobEnd:
         cluster_profile=None,
         model_profile=None,
         plan_file=None,
+        by_itself=None if is_commanded() else True,
     )
     if wanted.role == Role.DRY_RUN:
         from parallax.runtime.launcher.dry_run import dry_run_text

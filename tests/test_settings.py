@@ -8,7 +8,7 @@ import pytest
 from parallax import cli
 from parallax.errors import ConfigError
 from parallax.settings.config import Config
-from parallax.settings.environment import Role, Settings, as_variables, settings
+from parallax.settings.environment import Role, Settings, as_variables, is_commanded, settings
 from parallax.settings.merged import merged, options_by_setting
 from parallax.settings.options import RUN, variable_of
 from parallax.settings.parts import ReplanConfig
@@ -102,3 +102,16 @@ def test_machines_are_named_in_one_way(capsys):
     with pytest.raises(SystemExit):
         parsed(RUN, "--workers", 2, "-r", "machines", "train.py")
     assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_a_worker_is_commanded_where_its_launching_process_was(monkeypatch):
+    monkeypatch.delenv(variable_of("role"), raising=False)
+    assert not is_commanded()
+    for wanted, expected in (
+        (Settings(), True),
+        (Settings(Role.WORKER), True),
+        (Settings(Role.WORKER, by_itself=True), False),
+    ):
+        for name, text in as_variables(wanted).items():
+            monkeypatch.setenv(name, text)
+        assert is_commanded() is expected, wanted

@@ -8,7 +8,6 @@ first call opens the session on the step's graph; from then on calls run it, eac
 from __future__ import annotations
 
 import functools
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tensorflow.python.eager import context
 
 from parallax import call as calls
 from parallax.errors import ConfigError, SessionError
+from parallax.functions.attachments import attached, attachment_with
 from parallax.functions.called_functions import watch_calls
 from parallax.functions.results import joined, rules_of
 from parallax.functions.running import RunningSteps
@@ -139,14 +139,13 @@ class DistributedStep:
         parts = SessionVariables(graph)
         number = calls.next_call()
         state = {one.name: one.variable.numpy() for one in graph.taken()} if calls.jobs_run() else None
-        attachment = b"" if calls.is_worker() else pickle.dumps((calls.remembered(), state), protocol=5)
         session, size, rank, given = calls.run_to_the_end(
-            number, graph.graph, attachment, self._config, self._resource_info
+            number, graph.graph, attachment_with(state), self._config, self._resource_info
         )
-        _, state = pickle.loads(given)
-        for one in graph.taken():
-            if state is not None:
-                one.variable.assign(state[one.name])
+        begun = attached(given).state
+        if begun is not None:
+            for one in graph.taken():
+                one.variable.assign(begun[one.name])
         running = RunningSteps(graph, session, size, rank)
         watch_calls(parts.begin(running))
         return _OpenStep(running, parts, step, arguments, rules)

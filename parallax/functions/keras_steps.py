@@ -29,12 +29,22 @@ def seen(merges_rows: bool) -> Iterator[Callable[[], dict[int, Seen]]]:
         In a context: a function that gives, by the id of a tf.Variable, what Keras knows about it.
     """
     used: dict[int, Any] = {}
+    with _reads_noted(used), optimizers_seen(merges_rows) as optimizers:
+        yield lambda: _seen(used, list(optimizers.values()))
+
+
+@contextmanager
+def optimizers_seen(merges_rows: bool) -> Iterator[dict[int, Any]]:
+    """Within it, optimizers that are applied are noted by their ids, wherever the step has them from.
+
+    Args:
+        merges_rows: whether equal rows of sparse gradients are added up before an optimizer sees them.
+    """
     optimizers: dict[int, Any] = {}
     with ExitStack() as stack:
-        stack.enter_context(_reads_noted(used))
         for kind in _kinds_with_apply(BaseOptimizer):
             stack.enter_context(_applies_noted(kind, optimizers, stack if merges_rows else None))
-        yield lambda: _seen(used, list(optimizers.values()))
+        yield optimizers
 
 
 def slot_name(path: str, trained: list[Any]) -> str:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from parallax.errors import GraphError
-from parallax.graph.batches import mark_batch, mark_length
+from parallax.graph.batches import mark_batch, mark_length, mark_part
 from parallax.graph.view import EXAMPLES
 from parallax.types import Graph, Tensor
 
@@ -147,6 +147,8 @@ class StepGraph:
                     use_resource=True,
                     initializer=tf.compat.v1.zeros_initializer(),
                 )
+            if variable.aggregation == tf.VariableAggregation.SUM:
+                mark_part(self.made[one.name])
         return self.made[one.name]
 
 

@@ -17,7 +17,8 @@ from tensorflow.core.framework import attr_value_pb2
 from parallax.graph.view import GraphView
 from parallax.types import NodeDef
 
-_BATCH, _LENGTH, _REPORTED = "_parallax_batch", "_parallax_length", "_parallax_reported"
+_BATCH, _LENGTH = "_parallax_batch", "_parallax_length"
+_REPORTED, _PART = "_parallax_reported", "_parallax_part"
 VALUE, WEIGHT = "value", "weight"
 """What is reported: a scalar that is a mean over the batch, as a loss is; or the weight with which it is counted."""
 
@@ -51,6 +52,20 @@ def mark_reported(identity: Any, kind: str) -> None:
         kind: VALUE or WEIGHT.
     """
     _set(identity.op, _REPORTED, kind)
+
+
+def mark_part(variable: Any) -> None:
+    """Says that each worker has a part of a variable's value, which is the sum of all, as a metric's count.
+
+    Args:
+        variable: a resource variable.
+    """
+    _set(variable.handle.op, _PART, "sum")
+
+
+def is_part(node: NodeDef) -> bool:
+    """Whether a node is a variable of which each worker has a part."""
+    return bool(_mark(node, _PART))
 
 
 def batch_of(node: NodeDef) -> str:

@@ -8,7 +8,6 @@ files.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import tensorflow as tf
 
 from parallax import call as calls
 from parallax.errors import SessionError
+from parallax.functions.attachments import attached, attachment_with
 from parallax.functions.called_functions import watch_calls
 from parallax.functions.running import RunningSteps
 from parallax.keras.fitting import FitCall, read_steps, state_of, take_state
@@ -56,7 +56,14 @@ class ScriptTraining:
         if self.training is not None:
             raise SessionError(_ONE_MODEL)
 
-    def prepare(self, model: Any, arguments: Mapping[str, Any], config: Config, resource: str | Path | None) -> None:
+    def prepare(
+        self,
+        model: Any,
+        arguments: Mapping[str, Any],
+        config: Config,
+        resource: str | Path | None,
+        merge_rows: bool = True,
+    ) -> None:
         """Has Keras's own `train_on_batch` train over this worker's session.
 
         Args:
@@ -64,27 +71,29 @@ class ScriptTraining:
             arguments: of the call by name.
             config: settings.
             resource: a resource file; None for workers on this machine.
+            merge_rows: whether optimizers see equal rows of a sparse gradient added up.
 
         Raises:
             JobEnded: in the launching process, with the job's exit status.
             SessionError: another model is trained by this script, or the model was compiled again.
         """
         if self.training is None:
-            self._begin(model, arguments, config, resource)
+            read = read_steps(model, {}, {"train": _spec_of(model, arguments)}, merge_rows=merge_rows)
+            self._begin(read, config, resource)
         elif not self.is_of(model):
             raise SessionError(_ONE_MODEL)
         elif model.train_function != self.training.train_function:
             raise SessionError(_COMPILED)
 
-    def _begin(self, model: Any, arguments: Mapping[str, Any], config: Config, resource: str | Path | None) -> None:
+    def _begin(self, read: FitCall, config: Config, resource: str | Path | None) -> None:
         number = calls.next_call()
-        read = read_steps(model, {}, {"train": _spec_of(model, arguments)})
         state = state_of(read) if calls.jobs_run() else None
-        attachment = b"" if calls.is_worker() else pickle.dumps((calls.remembered(), state), protocol=5)
+        attachment = attachment_with(state)
         session, size, rank, given = calls.run_to_the_end(number, read.graph.graph, attachment, config, resource)
-        _, state = pickle.loads(given)
-        if state is not None:
-            take_state(read, state)
+        begun = attached(given).state
+        if begun is not None:
+            take_state(read, begun)
+        model = read.model
         self._model, self.training = model, _training(read, RunningSteps(read.graph, session, size, rank))
         model.train_function = self.training.train_function
         watch_calls(self.training.mirrors)

@@ -21,6 +21,7 @@ import tensorflow as tf
 from parallax.functions.running import RunningSteps
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.keras.callbacks import callback_list_for
+from parallax.keras.counting import check_sums
 from parallax.keras.inputs import batch_length, open_spec
 from parallax.keras.libraries import library_of
 from parallax.keras.randomness import random_states, take_random_states
@@ -55,13 +56,14 @@ class FitCall:
     reset: Any
 
 
-def read_fit(model: Any, arguments: dict[str, Any], workers: int = 1) -> FitCall:
+def read_fit(model: Any, arguments: dict[str, Any], workers: int = 1, merge_rows: bool = True) -> FitCall:
     """Traces the steps of a call of `fit`, and makes one graph of them.
 
     Args:
         model: a compiled keras.Model.
         arguments: of the call by name.
         workers: among which a batch is cut.
+        merge_rows: whether optimizers see equal rows of a sparse gradient added up.
 
     Raises:
         GraphError: a step or its input cannot be had in a graph.
@@ -79,10 +81,12 @@ def read_fit(model: Any, arguments: dict[str, Any], workers: int = 1) -> FitCall
         if validation["x"] is not x:
             arguments["validation_data"] = validation["x"]
     examples = -(-batch_length(arguments.get("x"), arguments.get("batch_size")) // workers)
-    return read_steps(model, arguments, specs, examples)
+    return read_steps(model, arguments, specs, examples, merge_rows)
 
 
-def read_steps(model: Any, arguments: dict[str, Any], specs: Mapping[str, Any], examples: int = 0) -> FitCall:
+def read_steps(
+    model: Any, arguments: dict[str, Any], specs: Mapping[str, Any], examples: int = 0, merge_rows: bool = True
+) -> FitCall:
     """Traces the steps of a model and makes one graph of them.
 
     Args:
@@ -90,16 +94,18 @@ def read_steps(model: Any, arguments: dict[str, Any], specs: Mapping[str, Any], 
         arguments: of the call, by name.
         specs: "train", and "test" where there is validation: the spec of a batch.
         examples: how many a worker has of a batch, by which the plan counts; 0 if unknown.
+        merge_rows: whether optimizers see equal rows of a sparse gradient added up.
 
     Raises:
         GraphError: a step cannot be had in a graph.
     """
     library_of(model).build(model, specs["train"])
-    traced = {"train": traced_training(model, specs["train"])}
+    traced = {"train": traced_training(model, specs["train"], merge_rows)}
     if "test" in specs:
         traced["test"] = traced_evaluation(model, specs["test"])
     for name, one in traced.items():
         check_step(name, one.concrete)
+        check_sums(one.concrete, one.metrics)
     graph, steps = step_graph(model, traced, examples)
     names = {id(one.variable): one.name for one in graph.taken()}
     metrics = [names[id(v)] for one in traced.values() for v in one.metrics if id(v) in names]

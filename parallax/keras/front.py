@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 from parallax import call as calls
 from parallax.after_import import after_import
 from parallax.errors import ConfigError
+from parallax.functions.attachments import attached, attachment_with
 from parallax.functions.function import have_input_alike
 from parallax.keras import keras3
 from parallax.keras.batches import ScriptTraining
-from parallax.keras.fitting import history_of, read_fit, result_of, run_fit, state_of, take_state
+from parallax.keras.fitting import FitCall, history_of, read_fit, result_of, run_fit, state_of, take_state
 from parallax.keras.libraries import tf_keras
 from parallax.settings.config import Config
 from parallax.settings.environment import is_commanded
@@ -32,11 +33,13 @@ class _Use:
         is_wanted: whether models are trained by jobs.
         resource_info: a resource file; None for workers on this machine.
         config: settings.
+        merge_rows: whether optimizers see equal rows of a sparse gradient added up.
     """
 
     is_wanted: bool = False
     resource_info: str | Path | None = None
     config: Config = field(default_factory=Config)
+    merge_rows: bool = True
 
 
 _use = _Use()
@@ -45,19 +48,25 @@ _trained_here: set[int] = set()
 """By id, the models that this worker's job trains, whose files worker 0's callbacks may write."""
 
 
-def use(resource_info: str | Path | None = None, parallax_config: Config | None = None) -> None:
+def use(
+    resource_info: str | Path | None = None, parallax_config: Config | None = None, *, merge_rows: bool = True
+) -> None:
     """Says on which machines models are trained from now on.
 
     Args:
         resource_info: a resource file; None for workers on this machine.
         parallax_config: settings.
+        merge_rows: whether optimizers see equal rows of a sparse gradient added up, and so do what they do with a dense
+            gradient; with False they do what Keras's own do.
 
     Raises:
         ConfigError: a setting has the wrong type.
     """
     if parallax_config is not None and not isinstance(parallax_config, Config):
         raise ConfigError(f"parallax_config must be a parallax.Config, and {parallax_config!r} was given.")
-    _use.is_wanted, _use.resource_info = True, resource_info
+    if not isinstance(merge_rows, bool):
+        raise ConfigError(f"merge_rows must be True or False, and {merge_rows!r} was given.")
+    _use.is_wanted, _use.resource_info, _use.merge_rows = True, resource_info, merge_rows
     _use.config = parallax_config or Config()
 
 
@@ -65,6 +74,8 @@ def call(
     function: Callable[[], _Found],
     resource_info: str | Path | None = None,
     parallax_config: Config | None = None,
+    *,
+    merge_rows: bool = True,
 ) -> _Found:
     """Calls a function that makes a model and its data and trains it, from a notebook too.
 
@@ -74,6 +85,7 @@ def call(
         function: takes no arguments; it may be defined in a notebook.
         resource_info: a resource file; None for workers on this machine.
         parallax_config: settings.
+        merge_rows: as in `use`.
 
     Returns:
         What the function returns, here, with trained models in it.
@@ -81,16 +93,16 @@ def call(
     Raises:
         ConfigError: the function cannot be pickled.
     """
-    before = _use.is_wanted, _use.resource_info, _use.config
+    before = dict(vars(_use))
 
     def with_machines() -> _Found:
-        use(resource_info, parallax_config)
+        use(resource_info, parallax_config, merge_rows=merge_rows)
         return function()
 
     try:
         return calls.run_function(with_machines)
     finally:
-        _use.is_wanted, _use.resource_info, _use.config = before
+        vars(_use).update(before)
 
 
 def install() -> None:
@@ -133,10 +145,10 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
     number = calls.next_call()
     if not calls.is_worker():
         return _launched(number, model, arguments)
-    before, state = pickle.loads(calls.attachment())
+    before, state = attached(calls.attachment())
     if calls.is_replayed(number):
         return history_of(model, before[number - 1])
-    fit = read_fit(model, arguments, calls.number_of_workers(_use.config, _use.resource_info))
+    fit = _read(model, arguments)
     if state is not None:
         take_state(fit, state)
     session, size, rank, _ = calls.worker_call(fit.graph.graph, _use.config)
@@ -146,11 +158,15 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
     return calls.end_call(b"" if rank else pickle.dumps(result_of(fit, history, values), protocol=5))
 
 
+def _read(model: Any, arguments: dict[str, Any]) -> FitCall:
+    return read_fit(model, arguments, calls.number_of_workers(_use.config, _use.resource_info), _use.merge_rows)
+
+
 def _launched(number: int, model: Any, arguments: dict[str, Any]) -> Any:
-    fit = read_fit(model, arguments, calls.number_of_workers(_use.config, _use.resource_info))
+    fit = _read(model, arguments)
     state = state_of(fit) if number > 1 else None
-    attachment = pickle.dumps((calls.remembered(), state), protocol=5)
-    result = pickle.loads(calls.run_call(number, fit.graph.graph, attachment, _use.config, _use.resource_info))
+    ended = calls.run_call(number, fit.graph.graph, attachment_with(state), _use.config, _use.resource_info)
+    result = pickle.loads(ended)
     take_state(fit, result.pop("values"))
     calls.remember(result)
     return history_of(model, result, arguments)
@@ -159,7 +175,7 @@ def _launched(number: int, model: Any, arguments: dict[str, Any]) -> Any:
 def _train_on_batch(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     if _is_on():
         arguments = inspect.signature(original).bind(model, *args, **kwargs).arguments
-        _script_training.prepare(model, arguments, _use.config, _use.resource_info)
+        _script_training.prepare(model, arguments, _use.config, _use.resource_info, _use.merge_rows)
     return original(model, *args, **kwargs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,12 +11,12 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, get_data_adapter
 
-from parallax.functions.keras_optimizers import merged_rows
-from parallax.functions.keras_steps import slot_name
+from parallax.functions.keras_steps import optimizers_seen, slot_name
 from parallax.keras.reports import reported_means
 
 TRAINER: Any = TensorFlowTrainer
 MODEL: Any = keras.Model
+RNN: Any = keras.layers.RNN
 CALLBACKS: Any = keras.callbacks
 CALLBACK_LIST: Any = keras.callbacks.CallbackList
 CALLBACK_LIST_IN_FIT = "keras.src.backend.tensorflow.trainer.callbacks_module.CallbackList"
@@ -34,20 +35,14 @@ def dataset_of(x: Any, y: Any, sample_weight: Any, batch_size: int | None, class
 
 
 def build(model: Any, spec: Any) -> None:
-    """Makes the variables of a model and its optimizer, where it has none before it sees a batch."""
-    if not model.built:
-        batch = tf.nest.map_structure(lambda one: None if one is None else _example(one), spec)
-        model._symbolic_build(data_batch=unpacked(batch))
+    """Makes the variables of a model and its optimizers, as Keras does where there are none: a first trace does."""
+    if not all(layer.built for layer in model._flatten_layers()):
+        tf.function(model.train_step, autograph=False).get_concrete_function(spec)
 
 
-def ready_to_train(model: Any) -> AbstractContextManager[None] | None:
-    """Makes the optimizer's variables; in the context that is given its updates are those of dense gradients."""
-    optimizer = model.optimizer
-    if optimizer is None:
-        return None
-    if not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    return merged_rows(optimizer)
+def tracing(model: Any, merges_rows: bool) -> AbstractContextManager[Any]:
+    """Within it a training step is traced, whose optimizers see merged rows where that is wanted."""
+    return optimizers_seen(merges_rows)
 
 
 def check_compiled(model: Any, call: str) -> None:
@@ -61,8 +56,12 @@ def reported(model: Any) -> AbstractContextManager[None]:
 
 
 def optimizer_variables(model: Any) -> list[Any]:
-    """The variables of a model's optimizer."""
-    return [] if model.optimizer is None else list(model.optimizer.variables)
+    """The variables of a model's optimizers: that it was compiled with, and others among its attributes."""
+    held = [model.optimizer, *vars(model).values()]
+    held += [one for several in held if isinstance(several, Mapping) for one in several.values()]
+    held += [one for several in held if isinstance(several, list | tuple) for one in several]
+    optimizers = {id(one): one for one in held if isinstance(one, keras.optimizers.Optimizer)}
+    return [variable for one in optimizers.values() for variable in one.variables]
 
 
 def slot_path(model: Any, variable: Any) -> str:
@@ -87,7 +86,3 @@ def steps_at_once(model: Any) -> int:
 
 def has_trained(model: Any, which: str) -> None:
     """Takes in that a step was made."""
-
-
-def _example(one: Any) -> Any:
-    return tf.zeros([1, *(2 if d is None else d for d in one.shape[1:])], one.dtype)

@@ -2,7 +2,8 @@
 
 The variables of a metric are sums over examples (Keras's own `aggregation="sum"`): each worker adds up its own, and the
 sum over the workers is the one process's; of means over a batch that a metric is told, reports.py sees to that. Logs
-are computed again of the whole sums. What a step logs beside its metrics is a mean over the workers.
+are computed again of the whole sums. What a step logs beside its metrics is a mean over the workers, or has their rows
+one after the other.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class LogsOfSums:
             sums: the values of the metrics' variables.
             others: values of the logs in `others`.
         """
-        found = dict(zip(self._pure, self._results(*sums), strict=True)) | others
+        of_metrics = self._results(*sums) if self._pure else ()  # there may be no metric at all
+        found = dict(zip(self._pure, of_metrics, strict=True)) | others
         return {name: found[name] for name in self._names}
 
 
@@ -123,6 +125,13 @@ def _behind(tensor: Any, handles: dict[str, int]) -> tuple[list[Any], dict[str, 
             nodes.append(op)
             waiting += list(op.inputs)
     return nodes, reads
+
+
+def rows_of_all(rows: dict[str, Any], comm: Comm) -> dict[str, Any]:
+    """What has a row for each example of a worker's part of a batch, of the whole batch; every worker must call it."""
+    if comm.Get_size() == 1:
+        return rows
+    return {name: np.concatenate(comm.allgather(value)) for name, value in rows.items()}
 
 
 class MetricSums:

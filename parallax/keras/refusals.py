@@ -23,6 +23,14 @@ _STRATEGY = (
     "The model was made in the scope of {strategy}. Make it outside of any tf.distribute strategy: Parallax's workers "
     "are the replicas."
 )
+_STATEFUL = (
+    "The layer {layer!r} has stateful=True: it goes on from what each example of the batch before has left, and "
+    "workers have no fixed examples of a batch. Leave it out, and give the state as an input, or whole sequences."
+)
+_FIXED_BATCH = (
+    "The model's input {name!r} has batches of {length}, and workers have parts of a batch. Leave batch_size out of "
+    "keras.Input, and give it to `fit`."
+)
 _OVERRIDDEN = (
     "{model} has a {name} of its own, and workers step by functions of their own. Put what it does into train_step, "
     "test_step or predict_step."
@@ -51,6 +59,11 @@ def check_model(model: Any) -> None:
     for layer in model._flatten_layers():
         if getattr(layer, "synchronized", False):
             raise GraphError(_SYNCHRONIZED.format(layer=f"The layer {layer.name!r}"))
+        if isinstance(layer, library_of(model).RNN) and layer.stateful:
+            raise GraphError(_STATEFUL.format(layer=layer.name))
+    for one in tf.nest.flatten(getattr(model, "inputs", None) or []):
+        if len(one.shape) and one.shape[0] is not None:
+            raise GraphError(_FIXED_BATCH.format(name=one.name, length=one.shape[0]))
     for name in ("make_train_function", "make_test_function", "make_predict_function"):
         if getattr(type(model), name) is not getattr(library_of(model).MODEL, name):
             raise GraphError(_OVERRIDDEN.format(model=type(model).__name__, name=name))

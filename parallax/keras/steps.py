@@ -6,7 +6,6 @@ Keras's own `train_step`, `test_step` and `predict_step` are traced as they stan
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable
 from parallax.keras.libraries import library_of
+from parallax.keras.logs import check_log, flat_logs
 from parallax.keras.metrics import is_of_metrics
 from parallax.keras.reports import reported_value
 
@@ -41,8 +41,7 @@ def traced_training(model: Any, spec: Any, merges_rows: bool = True) -> ModelSte
         spec: the structure that `train_step` takes, of tf.TensorSpec; the first dimension is that of the batch.
         merges_rows: whether equal rows of sparse gradients are added up before the optimizer sees them.
     """
-    merging = library_of(model).ready_to_train(model)
-    with merging if merges_rows and merging is not None else nullcontext():
+    with library_of(model).tracing(model, merges_rows):
         return _traced(model, model.train_step, spec)
 
 
@@ -95,24 +94,27 @@ def _traced(model: Any, step: Callable[[Any], Any], spec: Any) -> ModelStep:
         with library_of(model).reported(model):
             logs = step(data)
         metrics[:] = _metric_variables(model)
-        logs = {name: _told(value, metrics) for name, value in logs.items()} if isinstance(logs, dict) else logs
+        logs = {name: _told(name, value, metrics) for name, value in flat_logs(logs).items()}
         return logs, [tf.identity(variable) for variable in metrics]
 
     concrete = tf.function(traced, autograph=False).get_concrete_function(spec)
     return ModelStep(concrete, tuple(metrics), spec)
 
 
-def _told(log: Any, metrics: list[Any]) -> Any:
+def _told(name: str, log: Any, metrics: list[Any]) -> Any:
     """A log of a step, marked where it is computed of the batch itself and not of metrics, as a returned loss is."""
     tensor = tf.convert_to_tensor(log)
-    if tensor.shape.rank != 0 or not tensor.dtype.is_floating or is_of_metrics(tensor, metrics):
+    if is_of_metrics(tensor, metrics):
         return log
-    return reported_value(tensor)
+    check_log(name, tensor)
+    return reported_value(tensor) if tensor.shape.rank == 0 and tensor.dtype.is_floating else log
 
 
 def _metric_variables(model: Any) -> list[Any]:
-    """The tf.Variables of a model's metrics, each once."""
-    found = [library_of(model).value(v) for metric in model.metrics for v in metric.variables]
+    """The tf.Variables of a model's metrics, and of its layers those that add up over workers, each once."""
+    value = library_of(model).value
+    found = [value(v) for metric in model.metrics for v in metric.variables]
+    found += [one for v in model.variables if (one := value(v)).aggregation == tf.VariableAggregation.SUM]
     return list({id(v): v for v in found}.values())
 
 

@@ -7,7 +7,7 @@ that they were made with, so what Means are told is marked by each of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +18,7 @@ from parallax.keras.reports import reported_means
 
 TRAINER: Any = tf_keras.Model
 MODEL: Any = tf_keras.Model
+RNN: Any = tf_keras.layers.RNN
 CALLBACKS: Any = tf_keras.callbacks
 CALLBACK_LIST: Any = tf_keras.callbacks.CallbackList
 CALLBACK_LIST_IN_FIT = "tf_keras.src.engine.training.callbacks_module.CallbackList"
@@ -36,6 +37,8 @@ def weights_of_classes(y: Any, class_weight: Any) -> Any:
 def dataset_of(x: Any, y: Any, sample_weight: Any, batch_size: int | None, class_weight: Any) -> Any:
     """The dataset that `fit` makes of its arguments."""
     options = {"class_weight": class_weight, "shuffle": False, "model": None}
+    if isinstance(x, tf.data.Dataset):
+        options["steps_per_epoch"] = 1  # else one without an end is refused; nothing is read of it here
     handler = data_adapter.get_data_handler(x, y, sample_weight=sample_weight, batch_size=batch_size, **options)
     return handler._dataset
 
@@ -45,9 +48,9 @@ def build(model: Any, spec: Any) -> None:
     tf.function(model.train_step, autograph=False).get_concrete_function(spec)
 
 
-def ready_to_train(model: Any) -> AbstractContextManager[None] | None:
-    """Nothing is to be done."""
-    return None
+def tracing(model: Any, merges_rows: bool) -> AbstractContextManager[Any]:
+    """Within it a training step is traced: nothing is to be done."""
+    return nullcontext()
 
 
 def check_compiled(model: Any, call: str) -> None:

@@ -21,7 +21,8 @@ from parallax.functions.step_graph import GraphStep
 from parallax.keras.callbacks import decisions_of
 from parallax.keras.inputs import parts_of
 from parallax.keras.libraries import library_of
-from parallax.keras.metrics import LogsOfSums, MetricSums
+from parallax.keras.logs import has_rows, nested_logs
+from parallax.keras.metrics import LogsOfSums, MetricSums, rows_of_all
 from parallax.keras.randomness import have_parted, random_states, take_random_states
 from parallax.keras.steps import ModelStep
 from parallax.runtime.worker.barrier import barrier
@@ -62,19 +63,16 @@ class ModelTraining:
         self.rank, self.is_leading = running.rank, False
         metrics = {id(v): v for one in traced.values() for v in one.metrics}
         self._sums = MetricSums(list(metrics.values()), running.comm)
-        self._number_of = {names[key]: number for number, key in enumerate(metrics) if key in names}
         self._logs = {
             name: LogsOfSums(one.concrete, one.concrete.structured_outputs[0], self._sums.variables)
             for name, one in traced.items()
         }
         taken = running.variables()
+        self._number_of = {names.get(key, f"metric {number}"): number for number, key in enumerate(metrics)}
         running.begin([name for name in taken if name in self._number_of])
         self._trained = [name for name in taken if name not in self._number_of]
-        mirrored = {**taken, **{names.get(id(v), f"metric {i}"): v for i, v in enumerate(self._sums.variables)}}
-        self._number_of = {
-            name: number for number, v in enumerate(self._sums.variables) for name, one in mirrored.items() if one is v
-        }
-        self.mirrors = Mirrors(mirrored.items(), self._fetched)
+        counted = {name: self._sums.variables[number] for name, number in self._number_of.items()}
+        self.mirrors = Mirrors({**taken, **counted}.items(), self._fetched)
 
     def train_function(self, iterator: Any) -> Any:
         """What `Model.train_function` gives for the next batches of an iterator."""
@@ -184,14 +182,16 @@ class ModelTraining:
         mine = [
             ordered.get(id(v), np.zeros_like(s)) for v, s in zip(self._sums.variables, self._sums.sums, strict=True)
         ]
+        rows = {name: others.pop(name) for name, tensor in logs.others.items() if has_rows(tensor)}
         self._sums.send(mine, others, digest)
+        rows = rows_of_all(rows, self._running.comm)
         self.mirrors.outdate(self._number_of)
         library_of(self._model).has_trained(self._model, which)
         if which == "train":
             self.mirrors.outdate(self._trained)
         if not self._reports:
-            return dict.fromkeys(results, 0.0)
-        return logs.logs(self._sums.sums, self._sums.others)
+            return nested_logs(dict.fromkeys(results, 0.0))
+        return nested_logs(logs.logs(self._sums.sums, self._sums.others | rows))
 
     def _fetched(self, name: str) -> Any:
         """The value of a variable that is read here: by all workers, or by worker 0 alone."""

@@ -79,6 +79,7 @@ class Settings:
         seed: of the one process of a verification.
         call: the number of the script's call that a job is started for, from 1 (parallax/call.py); None for
             `parallel_run`, at which the launching process ends.
+        by_itself: whether the process that launched a worker's job ran the script without a `parallax` command.
         script_seed: of what Python and NumPy draw while the script builds its graph.
         joined_args: the script's arguments for the one process of a verification, one a line.
         cluster: fingerprint of the cluster profile that a model profile belongs to.
@@ -184,6 +185,7 @@ class Settings:
     job_folder: str | None = None
     seed: int | None = None
     call: int | None = None
+    by_itself: bool | None = None
     script_seed: int | None = None
     cluster: str | None = None
     log_level: str | None = None
@@ -254,8 +256,8 @@ def log_level() -> int:
 
 
 def is_commanded() -> bool:
-    """Whether a `parallax` command runs this process's script, or a job."""
-    return variable_of("role") in os.environ
+    """Whether a `parallax` command runs the script: in this process, or in the one that launched this worker's job."""
+    return variable_of("role") in os.environ and not settings().by_itself
 
 
 def framework_level() -> int:

@@ -46,6 +46,21 @@ def test_a_script_with_callbacks_and_two_fits_comes_to_what_plain_keras_comes_to
     assert max(parts.values()) <= 1e-6, parts
 
 
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_fit_whose_worker_is_killed_goes_on_from_its_backup_when_it_is_run_again(start, tmp_path, victim):  # noqa: F811
+    script, here, plain = SCRIPTS / "fit_that_is_killed.py", tmp_path / "here", tmp_path / "plain"
+    here.mkdir()
+    plain.mkdir()
+    words = (*CLI, "run", "--workers", 2, script, here, victim)
+    killed = start(*words).finish()
+    assert killed.status == 137 and f"rank {victim} was killed by SIGKILL" in killed.stderr, killed
+    running = start(*words)
+    assert start(script, plain, 0, "plain").finish().status == -9
+    expected = found_in(start(script, plain, 0, "plain").finish())
+    parts = differences(found_in(running.finish()), expected)
+    assert expected["epochs"] == [2, 3] and max(parts.values()) <= 1e-6, parts
+
+
 NAMED = {
     "callback": "ValueError: a callback that breaks",
     "step": "the rows are too large",

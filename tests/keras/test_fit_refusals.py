@@ -45,6 +45,12 @@ def _in_a_strategy():
         return model()
 
 
+def _of_fixed_batches(*extra):
+    made = keras.Sequential([keras.Input((4,), batch_size=8), *extra, layers.Dense(1)])
+    made.compile("sgd", "mse")
+    return made
+
+
 def _of_class(kind):
     made = kind() if kind is CallsPython else kind([layers.Dense(1)])
     made.compile("sgd", "mse")
@@ -56,6 +62,8 @@ REFUSED = {
     "has synchronized=True": lambda: model(layers.BatchNormalization(synchronized=True)),
     "in the scope of MirroredStrategy": _in_a_strategy,
     "calls Python code by PyFunc": lambda: _of_class(CallsPython),
+    "has stateful=True": lambda: _of_fixed_batches(layers.RepeatVector(2), layers.LSTM(2, stateful=True)),
+    "has batches of 8": lambda: _of_fixed_batches(),
     "has a make_train_function of its own": lambda: _of_class(StepsByItself),
 }
 
@@ -64,6 +72,25 @@ REFUSED = {
 def test_a_model_that_is_no_graph_is_refused(text):
     with pytest.raises(GraphError, match=text):
         read_fit(REFUSED[text](), {"x": X, "y": Y})
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="largest")
+        self.found = self.add_weight(shape=(), initializer="zeros", name="found")
+
+    def update_state(self, y, prediction, sample_weight=None):
+        self.found.assign(keras.ops.maximum(self.found, keras.ops.max(prediction)))
+
+    def result(self):
+        return self.found
+
+
+def test_a_metric_that_does_not_add_up_is_refused():
+    made = model()
+    made.compile("sgd", "mse", metrics=[Largest()])
+    with pytest.raises(GraphError, match="largest/found.*written by Maximum.*sums and counts"):
+        read_fit(made, {"x": X, "y": Y})
 
 
 def test_eager_functions_everywhere_are_refused():

@@ -11,7 +11,8 @@ from __future__ import annotations
 from parallax.analysis.propagation.uneven import batch_by_node
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.capture import variable_of_tensor
-from parallax.graph.ops import StateOp
+from parallax.graph.batches import is_part
+from parallax.graph.ops import StateOp, state_op
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.rewrites import AllReduce
 
@@ -35,15 +36,37 @@ def take_mean(walk: Walk, node: str, state: StateOp, variable: str) -> bool:
 
 
 def notes_of(walk: Walk) -> tuple[str, ...]:
-    """What the plan says of moving averages, in one sentence."""
-    names = [walk.known.captured.variables[v].logical_name for v in dict.fromkeys(walk.averaged)]
-    if not names:
-        return ()
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return (
-        f"{', '.join(names[:_SHOWN])}{more} average over steps what each worker computes of its own batch, and one "
-        "process would of all workers' batches: the mean over the workers is written, each counted by its examples",
-    )
+    """What the plan says of moving averages, and of other state that each worker has of its own batches."""
+    notes = []
+    if averaged := list(dict.fromkeys(walk.averaged)):
+        notes.append(
+            f"{_names(walk, averaged)} average over steps what each worker computes of its own batch, and one "
+            "process would of all workers' batches: the mean over the workers is written, each counted by its examples"
+        )
+    if own := _of_own_batches(walk):
+        notes.append(
+            f"each worker writes {_names(walk, own)} from its own batches, and worker 0's is kept: one process would "
+            "write it from those of all workers. What adds up over the workers, say so of: aggregation='sum'"
+        )
+    return tuple(notes)
+
+
+def _names(walk: Walk, variables: list[str]) -> str:
+    names = [walk.known.captured.variables[v].logical_name for v in variables]
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _of_own_batches(walk: Walk) -> list[str]:
+    """The variables that workers write from batches that may be uneven, of which nothing else is known."""
+    view, batches, found = walk.view, batch_by_node(walk.view), set()
+    for node in batches:
+        state = state_op(view.op(node), len(view.inputs(node)))
+        if state is not None and node not in walk.known.initial:
+            written = (
+                variable_of_tensor(view, walk.known.captured.variables, view.inputs(node)[s]) for s in state.state
+            )
+            found |= {v for v in written if v in walk.assumed.own and not is_part(view.nodes[v])}
+    return sorted(found)
 
 
 def _is_average(walk: Walk, tensor: str, variable: str) -> bool:

@@ -20,6 +20,7 @@ from parallax.analysis.propagation.walk import Merge, NoRule, Walk, part_of, set
 from parallax.analysis.reading.capture import Captured, variable_of_tensor
 from parallax.analysis.reading.functions import is_stateful
 from parallax.compat.shard import SHARD_ID, mark_of
+from parallax.graph.batches import is_part
 from parallax.graph.control_flow import MERGES, SWITCHES, Branch, Branches, is_loop_merge, predicate_of
 from parallax.graph.ops import seed_slots, state_op
 from parallax.graph.spec import GradientSource
@@ -83,7 +84,8 @@ def draws_alike(walk: Walk, node: str) -> bool:
 def shared_variables(captured: Captured, sources: tuple[GradientSource, ...], updates: set[str]) -> set[str]:
     """Variables that training writes: those with a gradient, those declared trainable, and their slots.
 
-    One that is declared so by default, and only adds up what a batch gives, is none of them.
+    One that is declared so by default, and only adds up what a batch gives, is none of them; nor is one of which each
+    worker has a part, though it may be written after an update.
     """
     needed = captured.view.ancestors(updates)
     trainable = {name for name, v in captured.variables.items() if v.trainable}
@@ -93,7 +95,7 @@ def shared_variables(captured: Captured, sources: tuple[GradientSource, ...], up
         state = state_op(captured.view.op(node), len(inputs))
         for slot in state.state if state is not None else ():
             shared.add(variable_of_tensor(captured.view, captured.variables, inputs[slot]))
-    return shared & captured.variables.keys()
+    return {v for v in shared & captured.variables.keys() if not is_part(captured.view.nodes[v])}
 
 
 def _only_counts(captured: Captured, variable: str) -> bool:

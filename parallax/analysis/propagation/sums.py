@@ -24,6 +24,10 @@ _PASSES = (
 )
 _ADDS = ("Add", "AddV2", "AddN", "Sub", "Pack")
 _DIVISIONS = ("RealDiv", "Div", "DivNoNan")
+_NOT_REDUCED = (
+    "A loss must be a number, and {op} {loss!r} has an entry for each example of the batch, of which a gradient is "
+    "that of the sum. Reduce it: tf.reduce_sum(loss), or tf.reduce_mean(loss) as Keras's losses do."
+)
 _EQUAL = ("same", "fed")
 _SPREADS = ("Tile", "BroadcastTo")
 
@@ -36,11 +40,15 @@ def find_sums(walk: Walk, batches: Mapping[str, str]) -> tuple[Summed, ...]:
         batches: node -> the batch that it is computed of.
 
     Raises:
-        GraphError: autodiff's part of one is not to be found.
+        GraphError: autodiff's part of one is not to be found, or a loss has an entry for each example.
     """
     view, made = walk.view, autodiff_ops(walk.known.captured)
     axes = BatchAxes(view, walk.states)
-    trained = _sums_behind(walk, axes, set(trained_losses(walk)))
+    losses = trained_losses(walk)
+    for loss in losses:
+        if split_tensor(loss)[0] in batches and axes.of(loss) is not None:
+            raise GraphError(_NOT_REDUCED.format(op=view.op(split_tensor(loss)[0]), loss=loss))
+    trained = _sums_behind(walk, axes, set(losses))
     found = []
     for node in sorted(trained | _sums_behind(walk, axes, set(reported_values(view)))):
         if node not in batches:

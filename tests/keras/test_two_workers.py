@@ -1,0 +1,245 @@
+"""Programs as others write them, on two workers with uneven batches: history, weights and slots are plain Keras's."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from parallax.errors import GraphError
+from tests.keras.here import PLAIN_FIT, difference, fit_plainly, outcome
+from tests.keras.two_here import fit_by_two, plain_fit_of, plan_of_fit
+
+layers, ops = keras.layers, keras.ops
+ROWS = 13  # batches of five, cut into two and three, and a last one of three
+IDS = np.random.RandomState(0).randint(0, 12, (ROWS, 4)).astype("int32")
+X = np.random.RandomState(1).rand(ROWS, 4).astype("float32")
+Y = np.random.RandomState(2).randint(0, 2, (ROWS, 1)).astype("float32")
+OPTIONS = {"batch_size": 5, "epochs": 2, "verbose": 0}
+
+
+def check(make, plain=fit_plainly):
+    here, expected = outcome(fit_by_two, make), outcome(plain, make)
+    parts = {name: difference(here[name], expected[name]) for name in expected}
+    assert max(parts.values()) <= 1e-6, (parts, here["found"], expected["found"])
+    return here["found"]
+
+
+class Adversaries(keras.Model):
+    """Has no `call`: two models and their optimizers in one step, the second loss after the first update."""
+
+    def __init__(self):
+        super().__init__()
+        self.makes, self.judges = keras.Sequential([layers.Dense(4)]), keras.Sequential([layers.Dense(1)])
+        self.losses_seen = [keras.metrics.Mean(name="made"), keras.metrics.Mean(name="judged")]
+        self.loss_of = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    @property
+    def metrics(self):
+        return self.losses_seen
+
+    def compile(self, makes, judges):
+        super().compile()
+        self.rules = {"makes": makes, "judges": judges}
+
+    def train_step(self, data):
+        real, noise = data
+        with tf.GradientTape() as tape:
+            found = [self.judges(real), self.judges(self.makes(noise))]
+            judged = self.loss_of(ops.ones_like(found[0]), found[0]) + self.loss_of(ops.zeros_like(found[1]), found[1])
+        self._update("judges", tape, judged)
+        with tf.GradientTape() as tape:
+            found = self.judges(self.makes(noise))
+            made = self.loss_of(ops.ones_like(found), found)
+        self._update("makes", tape, made)
+        for metric, loss in zip(self.metrics, (made, judged), strict=True):
+            metric.update_state(loss)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+    def _update(self, name, tape, loss):
+        variables = getattr(self, name).trainable_variables
+        self.rules[name].apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+
+def test_two_optimizers_train_two_models_in_one_step():
+    def make(train):
+        model = Adversaries()
+        model.compile(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.05, momentum=0.9))
+        history = train(model, X, Y * X[:, :3], **OPTIONS).history
+        return model, (history, [v.numpy() for one in model.rules.values() for v in one.variables])
+
+    check(make)
+
+
+class Logs(keras.Model):
+    """Keras's own example of a step, with other logs besides."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            found = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=found)
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        for metric in self.metrics:
+            metric.update_state(loss) if metric.name == "loss" else metric.update_state(y, found)
+        return {**{metric.name: metric.result() for metric in self.metrics}, **self.more(x, y, found)}
+
+    def more(self, x, y, found):
+        return {"each": tf.square(found - y)[:, 0], "steps": self.optimizer.iterations}
+
+
+class Counts(Logs):
+    def more(self, x, y, found):
+        return {"right": tf.math.count_nonzero(found > 0.5)}
+
+
+class LogsLargest(Logs):
+    def more(self, x, y, found):
+        return {"largest": tf.reduce_max(found)}
+
+
+def compiled(model, **options):
+    model.compile(**{"optimizer": keras.optimizers.Adagrad(0.1), "loss": "mse", **options})
+    return model
+
+
+def test_logs_may_be_dictionaries_of_metrics_and_have_a_row_for_each_example():
+    def make(train):
+        model = compiled(Logs(), metrics=["mae"])
+        return model, train(model, X, Y, **OPTIONS).history
+
+    assert [np.shape(each) for each in check(make)["each"]] == [(3,), (3,)]
+
+
+def test_a_log_that_may_add_up_or_not_is_refused_and_an_extreme_is_noted():
+    with pytest.raises(GraphError, match=r"log 'right', int64.*keras\.metrics\.Sum"):
+        plan_of_fit(compiled(Counts()), X, Y)
+    (note,) = plan_of_fit(compiled(LogsLargest()), X, Y).notes
+    assert note.startswith("Max ") and "mean over the workers" in note
+
+
+class Bag(keras.Model):
+    """Of ids of any number: those that are padded are masked."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.mean = layers.Embedding(12, 3, mask_zero=True), layers.GlobalAveragePooling1D()
+        self.dense = layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(self.mean(self.rows(x.to_tensor() if isinstance(x, tf.RaggedTensor) else x)))
+
+
+def ragged():
+    return tf.RaggedTensor.from_row_lengths(1 + np.arange(2 * ROWS + 1) % 11, [1, 3, 2, 1, 3, 2, 1, 3, 2, 1, 3, 2, 3])
+
+
+def test_a_ragged_batch_counts_by_its_examples_and_not_by_its_values():
+    def make(train):
+        model, data = compiled(Bag()), tf.data.Dataset.from_tensor_slices((ragged(), Y)).batch(5)
+        return model, train(model, data, epochs=2, verbose=0).history
+
+    check(make)
+
+
+class SeesExamples(layers.Layer):
+    """Counts examples in a weight."""
+
+    def __init__(self, aggregation):
+        super().__init__(name="sees")
+        self.how = aggregation
+
+    def build(self, shape):
+        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False, aggregation=self.how)
+
+    def call(self, x):
+        self.seen.assign_add(ops.cast(ops.shape(x)[0], "float32"))
+        return x
+
+
+def counting(aggregation):
+    return compiled(keras.Sequential([keras.Input((4,)), SeesExamples(aggregation), layers.Dense(1)]))
+
+
+def test_a_weight_of_a_layer_adds_up_over_the_workers_where_it_says_so():
+    def make(train):
+        model = counting("sum")
+        train(model, X, Y, **OPTIONS)
+        return model, float(model.layers[0].seen.numpy())
+
+    assert check(make) == 2 * ROWS
+
+
+def test_the_plan_says_which_weights_each_worker_has_of_its_own():
+    (note,) = plan_of_fit(counting("none"), X, Y).notes
+    assert "each worker writes sequential" in note and "aggregation='sum'" in note
+
+
+@pytest.mark.parametrize("rule", [pytest.param("Adagrad", marks=pytest.mark.slow), "Adam"])
+def test_equal_rows_stay_apart_on_request_as_in_keras(rule):
+    def make(train):
+        table = layers.Embedding(12, 3)
+        model = keras.Sequential([keras.Input((4,), dtype="int32"), table, layers.Flatten(), layers.Dense(1)])
+        compiled(model, optimizer=getattr(keras.optimizers, rule)(0.1))
+        return model, train(model, IDS, Y, **OPTIONS).history
+
+    def unmerged(model, *args, **kwargs):
+        return fit_by_two(model, *args, merge_rows=False, **kwargs)
+
+    here, plain, merged = (outcome(train, make)["weights"] for train in (unmerged, PLAIN_FIT, fit_plainly))
+    assert difference(here, plain) <= 1e-6 < 1e-3 < difference(merged, plain)
+
+
+class Unmeasured(tf_keras.Model):
+    """Has no metric, and logs a loss for each example."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = tf_keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            each = tf_keras.losses.mse(y, self(x, training=True))
+            loss = self.of_batch(each)
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        return {"loss": loss, "each": each}
+
+    def of_batch(self, each):
+        return tf.reduce_sum(each)
+
+
+class NotReduced(Unmeasured):
+    def of_batch(self, each):
+        return each
+
+
+def test_a_model_of_tf_keras_without_metrics_logs_what_its_step_returns_of_endless_data():
+    def outcome_of(fit):
+        tf_keras.backend.clear_session()
+        tf_keras.utils.set_random_seed(3)
+        model = Unmeasured()
+        model.compile(tf_keras.optimizers.SGD(0.02, momentum=0.9))
+        endless = tf.data.Dataset.from_tensor_slices((X, Y)).batch(5).repeat()
+        history = fit(model, endless, epochs=2, steps_per_epoch=4, verbose=0).history
+        return history, model.get_weights()
+
+    assert difference(outcome_of(fit_by_two), outcome_of(lambda m, *a, **k: plain_fit_of(m)(m, *a, **k))) <= 1e-6
+
+
+def test_a_loss_with_an_entry_for_each_example_is_refused():
+    model = NotReduced()
+    model.compile(tf_keras.optimizers.SGD(0.1))
+    with pytest.raises(GraphError, match="an entry for each example.*tf.reduce_sum"):
+        fit_by_two(model, X, Y, **OPTIONS)
