@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,12 +15,15 @@ from parallax import call as calls
 from parallax.after_import import after_import
 from parallax.errors import ConfigError
 from parallax.functions.function import have_input_alike
+from parallax.functions.traced import limit_whole
 from parallax.keras import keras3
 from parallax.keras.batches import ScriptTraining
-from parallax.keras.fitting import history_of, read_fit, result_of, run_fit, state_of, take_state
+from parallax.keras.fitting import check_folder, history_of, read_fit, result_of, run_fit, state_of, take_state
 from parallax.keras.libraries import tf_keras
 from parallax.settings.config import Config
-from parallax.settings.environment import is_commanded
+from parallax.settings.environment import Role, is_commanded, settings
+from parallax.settings.merged import merged
+from parallax.settings.parts import TableConfig
 
 _Found = TypeVar("_Found")
 
@@ -105,6 +109,8 @@ def install() -> None:
 def _install(library: Any) -> None:
     _wrap(library.TRAINER, "fit", _fit)
     _wrap(library.TRAINER, "train_on_batch", _train_on_batch)
+    library.trace_large(lambda: _tables().traced_bytes)
+    limit_whole(lambda: _tables().whole_bytes if _is_on() else math.inf)
     for name in library.SAVES:
         _wrap(library.MODEL, name, _save)
 
@@ -118,6 +124,11 @@ def _wrap(kind: Any, name: str, replacement: Callable[..., Any]) -> None:
 
     wrapped._parallax = True  # type: ignore[attr-defined]
     setattr(kind, name, wrapped)
+
+
+def _tables() -> TableConfig:
+    """What the script or the command line says of large variables."""
+    return merged(_use.config, settings()).tables
 
 
 def _is_on() -> bool:
@@ -141,13 +152,15 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
         take_state(fit, state)
     session, size, rank, _ = calls.worker_call(fit.graph.graph, _use.config)
     _trained_here.add(id(model))
-    history, values = run_fit(fit, functools.partial(original, model), session, size, rank)
+    history, values = run_fit(fit, functools.partial(original, model), session, size, rank, _tables())
     session.close()
     return calls.end_call(b"" if rank else pickle.dumps(result_of(fit, history, values), protocol=5))
 
 
 def _launched(number: int, model: Any, arguments: dict[str, Any]) -> Any:
     fit = read_fit(model, arguments, calls.number_of_workers(_use.config, _use.resource_info))
+    if settings().role == Role.LAUNCH:
+        check_folder(fit, _tables())
     state = state_of(fit) if number > 1 else None
     attachment = pickle.dumps((calls.remembered(), state), protocol=5)
     result = pickle.loads(calls.run_call(number, fit.graph.graph, attachment, _use.config, _use.resource_info))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.tensorflow.core import Variable
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, get_data_adapter
 
 from parallax.functions.keras_optimizers import merged_rows
 from parallax.functions.keras_steps import slot_name
 from parallax.keras.reports import reported_means
+from parallax.keras.traced import making_large
 
 TRAINER: Any = TensorFlowTrainer
 MODEL: Any = keras.Model
@@ -68,6 +71,17 @@ def optimizer_variables(model: Any) -> list[Any]:
 def slot_path(model: Any, variable: Any) -> str:
     """The name of an optimizer's variable, below that of its own where it is a slot."""
     return slot_name(variable.path, model.trainable_variables)
+
+
+def trace_large(limit: Callable[[], int]) -> None:
+    """Has variables of `limit()` bytes and more be made without a value, where their initializers can be traced."""
+    own = Variable._initialize_with_initializer
+
+    def initialize(self: Any, initializer: Any) -> None:
+        with making_large(limit, self._shape, self._dtype):
+            own(self, initializer)
+
+    Variable._initialize_with_initializer = initialize
 
 
 def value(variable: Any) -> Any:

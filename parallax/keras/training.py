@@ -6,7 +6,7 @@ for all of them, each with its share of the rows. Worker 0 reports, and runs the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -131,10 +131,14 @@ class ModelTraining:
         """Worker 0's value, on all workers."""
         return self._tell(what)
 
-    def values(self) -> dict[str, Any]:
-        """The values of all variables by name, on worker 0 (elsewhere empty); every worker must call it."""
+    def values(self, but: Collection[str] = ()) -> dict[str, Any]:
+        """The values of variables by name, on worker 0 (elsewhere empty); every worker must call it.
+
+        Args:
+            but: names of those that are left out.
+        """
         self._flush()
-        found = {name: self._running.read(name) for name in self._trained}
+        found = {name: self._running.read(name) for name in self._trained if name not in but}
         if self.rank:
             return {}
         found.update({name: self._sums.sums[number] for name, number in self._number_of.items()})
