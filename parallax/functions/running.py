@@ -136,6 +136,6 @@ class RunningSteps:
 
 
 def _place_of(variable: Any) -> InFile | str | None:
-    """Where a variable's value is, in a form that can be sent: in files, or its initial value; None where it is here."""
+    """Where a variable's value is, in a form that can be sent; None where it is here."""
     source = source_of(variable)
     return source if source is None or isinstance(source, InFile) else "initial"

@@ -1,4 +1,4 @@
-"""Large variables that are made when somebody reads them: until then they are the graph of a value, or a place in files.
+"""Large variables that are made when somebody reads them; until then they are the graph of a value, or are in files.
 
 A process that builds a model needs no value of a table whose rows their owners make. Such a variable has a handle and
 no memory. Whoever reads it eagerly gets what it would always have had, as its value is made then, up to a limit of
@@ -60,7 +60,7 @@ class TracedVariable(UninitializedVariable):  # type: ignore[misc]
 
     @_handle.setter
     def _handle(self, handle: Any) -> None:
-        vars(self)["_handle"] = handle
+        self.__dict__["_handle"] = handle
 
     @property
     def device(self) -> str:
@@ -68,6 +68,7 @@ class TracedVariable(UninitializedVariable):  # type: ignore[misc]
         return str(vars(self)["_handle"].device)
 
     def assign(self, *args: Any, **kwargs: Any) -> Any:
+        """As that of any variable; the value before is not made for it."""
         if self._parallax_source is None or not tf.executing_eagerly():
             return super().assign(*args, **kwargs)
         source, self._parallax_source = self._parallax_source, None
@@ -96,7 +97,7 @@ class _Whole:
         own, limit = bytes_of(variable), self.limit()
         total = own + sum(self._bytes.values())
         if total > limit:
-            texts = {"limit": bytes_text(limit), "own": bytes_text(own), "total": bytes_text(total)}
+            texts = {"limit": bytes_text(int(limit)), "own": bytes_text(own), "total": bytes_text(total)}
             raise SessionError(_TOO_LARGE.format(name=variable.name.split(":")[0], where=where, remedy=remedy, **texts))
         self._bytes[id(variable)] = own
         weakref.finalize(variable, self._bytes.pop, id(variable), None)

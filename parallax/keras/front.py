@@ -110,7 +110,7 @@ def _install(library: Any) -> None:
     _wrap(library.TRAINER, "fit", _fit)
     _wrap(library.TRAINER, "train_on_batch", _train_on_batch)
     library.trace_large(lambda: _tables().traced_bytes)
-    limit_whole(lambda: _tables().whole_bytes if _is_on() else math.inf)
+    limit_whole(_whole_bytes)
     for name in library.SAVES:
         _wrap(library.MODEL, name, _save)
 
@@ -129,6 +129,11 @@ def _wrap(kind: Any, name: str, replacement: Callable[..., Any]) -> None:
 def _tables() -> TableConfig:
     """What the script or the command line says of large variables."""
     return merged(_use.config, settings()).tables
+
+
+def _whole_bytes() -> float:
+    """How many bytes of traced variables a process makes whole."""
+    return _tables().whole_bytes if _is_on() else math.inf
 
 
 def _is_on() -> bool:
