@@ -20,6 +20,8 @@ from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 from parallax.errors import SessionError
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.bundle import Bundle
+from parallax.runtime.checkpoint.writer import run
+from parallax.transform.row_range import range_of_rows
 
 _TOO_LARGE = (
     "One process makes at most {limit} of large variables whole (TableConfig.whole_bytes), and with {name}, which has "
@@ -215,7 +217,7 @@ def take_values(variables: Mapping[str, Any], values: Mapping[str, Any]) -> None
 
 
 def rows(variable: Any, first: int, count: int) -> Any:
-    """Rows of a variable, without the others where its value is in files.
+    """Rows of a variable, without the others where its value is in files, or is its initial one.
 
     Args:
         variable: of Keras, or a tf.Variable.
@@ -226,14 +228,27 @@ def rows(variable: Any, first: int, count: int) -> Any:
         An array `[count, ...]`.
 
     Raises:
-        SessionError: the value has not been trained yet, and would be made whole for its rows.
+        SessionError: the value must be made whole for its rows, and that is too much.
         CheckpointError: the value is in files that cannot be read here.
     """
     own = getattr(variable, "_value", variable)
     source = source_of(own)
     if isinstance(source, InFile):
         return _read(source, first, count)
+    if source is not None and (found := _made_rows(source, first, count)) is not None:
+        return found
     return np.asarray(own[first : first + count])
+
+
+def _made_rows(initial: Any, first: int, count: int) -> Any:
+    """Rows of an initial value; None where they cannot be made without the others."""
+    [value] = initial.outputs
+    graph_def = initial.graph.as_graph_def(add_shapes=True)
+    made = range_of_rows(graph_def, value.name, int(value.shape[0]), first, count)
+    if made is None:
+        return None
+    with tf.Graph().as_default():
+        return run(tf.graph_util.import_graph_def(made[0], name="", return_elements=[made[1]])[0])
 
 
 def _read(place: InFile, first: int, count: int) -> Any:

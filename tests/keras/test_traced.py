@@ -93,6 +93,8 @@ def test_owners_make_the_rows_that_keras_would_have_made(tracing, dtype, whole):
                 found = session.run(worker.get_operation_by_name(f"{name}/Read/ReadVariableOp").outputs[0])
                 np.testing.assert_array_equal(found, plain[name][rank::WORKERS], err_msg=name)
     for name, variable in traced.items():
+        np.testing.assert_array_equal(parallax.keras.rows(variable, 40, 7), plain[name][40:47], err_msg=name)
+        assert (source_of(variable) is None) == (name in whole)
         np.testing.assert_array_equal(variable.numpy(), plain[name], err_msg=name)
 
 
