@@ -23,7 +23,7 @@ from parallax.functions.results import joined, rules_of
 from parallax.functions.running import RunningSteps
 from parallax.functions.shares import digest_of, place_of_share, rows_of, share_of
 from parallax.functions.step_graph import GraphStep, StepGraph
-from parallax.functions.traced import portable_values, take_values
+from parallax.functions.traced import is_loaded, portable_values, take_values
 from parallax.functions.tracing import Arguments, arguments_of, check_same, traced_step
 from parallax.functions.variables import SessionVariables
 from parallax.runtime.worker.ranks import current_process_group
@@ -140,7 +140,7 @@ class DistributedStep:
         parts = SessionVariables(graph)
         number = calls.next_call()
         taken = {one.name: one.variable for one in graph.taken()}
-        state = portable_values(taken) if calls.jobs_run() else None
+        state = portable_values(taken) if calls.jobs_run() or is_loaded() else None
         attachment = b"" if calls.is_worker() else pickle.dumps((calls.remembered(), state), protocol=5)
         session, size, rank, given = calls.run_to_the_end(
             number, graph.graph, attachment, self._config, self._resource_info

@@ -57,12 +57,13 @@ class RunningSteps:
         for prefix in dict.fromkeys(place.prefix for _, place in places):
             self._session.values.load(prefix, [op for op, place in places if place.prefix == prefix])
 
-    def store(self, folder: Path, names: Sequence[str]) -> dict[str, InFile]:
+    def store(self, folder: Path, names: Sequence[str], step: int | None = None) -> dict[str, InFile]:
         """Writes a checkpoint of variables; every worker must call it.
 
         Args:
             folder: on worker 0's machine.
             names: of the variables.
+            step: its number; None for the one that comes after those of the folder.
 
         Returns:
             Where each is.
@@ -70,7 +71,7 @@ class RunningSteps:
         Raises:
             CheckpointError: on all workers, when it cannot be written.
         """
-        prefix = self._session.values.save(str(folder), [self._ops[name] for name in names])
+        prefix = self._session.values.save(str(folder), [self._ops[name] for name in names], step)
         return {name: InFile(prefix, self._ops[name]) for name in names}
 
     def run(self, step: GraphStep, feeds: Sequence[Any], fetches: Any) -> Any:

@@ -82,15 +82,17 @@ class TracedVariable(UninitializedVariable):  # type: ignore[misc]
 
 
 class _Whole:
-    """What this process has made whole.
+    """What this process has made whole, and loaded.
 
     Attributes:
         limit: gives how many bytes of variables it may make whole; by default without end.
+        is_loaded: whether variables have values of a checkpoint.
     """
 
     def __init__(self) -> None:
         self.limit: Callable[[], float] = lambda: float("inf")
         self._bytes: dict[int, int] = {}
+        self.is_loaded = False
 
     def add(self, variable: Any, where: str, remedy: str) -> None:
         """Takes a variable in, or says that it would be too much."""
@@ -187,6 +189,16 @@ def check_whole(variable: Any) -> None:
     """
     if initial_of(variable) is not None:
         _whole.add(variable, _TRAINED, _EVALUATE_IN_FIT)
+
+
+def note_loaded() -> None:
+    """Says that this program has given variables values that its workers cannot know by themselves."""
+    _whole.is_loaded = True
+
+
+def is_loaded() -> bool:
+    """Whether workers must be told the values that variables have before the first job."""
+    return _whole.is_loaded
 
 
 def portable_values(variables: Mapping[str, Any]) -> dict[str, Any]:

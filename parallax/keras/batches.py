@@ -20,6 +20,7 @@ from parallax import call as calls
 from parallax.errors import SessionError
 from parallax.functions.called_functions import watch_calls
 from parallax.functions.running import RunningSteps
+from parallax.functions.traced import is_loaded
 from parallax.keras.fitting import FitCall, read_steps, state_of, take_state
 from parallax.keras.libraries import library_of
 from parallax.keras.training import ModelTraining
@@ -79,7 +80,7 @@ class ScriptTraining:
     def _begin(self, model: Any, arguments: Mapping[str, Any], config: Config, resource: str | Path | None) -> None:
         number = calls.next_call()
         read = read_steps(model, {}, {"train": _spec_of(model, arguments)})
-        state = state_of(read) if calls.jobs_run() else None
+        state = state_of(read) if calls.jobs_run() or is_loaded() else None
         attachment = b"" if calls.is_worker() else pickle.dumps((calls.remembered(), state), protocol=5)
         session, size, rank, given = calls.run_to_the_end(number, read.graph.graph, attachment, config, resource)
         _, state = pickle.loads(given)

@@ -154,7 +154,7 @@ def run_fit(
     large = large_variables(fit, tables)
     values = training.values(large)
     if large:
-        values.update(_stored(fit, running, large, tables))
+        values.update(_stored(training, large, tables))
     training.release()
     return history, values
 
@@ -226,12 +226,10 @@ def check_folder(fit: FitCall, tables: TableConfig) -> None:
         )
 
 
-def _stored(fit: FitCall, running: RunningSteps, large: Sequence[str], tables: TableConfig) -> dict[str, InFile]:
+def _stored(training: ModelTraining, large: Sequence[str], tables: TableConfig) -> dict[str, InFile]:
     """Where the large variables are, which are written to files with all others of the model."""
-    metrics = {fit.names[id(v)] for one in fit.traced.values() for v in one.metrics if id(v) in fit.names}
-    names = [one.name for one in fit.graph.taken() if one.name not in metrics]
-    places = running.store(Path(tables.tables_dir or ""), names)
-    if running.rank == 0:
+    places = training.store(Path(tables.tables_dir or ""))
+    if training.rank == 0:
         log.info(_WRITTEN.format(prefix=places[large[0]].prefix, count=counted(len(large), "large variable")))
     return {name: places[name] for name in large}
 

@@ -15,7 +15,7 @@ from parallax import call as calls
 from parallax.after_import import after_import
 from parallax.errors import ConfigError
 from parallax.functions.function import have_input_alike
-from parallax.functions.traced import limit_whole
+from parallax.functions.traced import is_loaded, limit_whole
 from parallax.keras import keras3
 from parallax.keras.batches import ScriptTraining
 from parallax.keras.fitting import check_folder, history_of, read_fit, result_of, run_fit, state_of, take_state
@@ -166,7 +166,7 @@ def _launched(number: int, model: Any, arguments: dict[str, Any]) -> Any:
     fit = read_fit(model, arguments, calls.number_of_workers(_use.config, _use.resource_info))
     if settings().role == Role.LAUNCH:
         check_folder(fit, _tables())
-    state = state_of(fit) if number > 1 else None
+    state = state_of(fit) if number > 1 or is_loaded() else None
     attachment = pickle.dumps((calls.remembered(), state), protocol=5)
     result = pickle.loads(calls.run_call(number, fit.graph.graph, attachment, _use.config, _use.resource_info))
     take_state(fit, result.pop("values"))

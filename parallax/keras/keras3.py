@@ -65,7 +65,8 @@ def reported(model: Any) -> AbstractContextManager[None]:
 
 def optimizer_variables(model: Any) -> list[Any]:
     """The variables of a model's optimizer."""
-    return [] if model.optimizer is None else list(model.optimizer.variables)
+    optimizer = getattr(model, "optimizer", None)  # a model that was not compiled has none
+    return [] if optimizer is None else list(optimizer.variables)
 
 
 def slot_path(model: Any, variable: Any) -> str:

@@ -69,9 +69,10 @@ def reported(model: Any) -> Iterator[None]:
 
 def optimizer_variables(model: Any) -> list[Any]:
     """The variables of a model's optimizer."""
-    if model.optimizer is None:
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
         return []
-    found = model.optimizer.variables
+    found = optimizer.variables
     return list(found() if callable(found) else found)
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +20,7 @@ from parallax.functions.mirrors import Mirrors
 from parallax.functions.running import RunningSteps
 from parallax.functions.shares import OTHER_INPUT, digest_of, share_of
 from parallax.functions.step_graph import GraphStep
+from parallax.functions.traced import InFile
 from parallax.keras.callbacks import decisions_of
 from parallax.keras.inputs import without_optionals
 from parallax.keras.libraries import library_of
@@ -25,6 +28,14 @@ from parallax.keras.metrics import LogsOfSums, MetricSums
 from parallax.keras.randomness import have_parted, random_states, take_random_states
 from parallax.keras.steps import ModelStep
 from parallax.runtime.worker.barrier import barrier
+
+_trainings: WeakValueDictionary[int, ModelTraining] = WeakValueDictionary()
+"""By a model's id, what trains it in this process."""
+
+
+def training_of(model: Any) -> ModelTraining | None:
+    """What trains a model in this process at this time, if anything does."""
+    return _trainings.get(id(model))
 
 
 class ModelTraining:
@@ -75,6 +86,7 @@ class ModelTraining:
             name: number for number, v in enumerate(self._sums.variables) for name, one in mirrored.items() if one is v
         }
         self.mirrors = Mirrors(mirrored.items(), self._fetched)
+        _trainings[id(model)] = self
 
     def train_function(self, iterator: Any) -> Any:
         """What `Model.train_function` gives for the next batches of an iterator."""
@@ -117,6 +129,9 @@ class ModelTraining:
                 self._running.read(what)
             elif kind == "write":
                 self._write(*what)
+            elif kind == "store":
+                folder, step = what
+                self._running.store(folder, self._trained, step)
             elif kind == "step":
                 self._step(what, self._running.comm.scatter(None), 0)
             else:
@@ -144,9 +159,28 @@ class ModelTraining:
         found.update({name: self._sums.sums[number] for name, number in self._number_of.items()})
         return found
 
+    def store(self, folder: Path, step: int | None = None) -> dict[str, InFile]:
+        """Writes a checkpoint of the model, not of its metrics; every worker must call it, or worker 0 that leads.
+
+        Args:
+            folder: on worker 0's machine.
+            step: its number; None for the one that comes after those of the folder.
+
+        Returns:
+            Where each variable is, by name.
+
+        Raises:
+            CheckpointError: on all workers, when it cannot be written.
+        """
+        self._flush()
+        if self.is_leading:
+            self._tell(("store", (folder, step)))
+        return self._running.store(folder, self._trained, step)
+
     def release(self) -> None:
         """Ends it; the model keeps the values that it has."""
         self.mirrors.release()
+        _trainings.pop(id(self._model), None)
 
     def _on_batches(self, which: str, iterator: Any) -> Any:
         """Steps over as many batches as Keras asks for at once; logs of the last."""

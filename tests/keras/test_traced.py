@@ -9,11 +9,11 @@ import tensorflow as tf
 
 import parallax.keras  # noqa: F401  # has variables traced
 from parallax.analysis.stages import analyse, feasible, rewrites_of
-from parallax.errors import ConfigError, SessionError
+from parallax.errors import CheckpointError, ConfigError, SessionError
 from parallax.functions import traced as traced_variables
 from parallax.functions.step_graph import StepGraph, StepVariable
 from parallax.functions.traced import TracedVariable, initial_of, source_of
-from parallax.keras import front
+from parallax.keras import checkpoints, front
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.settings.config import Config
 from parallax.settings.parts import TableConfig
@@ -104,9 +104,11 @@ Y = np.random.default_rng(2).random([24, 1]).astype(np.float32)
 
 def compiled(optimizer="adagrad"):
     """An embedding of which every row is drawn, and a dense layer."""
-    model = keras.Sequential([keras.Input((3,), dtype="int32"), layers.Embedding(ROWS, WIDTH), layers.Flatten()])
-    model.add(layers.Dense(1))
-    model.compile(optimizer, "mse", metrics=["mae"])
+    table = layers.Embedding(ROWS, WIDTH, name="table")
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), table, layers.Flatten()], name="model")
+    model.add(layers.Dense(1, name="out"))
+    kinds = {"adagrad": keras.optimizers.Adagrad, "adam": keras.optimizers.Adam}
+    model.compile(kinds[optimizer](0.01, name="optimizer"), "mse", metrics=["mae"])
     return model
 
 
@@ -186,3 +188,38 @@ def test_tables_too_large_to_be_sent_back_need_a_folder(tracing, monkeypatch):
     tracing(traced_bytes=1000, whole_bytes=1000)
     with pytest.raises(ConfigError, match="there are 6.46 kB in 2 variables. Name one: parallax run --tables-dir"):
         compiled().fit(X, Y, verbose=0)
+
+
+@pytest.mark.parametrize("chunk_bytes", [700, 1 << 20])
+def test_a_checkpoint_is_written_and_read_by_rows(tracing, monkeypatch, tmp_path, chunk_bytes):
+    monkeypatch.setattr(checkpoints, "CHUNK_BYTES", chunk_bytes)
+    keras.utils.set_random_seed(3)
+    plain = compiled()
+    plain.optimizer.build(plain.trainable_variables)
+    keras.utils.set_random_seed(3)
+    monkeypatch.setattr(front._use, "is_wanted", True)
+    tracing(traced_bytes=1000, whole_bytes=1000)
+    model = compiled()
+    model.optimizer.build(model.trainable_variables)
+    prefix = parallax.keras.save_checkpoint(model, tmp_path / "first", 4)
+    assert prefix == f"{tmp_path}/first/model.ckpt-4"
+    other = compiled()
+    other.optimizer.build(other.trainable_variables)
+    for one in (*other.layers[-1].weights, other.optimizer.learning_rate):
+        one.assign(one * 2 + 1)
+    parallax.keras.load_checkpoint(other, prefix)
+    again = parallax.keras.save_checkpoint(other, tmp_path / "second", 1)
+    for one in (prefix, again):
+        reader = tf.train.load_checkpoint(one)
+        stored = [reader.get_tensor(name) for name in checkpoints._variables(model)]
+        values = [variable.numpy() for variable in checkpoints._variables(plain).values()]
+        assert len(stored) == len(values) == 8 and difference(stored, values) == 0
+
+
+def test_a_checkpoint_of_another_model_is_refused(tracing, tmp_path):
+    prefix = parallax.keras.save_checkpoint(compiled(), tmp_path, 1)
+    other = keras.Sequential([keras.Input((2,)), layers.Dense(3, name="other")])
+    with pytest.raises(CheckpointError, match=r"has no sequential.*other/kernel of shape \[2, 3\]"):
+        parallax.keras.load_checkpoint(other, prefix)
+    with pytest.raises(CheckpointError, match="it is not there"):
+        parallax.keras.load_checkpoint(other, tmp_path / "none")

@@ -13,7 +13,9 @@ def test_large_tables_stay_with_their_owners_and_in_files(start, tmp_path):  # n
     done = running.finish(240)
     parts = differences(found_in(done), expected)
     assert max(parts.values()) <= 1e-6, parts
-    place = f"Its value is in the checkpoint {tmp_path}/tables/model.ckpt-1 under the name 'sequential/table/embeddings'"
+    place = (
+        f"Its value is in the checkpoint {tmp_path}/tables/model.ckpt-1 under the name 'sequential/table/embeddings'"
+    )
     assert place in done.stdout, done
 
 

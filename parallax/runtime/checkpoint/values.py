@@ -56,12 +56,13 @@ class VariableValues:
         for first, count in chunks(stored.rows, stored.row_bytes, CHUNK_BYTES):
             one.write(session, first, count, None if value is None else value[first : first + count])
 
-    def save(self, folder: str, ops: Sequence[str]) -> str:
-        """Writes the checkpoint that comes after those of a folder; every worker must call it.
+    def save(self, folder: str, ops: Sequence[str], step: int | None = None) -> str:
+        """Writes a checkpoint; every worker must call it.
 
         Args:
             folder: on the machine of worker 0; what is in it stays.
             ops: of the variables that are written.
+            step: its number; None for the one that comes after those of the folder.
 
         Returns:
             Its prefix.
@@ -70,7 +71,7 @@ class VariableValues:
             CheckpointError: on all workers, when the folder cannot be written.
         """
         storage = self._storage(folder, ops)
-        return storage.save(self.worker.raw, storage.next_step()).prefix
+        return storage.save(self.worker.raw, storage.next_step() if step is None else step).prefix
 
     def load(self, prefix: str, ops: Sequence[str]) -> None:
         """Reads variables from a checkpoint, in chunks of rows; every worker must call it.
