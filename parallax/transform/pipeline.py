@@ -127,7 +127,7 @@ def transform(view: GraphView, rewrites: Rewrites, worker: Worker) -> WorkerGrap
     return WorkerGraph(
         graph_def=changed,
         whole=dict(editor.whole),
-        held_by_row=frozenset(rewrites.held_by_row),
+        held_by_row=frozenset((*rewrites.held_by_row, *editor.held_by_row)),
         cuts=tuple(editor.cuts),
         counters=tuple(editor.counters),
         roundings=tuple(editor.wire.roundings),
