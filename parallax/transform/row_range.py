@@ -18,7 +18,7 @@ from parallax.types import GraphDef
 
 
 @dataclass(frozen=True)
-class _Range(Ownership):
+class _RowsInARange(Ownership):
     """Holder 0 has rows first, ..., first + length - 1 of `total`.
 
     It is one turn, without the pattern of so many slots.
@@ -60,6 +60,6 @@ def range_of_rows(graph_def: GraphDef, tensor: str, rows: int, first: int, count
     editor = open_editor(view, Worker(0, 1, 0), TrainingMode())
     edge = Edge(taken.name, 0)
     with editor.scratch.as_default(), tf.name_scope("parallax/"):
-        found = OwnRows(editor, Rewrites()).at(edge, tensor, rows, _Range((0,), 1, rows, first, count), 0)
+        found = OwnRows(editor, Rewrites()).at(edge, tensor, rows, _RowsInARange((0,), 1, rows, first, count), 0)
     editor.redirect([edge], found)
     return None if editor.cut_whole else (editor.finish(), f"{taken.name}:0")
