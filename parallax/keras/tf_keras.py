@@ -90,12 +90,14 @@ def trace_large(limit: Callable[[], int]) -> None:
         with making_large(limit, known, dtype or tf.float32):
             return of_layer(name, shape, dtype, *args, **kwargs)
 
-    def add_slot(self: Any, variable: Any, name: Any, shape: Any = None, initial_value: Any = None) -> Any:
-        if initial_value is not None or shape is not None or not variable.shape.is_fully_defined():
-            return of_optimizer(self, variable, name, shape, initial_value)
-        dtype = getattr(variable, "true_dtype", variable.dtype)
-        with making_large(limit, variable.shape, dtype):
-            return of_optimizer(self, variable, name, None, lambda: tf.zeros(variable.shape, dtype))
+    def add_slot(
+        self: Any, model_variable: Any, variable_name: Any, shape: Any = None, initial_value: Any = None
+    ) -> Any:
+        if initial_value is not None or shape is not None or not model_variable.shape.is_fully_defined():
+            return of_optimizer(self, model_variable, variable_name, shape, initial_value)
+        shape, dtype = model_variable.shape, getattr(model_variable, "true_dtype", model_variable.dtype)
+        with making_large(limit, shape, dtype):
+            return of_optimizer(self, model_variable, variable_name, None, lambda: tf.zeros(shape, dtype))
 
     base_layer_utils.make_variable, Optimizer.add_variable_from_reference = make_variable, add_slot
 
