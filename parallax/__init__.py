@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         ProfileConfig,
         PSConfig,
         ReplanConfig,
+        TableConfig,
     )
     from parallax.settings.variables import Variable
 
@@ -57,6 +58,7 @@ __all__ = [
     "PlanError",
     "ProfileConfig",
     "ReplanConfig",
+    "TableConfig",
     "ResourceFileError",
     "SessionError",
     "TransformError",

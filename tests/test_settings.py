@@ -19,6 +19,8 @@ EXAMPLES = {
     "replan_steps": 7,
     "keep_last": 3,
     "keep_every_hours": 1.5,
+    "traced_bytes": 5,
+    "whole_bytes": 6,
     "measure_steps": 2,
     "verify_first": 1,
     "steps": 6,

@@ -23,6 +23,7 @@ from parallax.functions.results import joined, rules_of
 from parallax.functions.running import RunningSteps
 from parallax.functions.shares import digest_of, place_of_share, rows_of, share_of
 from parallax.functions.step_graph import GraphStep, StepGraph
+from parallax.functions.traced import is_loaded, portable_values, take_values
 from parallax.functions.tracing import Arguments, arguments_of, check_same, traced_step
 from parallax.functions.variables import SessionVariables
 from parallax.runtime.worker.ranks import current_process_group
@@ -138,14 +139,12 @@ class DistributedStep:
         arguments, graph, step, rules = self._read(args, kwargs)
         parts = SessionVariables(graph)
         number = calls.next_call()
-        state = {one.name: one.variable.numpy() for one in graph.taken()} if calls.jobs_run() else None
+        taken = {one.name: one.variable for one in graph.taken()}
+        state = portable_values(taken) if calls.jobs_run() or is_loaded() else None
         session, size, rank, given = calls.run_to_the_end(
             number, graph.graph, attachment_with(state), self._config, self._resource_info
         )
-        begun = attached(given).state
-        if begun is not None:
-            for one in graph.taken():
-                one.variable.assign(begun[one.name])
+        take_values(taken, attached(given).state or {})
         running = RunningSteps(graph, session, size, rank)
         watch_calls(parts.begin(running))
         return _OpenStep(running, parts, step, arguments, rules)

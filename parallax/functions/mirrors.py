@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from parallax.functions.traced import check_whole, handle_of, source_of
+
 _WRITES = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_nd_update", "scatter_sub", "scatter_update")
 
 
@@ -35,9 +37,9 @@ class Mirrors:
         self._variables = dict(variables)
         self._fetch = fetch
         self._is_quiet = False
-        self.stale: set[str] = set()
+        self.stale = {name for name, variable in self._variables.items() if source_of(variable) is not None}
         self.written: set[str] = set()
-        self._name_by_handle = {id(variable.handle): name for name, variable in self._variables.items()}
+        self._name_by_handle = {id(handle_of(variable)): name for name, variable in self._variables.items()}
         for name, variable in self._variables.items():
             variable._parallax_mirror = (self, name)
             kind: Any = type(variable)
@@ -54,6 +56,7 @@ class Mirrors:
     def refresh(self, name: str) -> None:
         """Gives a variable the session's value, if it has an older one."""
         if name in self.stale:
+            check_whole(self._variables[name])
             self.stale.discard(name)
             self.put(name, self._fetch(name))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from parallax.functions.step_graph import GraphStep, StepGraph
+from parallax.functions.traced import InFile, source_of
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.heartbeat import current_heartbeat
 from parallax.types import Comm, Tensor
@@ -40,12 +42,36 @@ class RunningSteps:
     def begin(self, local: Sequence[str]) -> None:
         """Gives the session the script's values: worker 0's count.
 
+        What starts at its traced initial value has it, and what is in files is read by its owners.
+
         Args:
             local: names of variables of which each worker keeps its own, from zero on.
         """
-        for one in self._graph.taken():
-            if one.name not in local:
-                self.write(one.name, one.variable.numpy() if self.rank == 0 else None)
+        taken = {one.name: one.variable for one in self._graph.taken() if one.name not in local}
+        sources = self.comm.bcast({name: _place_of(variable) for name, variable in taken.items()})
+        for name, source in sources.items():
+            if source is None:
+                self.write(name, taken[name].numpy() if self.rank == 0 else None)
+        places = [(self._ops[name], source) for name, source in sources.items() if isinstance(source, InFile)]
+        for prefix in dict.fromkeys(place.prefix for _, place in places):
+            self._session.values.load(prefix, [op for op, place in places if place.prefix == prefix])
+
+    def store(self, folder: Path, names: Sequence[str], step: int | None = None) -> dict[str, InFile]:
+        """Writes a checkpoint of variables; every worker must call it.
+
+        Args:
+            folder: on worker 0's machine.
+            names: of the variables.
+            step: its number; None for the one that comes after those of the folder.
+
+        Returns:
+            Where each is.
+
+        Raises:
+            CheckpointError: on all workers, when it cannot be written.
+        """
+        prefix = self._session.values.save(str(folder), [self._ops[name] for name in names], step)
+        return {name: InFile(prefix, self._ops[name]) for name in names}
 
     def run(
         self, step: GraphStep, feeds: Sequence[Any], fetches: Sequence[Tensor], length: int | None = None
@@ -110,3 +136,9 @@ class RunningSteps:
     def variables(self) -> dict[str, Any]:
         """The script's variables that the graph's steps take, by name."""
         return {one.name: one.variable for one in self._graph.taken()}
+
+
+def _place_of(variable: Any) -> InFile | str | None:
+    """Where a variable's value is, in a form that can be sent; None where it is here."""
+    source = source_of(variable)
+    return source if source is None or isinstance(source, InFile) else "initial"

@@ -1,7 +1,8 @@
 """One graph made of traced functions: each is called in it once, on variables that the graph has of its own.
 
 A step that was written for eager execution, once traced, is a function that takes handles of variables as arguments.
-The graph has a variable in the place of each, which starts at zero: whoever opens a session gives it the value. Calls
+The graph has a variable in the place of each, which starts at zero: whoever opens a session gives it the value. One
+whose initial value was traced (traced.py) starts at that, so that owners make their rows. Calls
 are inlined by capture as those of any `tf.function`, and gradients are remembered by the function's own graph, so
 nothing behind capture knows where such a graph came from.
 """
@@ -10,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from parallax.errors import GraphError
+from parallax.functions.traced import handle_of, initial_of
 from parallax.graph.batches import mark_batch, mark_length, mark_part
 from parallax.graph.view import EXAMPLES
 from parallax.types import Graph, Tensor
@@ -78,7 +81,7 @@ class StepGraph:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise GraphError(f"Each variable of a step needs a name of its own, and there are two of {twice[0]!r}.")
-        self._by_handle = {id(one.variable.handle): one for one in self.variables}
+        self._by_handle = {id(handle_of(one.variable)): one for one in self.variables}
 
     def add(self, name: str, concrete: Any, is_uneven: bool = False, examples: int = 0) -> GraphStep:
         """Calls a traced function in the graph.
@@ -135,9 +138,9 @@ class StepGraph:
         return tf.constant(value)
 
     def _variable(self, one: StepVariable) -> Any:
-        """The graph's variable, which starts at zero (an empty text, False)."""
+        """The graph's variable, which starts at zero (an empty text, False), or at its traced initial value."""
         if one.name not in self.made:
-            variable = one.variable
+            variable, initial = one.variable, initial_of(one.variable)
             with self.graph.as_default(), self.graph.name_scope(None):
                 self.made[one.name] = tf.compat.v1.get_variable(
                     one.name,
@@ -145,7 +148,7 @@ class StepGraph:
                     dtype=variable.dtype,
                     trainable=one.trainable,
                     use_resource=True,
-                    initializer=tf.compat.v1.zeros_initializer(),
+                    initializer=tf.compat.v1.zeros_initializer() if initial is None else partial(_imported, initial),
                 )
             if variable.aggregation == tf.VariableAggregation.SUM:
                 mark_part(self.made[one.name])
@@ -174,3 +177,9 @@ def _own_length(feeds: Sequence[Tensor], signature: Any) -> Tensor:
         elif parts and parts[0].shape.rank and parts[0].shape[0] is None:
             return tf.raw_ops.Shape(input=parts[0], out_type=tf.int64)[0]
     return tf.raw_ops.Shape(input=ends[0], out_type=tf.int64)[0] - 1
+
+
+def _imported(initial: Any, shape: Any, **_: Any) -> Any:
+    """The value of a traced function in the default graph."""
+    graph_def, value = initial.graph.as_graph_def(), initial.outputs[0].name
+    return tf.graph_util.import_graph_def(graph_def, name="traced", return_elements=[value])[0]

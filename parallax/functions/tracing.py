@@ -18,6 +18,7 @@ from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 from parallax.errors import GraphError
 from parallax.functions.libraries import Seen, libraries_seen
 from parallax.functions.step_graph import StepVariable
+from parallax.functions.traced import handle_of
 
 _OTHER_ARGUMENTS = (
     "A step runs in a graph that was made at its first call, for {known}, and this call has {given}. Pass what changes "
@@ -163,7 +164,7 @@ def _handles_noted() -> Iterator[dict[int, Any]]:
 
 def _taken(concrete: Any, by_handle: dict[int, Any]) -> list[Any]:
     """The variables that a traced function takes, in the order in which it first does."""
-    by_handle = {**by_handle, **{id(variable.handle): variable for variable in concrete.graph.variables}}
+    by_handle = {**by_handle, **{id(handle_of(variable)): variable for variable in concrete.graph.variables}}
     return [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
 
 

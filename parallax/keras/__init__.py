@@ -16,8 +16,10 @@ from parallax.keras.versions import check_keras
 
 check_keras(keras.__version__, keras.config.backend())
 
-from parallax.keras.front import call, install, use  # noqa: E402  # it needs what older ones do not have
+from parallax.functions.traced import rows  # noqa: E402  # these need what older ones do not have
+from parallax.keras.checkpoints import load_checkpoint, save_checkpoint  # noqa: E402
+from parallax.keras.front import call, install, use  # noqa: E402
 
-__all__ = ["call", "use"]
+__all__ = ["call", "load_checkpoint", "rows", "save_checkpoint", "use"]
 
 install()

@@ -20,6 +20,7 @@ from parallax.errors import SessionError
 from parallax.functions.attachments import attached, attachment_with
 from parallax.functions.called_functions import watch_calls
 from parallax.functions.running import RunningSteps
+from parallax.functions.traced import is_loaded
 from parallax.keras.fitting import FitCall, read_steps, state_of, take_state
 from parallax.keras.libraries import library_of
 from parallax.keras.training import ModelTraining
@@ -87,7 +88,7 @@ class ScriptTraining:
 
     def _begin(self, read: FitCall, config: Config, resource: str | Path | None) -> None:
         number = calls.next_call()
-        state = state_of(read) if calls.jobs_run() else None
+        state = state_of(read) if calls.jobs_run() or is_loaded() else None
         attachment = attachment_with(state)
         session, size, rank, given = calls.run_to_the_end(number, read.graph.graph, attachment, config, resource)
         begun = attached(given).state

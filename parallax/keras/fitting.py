@@ -8,9 +8,11 @@ own `fit` does the rest.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import GeneratorType
 from typing import Any
 from unittest import mock
@@ -18,8 +20,10 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+from parallax.errors import ConfigError
 from parallax.functions.running import RunningSteps
 from parallax.functions.step_graph import GraphStep, StepGraph
+from parallax.functions.traced import InFile, bytes_of, initial_of, portable_values, take_values
 from parallax.keras.callbacks import callback_list_for
 from parallax.keras.counting import check_sums
 from parallax.keras.inputs import batch_length, open_spec
@@ -28,9 +32,19 @@ from parallax.keras.randomness import random_states, take_random_states
 from parallax.keras.refusals import check_model, check_step
 from parallax.keras.steps import ModelStep, step_graph, traced_evaluation, traced_training
 from parallax.keras.training import ModelTraining
+from parallax.logger import log
+from parallax.report.text import bytes_text, counted
+from parallax.settings.parts import TableConfig
 
 _LOOKED_AT_BATCHES = 2
 """Of a generator, from which Keras tells the shapes of all."""
+_NO_LARGE_ONES = TableConfig(whole_bytes=sys.maxsize)
+_NO_FOLDER = (
+    "A model whose large variables have more than {limit} (TableConfig.whole_bytes) gets them back from `fit` as a "
+    "checkpoint that the workers write, and no folder is named; there are {size} in {count}. Name one: parallax run "
+    "--tables-dir DIR, or TableConfig(tables_dir=...). Or allow more bytes than that: --whole-bytes N."
+)
+_WRITTEN = "The trained model is in the checkpoint {prefix}, and {count} of it there alone (docs/keras.md)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +127,12 @@ def read_steps(
 
 
 def run_fit(
-    fit: FitCall, original: Callable[..., Any], session: Any, size: int, rank: int
+    fit: FitCall,
+    original: Callable[..., Any],
+    session: Any,
+    size: int,
+    rank: int,
+    tables: TableConfig = _NO_LARGE_ONES,
 ) -> tuple[Any, dict[str, Any]]:
     """Carries out a call of `fit` in a worker; every worker must call it.
 
@@ -123,9 +142,11 @@ def run_fit(
         session: this worker's.
         size: number of workers.
         rank: this worker's.
+        tables: what is done with large variables.
 
     Returns:
-        What Keras returned, and, on worker 0, the values of all variables by name.
+        What Keras returned, and, on worker 0, the values of all variables by name; in the place of those that the
+        workers have written to files, where they are.
     """
     model = fit.model
     running = RunningSteps(fit.graph, session, size, rank)
@@ -136,7 +157,10 @@ def run_fit(
     list_in_fit = library_of(model).CALLBACK_LIST_IN_FIT
     with _functions_of(model, training), mock.patch(list_in_fit, callback_list_for(model, training)):
         history = original(**arguments)
-    values = training.values()
+    large = large_variables(fit, tables)
+    values = training.values(large)
+    if large:
+        values.update(_stored(training, large, tables))
     training.release()
     return history, values
 
@@ -186,16 +210,44 @@ def _again(peeked: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
     yield from rest
 
 
+def large_variables(fit: FitCall, tables: TableConfig) -> list[str]:
+    """The names of a model's traced variables, where they are more together than one process makes whole."""
+    traced = {one.name: bytes_of(one.variable) for one in fit.graph.taken() if initial_of(one.variable) is not None}
+    return list(traced) if sum(traced.values()) > tables.whole_bytes else []
+
+
+def check_folder(fit: FitCall, tables: TableConfig) -> None:
+    """Refuses to train what could not be kept.
+
+    Raises:
+        ConfigError: the model's large variables are not to be sent back, and no folder was named for them.
+    """
+    large = set(large_variables(fit, tables))
+    if large and tables.tables_dir is None:
+        sizes = [bytes_of(one.variable) for one in fit.graph.taken() if one.name in large]
+        raise ConfigError(
+            _NO_FOLDER.format(
+                count=counted(len(sizes), "variable"), size=bytes_text(sum(sizes)), limit=bytes_text(tables.whole_bytes)
+            )
+        )
+
+
+def _stored(training: ModelTraining, large: Sequence[str], tables: TableConfig) -> dict[str, InFile]:
+    """Where the large variables are, which are written to files with all others of the model."""
+    places = training.store(Path(tables.tables_dir or ""))
+    if training.rank == 0:
+        log.info(_WRITTEN.format(prefix=places[large[0]].prefix, count=counted(len(large), "large variable")))
+    return {name: places[name] for name in large}
+
+
 def state_of(fit: FitCall) -> dict[str, Any]:
-    """The values of a model's variables by name, in the launching process."""
-    return {one.name: one.variable.numpy() for one in fit.graph.taken()}
+    """The values of a model's variables by name, in the launching process; see `portable_values`."""
+    return portable_values({one.name: one.variable for one in fit.graph.taken()})
 
 
 def take_state(fit: FitCall, values: dict[str, Any]) -> None:
     """Gives a model's variables values by name."""
-    for one in fit.graph.variables:
-        if one.name in values:
-            one.variable.assign(np.asarray(values[one.name]))
+    take_values({one.name: one.variable for one in fit.graph.variables}, values)
 
 
 def result_of(fit: FitCall, history: Any, values: dict[str, Any]) -> dict[str, Any]:

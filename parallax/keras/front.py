@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,12 +16,24 @@ from parallax.after_import import after_import
 from parallax.errors import ConfigError
 from parallax.functions.attachments import attached, attachment_with
 from parallax.functions.function import have_input_alike
+from parallax.functions.traced import is_loaded, limit_whole
 from parallax.keras import keras3
 from parallax.keras.batches import ScriptTraining
-from parallax.keras.fitting import FitCall, history_of, read_fit, result_of, run_fit, state_of, take_state
+from parallax.keras.fitting import (
+    FitCall,
+    check_folder,
+    history_of,
+    read_fit,
+    result_of,
+    run_fit,
+    state_of,
+    take_state,
+)
 from parallax.keras.libraries import tf_keras
 from parallax.settings.config import Config
-from parallax.settings.environment import is_commanded
+from parallax.settings.environment import Role, is_commanded, settings
+from parallax.settings.merged import merged
+from parallax.settings.parts import TableConfig
 
 _Found = TypeVar("_Found")
 
@@ -117,6 +130,8 @@ def install() -> None:
 def _install(library: Any) -> None:
     _wrap(library.TRAINER, "fit", _fit)
     _wrap(library.TRAINER, "train_on_batch", _train_on_batch)
+    library.trace_large(lambda: _tables().traced_bytes)
+    limit_whole(_whole_bytes)
     for name in library.SAVES:
         _wrap(library.MODEL, name, _save)
 
@@ -130,6 +145,16 @@ def _wrap(kind: Any, name: str, replacement: Callable[..., Any]) -> None:
 
     wrapped._parallax = True  # type: ignore[attr-defined]
     setattr(kind, name, wrapped)
+
+
+def _tables() -> TableConfig:
+    """What the script or the command line says of large variables."""
+    return merged(_use.config, settings()).tables
+
+
+def _whole_bytes() -> float:
+    """How many bytes of traced variables a process makes whole."""
+    return _tables().whole_bytes if _is_on() else math.inf
 
 
 def _is_on() -> bool:
@@ -153,7 +178,7 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
         take_state(fit, state)
     session, size, rank, _ = calls.worker_call(fit.graph.graph, _use.config)
     _trained_here.add(id(model))
-    history, values = run_fit(fit, functools.partial(original, model), session, size, rank)
+    history, values = run_fit(fit, functools.partial(original, model), session, size, rank, _tables())
     session.close()
     return calls.end_call(b"" if rank else pickle.dumps(result_of(fit, history, values), protocol=5))
 
@@ -164,7 +189,9 @@ def _read(model: Any, arguments: dict[str, Any]) -> FitCall:
 
 def _launched(number: int, model: Any, arguments: dict[str, Any]) -> Any:
     fit = _read(model, arguments)
-    state = state_of(fit) if number > 1 else None
+    if settings().role == Role.LAUNCH:
+        check_folder(fit, _tables())
+    state = state_of(fit) if number > 1 or is_loaded() else None
     ended = calls.run_call(number, fit.graph.graph, attachment_with(state), _use.config, _use.resource_info)
     result = pickle.loads(ended)
     take_state(fit, result.pop("values"))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.tensorflow.core import Variable
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, get_data_adapter
 
 from parallax.functions.keras_steps import optimizers_seen, slot_name
 from parallax.keras.reports import reported_means
+from parallax.keras.traced import making_large
 
 TRAINER: Any = TensorFlowTrainer
 MODEL: Any = keras.Model
@@ -56,8 +58,8 @@ def reported(model: Any) -> AbstractContextManager[None]:
 
 
 def optimizer_variables(model: Any) -> list[Any]:
-    """The variables of a model's optimizers: that it was compiled with, and others among its attributes."""
-    held = [model.optimizer, *vars(model).values()]
+    """The variables of a model's optimizers: that it was compiled with, if any, and others among its attributes."""
+    held = [getattr(model, "optimizer", None), *vars(model).values()]
     held += [one for several in held if isinstance(several, Mapping) for one in several.values()]
     held += [one for several in held if isinstance(several, list | tuple) for one in several]
     optimizers = {id(one): one for one in held if isinstance(one, keras.optimizers.Optimizer)}
@@ -67,6 +69,17 @@ def optimizer_variables(model: Any) -> list[Any]:
 def slot_path(model: Any, variable: Any) -> str:
     """The name of an optimizer's variable, below that of its own where it is a slot."""
     return slot_name(variable.path, model.trainable_variables)
+
+
+def trace_large(limit: Callable[[], int]) -> None:
+    """Has variables of `limit()` bytes and more be made without a value, where their initializers can be traced."""
+    own = Variable._initialize_with_initializer
+
+    def initialize(self: Any, initializer: Any) -> None:
+        with making_large(limit, self._shape, self._dtype):
+            own(self, initializer)
+
+    Variable._initialize_with_initializer = initialize
 
 
 def value(variable: Any) -> Any:

@@ -6,15 +6,17 @@ that they were made with, so what Means are told is marked by each of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
-from tf_keras.src.engine import data_adapter
+from tf_keras.src.engine import base_layer_utils, data_adapter
+from tf_keras.src.optimizers.optimizer import Optimizer
 
 from parallax.keras.reports import reported_means
+from parallax.keras.traced import making_large
 
 TRAINER: Any = tf_keras.Model
 MODEL: Any = tf_keras.Model
@@ -70,15 +72,37 @@ def reported(model: Any) -> Iterator[None]:
 
 def optimizer_variables(model: Any) -> list[Any]:
     """The variables of a model's optimizer."""
-    if model.optimizer is None:
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
         return []
-    found = model.optimizer.variables
+    found = optimizer.variables
     return list(found() if callable(found) else found)
 
 
 def slot_path(model: Any, variable: Any) -> str:
     """The name of an optimizer's variable, which has that of its own in it where it is a slot."""
     return path(variable)
+
+
+def trace_large(limit: Callable[[], int]) -> None:
+    """Has variables of `limit()` bytes and more be made without a value, where their initializers can be traced."""
+    of_layer, of_optimizer = base_layer_utils.make_variable, Optimizer.add_variable_from_reference
+
+    def make_variable(name: Any, shape: Any = None, dtype: Any = tf.float32, *args: Any, **kwargs: Any) -> Any:
+        known = shape if shape is not None and tf.TensorShape(shape).is_fully_defined() else None
+        with making_large(limit, known, dtype or tf.float32):
+            return of_layer(name, shape, dtype, *args, **kwargs)
+
+    def add_slot(
+        self: Any, model_variable: Any, variable_name: Any, shape: Any = None, initial_value: Any = None
+    ) -> Any:
+        if initial_value is not None or shape is not None or not model_variable.shape.is_fully_defined():
+            return of_optimizer(self, model_variable, variable_name, shape, initial_value)
+        shape, dtype = model_variable.shape, getattr(model_variable, "true_dtype", model_variable.dtype)
+        with making_large(limit, shape, dtype):
+            return of_optimizer(self, model_variable, variable_name, None, lambda: tf.zeros(shape, dtype))
+
+    base_layer_utils.make_variable, Optimizer.add_variable_from_reference = make_variable, add_slot
 
 
 def value(variable: Any) -> Any:

@@ -6,9 +6,11 @@ for all of them, each with its share of the rows. Worker 0 reports, and runs the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +20,7 @@ from parallax.functions.mirrors import Mirrors
 from parallax.functions.running import RunningSteps
 from parallax.functions.shares import digest_of, rows_of, share_of
 from parallax.functions.step_graph import GraphStep
+from parallax.functions.traced import InFile
 from parallax.keras.callbacks import decisions_of
 from parallax.keras.inputs import parts_of
 from parallax.keras.libraries import library_of
@@ -26,6 +29,14 @@ from parallax.keras.metrics import LogsOfSums, MetricSums, rows_of_all
 from parallax.keras.randomness import have_parted, random_states, take_random_states
 from parallax.keras.steps import ModelStep
 from parallax.runtime.worker.barrier import barrier
+
+_trainings: WeakValueDictionary[int, ModelTraining] = WeakValueDictionary()
+"""By a model's id, what trains it in this process."""
+
+
+def training_of(model: Any) -> ModelTraining | None:
+    """What trains a model in this process at this time, if anything does."""
+    return _trainings.get(id(model))
 
 
 class ModelTraining:
@@ -73,6 +84,7 @@ class ModelTraining:
         self._trained = [name for name in taken if name not in self._number_of]
         counted = {name: self._sums.variables[number] for name, number in self._number_of.items()}
         self.mirrors = Mirrors({**taken, **counted}.items(), self._fetched)
+        _trainings[id(model)] = self
 
     def train_function(self, iterator: Any) -> Any:
         """What `Model.train_function` gives for the next batches of an iterator."""
@@ -115,6 +127,9 @@ class ModelTraining:
                 self._running.read(what)
             elif kind == "write":
                 self._write(*what)
+            elif kind == "store":
+                folder, step = what
+                self._running.store(folder, self._trained, step)
             elif kind == "step":
                 share, length = self._running.comm.scatter(None)
                 self._step(what, share, length, 0)
@@ -130,19 +145,42 @@ class ModelTraining:
         """Worker 0's value, on all workers."""
         return self._tell(what)
 
-    def values(self) -> dict[str, Any]:
-        """The values of all variables by name, on worker 0 (elsewhere empty); every worker must call it."""
+    def values(self, but: Collection[str] = ()) -> dict[str, Any]:
+        """The values of variables by name, on worker 0 (elsewhere empty); every worker must call it.
+
+        Args:
+            but: names of those that are left out.
+        """
         self._flush()
         self._sums.arrive()
-        found = {name: self._running.read(name) for name in self._trained}
+        found = {name: self._running.read(name) for name in self._trained if name not in but}
         if self.rank:
             return {}
         found.update({name: self._sums.sums[number] for name, number in self._number_of.items()})
         return found
 
+    def store(self, folder: Path, step: int | None = None) -> dict[str, InFile]:
+        """Writes a checkpoint of the model, not of its metrics; every worker must call it, or worker 0 that leads.
+
+        Args:
+            folder: on worker 0's machine.
+            step: its number; None for the one that comes after those of the folder.
+
+        Returns:
+            Where each variable is, by name.
+
+        Raises:
+            CheckpointError: on all workers, when it cannot be written.
+        """
+        self._flush()
+        if self.is_leading:
+            self._tell(("store", (folder, step)))
+        return self._running.store(folder, self._trained, step)
+
     def release(self) -> None:
         """Ends it; the model keeps the values that it has."""
         self.mirrors.release()
+        _trainings.pop(id(self._model), None)
 
     def _on_batches(self, which: str, iterator: Any) -> Any:
         """Steps over as many batches as Keras asks for at once; logs of the last."""

@@ -28,7 +28,7 @@ from parallax.settings.options import (
     rule_of,
     setting,
 )
-from parallax.settings.parts import CheckPointConfig, CommunicationConfig, ProfileConfig, ReplanConfig
+from parallax.settings.parts import CheckPointConfig, CommunicationConfig, ProfileConfig, ReplanConfig, TableConfig
 from parallax.settings.variables import FIELD_BY_MAPPING, Variable, together
 
 STALL_TIMEOUT_S = 60.0
@@ -99,6 +99,7 @@ class Config:
         plan_file: a plan written by `parallax plan --json`, to be used as it is.
         cluster_profile: what `parallax calibrate` measured of these hosts; plans are then made by predicted seconds.
         model_profile: what was measured of this graph's steps; goes before static shapes, and after `touched_rows`.
+        tables: large variables of Keras models.
         replan: what a running job does about a better plan: a ReplanConfig, or its mode alone, as `on`.
         wire_dtype: `bfloat16` or `float16`: float32 rows and gradients travel in half precision, rounded; None, the
             default: as they are.
@@ -169,6 +170,7 @@ class Config:
         ),
         rule=checked.path_or_none,
     )
+    tables: TableConfig = setting(TableConfig, rule=partial(checked.instance_of, wanted=TableConfig))
     replan: ReplanConfig = setting(ReplanConfig, rule=_replan)
     wire_dtype: str | None = setting(
         None,

@@ -120,6 +120,9 @@ class Settings:
     replan_steps: int | None = None
     keep_last: int | None = None
     keep_every_hours: float | None = None
+    traced_bytes: int | None = None
+    whole_bytes: int | None = None
+    tables_dir: str | None = None
     trace: str | None = setting(
         None, Option((RUN,), "write a trace of some steps of every worker, and who was slowest", "DIR")
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from parallax.errors import ConfigError
 from parallax.settings import checked
-from parallax.settings.options import RUN, VERIFY, Option, positive, setting
+from parallax.settings.options import OF_SCRIPTS, RUN, VERIFY, Option, absolute, positive, setting
 
 OFF, ASK, ON = REPLAN_MODES = ("off", "ask", "on")
 _PROTOCOLS = ("grpc", "grpc+verbs", "grpc+gdr")
@@ -132,6 +132,40 @@ class CheckPointConfig:
                 f"ckpt_dir needs save_ckpt_steps or save_ckpt_secs, and {str(self.ckpt_dir)!r} was given without. "
                 "Say how often to save."
             )
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """Large variables of Keras models: no process makes one whole that does not need it.
+
+    Attributes:
+        traced_bytes: from this size on the initial value of a variable is not computed where the model is built: owners
+            make their rows, and whoever reads the variable makes it then.
+        whole_bytes: so many bytes of such variables one process makes whole at most. If a model has more, they are not
+            sent back after `fit`: the workers write a checkpoint.
+        tables_dir: the folder of these checkpoints; the machine of worker 0 must have it. Each gets a number of its
+            own, and none is deleted.
+
+    Raises:
+        ConfigError: when a value breaks its rule.
+    """
+
+    traced_bytes: int = setting(
+        64 * 2**20,
+        Option(OF_SCRIPTS, "Keras's variables of N bytes and more are made by their owners", "N", parse=positive),
+    )
+    whole_bytes: int = setting(
+        4 * 2**30, Option((RUN,), "one process makes at most N bytes of such variables whole", "N", parse=positive)
+    )
+    tables_dir: Path | str | None = setting(
+        None,
+        Option((RUN,), "where `fit` leaves the variables of a model that has more", "DIR", parse=absolute),
+    )
+
+    def __post_init__(self) -> None:
+        checked.number("traced_bytes", self.traced_bytes)
+        checked.number("whole_bytes", self.whole_bytes)
+        object.__setattr__(self, "tables_dir", checked.path_or_none("tables_dir", self.tables_dir))
 
 
 @dataclass(frozen=True)

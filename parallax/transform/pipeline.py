@@ -133,7 +133,7 @@ def transform(view: GraphView, rewrites: Rewrites, worker: Worker) -> WorkerGrap
     return WorkerGraph(
         graph_def=changed,
         whole=read | {tensor: read.get(whole, whole) for tensor, whole in editor.whole.items()},
-        held_by_row=frozenset(rewrites.held_by_row),
+        held_by_row=frozenset((*rewrites.held_by_row, *editor.held_by_row)),
         cuts=tuple(editor.cuts),
         counters=tuple(editor.counters),
         roundings=tuple(editor.wire.roundings),

@@ -16,7 +16,7 @@ from typing import Any
 
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle
-from parallax.runtime.checkpoint.folder import FilesFailed, Retention, absolute, candidates, file_errors
+from parallax.runtime.checkpoint.folder import FilesFailed, Retention, absolute, candidates, file_errors, listed
 from parallax.runtime.checkpoint.held import StoredVariable
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, Stored, chunks
 from parallax.runtime.checkpoint.table import DamagedCheckpoint
@@ -86,6 +86,13 @@ class Storage:
             note = f"{error} Deleted to make room: {', '.join(deleted)}."
         return replace(self._save(session, step), notes=(note,))
 
+    def next_step(self) -> int:
+        """The number after the highest that a checkpoint of the folder has, from 1; every worker must call it."""
+        folder = absolute(self.folder)
+        found = self._on_worker_0(lambda: listed(folder), _reading(folder))
+        steps = [int(prefix.rpartition("-")[2]) for prefix in found or () if prefix.rpartition("-")[2].isdecimal()]
+        return int(self.comm.bcast(max(steps, default=0) + 1))
+
     def _save(self, session: Session, step: int) -> Moved:
         began_s = time.monotonic()
         writer = Writer(absolute(self.folder), step, self.chunk_bytes, self.retention)
@@ -131,7 +138,7 @@ class Storage:
         skipped: list[str] = []
         for prefix in found:
             try:
-                total_bytes, largest_bytes = self._load(session, prefix)
+                total_bytes, largest_bytes = self.read(session, prefix)
             except DamagedCheckpoint as error:
                 skipped.append(f"Skipped {prefix}: {error}.")
             else:
@@ -143,8 +150,15 @@ class Storage:
             "or delete the file `checkpoint` there to start anew."
         )
 
-    def _load(self, session: Session, prefix: str) -> tuple[int, int]:
-        """Reads one checkpoint; (bytes of all variables, the most that was held at once)."""
+    def read(self, session: Session, prefix: str) -> tuple[int, int]:
+        """Reads one checkpoint; every worker must call it.
+
+        Returns:
+            Bytes of all variables, and the most that was held at once.
+
+        Raises:
+            CheckpointError: on all workers, when it does not fit the graph, or is damaged.
+        """
         reader: list[Bundle] = []
 
         def opened() -> list[list[tuple[int, int]]]:

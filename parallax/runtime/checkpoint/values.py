@@ -6,6 +6,8 @@ nobody but worker 0 ever has more of a table than a chunk beside its own rows.
 
 from __future__ import annotations
 
+import posixpath
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.runtime.checkpoint.held import Places, StoredVariable, hold
+from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, chunks, stored_variables
 from parallax.runtime.worker.hooks import WorkerContext
 from parallax.types import Comm, Graph
@@ -52,6 +55,38 @@ class VariableValues:
             return
         for first, count in chunks(stored.rows, stored.row_bytes, CHUNK_BYTES):
             one.write(session, first, count, None if value is None else value[first : first + count])
+
+    def save(self, folder: str, ops: Sequence[str], step: int | None = None) -> str:
+        """Writes a checkpoint; every worker must call it.
+
+        Args:
+            folder: on the machine of worker 0; what is in it stays.
+            ops: of the variables that are written.
+            step: its number; None for the one that comes after those of the folder.
+
+        Returns:
+            Its prefix.
+
+        Raises:
+            CheckpointError: on all workers, when the folder cannot be written.
+        """
+        storage = self._storage(folder, ops)
+        return storage.save(self.worker.raw, storage.next_step() if step is None else step).prefix
+
+    def load(self, prefix: str, ops: Sequence[str]) -> None:
+        """Reads variables from a checkpoint, in chunks of rows; every worker must call it.
+
+        Args:
+            prefix: of the checkpoint, on the machine of worker 0.
+            ops: of the variables.
+
+        Raises:
+            CheckpointError: on all workers, when it cannot be read or does not fit.
+        """
+        self._storage(posixpath.dirname(prefix), ops).read(self.worker.raw, prefix)
+
+    def _storage(self, folder: str, ops: Sequence[str]) -> Storage:
+        return Storage(folder, tuple(one for op, one in self.held.items() if op in ops), self.comm)
 
 
 def values_of(graph: Graph, places: Places, comm: Comm, worker: WorkerContext) -> VariableValues:

@@ -176,6 +176,7 @@ class Editor:
         counters: what counts the exchanges.
         counter_initializers: ops that set the counters to zero.
         cut_whole: what is made whole and then cut to rows.
+        held_by_row: tensors of the user's graph of which each worker has its rows only.
     """
 
     worker: Worker
@@ -205,6 +206,7 @@ class Editor:
     counters: list[Counter] = field(default_factory=list)
     counter_initializers: list[str] = field(default_factory=list)
     cut_whole: list[CutWhole] = field(default_factory=list)
+    held_by_row: list[str] = field(default_factory=list)
 
     def tensor(self, name: str) -> Any:
         """A tensor of the user's graph, for new ops to take."""

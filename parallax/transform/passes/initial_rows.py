@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops, tensor_util
 
@@ -46,6 +48,8 @@ _STATELESS = {
     "StatelessRandomNormalV2": NORMAL,
     "StatelessTruncatedNormalV2": TRUNCATED_NORMAL,
 }
+_LARGE_BYTES = 2**20
+"""Arrays of this size and more are left out of a worker's graph, where only rows of them are wanted."""
 _PHILOX = (1, 3)
 """Numbers of the algorithms that are Philox on a CPU: Philox itself, and TensorFlow's own choice."""
 
@@ -212,15 +216,29 @@ class _Cut:
         return tf.fill(self._local(shape), tf.ones([], self.view.dtype(f"{node}:0")))
 
     def _constant(self, node: str, shape: tuple[int, ...]) -> Tensor | None:
-        """Of a constant that repeats one value; any other is in the graph whole."""
+        """Of a constant that repeats one value, or of an array of the script."""
         value = self.view.nodes[node].attr["value"].tensor
         lengths = [len(getattr(value, field.name)) for field, _ in value.ListFields() if field.name.endswith("_val")]
         if value.tensor_content or lengths != [1]:
-            return None
+            return self._of_array(node, tensor_util.MakeNdarray(value))
         one = type(value)()
         one.CopyFrom(value)
         del one.tensor_shape.dim[:]
         return tf.fill(self._local(shape), tf.constant(tensor_util.MakeNdarray(one)))
+
+    def _of_array(self, node: str, whole: Any) -> Tensor:
+        """The rows of an array, which the worker's graph then has no more, where it is large and nothing else takes it.
+
+        Every worker's script makes the whole array, and no array travels.
+        """
+        slots = np.asarray(self.ownership.slots_of(self.holder), np.int64)
+        local = np.arange(self.count if len(slots) else 0)
+        rows = whole[local // max(1, len(slots)) * self.ownership.slots + slots[local % max(1, len(slots))]]
+        taken = self.view.consumers(f"{node}:0")
+        if whole.nbytes >= _LARGE_BYTES and len(taken) == 1 and not self.device:
+            self.editor.become_constant(node, whole[:0])
+            self.editor.held_by_row.append(f"{node}:0")
+        return tf.constant(rows)
 
     def _broadcast(self, node: str, shape: tuple[int, ...]) -> Tensor | None:
         of = self._shape(self.view.inputs(node)[0])

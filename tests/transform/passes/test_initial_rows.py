@@ -50,13 +50,13 @@ BY_ROW = {
     "zeros": v1.zeros_initializer(),
     "ones": v1.ones_initializer(),
     "constant": v1.constant_initializer(0.25),
+    "array": v1.constant_initializer(np.random.default_rng(1).normal(size=(ROWS, 5)).astype(np.float32)),
     "stateless": stateless,
     "of_columns": of_columns,
     "of_integers": of_integers,
 }
 WHOLE = {
     "orthogonal": v1.orthogonal_initializer(),
-    "array": v1.constant_initializer(np.random.default_rng(1).normal(size=(ROWS, 5)).astype(np.float32)),
     "tanh": lambda shape, dtype=tf.float32, **_: tf.tanh(v1.random_normal(shape, dtype=dtype)),
 }
 
@@ -195,3 +195,16 @@ def test_large_values_that_are_made_whole_are_told_of(rows: int, told: bool, cap
     tell_of_whole_values((cut,))
     said = capsys.readouterr().err
     assert ("Tanh" in said and "67.1 MB" in said) if told else not said
+
+
+@pytest.mark.parametrize("resource", [True, False])
+def test_a_worker_has_its_rows_alone_of_a_large_array_of_the_script(resource: bool) -> None:
+    array = np.random.default_rng(2).normal(size=(2**12, 64)).astype(np.float32)
+    _, view, rewrites = captured(v1.constant_initializer(array), resource, 64, "HYBRID", rows=len(array))
+    assert view.graph_def.ByteSize() > array.nbytes
+    for rank in range(3):
+        made = made_for(view, rewrites, rank)
+        (rows,) = values_of(made.graph_def, ["emb"])
+        assert rows.tobytes() == array[rank::3].tobytes()
+        assert made.graph_def.ByteSize() < 0.4 * array.nbytes
+        assert "emb/Initializer/Const:0" in made.held_by_row

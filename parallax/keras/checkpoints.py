@@ -1,0 +1,109 @@
+"""Checkpoints of a model in TensorFlow's format, written and read by rows: no process has a large variable whole.
+
+While a model is trained its rows are with their owners, who bring them. In the process where the script goes on after
+`fit`, a large variable is in the checkpoint that `fit` has left, and is copied from there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from parallax import call as calls
+from parallax.errors import CheckpointError
+from parallax.functions.traced import InFile, bytes_of, initial_of, leave_in, note_loaded, rows
+from parallax.keras.libraries import library_of
+from parallax.keras.steps import variables_of
+from parallax.keras.training import training_of
+from parallax.runtime.checkpoint.bundle import Bundle
+from parallax.runtime.checkpoint.folder import absolute, file_errors
+from parallax.runtime.checkpoint.stored import CHUNK_BYTES, chunks, slice_text
+from parallax.runtime.checkpoint.writer import Writer
+
+_WRITABLE = "Free space there, or name another folder."
+_READABLE = "Name a checkpoint that save_checkpoint or `fit` has written, without .index at its end."
+_MISSING = (
+    "The checkpoint {prefix} must have the model's variables, and has no {name} of shape {shape}. Load one that was "
+    "written of this model; layers and optimizer must have the same names, so give them names of their own."
+)
+
+
+def save_checkpoint(model: Any, folder: str | Path, step: int) -> str:
+    """Writes a checkpoint of a model and its optimizer: `tf.train.load_checkpoint` reads it, and `load_checkpoint`.
+
+    In a callback of `fit` and in the process that goes on after it; in a loop of train_on_batch all workers call it.
+
+    Args:
+        model: a built keras.Model.
+        folder: on the machine of worker 0, or of this process where the model is not being trained.
+        step: a number for the checkpoint's name.
+
+    Returns:
+        The checkpoint's prefix, FOLDER/model.ckpt-STEP.
+
+    Raises:
+        CheckpointError: the files cannot be written, or those that have a large variable cannot be read.
+    """
+    training = training_of(model)
+    writer = Writer(absolute(str(folder)), step, CHUNK_BYTES)
+    if training is not None:
+        training.store(Path(folder), step)
+    elif not calls.is_worker():
+        try:
+            with file_errors(f"The checkpoint of step {step} must be written to {writer.folder}", _WRITABLE):
+                writer.begin()
+                for name, variable in _variables(model).items():
+                    _write(writer, name, variable)
+                writer.finish()
+        except CheckpointError:
+            writer.discard()
+            raise
+    return writer.prefix
+
+
+def load_checkpoint(model: Any, prefix: str | Path) -> None:
+    """Gives a model and its optimizer the values of a checkpoint; large ones stay in the files until they are read.
+
+    A following `fit` starts from there: worker 0's machine must have the files too.
+
+    Args:
+        model: a keras.Model; its optimizer must be built to get its values: model.optimizer.build(variables).
+        prefix: of the checkpoint.
+
+    Raises:
+        CheckpointError: the files cannot be read, or a variable is not in them.
+    """
+    note_loaded()
+    if calls.is_worker():  # it is told by the launching process, and its machine may not have the files
+        return
+    place = absolute(str(prefix))
+    with file_errors(f"The checkpoint {place} must be readable", _READABLE):
+        bundle = Bundle(place)
+    for name, variable in _variables(model).items():
+        found = bundle.tensors.get(name)
+        shape = tuple(variable.shape.as_list())
+        if found is None or found.shape != shape:
+            raise CheckpointError(_MISSING.format(prefix=place, name=name, shape=list(shape)))
+        if initial_of(variable) is not None:
+            leave_in(variable, InFile(place, name))
+        else:
+            variable.assign(bundle.read(name, (0,) * len(shape), shape))
+
+
+def _variables(model: Any) -> dict[str, Any]:
+    """The variables of a model and its optimizer by name, without those of metrics."""
+    library = library_of(model)
+    metrics = {id(library.value(one)) for metric in model.metrics for one in metric.variables}
+    return {one.name: one.variable for one in variables_of(model, []) if id(one.variable) not in metrics}
+
+
+def _write(writer: Writer, name: str, variable: Any) -> None:
+    """Adds a variable to a checkpoint, a large one in ranges of rows."""
+    dtype, shape = variable.dtype.name, variable.shape.as_list()
+    if initial_of(variable) is None or not shape:
+        writer.add(name, "", dtype, variable.numpy())
+        return
+    for first, count in chunks(shape[0], bytes_of(variable) // shape[0], writer.chunk_bytes):
+        box = (first, *(0 for _ in shape[1:])), (count, *shape[1:])
+        is_all = count == shape[0]
+        writer.add(name, "" if is_all else slice_text(tuple(shape), *box), dtype, rows(variable, first, count))

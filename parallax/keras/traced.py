@@ -1,0 +1,69 @@
+"""Initial values of large variables as Keras makes them, traced and not computed.
+
+What TensorFlow can compute again from a trace alone is kept as one: no state, no variable, no array of the script. All
+else is computed at once, as Keras does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+
+from parallax.functions.traced import traced_variable
+from parallax.keras.randomness import random_states, take_random_states
+
+_LARGEST_CONSTANT_BYTES = 1 << 20
+_NOT_TRACEABLE = (AttributeError, NotImplementedError, TypeError, ValueError)
+"""What Python code raises that takes a traced tensor for an array; what is wrong in any case comes again."""
+
+
+def making_large(limit: Callable[[], int], shape: Any, dtype: Any) -> Any:
+    """A context in which a variable of this shape is traced, if it is large.
+
+    Args:
+        limit: gives from how many bytes on it is.
+        shape: of the variable; None where that is not known.
+        dtype: of it.
+    """
+    size = math.prod(shape) * tf.as_dtype(dtype).size if shape is not None else 0
+    is_large = size > 0 and size >= limit()
+    return tf.variable_creator_scope(_traced_where_possible) if is_large else nullcontext()
+
+
+def _traced_where_possible(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    """A variable of a traced initial value; one as ever where the value cannot be traced, or nobody is eager."""
+    initial = kwargs.get("initial_value")
+    if not callable(initial) or not tf.executing_eagerly() or tf.distribute.has_strategy():
+        return next_creator(**kwargs)
+    before = random_states()
+    try:
+        traced = _traced(initial, kwargs.get("dtype"))
+    except _NOT_TRACEABLE:
+        traced = None
+    if traced is None or not _can_be_repeated(traced):
+        take_random_states(before)
+        return next_creator(**kwargs)
+    return traced_variable(traced, **{name: value for name, value in kwargs.items() if name != "initial_value"})
+
+
+def _traced(initial: Callable[[], Any], dtype: Any) -> Any:
+    """The initial value's graph, a ConcreteFunction."""
+
+    def value() -> Any:
+        return tf.convert_to_tensor(initial(), dtype)
+
+    return tf.function(value, autograph=False).get_concrete_function()
+
+
+def _can_be_repeated(traced: Any) -> bool:
+    """Whether the graph gives the same value whenever and wherever it is computed, and is small itself."""
+    whole = traced.graph.as_graph_def()
+    nodes = [*whole.node, *(node for function in whole.library.function for node in function.node_def)]
+    is_alone = not traced.graph.captures and traced.outputs[0].shape.is_fully_defined()
+    is_small = all(node.attr["value"].tensor.ByteSize() <= _LARGEST_CONSTANT_BYTES for node in nodes)
+    return is_alone and is_small and not any(op_def_registry.get(node.op).is_stateful for node in nodes)

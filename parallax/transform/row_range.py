@@ -1,0 +1,65 @@
+"""Rows of a value that a graph gives, made without its other rows where the graph's ops allow.
+
+The same rules make them by which owners make theirs (passes/initial_rows.py); here they are those of a range.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from parallax.graph.ownership import Ownership
+from parallax.graph.view import Edge, GraphView
+from parallax.plans.rewrites import Rewrites, TrainingMode
+from parallax.transform.building.editor import Worker, open_editor
+from parallax.transform.passes.initial_rows import OwnRows
+from parallax.types import GraphDef
+
+
+@dataclass(frozen=True)
+class _RowsInARange(Ownership):
+    """Holder 0 has rows first, ..., first + length - 1 of `total`.
+
+    It is one turn, without the pattern of so many slots.
+    """
+
+    total: int = 1
+    first: int = 0
+    length: int = 0
+
+    @property
+    def slots(self) -> int:
+        return self.total
+
+    def slots_of(self, holder: int) -> tuple[int, ...]:
+        return tuple(range(self.first, self.first + self.length))
+
+    def count(self, holder: int, rows: int) -> int:
+        return self.length
+
+
+def range_of_rows(graph_def: GraphDef, tensor: str, rows: int, first: int, count: int) -> tuple[GraphDef, str] | None:
+    """A graph that makes a range of rows of a value, bit for bit those of the whole.
+
+    Args:
+        graph_def: a GraphDef with shapes that makes the value.
+        tensor: name of the value.
+        rows: that it has.
+        first: row from which on.
+        count: how many.
+
+    Returns:
+        The graph, and the name of the tensor `[count, ...]`; None where some op has no rule by row.
+    """
+    whole = type(graph_def)()
+    whole.CopyFrom(graph_def)
+    taken = whole.node.add(name="rows", op="Identity", input=[tensor])
+    view = GraphView(whole)
+    taken.attr["T"].type = tf.as_dtype(view.dtype(tensor)).as_datatype_enum
+    editor = open_editor(view, Worker(0, 1, 0), TrainingMode())
+    edge = Edge(taken.name, 0)
+    with editor.scratch.as_default(), tf.name_scope("parallax/"):
+        found = OwnRows(editor, Rewrites()).at(edge, tensor, rows, _RowsInARange((0,), 1, rows, first, count), 0)
+    editor.redirect([edge], found)
+    return None if editor.cut_whole else (editor.finish(), f"{taken.name}:0")
