@@ -53,7 +53,9 @@ class LogsOfSums:
                 reads.update(found[1])
         self._names = list(logs)
         self._pure = pure
-        self._results = self._built(concrete, nodes, reads, [logs[n] for n in pure], variables)
+        self._results = _no_metrics
+        if pure:
+            self._results = self._built(concrete, nodes, reads, [logs[n] for n in pure], variables)
 
     @staticmethod
     def _built(concrete: Any, nodes: Any, reads: Any, results: Any, variables: Any) -> Callable[..., Sequence[Any]]:
@@ -90,9 +92,13 @@ class LogsOfSums:
             sums: the values of the metrics' variables.
             others: values of the logs in `others`.
         """
-        of_metrics = self._results(*sums) if self._pure else ()  # there may be no metric at all
-        found = dict(zip(self._pure, of_metrics, strict=True)) | others
+        found = dict(zip(self._pure, self._results(*sums), strict=True)) | others
         return {name: found[name] for name in self._names}
+
+
+def _no_metrics(*_: Any) -> Sequence[Any]:
+    """The results of a step whose logs are computed of no metric."""
+    return ()
 
 
 def is_of_metrics(tensor: Any, variables: Sequence[Any]) -> bool:

@@ -100,13 +100,10 @@ MEMBERS = {
     "LazyAdam": ("lazy_adam/m", "lazy_adam/v"),
     "AdmittedFtrl": ("admitted_ftrl/n", "admitted_ftrl/waits", "admitted_ftrl/z"),
 }
-NOT_ON_SERVERS = (
-    *("AdamW", "Muon", *(name for name in SET if "weight_decay" in name)),  # written before all have read
-    *(
-        name for name in (*SET, *WRAPPED, *BY_ROW) if "ema" in name or "accumulation" in name or "scaled" in name
-    ),  # in a branch
+NOT_ON_SERVERS = tuple(
+    name for name in (*SET, *WRAPPED, *BY_ROW) if "ema" in name or "accumulation" in name or "scaled" in name
 )
-"""What is written on servers before the gradient is there, or in a branch, has another route."""
+"""What is written on servers in a branch has another route."""
 
 
 class Halved(O.schedules.LearningRateSchedule):  # type: ignore[misc]
