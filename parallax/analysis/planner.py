@@ -20,10 +20,10 @@ from parallax.analysis.routes.placement import place
 from parallax.errors import PlanError
 from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GraphSpec
+from parallax.plans.half_precision import WIRE_DTYPES
 from parallax.plans.plan import PS, RUN_OPTIONS, Layout, Plan, PlanConstraints
 from parallax.plans.prediction import Prediction
 from parallax.plans.rewrites import Placement, TrainingMode
-from parallax.plans.wire import WIRE_DTYPES
 from parallax.profiles.plan_inputs import PlanInputs
 
 MEASURE = "measure the cluster with `parallax calibrate`"

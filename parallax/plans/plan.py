@@ -99,7 +99,7 @@ class PlanConstraints:
         refused: variable name -> why servers cannot hold it; found by propagation.
         merges_in_host: whether the workers of a host merge what they ask for, where several hosts have several.
         memory_bytes: what the processes of a host may take together, where a profile does not say it or says more.
-        wire_dtype: the element type in which float32 travels, one of parallax.plans.wire.WIRE_DTYPES; None for its own.
+        wire_dtype: the element type in which float32 travels, one of half_precision.WIRE_DTYPES; None for its own.
         accumulate_steps: of how many batches a worker keeps the gradients before they travel.
     """
 

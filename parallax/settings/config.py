@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from parallax.errors import ConfigError
+from parallax.plans.half_precision import WIRE_DTYPES
 from parallax.plans.plan import RUN_OPTIONS
-from parallax.plans.wire import WIRE_DTYPES
 from parallax.settings import checked
 from parallax.settings.options import (
     PLAN,

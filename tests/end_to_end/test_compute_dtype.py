@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.plans.wire import BFLOAT16, ROUNDING
+from parallax.plans.half_precision import BFLOAT16, ROUNDING
 from parallax.runtime.worker.bfloat16 import INSTRUCTIONS, has_instructions
 from parallax.settings.environment import onednn_is_off
 

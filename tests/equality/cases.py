@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from parallax.plans.wire import WIRE_DTYPES
+from parallax.plans.half_precision import WIRE_DTYPES
 from tests.equality import gradient_models, models, program_models, update_models
 
 ROUTES = ("alltoall", "allgather", "allreduce")

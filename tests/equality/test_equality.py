@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from parallax.plans.wire import ROUNDING
+from parallax.plans.half_precision import ROUNDING
 from tests.equality.cases import KEPT_ROUTES, KEPT_SERVER_ROUTES, cases
 
 TOLERANCE = 1e-5

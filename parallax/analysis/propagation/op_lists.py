@@ -15,7 +15,7 @@ ELEMENTWISE = frozenset(
 )
 """An element of the result is a function of the elements in its place, with broadcasting from the right, and of nothing
 else. `Select` with a condition of lower rank than its branches takes whole rows: it then broadcasts from the left, so
-rules that count axes from the right leave it out (see `broadcasts_from_right`)."""
+rules that count axes from the right leave it out (batch_axis.py, axis_rows.py)."""
 
 FORWARD_ELEMENTWISE = ELEMENTWISE | frozenset(
     """

@@ -1,7 +1,7 @@
 """Asks of every tensor how a worker holds it, and so decides what must be changed in the graph for given routes.
 
-One walk in topological order over the user's graph; the rules for single ops are in rules.py and in the files that
-rules.py names. A newly found slot variable, a variable found to be each worker's own, or another kind of gradient
+One walk in topological order over the user's graph; the rules for single ops are in visit_node.py and in the files that
+visit_node.py names. A newly found slot variable, a variable found to be each worker's own, or another kind of gradient
 pieces starts the walk again; the rewrites follow from the last walk (rewrites_found.py). They name nodes and edges only
 (parallax/plans/rewrites.py) and need neither Horovod nor a cluster.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from parallax.analysis.propagation import rules
+from parallax.analysis.propagation import visit_node
 from parallax.analysis.propagation.denominators import Denominators, find_denominators
 from parallax.analysis.propagation.gradient_pieces import mark, marked_by, piece_kinds
 from parallax.analysis.propagation.own_state import computed_of
@@ -102,7 +102,7 @@ def _known(
         sources=sources,
         routes=routes,
         tables={part: _table(captured, part, placed.get(part, Placement())) for part in sorted(spread | placed.keys())},
-        shared=rules.shared_variables(captured, sources, updates),
+        shared=visit_node.shared_variables(captured, sources, updates),
         training=training,
         read=computed_of(view, updates - initializers),
         initial=view.ancestors(initializers),
@@ -111,7 +111,7 @@ def _known(
         equal_randomness=equal_randomness,
         after_gradients=training - view.ancestors(delivered),
         branches=branches_of(view),
-        functions=functions_of(view, lambda op: rules.differs(op, equal_randomness)),
+        functions=functions_of(view, lambda op: visit_node.differs(op, equal_randomness)),
         passages=find_passages(captured),
     )
 
@@ -136,7 +136,7 @@ def _walk(known: Known, assumed: Assumed, order: list[str]) -> tuple[Walk, Paral
     mark(walk)
     for node in order:
         try:
-            rules.visit(walk, node)
+            visit_node.visit(walk, node)
         except ParallaxError as error:
             if not walk.decisive:
                 raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from parallax.analysis.propagation import examples_apart, moving, own_state, rules, uneven, whole_batch
+from parallax.analysis.propagation import examples_apart, moving, own_state, uneven, visit_node, whole_batch
 from parallax.analysis.propagation.denominators import notes_of
 from parallax.analysis.propagation.gradient_pieces import keeps_of
 from parallax.analysis.propagation.passages import check_kept
@@ -95,7 +95,7 @@ def _is_pushed(walk: Walk, merge: Merge) -> bool:
 
 
 def _push(walk: Walk, merge: Merge) -> Push:
-    lookups, searched = rules.lookups_of_indices(walk, merge)
+    lookups, searched = visit_node.lookups_of_indices(walk, merge)
     return Push(
         table=walk.assumed.table_of[merge.part],
         values=tuple(merge.values),
@@ -134,7 +134,7 @@ def _gathers(walk: Walk) -> Iterator[GatherRows]:
 
 def _is_update_read(walk: Walk, node: str) -> bool:
     """Whether a node reads a variable for an update or writes it there; nobody fetches those, and Adam has many."""
-    return node in walk.known.training and walk.view.op(node) not in ("Identity", *rules.VARIABLES)
+    return node in walk.known.training and walk.view.op(node) not in ("Identity", *visit_node.VARIABLES)
 
 
 def _held_by_row(walk: Walk, gathers: tuple[GatherRows, ...]) -> tuple[str, ...]:
@@ -146,8 +146,8 @@ def _held_by_row(walk: Walk, gathers: tuple[GatherRows, ...]) -> tuple[str, ...]
 def _equal_random_ops(walk: Walk) -> tuple[str, ...]:
     """What draws alike on all workers, and the nodes of initial values whose functions draw."""
     view, alike = walk.view, walk.known.initial | walk.known.after_gradients
-    found = {n for n in alike if rules.is_random(view.op(n))}
-    found |= {n for n in view.nodes if rules.draws_alike(walk, n)}
+    found = {n for n in alike if visit_node.is_random(view.op(n))}
+    found |= {n for n in view.nodes if visit_node.draws_alike(walk, n)}
     return tuple(sorted(found | {n for n in alike if walk.known.functions.of_node(view.nodes[n])}))
 
 

@@ -1,8 +1,9 @@
 """Which rule an op has for tensors along rows: the table from op to rule.
 
 The rules stand in rules_rows.py, and those for lookups and merges in rules_exchange.py, for conditionals in
-rules_branches.py. An op that is not in the table, nor elementwise (op_lists.py), has none: what rules.py does then is
-told there. A rule that says False does not apply to these inputs.
+rules_branches.py. An op that is not in the table, nor elementwise (op_lists.py), has none: what visit_node.py does then
+is told there. A rule that says False does not apply to these inputs. Which axis of a model's tensors is that of the
+batch has a table of its own, in batch_axis.py.
 """
 
 from __future__ import annotations

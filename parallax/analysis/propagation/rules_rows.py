@@ -5,7 +5,7 @@ An elementwise op keeps the state where all other operands are `same` and no wid
 all-reduced, and then `same`. Over other axes a reduction keeps the state. The size of `values` or `indices` is an
 all-reduced sum. What computes shapes, fills, or folds within a row keeps track of the rows; the shape of a table
 becomes a constant, the whole shape. A rule returns True when it has given the node's outputs their states. What no rule
-takes is decided in rules.py.
+takes is decided in visit_node.py.
 """
 
 from __future__ import annotations

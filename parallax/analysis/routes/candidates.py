@@ -12,6 +12,7 @@ from parallax.analysis.routes.touched import Touched, touched_of
 from parallax.errors import PlanError
 from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GraphSpec, VariableClass, VariableSpec
+from parallax.plans.half_precision import FLOAT32, sums_travel_as
 from parallax.plans.plan import (
     ALLGATHER,
     ALLREDUCE,
@@ -25,7 +26,6 @@ from parallax.plans.plan import (
     RouteCost,
     VariablePlan,
 )
-from parallax.plans.wire import FLOAT32, sums_travel_as
 from parallax.profiles.plan_inputs import PlanInputs
 
 

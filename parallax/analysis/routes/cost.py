@@ -4,7 +4,7 @@ W workers, u touched rows of a batch, k batches an update, u' touched rows of al
 i bytes an id, w bytes the whole variable. Every figure is what one worker sends for an update; it receives as many.
 Simplified: all workers touch equally many rows, and owners are equally loaded. By another pattern of owners
 (VariablePlan.owner_pattern) a figure is the mean over the workers. With half precision on the wire e and w are those of
-what travels (parallax/plans/wire.py).
+what travels (parallax/plans/half_precision.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import math
 from dataclasses import dataclass
 
 from parallax.graph.spec import VariableSpec
+from parallax.plans.half_precision import element_bytes, rows_travel_as, sums_travel_as
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, RouteCost
-from parallax.plans.wire import element_bytes, rows_travel_as, sums_travel_as
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import tensor_bundle_pb2
 
 from parallax.runtime.checkpoint.checksum import BLOCK_BYTES, crc32c, joined, masked
+from parallax.runtime.checkpoint.sorted_string_table import damaged, table, varint
 from parallax.runtime.checkpoint.stored import chunks
-from parallax.runtime.checkpoint.table import damaged, table, varint
 
 _FULL = -1  # TensorFlow's length of a slice that takes all of a dimension
 _STRING, _UNREAD = "string", ("variant", "resource")

@@ -11,7 +11,7 @@ from parallax.errors import CheckpointError
 from parallax.report.text import bytes_text, counted
 from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.folder import absolute, file_errors, latest, listed
-from parallax.runtime.checkpoint.table import DamagedCheckpoint
+from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
 from parallax.strict import shown
 
 

@@ -18,8 +18,8 @@ from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.folder import FilesFailed, Retention, absolute, candidates, file_errors, listed
 from parallax.runtime.checkpoint.held import StoredVariable
+from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, Stored, chunks
-from parallax.runtime.checkpoint.table import DamagedCheckpoint
 from parallax.runtime.checkpoint.writer import Writer
 from parallax.runtime.worker.barrier import barrier
 from parallax.types import Comm, Session

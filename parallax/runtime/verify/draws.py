@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from parallax.analysis.propagation.rules import is_random
+from parallax.analysis.propagation.visit_node import is_random
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.functions import functions_of
 from parallax.graph.control_flow import branches_of

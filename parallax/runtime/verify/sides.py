@@ -19,8 +19,8 @@ import numpy as np
 from parallax.analysis.reading.launcher_graph import hold_like, packed
 from parallax.analysis.stages import analyse
 from parallax.graph.view import GraphView
+from parallax.plans.half_precision import ROUNDING
 from parallax.plans.plan import Plan, plan_from_json
-from parallax.plans.wire import ROUNDING
 from parallax.runtime.verify.claimed import KEPT_FILE, PLAN_FILE, START_FILE, save, walk_of
 from parallax.runtime.verify.claims import Claims
 from parallax.runtime.verify.draws import joined_draws, kept_draws

@@ -1,10 +1,10 @@
 """Half precision on the wire: float32 is rounded right before it leaves, and how much that costs is measured.
 
-Which type travels is said by parallax/plans/wire.py. What arrives is cast back at once, so that what is added up,
-merged, clipped and updated is float32. Of all-reduces those of gradients are halved where Horovod can add up the type;
-norms and other sums over rows never are. Gathered bfloat16 travels as int16. Whole values that are read for fetches and
-checkpoints are never rounded. The rounding is measured where the worker rounds, in every run, by the first SAMPLED_ROWS
-rows of each exchange: |rounded - row| / |row|, in the Euclidean norm. What servers round is not measured.
+Which type travels is said by parallax/plans/half_precision.py. What arrives is cast back at once, so that what is added
+up, merged, clipped and updated is float32. Of all-reduces those of gradients are halved where Horovod can add up the
+type; norms and other sums over rows never are. Gathered bfloat16 travels as int16. Whole values that are read for
+fetches and checkpoints are never rounded. The rounding is measured where the worker rounds, in every run, by the first
+SAMPLED_ROWS rows of each exchange: |rounded - row| / |row|, in the Euclidean norm. What servers round is not measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from parallax.plans.wire import rows_travel_as, sums_travel_as
+from parallax.plans.half_precision import rows_travel_as, sums_travel_as
 from parallax.types import DType, Operation, Tensor
 
 ROWS, GRADIENTS = "rows", "gradients"

@@ -14,7 +14,7 @@ from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint import bundle as bundle_module
 from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.checksum import BLOCK_BYTES, crc32c, joined, masked
-from parallax.runtime.checkpoint.table import table
+from parallax.runtime.checkpoint.sorted_string_table import table
 from tests.mutations import mutated_bytes
 
 v1 = tf.compat.v1
