@@ -103,6 +103,7 @@ def test_workers_and_one_process_are_verified_to_be_equal(start):
     done = start(*CLI, "verify", *options, MODEL, "--dropout", cold=True).finish()
     assert done.status == 0, str(done)
     lines = done.stdout.partition("and receives as much.\n")[2].splitlines()
+    assert lines.pop(0).startswith("note: all rows of emb are updated in each step: op VariableV2 'emb'")
     assert [line.split()[0] for line in lines[:9]] == [
         "variable",
         "beta1_power",

@@ -38,10 +38,11 @@ from parallax.analysis.stages import analyse, rewrites_of  # noqa: E402
 from parallax.errors import CheckpointError, PlanError  # noqa: E402
 from parallax.plans.plan import PlanConstraints, one_host  # noqa: E402
 from parallax.runtime.checkpoint.folder import latest  # noqa: E402
-from parallax.runtime.checkpoint.held import Places, ShardedRows, hold  # noqa: E402
+from parallax.runtime.checkpoint.held import ShardedRows, hold  # noqa: E402
 from parallax.runtime.checkpoint.storage import Storage  # noqa: E402
 from parallax.runtime.checkpoint.stored import stored_variables  # noqa: E402
 from parallax.runtime.checkpoint.writer import Writer  # noqa: E402
+from parallax.runtime.replan.change_over import places_of  # noqa: E402
 from parallax.runtime.worker.barrier import barrier  # noqa: E402
 from parallax.runtime.worker.channels import open_channels  # noqa: E402
 from parallax.transform.building.editor import Worker  # noqa: E402
@@ -125,7 +126,7 @@ class Job:
         self.graph, worker_graph = graph, tf.Graph()
         with worker_graph.as_default():
             tf.graph_util.import_graph_def(self.made.graph_def, name="")
-            held = hold(stored_variables(graph), Places(self.made.spread), comm)
+            held = hold(stored_variables(graph), places_of(self.made), comm)
         self.storage = Storage(str(folder), held, comm, chunk_bytes)
         self.session = v1.Session(graph=worker_graph)
         for phase in initialization_phases(analysed.captured):

@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.analysis.reading.lazy.elementwise import ADDED, ELEMENTWISE, LARGEST_SUM, PASSES
-from parallax.analysis.reading.lazy.errors import NotLazyError
 from parallax.analysis.reading.lazy.expressions import (
     CONSTANT,
     GRADIENT,
@@ -24,6 +23,7 @@ from parallax.analysis.reading.lazy.expressions import (
 )
 from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, UpdatedTogether, source_of, takes_rows
 from parallax.analysis.reading.lazy.handles import LOOKUP, READ, WRITES_ROWS, Handles, node_of
+from parallax.analysis.reading.lazy.not_lazy import NotLazyError
 from parallax.analysis.reading.lazy.order import Order
 from parallax.graph.view import GraphView, Shape, split_tensor
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from parallax.analysis.reading.lazy.elementwise import ELEMENTWISE, PASSES
-from parallax.analysis.reading.lazy.errors import NotLazyError
 from parallax.analysis.reading.lazy.handles import LOOKUP, READ, WRITES_ROWS, Handles, node_of
+from parallax.analysis.reading.lazy.not_lazy import NotLazyError
 from parallax.analysis.reading.lazy.order import Order
 from parallax.graph.ops import state_op
 from parallax.graph.view import GraphView

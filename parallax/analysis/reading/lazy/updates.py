@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from parallax.analysis.reading.lazy.errors import NotLazyError
 from parallax.analysis.reading.lazy.execution import Execution
 from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, Connected, UpdatedTogether, connected, group_of, order_of
 from parallax.analysis.reading.lazy.handles import READ, WRITES_ROWS, Handles, node_of
 from parallax.analysis.reading.lazy.missed import missed_updates
+from parallax.analysis.reading.lazy.not_lazy import NotLazyError
 from parallax.analysis.reading.lazy.order import Order
 from parallax.analysis.reading.lazy.program import program_text, scalars_of
 from parallax.analysis.reading.lazy.references import SCATTERS, reference_tables
