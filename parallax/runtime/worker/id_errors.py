@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from parallax.errors import SessionError
+from parallax.graph.row_updates import GATHER_ROWS
 from parallax.graph.view import GraphView, split_tensor
 from parallax.transform.swap import as_planned
 
@@ -41,7 +42,8 @@ def id_error(error: Any, view: GraphView) -> SessionError | None:
 def _variable(view: GraphView, node: str) -> str:
     """The variable that a gather reads; empty when it reads something else."""
     while node in view.nodes and view.inputs(node):
-        node = split_tensor(view.inputs(node)[0])[0]
+        of_variable = 1 if view.op(node) == GATHER_ROWS else 0
+        node = split_tensor(view.inputs(node)[of_variable])[0]
         if view.op(node) in _VARIABLES:
             return as_planned(node)
         if view.op(node) not in _PASSES_ON:

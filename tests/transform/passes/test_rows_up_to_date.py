@@ -7,7 +7,8 @@ import tensorflow as tf
 from parallax.analysis.reading.capture import capture
 from parallax.errors import TransformError
 from parallax.graph.row_updates import BRING_UP_TO_DATE, GATHER_ROWS, UPDATE_ROWS, states_of
-from parallax.graph.view import split_tensor
+from parallax.graph.view import GraphView, split_tensor
+from parallax.runtime.worker.id_errors import id_error
 from parallax.transform.passes.rows_up_to_date import keep_up_to_date
 
 v1 = tf.compat.v1
@@ -149,6 +150,20 @@ def test_lookups_in_branches_and_loops_are_up_to_date():
     assert_equal(model.both(run))
     made, _ = model.by_row()
     assert sum(node.op == GATHER_ROWS for node in made.node) == 3
+
+
+def test_an_id_that_is_no_row_is_named_with_its_table():
+    model = Model()
+    made, _ = model.by_row()
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(made, name="")
+    with v1.Session(graph=graph) as session:
+        session.run(model.start)
+        with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+            session.run(model.loss.name, {model.ids.name: [0, ROWS, 1]})
+    found = id_error(raised.value, GraphView(made))
+    assert str(found).startswith(f"An id must be a row of its table: table has rows 0 to {ROWS - 1}, and was asked for")
 
 
 def test_a_write_waits_until_all_rows_are_up_to_date():
