@@ -153,7 +153,7 @@ def test_whoever_is_killed_nothing_is_left_on_any_host(lab, start, victim, statu
 def test_a_host_that_falls_silent_is_named_and_its_processes_end_by_themselves(
     lab, start, monkeypatch, victim, status, words
 ):
-    limits = {"beat_s": 0.5, "stopped_s": 2, "silent_s": 4, "word_s": 0.5, "unheard_s": 4}
+    limits = {"beat_s": 0.5, "stopped_s": 2, "silent_s": 4, "word_s": 0.5, "unheard_s": 12}
     monkeypatch.setenv("LIMITS", json.dumps(limits))
     job = start(LAUNCH, lab.resource_file(1), "bare", SCRIPTS / "waiting.py", "waits")
     job.wait_for("ready 0", "ready 1")
