@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.indexed_slices import IndexedSlicesValue
 
+from parallax.analysis.reading.lazy.updates import LazyTable
 from parallax.errors import SessionError
 from parallax.types import Graph
 
@@ -177,6 +178,20 @@ class _Known:
     def name(self, thing: Any) -> str:
         """The name of that."""
         return str(self.element(thing).name)
+
+
+def check_computed(name: str, tables: Sequence[LazyTable]) -> None:
+    """Refuses what only an update of a whole table would compute, where rows are updated instead.
+
+    Raises:
+        SessionError: nothing computes it any more.
+    """
+    table = next((one.table for one in tables if name.split(":")[0] in one.removed), None)
+    if table is not None:
+        raise SessionError(
+            f"A fetch or feed must be computed in a step, and {name!r} is a part of an update of all rows of "
+            f"{table!r}, which is made by row here. Fetch the variables, or set Config(lazy_updates=False)."
+        )
 
 
 def _not_in_graph(thing: Any, reason: str) -> str:

@@ -20,7 +20,7 @@ from parallax.analysis.stages import Analysed
 from parallax.errors import SessionError
 from parallax.plans.plan import Plan
 from parallax.runtime.worker.accumulation import Accumulation, Gather
-from parallax.runtime.worker.fetches import Leaf, Request, put_together, read_request
+from parallax.runtime.worker.fetches import Leaf, Request, check_computed, put_together, read_request
 from parallax.runtime.worker.heartbeat import Heartbeat
 from parallax.runtime.worker.names import Names, Resolved, fetch_text
 from parallax.runtime.worker.run_log import RunLog
@@ -98,7 +98,11 @@ class WorkerContext:
 
     def read(self, fetches: Any, feeds: Mapping[Any, Any] | None, per_replica: bool) -> Request:
         """Checks and names fetches and feeds."""
-        return read_request(self.graph, fetches, feeds, per_replica, self.names.has)
+        return read_request(self.graph, fetches, feeds, per_replica, self._is_known)
+
+    def _is_known(self, name: str) -> bool:
+        check_computed(name, self.analysed.captured.lazy)
+        return self.names.has(name)
 
     def values(self, request: Request, found: Sequence[Any], per_replica: bool) -> Any:
         """What a request gets, in the form in which it was asked for."""

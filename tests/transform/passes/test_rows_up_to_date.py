@@ -5,9 +5,10 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.reading.capture import capture
-from parallax.errors import TransformError
+from parallax.errors import SessionError, TransformError
 from parallax.graph.row_updates import BRING_UP_TO_DATE, GATHER_ROWS, UPDATE_ROWS, states_of
 from parallax.graph.view import GraphView, split_tensor
+from parallax.runtime.worker.fetches import check_computed
 from parallax.runtime.worker.id_errors import id_error
 from parallax.transform.passes.rows_up_to_date import keep_up_to_date
 
@@ -164,6 +165,13 @@ def test_an_id_that_is_no_row_is_named_with_its_table():
             session.run(model.loss.name, {model.ids.name: [0, ROWS, 1]})
     found = id_error(raised.value, GraphView(made))
     assert str(found).startswith(f"An id must be a row of its table: table has rows 0 to {ROWS - 1}, and was asked for")
+
+
+def test_a_part_of_an_update_that_is_not_computed_any_more_is_refused_by_name():
+    lazy = capture(Model().graph, by_row=True).lazy
+    check_computed("table/Read/ReadVariableOp:0", lazy)
+    with pytest.raises(SessionError, match=r"'.*' is a part of an update of all rows of 'table', which is made by row"):
+        check_computed(f"{lazy[0].removed[0]}:0", lazy)
 
 
 def test_a_write_waits_until_all_rows_are_up_to_date():
