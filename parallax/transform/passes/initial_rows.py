@@ -207,13 +207,26 @@ class _Cut:
         return self.view.op(split_tensor(tensor)[0])
 
     def _fill(self, node: str, shape: tuple[int, ...]) -> Tensor:
-        return tf.fill(self._local(shape), self.editor.at(Edge(node, 1)))
+        return self._filled(shape, self.editor.at(Edge(node, 1)))
+
+    def _filled(self, shape: tuple[int, ...], value: Tensor) -> Tensor:
+        """Rows of one value.
+
+        TensorFlow would compute a Fill of constants before the first run, keep the result in memory for as long as the
+        session lasts, and share it among variables, each of which copies it before its first update. An op with a
+        state, which it leaves alone, gives a part of the lengths: zeros, which change nothing.
+        """
+        local = self._local(shape)
+        zeros = tf.raw_ops.Empty(shape=[len(local)], dtype=tf.int64, init=True)
+        made = tf.fill(tf.constant(local, tf.int64) + zeros, value)
+        made.set_shape(local)
+        return made
 
     def _zeros(self, node: str, shape: tuple[int, ...]) -> Tensor:
-        return tf.fill(self._local(shape), tf.zeros([], self.view.dtype(f"{node}:0")))
+        return self._filled(shape, tf.zeros([], self.view.dtype(f"{node}:0")))
 
     def _ones(self, node: str, shape: tuple[int, ...]) -> Tensor:
-        return tf.fill(self._local(shape), tf.ones([], self.view.dtype(f"{node}:0")))
+        return self._filled(shape, tf.ones([], self.view.dtype(f"{node}:0")))
 
     def _constant(self, node: str, shape: tuple[int, ...]) -> Tensor | None:
         """Of a constant that repeats one value, or of an array of the script."""
@@ -224,7 +237,7 @@ class _Cut:
         one = type(value)()
         one.CopyFrom(value)
         del one.tensor_shape.dim[:]
-        return tf.fill(self._local(shape), tf.constant(tensor_util.MakeNdarray(one)))
+        return self._filled(shape, tf.constant(tensor_util.MakeNdarray(one)))
 
     def _of_array(self, node: str, whole: Any) -> Tensor:
         """The rows of an array, which the worker's graph then has no more, where it is large and nothing else takes it.

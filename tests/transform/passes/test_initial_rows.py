@@ -15,6 +15,7 @@ from parallax.graph.ownership import Ownership
 from parallax.graph.view import GraphView
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.plans.rewrites import Rewrites
+from parallax.runtime.measure.memory import resident_bytes
 from parallax.runtime.open_session import tell_of_whole_values
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import WorkerGraph, transform
@@ -146,6 +147,24 @@ def test_slots_are_made_by_row(optimizer: str) -> None:
     for whole, rows in zip(values_of(graph.as_graph_def(), members), values_of(made.graph_def, members), strict=True):
         assert rows.tobytes() == whole[1::3].tobytes()
     assert not made.cut_whole and not [s for s in shapes_before(made.graph_def, members) if ROWS in s]
+
+
+def test_a_variable_whose_rows_begin_alike_is_in_memory_once() -> None:
+    graph, view, rewrites = captured(BY_ROW["zeros"], True, 8, "HYBRID", "Adam", rows=3 * 2**20)
+    members = list(rewrites.tables[0].members)
+    assert len(members) == 3
+    made = made_for(view, rewrites, 0)
+    with tf.Graph().as_default() as mine, v1.Session() as sess:
+        tf.import_graph_def(made.graph_def, name="")
+        first = [
+            tf.raw_ops.ResourceScatterUpdate(resource=mine.get_tensor_by_name(f"{name}:0"), indices=[0], updates=one)
+            for name, one in ((name, tf.fill([1, 8], 2.0)) for name in members)
+        ]
+        before = resident_bytes()
+        sess.run([mine.get_operation_by_name(f"{name}/Assign") for name in members])
+        sess.run(first)
+        share = 2**20 * 8 * 4
+        assert resident_bytes() - before < 3.5 * share
 
 
 def test_unseeded_values_are_the_same_however_many_workers_there_are() -> None:
