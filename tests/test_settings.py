@@ -17,6 +17,8 @@ EXAMPLES = {
     "workers": 3,
     "accumulate_steps": 4,
     "replan_steps": 7,
+    "max_restarts": 3,
+    "min_hosts": 2,
     "keep_last": 3,
     "keep_every_hours": 1.5,
     "traced_bytes": 5,

@@ -118,6 +118,8 @@ class Settings:
     compute_dtype: str | None = None
     replan: str | None = None
     replan_steps: int | None = None
+    max_restarts: int | None = None
+    min_hosts: int | None = None
     keep_last: int | None = None
     keep_every_hours: float | None = None
     traced_bytes: int | None = None

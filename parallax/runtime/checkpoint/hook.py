@@ -26,6 +26,7 @@ from parallax.runtime.checkpoint.folder import FilesFailed, Retention
 from parallax.runtime.checkpoint.held import Places, hold
 from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, stored_variables, variable_op
+from parallax.runtime.supervisor.control import SAVED, send
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import WorkerContext
 from parallax.settings.parts import CheckPointConfig
@@ -86,6 +87,7 @@ class Checkpoints:
             if self.storage.comm.Get_rank() == 0:
                 notes = "".join(f"{note}\n" for note in moved.notes)
                 show(f"{notes}Resumed from step {self.loaded_step}: {moved.prefix}\n")
+                send({"kind": SAVED, "step": self.loaded_step, "loaded": True})
             _LOG.info("Read: %s", moved)
 
 
@@ -177,6 +179,8 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         else:
             notes = moved.notes
             _LOG.info("Written: %s", moved)
+            if storage.comm.Get_rank() == 0:
+                send({"kind": SAVED, "step": step, "loaded": False})
         for note in notes if storage.comm.Get_rank() == 0 else ():
             _LOG.warning("%s", note)
         self._saved(step)
