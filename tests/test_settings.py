@@ -19,6 +19,7 @@ EXAMPLES = {
     "replan_steps": 7,
     "max_restarts": 3,
     "min_hosts": 2,
+    "no_spare": True,
     "keep_last": 3,
     "keep_every_hours": 1.5,
     "traced_bytes": 5,

@@ -131,6 +131,7 @@ def of_workers(wanted: Settings, config: Config) -> Settings:
         plan_file=None,
         max_restarts=None,
         min_hosts=None,
+        no_spare=None,
         by_itself=None if is_commanded() else True,
     )
 

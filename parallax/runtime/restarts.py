@@ -13,8 +13,10 @@ from parallax.plans.plan import Plan
 from parallax.report.text import plan_table
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd
-from parallax.runtime.launcher.restarting import Launch, RestartOptions, launch_restarting
+from parallax.runtime.launcher.restarting import RestartOptions, launch_restarting
+from parallax.runtime.launcher.spare import Launch
 from parallax.settings.config import Config
+from parallax.settings.options import variable_of
 
 _NO_CHECKPOINTS = (
     "max_restarts needs checkpoints, from which a job goes on, and is {number} without ckpt_config. Give "
@@ -24,6 +26,10 @@ _OWN_CHECKPOINTS = (
     "max_restarts is %d, and no keras.callbacks.BackupAndRestore was given: a job that is started again goes on from "
     "what the script itself keeps, or begins anew."
 )
+
+# What processes of a spare job import; what the launching process has not imported, no worker will.
+_TO_IMPORT = ("parallax.runtime.open_session", "horovod.tensorflow")
+_IF_IMPORTED = ("keras", "tf_keras", "parallax.keras")
 
 
 def check_restarts(config: Config, cluster: Cluster, is_call: bool, resumes: bool) -> None:
@@ -92,5 +98,7 @@ def launch_planned(
         return jobs[chosen]
 
     has_checkpoints = config.ckpt_config.ckpt_dir is not None
-    options = RestartOptions(asked.max_restarts, asked.min_hosts, has_checkpoints)
+    modules = [*_TO_IMPORT, *(name for name in _IF_IMPORTED if name in sys.modules)]
+    standing_by = None if asked.no_spare else (variable_of("stand_by"), ",".join(modules))
+    options = RestartOptions(asked.max_restarts, asked.min_hosts, has_checkpoints, standing_by)
     return launch_restarting(options, addresses, job_on, launch)

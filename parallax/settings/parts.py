@@ -261,6 +261,8 @@ class RestartConfig:
         max_restarts: how often; each goes on from the latest checkpoint. 0: never.
         min_hosts: a host that does not answer, or fails again, is left out as long as so many remain, and taken back
             when it has returned. None: the job is started on all hosts alone.
+        no_spare: False: while a job trains, the processes of the next one are started too, and wait where TensorFlow is
+            imported, so that a restart takes seconds. True: nothing is started before a job has failed.
 
     Raises:
         ConfigError: when a value breaks its rule.
@@ -273,6 +275,11 @@ class RestartConfig:
         None, Option((RUN,), "with --max-restarts: leave out hosts that fail, as long as M remain", "M", parse=positive)
     )
 
+    no_spare: bool = setting(
+        False, Option((RUN,), "with --max-restarts: keep no second job ready, which takes memory", const=True)
+    )
+
     def __post_init__(self) -> None:
+        checked.truth("no_spare", self.no_spare)
         checked.number("max_restarts", self.max_restarts, least=0)
         checked.number_or_none("min_hosts", self.min_hosts)

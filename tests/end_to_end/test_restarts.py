@@ -1,5 +1,8 @@
 """A job that fails is started again, goes on from its checkpoint, and ends as one that never failed."""
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +16,22 @@ STEPS, NEVER = 10, 99
 
 def test_a_job_whose_worker_is_killed_ends_trained_with_equal_values(start, tmp_path):
     files = [tmp_path / name for name in ("undisturbed.npz", "restarted.npz")]
-    jobs = []
-    for file, fatal in zip(files, (NEVER, 6), strict=True):
-        words = ("-m", "parallax.cli", "run", "--workers", 2, SCRIPT, tmp_path / file.stem, STEPS, fatal, file)
-        jobs.append(start(*words).finish())
-        assert jobs[-1].status == 0, str(jobs[-1])
-    assert "Restart" not in jobs[0].stderr
+    run = ("-m", "parallax.cli", "run", "--workers", 2)
+    done = start(*run, "--no-spare", SCRIPT, tmp_path / "folder", STEPS, NEVER, files[0]).finish()
+    assert (done.status, "spare" in done.stderr, "Restart" in done.stderr) == (0, False, False), str(done)
+    running = start(*run, SCRIPT, tmp_path / "other", STEPS, 6, files[1])
+    pid = int(running.wait_for("rank 1 is process").rpartition(" ")[2])
+    deadline_s = time.monotonic() + 120
+    while "parallax: A spare job is ready for a restart" not in running.output()[1]:
+        assert time.monotonic() < deadline_s, running.output()[1]
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    done = running.finish()
+    assert done.status == 0, str(done)
     said = "parallax: Restart 1 of 2: rank 1 was killed by SIGKILL"
-    assert jobs[1].stderr.count(said) == 1 and "Goes on from step 4." in jobs[1].stderr, str(jobs[1])
-    assert jobs[1].stdout.count("Resumed from step 4") == 1, str(jobs[1])
+    assert done.stderr.count(said) == 1 and "Goes on from step 4." in done.stderr, str(done)
+    assert done.stdout.count("Resumed from step 4") == 1, str(done)
+    assert (done.stdout.count("cold"), done.stdout.count("warm")) == (3, 2), str(done)  # the launcher too
     with np.load(files[0]) as wanted, np.load(files[1]) as found:
         assert wanted.files == found.files and len(wanted.files) == 9
         for name in wanted.files:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from parallax.runtime.supervisor.control import SAVED
+from parallax.runtime.supervisor.control import READY, SAVED
 from parallax.runtime.supervisor.frames import Control, Frame, Pulse, Start
 
 WELL, STOPPED, RAISED, KILLED, LOST, HOST_LOST, SILENT, STALLED, BROKEN = (
@@ -41,12 +42,16 @@ class Progress:
         has_run: a worker has made a run of its loop.
         step: of the latest checkpoint that it has loaded or written; None without one.
         has_saved: it has written one.
+        has_finished: a worker has come to the end of its loop.
+        ready_bytes: in a spare job, the memory of each rank that is ready.
     """
 
     has_started: bool = False
     has_run: bool = False
     step: int | None = None
     has_saved: bool = False
+    has_finished: bool = False
+    ready_bytes: tuple[int, ...] = ()
 
     def observe(self, frame: Frame) -> Progress:
         """Takes in a frame of a rank's supervisor."""
@@ -55,7 +60,12 @@ class Progress:
         if isinstance(frame, Pulse):
             runs = frame.doing.get("runs", 0)
             return replace(self, has_run=True) if isinstance(runs, int) and runs > 0 else self
-        if isinstance(frame, Control) and frame.message.get("kind") == SAVED:
-            step = int(str(frame.message["step"]))
-            return replace(self, step=step, has_saved=self.has_saved or not frame.message["loaded"])
-        return self
+        return self._told(frame.message) if isinstance(frame, Control) else self
+
+    def _told(self, message: Mapping[str, object]) -> Progress:
+        kind = message.get("kind")
+        if kind == SAVED:
+            return replace(self, step=int(str(message["step"])), has_saved=self.has_saved or not message["loaded"])
+        if kind == READY:
+            return replace(self, ready_bytes=(*self.ready_bytes, int(str(message["bytes"]))))
+        return replace(self, has_finished=True) if kind == "finished" else self

@@ -1,6 +1,7 @@
-"""A job that is to be started again: FOLDER, the step to train to, at which step a worker kills itself once, FILE.
+"""A job that is to be started again: FOLDER, the step to train to, at which step a worker waits once, FILE.
 
-What is fed follows from the global step. Worker 0 writes all variables and slots to FILE at the end.
+It waits to be killed. What is fed follows from the global step. Worker 0 writes all variables and slots to FILE at the
+end.
 """
 
 import os
@@ -27,16 +28,19 @@ with graph.as_default():
 
 config = parallax.Config(
     seed=3,
+    stall_timeout_s=300,
     ckpt_config=parallax.CheckPointConfig(folder, save_ckpt_steps=4),
     restart=parallax.RestartConfig(max_restarts=2),
 )
+print("warm" if "PARALLAX_STAND_BY" in os.environ else "cold", flush=True)
 sess, num_workers, worker, _ = parallax.parallel_run(graph, parallax_config=config)
 
 with sess:
     while (now := int(sess.run(step))) < last:
-        if now == fatal and worker == 1 and not (folder / "was killed").exists():
-            (folder / "was killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if now == fatal and worker == 1 and not (folder / "has waited").exists():
+            (folder / "has waited").touch()
+            print(f"rank 1 is process {os.getpid()}", flush=True)
+            signal.pause()
         sess.run(train, {ids: [np.random.RandomState(now * num_workers + worker).randint(0, 11, 4)]})
     found = sess.run(state)
 if worker == 0:
