@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         ProfileConfig,
         PSConfig,
         ReplanConfig,
+        RestartConfig,
         TableConfig,
     )
     from parallax.settings.variables import Variable
@@ -58,6 +59,7 @@ __all__ = [
     "PlanError",
     "ProfileConfig",
     "ReplanConfig",
+    "RestartConfig",
     "TableConfig",
     "ResourceFileError",
     "SessionError",

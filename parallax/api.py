@@ -24,24 +24,20 @@ from parallax.profiles.files import check_writable
 from parallax.report.html.files import write_file
 from parallax.report.memory import memory_table
 from parallax.report.text import PrintedPlan, explanation, plan_table
-from parallax.runtime.launcher.job import layout_of, servers_by_host
+from parallax.runtime.launcher.job import Job, layout_of, servers_by_host
 from parallax.runtime.launcher.launch import JobEnd, launch
 from parallax.runtime.launcher.mpirun import find_mpirun, this_launcher
-from parallax.runtime.make_job import check_profile, cluster_of, job_of, new_folder, with_cluster
+from parallax.runtime.make_job import check_profile, cluster_of, job_of, new_folder, of_workers, with_cluster
 from parallax.runtime.measure.options import measure_options
 from parallax.runtime.replan.options import check_possible, replan_options
+from parallax.runtime.restarts import check_restarts, launch_planned
 from parallax.runtime.trace.options import make_ready, trace_options
 from parallax.runtime.worker.fetches import REPLICAS
 from parallax.runtime.worker.random_state import drawn_seed
 from parallax.runtime.worker.ranks import current_process_group
 from parallax.settings import checked
 from parallax.settings.config import Config, moot_settings
-from parallax.settings.environment import (
-    Role,
-    Settings,
-    is_commanded,
-    settings,
-)
+from parallax.settings.environment import Role, Settings, settings
 from parallax.settings.merged import merged
 from parallax.types import Buffer, Graph
 
@@ -78,6 +74,7 @@ class Call:
         wanted: what the command line or the launcher asks of this process.
         function: what workers call in the place of the script, packed (worker/called.py); empty for the script.
         attachment: what workers are given besides the graph.
+        resumes: whether what workers call goes on, when it is started again, from what it has kept itself.
     """
 
     graph: Graph
@@ -87,6 +84,7 @@ class Call:
     wanted: Settings
     function: Buffer = b""
     attachment: Buffer = b""
+    resumes: bool = False
 
 
 def parallel_run(
@@ -344,6 +342,8 @@ def _launch(call: Call, planned: _Planned) -> JobEnd:
     graph, config, wanted = call.graph, call.config, call.wanted
     analysed, cluster, plan = planned
     verifying = wanted.role == Role.VERIFY
+    if not verifying:
+        check_restarts(config, cluster, wanted.call is not None, call.resumes)
     find_mpirun()
     if wanted.verify_first is not None:
         check_comparable(analysed, plan)
@@ -354,16 +354,7 @@ def _launch(call: Call, planned: _Planned) -> JobEnd:
     seed = config.seed if config.seed is not None else drawn_seed()
     sys.stdout.write(plan_table(plan) + (f"Seed {seed}\n" if config.seed is None else ""))
     sys.stdout.flush()
-    mine = replace(
-        with_cluster(wanted, config),
-        role=Role.WORKER,
-        workers=None,
-        resource=None,
-        cluster_profile=None,
-        model_profile=None,
-        plan_file=None,
-        by_itself=None if is_commanded() else True,
-    )
+    mine = of_workers(wanted, config)
     if wanted.role == Role.DRY_RUN:
         from parallax.runtime.launcher.dry_run import dry_run_text
 
@@ -371,7 +362,11 @@ def _launch(call: Call, planned: _Planned) -> JobEnd:
         sys.stdout.write("\n" + dry_run_text(job, this_launcher()))
         return JobEnd(0)
     if not verifying:
-        return launch(job_of(graph, analysed, plan, cluster, config, mine, seed, call.function, call.attachment))
+
+        def job_on(plan: Plan, cluster: Cluster) -> Job:
+            return job_of(graph, analysed, plan, cluster, config, mine, seed, call.function, call.attachment)
+
+        return launch_planned(config, (cluster, plan), lambda fewer: _plan_on(fewer, analysed, call), job_on, launch)
     folder = new_folder()
     try:
         mine = replace(mine, role=Role.VERIFY_WORKER, job_folder=str(folder))

@@ -148,6 +148,7 @@ def run_call(
     config: Config | None = None,
     resource_info: str | Path | None = None,
     sync: bool = True,
+    resumes: bool = False,
 ) -> memoryview:
     """Runs a job for a call, in the launching process, and gives what worker 0 passed to `end_call`.
 
@@ -158,6 +159,7 @@ def run_call(
         config: settings.
         resource_info: a resource file; None for workers on this machine.
         sync: whether every step takes the gradients of all workers.
+        resumes: whether the call, when a job that failed is started again, goes on from what it has kept itself.
 
     Returns:
         The result, for reading only.
@@ -169,7 +171,7 @@ def run_call(
         LaunchError: the workers ended without coming to the call.
         ParallaxError: before anything is started, when graph, plan, configuration or resource file break a rule.
     """
-    end = _job_of(number, graph, attachment, config, resource_info, sync)
+    end = _job_of(number, graph, attachment, config, resource_info, sync, resumes)
     if end.status:
         raise JobFailed(end.status)
     if end.result is None:
@@ -248,11 +250,12 @@ def _job_of(
     config: Config | None,
     resource_info: str | Path | None,
     sync: bool,
+    resumes: bool = False,
 ) -> JobEnd:
     """Runs the job of a call, in the launching process."""
     call = checked_call(graph, resource_info, sync, config)
     wanted = replace(call.wanted, call=number)
-    call = replace(call, wanted=wanted, function=_calls.function, attachment=attachment)
+    call = replace(call, wanted=wanted, function=_calls.function, attachment=attachment, resumes=resumes)
     if wanted.role in _OF_A_VERIFICATION:
         raise ConfigError(_NO_VERIFICATION)
     if wanted.role == Role.WORKER:

@@ -179,7 +179,7 @@ DEFECTS = (
     Defect(_JOB, "stall = state.stalls.verdict(now_s)", "stall = None"),
     Defect(_JOB, "judge=state.judge.observe(frame, now_s)", "judge=state.judge"),
     Defect(_JOB, "state.judge.has_failed(now_s) and", "state.judge.knows_failure() and"),
-    Defect(_JOB, "return Ending(128 + state.signals[0], what), False", "return Ending(state.signals[0], what), False"),
+    Defect(_JOB, "Ending(128 + state.signals[0], what, EndCause", "Ending(state.signals[0], what, EndCause"),
     Defect(_JOB, "stalls = stalls.observe(frame.rank, frame.message, now_s)", "pass"),
     # Who failed first.
     Defect(_OUT, "was_killed = ended.status == -signal.SIGKILL and", "was_killed = False and"),

@@ -281,6 +281,12 @@ def history_of(model: Any, result: dict[str, Any], arguments: Mapping[str, Any] 
     return history
 
 
+def has_backup(arguments: Mapping[str, Any]) -> bool:
+    """Whether a call of `fit` goes on where an earlier one that failed has left its last epoch."""
+    kinds = (kind.__name__ for one in _callbacks_in(arguments) for kind in type(one).__mro__)
+    return "BackupAndRestore" in kinds
+
+
 def _callbacks_in(arguments: Mapping[str, Any]) -> list[Any]:
     return [one for one in tf.nest.flatten(arguments.get("callbacks") or []) if one is not None]
 

@@ -22,6 +22,7 @@ from parallax.keras.batches import ScriptTraining
 from parallax.keras.fitting import (
     FitCall,
     check_folder,
+    has_backup,
     history_of,
     read_fit,
     result_of,
@@ -192,7 +193,9 @@ def _launched(number: int, model: Any, arguments: dict[str, Any]) -> Any:
     if settings().role == Role.LAUNCH:
         check_folder(fit, _tables())
     state = state_of(fit) if number > 1 or is_loaded() else None
-    ended = calls.run_call(number, fit.graph.graph, attachment_with(state), _use.config, _use.resource_info)
+    ended = calls.run_call(
+        number, fit.graph.graph, attachment_with(state), _use.config, _use.resource_info, resumes=has_backup(arguments)
+    )
     result = pickle.loads(ended)
     take_state(fit, result.pop("values"))
     calls.remember(result)

@@ -24,6 +24,7 @@ from parallax.settings.environment import (
     Settings,
     as_variables,
     framework_level,
+    is_commanded,
     python_path_with,
     visible_gpus,
     with_defaults,
@@ -115,6 +116,23 @@ def job_of(
         parcel.pieces(),
         _output_folder(config, mine.call),
         framework_level(),
+    )
+
+
+def of_workers(wanted: Settings, config: Config) -> Settings:
+    """What the workers of a job are to do, where the launching process is asked `wanted`."""
+    return replace(
+        with_cluster(wanted, config),
+        role=Role.WORKER,
+        workers=None,
+        resource=None,
+        cluster_profile=None,
+        model_profile=None,
+        plan_file=None,
+        max_restarts=None,
+        min_hosts=None,
+        no_spare=None,
+        by_itself=None if is_commanded() else True,
     )
 
 

@@ -28,7 +28,14 @@ from parallax.settings.options import (
     rule_of,
     setting,
 )
-from parallax.settings.parts import CheckPointConfig, CommunicationConfig, ProfileConfig, ReplanConfig, TableConfig
+from parallax.settings.parts import (
+    CheckPointConfig,
+    CommunicationConfig,
+    ProfileConfig,
+    ReplanConfig,
+    RestartConfig,
+    TableConfig,
+)
 from parallax.settings.variables import FIELD_BY_MAPPING, Variable, together
 
 STALL_TIMEOUT_S = 60.0
@@ -101,6 +108,7 @@ class Config:
         model_profile: what was measured of this graph's steps; goes before static shapes, and after `touched_rows`.
         tables: large variables of Keras models.
         replan: what a running job does about a better plan: a ReplanConfig, or its mode alone, as `on`.
+        restart: whether a job that fails is started again.
         wire_dtype: `bfloat16` or `float16`: float32 rows and gradients travel in half precision, rounded; None, the
             default: as they are.
         accumulate_steps: of how many batches a worker keeps the gradients before they travel; each `run` of the
@@ -172,6 +180,7 @@ class Config:
     )
     tables: TableConfig = setting(TableConfig, rule=partial(checked.instance_of, wanted=TableConfig))
     replan: ReplanConfig = setting(ReplanConfig, rule=_replan)
+    restart: RestartConfig = setting(RestartConfig, rule=partial(checked.instance_of, wanted=RestartConfig))
     wire_dtype: str | None = setting(
         None,
         Option(

@@ -76,6 +76,7 @@ class Settings:
         role: what to do.
         what_if: what `parallax simulate` looks at, as `WhatIf.to_text` writes it.
         job_folder: where both sides of a verification leave their variables, and the second build of a check its graph.
+        stand_by: modules, with commas between, that a process of a spare job imports before it waits for its parcel.
         seed: of the one process of a verification.
         call: the number of the script's call that a job is started for, from 1 (parallax/call.py); None for
             `parallel_run`, at which the launching process ends.
@@ -118,6 +119,9 @@ class Settings:
     compute_dtype: str | None = None
     replan: str | None = None
     replan_steps: int | None = None
+    max_restarts: int | None = None
+    no_spare: bool | None = None
+    min_hosts: int | None = None
     keep_last: int | None = None
     keep_every_hours: float | None = None
     beside_training: bool | None = None
@@ -187,6 +191,7 @@ class Settings:
     )
     output: str | None = setting(None, Option((PROFILE,), "default: parallax-profile-GRAPH.json", "FILE", ("-o",)))
     job_folder: str | None = None
+    stand_by: str | None = None
     seed: int | None = None
     call: int | None = None
     by_itself: bool | None = None

@@ -254,3 +254,35 @@ class ReplanConfig:
             raise ConfigError(f"margin must be a share from 0 up to 1, and {self.margin!r} was given. 0.1 is a tenth.")
         checked.number("after_steps", self.after_steps)
         object.__setattr__(self, "plan_file", checked.path_or_none("plan_file", self.plan_file))
+
+
+@dataclass(frozen=True)
+class RestartConfig:
+    """Whether a job that fails is started again, by the process that started it.
+
+    Attributes:
+        max_restarts: how often; each goes on from the latest checkpoint. 0: never.
+        min_hosts: a host that does not answer, or fails again, is left out as long as so many remain, and taken back
+            when it has returned. None: the job is started on all hosts alone.
+        no_spare: False: while a job trains, the processes of the next one are started too, and wait where TensorFlow is
+            imported, so that a restart takes seconds. True: nothing is started before a job has failed.
+
+    Raises:
+        ConfigError: when a value breaks its rule.
+    """
+
+    max_restarts: int = setting(
+        0, Option((RUN,), "start a job that fails again, at most N times, from its checkpoint", "N", parse=positive)
+    )
+    min_hosts: int | None = setting(
+        None, Option((RUN,), "with --max-restarts: leave out hosts that fail, as long as M remain", "M", parse=positive)
+    )
+
+    no_spare: bool = setting(
+        False, Option((RUN,), "with --max-restarts: keep no second job ready, which takes memory", const=True)
+    )
+
+    def __post_init__(self) -> None:
+        checked.truth("no_spare", self.no_spare)
+        checked.number("max_restarts", self.max_restarts, least=0)
+        checked.number_or_none("min_hosts", self.min_hosts)

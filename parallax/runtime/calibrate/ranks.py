@@ -24,7 +24,7 @@ import numpy as np
 from parallax.runtime.calibrate.links import link_rates
 from parallax.runtime.calibrate.operations import Operations, operations_in_a_run
 from parallax.runtime.calibrate.points import ACROSS, Group, Point, groups_of, leads_of, points_of
-from parallax.runtime.worker.main import wait_for_all
+from parallax.runtime.worker.barrier import wait_for_all
 from parallax.runtime.worker.ranks import ProcessGroup, current_process_group
 from parallax.types import Comm
 

@@ -34,6 +34,7 @@ from parallax.runtime.checkpoint.held import Places, hold
 from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, stored_variables, variable_op
 from parallax.runtime.checkpoint.writing import Moved
+from parallax.runtime.supervisor.control import SAVED, send
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import WorkerContext
 from parallax.settings.parts import CheckPointConfig
@@ -103,6 +104,7 @@ class Checkpoints:
             if self.storage.comm.Get_rank() == 0:
                 notes = "".join(f"{note}\n" for note in moved.notes)
                 show(f"{notes}Resumed from step {self.loaded_step}: {moved.prefix}\n")
+                send({"kind": SAVED, "step": self.loaded_step, "loaded": True})
             _LOG.info("Read: %s", moved)
 
 
@@ -191,13 +193,13 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         with self.worker.watch.run(f"checkpoint of step {step}", f"checkpoint, {step}", patient=self.is_patient):
             refusal = beside.begin(session, step) if beside is not None and may_fail else None
             if refusal != "":
-                self._take(lambda: storage.save(session, step), may_fail)
+                self._take(step, lambda: storage.save(session, step), may_fail)
         if refusal:
             self._warn_once("Training waits while checkpoints are written", f": variables cannot be frozen {refusal}")
         self._saved(step)
 
-    def _take(self, result: Callable[[], Moved], may_fail: bool) -> None:
-        """Takes in what came of a checkpoint."""
+    def _take(self, step: int, result: Callable[[], Moved], may_fail: bool) -> None:
+        """Takes in what came of the checkpoint of a step."""
         try:
             moved = result()
         except FilesFailed as error:
@@ -212,6 +214,8 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 *(moved.prefix, bytes_text(moved.moved_bytes), moved.seconds, moved.waited_s),
                 bytes_text(moved.copied_bytes),
             )
+            if self.checkpoints.storage.comm.Get_rank() == 0:
+                send({"kind": SAVED, "step": step, "loaded": False})
         for note in notes if self.checkpoints.storage.comm.Get_rank() == 0 else ():
             _LOG.warning("%s", note)
 
@@ -219,7 +223,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Takes in what came of a checkpoint beside training, once it has ended."""
         beside = self.checkpoints.beside
         if beside is not None and beside.step is not None and not beside.is_writing:
-            self._take(beside.take, may_fail=True)
+            self._take(beside.step, beside.take, may_fail=True)
 
     def _wait(self, is_due: bool = True) -> None:
         """Waits for the checkpoint that is being written, if there is one; every worker must call it."""

@@ -15,6 +15,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from parallax.runtime.launcher.cause import HOST_LOST, SILENT, STALLED, STOPPED, EndCause
 from parallax.runtime.launcher.liveness import HOST, MPIRUN, MPIRUN_STOPPED, Liveness, silence_text
 from parallax.runtime.launcher.outcome import EXIT_UNKNOWN, Ending, FailureDetector, signal_name
 from parallax.runtime.launcher.stall import StallWatch
@@ -147,20 +148,23 @@ def _reason(state: JobState, now_s: float) -> tuple[Ending | None, bool]:
     """Why the job shall be ended now, if it is no failure of a rank; and whether mpirun cannot be asked to do it."""
     if state.signals:
         what = f"the launcher got {signal_name(state.signals[0])}. The job was ended."
-        return Ending(128 + state.signals[0], what), False
+        return Ending(128 + state.signals[0], what, EndCause(STOPPED)), False
     if state.is_unread:
-        return Ending(128 + signal.SIGPIPE), False
+        return Ending(128 + signal.SIGPIPE, cause=EndCause(STOPPED)), False
     if state.judge.knows_failure() and not _may_follow(state, now_s):
         return None, False
     silence = state.alive.verdict(now_s)
     if silence is not None:
         text = silence_text(silence, state.alive, state.judge.names.__getitem__)
         status = EXIT_UNKNOWN if silence.kind == HOST else EXIT_STALLED
-        return Ending(status, text), silence.kind in (MPIRUN, MPIRUN_STOPPED)
+        cause = EndCause(HOST_LOST if silence.kind == HOST else SILENT, silence.ranks)
+        return Ending(status, text, cause), silence.kind in (MPIRUN, MPIRUN_STOPPED)
     if state.judge.knows_failure() or state.alive.is_in_doubt(now_s):
         return None, False
     stall = state.stalls.verdict(now_s)
-    return (None if stall is None else Ending(EXIT_STALLED, f"the job stalled: {stall}")), False
+    if stall is None:
+        return None, False
+    return Ending(EXIT_STALLED, f"the job stalled: {stall}", EndCause(STALLED)), False
 
 
 def _may_follow(state: JobState, now_s: float) -> bool:

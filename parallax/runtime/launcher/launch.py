@@ -27,9 +27,10 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, BinaryIO
 
+from parallax.runtime.launcher.cause import EndCause, Progress
 from parallax.runtime.launcher.end_of_job import (
     EXIT_STALLED,
     GRACE_S,
@@ -63,7 +64,7 @@ from parallax.runtime.supervisor.processes import (
 )
 from parallax.types import Buffer
 
-__all__ = ["EXIT_STALLED", "JobEnd", "launch"]
+__all__ = ["EXIT_STALLED", "Contact", "JobEnd", "caught_signals", "launch"]
 
 _STRAY_GRACE_S = 2.0  # for supervisors to end their workers when mpirun was killed
 _LAST_WORDS_S = 1.0  # after mpirun's death, for output that is on its way
@@ -78,19 +79,43 @@ class JobEnd:
     Attributes:
         status: its exit status (see above).
         result: what rank 0 gave back, for reading only; None when it gave nothing, or not all of it.
+        cause: of what kind the end is.
+        reason: what the user was told of it, in a line.
+        progress: how far it came.
     """
 
     status: int
     result: memoryview | None = None
+    cause: EndCause = EndCause()
+    reason: str = ""
+    progress: Progress = Progress()
 
 
-def launch(job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = None) -> JobEnd:
+@dataclass
+class Contact:
+    """What passes between a job that runs in a thread of its own and the thread that waits for it.
+
+    Attributes:
+        signals: those that shall end the job; the waiting thread appends them.
+        given: what rank 0 reads on its standard input, in place of the job's own input.
+        progress: how far the job is; its own thread keeps it.
+    """
+
+    signals: list[int]
+    given: BinaryIO | None = None
+    progress: Progress = field(default_factory=Progress)
+
+
+def launch(
+    job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = None, contact: Contact | None = None
+) -> JobEnd:
     """Runs `job` on its hosts until it has ended, and leaves no process of it.
 
     Args:
         job: what to run.
         stdout: where the ranks' output goes; the process's own by default.
         stderr: where their errors and the launcher's messages go.
+        contact: of a job that runs in a thread of its own; without one, signals to this process end the job.
 
     Returns:
         The job's exit status, and what it gave back.
@@ -106,11 +131,13 @@ def launch(job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = N
     files = OutputFiles(job.output_folder, job.rank_names) if job.output_folder is not None else None
     sinks = stdout or bytes_of(sys.stdout), stderr or bytes_of(sys.stderr)
     relay = Relay(*sinks, job.label_of, files, job.framework_log)
-    watch = _Watch(job, relay)
-    with _caught_signals() as caught:
+    watch = _Watch(job, relay, contact or Contact([]))
+    catching = caught_signals() if contact is None else contextlib.nullcontext(contact.signals)
+    with catching as caught:
         environment = mpirun_environment(job, job_id, secrets.token_hex(32), launcher)
         environment |= {RESULT_FILE: watch.collector.path} if watch.collector.path else {}
-        process = _start(mpirun_argv(job, launcher), environment, job.input)
+        given = contact.given if contact is not None else None
+        process = _start(mpirun_argv(job, launcher), environment, given or _in_memory(job.input))
         ended = threading.Event()
         speaker = threading.Thread(target=_speak, args=(process, watch, ended), name="parallax-word", daemon=True)
         try:
@@ -124,14 +151,16 @@ def launch(job: Job, stdout: BinaryIO | None = None, stderr: BinaryIO | None = N
             if process.returncode < 0:
                 remove_scratch({*watch.scratch, mpirun_scratch(environment, process.pid)})
             result = watch.collector.close()
-    return JobEnd(_report(ending, left, relay), result)
+    reason = ending.message.partition("\n")[0].partition(" The job was ended.")[0].rstrip(".")
+    return JobEnd(_report(ending, left, relay), result, ending.cause, reason, watch.contact.progress)
 
 
 class _Watch:
     """What is known of a running job, and its printing."""
 
-    def __init__(self, job: Job, relay: Relay) -> None:
+    def __init__(self, job: Job, relay: Relay, contact: Contact) -> None:
         self.relay = relay
+        self.contact = contact
         ranks = range(job.num_ranks)
         names, hosts = tuple(map(job.name_of, ranks)), tuple(map(job.host_of, ranks))
         now_s = time.monotonic()
@@ -193,6 +222,7 @@ class _Watch:
                 self._say(line.decode("utf-8", "surrogateescape"))
             return  # of a rank: a frame that its supervisor's death cut off
         self.step(FrameCame(frame))
+        self.contact.progress = self.contact.progress.observe(frame)
         if isinstance(frame, Text):
             self.relay.write(frame.rank, frame.stream, frame.text, now_s)
         elif isinstance(frame, Control):
@@ -218,16 +248,21 @@ class _Watch:
             self.relay.say(f"[mpirun] {line}")
 
 
-def _start(argv: list[str], environment: dict[str, str], given: Iterable[Buffer]) -> subprocess.Popen[bytes]:
-    # A file in memory: nobody has to stand by and write while mpirun reads at its own pace.
-    with os.fdopen(os.memfd_create("parallax-input"), "w+b") as file:
-        for piece in given:
-            file.write(piece)
-        file.seek(0)
+def _in_memory(given: Iterable[Buffer]) -> BinaryIO:
+    """A file in memory: nobody has to stand by and write while mpirun reads at its own pace."""
+    file = os.fdopen(os.memfd_create("parallax-input"), "w+b")
+    for piece in given:
+        file.write(piece)
+    file.seek(0)
+    return file
+
+
+def _start(argv: list[str], environment: dict[str, str], given: BinaryIO) -> subprocess.Popen[bytes]:
+    with given:
         return subprocess.Popen(
             # SIGTERM, not SIGKILL: mpirun then ends its ranks and removes its files.
             tied_argv(sys.executable, argv, os.getpid(), signal.SIGTERM),
-            stdin=file,
+            stdin=given,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
@@ -290,7 +325,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _caught_signals() -> Iterator[list[int]]:
+def caught_signals() -> Iterator[list[int]]:
     """Collects the signals that shall end the job; only a main thread can have handlers."""
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from parallax.report.text import name_ranks
+from parallax.runtime.launcher.cause import BROKEN, HOST_LOST, KILLED, LOST, RAISED, EndCause
 from parallax.runtime.supervisor.frames import Control, Exit, Frame
 
 _LAST_STATUS = 127
@@ -43,10 +44,11 @@ _NOTICED = re.compile(r"process rank (\d+)\s.*exited on\s+signal\s+(\d+)", re.DO
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The job's exit status, and for the user what happened (empty when all is well)."""
+    """The job's exit status, for the user what happened (empty when all is well), and of what kind that is."""
 
     status: int
     message: str = ""
+    cause: EndCause = EndCause()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,24 +160,25 @@ class FailureDetector:
             rank, number = self.noticed
             name = self.names[rank]
             what = f"{name} is lost: its supervisor {_how(-number)}. The job was ended."
-            return Ending(128 + number, self._with_others(_with_words(what, name, "", tail(rank)), rank))
+            said = self._with_others(_with_words(what, name, "", tail(rank)), rank)
+            return Ending(128 + number, said, EndCause(LOST, (rank,)))
         if self.failure is not None:
-            return Ending(_exit_status(self.failure.status), self.words(tail))
+            return Ending(_exit_status(self.failure.status), self.words(tail), self._cause_of(self.failure))
         silent = [rank for rank in range(len(self.names)) if rank not in self.statuses]
         if mpirun_status == 0 and not silent:
             return Ending(0)
         if self.lost_host is not None:
             what = f"host {self.lost_host} is lost: it is down, or mpirun's daemon there was killed. The job was ended."
-            return Ending(EXIT_UNKNOWN, what)
+            return Ending(EXIT_UNKNOWN, what, EndCause(HOST_LOST, host=self.lost_host))
         if self.first_out is not None and self.first_out in self.statuses:
             name = self.names[self.first_out]
             what = f"{name} is lost: its supervisor was ended by SIGTERM. The job was ended."
-            return Ending(128 + signal.SIGTERM, what)
+            return Ending(128 + signal.SIGTERM, what, EndCause(LOST, (self.first_out,)))
         what = f"mpirun {_how(mpirun_status) if mpirun_status else 'ended'}"
         what += f" before {self._names(silent)} had ended." if silent else ", though no rank failed."
         # mpirun's own statuses above 127 (a daemon that did not start: 255) are no signals.
         status = EXIT_UNKNOWN if mpirun_status > _LAST_STATUS else _exit_status(mpirun_status)
-        return Ending(status, "\n".join([what, *self.held_back[-_SAID_LINES:]]))
+        return Ending(status, "\n".join([what, *self.held_back[-_SAID_LINES:]]), EndCause(BROKEN))
 
     def words(self, tail: Callable[[int], Sequence[str]]) -> str:
         """What the user is told of the failure; empty when there is none."""
@@ -187,6 +190,16 @@ class FailureDetector:
         if self.failure.by:
             what = f"{name} is lost: its supervisor was ended by {signal_name(self.failure.by)}. The job was ended."
         return self._with_others(_with_words(what, self._names([rank, *self._alike(rank)]), error, tail(rank)), rank)
+
+    def _cause_of(self, failure: _Failure) -> EndCause:
+        """Of what kind a rank's failure is."""
+        if failure.by:
+            return EndCause(LOST, (failure.rank,))
+        if failure.status is not None and failure.status < 0 and not failure.error:
+            return EndCause(KILLED, (failure.rank,))
+        told = self.told.get(failure.rank)
+        what = f"exit status {_exit_status(failure.status)}" if told is None else told.what
+        return EndCause(RAISED, (failure.rank,), what)
 
     def _alike(self, rank: int) -> list[int]:
         """The other ranks that told of the same error as a rank, ascending."""

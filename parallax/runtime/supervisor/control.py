@@ -7,7 +7,8 @@ that the job gives back: those may be many, and beats must not wait behind them.
 Every second a worker or server sends its beat, which its supervisor keeps (`runs` made, the `fetch` in progress and its
 `seconds`; of a server only that it is one). A worker sends `in_run` (the fetch, the digest of its collectives, the
 seconds so far) again and again once a run has lasted two seconds, `run_done`, `finished`, and `failed` with the
-traceback.
+traceback. Worker 0 tells of each checkpoint (`saved`: its `step`, and whether it was `loaded`, not written). In a spare
+job each rank tells when it is `ready`, and its `bytes` of memory.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ RESULT_FILE = "PARALLAX_RESULT_FILE"
 mpirun takes a core for what it passes on: 28 MB/s, where the file takes 1 GB/s."""
 RESULT_SIZE = struct.Struct(">Q")
 BEAT = "alive"
+SAVED = "saved"
+READY = "ready"
 HOST_ADDRESS = "PARALLAX_HOST_ADDRESS"
 """Set by the supervisor of a rank in a job with servers: the address of its host, in digits."""
 
@@ -36,7 +39,8 @@ def send(message: Mapping[str, object]) -> bool:
     """Sends `message` to the launcher, or does nothing outside a job.
 
     Args:
-        message: what is told; `kind` says which: `alive`, `in_run`, `run_done`, `finished` or `failed`.
+        message: what is told; `kind` says which: `alive`, `in_run`, `run_done`, `finished`, `saved`, `ready`,
+            `failed`.
 
     Returns:
         Whether it was sent.

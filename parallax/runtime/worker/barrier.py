@@ -7,12 +7,20 @@ from typing import Any
 
 from parallax.types import Comm
 
+_RARE_PAUSE_S = 0.02
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 5e-5, 2e-3  # short beside a small variable, and beside a chunk
 
 
 def barrier(comm: Comm) -> None:
     """Waits for all workers without keeping a core busy, as MPI's own waiting does: worker 0 may write for long."""
     wait_for(comm.Ibarrier())
+
+
+def wait_for_all(world: Comm) -> None:
+    """Waits until every rank of the job has come here, for however long, and hardly looks."""
+    last = world.Ibarrier()
+    while not last.Test():
+        time.sleep(_RARE_PAUSE_S)
 
 
 def wait_for(request: Any) -> None:

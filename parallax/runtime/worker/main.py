@@ -12,21 +12,18 @@ import multiprocessing
 import os
 import socket
 import sys
-import time
 from collections.abc import Mapping
 
 from parallax.runtime.supervisor.control import send
 from parallax.runtime.supervisor.framework_log import join_deprecations
 from parallax.runtime.supervisor.preload import LIBRARY, forget_preloaded, is_fenced
+from parallax.runtime.worker.barrier import wait_for_all
 from parallax.runtime.worker.heartbeat import watching
 from parallax.runtime.worker.random_state import AlikeUntilBuilt
 from parallax.runtime.worker.ranks import ProcessGroup, membership
 from parallax.runtime.worker.result import CallDone
 from parallax.runtime.worker.script import error_text, run_script, what_text
 from parallax.settings.environment import settings
-from parallax.types import Comm
-
-_POLL_S = 0.02
 
 
 def main() -> None:
@@ -64,13 +61,6 @@ def check_fenced(secret: Mapping[str, str]) -> None:
             f"{socket.gethostname()} did not take it, for the reason above. "
             "Build it on that host: `make install`."
         )
-
-
-def wait_for_all(world: Comm) -> None:
-    """Waits until every rank of the job has come here, without holding a core."""
-    last = world.Ibarrier()
-    while not last.Test():
-        time.sleep(_POLL_S)
 
 
 def _run(words: list[str], members: ProcessGroup) -> bool:

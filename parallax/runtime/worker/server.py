@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from parallax.graph.row_updates import row_update_ops
 from parallax.runtime.supervisor.preload import forget_preloaded
+from parallax.runtime.worker.barrier import wait_for_all
 from parallax.runtime.worker.frozen_ops import frozen_ops
 from parallax.runtime.worker.heartbeat import watching
-from parallax.runtime.worker.main import check_fenced, wait_for_all
+from parallax.runtime.worker.main import check_fenced
 from parallax.runtime.worker.ranks import membership
 from parallax.transform.building.all_to_all import native_ops
 

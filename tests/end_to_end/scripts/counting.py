@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import parallax
-from parallax.runtime.worker.main import wait_for_all
+from parallax.runtime.worker.barrier import wait_for_all
 from parallax.runtime.worker.ranks import current_process_group
 
 ROWS, STEPS, SLOWNESS = 11, 200, 10

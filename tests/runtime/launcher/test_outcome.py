@@ -1,3 +1,4 @@
+from parallax.runtime.launcher.cause import BROKEN, HOST_LOST, RAISED, EndCause
 from parallax.runtime.launcher.outcome import Ending, FailureDetector
 from parallax.runtime.supervisor.frames import Control, Exit
 
@@ -32,7 +33,9 @@ def test_the_first_to_fail_is_named_and_gives_the_status():
     judge = judge_of(Exit(1, 3), Exit(0, 7))
     assert (judge.has_failed(0.2), judge.has_failed(0.3)) == (False, True)
     assert ending(judge) == Ending(
-        3, "rank 1 failed with exit status 3. The job was ended. It wrote nothing on stderr."
+        3,
+        "rank 1 failed with exit status 3. The job was ended. It wrote nothing on stderr.",
+        EndCause(RAISED, (1,), "exit status 3"),
     )
 
 
@@ -48,7 +51,9 @@ def test_who_told_of_a_failure_first_is_the_cause_whoever_ends_first():
     judge = judge.observe(Exit(1, 1), 2)
     assert judge.has_failed(2)
     assert ending(judge) == Ending(
-        1, "rank 1 failed with exit status 1. The job was ended.\nError of rank 1:\nTrace\nOops"
+        1,
+        "rank 1 failed with exit status 1. The job was ended.\nError of rank 1:\nTrace\nOops",
+        EndCause(RAISED, (1,), "Trace\nOops\n"),
     )
 
 
@@ -140,7 +145,9 @@ def test_mpiruns_own_death_is_named():
 
 
 def test_a_rank_that_ends_without_a_word_is_an_error():
-    assert ending(judge_of(Exit(0, 0)), mpirun_status=0) == Ending(1, "mpirun ended before rank 1 had ended.")
+    assert ending(judge_of(Exit(0, 0)), mpirun_status=0) == Ending(
+        1, "mpirun ended before rank 1 had ended.", EndCause(BROKEN)
+    )
 
 
 def test_mpiruns_verdict_is_shown_only_when_no_rank_can_be_named():
@@ -170,7 +177,9 @@ def test_a_lost_host_is_named():
     judge, shown = heard(judge, *lines)
     assert shown == lines
     assert ending(judge, mpirun_status=205) == Ending(
-        1, "host b is lost: it is down, or mpirun's daemon there was killed. The job was ended."
+        1,
+        "host b is lost: it is down, or mpirun's daemon there was killed. The job was ended.",
+        EndCause(HOST_LOST, host="b"),
     )
 
 

@@ -1,0 +1,210 @@
+"""Runs a job and starts it again when it fails; restart.py decides. Each job is launched by a thread of its own.
+
+The main thread waits, for signals come to it alone, and hands them to the job that runs. Once that has made a run, a
+spare job is started beside it (spare.py), which becomes the next one if that is on the same hosts.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from parallax.errors import ParallaxError
+from parallax.report.text import bytes_text
+from parallax.runtime.launcher.cause import STOPPED, WELL, EndCause
+from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.launch import JobEnd, caught_signals
+from parallax.runtime.launcher.outcome import signal_name
+from parallax.runtime.launcher.reach import answering_hosts
+from parallax.runtime.launcher.relay import bytes_of
+from parallax.runtime.launcher.restart import (
+    FailedJob,
+    GiveUp,
+    RestartState,
+    after_failure,
+    choose_hosts,
+    tell_of_hosts,
+)
+from parallax.runtime.launcher.spare import Launch, RunningJob, SpareJob
+
+_POLL_S = 0.05
+
+JobOn = Callable[[tuple[str, ...]], Job]
+
+
+@dataclass(frozen=True, slots=True)
+class RestartOptions:
+    """What is wanted of restarts.
+
+    Attributes:
+        most: how often a job may be started again.
+        min_hosts: with so many hosts it goes on; None: with all alone.
+        has_checkpoints: the workers write checkpoints, not the script itself.
+        standing_by: the variable that has processes of a spare job wait, and its value; None for no spare jobs.
+    """
+
+    most: int
+    min_hosts: int | None = None
+    has_checkpoints: bool = True
+    standing_by: tuple[str, str] | None = None
+
+
+def launch_restarting(options: RestartOptions, hosts: tuple[str, ...], job_on: JobOn, launch: Launch) -> JobEnd:
+    """Runs a job on all hosts until it ends well or is not worth another start; gives the end of the last one.
+
+    Args:
+        options: what is wanted.
+        hosts: addresses of all hosts.
+        job_on: plans and gives the job on some of them; for all it has planned already.
+        launch: as `launch.launch`.
+
+    Raises:
+        LaunchError: as `launch`.
+    """
+    with caught_signals() as caught:
+        restarting = _Restarting(options, hosts, job_on, launch, caught)
+        try:
+            return restarting.run()
+        finally:
+            restarting.close()
+
+
+class _Restarting:
+    """The loop: runs a job, asks what is to be done, and does it."""
+
+    def __init__(
+        self, options: RestartOptions, hosts: tuple[str, ...], job_on: JobOn, launch: Launch, caught: list[int]
+    ) -> None:
+        self._state = RestartState(options.most, hosts, options.min_hosts, options.has_checkpoints)
+        self._standing_by = options.standing_by
+        self._hosts = hosts
+        self._job_on = job_on
+        self._launch = launch
+        self._caught = caught
+        self._spare: SpareJob | None = None
+        self._ended_spares: list[SpareJob] = []
+        self._is_told = False  # what the spare takes
+
+    def run(self) -> JobEnd:
+        """Runs jobs until one is the last."""
+        running = RunningJob(self._launch, self._job_on(self._hosts))
+        while True:
+            end = self._run(running)
+            if end.cause.kind in (WELL, STOPPED):
+                return end
+            self._state, decision = after_failure(self._state, _failed(running.job, end))
+            if isinstance(decision, GiveUp):
+                _say(decision.text)
+                return end
+            if not _say(decision.text) or not self._wait(decision.wait_s):
+                return self._stopped(end)
+            following = self._next_job()
+            if following is None:
+                return end
+            running = following
+
+    def close(self) -> None:
+        """Ends the spare job, and waits for its end."""
+        self._drop_spare()
+        for spare in self._ended_spares:
+            spare.wait()
+
+    def _run(self, running: RunningJob) -> JobEnd:
+        """Waits for a job's end; starts the spare when it trains, and ends it when the loop has ended."""
+        may_start = self._standing_by is not None and self._state.restarts < self._state.most
+        while not running.wait(_POLL_S):
+            running.contact.signals += self._caught[len(running.contact.signals) :]
+            progress = running.contact.progress
+            if progress.has_finished or self._caught:
+                self._drop_spare()
+            elif may_start and progress.has_run:
+                may_start = False
+                self._start_spare()
+            self._look_at_spare()
+        return running.end()
+
+    def _next_job(self) -> RunningJob | None:
+        """The job, started again; None when it cannot be, and the user has been told."""
+        answering = self._state.hosts
+        if self._state.min_hosts is not None:
+            answering = answering_hosts(self._job_on(self._state.hosts).cluster)
+        chosen, why_not = choose_hosts(self._state, answering)
+        if why_not:
+            _say(f"The job is not started again: {why_not}")
+            return None
+        if text := tell_of_hosts(self._state, self._hosts, chosen):
+            _say(text)
+        self._hosts, spare = chosen, self._spare
+        if spare is not None and spare.hosts == chosen and spare.is_alive:
+            self._spare = None
+            return spare.go()
+        self._drop_spare()
+        try:
+            return RunningJob(self._launch, _numbered(self._job_on(chosen), self._state.restarts))
+        except ParallaxError as error:
+            _say(f"The job is not started again: on the hosts that are left it cannot be planned. {error}")
+            return None
+
+    def _start_spare(self) -> None:
+        """Starts the job that comes next, if this one fails, on the hosts of this one."""
+        if self._standing_by is not None:
+            job = _numbered(self._job_on(self._hosts), self._state.restarts + 1)
+            streams = bytes_of(sys.stdout), bytes_of(sys.stderr)
+            self._spare, self._is_told = SpareJob(self._launch, job, self._standing_by, streams), False
+
+    def _look_at_spare(self) -> None:
+        """Tells what the spare takes when it is ready, and lets go of one that has failed."""
+        spare = self._spare
+        if spare is None:
+            return
+        if not spare.is_alive:
+            _say("The spare job has failed; a restart will import TensorFlow anew.")
+            self._drop_spare()
+        elif not self._is_told and (taken := spare.ready_bytes) is not None:
+            self._is_told = True
+            _say(f"A spare job is ready for a restart; its processes take {bytes_text(taken)} (--no-spare: none).")
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.stop()
+            self._ended_spares.append(self._spare)
+            self._spare = None
+
+    def _wait(self, seconds: float) -> bool:
+        """Waits until a time; False when a signal has come."""
+        until_s = time.monotonic() + seconds
+        while not self._caught and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+        return not self._caught
+
+    def _stopped(self, end: JobEnd) -> JobEnd:
+        """The end of a job that is not started again because of a signal, or because nobody reads."""
+        if not self._caught:
+            return end
+        _say(f"the launcher got {signal_name(self._caught[0])}. The job is not started again.")
+        return replace(end, status=128 + self._caught[0], cause=EndCause(STOPPED))
+
+
+def _failed(job: Job, end: JobEnd) -> FailedJob:
+    hosts = {job.host_of(rank) for rank in end.cause.ranks}
+    return FailedJob(end.cause, end.reason, end.progress, end.cause.host or (hosts.pop() if len(hosts) == 1 else ""))
+
+
+def _numbered(job: Job, number: int) -> Job:
+    """A job whose files of output are beside those of the jobs before it."""
+    folder = job.output_folder
+    return job if folder is None else replace(job, output_folder=Path(folder) / f"restart-{number}")
+
+
+def _say(text: str) -> bool:
+    """Tells the user; False when nobody reads any more."""
+    if text:
+        try:
+            sys.stderr.write(f"parallax: {text}\n")
+            sys.stderr.flush()
+        except BrokenPipeError:
+            return False
+    return True

@@ -1,0 +1,150 @@
+"""A job in a thread of its own, and the spare one: started before it is needed, up to where it gets its parcel.
+
+The spare's processes have imported what the script will need, and wait. It is a job like any other, with supervisors, a
+mark and a parent whose death ends it; only its input comes when the job before it has failed, and until then nothing
+that it writes is shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import BinaryIO, cast
+
+from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.launch import Contact, JobEnd
+from parallax.types import Buffer
+
+Launch = Callable[..., JobEnd]
+
+
+class RunningJob:
+    """A job that a thread of its own launches.
+
+    Args:
+        launch: as `launch.launch`.
+        job: what to run.
+        given: what rank 0 reads, in place of the job's input.
+        streams: stdout and stderr in place of this process's own.
+    """
+
+    def __init__(
+        self, launch: Launch, job: Job, given: BinaryIO | None = None, streams: Sequence[BinaryIO | None] = (None, None)
+    ) -> None:
+        self.job = job
+        self.contact = Contact([], given)
+        self._launch = launch
+        self._streams = streams
+        self._end: JobEnd | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="parallax-job", daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits for its end, and says whether it has come."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def end(self) -> JobEnd:
+        """How it ended; raises what its launch has raised."""
+        if self._end is None:
+            raise self._error or RuntimeError("The thread of a job has ended without a word.")
+        return self._end
+
+    def _run(self) -> None:
+        try:
+            self._end = self._launch(self.job, *self._streams, self.contact)
+        except BaseException as error:  # raised again by `end`, in the thread that waits
+            self._error = error
+
+
+class SpareJob:
+    """A job that waits for its parcel.
+
+    Args:
+        launch: as `launch.launch`.
+        job: the job that it becomes; standing_by: the variable that has its processes wait, and its value.
+        streams: where its output goes from then on.
+    """
+
+    def __init__(
+        self, launch: Launch, job: Job, standing_by: tuple[str, str], streams: tuple[BinaryIO, BinaryIO]
+    ) -> None:
+        read_fd, self._written_fd = os.pipe()
+        self.hosts = tuple(host.address for host in job.cluster.hosts)
+        self._input: Sequence[Buffer] = job.input
+        self._held = [_HeldStream(stream) for stream in streams]
+        waiting = replace(job, environment=(*job.environment, standing_by), input=())
+        held = [cast(BinaryIO, stream) for stream in self._held]
+        self._running = RunningJob(launch, waiting, os.fdopen(read_fd, "rb"), held)
+
+    @property
+    def ready_bytes(self) -> int | None:
+        """The memory of its processes; None until all of them are ready."""
+        ready = self._running.contact.progress.ready_bytes
+        return sum(ready) if len(ready) == self._running.job.num_ranks else None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can still become the job."""
+        return not self._running.wait(0)
+
+    def go(self) -> RunningJob:
+        """Gives it its parcel; it runs from now on."""
+        for stream in self._held:
+            stream.release()
+        # mpirun reads at its own pace, and this thread must hear signals.
+        threading.Thread(target=self._give, name="parallax-parcel", daemon=True).start()
+        return self._running
+
+    def stop(self) -> None:
+        """Has it end; `wait` waits for that."""
+        self._running.contact.signals.append(signal.SIGTERM)
+
+    def wait(self) -> None:
+        """Waits until nothing of it is left, after `stop`."""
+        self._running.wait()
+        os.close(self._written_fd)
+
+    def _give(self) -> None:
+        with contextlib.suppress(BrokenPipeError), os.fdopen(self._written_fd, "wb") as file:
+            for piece in self._input:
+                file.write(piece)
+
+
+class _HeldStream:
+    """A stream for bytes that passes on what is written only from its release on."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._held: list[bytes] | None = []
+        self._lock = threading.Lock()
+
+    def release(self) -> None:
+        """Passes on what was written, and from now on what is."""
+        with self._lock:
+            held, self._held = self._held, None
+            for data in held or ():
+                self._stream.write(data)
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, data: bytes) -> None:
+        with self._lock:
+            if self._held is None:
+                self._stream.write(data)
+            else:
+                self._held.append(data)
+
+    def flush(self) -> None:
+        with self._lock:
+            if self._held is None:
+                self._stream.flush()

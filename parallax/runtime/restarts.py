@@ -1,0 +1,104 @@
+"""A planned job, run as often as its configuration allows: what is refused before, and the plan on fewer hosts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+from parallax.cluster.machines import Cluster
+from parallax.errors import ConfigError
+from parallax.logger import log
+from parallax.plans.plan import Plan
+from parallax.report.text import plan_table
+from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.launch import JobEnd
+from parallax.runtime.launcher.restarting import RestartOptions, launch_restarting
+from parallax.runtime.launcher.spare import Launch
+from parallax.settings.config import Config
+from parallax.settings.options import variable_of
+
+_NO_CHECKPOINTS = (
+    "max_restarts needs checkpoints, from which a job goes on, and is {number} without ckpt_config. Give "
+    "ckpt_config=parallax.CheckPointConfig(FOLDER, save_ckpt_steps=K), or leave max_restarts out."
+)
+_OWN_CHECKPOINTS = (
+    "max_restarts is %d, and no keras.callbacks.BackupAndRestore was given: a job that is started again goes on from "
+    "what the script itself keeps, or begins anew."
+)
+
+# What processes of a spare job import; what the launching process has not imported, no worker will.
+_TO_IMPORT = ("parallax.runtime.open_session", "horovod.tensorflow")
+_IF_IMPORTED = ("keras", "tf_keras", "parallax.keras")
+
+
+def check_restarts(config: Config, cluster: Cluster, is_call: bool, resumes: bool) -> None:
+    """Refuses restarts that would lose all, or cannot be.
+
+    Args:
+        config: the configuration.
+        cluster: all machines.
+        is_call: the job is for a call in the middle of a script, which may keep its state itself.
+        resumes: it does.
+
+    Raises:
+        ConfigError: says what is missing.
+    """
+    asked = config.restart
+    if asked.max_restarts and config.ckpt_config.ckpt_dir is None:
+        if not is_call:
+            raise ConfigError(_NO_CHECKPOINTS.format(number=asked.max_restarts))
+        if not resumes:
+            log.warning(_OWN_CHECKPOINTS, asked.max_restarts)
+    if asked.min_hosts is None:
+        return
+    if not asked.max_restarts:
+        raise ConfigError(f"min_hosts belongs to max_restarts, and is {asked.min_hosts} without. Give max_restarts.")
+    if asked.min_hosts > len(cluster.hosts):
+        raise ConfigError(
+            f"min_hosts must be at most the number of hosts, {len(cluster.hosts)}, not {asked.min_hosts}."
+        )
+    if asked.min_hosts < len(cluster.hosts) and config.plan_file is not None:
+        raise ConfigError(
+            f"min_hosts={asked.min_hosts} lets the job go on with fewer hosts, for which {config.plan_file} is no "
+            "plan. Leave one of the two out."
+        )
+
+
+def launch_planned(
+    config: Config,
+    planned: tuple[Cluster, Plan],
+    plan_on: Callable[[Cluster], Plan],
+    job_of: Callable[[Plan, Cluster], Job],
+    launch: Launch,
+) -> JobEnd:
+    """Runs a job, again where it fails and that is wanted; gives the last end.
+
+    Args:
+        config: the configuration.
+        planned: all machines, and the plan for them.
+        plan_on: plans for some of them.
+        job_of: the job of a plan.
+        launch: as `launch.launch`.
+    """
+    cluster, plan = planned
+    asked = config.restart
+    if not asked.max_restarts:
+        return launch(job_of(plan, cluster))
+    addresses = tuple(host.address for host in cluster.hosts)
+    jobs = {addresses: job_of(plan, cluster)}
+
+    def job_on(chosen: tuple[str, ...]) -> Job:
+        if chosen not in jobs:
+            fewer = replace(cluster, hosts=tuple(host for host in cluster.hosts if host.address in chosen))
+            other = plan_on(fewer)
+            sys.stdout.write(plan_table(other))
+            sys.stdout.flush()
+            jobs[chosen] = job_of(other, fewer)
+        return jobs[chosen]
+
+    has_checkpoints = config.ckpt_config.ckpt_dir is not None
+    modules = [*_TO_IMPORT, *(name for name in _IF_IMPORTED if name in sys.modules)]
+    standing_by = None if asked.no_spare else (variable_of("stand_by"), ",".join(modules))
+    options = RestartOptions(asked.max_restarts, asked.min_hosts, has_checkpoints, standing_by)
+    return launch_restarting(options, addresses, job_on, launch)

@@ -1,0 +1,52 @@
+"""A job that fails is started again, goes on from its checkpoint, and ends as one that never failed."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.timeout(300)
+
+SCRIPT = Path(__file__).parent / "scripts" / "restarted.py"
+STEPS, NEVER = 10, 99
+
+
+def test_a_job_whose_worker_is_killed_ends_trained_with_equal_values(start, tmp_path):
+    files = [tmp_path / name for name in ("undisturbed.npz", "restarted.npz")]
+    run = ("-m", "parallax.cli", "run", "--workers", 2)
+    done = start(*run, "--no-spare", SCRIPT, tmp_path / "folder", STEPS, NEVER, files[0]).finish()
+    assert (done.status, "spare" in done.stderr, "Restart" in done.stderr) == (0, False, False), str(done)
+    running = start(*run, SCRIPT, tmp_path / "other", STEPS, 6, files[1])
+    pid = int(running.wait_for("rank 1 is process").rpartition(" ")[2])
+    deadline_s = time.monotonic() + 120
+    while "parallax: A spare job is ready for a restart" not in running.output()[1]:
+        assert time.monotonic() < deadline_s, running.output()[1]
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    done = running.finish()
+    assert done.status == 0, str(done)
+    said = "parallax: Restart 1 of 2: rank 1 was killed by SIGKILL"
+    assert done.stderr.count(said) == 1 and "Goes on from step 4." in done.stderr, str(done)
+    assert done.stdout.count("Resumed from step 4") == 1, str(done)
+    assert (done.stdout.count("cold"), done.stdout.count("warm")) == (3, 2), str(done)  # the launcher too
+    with np.load(files[0]) as wanted, np.load(files[1]) as found:
+        assert wanted.files == found.files and len(wanted.files) == 9
+        for name in wanted.files:
+            np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
+
+
+def test_restarts_without_checkpoints_are_refused_before_anything_is_started(run):
+    done = run(
+        "import tensorflow.compat.v1 as tf\n"
+        "import parallax\n"
+        "graph = tf.Graph()\n"
+        "with graph.as_default():\n"
+        "    w = tf.get_variable('w', [2])\n"
+        "    tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(w))\n"
+        "parallax.parallel_run(graph, parallax_config=parallax.Config(restart=parallax.RestartConfig(3)))\n"
+    )
+    assert done.status == 1, str(done)
+    assert "parallax: max_restarts needs checkpoints" in done.stderr and "is 3 without ckpt_config" in done.stderr
