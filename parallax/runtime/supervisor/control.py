@@ -7,7 +7,7 @@ that the job gives back: those may be many, and beats must not wait behind them.
 Every second a worker or server sends its beat, which its supervisor keeps (`runs` made, the `fetch` in progress and its
 `seconds`; of a server only that it is one). A worker sends `in_run` (the fetch, the digest of its collectives, the
 seconds so far) again and again once a run has lasted two seconds, `run_done`, `finished`, and `failed` with the
-traceback.
+traceback. Worker 0 sends `preempted` (the `step`) when the state is saved and all workers leave.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ RESULT_FILE = "PARALLAX_RESULT_FILE"
 """Set by the launcher where rank 0 is on its machine: a file in its memory for these bytes, which then go no other way.
 mpirun takes a core for what it passes on: 28 MB/s, where the file takes 1 GB/s."""
 RESULT_SIZE = struct.Struct(">Q")
+PREEMPTION_FD = "PARALLAX_PREEMPTION_FD"
+"""Rank 0's pipe by which its supervisor lets it know that the job is preempted: a byte, and reading never waits."""
 BEAT = "alive"
 HOST_ADDRESS = "PARALLAX_HOST_ADDRESS"
 """Set by the supervisor of a rank in a job with servers: the address of its host, in digits."""
@@ -36,7 +38,8 @@ def send(message: Mapping[str, object]) -> bool:
     """Sends `message` to the launcher, or does nothing outside a job.
 
     Args:
-        message: what is told; `kind` says which: `alive`, `in_run`, `run_done`, `finished` or `failed`.
+        message: what is told; `kind` says which: `alive`, `in_run`, `run_done`, `finished`,
+            `failed` or `preempted`.
 
     Returns:
         Whether it was sent.
@@ -66,6 +69,17 @@ def take_result_pipe() -> tuple[int | None, str]:
     """
     number = os.environ.pop(RESULT_FD, "")
     return int(number) if number else None, os.environ.get(RESULT_FILE, "")
+
+
+def is_preempted() -> bool:
+    """Whether the supervisor has let this process know since the last call that the job is preempted."""
+    number = os.environ.get(PREEMPTION_FD)
+    if not number:
+        return False
+    try:
+        return bool(os.read(int(number), 1))
+    except BlockingIOError:
+        return False
 
 
 def host_address() -> str:
