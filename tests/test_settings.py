@@ -23,6 +23,7 @@ EXAMPLES = {
     "keep_last": 3,
     "keep_every_hours": 1.5,
     "beside_training": False,
+    "preemption_grace_s": 20.0,
     "traced_bytes": 5,
     "whole_bytes": 6,
     "measure_steps": 2,

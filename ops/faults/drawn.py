@@ -57,6 +57,8 @@ OF_OTHERS = (
     Fault("launcher", signal.SIGKILL, None, ""),
     Fault("launcher", signal.SIGSTOP, None, ""),
 )
+OF_TRAINING = {"the launcher got SIGTERM": Fault("launcher", signal.SIGTERM, 75, r"preempted at step \d+, saved")}
+"""What comes instead of the faults that say so, where there are checkpoints."""
 OF_HOSTS = (
     Fault("daemon", signal.SIGKILL, 1, _LOST),
     Fault("daemon", signal.SIGSTOP, 1, _LOST),
@@ -143,6 +145,7 @@ def drawn(random: Random, has_lab: bool) -> Drawn:
     faults += OF_SERVERS * bool(job.servers) + OF_DISKS * (trains and not on_hosts)
     victim = random.choice(sorted({fault.victim for fault in faults}))
     fault = random.choice([fault for fault in faults if fault.victim == victim])
+    fault = OF_TRAINING.get(fault.words, fault) if trains else fault
     ranks, workers = job.ranks, sum(job.workers)
     rank = random.randrange(*{"worker": (0, workers), "server": (workers, ranks)}.get(fault.victim, (0, ranks)))
     if on_hosts and fault.victim == "agent" and fault.number == signal.SIGSTOP:

@@ -19,7 +19,7 @@ from parallax.runtime.launcher import end_of_job as job_machine
 from parallax.runtime.launcher.outcome import Ending
 from parallax.runtime.supervisor import machine as rank_machine
 from parallax.runtime.supervisor.frames import Control, Frame, Start
-from parallax.runtime.supervisor.limits import Limits
+from parallax.runtime.supervisor.limits import PREEMPTION, Limits
 from parallax.runtime.supervisor.processes import Vitals
 
 LIMITS = Limits(stopped_s=3, frozen_s=5, silent_s=6, begin_s=15, start_s=12, word_s=2, unheard_s=8)
@@ -27,6 +27,7 @@ STALL_S = (5.0, 9.0)
 LOOK_S = 0.5
 MPIRUN_GRACE_S = 1.0
 LAST_WORDS_S = 1.0
+SAVE_S = 10.0  # a preempted job's grace
 END_S = 90.0  # by then every schedule has ended
 RULE = "-" * 74
 NEVER = float("inf")
@@ -60,9 +61,12 @@ class World:
         hosts: the host of each rank, ascending from 0.
         workers: ranks that are workers; servers follow.
         watching: whether what happens is kept in `trace`.
+        saves: whether the workers write checkpoints.
     """
 
-    def __init__(self, random: Random, hosts: tuple[int, ...], workers: int, watching: bool = False) -> None:
+    def __init__(
+        self, random: Random, hosts: tuple[int, ...], workers: int, watching: bool = False, saves: bool = False
+    ) -> None:
         self.random = random
         self.now_s = 0.0
         self.trace: list[str] = []
@@ -72,7 +76,8 @@ class World:
         self.stall_s = random.uniform(*STALL_S)
         names = tuple(f"rank {rank}" for rank in range(len(hosts)))
         by_rank = tuple(f"h{host}" for host in hosts)
-        self.job = job_machine.new_job(names, by_rank, workers, self.stall_s, LIMITS, 0.0)
+        self.job = job_machine.new_job(names, by_rank, workers, self.stall_s, LIMITS, 0.0, SAVE_S if saves else None)
+        self.saving: Callable[[], None] = lambda: None  # what worker 0 does when it is told of a preemption
         self.ranks = [Rank(n, host, rank_machine.SupervisorState(n, 0.0, LIMITS)) for n, host in enumerate(hosts)]
         self.launcher = self.mpirun = "up"
         self.held_until_s = 0.0  # the launcher waits for who reads its output
@@ -201,6 +206,10 @@ class World:
                 self._send(rank, action.frame)
             elif isinstance(action, rank_machine.SignalWorker):
                 self._signal_worker(rank, action.number)
+            elif isinstance(action, rank_machine.TellPreemption):
+                if rank.number == 0 and rank.status is None:
+                    self.note("worker 0 is told of a preemption")
+                    self.saving()
             else:
                 self._leave(rank, action)
 
@@ -254,22 +263,28 @@ class World:
 
     def _word(self) -> None:
         has_started = self.job.alive.first_s is not None or bool(self._inbox)
-        if self.launcher == "up" and self.mpirun == "up" and has_started:
-            for rank in self.ranks:
-                if self._reaches(rank):
-                    self.soon(self._hears, rank)
+        if self.launcher == "up" and has_started:
+            self._pass_on(rank_machine.WordHeard())
         if self.now_s < END_S:
             self.at(self.now_s + LIMITS.word_s, self._word)
 
-    def _hears(self, rank: Rank) -> None:
+    def _pass_on(self, word: rank_machine.SupervisorEvent) -> None:
+        """The launcher's word on its way to all supervisors."""
+        for rank in self.ranks:
+            if self.mpirun == "up" and self._reaches(rank):
+                self.soon(self._hears, rank, word)
+
+    def _hears(self, rank: Rank, word: rank_machine.SupervisorEvent) -> None:
         if rank.has_supervisor and not rank.supervisor_stopped and self._reaches(rank):
-            self._step(rank, rank_machine.WordHeard())
+            self._step(rank, word)
 
     def signal_mpirun(self, number: int) -> None:
         """A signal for mpirun."""
         self.note(f"mpirun gets {number}")
         if number == signal.SIGKILL:
             self.kill_mpirun()
+        elif number == PREEMPTION:
+            self._pass_on(rank_machine.PreemptionHeard())
         elif self.mpirun == "up" and not self._mpirun_ends:
             self._end_all(1)
 

@@ -142,6 +142,8 @@ DEFECTS = (
     Defect(_RANK, "by = 0 if event.number == signal.SIGTERM else event.number", "by = 0"),
     Defect(_RANK, "by = 0 if event.number == signal.SIGTERM else event.number", "by = event.number"),
     Defect(_RANK, "Exit(state.rank, status, state.told, state.by)", "Exit(state.rank, status, False, state.by)"),
+    Defect(_RANK, "() if state.preempted else (TellPreemption(),)", "()"),
+    Defect(_RANK, "preempted=True, unheard_s=0.0", "preempted=True, told=True"),
     # How long is reckoned.
     Defect(_LIMITS, "min(max(0.0, now_s - before_s), 2 * beat_s)", "max(0.0, now_s - before_s)"),
     Defect(_LIMITS, "min(max(0.0, now_s - before_s), 2 * beat_s)", "0.0"),
@@ -168,7 +170,7 @@ DEFECTS = (
     # When a job is ended.
     Defect(_JOB, "EXIT_UNKNOWN if silence.kind == HOST else EXIT_STALLED", "EXIT_STALLED"),
     Defect(_JOB, "kill_s=now_s + GRACE_S", 'kill_s=float("inf")'),
-    Defect(_JOB, "    if state.signals:\n", "    if False:\n"),
+    Defect(_JOB, "    if state.signals and not _is_saving(state, now_s):\n", "    if False:\n"),
     Defect(_JOB, "    if state.is_unread:\n", "    if False:\n"),
     Defect(
         _JOB, "if state.judge.knows_failure() and not _may_follow(state, now_s):", "if state.judge.knows_failure():"
@@ -181,6 +183,13 @@ DEFECTS = (
     Defect(_JOB, "state.judge.has_failed(now_s) and", "state.judge.knows_failure() and"),
     Defect(_JOB, "Ending(128 + state.signals[0], what, EndCause", "Ending(state.signals[0], what, EndCause"),
     Defect(_JOB, "stalls = stalls.observe(frame.rank, frame.message, now_s)", "pass"),
+    # When a preempted job saves, and ends.
+    Defect(_JOB, "and state.signals[:1] == (signal.SIGTERM,)", "and state.signals[:1] == (signal.SIGINT,)"),
+    Defect(_JOB, "ask_s=now_s + state.alive.limits.word_s), (SignalMpirun(PREEMPTION),)", 'ask_s=float("inf")), ()'),
+    Defect(_JOB, 'frame.message.get("kind") == "preempted":', "False:"),
+    Defect(_JOB, "len(state.signals) == 1 and now_s < state.save_until_s", "len(state.signals) == 1"),
+    Defect(_JOB, "len(state.signals) == 1 and now_s < state.save_until_s", "now_s < state.save_until_s"),
+    Defect(_JOB, "return Ending(EXIT_PREEMPTED, what)", "return Ending(0, what)"),
     # Who failed first.
     Defect(_OUT, "was_killed = ended.status == -signal.SIGKILL and", "was_killed = False and"),
     Defect(_OUT, "if not frame.told or frame.by:", "if True:"),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from ops.faults.model import LIMITS, World
+from ops.faults.model import LIMITS, SAVE_S, World
 from parallax.report.text import name_ranks
 from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
 
@@ -286,6 +286,56 @@ def launcher_signalled(world: World) -> Expected:
     return _ends(128 + number, f"the launcher got {signal.Signals(number).name}")
 
 
+def _saves(world: World, in_s: float) -> None:
+    """All workers save and end, a while after worker 0 was told; servers end with them."""
+
+    def saved() -> None:
+        world.tell(world.ranks[0], {"kind": "preempted", "step": 3})
+        for rank in world.ranks:
+            world.tell(rank, {"kind": "finished", "runs": 3})
+            world.at(world.now_s + world.random.random(), world.end_worker, rank, 0)
+
+    world.saving = lambda: world.at(world.now_s + in_s, saved)
+
+
+def is_preempted(world: World) -> Expected:
+    """The launcher gets SIGTERM, and the workers save in time."""
+    in_s = (SAVE_S - 4) * world.random.random()
+    _saves(world, in_s)
+    world.take(SignalCame(signal.SIGTERM))
+    return _ends(75, "preempted at step 3, saved", in_s)
+
+
+def is_preempted_and_stays(world: World) -> Expected:
+    """The workers of a preempted job save, and their scripts do not end."""
+    world.saving = lambda: world.tell(world.ranks[0], {"kind": "preempted", "step": 3})
+    world.take(SignalCame(signal.SIGTERM))
+    return _ends(75, "preempted at step 3, saved", SAVE_S)
+
+
+def is_preempted_in_vain(world: World) -> Expected:
+    """The workers of a preempted job do not come to save."""
+    world.take(SignalCame(signal.SIGTERM))
+    return _ends(143, "the launcher got SIGTERM, and the workers have not saved within 10 s", SAVE_S)
+
+
+def is_preempted_twice(world: World) -> Expected:
+    """Another signal comes before the workers of a preempted job have saved."""
+    in_s = 4 * world.random.random()
+    world.take(SignalCame(signal.SIGTERM))
+    world.at(world.now_s + in_s, world.take, SignalCame(world.random.choice((signal.SIGINT, signal.SIGTERM))))
+    return _ends(143, "the launcher got SIGTERM. The job was ended.", in_s)
+
+
+def is_killed_while_preempted(world: World) -> Expected:
+    """A worker is killed while the others save."""
+    rank = _pick(world)
+    world.take(SignalCame(signal.SIGTERM))
+    in_s = 0.5 + 5 * world.random.random()
+    world.at(world.now_s + in_s, world.end_worker, world.ranks[rank], -signal.SIGKILL)
+    return _ends(137, f"rank {rank} was killed by SIGKILL", in_s)
+
+
 def launcher_unread(world: World) -> Expected:
     """Nobody reads the launcher's output any more."""
     world.take(ReaderGone())
@@ -357,6 +407,8 @@ FAULTS: tuple[Fault, ...] = (
     *(mpirun_killed, mpirun_stopped, launcher_signalled, launcher_unread, launcher_killed, launcher_stopped),
     *(ends_early, fetches_otherwise, is_a_run_apart, cut_from_the_start, supervisor_stopped_after_a_hold),
 )
+SAVING = (is_preempted, is_preempted_and_stays, is_preempted_in_vain, is_preempted_twice, is_killed_while_preempted)
+"""Faults of jobs that write checkpoints: what else may happen when their launcher gets a signal."""
 ALONE = (ends_early, fetches_otherwise, is_a_run_apart)
 """Faults that need two workers."""
 _SHAPES = ((0,), (0, 0), (0, 0), (0, 1), (0, 1), (0, 0, 1), (0, 1, 1), (0, 1, 2), (1, 2), (1, 1))
@@ -368,9 +420,11 @@ def world_of(seed: int, watching: bool = False) -> tuple[World, Fault]:
     hosts = random.choice(_SHAPES)
     workers = max(1, len(hosts) - (random.random() < 0.3))
     fault = random.choice(FAULTS)
+    if fault is launcher_signalled:
+        fault = random.choice((fault, *SAVING))
     if fault in ALONE and workers < 2:
         hosts, workers = (0, 1), 2
-    world = World(random, hosts, workers, watching)
+    world = World(random, hosts, workers, watching, fault in SAVING)
     if fault is hangs_at_its_start:
         random.choice(world.ranks).frozen = True
     if fault is cut_from_the_start and world.daemons:

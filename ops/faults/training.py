@@ -19,6 +19,7 @@ from parallax.runtime.supervisor.limits import Limits
 
 LIMITS = Limits(beat_s=1.0, stopped_s=4.0, silent_s=10.0, word_s=1.0, unheard_s=12.0)
 CHECKPOINT_STEPS = 20
+GRACE_S = 60.0  # to save when it is preempted, also while it starts, beside other jobs
 ROWS, WIDTH, IDS = 20_000, 8, 256
 _PAUSE_S = 0.05  # between steps: other jobs share the machine
 
@@ -29,7 +30,7 @@ def main() -> None:
     config = parallax.Config(
         workers=sum(TRAINING[0].workers),
         run_option="HYBRID" if kind == "workers" else "PS",
-        ckpt_config=parallax.CheckPointConfig(folder, save_ckpt_steps=CHECKPOINT_STEPS, keep_last=2),
+        ckpt_config=parallax.CheckPointConfig(folder, CHECKPOINT_STEPS, keep_last=2, preemption_grace_s=GRACE_S),
         seed=1,
     )
     graph, feeds = _graph()

@@ -116,6 +116,7 @@ def job_of(
         parcel.pieces(),
         _output_folder(config, mine.call),
         framework_level(),
+        preemption_grace_s=_preemption_grace_s(config, mine),
     )
 
 
@@ -142,6 +143,12 @@ def _output_folder(config: Config, call: int | None) -> Path | None:
         return None
     folder = Path(config.redirect_path)
     return folder if call in (None, 1) else folder / f"call-{call}"
+
+
+def _preemption_grace_s(config: Config, mine: Settings) -> float | None:
+    """How long a preempted job may save; None where it writes no checkpoints, as in a verification."""
+    saves = config.ckpt_config.ckpt_dir is not None and mine.role == Role.WORKER
+    return config.ckpt_config.preemption_grace_s if saves else None
 
 
 def with_cluster(wanted: Settings, config: Config) -> Settings:

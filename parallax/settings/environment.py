@@ -125,6 +125,7 @@ class Settings:
     keep_last: int | None = None
     keep_every_hours: float | None = None
     beside_training: bool | None = None
+    preemption_grace_s: float | None = None
     traced_bytes: int | None = None
     whole_bytes: int | None = None
     tables_dir: str | None = None

@@ -109,6 +109,8 @@ class CheckPointConfig:
         keep_last: how many of the last checkpoints stay; None for all.
         keep_every_hours: of those before them, the first stays, and then one every so many hours; None for none.
         beside_training: True: training goes on while a checkpoint is written. False: it waits.
+        preemption_grace_s: how many seconds the workers have to save and to end when the launching process gets
+            SIGTERM. Kubernetes kills it after 30.
 
     Raises:
         ConfigError: when a value breaks its rule, or there is a folder and neither steps nor seconds.
@@ -122,6 +124,9 @@ class CheckPointConfig:
         None, Option((RUN,), "and of those before them one every H hours", "H", parse=float)
     )
     beside_training: bool = setting(True, Option((RUN,), "training waits while checkpoints are written", const=False))
+    preemption_grace_s: float = setting(
+        25.0, Option((RUN,), "at SIGTERM, save and end within S seconds (default 25)", "S", parse=float)
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ckpt_dir", checked.path_or_none("ckpt_dir", self.ckpt_dir))
@@ -130,6 +135,7 @@ class CheckPointConfig:
         checked.number_or_none("keep_last", self.keep_last)
         checked.seconds_or_none("keep_every_hours", self.keep_every_hours)
         checked.truth("beside_training", self.beside_training)
+        checked.seconds("preemption_grace_s", self.preemption_grace_s)
         if self.ckpt_dir is not None and self.save_ckpt_steps is None and self.save_ckpt_secs is None:
             raise ConfigError(
                 f"ckpt_dir needs save_ckpt_steps or save_ckpt_secs, and {str(self.ckpt_dir)!r} was given without. "

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.runtime.launcher.launch import EXIT_PREEMPTED
+
 pytestmark = pytest.mark.timeout(300)
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -69,6 +71,30 @@ def test_what_workers_left_is_found_by_fewer_workers_with_servers_and_by_one_pro
         assert len(wanted) == 18 and wanted.keys() == got.keys()
         for name, value in wanted.items():
             np.testing.assert_array_equal(got[name], value, err_msg=name)
+
+
+def test_a_preempted_job_saves_and_goes_on_as_if_nothing_had_been(start, tmp_path):
+    script, steps = SCRIPTS / "preempted.py", 60
+    undisturbed, resumed = tmp_path / "undisturbed.npz", tmp_path / "resumed.npz"
+
+    def command(folder, pause_s, file):
+        return start("-m", "parallax.cli", "run", "--workers", 2, script, tmp_path / folder, steps, pause_s, file)
+
+    running = command("kept", 0.05, resumed)
+    running.wait_for("[1] is in the middle")
+    os.kill(running.process.pid, signal.SIGTERM)
+    done = running.finish()
+    found = re.search(r"^parallax: preempted at step (\d+), saved\. Start the job again", done.stderr, re.MULTILINE)
+    assert found and done.status == EXIT_PREEMPTED == 75, str(done)
+    assert all("cleans up" in done.lines(rank) for rank in range(2)), str(done)
+    assert 10 < int(found[1]) < steps and not resumed.exists(), str(done)
+    again = command("kept", 0.0, resumed).finish()
+    assert again.status == 0 and f"begins at {found[1]}" in again.lines(0), str(again)
+    assert command("other", 0.0, undisturbed).finish().status == 0
+    with np.load(undisturbed) as wanted, np.load(resumed) as got:
+        assert len(wanted.files) == 9 and wanted.files == got.files
+        for name in wanted.files:
+            np.testing.assert_array_equal(got[name], wanted[name], err_msg=name)
 
 
 def test_checkpoints_need_a_global_step(run):

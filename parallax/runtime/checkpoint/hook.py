@@ -11,7 +11,8 @@ they train on when all variables are frozen, so that weights and slots belong to
 
 What is due while a job trains is written beside training (beside_training.py), as far as that can be: the workers stand
 while the variables are frozen, or while the checkpoint before is still being written. At the start and at the end they
-stand until all is written.
+stand until all is written. A preempted job saves after a run on which the workers agree (worker/preemption.py), and
+ends.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import tensorflow as tf
 
@@ -37,6 +38,7 @@ from parallax.runtime.checkpoint.writing import Moved
 from parallax.runtime.supervisor.control import SAVED, send
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import WorkerContext
+from parallax.runtime.worker.preemption import Preemption
 from parallax.settings.parts import CheckPointConfig
 from parallax.types import Comm, Coordinator, Graph, RunContext, RunValues, Session
 
@@ -155,9 +157,11 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     _trains: dict[tuple[tuple[str, ...], frozenset[str]], bool] = field(default_factory=dict)
     _names: Any = None  # of the plan that these are known for
     _step_writers: frozenset[str] = frozenset()
+    _preemption: Preemption = field(init=False)
 
     def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Writes the state at the start, unless it has just been read."""
+        self._preemption = Preemption(self.checkpoints.storage.comm)
         if self.checkpoints.loaded_step is None:
             self._save(session, self._step(session), may_fail=False)
         else:
@@ -173,6 +177,8 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         step = self._step(session)
         if self._is_due(step):
             self._save(session, step)
+        if self._preemption.is_now():
+            self._leave(session, step)
 
     def end(self, session: Session) -> None:
         """Writes the state at a good end, when all workers have come to theirs."""
@@ -245,6 +251,13 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._warned.add(kind)
             _LOG.warning("%s%s", kind, more)
 
+    def _leave(self, session: Session, step: int) -> NoReturn:
+        """Writes the state of a preempted job, and ends it."""
+        self._wait(is_due=False)
+        if step != self._saved_step or self._is_missing:
+            self._save(session, step, may_fail=False)
+        self._preemption.leave(step)
+
     def _saved(self, step: int) -> None:
         self._saved_step, self._saved_s = step, time.monotonic()
 
@@ -292,6 +305,7 @@ class CallingHook(CheckpointHook):
         """Writes the state at the start, unless it has just been read."""
         # Collectives of one communicator must begin in one order on all workers, and who ends when is not known.
         self._ending = self.checkpoints.storage.comm.Dup()
+        self._preemption = Preemption(self.checkpoints.storage.comm)
         if self.checkpoints.loaded_step is None:
             self._save(session, self.checkpoints.storage.comm.bcast(self._step(session)), may_fail=False)
         else:
@@ -312,6 +326,9 @@ class CallingHook(CheckpointHook):
             for rank in range(1, comm.Get_size()):
                 comm.send(step, rank)
             self._save(session, step)
+        if self._preemption.is_told():
+            self._preemption.call(step)
+            self._leave(session, step)
 
     def end(self, session: Session) -> None:
         """Writes the state at a good end, when all workers have come to theirs."""
@@ -328,6 +345,9 @@ class CallingHook(CheckpointHook):
         comm = self.checkpoints.storage.comm
         if comm.Get_rank() and comm.iprobe(source=0):
             self._save(session, comm.recv(source=0))
+        called = self._preemption.called()
+        if called is not None:
+            self._leave(session, called)
 
     def _read_step(self, session: Session) -> int:
         """The servers' step, where a worker's own copy is as old as its last run."""

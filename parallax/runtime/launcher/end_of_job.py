@@ -3,7 +3,8 @@
 It reads no clock, no pipe and no process, so it runs over a simulated job as over a real one; `launch.py` is its loop.
 What goes before what, when several things are known of a job that does not go on:
 
-1. a signal to the launcher, or nobody who reads its output;
+1. a signal to the launcher, or nobody who reads its output; where workers can save, they do so at the first SIGTERM,
+   and end the job themselves, unless another signal comes or their time is over;
 2. a failure that a rank has told, unless somebody was silent before, who may be its cause;
 3. who is silent (liveness.py);
 4. ranks that wait in vain (stall.py), unless somebody may be silent: what that rank does is not known.
@@ -20,10 +21,13 @@ from parallax.runtime.launcher.liveness import HOST, MPIRUN, MPIRUN_STOPPED, Liv
 from parallax.runtime.launcher.outcome import EXIT_UNKNOWN, Ending, FailureDetector, signal_name
 from parallax.runtime.launcher.stall import StallWatch
 from parallax.runtime.supervisor.frames import Control, Exit, Frame
-from parallax.runtime.supervisor.limits import Limits
+from parallax.runtime.supervisor.limits import PREEMPTION, Limits
 from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
 
 EXIT_STALLED = 124
+EXIT_PREEMPTED = 75
+"""EX_TEMPFAIL of sysexits.h: the same command may succeed later. Shells, mpirun, batch systems and the other statuses
+here do not use it, and Python ends with it only where it is asked to."""
 
 GRACE_S = 5.0  # from SIGTERM to SIGKILL for mpirun; it takes two seconds to end its ranks
 
@@ -68,7 +72,12 @@ class JobState:
         alive: who is silent.
         signals: those that the launcher got.
         is_unread: nobody reads its output.
+        grace_s: how long workers have to save at the first SIGTERM; None when they cannot.
+        save_until_s: when that time is over; None before the signal.
+        ask_s: when they are told of it again, for a rank may only now start.
+        saved_step: the step that they have saved; they end by themselves.
         stop: why the job is ended, when it is not a failure of a rank.
+        heeded: how many signals had come then.
         kill_s: when mpirun is killed; None while the job runs, infinite once that is done.
     """
 
@@ -77,11 +86,19 @@ class JobState:
     alive: Liveness
     signals: tuple[int, ...] = ()
     is_unread: bool = False
+    grace_s: float | None = None
+    save_until_s: float | None = None
+    ask_s: float = 0.0
+    saved_step: int | None = None
     stop: Ending | None = None
+    heeded: int = 1
     kill_s: float | None = None
 
     def ending(self, mpirun_status: int, tail: Callable[[int], Sequence[str]]) -> Ending:
         """How the job ended, when mpirun has; the arguments are those of `FailureDetector.ending`."""
+        if self.saved_step is not None:
+            what = f"preempted at step {self.saved_step}, saved. Start the job again, and it goes on from there."
+            return Ending(EXIT_PREEMPTED, what, EndCause(STOPPED))
         if self.stop is None:
             return self.judge.ending(mpirun_status, tail)
         if self.signals and self.stop.status == 128 + self.signals[0]:
@@ -96,10 +113,11 @@ def new_job(
     stall_timeout_s: float,
     limits: Limits,
     now_s: float,
+    grace_s: float | None = None,
 ) -> JobState:
-    """A job of which nothing has been heard yet; `names` and `hosts` are by rank."""
+    """A job of which nothing has been heard yet; `names` and `hosts` are by rank, `grace_s` as in `JobState`."""
     stalls = StallWatch.of(num_workers, stall_timeout_s)
-    return JobState(FailureDetector(names), stalls, Liveness(hosts, now_s, limits, now_s))
+    return JobState(FailureDetector(names), stalls, Liveness(hosts, now_s, limits, now_s), grace_s=grace_s)
 
 
 def step(state: JobState, event: JobEvent, now_s: float) -> tuple[JobState, tuple[SignalMpirun, ...]]:
@@ -112,7 +130,9 @@ def step(state: JobState, event: JobEvent, now_s: float) -> tuple[JobState, tupl
         return replace(state, is_unread=True), ()
     if isinstance(event, StopsSeen):
         return replace(state, alive=state.alive.look_at_stopped(event.agents, event.mpirun, now_s)), ()
-    return _decide(replace(state, alive=state.alive.look(now_s)), now_s)
+    state, asked = _ask(replace(state, alive=state.alive.look(now_s)), now_s)
+    state, actions = _decide(state, now_s)
+    return state, (*asked, *actions)
 
 
 def heard(state: JobState, line: str) -> tuple[JobState, list[str]]:
@@ -123,6 +143,8 @@ def heard(state: JobState, line: str) -> tuple[JobState, list[str]]:
 
 def _take(state: JobState, frame: Frame, now_s: float) -> JobState:
     stalls = state.stalls
+    if isinstance(frame, Control) and frame.message.get("kind") == "preempted":
+        state = replace(state, saved_step=int(str(frame.message["step"])))
     if isinstance(frame, Control):
         stalls = stalls.observe(frame.rank, frame.message, now_s)
     elif isinstance(frame, Exit):
@@ -131,14 +153,29 @@ def _take(state: JobState, frame: Frame, now_s: float) -> JobState:
     return replace(state, judge=state.judge.observe(frame, now_s), stalls=stalls, alive=alive)
 
 
+def _ask(state: JobState, now_s: float) -> tuple[JobState, tuple[SignalMpirun, ...]]:
+    """Has the workers save, where SIGTERM was the first signal and they can."""
+    if state.save_until_s is None and state.grace_s is not None and state.signals[:1] == (signal.SIGTERM,):
+        state = replace(state, save_until_s=now_s + state.grace_s, ask_s=now_s)
+    if not _is_saving(state, now_s) or state.saved_step is not None or state.kill_s is not None or now_s < state.ask_s:
+        return state, ()
+    return replace(state, ask_s=now_s + state.alive.limits.word_s), (SignalMpirun(PREEMPTION),)
+
+
+def _is_saving(state: JobState, now_s: float) -> bool:
+    """Whether workers have time left to save and to end."""
+    return state.save_until_s is not None and len(state.signals) == 1 and now_s < state.save_until_s
+
+
 def _decide(state: JobState, now_s: float) -> tuple[JobState, tuple[SignalMpirun, ...]]:
     if state.kill_s is not None:
-        if now_s >= state.kill_s or (len(state.signals) > 1 and state.kill_s != float("inf")):
+        if now_s >= state.kill_s or (len(state.signals) > state.heeded and state.kill_s != float("inf")):
             return replace(state, kill_s=float("inf")), (SignalMpirun(signal.SIGKILL),)
         return state, ()
     stop, at_once = _reason(state, now_s)
     if stop is None and not (state.judge.has_failed(now_s) and not _may_follow(state, now_s)):
         return state, ()
+    state = replace(state, heeded=max(1, len(state.signals)))
     if at_once:
         return replace(state, stop=stop, kill_s=float("inf")), (SignalMpirun(signal.SIGKILL),)
     return replace(state, stop=stop, kill_s=now_s + GRACE_S), (SignalMpirun(signal.SIGTERM),)
@@ -146,8 +183,10 @@ def _decide(state: JobState, now_s: float) -> tuple[JobState, tuple[SignalMpirun
 
 def _reason(state: JobState, now_s: float) -> tuple[Ending | None, bool]:
     """Why the job shall be ended now, if it is no failure of a rank; and whether mpirun cannot be asked to do it."""
-    if state.signals:
-        what = f"the launcher got {signal_name(state.signals[0])}. The job was ended."
+    if state.signals and not _is_saving(state, now_s):
+        late = state.save_until_s is not None and len(state.signals) == 1
+        within = f", and the workers have not saved within {state.grace_s:g} s" if late else ""
+        what = f"the launcher got {signal_name(state.signals[0])}{within}. The job was ended."
         return Ending(128 + state.signals[0], what, EndCause(STOPPED)), False
     if state.is_unread:
         return Ending(128 + signal.SIGPIPE, cause=EndCause(STOPPED)), False

@@ -10,7 +10,7 @@ from pathlib import Path
 from parallax.cluster.machines import Cluster
 from parallax.errors import ConfigError
 from parallax.plans.plan import Layout
-from parallax.runtime.supervisor.control import CONTROL_FD, HOST_ADDRESS, RESULT_FD, RESULT_FILE
+from parallax.runtime.supervisor.control import CONTROL_FD, HOST_ADDRESS, PREEMPTION_FD, RESULT_FD, RESULT_FILE
 from parallax.runtime.supervisor.limits import LIMITS, Limits
 from parallax.runtime.supervisor.preload import LISTEN_ADDRESS, LISTEN_PORT, SECRET
 from parallax.runtime.supervisor.processes import JOB_ID
@@ -27,7 +27,7 @@ _HOST = re.compile(r"[A-Za-z0-9.-]+")
 # Set by the launch itself.
 _RESERVED = (
     *(BIND_NOW, CONTROL_FD, HOST_ADDRESS, JOB_ID, LISTEN_ADDRESS, LISTEN_PORT, SECRET),
-    *(RESULT_FD, RESULT_FILE),
+    *(PREEMPTION_FD, RESULT_FD, RESULT_FILE),
 )
 
 
@@ -48,6 +48,7 @@ class Job:
         output_folder: where files with each rank's output go, if anywhere.
         framework_log: from which level on what TensorFlow writes at its start is printed too; the files have all of it.
         limits: how long each kind of silence is waited for.
+        preemption_grace_s: how long the workers have to save when the launcher gets SIGTERM; None when they cannot.
     """
 
     program: tuple[str, ...]
@@ -59,6 +60,7 @@ class Job:
     output_folder: Path | None = None
     framework_log: int = FRAMEWORK_QUIET
     limits: Limits = LIMITS
+    preemption_grace_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.program or not all(self.program[:1]):

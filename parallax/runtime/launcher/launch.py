@@ -3,10 +3,12 @@
 Exit statuses that `launch` returns:
     0            every rank ended with 0.
     1 to 125     the exit status of the first rank that failed; 1 also when it failed without one.
+    75           preempted: the launcher got SIGTERM, the workers wrote a checkpoint, and the job can be started again
+                 (`EXIT_PREEMPTED`; EX_TEMPFAIL of sysexits.h).
     124          the job stalled: ranks waited for others that did not come, or a process was silent (`EXIT_STALLED`).
     127          a rank's program could not be started.
     128 + n      the first rank that failed, or mpirun, was killed by signal n (137: SIGKILL);
-                 or the launcher got signal n and ended the job (130: Ctrl-C, 143: SIGTERM);
+                 or the launcher got signal n and ended the job (130: Ctrl-C, 143: SIGTERM, nothing was saved);
                  141: nobody reads the launcher's output any more.
 A rank's own exit status is passed on whatever it is, so a script that uses these numbers itself makes them ambiguous;
 the message on stderr is not.
@@ -32,6 +34,7 @@ from typing import IO, BinaryIO
 
 from parallax.runtime.launcher.cause import EndCause, Progress
 from parallax.runtime.launcher.end_of_job import (
+    EXIT_PREEMPTED,
     EXIT_STALLED,
     GRACE_S,
     FrameCame,
@@ -44,7 +47,13 @@ from parallax.runtime.launcher.end_of_job import (
     step,
 )
 from parallax.runtime.launcher.job import Job
-from parallax.runtime.launcher.mpirun import check_startable, mpirun_argv, mpirun_environment, this_launcher
+from parallax.runtime.launcher.mpirun import (
+    check_startable,
+    mpirun_argv,
+    mpirun_environment,
+    passes_preemption_on,
+    this_launcher,
+)
 from parallax.runtime.launcher.outcome import Ending
 from parallax.runtime.launcher.output_files import OutputFiles
 from parallax.runtime.launcher.relay import Relay, bytes_of
@@ -64,7 +73,7 @@ from parallax.runtime.supervisor.processes import (
 )
 from parallax.types import Buffer
 
-__all__ = ["EXIT_STALLED", "Contact", "JobEnd", "caught_signals", "launch"]
+__all__ = ["EXIT_PREEMPTED", "EXIT_STALLED", "Contact", "JobEnd", "caught_signals", "launch"]
 
 _STRAY_GRACE_S = 2.0  # for supervisors to end their workers when mpirun was killed
 _LAST_WORDS_S = 1.0  # after mpirun's death, for output that is on its way
@@ -164,7 +173,8 @@ class _Watch:
         ranks = range(job.num_ranks)
         names, hosts = tuple(map(job.name_of, ranks)), tuple(map(job.host_of, ranks))
         now_s = time.monotonic()
-        self.state = new_job(names, hosts, job.num_workers, job.stall_timeout_s, job.limits, now_s)
+        grace_s = job.preemption_grace_s if passes_preemption_on(job.cluster) else None
+        self.state = new_job(names, hosts, job.num_workers, job.stall_timeout_s, job.limits, now_s, grace_s)
         self.scratch: set[str] = set()
         self.collector = ResultCollector(job.cluster.hosts[0].is_this_machine)
         self._agents: dict[int, int] = {}  # supervisors on this machine: rank -> process

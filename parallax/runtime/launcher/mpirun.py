@@ -22,8 +22,8 @@ from parallax.cluster.machines import Cluster, Host
 from parallax.errors import LaunchError
 from parallax.runtime.launcher.job import BIND_NOW, Job
 from parallax.runtime.supervisor import preload
-from parallax.runtime.supervisor.control import CONTROL_FD, RESULT_FD, RESULT_FILE
-from parallax.runtime.supervisor.limits import LIMITS, WORD
+from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD, RESULT_FD, RESULT_FILE
+from parallax.runtime.supervisor.limits import LIMITS, PREEMPTION, WORD
 from parallax.runtime.supervisor.preload import LIBRARY, LISTEN_ADDRESS, LISTEN_PORT, SECRET, agent_words, preloaded
 from parallax.runtime.supervisor.processes import JOB_ID
 
@@ -144,8 +144,14 @@ def _messaging(cluster: Cluster) -> Iterator[str]:
 
 def _word(cluster: Cluster) -> Iterator[str]:
     """Options by which mpirun passes the launcher's word on, whatever variables and files of Open MPI say."""
-    if not set(_parameters(cluster.mpirun_options)) & {*_PASSED_ON}:
-        yield from ("--mca", _PASSED_ON[0], WORD.name)
+    if passes_preemption_on(cluster):
+        # Open MPI passes SIGWINCH on, and does not know its name.
+        yield from ("--mca", _PASSED_ON[0], f"{WORD.name},{PREEMPTION.value}")
+
+
+def passes_preemption_on(cluster: Cluster) -> bool:
+    """Whether ranks hear of a preemption: mpirun's own list of signals, which the user's replaces, has no SIGWINCH."""
+    return not set(_parameters(cluster.mpirun_options)) & {*_PASSED_ON}
 
 
 def _groups(job: Job) -> Iterator[_Group]:
@@ -261,7 +267,7 @@ def mpirun_environment(job: Job, job_id: str, secret: str, launcher: Launcher) -
     base = launcher.variables
     of_a_rank = "OMPI_COMM_WORLD_RANK" in base
     kept = {name: value for name, value in base.items() if not (of_a_rank and name.startswith(_OF_A_RANK))}
-    for name in (CONTROL_FD, RESULT_FD, RESULT_FILE, LISTEN_PORT):
+    for name in (CONTROL_FD, PREEMPTION_FD, RESULT_FD, RESULT_FILE, LISTEN_PORT):
         kept.pop(name, None)
     if launcher.prefix is not None and not job.cluster.is_local:
         kept["OPAL_PREFIX"] = launcher.prefix

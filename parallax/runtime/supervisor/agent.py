@@ -8,7 +8,7 @@ comes. What the supervisor does is decided in `machine.py`; here is the loop tha
 
 The launcher's word comes as SIGURG, which mpirun passes on to all ranks. Without it for `--unheard` seconds, from its
 start on, there is no launcher any more, or no way to it: the supervisor then ends its worker, mpirun's daemon on this
-host, and itself.
+host, and itself. That the job is preempted comes as SIGWINCH, and goes to rank 0's worker by a pipe.
 
 The worker is started with the library that `--preload` names (parallax/native/preload/). In a job with servers,
 `--listen` names the host's own address, to which the library keeps TensorFlow's servers.
@@ -19,6 +19,7 @@ the worker could not be started. The worker dies with the supervisor (SIGKILL), 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -29,18 +30,20 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from parallax.runtime.supervisor.control import CONTROL_FD, RESULT_FD
+from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD, RESULT_FD
 from parallax.runtime.supervisor.frames import Exit, Frame, Start, Text
-from parallax.runtime.supervisor.limits import LIMITS, WORD, Limits
+from parallax.runtime.supervisor.limits import LIMITS, PREEMPTION, WORD, Limits
 from parallax.runtime.supervisor.machine import (
     Beaten,
     Leave,
+    PreemptionHeard,
     ReaderGone,
     Sampled,
     SignalCame,
     SignalWorker,
     SupervisorEvent,
     SupervisorState,
+    TellPreemption,
     TimePassed,
     WordHeard,
     WorkerEnded,
@@ -158,7 +161,7 @@ def _install_signals() -> int:
     for fd in (wake_fd, written_fd):
         os.set_blocking(fd, False)
     signal.set_wakeup_fd(written_fd, warn_on_full_buffer=False)
-    for number in (signal.SIGCHLD, WORD, *_ENDS):
+    for number in (signal.SIGCHLD, WORD, PREEMPTION, *_ENDS):
         signal.signal(number, lambda number, frame: None)
     return wake_fd
 
@@ -173,6 +176,7 @@ class _Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
         self._channels: dict[int, Channel] = {}
         self._left: Leave | None = None
+        self._preemption_fd: int | None = None
 
     def run(self, program: tuple[str, ...], variables: Mapping[str, str]) -> Leave:
         """Starts the worker and stays until it has ended, and with it all of its process group."""
@@ -220,18 +224,24 @@ class _Supervisor:
 
         environment = {**_DEFAULTS, **os.environ, **variables}
         environment |= {name: str(written) for name, (_, written) in pipes.items()}
+        given = [written for _, written in pipes.values()]
+        if rank == 0:
+            read, self._preemption_fd = os.pipe()
+            os.set_blocking(read, False)
+            environment[PREEMPTION_FD] = str(read)
+            given.append(read)
         self._process = subprocess.Popen(
             [sys.executable, *program],
             stdin=None if rank == 0 else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
-            pass_fds=tuple(written for _, written in pipes.values()),
+            pass_fds=tuple(given),
             start_new_session=True,
             preexec_fn=tie,
         )
-        for _, written in pipes.values():
-            os.close(written)
+        for fd in given:
+            os.close(fd)
         self.put(Start(rank, supervisor, self._process.pid, socket.gethostname(), scratch_patterns(os.environ)))
         self._channels = {pipes[name][0]: channel for name, channel in channels.items()}
         for stream, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
@@ -269,6 +279,8 @@ class _Supervisor:
         for number in numbers:
             if number == WORD:
                 self._step(WordHeard())
+            elif number == PREEMPTION:
+                self._step(PreemptionHeard())
             elif number in _ENDS:
                 self._step(SignalCame(number))
 
@@ -292,10 +304,18 @@ class _Supervisor:
         for action in actions:
             if isinstance(action, SignalWorker):
                 self._signal(action.number)
+            elif isinstance(action, TellPreemption):
+                self._tell_preemption()
             elif isinstance(action, Leave):
                 self._left = action
             else:
                 self.put(action.frame)
+
+    def _tell_preemption(self) -> None:
+        """Lets worker 0 know, which tells the others."""
+        if self._preemption_fd is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has ended
+                os.write(self._preemption_fd, b"1")
 
     def _has_ended(self) -> bool:
         """Whether the worker is dead. It is not waited for, so no other process group can have its number yet."""

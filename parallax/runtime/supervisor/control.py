@@ -7,8 +7,9 @@ that the job gives back: those may be many, and beats must not wait behind them.
 Every second a worker or server sends its beat, which its supervisor keeps (`runs` made, the `fetch` in progress and its
 `seconds`; of a server only that it is one). A worker sends `in_run` (the fetch, the digest of its collectives, the
 seconds so far) again and again once a run has lasted two seconds, `run_done`, `finished`, and `failed` with the
-traceback. Worker 0 tells of each checkpoint (`saved`: its `step`, and whether it was `loaded`, not written). In a spare
-job each rank tells when it is `ready`, and its `bytes` of memory.
+traceback. Worker 0 tells of each checkpoint (`saved`: its `step`, and whether it was `loaded`, not written), and sends
+`preempted` (the `step`) when the state is saved and all workers leave. In a spare job each rank tells when it is
+`ready`, and its `bytes` of memory.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ RESULT_FILE = "PARALLAX_RESULT_FILE"
 """Set by the launcher where rank 0 is on its machine: a file in its memory for these bytes, which then go no other way.
 mpirun takes a core for what it passes on: 28 MB/s, where the file takes 1 GB/s."""
 RESULT_SIZE = struct.Struct(">Q")
+PREEMPTION_FD = "PARALLAX_PREEMPTION_FD"
+"""Rank 0's pipe by which its supervisor lets it know that the job is preempted: a byte, and reading never waits."""
 BEAT = "alive"
 SAVED = "saved"
 READY = "ready"
@@ -40,7 +43,7 @@ def send(message: Mapping[str, object]) -> bool:
 
     Args:
         message: what is told; `kind` says which: `alive`, `in_run`, `run_done`, `finished`, `saved`, `ready`,
-            `failed`.
+            `preempted`, `failed`.
 
     Returns:
         Whether it was sent.
@@ -70,6 +73,17 @@ def take_result_pipe() -> tuple[int | None, str]:
     """
     number = os.environ.pop(RESULT_FD, "")
     return int(number) if number else None, os.environ.get(RESULT_FILE, "")
+
+
+def is_preempted() -> bool:
+    """Whether the supervisor has let this process know since the last call that the job is preempted."""
+    number = os.environ.get(PREEMPTION_FD)
+    if not number:
+        return False
+    try:
+        return bool(os.read(int(number), 1))
+    except BlockingIOError:
+        return False
 
 
 def host_address() -> str:

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 WORD = signal.SIGURG
 """The launcher's word to supervisors, which mpirun passes on; a process that has not asked for it does not notice."""
 
+PREEMPTION = signal.SIGWINCH
+"""That the job is preempted, and shall save and end; travels as the word does, and like it is nothing to others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -43,6 +43,11 @@ class WordHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class PreemptionHeard:
+    """The launcher lets know that the job is preempted: its workers shall save and end."""
+
+
+@dataclass(frozen=True, slots=True)
 class SignalCame:
     """This process got a signal that asks it to end what it watches. mpirun ends ranks with SIGTERM."""
 
@@ -66,7 +71,7 @@ class TimePassed:
     """Nothing has happened."""
 
 
-SupervisorEvent = Sampled | Beaten | WordHeard | SignalCame | ReaderGone | WorkerEnded | TimePassed
+SupervisorEvent = Sampled | Beaten | WordHeard | PreemptionHeard | SignalCame | ReaderGone | WorkerEnded | TimePassed
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,11 @@ class SignalWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class TellPreemption:
+    """Let the worker know that the job is preempted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """The supervisor's own end, with this exit status; `orphaned` when there is no launcher any more."""
 
@@ -91,7 +101,7 @@ class Leave:
     orphaned: bool
 
 
-SupervisorAction = Tell | SignalWorker | Leave
+SupervisorAction = Tell | SignalWorker | TellPreemption | Leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +116,7 @@ class SupervisorState:
         stopped_s, quiet_s: as in `Pulse`.
         unheard_s: how long no word of the launcher has come; the launcher speaks once a rank has told of its start.
         doing: the worker's last beat; empty before the first.
+        preempted: whether it has let its worker know of a preemption; the launcher says it again and again.
         told: whether it was told to end its worker.
         by: the signal that told it, when that was not mpirun's.
         orphaned: whether there is no launcher any more.
@@ -120,6 +131,7 @@ class SupervisorState:
     quiet_s: float = 0.0
     unheard_s: float = 0.0
     doing: Mapping[str, object] = field(default_factory=dict)
+    preempted: bool = False
     told: bool = False
     by: int = 0
     orphaned: bool = False
@@ -150,6 +162,8 @@ def _react(
         return replace(state, doing=event.doing, quiet_s=0.0), ()
     if isinstance(event, WordHeard):
         return replace(state, unheard_s=0.0), ()
+    if isinstance(event, PreemptionHeard):
+        return replace(state, preempted=True, unheard_s=0.0), () if state.preempted else (TellPreemption(),)
     if isinstance(event, SignalCame):
         if state.told:
             return state, ()

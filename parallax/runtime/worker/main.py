@@ -2,7 +2,8 @@
 
 Gradients are recorded from the first line of the script on. A script that fails tells the launcher and ends at once,
 without waiting for collectives that will never come; one that ends well waits for the others before it leaves. A script
-may also end in its middle, where what the job was started for is done (result.py).
+may also end in its middle, where what the job was started for is done (result.py), or a preempted job has saved
+(preemption.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from parallax.runtime.supervisor.framework_log import join_deprecations
 from parallax.runtime.supervisor.preload import LIBRARY, forget_preloaded, is_fenced
 from parallax.runtime.worker.barrier import wait_for_all
 from parallax.runtime.worker.heartbeat import watching
+from parallax.runtime.worker.preemption import Preempted
 from parallax.runtime.worker.random_state import AlikeUntilBuilt
 from parallax.runtime.worker.ranks import ProcessGroup, membership
 from parallax.runtime.worker.result import CallDone
@@ -72,7 +74,7 @@ def _run(words: list[str], members: ProcessGroup) -> bool:
     members.when_built.append(AlikeUntilBuilt(settings().script_seed or members.parcel.seed).part)
     try:
         run_script(words)
-    except CallDone:
+    except (CallDone, Preempted):
         return False
     except SystemExit as stop:
         if stop.code not in (None, 0):

@@ -3,6 +3,7 @@ import signal
 import pytest
 
 from parallax.runtime.launcher.end_of_job import (
+    EXIT_PREEMPTED,
     EXIT_STALLED,
     GRACE_S,
     FrameCame,
@@ -14,11 +15,12 @@ from parallax.runtime.launcher.end_of_job import (
 )
 from parallax.runtime.launcher.liveness import MPIRUN, Silence, silence_text
 from parallax.runtime.supervisor.frames import Control, Exit, Pulse, Start
-from parallax.runtime.supervisor.limits import Limits
+from parallax.runtime.supervisor.limits import PREEMPTION, Limits
 from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
 
 LIMITS = Limits(stopped_s=3, frozen_s=5, silent_s=6, start_s=20)
-TERM, KILL = SignalMpirun(signal.SIGTERM), SignalMpirun(signal.SIGKILL)
+TERM, KILL, SAVE = SignalMpirun(signal.SIGTERM), SignalMpirun(signal.SIGKILL), SignalMpirun(PREEMPTION)
+SAVED = Control(0, {"kind": "preempted", "step": 12})
 IN_RUN = {"kind": "in_run", "fetch": "train_op", "collectives": "d", "seconds": 2.0}
 DOING = {"runs": 12, "fetch": "train_op", "seconds": 3.0}
 
@@ -26,9 +28,9 @@ DOING = {"runs": 12, "fetch": "train_op", "seconds": 3.0}
 class Job:
     """A job whose launcher looks every second, and whose ranks pulse just before, unless they are told not to."""
 
-    def __init__(self, hosts=("a", "a"), workers=None, stall_timeout_s=100.0):
+    def __init__(self, hosts=("a", "a"), workers=None, stall_timeout_s=100.0, grace_s=None):
         names = tuple(f"rank {rank}" for rank in range(len(hosts)))
-        self.state = new_job(names, hosts, workers or len(hosts), stall_timeout_s, LIMITS, 0.0)
+        self.state = new_job(names, hosts, workers or len(hosts), stall_timeout_s, LIMITS, 0.0, grace_s)
         self.now_s, self.actions, self.pulses = 0.0, [], {rank: {} for rank in range(len(hosts))}
         for rank, host in enumerate(hosts):
             self.take(FrameCame(Start(rank, 10 + rank, 20 + rank, host)))
@@ -193,6 +195,68 @@ def test_mpirun_is_killed_after_a_grace_or_at_a_second_signal():
     twice.run(1)
     twice.take(SignalCame(signal.SIGINT))
     assert twice.run(4).actions == [(1.0, TERM), (2.0, KILL)]
+
+
+def preempted(grace_s=9.0):
+    job = Job(grace_s=grace_s)
+    job.take(SignalCame(signal.SIGTERM))
+    return job
+
+
+def test_a_preempted_job_is_told_again_until_it_has_saved_and_ends_by_itself():
+    job = preempted().run(4)
+    assert job.actions == [(1.0, SAVE), (3.0, SAVE)]
+    job.frames(SAVED, Exit(0, 0), Exit(1, 0))
+    assert job.run(3).actions == [(1.0, SAVE), (3.0, SAVE)]
+    assert job.ending().status == EXIT_PREEMPTED
+    assert job.ending().message == "preempted at step 12, saved. Start the job again, and it goes on from there."
+
+
+def test_a_preempted_job_that_has_saved_and_stays_is_ended():
+    job = preempted().run(2)
+    job.frames(SAVED)
+    assert job.run(12).actions == [(1.0, SAVE), (10.0, TERM)]
+    assert job.ending(1).status == EXIT_PREEMPTED
+
+
+def test_a_preempted_job_that_does_not_save_in_time_is_ended():
+    job = preempted(grace_s=3.0).run(9)
+    assert job.actions == [(1.0, SAVE), (3.0, SAVE), (4.0, TERM), (4.0 + GRACE_S, KILL)]
+    words = "the launcher got SIGTERM, and the workers have not saved within 3 s. The job was ended."
+    assert (job.ending(1).status, job.ending(1).message) == (143, words)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_a_preempted_job_and_a_third_kills_mpirun(number):
+    job = preempted().run(1)
+    job.take(SignalCame(number))
+    job.run(2)
+    assert job.actions == [(1.0, SAVE), (2.0, TERM)]
+    job.take(SignalCame(number))
+    assert job.run(1).actions == [(1.0, SAVE), (2.0, TERM), (4.0, KILL)]
+    assert (job.ending(1).status, job.ending(1).message) == (143, "the launcher got SIGTERM. The job was ended.")
+
+
+def test_only_sigterm_is_a_preemption_and_only_where_workers_can_save():
+    interrupted = Job(grace_s=9.0)
+    interrupted.take(SignalCame(signal.SIGINT))
+    assert (interrupted.run(1).actions, interrupted.ending().status) == ([(1.0, TERM)], 130)
+    without = Job()
+    without.take(SignalCame(signal.SIGTERM))
+    assert (without.run(1).actions, without.ending().status) == ([(1.0, TERM)], 143)
+
+
+def test_a_failure_while_a_preempted_job_saves_is_its_end():
+    job = preempted().run(2)
+    job.frames(Exit(1, -signal.SIGKILL))
+    assert job.run(1).actions == [(1.0, SAVE), (3.0, SAVE), (3.0, TERM)]
+    assert (job.ending(1).status, job.ending(1).message[:27]) == (137, "rank 1 was killed by SIGKIL")
+
+
+def test_a_preempted_job_that_comes_to_its_end_first_has_ended_well():
+    job = preempted().run(2)
+    job.frames(Exit(0, 0), Exit(1, 0))
+    assert job.ending().status == 0
 
 
 def test_a_launcher_whose_output_nobody_reads_ends_the_job():

@@ -28,6 +28,7 @@ WAIT_S = 30.0
 
 LAUNCHER = """
 import json, os, sys, zlib
+from dataclasses import replace
 from parallax.cluster.machines import local_cluster
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import launch
@@ -37,7 +38,7 @@ given = bytes(range(250)) * int(os.environ.get("GIVEN", "0"))
 workers, stall_timeout_s, *program = sys.argv[1:]
 cluster = local_cluster(int(workers), "")
 job = Job(tuple(program), cluster, (), (("GREETING", "a; b"),), float(stall_timeout_s), (given,), limits=limits)
-end = launch(job)
+end = launch(replace(job, preemption_grace_s=float(os.environ["GRACE"]) if "GRACE" in os.environ else None))
 if end.result is not None:
     print("result", zlib.crc32(end.result), flush=True)
 sys.exit(end.status)
@@ -308,6 +309,45 @@ def test_a_signal_to_the_launcher_ends_the_job(start, number, expected):
     assert status == expected
     assert stderr == f"parallax: the launcher got {number.name}. The job was ended.\n"
     assert job.left() == ()
+
+
+SAVING = """
+from parallax.runtime.supervisor.control import is_preempted
+tell(f"ready.{rank}", os.getpid())
+while rank == 0 and not is_preempted():
+    time.sleep(0.02)
+if rank == 0 and "SAVES" in os.environ:
+    send({"kind": "preempted", "step": 12})
+    tell("saved")
+    sys.exit()
+tell(f"heard.{rank}")
+while rank or "SAVES" not in os.environ:
+    time.sleep(0.02)
+    if "SAVES" in os.environ and Path("saved").exists():
+        sys.exit()
+"""
+
+
+@pytest.mark.parametrize(
+    ("saves", "grace", "status", "words"),
+    [
+        ({"SAVES": "1"}, "30", 75, "preempted at step 12, saved. Start the job again, and it goes on from there."),
+        (
+            *({}, "0.5", 143),
+            "the launcher got SIGTERM, and the workers have not saved within 0.5 s. The job was ended.",
+        ),
+    ],
+    ids=["saved", "not saved"],
+)
+def test_a_preempted_job_saves_if_it_can(start, monkeypatch, saves, grace, status, words):
+    for name, value in {**saves, "GRACE": grace}.items():
+        monkeypatch.setenv(name, value)
+    job = start(SAVING)
+    for rank in range(2):
+        job.told(f"ready.{rank}")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.finish() == (status, "", f"parallax: {words}\n")
+    assert job.left() == () and list(job.scratch.iterdir()) == []
 
 
 LIMITS = {"beat_s": 0.2, "stopped_s": 1.0, "silent_s": 3.0, "word_s": 0.2, "unheard_s": 2.0}

@@ -24,7 +24,7 @@ LOCAL = [
     *("--map-by", "slot"),
     "--oversubscribe",
     *("--mca", "mpi_yield_when_idle", "1"),
-    *("--mca", "ess_base_forward_signals", "SIGURG"),
+    *("--mca", "ess_base_forward_signals", "SIGURG,28"),
     *("--mca", "opal_event_include", "epoll"),
     *("--mca", "btl_tcp_flags", "send,inplace"),
     *("--mca", "btl_tcp_eager_limit", "262144"),

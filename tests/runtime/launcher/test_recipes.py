@@ -1,14 +1,17 @@
 """The recipes of ops/slurm and ops/kubernetes, as far as they go without such a cluster."""
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 import yaml
 
 from parallax.cluster.resource_file import parse_resource_text
+from parallax.runtime.launcher.end_of_job import EXIT_PREEMPTED
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import Launcher, mpirun_argv
+from parallax.settings.parts import CheckPointConfig
 
 OPS = Path(__file__).parents[3] / "ops"
 
@@ -20,7 +23,7 @@ def command(resource, name, program):
 
 def expected(hosts, program):
     start = ["/parallax/.venv/bin/mpirun", "--tag-output", "--bind-to", "none", "--map-by", "slot", "--oversubscribe"]
-    start += ["--mca", "mpi_yield_when_idle", "1", "--mca", "ess_base_forward_signals", "SIGURG"]
+    start += ["--mca", "mpi_yield_when_idle", "1", "--mca", "ess_base_forward_signals", "SIGURG,28"]
     start += ["--mca", "opal_event_include", "epoll"]
     start += ["--mca", "btl_tcp_flags", "send,inplace", "--mca", "btl_tcp_eager_limit", "262144"]
     start += ["--mca", "btl_tcp_rndv_eager_limit", "262144", "--mca", "btl_tcp_max_send_size", "262144"]
@@ -56,10 +59,33 @@ def test_the_batch_script_of_slurm_makes_a_resource_file_of_the_allocation(tmp_p
         text=True,
     )
     path = (tmp_path / "path").read_text().strip()
-    assert (done.returncode, done.stdout) == (3, f"run -r {path} train.py --name a b\n"), done.stderr
+    words = f"run -r {path} --preemption-grace-s 50 train.py --name a b\n"
+    assert (done.returncode, done.stdout) == (3, words), done.stderr
     assert not Path(path).exists()
     found = command((tmp_path / "resource").read_text(), path, ("train.py",))
     assert found == expected(("node1", "node2"), ("train.py",))
+
+
+def test_the_batch_script_of_slurm_passes_sigterm_on_and_comes_again_when_the_job_has_saved(tmp_path):
+    stand_in(tmp_path, "scontrol", f'case "$1" in show) echo node1 ;; *) echo "$@" > {tmp_path}/requeued ;; esac')
+    stand_in(tmp_path, "parallax", f"trap 'sleep 0.3; exit {EXIT_PREEMPTED}' TERM; echo up; sleep 30 & wait")
+    allocation = {"SLURM_JOB_NODELIST": "node1", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_ID": "4711"}
+    script = subprocess.Popen(
+        ["bash", OPS / "slurm/train.sbatch", "train.py"],
+        env={**os.environ, **allocation, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert script.stdout.readline() == "up\n"
+        script.terminate()
+        assert script.wait(20) == EXIT_PREEMPTED
+    finally:
+        os.killpg(script.pid, signal.SIGKILL)  # what the stand-in has left
+        script.stdout.close()
+    assert (tmp_path / "requeued").read_text() == "requeue 4711\n"
+    assert "#SBATCH --signal=B:TERM@60\n" in (OPS / "slurm/train.sbatch").read_text()
 
 
 def test_slurm_may_start_mpiruns_daemons_itself():
@@ -84,3 +110,15 @@ def test_the_job_of_kubernetes_runs_from_the_operators_hostfile():
     pods = [f"{name}-worker-{i}.{name}.default.svc" for i in range(spec["mpiReplicaSpecs"]["Worker"]["replicas"])]
     hostfile = "".join(f"{pod} slots={spec['slotsPerWorker']}\n" for pod in pods)
     assert command(hostfile, "/etc/mpi/hostfile", words[3:]) == expected(pods, ("train.py",))
+
+
+def test_kubernetes_makes_a_pod_that_has_saved_anew_and_one_that_has_failed_not():
+    job = yaml.safe_load((OPS / "kubernetes/job.yaml").read_text())["spec"]
+    pod = job["template"]["spec"]
+    rules = {rule["action"]: rule["onExitCodes"] for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule}
+    assert (rules["Ignore"]["operator"], rules["Ignore"]["values"]) == ("In", [EXIT_PREEMPTED])
+    assert (rules["FailJob"]["operator"], rules["FailJob"]["values"]) == ("NotIn", [0, EXIT_PREEMPTED])
+    assert {rule["containerName"] for rule in rules.values()} == {pod["containers"][0]["name"]}
+    mpijob = yaml.safe_load((OPS / "kubernetes/mpijob.yaml").read_text())["spec"]["mpiReplicaSpecs"]["Launcher"]
+    for spec in (pod, mpijob["template"]["spec"]):
+        assert CheckPointConfig().preemption_grace_s < spec["terminationGracePeriodSeconds"]

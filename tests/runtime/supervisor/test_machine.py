@@ -8,12 +8,14 @@ from parallax.runtime.supervisor.machine import (
     GRACE_S,
     Beaten,
     Leave,
+    PreemptionHeard,
     ReaderGone,
     Sampled,
     SignalCame,
     SignalWorker,
     SupervisorState,
     Tell,
+    TellPreemption,
     TimePassed,
     WordHeard,
     WorkerEnded,
@@ -72,6 +74,12 @@ def test_a_supervisor_that_hears_nothing_ends_its_worker_and_tells_nobody(begin)
 def test_a_word_in_time_is_enough():
     events = [event for _ in range(5) for event in (*looks(*"SSS"), WordHeard())]
     assert SignalWorker(signal.SIGKILL) not in [action for one in actions_of(*events) for action in one]
+
+
+def test_a_worker_is_told_once_of_a_preemption_which_is_a_word_of_the_launcher_too():
+    events = [event for _ in range(5) for event in (*looks(*"SSS"), PreemptionHeard())]
+    actions = [action for one in actions_of(*events) for action in one]
+    assert actions.count(TellPreemption()) == 1 and SignalWorker(signal.SIGKILL) not in actions
 
 
 def test_nobody_who_reads_is_the_end():
