@@ -28,6 +28,7 @@ from parallax.runtime.checkpoint.stored import chunks
 BATCH, IDS, HIDDEN, WARM, BEFORE = 128, 10, 64, 10, 40
 _LOOK_S = 0.1
 _CHUNK_BYTES = 64 * 2**20
+_COMPARE_S = 3600.0  # the others train meanwhile, and would be said to wait in vain
 
 
 @dataclass
@@ -89,9 +90,8 @@ def main() -> None:
     """Trains and saves, and prints the figures of each round."""
     rows, width, folder, rounds = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
     wanted = parallax.CheckPointConfig(ckpt_dir=folder / "beside", save_ckpt_steps=2**31, keep_last=1)
-    sess, _, rank, _ = parallax.parallel_run(
-        build(rows, width), parallax_config=parallax.Config(seed=1, ckpt_config=wanted, routes={"table": "alltoall"})
-    )
+    config = parallax.Config(seed=1, ckpt_config=wanted, routes={"table": "alltoall"}, stall_timeout_s=_COMPARE_S)
+    sess, _, rank, _ = parallax.parallel_run(build(rows, width), parallax_config=config)
     saved: Checkpoints = next(h for h in sess._monitored._hooks if isinstance(h, CheckpointHook)).checkpoints
     loop, memory = Loop(sess, np.random.default_rng(rank), rows), Memory()
     memory.start()

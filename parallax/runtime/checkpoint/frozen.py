@@ -105,7 +105,10 @@ class Image:
         """Memory of this worker's part that the worker has written since, and which so exists twice."""
         if self.process is None:
             return 0
-        lines = Path(f"/proc/{self.process}/smaps_rollup").read_text().splitlines()
+        try:
+            lines = Path(f"/proc/{self.process}/smaps_rollup").read_text().splitlines()
+        except OSError:  # it has ended, which whoever reads the image hears; or the kernel does not tell
+            return 0
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
 
     def thaw(self) -> None:

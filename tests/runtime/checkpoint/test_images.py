@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -138,6 +139,19 @@ def test_an_image_whose_process_was_killed_is_an_error_and_not_a_wait(frozen: Fr
         frozen.read("killed", 0, 0, LARGE)
     frozen.end("killed")
     assert process not in children()
+
+
+def test_a_process_that_may_open_no_more_files_is_no_worse_for_it(frozen: Frozen) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        with pytest.raises(tf.errors.ResourceExhaustedError, match="socketpair failed: Too many open files"):
+            frozen.freeze("later")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    frozen.end("later")
+    assert frozen.freeze("later") in children()
+    frozen.end("later")
 
 
 def test_what_has_no_value_or_is_no_plain_memory_is_refused() -> None:
