@@ -59,6 +59,7 @@ class Role(str, Enum):
     VERIFY_SINGLE = "verify-single"
     CHECK = "check"
     CHECK_BUILD = "check-build"
+    EXPORT = "export"
 
 
 def _one_a_line(text: str) -> str:

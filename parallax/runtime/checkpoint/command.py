@@ -1,18 +1,20 @@
-"""`parallax checkpoint`: which checkpoints a folder has, and whether each is whole."""
+"""`parallax checkpoint`: which checkpoints a folder has, whether each is whole, and one for other programs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
 from parallax.errors import CheckpointError
 from parallax.report.text import bytes_text, counted
 from parallax.runtime.checkpoint.bundle import Bundle
+from parallax.runtime.checkpoint.export import export_model, export_plain
 from parallax.runtime.checkpoint.folder import absolute, file_errors, latest, listed
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
 from parallax.strict import shown
+from parallax.types import Graph
 
 
 def list_checkpoints(folder: str) -> Iterator[str]:
@@ -50,6 +52,30 @@ def verify_checkpoints(folder: str) -> Iterator[tuple[str, bool]]:
         rate = bytes_text(round(size / max(time.monotonic() - began_s, 1e-6)))
         more = f"; not checked, as nothing says how: {', '.join(map(shown, unread))}" if unread else ""
         yield f"{shown(prefix)}: whole, {bytes_text(size)} checked at {rate}/s{more}", True
+
+
+def export_lines(
+    graph: Graph, checkpoint: str, folder: str, inputs: Sequence[str], outputs: Sequence[str]
+) -> Iterator[str]:
+    """Writes a SavedModel; a line for each input and output of its signature, and where it is.
+
+    Raises:
+        CheckpointError: as `export_model`.
+    """
+    forward = export_model(graph, checkpoint, folder, inputs, outputs)
+    for kind, tensors in (("input", forward.inputs), ("output", forward.outputs)):
+        for name, tensor in tensors.items():
+            yield f"{kind} {shown(name)}: {shown(tensor)}"
+    yield f"Written: {shown(folder)}, {counted(len(forward.variables), 'variable')}"
+
+
+def plain_lines(checkpoint: str, folder: str) -> Iterator[str]:
+    """Writes a plain checkpoint, and says where it is.
+
+    Raises:
+        CheckpointError: as `export_plain`.
+    """
+    yield f"Written: {shown(export_plain(checkpoint, folder))}"
 
 
 def _opened(folder: str) -> Iterator[tuple[str, Bundle | DamagedCheckpoint]]:

@@ -19,12 +19,11 @@ from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.folder import FilesFailed, Retention, absolute, candidates, file_errors, listed
 from parallax.runtime.checkpoint.held import StoredVariable
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
-from parallax.runtime.checkpoint.stored import CHUNK_BYTES, Stored, chunks
+from parallax.runtime.checkpoint.stored import CHUNK_BYTES, chunks
+from parallax.runtime.checkpoint.stored_rows import check_fits, ranges_of, read_rows
 from parallax.runtime.checkpoint.writer import Writer
 from parallax.runtime.worker.barrier import barrier
 from parallax.types import Comm, Session
-
-_MOST_NAMED = 5  # variables that a message lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +162,18 @@ class Storage:
 
         def opened() -> list[list[tuple[int, int]]]:
             reader.append(Bundle(prefix))
-            _check_fits(reader[0], prefix, [held.stored for held in self.held])
-            return [_ranges(reader[0], held.stored, self.chunk_bytes) for held in self.held]
+            check_fits(
+                reader[0],
+                [held.stored for held in self.held],
+                "Train on with the graph that wrote it, or name another folder in CheckPointConfig.ckpt_dir.",
+            )
+            return [ranges_of(reader[0], held.stored, self.chunk_bytes) for held in self.held]
 
         ranges = self.comm.bcast(self._on_worker_0(opened, _reading(prefix)))
         total_bytes = largest_bytes = 0
         for held, own_ranges in zip(self.held, ranges, strict=True):
             for first, count in own_ranges:
-                read = partial(_read, reader, held.stored, first, count)
+                read = partial(lambda *of: read_rows(reader[0], *of), held.stored, first, count)
                 rows = self._on_worker_0(read, _reading(prefix))
                 size = int(getattr(rows, "nbytes", 0))
                 total_bytes, largest_bytes = total_bytes + size, max(largest_bytes, size)
@@ -225,43 +228,3 @@ def _reading(name: str) -> AbstractContextManager[None]:
         f"The checkpoint {name} must be readable on the machine of worker 0",
         "Give the folder to that machine, or name another one in CheckPointConfig.ckpt_dir.",
     )
-
-
-def _read(reader: list[Bundle], stored: Stored, first: int, count: int) -> Any:
-    [bundle] = reader
-    shape = bundle.tensors[stored.key].shape
-    return bundle.read(stored.key, *(((0,) * len(shape), shape) if stored.shape is None else stored.box(first, count)))
-
-
-def _ranges(bundle: Bundle, stored: Stored, chunk_bytes: int) -> list[tuple[int, int]]:
-    """The ranges of rows in which a variable is read, each from one stored piece."""
-    if not stored.has_rows:
-        return [(0, 1)]
-    return bundle.ranges(stored.key, stored.offset[0], stored.rows, stored.row_bytes, chunk_bytes)
-
-
-def _check_fits(bundle: Bundle, prefix: str, variables: list[Stored]) -> None:
-    """Every variable of the graph must be in the checkpoint, with its shape and type.
-
-    Raises:
-        CheckpointError: that names the variables, and what graph and checkpoint have.
-    """
-    wrong = []
-    for one in variables:
-        found = bundle.tensors.get(one.key)
-        if found is None:
-            wrong.append(f"{one.key} {_shape(one.whole_shape)} of the graph is not in it")
-        elif one.whole_shape is not None and found.shape != one.whole_shape:
-            wrong.append(f"{one.key} is {_shape(one.whole_shape)} in the graph and {_shape(found.shape)} in it")
-        elif found.dtype != one.dtype:
-            wrong.append(f"{one.key} is {one.dtype} in the graph and {found.dtype} in it")
-    if wrong:
-        more = f"; and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
-        raise CheckpointError(
-            f"The checkpoint {prefix} must hold all variables of the graph: {'; '.join(wrong[:_MOST_NAMED])}{more}. "
-            "Train on with the graph that wrote it, or name another folder in CheckPointConfig.ckpt_dir."
-        )
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return str(list(shape)) if shape is not None else "of open shape"
