@@ -19,6 +19,7 @@ EXAMPLES = {
     "replan_steps": 7,
     "keep_last": 3,
     "keep_every_hours": 1.5,
+    "beside_training": False,
     "traced_bytes": 5,
     "whole_bytes": 6,
     "measure_steps": 2,

@@ -17,7 +17,7 @@ from parallax import cli
 from parallax.cluster import resource_keys
 from parallax.settings.config import Config
 from parallax.settings.merged import options_by_setting
-from parallax.settings.options import RUN, name_of, options_of, spelled, variable_of
+from parallax.settings.options import RUN, name_of, options_of, variable_of
 from parallax.settings.variables import Variable
 
 _PART = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -92,7 +92,7 @@ def _commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple
 def variables() -> str:
     """A line for each option of `parallax run`: what an environment variable has for it."""
     rows = [
-        (f"`{variable_of(name)}`", f"`{spelled(name)}`", option.help)
+        (f"`{variable_of(name)}`", f"`{option.spelled(name)}`", option.help)
         for name, options in options_by_setting().items()
         for option in options
         if RUN in option.commands
@@ -132,7 +132,7 @@ def _parts(config: Any) -> Iterator[type]:
 
 
 def _options(field: dataclasses.Field[Any]) -> str:
-    return f" Option: `{spelled(name_of(field))}`." if options_of(field) else ""
+    return "".join(f" Option: `{option.spelled(name_of(field))}`." for option in options_of(field)[:1])
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

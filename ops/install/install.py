@@ -44,6 +44,7 @@ def main() -> None:
     _run(preload_library_argv(folder), os.environ)
     _run(exchange_library_argv(folder), {**os.environ, "OPAL_PREFIX": str(folder)})
     _run(rows_library_argv(folder), os.environ)
+    _run(frozen_library_argv(folder), os.environ)
     stamp.write_text(wanted)
     _say(f"done in {time.monotonic() - began:.0f} s")
 
@@ -74,6 +75,14 @@ def rows_library_argv(folder: Path) -> list[str]:
     arithmetic = ["-O3", "-mavx", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
     built = ["-shared", "-fPIC", "-w", "-o", str(library)]
     return ["g++", *arithmetic, *built, *sources, *_tensorflow_flags(folder)]
+
+
+def frozen_library_argv(folder: Path) -> list[str]:
+    """The command that builds the ops that freeze variables for checkpoints, against the environment's TensorFlow."""
+    library = folder / "lib" / "libparallax_frozen.so"
+    sources = map(str, sorted((NATIVE / "frozen").glob("*.cc")))
+    built = ["-O2", "-shared", "-fPIC", "-w", "-o", str(library)]
+    return ["g++", *built, *sources, *_tensorflow_flags(folder)]
 
 
 def _tensorflow_flags(folder: Path) -> list[str]:

@@ -52,6 +52,7 @@ def monitored_session(
         saved = None
         if config.ckpt_config.ckpt_dir is not None:
             saved = checkpoints(graph, places_of(worker_graph), config.ckpt_config, members.workers)
+            members.at_end.append(saved.finish)
             hooks.insert(-1, (CheckpointHook if worker_graph.synchronous else CallingHook)(saved, worker))
         values = values_of(graph, places_of(worker_graph), members.workers.Dup(), worker) if has_values else None
         resources = [imported.get_operation_by_name(r.create.name) for r in graph.get_collection("resources")]

@@ -121,6 +121,7 @@ class Settings:
     replan_steps: int | None = None
     keep_last: int | None = None
     keep_every_hours: float | None = None
+    beside_training: bool | None = None
     traced_bytes: int | None = None
     whole_bytes: int | None = None
     tables_dir: str | None = None

@@ -43,7 +43,7 @@ class Option:
         also: other spellings.
         choices: the only values; empty for any.
         parse: gives the value of a word.
-        const: the value of an option without a word; None where a word is given.
+        const: the value of an option without a word, which is spelled `--no-` for False; None where a word is given.
         repeats: whether it may be given several times; the words are then joined by spaces.
         excludes: name of a group of which one option only may be given; empty for none.
     """
@@ -61,7 +61,11 @@ class Option:
     def spellings(self, setting: str) -> tuple[str, ...]:
         """The words of the command line that name it: short ones, the setting's own, and others."""
         short = [word for word in self.also if not word.startswith("--")]
-        return (*short, spelled(setting), *(word for word in self.also if word not in short))
+        return (*short, self.spelled(setting), *(word for word in self.also if word not in short))
+
+    def spelled(self, setting: str) -> str:
+        """The option that has the name of a setting."""
+        return f"--{'no-' if self.const is False else ''}{setting.replace('_', '-')}"
 
     def add_to(self, parser: Any, setting: str) -> None:
         """Gives it to an argparse parser, or a group of one."""
@@ -107,11 +111,6 @@ def name_of(declared: Field[Any]) -> str:
     return declared.metadata.get("name") or declared.name
 
 
-def spelled(setting: str) -> str:
-    """The option that has the name of a setting."""
-    return f"--{setting.replace('_', '-')}"
-
-
 def variable_of(setting: str) -> str:
     """The variable of the environment that has a setting."""
     return f"{_PREFIX}{setting.upper()}"
@@ -129,7 +128,7 @@ def value_of(setting: str, kind: type, text: str) -> Any:
         ConfigError: when it holds something else.
     """
     try:
-        return text == str(True) or None if kind is bool else kind(text)
+        return text == str(True) if kind is bool else kind(text)
     except ValueError as error:
         raise ConfigError(
             f"{variable_of(setting)} of the environment does not hold what it must: {error}. Unset it, or set another."

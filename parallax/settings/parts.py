@@ -108,6 +108,7 @@ class CheckPointConfig:
         save_ckpt_secs: seconds from one checkpoint to the next.
         keep_last: how many of the last checkpoints stay; None for all.
         keep_every_hours: of those before them, the first stays, and then one every so many hours; None for none.
+        beside_training: True: training goes on while a checkpoint is written. False: it waits.
 
     Raises:
         ConfigError: when a value breaks its rule, or there is a folder and neither steps nor seconds.
@@ -120,6 +121,7 @@ class CheckPointConfig:
     keep_every_hours: float | None = setting(
         None, Option((RUN,), "and of those before them one every H hours", "H", parse=float)
     )
+    beside_training: bool = setting(True, Option((RUN,), "training waits while checkpoints are written", const=False))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ckpt_dir", checked.path_or_none("ckpt_dir", self.ckpt_dir))
@@ -127,6 +129,7 @@ class CheckPointConfig:
         checked.seconds_or_none("save_ckpt_secs", self.save_ckpt_secs)
         checked.number_or_none("keep_last", self.keep_last)
         checked.seconds_or_none("keep_every_hours", self.keep_every_hours)
+        checked.truth("beside_training", self.beside_training)
         if self.ckpt_dir is not None and self.save_ckpt_steps is None and self.save_ckpt_secs is None:
             raise ConfigError(
                 f"ckpt_dir needs save_ckpt_steps or save_ckpt_secs, and {str(self.ckpt_dir)!r} was given without. "

@@ -27,9 +27,7 @@ _HOUR_S = 3600.0
 
 
 class FilesFailed(CheckpointError):
-    """Files could not be read or written; `is_full` says whether for lack of space."""
-
-    is_full = False
+    """Files could not be read or written."""
 
 
 @contextmanager
@@ -42,17 +40,20 @@ def file_errors(rule: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (tf.errors.OpError, OSError) as error:
-        reason = _said(str(error.message if isinstance(error, tf.errors.OpError) else error))
-        failed = FilesFailed(f"{rule}, and failed: {shown(reason)}. {remedy}")
-        failed.is_full = any(words in reason for words in _FULL)
-        raise failed from error
+        raise FilesFailed(f"{rule}, and failed: {shown(reason(error))}. {remedy}") from error
 
 
-def _said(message: str) -> str:
-    """What an error of TensorFlow says, without where the op was built."""
+def reason(error: Exception) -> str:
+    """What an error about files says, without where TensorFlow's op was built."""
+    message = str(error.message if isinstance(error, tf.errors.OpError) else error)
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     node = next((number for number, line in enumerate(lines) if line.startswith("[[{{node")), 1)
     return lines[node - 1] if lines else "no reason given"
+
+
+def is_full(error: Exception) -> bool:
+    """Whether an error about files is for lack of space."""
+    return any(words in reason(error) for words in _FULL)
 
 
 def absolute(folder: str) -> str:

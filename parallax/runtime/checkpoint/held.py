@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -27,11 +27,11 @@ from parallax.types import Comm, Session
 _SCOPE = "parallax/storage/"
 
 
-class StoredVariable(Protocol):
-    """A variable whose rows can be read and written.
+class ReadableVariable(Protocol):
+    """A variable whose rows can be read.
 
-    `first` and `count` name rows of the variable in the user's order. `session` is TensorFlow's session on the worker's
-    graph.
+    `first` and `count` name rows of the variable in the user's order. `session` is TensorFlow's session on the graph
+    that has the ops: the worker's, or that of an image (frozen.py).
     """
 
     @property
@@ -40,6 +40,10 @@ class StoredVariable(Protocol):
 
     def read(self, session: Session, first: int, count: int) -> Any:
         """Rows `[count, ...]` on worker 0, None elsewhere; every worker must call it."""
+
+
+class StoredVariable(ReadableVariable, Protocol):
+    """A variable whose rows can be read and written."""
 
     def write(self, session: Session, first: int, count: int, rows: Any) -> None:
         """Writes rows `[count, ...]` that worker 0 gives (None elsewhere); every worker must call it."""
@@ -69,10 +73,25 @@ class Places:
         return self.names.get(op, op)
 
 
+class RowReader(Protocol):
+    """Reads local rows of one variable."""
+
+    def read(self, session: Session, low: int, high: int) -> Any:
+        """Local rows `[high - low, ...]`."""
+
+
+Rows = TypeVar("Rows", bound=RowReader, covariant=True)
+
+
 @dataclass(frozen=True, slots=True)
 class RowOps:
-    """Ops on the local rows of one variable in this worker's graph, from local row `low` up to `high`."""
+    """Ops on the local rows of one variable in this worker's graph, from local row `low` up to `high`.
 
+    `variable` is the handle or reference, and `up_to_date` what is to be run before it is read in another way.
+    """
+
+    variable: Any
+    up_to_date: tuple[Any, ...]
     low: Any
     high: Any
     rows: Any
@@ -89,11 +108,11 @@ class RowOps:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardedRows:
+class ShardedRows(Generic[Rows]):
     """Rows spread over the workers, as `ownership` says."""
 
     stored: Stored
-    ops: RowOps
+    ops: Rows
     ownership: Ownership
     comm: Comm
 
@@ -114,7 +133,7 @@ class ShardedRows:
                 rows[here] = theirs[there]
         return rows
 
-    def write(self, session: Session, first: int, count: int, rows: Any) -> None:
+    def write(self: ShardedRows[RowOps], session: Session, first: int, count: int, rows: Any) -> None:
         """Worker 0 sends every owner its rows of the range."""
         rank = self.comm.Get_rank()
         low, high = self.ownership.local_range(rank, first, count)
@@ -141,15 +160,15 @@ class ShardedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class RowsOnServers:
+class RowsOnServers(Generic[Rows]):
     """Rows in partitions on servers, which have equal shares of them. Worker 0 has them come.
 
     `copy` writes the copy that every worker has beside them; None where nobody has one.
     """
 
     stored: Stored
-    partitions: tuple[RowOps, ...]
-    copy: ReplicatedRows | None
+    partitions: tuple[Rows, ...]
+    copy: ReplicatedRows[RowOps] | None
     comm: Comm
 
     def read(self, session: Session, first: int, count: int) -> Any:
@@ -163,7 +182,7 @@ class RowsOnServers:
                 rows[here] = ops.read(session, low, high)
         return rows
 
-    def write(self, session: Session, first: int, count: int, rows: Any) -> None:
+    def write(self: RowsOnServers[RowOps], session: Session, first: int, count: int, rows: Any) -> None:
         """Worker 0 writes each partition's rows; the others go on when it has."""
         ownership = Ownership.even(len(self.partitions))
         for number, ops in enumerate(self.partitions if self.comm.Get_rank() == 0 else ()):
@@ -196,18 +215,18 @@ class ValueOnServer:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicatedRows:
+class ReplicatedRows(Generic[Rows]):
     """Every worker has all rows; worker 0's count, and all get what worker 0 writes."""
 
     stored: Stored
-    ops: RowOps
+    ops: Rows
     comm: Comm
 
     def read(self, session: Session, first: int, count: int) -> Any:
         """Worker 0's own rows."""
         return self.ops.read(session, first, first + count) if self.comm.Get_rank() == 0 else None
 
-    def write(self, session: Session, first: int, count: int, rows: Any) -> None:
+    def write(self: ReplicatedRows[RowOps], session: Session, first: int, count: int, rows: Any) -> None:
         """Worker 0's rows go to all."""
         mine = np.ascontiguousarray(rows) if self.comm.Get_rank() == 0 else _empty(self.stored, count)
         barrier(self.comm)
@@ -272,14 +291,15 @@ def _row_ops(stored: Stored, op: str, low: Any, high: Any, local_rows: Any, lazy
     """Ops on the rows of a variable op that has rows of `stored`, on the device where it is."""
     variable, dtype = _variable(stored, op)
     new_rows = tf.compat.v1.placeholder(dtype, [None, *(stored.shape or ())[1:]])
-    with tf.device(variable.device or None), tf.control_dependencies(up_to_date(op, lazy)):
+    before = up_to_date(op, lazy)
+    with tf.device(variable.device or None), tf.control_dependencies(before):
         if variable.dtype == tf.resource:
             rows = tf.raw_ops.ResourceGather(resource=variable, indices=local_rows, dtype=dtype)
             update = tf.raw_ops.ResourceScatterUpdate(resource=variable, indices=local_rows, updates=new_rows)
         else:
             rows = tf.raw_ops.GatherV2(params=variable, indices=local_rows, axis=0)
             update = tf.raw_ops.ScatterUpdate(ref=variable, indices=local_rows, updates=new_rows).op
-    return RowOps(low, high, rows, new_rows, update)
+    return RowOps(variable, tuple(before), low, high, rows, new_rows, update)
 
 
 def _copied_value(stored: Stored, op: str, comm: Comm) -> ReplicatedValue:

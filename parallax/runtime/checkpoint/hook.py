@@ -7,13 +7,18 @@ and by steps each knows by itself what the others do. By seconds worker 0's cloc
 each such run. At a good end whose step is already saved nobody waits.
 
 Asynchronous workers are at different steps. Worker 0 decides, calls the others, and waits until each has ended its run;
-they train on when the checkpoint is written, so that weights and slots belong together.
+they train on when all variables are frozen, so that weights and slots belong together.
+
+What is due while a job trains is written beside training (beside_training.py), as far as that can be: the workers stand
+while the variables are frozen, or while the checkpoint before is still being written. At the start and at the end they
+stand until all is written.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -22,10 +27,12 @@ import tensorflow as tf
 from parallax.errors import ConfigError
 from parallax.graph.view import GraphView, split_tensor
 from parallax.report.show import show
+from parallax.runtime.checkpoint.beside_training import BesideTraining, beside_training
 from parallax.runtime.checkpoint.folder import FilesFailed, Retention
 from parallax.runtime.checkpoint.held import Places, hold
 from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, stored_variables, variable_op
+from parallax.runtime.checkpoint.writing import Moved
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import WorkerContext
 from parallax.settings.parts import CheckPointConfig
@@ -64,6 +71,7 @@ class Checkpoints:
         storage: writes and reads.
         step: tensor of the global step in the worker's graph.
         step_op: the op of the user's graph that holds it.
+        beside: writes beside training; None where training waits.
         loaded_step: the step that the session was resumed at; None for a start from initial values.
     """
 
@@ -71,12 +79,20 @@ class Checkpoints:
     storage: Storage
     step: Any
     step_op: str
+    beside: BesideTraining | None = None
     loaded_step: int | None = None
 
     def hold(self, graph: Graph, places: Places) -> None:
         """Goes by other places from now on; builds what that needs in the default graph, a worker's."""
         self.storage = replace(self.storage, held=hold(stored_variables(graph), places, self.storage.comm))
         self.step = _value(graph, places.here(self.step_op))
+        if self.beside is not None:
+            self.beside.hold(self.storage)
+
+    def finish(self) -> None:
+        """Waits until nothing is written any more: no thread may be in MPI when the process leaves."""
+        if self.beside is not None:
+            self.beside.join()
 
     def load(self, session: Session) -> None:
         """Loads the latest checkpoint, if there is one; every worker must call it."""
@@ -103,7 +119,8 @@ def checkpoints(graph: Graph, places: Places, config: CheckPointConfig, comm: Co
     op = variable_op(v1.train.get_global_step(graph))
     retention = Retention(config.keep_last, config.keep_every_hours)
     storage = Storage(str(config.ckpt_dir), held, comm, CHUNK_BYTES, retention)
-    return Checkpoints(config, storage, _value(graph, places.here(op)), op)
+    beside = beside_training(storage) if config.beside_training else None
+    return Checkpoints(config, storage, _value(graph, places.here(op)), op, beside)
 
 
 def _value(graph: Graph, op: str) -> Any:
@@ -130,6 +147,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     is_patient: ClassVar[bool] = False
     _saved_step: int = -1
     _is_missing: bool = False  # what was to be saved then could not be written
+    _warned: set[str] = field(default_factory=set)  # kinds of warnings that come once
     _saved_s: float = 0.0
     _trains: dict[tuple[tuple[str, ...], frozenset[str]], bool] = field(default_factory=dict)
     _names: Any = None  # of the plan that these are known for
@@ -144,6 +162,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Writes a checkpoint when it is time."""
+        self._look()
         config = self.checkpoints.config
         if (config.save_ckpt_steps is None and config.save_ckpt_secs is None) or not self._has_trained():
             return
@@ -155,6 +174,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def end(self, session: Session) -> None:
         """Writes the state at a good end, when all workers have come to theirs."""
         step = self._step(session)
+        self._wait(is_due=False)
         if step == self._saved_step and not self._is_missing:
             return
         # One worker may evaluate long after the others have ended, so this waits without limit for those who still run.
@@ -164,11 +184,21 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def _save(self, session: Session, step: int, may_fail: bool = True) -> None:
         """Writes a checkpoint; while a job trains, one that cannot be written is a warning, and training goes on."""
-        storage = self.checkpoints.storage
+        storage, beside = self.checkpoints.storage, self.checkpoints.beside
+        self._wait(is_due=may_fail)
         self._is_missing = False
+        with self.worker.watch.run(f"checkpoint of step {step}", f"checkpoint, {step}", patient=self.is_patient):
+            refusal = beside.begin(session, step) if beside is not None and may_fail else None
+            if refusal != "":
+                self._take(lambda: storage.save(session, step), may_fail)
+        if refusal:
+            self._warn_once("Training waits while checkpoints are written", f": variables cannot be frozen {refusal}")
+        self._saved(step)
+
+    def _take(self, result: Callable[[], Moved], may_fail: bool) -> None:
+        """Takes in what came of a checkpoint."""
         try:
-            with self.worker.watch.run(f"checkpoint of step {step}", f"checkpoint, {step}", patient=self.is_patient):
-                moved = storage.save(session, step)
+            moved = result()
         except FilesFailed as error:
             if not may_fail:
                 raise
@@ -177,9 +207,34 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         else:
             notes = moved.notes
             _LOG.info("Written: %s", moved)
-        for note in notes if storage.comm.Get_rank() == 0 else ():
+        for note in notes if self.checkpoints.storage.comm.Get_rank() == 0 else ():
             _LOG.warning("%s", note)
-        self._saved(step)
+
+    def _look(self) -> None:
+        """Takes in what came of a checkpoint beside training, once it has ended."""
+        beside = self.checkpoints.beside
+        if beside is not None and beside.step is not None and not beside.is_writing:
+            self._take(beside.take, may_fail=True)
+
+    def _wait(self, is_due: bool = True) -> None:
+        """Waits for the checkpoint that is being written, if there is one; every worker must call it."""
+        beside = self.checkpoints.beside
+        if beside is not None and beside.is_writing:
+            step, is_patient = beside.step, True  # workers come when theirs is done, which takes them as long
+            with self.worker.watch.run(f"checkpoint of step {step}, written", f"checkpoint, {step}, w", is_patient):
+                waited_s = beside.join()
+            if is_due:
+                self._warn_once(
+                    "The next checkpoint was due",
+                    f" while that of step {step} was still being written, and training waited {waited_s:.1f} s for it. "
+                    "Save less often, or write to a faster disk.",
+                )
+        self._look()
+
+    def _warn_once(self, kind: str, more: str) -> None:
+        if kind not in self._warned and self.checkpoints.storage.comm.Get_rank() == 0:
+            self._warned.add(kind)
+            _LOG.warning("%s%s", kind, more)
 
     def _saved(self, step: int) -> None:
         self._saved_step, self._saved_s = step, time.monotonic()

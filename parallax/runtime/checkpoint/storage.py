@@ -8,41 +8,21 @@ before hooks see the session.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle
-from parallax.runtime.checkpoint.folder import FilesFailed, Retention, absolute, candidates, file_errors, listed
+from parallax.runtime.checkpoint.folder import Retention, absolute, candidates, file_errors, listed
 from parallax.runtime.checkpoint.held import StoredVariable
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
-from parallax.runtime.checkpoint.stored import CHUNK_BYTES, chunks
+from parallax.runtime.checkpoint.stored import CHUNK_BYTES
 from parallax.runtime.checkpoint.stored_rows import check_fits, ranges_of, read_rows
 from parallax.runtime.checkpoint.writer import Writer
-from parallax.runtime.worker.barrier import barrier
+from parallax.runtime.checkpoint.writing import Moved, check_one_step, on_worker_0, write_variables
 from parallax.types import Comm, Session
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """What came of one checkpoint, on worker 0; the other workers know the prefix only.
-
-    Attributes:
-        prefix: the checkpoint's name.
-        moved_bytes: bytes of all variables.
-        largest_bytes: the most that was held at once of what was moved.
-        seconds: how long it took.
-        notes: what was skipped as it was damaged, or deleted to make room, a sentence each; on all workers.
-    """
-
-    prefix: str
-    moved_bytes: int = 0
-    largest_bytes: int = 0
-    seconds: float = 0.0
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,59 +46,21 @@ class Storage:
     def save(self, session: Session, step: int) -> Moved:
         """Writes a checkpoint; every worker must call it, at the same step, and returns when it is done.
 
-        On a full disk older checkpoints go, as far as they may, all but the latest, and it is written once more.
-
         Raises:
             FilesFailed: on all workers, when the folder cannot be written. The checkpoints before are untouched.
             CheckpointError: when the workers are not at one step.
         """
-        self._check_one_step(step)
-        try:
-            return self._save(session, step)
-        except FilesFailed as error:
-            if not error.is_full:
-                raise
-            folder = absolute(self.folder)
-            deleted = self.comm.bcast(self._on_worker_0(lambda: self.retention.apply(folder, last=1), _reading(folder)))
-            if not deleted:
-                raise
-            note = f"{error} Deleted to make room: {', '.join(deleted)}."
-        return replace(self._save(session, step), notes=(note,))
+        check_one_step(self.comm, step)
+        return write_variables(
+            self.held, self.comm, session, Writer(absolute(self.folder), step, self.chunk_bytes, self.retention)
+        )
 
     def next_step(self) -> int:
         """The number after the highest that a checkpoint of the folder has, from 1; every worker must call it."""
         folder = absolute(self.folder)
-        found = self._on_worker_0(lambda: listed(folder), _reading(folder))
+        found = on_worker_0(self.comm, lambda: listed(folder), _reading(folder))
         steps = [int(prefix.rpartition("-")[2]) for prefix in found or () if prefix.rpartition("-")[2].isdecimal()]
         return int(self.comm.bcast(max(steps, default=0) + 1))
-
-    def _save(self, session: Session, step: int) -> Moved:
-        began_s = time.monotonic()
-        writer = Writer(absolute(self.folder), step, self.chunk_bytes, self.retention)
-        self._on_worker_0(writer.begin, _writing(writer))
-        total_bytes = largest_bytes = 0
-        failed: FilesFailed | None = None
-        for held in self.held:
-            for first, count in chunks(held.stored.rows, held.stored.row_bytes, self.chunk_bytes):
-                rows = held.read(session, first, count)
-                if self.comm.Get_rank() or failed is not None:  # the others go on bringing rows, and hear at the end
-                    continue
-                size = int(getattr(rows, "nbytes", 0))
-                total_bytes, largest_bytes = total_bytes + size, max(largest_bytes, size)
-                try:
-                    with _writing(writer):
-                        writer.add(held.stored.key, held.stored.slice_spec(first, count), held.stored.dtype, rows)
-                except FilesFailed as error:
-                    failed = error
-
-        def finish() -> None:
-            if failed is not None:
-                raise failed
-            writer.finish()
-
-        self._on_worker_0(finish, _writing(writer))  # the others wait: what they did next would find worker 0 missing
-        largest_bytes = max(largest_bytes, writer.largest_bytes)
-        return Moved(writer.prefix, total_bytes, largest_bytes, time.monotonic() - began_s)
 
     def load(self, session: Session) -> Moved | None:
         """Reads the latest checkpoint that is whole, if there is one; every worker must call it.
@@ -133,7 +75,7 @@ class Storage:
         """
         began_s = time.monotonic()
         folder = absolute(self.folder)
-        found = self.comm.bcast(self._on_worker_0(lambda: candidates(folder), _reading(folder)))
+        found = self.comm.bcast(on_worker_0(self.comm, lambda: candidates(folder), _reading(folder)))
         skipped: list[str] = []
         for prefix in found:
             try:
@@ -141,7 +83,7 @@ class Storage:
             except DamagedCheckpoint as error:
                 skipped.append(f"Skipped {prefix}: {error}.")
             else:
-                return Moved(prefix, total_bytes, largest_bytes, time.monotonic() - began_s, tuple(skipped))
+                return Moved(prefix, total_bytes, largest_bytes, time.monotonic() - began_s, notes=tuple(skipped))
         if not skipped:
             return None
         raise CheckpointError(
@@ -169,58 +111,16 @@ class Storage:
             )
             return [ranges_of(reader[0], held.stored, self.chunk_bytes) for held in self.held]
 
-        ranges = self.comm.bcast(self._on_worker_0(opened, _reading(prefix)))
+        ranges = self.comm.bcast(on_worker_0(self.comm, opened, _reading(prefix)))
         total_bytes = largest_bytes = 0
         for held, own_ranges in zip(self.held, ranges, strict=True):
             for first, count in own_ranges:
                 read = partial(lambda *of: read_rows(reader[0], *of), held.stored, first, count)
-                rows = self._on_worker_0(read, _reading(prefix))
+                rows = on_worker_0(self.comm, read, _reading(prefix))
                 size = int(getattr(rows, "nbytes", 0))
                 total_bytes, largest_bytes = total_bytes + size, max(largest_bytes, size)
                 held.write(session, first, count, rows)
         return total_bytes, largest_bytes
-
-    def _on_worker_0(self, do: Callable[[], Any], words: AbstractContextManager[None]) -> Any:
-        """Does something with files on worker 0; all workers wait for it and raise what it raises.
-
-        Returns:
-            What it gives, on worker 0; None elsewhere.
-        """
-        found, failed = None, None
-        if self.comm.Get_rank() == 0:
-            try:
-                with words:
-                    found = do()
-            except CheckpointError as error:
-                failed = error
-        barrier(self.comm)
-        failed = self.comm.bcast(failed)
-        if failed is not None:
-            raise failed
-        return found
-
-    def _check_one_step(self, step: int) -> None:
-        steps = self.comm.allgather(step)
-        other = next((rank for rank, found in enumerate(steps) if found != steps[0]), None)
-        if other is not None:
-            raise CheckpointError(
-                f"All workers must be at one global step when a checkpoint is written: worker 0 is at {steps[0]}, and "
-                f"worker {other} at {steps[other]}. Run what changes the global step on all workers."
-            )
-
-
-@contextmanager
-def _writing(writer: Writer) -> Iterator[None]:
-    """Puts failures of files into words, and leaves nothing unfinished behind."""
-    try:
-        with file_errors(
-            f"The checkpoint of step {writer.step} must be written to {writer.folder}",
-            "Free space there, or name another folder in CheckPointConfig.ckpt_dir. The last checkpoint is untouched.",
-        ):
-            yield
-    except CheckpointError:
-        writer.discard()
-        raise
 
 
 def _reading(name: str) -> AbstractContextManager[None]:

@@ -13,7 +13,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.runtime.checkpoint.folder import NAME, UNFINISHED, Retention, become_latest, delete, settle
+from parallax.runtime.checkpoint.folder import (
+    NAME,
+    UNFINISHED,
+    Retention,
+    become_latest,
+    delete,
+    is_full,
+    reason,
+    settle,
+)
 
 
 def run(fetch: Any, feeds: Any = None) -> Any:
@@ -35,6 +44,7 @@ class Writer:
         retention: which older checkpoints stay when this one is there.
         name: its own in the folder; empty for that of a checkpoint of its step.
         largest_bytes: the most that was held at once so far.
+        notes: what was deleted to make room, a sentence each.
     """
 
     folder: str
@@ -43,6 +53,7 @@ class Writer:
     retention: Retention = Retention()
     name: str = ""
     largest_bytes: int = 0
+    notes: list[str] = field(default_factory=list)
     _waiting: list[tuple[str, str, str, Any]] = field(default_factory=list)
     _waiting_bytes: int = 0
     _parts: list[str] = field(default_factory=list)
@@ -114,6 +125,27 @@ class Writer:
             write = tf.raw_ops.SaveV2(
                 prefix=part, tensor_names=list(keys), shape_and_slices=list(specs), tensors=tensors
             )
-            run(write, dict(zip(tensors, values, strict=True)))
+            fed = dict(zip(tensors, values, strict=True))
+            try:
+                run(write, fed)
+            except (tf.errors.OpError, OSError) as error:
+                self._make_room(error, part)
+                run(write, fed)
         self._parts.append(part)
         self._waiting, self._waiting_bytes = [], 0
+
+    def _make_room(self, error: Exception, part: str) -> None:
+        """After an error on a full disk older checkpoints go, as far as they may, all but the latest.
+
+        Raises:
+            OpError, OSError: the error, when the disk is not full or nothing may go.
+        """
+        deleted = self.retention.apply(self.folder, last=1) if is_full(error) else []
+        if not deleted:
+            raise error
+        for left in tf.io.gfile.glob(f"{part}.*"):
+            tf.io.gfile.remove(left)
+        self.notes.append(
+            f"The checkpoint of step {self.step} found no room in {self.folder}: {reason(error)}. "
+            f"Deleted to make room: {', '.join(deleted)}."
+        )

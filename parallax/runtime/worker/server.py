@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from parallax.graph.row_updates import row_update_ops
 from parallax.runtime.supervisor.preload import forget_preloaded
+from parallax.runtime.worker.frozen_ops import frozen_ops
 from parallax.runtime.worker.heartbeat import watching
 from parallax.runtime.worker.main import check_fenced, wait_for_all
 from parallax.runtime.worker.ranks import membership
@@ -20,6 +21,7 @@ def main() -> None:
     with watching(serves=True), membership() as members:
         native_ops()  # a partition's initial value may need one of them, and its update the others
         row_update_ops()
+        frozen_ops()
         members.start()
         wait_for_all(members.world)
 

@@ -12,11 +12,14 @@ import functools
 import json
 import os
 import resource
+import signal
 import sys
+import threading
 import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("HOROVOD_CYCLE_TIME", "1")
@@ -37,7 +40,9 @@ from parallax.analysis.reading.capture import initialization_phases  # noqa: E40
 from parallax.analysis.stages import analyse, rewrites_of  # noqa: E402
 from parallax.errors import CheckpointError, PlanError  # noqa: E402
 from parallax.plans.plan import PlanConstraints, one_host  # noqa: E402
-from parallax.runtime.checkpoint.folder import latest  # noqa: E402
+from parallax.runtime.checkpoint.beside_training import beside_training  # noqa: E402
+from parallax.runtime.checkpoint.folder import FilesFailed, latest  # noqa: E402
+from parallax.runtime.checkpoint.frozen import CannotFreeze  # noqa: E402
 from parallax.runtime.checkpoint.held import ShardedRows, hold  # noqa: E402
 from parallax.runtime.checkpoint.storage import Storage  # noqa: E402
 from parallax.runtime.checkpoint.stored import stored_variables  # noqa: E402
@@ -127,7 +132,8 @@ class Job:
         with worker_graph.as_default():
             tf.graph_util.import_graph_def(self.made.graph_def, name="")
             held = hold(stored_variables(graph), places_of(self.made), comm)
-        self.storage = Storage(str(folder), held, comm, chunk_bytes)
+            self.storage = Storage(str(folder), held, comm, chunk_bytes)
+            self.beside = beside_training(self.storage)
         self.session = v1.Session(graph=worker_graph)
         for phase in initialization_phases(analysed.captured):
             self.session.run(phase)
@@ -153,6 +159,7 @@ class Job:
     def at(self, folder, chunk_bytes=CHUNK_BYTES):
         """The same job with another folder."""
         self.storage = Storage(str(FOLDER / folder), self.storage.held, self.storage.comm, chunk_bytes)
+        self.beside.storage = self.storage
         return self
 
     def is_spread(self, op):
@@ -347,6 +354,106 @@ def a_full_disk_is_told_in_words():
     assert not list(folder.glob("*unfinished*"))
 
 
+def a_full_disk_beside_training_is_told_by_the_loop():
+    """As above; the thread must not write before, and the loop hears when it asks."""
+    if RANK:
+        return
+    folder, job = FOLDER / "full beside", alone().at("full beside")
+    job.storage.save(job.session, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40, before[1]))
+    try:
+        assert not job.beside.begin(job.session, 2)
+        job.beside.join()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        job.beside.take()
+        message = ""
+    except FilesFailed as error:
+        message = str(error)
+    assert "step 2 must be written to" in message and "File too large" in message, message
+    assert latest(str(folder)) == prefix_of("full beside", 1) and not list(folder.glob("*unfinished*"))
+    assert job.beside.step is None and not images()
+
+
+def images():
+    """The processes that hold images of this one."""
+    found = [word for task in Path("/proc/self/task").iterdir() for word in (task / "children").read_text().split()]
+    return [child for child in found if Path(f"/proc/{child}/comm").read_text() == "parallax-image\n"]
+
+
+def training_goes_on_while_a_checkpoint_is_written(use_resource, pattern=()):
+    """No row is read before workers have trained on: the files are as if they had waited."""
+    folder = f"beside-{use_resource}"
+    with Job(analysed_graph(use_resource), "alltoall", folder=FOLDER / folder, pattern=pattern) as job:
+        job.train()
+        begin, trained = Writer.begin, threading.Event()
+
+        def begins_later(writer):
+            assert writer.step == STEPS or trained.wait(60)
+            begin(writer)
+
+        Writer.begin = begins_later
+        try:
+            assert job.beside.begin(job.session, STEPS + 1) == ""
+            assert job.beside.is_writing and job.beside.step == STEPS + 1
+            assert len(images()) == 1
+            job.storage.save(job.session, STEPS)  # afterwards: it brings rows up to date, which the image needs itself
+            job.train(20)
+            trained.set()
+            job.beside.join()
+        finally:
+            Writer.begin = begin
+        moved = job.beside.take()
+        assert not images() and job.beside.step is None and not job.beside.is_writing
+        then = job.values()
+    if RANK == 0:
+        assert moved.prefix == prefix_of(folder, STEPS + 1) and 0 < moved.waited_s < moved.seconds, moved
+        stood, beside = (one_process(use_resource, restore=prefix_of(folder, STEPS + n)) for n in (0, 1))
+        assert_equal(beside, stood)
+        changed = ["emb", "emb/Adam", "parted/part_0", "double", "w", "global_step", "beta1_power"]
+        assert not [op for op in changed if np.array_equal(then[op], beside[op])]
+
+
+def an_image_that_is_gone_is_an_error_of_the_loop():
+    """Rank 0's; the others are not in it, as a worker that fails ends their job."""
+    if RANK:
+        return
+    job = alone().at("killed")
+    begin = Writer.begin
+
+    def begins_without(writer):
+        begin(writer)
+        os.kill(int(images()[0]), signal.SIGKILL)
+
+    Writer.begin = begins_without
+    try:
+        assert not job.beside.begin(job.session, 1)
+        job.beside.join()
+    finally:
+        Writer.begin = begin
+    try:
+        job.beside.take()
+        message = ""
+    except CheckpointError as error:
+        message = str(error)
+    assert "step 1 could not be written beside training: AbortedError" in message, message
+    assert latest(str(FOLDER / "killed")) is None and not images()
+
+
+def a_machine_that_cannot_copy_a_process_is_named_on_all_workers():
+    job = usual().at("cannot")
+    freeze = job.beside.freezer.freeze
+
+    def cannot(*_):
+        raise CannotFreeze("clone failed")
+
+    job.beside.freezer = SimpleNamespace(freeze=cannot if RANK == 1 else freeze)
+    refusal = job.beside.begin(job.session, 1)
+    assert refusal == "on worker 1: clone failed" and not images() and job.beside.step is None, refusal
+
+
 def what_does_not_fit_is_refused():
     with Job(analysed_graph(True, 12, True), "alltoall", folder=FOLDER / "four-True") as job:
         message = refused(lambda: job.storage.load(job.session))
@@ -402,6 +509,7 @@ def workers_at_different_steps_are_refused():
     job = usual().at("steps")
     message = refused(lambda: job.storage.save(job.session, 5 + (RANK == 2)))
     assert "worker 0 is at 5, and worker 2 at 6" in message, message
+    assert refused(lambda: job.beside.begin(job.session, 5 + (RANK == 2))) == message and not images()
 
 
 CHECKS = {
@@ -411,6 +519,12 @@ CHECKS = {
     "2 workers read it by allgather": lambda: another_number_of_workers_reads_it(True, 2, "allgather"),
     "3 workers read it by alltoall, reference": lambda: another_number_of_workers_reads_it(
         False, 3, "alltoall", OTHERS
+    ),
+    "training_goes_on_while_a_checkpoint_is_written, resource": lambda: training_goes_on_while_a_checkpoint_is_written(
+        True
+    ),
+    "training_goes_on_while_a_checkpoint_is_written, reference": lambda: training_goes_on_while_a_checkpoint_is_written(
+        False, UNEQUAL
     ),
     **{
         check.__name__: check
@@ -424,6 +538,9 @@ CHECKS = {
             a_damaged_checkpoint_is_skipped_on_all_workers,
             a_folder_that_cannot_be_written_is_refused,
             a_full_disk_is_told_in_words,
+            a_full_disk_beside_training_is_told_by_the_loop,
+            an_image_that_is_gone_is_an_error_of_the_loop,
+            a_machine_that_cannot_copy_a_process_is_named_on_all_workers,
             workers_at_different_steps_are_refused,
         )
     },

@@ -21,6 +21,8 @@ CHECKS = [
     "a_checkpoint_of_saver_is_read",
     "2 workers read it by allgather",
     "3 workers read it by alltoall, reference",
+    "training_goes_on_while_a_checkpoint_is_written, resource",
+    "training_goes_on_while_a_checkpoint_is_written, reference",
     "training_goes_on_after_reading_as_it_would_have",
     "one_chunk_is_enough_for_all",
     "a_failure_while_writing_keeps_the_one_before",
@@ -30,6 +32,9 @@ CHECKS = [
     "a_damaged_checkpoint_is_skipped_on_all_workers",
     "a_folder_that_cannot_be_written_is_refused",
     "a_full_disk_is_told_in_words",
+    "a_full_disk_beside_training_is_told_by_the_loop",
+    "an_image_that_is_gone_is_an_error_of_the_loop",
+    "a_machine_that_cannot_copy_a_process_is_named_on_all_workers",
     "workers_at_different_steps_are_refused",
 ]
 

@@ -1,0 +1,53 @@
+// Memory as it was at one instant: the kernel copies a page when somebody first writes it.
+#ifndef PARALLAX_NATIVE_FROZEN_IMAGE_H_
+#define PARALLAX_NATIVE_FROZEN_IMAGE_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "child.h"
+
+namespace parallax_frozen {
+
+// Buffers of this process as they were when the image was made; a process of its own holds them.
+class Image {
+ public:
+  // Makes an image of the buffers. An error of kind ResourceExhausted says that the machine cannot.
+  static absl::StatusOr<std::shared_ptr<Image>> Make(const std::string& name, std::vector<Span> buffers);
+  ~Image();
+  Image(const Image&) = delete;
+  Image& operator=(const Image&) = delete;
+
+  // Copies bytes [offset, offset + size) of a buffer to `into`. With `is_last` nothing before their end is read again.
+  absl::Status Read(int64_t buffer, int64_t offset, int64_t size, bool is_last, char* into);
+
+  pid_t process() const { return process_; }
+
+ private:
+  Image(const std::string& name, std::vector<Span> buffers, pid_t process, int socket)
+      : name_(name), buffers_(std::move(buffers)), over_(buffers_.size(), 0), process_(process), socket_(socket) {}
+  absl::Status Check(int64_t buffer, int64_t offset, int64_t size) const;
+
+  const std::string name_;
+  const std::vector<Span> buffers_;
+  std::vector<int64_t> over_;  // so many bytes of each buffer are gone
+  const pid_t process_;
+  const int socket_;
+  std::mutex mutex_;
+};
+
+// The images of this process have names, whatever session made them.
+absl::Status Keep(const std::string& name, std::vector<Span> buffers, pid_t* process);
+absl::StatusOr<std::shared_ptr<Image>> Find(const std::string& name);
+void Forget(const std::string& name);  // nothing if there is none
+
+}  // namespace parallax_frozen
+
+#endif

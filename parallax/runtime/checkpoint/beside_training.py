@@ -1,0 +1,171 @@
+"""Writes checkpoints while training goes on: an image of the variables is made, and a thread of each worker writes it.
+
+The workers stand still until all have their part of the image. The threads have a communicator of their own, so their
+collectives never meet those of the loop, and work in smaller chunks, as they hold theirs beside a step's memory. One
+checkpoint is written at a time. What came of it is taken by the loop.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field, replace
+
+import tensorflow as tf
+
+from parallax.errors import CheckpointError
+from parallax.runtime.checkpoint.folder import FilesFailed, absolute
+from parallax.runtime.checkpoint.frozen import CannotFreeze, Freezer, Image, freezer
+from parallax.runtime.checkpoint.storage import Storage
+from parallax.runtime.checkpoint.writer import Writer
+from parallax.runtime.checkpoint.writing import Moved, check_one_step, write_variables
+from parallax.types import Comm, Session
+
+BESIDE_CHUNK_BYTES = 16 * 2**20
+"""Worker 0 holds about five times so much: rows as they come and in order, those that wait, and TensorFlow's copies."""
+
+_LOOK_S = 0.5  # how often the copied memory is counted, which takes some milliseconds
+
+
+@dataclass
+class _InProgress:
+    """One checkpoint that is being written."""
+
+    step: int
+    image: Image
+    waited_s: float
+    thread: threading.Thread | None = None
+    moved: Moved | None = None
+    failed: BaseException | None = None
+    copied_bytes: int = 0
+    looked_s: float = field(default_factory=time.monotonic)
+
+    def look(self) -> None:
+        """Counts the copied memory, now and then."""
+        if time.monotonic() - self.looked_s >= _LOOK_S:
+            self.copied_bytes, self.looked_s = max(self.copied_bytes, self.image.copied_bytes()), time.monotonic()
+
+
+@dataclass
+class BesideTraining:
+    """Writes a job's checkpoints beside training, as one worker takes part.
+
+    Attributes:
+        storage: what is written, and where.
+        comm: a communicator of the workers for the threads alone.
+        freezer: makes images of what is written; or why there can be none.
+    """
+
+    storage: Storage
+    comm: Comm
+    freezer: Freezer | str
+    _writes: _InProgress | None = None
+
+    def begin(self, session: Session, step: int) -> str:
+        """Freezes all variables and begins to write them; every worker must call it, with no other in progress.
+
+        Returns:
+            Why it cannot be, on any worker; empty when it is written now.
+
+        Raises:
+            CheckpointError: on all workers, when they are not at one step.
+        """
+        began_s = time.monotonic()
+        check_one_step(self.storage.comm, step)
+        image, refusal = self._image(session)
+        refusals = self.storage.comm.allgather(refusal)  # and nobody trains before all have frozen
+        worker = next((rank for rank, reason in enumerate(refusals) if reason), None)
+        if worker is not None or image is None:
+            if image is not None:
+                image.thaw()
+            return f"on worker {worker}: {refusals[worker or 0]}"
+        self._writes = one = _InProgress(step, image, time.monotonic() - began_s)
+        one.thread = threading.Thread(target=self._write, args=(one,), name=f"checkpoint of step {step}", daemon=True)
+        one.thread.start()
+        return ""
+
+    @property
+    def step(self) -> int | None:
+        """The step of the checkpoint that is in progress, or was written and not taken; None without one."""
+        return None if self._writes is None else self._writes.step
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether this worker still brings or writes rows."""
+        return self._writes is not None and self._writes.thread is not None and self._writes.thread.is_alive()
+
+    def hold(self, storage: Storage) -> None:
+        """Writes other variables from now on; builds what that needs in the default graph, a worker's."""
+        self.join()
+        self.storage, self.freezer = storage, _freezer(storage)
+
+    def join(self) -> float:
+        """Waits until nothing is written any more; gives for how many seconds."""
+        began_s = time.monotonic()
+        if self._writes is None or self._writes.thread is None:
+            return 0.0
+        self._writes.thread.join()
+        waited_s = time.monotonic() - began_s
+        self._writes.waited_s += waited_s
+        return waited_s
+
+    def take(self) -> Moved:
+        """What came of a checkpoint, when nothing is written any more.
+
+        Raises:
+            FilesFailed: on all workers, when the folder cannot be written.
+            CheckpointError: when it failed in another way on this worker.
+        """
+        one, self._writes = self._writes, None
+        if one is not None and one.moved is not None:
+            return replace(one.moved, waited_s=one.waited_s, copied_bytes=one.copied_bytes)
+        failed = one.failed if one is not None else None
+        if isinstance(failed, FilesFailed):
+            raise failed
+        raise CheckpointError(
+            f"The checkpoint of step {one.step if one is not None else '?'} could not be written beside training: "
+            f"{type(failed).__name__}: {failed}"
+        ) from failed
+
+    def _write(self, one: _InProgress) -> None:
+        """What the thread does: no error of it may be lost, so the loop raises them."""
+        try:
+            one.moved = self._written(one)
+        except BaseException as error:
+            one.failed = error
+
+    def _written(self, one: _InProgress) -> Moved:
+        storage = self.storage
+        writer = Writer(
+            absolute(storage.folder), one.step, min(storage.chunk_bytes, BESIDE_CHUNK_BYTES), storage.retention
+        )
+        try:
+            moved = write_variables(one.image.held, self.comm, one.image.session, writer, one.look)
+        finally:
+            one.image.thaw()
+        one.copied_bytes = max(self.comm.gather(one.copied_bytes) or [one.copied_bytes])
+        return moved
+
+    def _image(self, session: Session) -> tuple[Image | None, str]:
+        """The image, or why there is none."""
+        if isinstance(self.freezer, str):
+            return None, self.freezer
+        try:
+            return self.freezer.freeze(session, self.comm), ""
+        except CannotFreeze as error:
+            return None, str(error)
+
+
+def beside_training(storage: Storage) -> BesideTraining:
+    """Adds what writes checkpoints beside training to the default graph, a worker's; every worker must call it."""
+    return BesideTraining(storage, storage.comm.Dup(), _freezer(storage))
+
+
+def _freezer(storage: Storage) -> Freezer | str:
+    from mpi4py import MPI
+
+    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+        return "MPI was started without MPI_THREAD_MULTIPLE, and so takes no calls of a thread of its own."
+    if tf.config.list_physical_devices("GPU"):
+        return "the memory of GPUs is not frozen."
+    return freezer(storage.held, storage.comm)

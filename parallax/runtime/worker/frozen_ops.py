@@ -1,0 +1,34 @@
+"""The ops of images (parallax/native/frozen): variables as they were at one instant, read while training goes on.
+
+`ParallaxFreeze` clones the process, and the kernel copies a page when one of the two first writes it. The clone runs
+nothing but system calls: it gives back all memory that was not frozen, and serves the bytes of the buffers by a socket
+until that is closed or its parent ends. An image belongs to the process, not to the session that made it, and has a
+name: by it `ParallaxFrozenBytes` reads the image in any session of the process, and `ParallaxThaw` ends it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from parallax.errors import CheckpointError
+
+
+@functools.cache
+def frozen_ops() -> Any:
+    """The ops, registered once loaded.
+
+    Raises:
+        CheckpointError: the library has not been built.
+    """
+    library = Path(sys.executable).parent.parent / "lib" / "libparallax_frozen.so"
+    if not library.is_file():
+        raise CheckpointError(
+            f"Checkpoints are written beside training by ops of {library}, which is not there. Build it: "
+            "`make install`."
+        )
+    return tf.load_op_library(str(library))
