@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ops.bench import planning
+from ops.bench.checkpoint import command as checkpoint
 from ops.bench.keras import command as keras
 from ops.bench.lazy import command as lazy
 from ops.bench.memory import command as memory
@@ -28,6 +29,7 @@ def main() -> None:
     keras.add_command(commands)
     lazy.add_command(commands)
     memory.add_command(commands)
+    checkpoint.add_command(commands)
     arguments = parser.parse_args()
     arguments.run(arguments)
 

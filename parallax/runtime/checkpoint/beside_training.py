@@ -117,15 +117,16 @@ class BesideTraining:
             CheckpointError: when it failed in another way on this worker.
         """
         one, self._writes = self._writes, None
-        if one is not None and one.moved is not None:
+        if one is None:
+            raise CheckpointError("What came of a checkpoint can be taken once, and only when one was begun.")
+        if one.moved is not None:
             return replace(one.moved, waited_s=one.waited_s, copied_bytes=one.copied_bytes)
-        failed = one.failed if one is not None else None
-        if isinstance(failed, FilesFailed):
-            raise failed
+        if isinstance(one.failed, FilesFailed):
+            raise one.failed
         raise CheckpointError(
-            f"The checkpoint of step {one.step if one is not None else '?'} could not be written beside training: "
-            f"{type(failed).__name__}: {failed}"
-        ) from failed
+            f"The checkpoint of step {one.step} could not be written beside training: {type(one.failed).__name__}: "
+            f"{one.failed}"
+        ) from one.failed
 
     def _write(self, one: _InProgress) -> None:
         """What the thread does: no error of it may be lost, so the loop raises them."""

@@ -1,0 +1,177 @@
+"""The job that `python -m ops.bench checkpoint` runs: a table with Zipf ids, trained and saved in both ways.
+
+`script.py ROWS WIDTH FOLDER ROUNDS`: in each round the workers stand still while a checkpoint is written; then one of
+the same step is frozen, and they train until that is written too. Both are compared, byte by byte, on worker 0.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import parallax
+from ops.bench.checkpoint.command import LINE
+from parallax.runtime.checkpoint.beside_training import BesideTraining
+from parallax.runtime.checkpoint.bundle import Bundle
+from parallax.runtime.checkpoint.hook import CheckpointHook, Checkpoints
+from parallax.runtime.checkpoint.stored import chunks
+
+BATCH, IDS, HIDDEN, WARM, BEFORE = 128, 10, 64, 10, 40
+_LOOK_S = 0.1
+_CHUNK_BYTES = 64 * 2**20
+
+
+@dataclass
+class Memory:
+    """Watches what this process and its image hold together: pages that both have count once (PSS)."""
+
+    peak_bytes: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def start(self) -> None:
+        """Begins to look, from a thread."""
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def peak(self) -> int:
+        """The most since the last call."""
+        with self._lock:
+            found, self.peak_bytes = self.peak_bytes, 0
+        return found
+
+    def _watch(self) -> None:
+        while True:
+            held = sum(_pss(process) for process in ["self", *_images()])
+            with self._lock:
+                self.peak_bytes = max(self.peak_bytes, held)
+            time.sleep(_LOOK_S)
+
+
+def build(rows: int, width: int) -> Any:
+    """A table and two dense layers: table and slot take 8 · rows · width bytes together."""
+    graph = tf.Graph()
+    with graph.as_default():
+        ids = tf.placeholder(tf.int64, [BATCH, IDS], name="ids")
+        table = tf.get_variable("table", [rows, width], initializer=tf.random_normal_initializer(0, 0.1))
+        w = tf.get_variable("w", [IDS * width, HIDDEN])
+        out = tf.get_variable("out", [HIDDEN, 1])
+        score = tf.nn.relu(tf.reshape(tf.nn.embedding_lookup(table, ids), [BATCH, IDS * width]) @ w) @ out
+        step = tf.train.get_or_create_global_step()
+        tf.train.AdagradOptimizer(0.01).minimize(tf.reduce_mean(tf.square(score - 1.0)), step, name="train")
+    return graph
+
+
+@dataclass
+class Loop:
+    """The training of one worker."""
+
+    session: Any
+    draw: Any
+    rows: int
+
+    def step(self) -> float:
+        """Trains on one batch; gives the seconds that it took."""
+        ids = self.draw.zipf(1.2, [BATCH, IDS]) % self.rows
+        began_s = time.monotonic()
+        self.session.run("train", {"ids:0": [ids]})
+        return time.monotonic() - began_s
+
+
+def main() -> None:
+    """Trains and saves, and prints the figures of each round."""
+    rows, width, folder, rounds = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
+    wanted = parallax.CheckPointConfig(ckpt_dir=folder / "beside", save_ckpt_steps=2**31, keep_last=1)
+    sess, _, rank, _ = parallax.parallel_run(
+        build(rows, width), parallax_config=parallax.Config(seed=1, ckpt_config=wanted, routes={"table": "alltoall"})
+    )
+    saved: Checkpoints = next(h for h in sess._monitored._hooks if isinstance(h, CheckpointHook)).checkpoints
+    loop, memory = Loop(sess, np.random.default_rng(rank), rows), Memory()
+    memory.start()
+    with sess:
+        for _ in range(WARM):
+            loop.step()
+        for number in range(rounds):
+            found = one_round(loop, saved, sess._worker.raw, memory, folder, BEFORE + number)
+            if rank == 0:
+                found["equal"] = equal(folder / "stood", folder / "beside")
+            print(f"{LINE}{json.dumps({'rank': rank, **found})}", flush=True)
+
+
+def one_round(
+    loop: Loop, saved: Checkpoints, raw: Any, memory: Memory, folder: Path, before: int
+) -> dict[str, float | bool]:
+    """The figures of one checkpoint in each way, of one step."""
+    assert saved.beside is not None
+    beside = BesideTraining(saved.storage, saved.beside.comm, saved.beside.freezer)  # not the hook's, which takes it
+    memory.peak()
+    usual = [loop.step() for _ in range(before)]
+    share_bytes = memory.peak()
+    step = int(raw.run(saved.step))
+    began_s = time.monotonic()
+    moved = replace(saved.storage, folder=str(folder / "stood")).save(raw, step)
+    stood_s, stood_bytes = time.monotonic() - began_s, memory.peak()
+    began_s = time.monotonic()
+    if refusal := beside.begin(raw, step):
+        sys.exit(f"Nothing was written beside training: {refusal}")
+    waited_s = time.monotonic() - began_s
+    meanwhile = []
+    while loop.session.workers.allreduce(int(beside.is_writing)):  # all train as long as one of them writes
+        meanwhile.append(loop.step())
+    copied_bytes = beside.take().copied_bytes
+    return {
+        "bytes": moved.moved_bytes,
+        "share": share_bytes,
+        "stood_s": stood_s,
+        "stood_above": stood_bytes - share_bytes,
+        "waited_s": waited_s,
+        "written_s": time.monotonic() - began_s,
+        "above": memory.peak() - share_bytes,
+        "copied": copied_bytes,
+        "steps": len(meanwhile),
+        "step_s": float(np.median(usual)),
+        "step_meanwhile_s": float(np.median(meanwhile)),
+    }
+
+
+def equal(one: Path, other: Path) -> bool:
+    """Whether the latest checkpoints of two folders have the same tensors, bit by bit; deletes the first folder."""
+    first, second = (Bundle(tf.train.latest_checkpoint(str(folder))) for folder in (one, other))
+    same = first.tensors.keys() == second.tensors.keys()
+    for key, tensor in first.tensors.items():
+        row_bytes = sum(piece.size for piece in tensor.pieces) // max(1, tensor.shape[0] if tensor.shape else 1)
+        for begin, count in chunks(tensor.shape[0] if tensor.shape else 1, row_bytes, _CHUNK_BYTES) if same else ():
+            box = ((begin, *[0] * (len(tensor.shape) - 1)), (count, *tensor.shape[1:])) if tensor.shape else ((), ())
+            same &= first.read(key, *box).tobytes() == second.read(key, *box).tobytes()
+    shutil.rmtree(one)
+    return same
+
+
+def _pss(process: str) -> int:
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def _images() -> list[str]:
+    """The processes that hold images of this one."""
+    found: list[str] = []
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found += (task / "children").read_text(encoding="ascii").split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    main()
