@@ -119,6 +119,7 @@ class Settings:
     compute_dtype: str | None = None
     replan: str | None = None
     replan_steps: int | None = None
+    whole_every: int | None = None
     keep_last: int | None = None
     keep_every_hours: float | None = None
     beside_training: bool | None = None

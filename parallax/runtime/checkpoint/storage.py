@@ -8,20 +8,24 @@ before hooks see the session.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle
-from parallax.runtime.checkpoint.folder import Retention, absolute, candidates, file_errors, listed
+from parallax.runtime.checkpoint.chain import States
+from parallax.runtime.checkpoint.folder import INCREMENT, Retention, absolute, file_errors, listed
 from parallax.runtime.checkpoint.held import StoredVariable
+from parallax.runtime.checkpoint.links import Header
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES
-from parallax.runtime.checkpoint.stored_rows import check_fits, ranges_of, read_rows
+from parallax.runtime.checkpoint.stored_rows import Readable, check_fits, ranges_of, read_rows
+from parallax.runtime.checkpoint.touched import Marks
 from parallax.runtime.checkpoint.writer import Writer
-from parallax.runtime.checkpoint.writing import Moved, check_one_step, on_worker_0, write_variables
+from parallax.runtime.checkpoint.writing import Moved, check_one_step, on_worker_0, write_contents
+from parallax.runtime.worker.barrier import barrier
 from parallax.types import Comm, Session
 
 
@@ -35,6 +39,7 @@ class Storage:
         comm: communicator of the workers (mpi4py).
         chunk_bytes: the most that is moved at once.
         retention: which checkpoints stay when a new one is there.
+        marks: what remembers touched rows, where increments are written.
     """
 
     folder: str
@@ -42,18 +47,36 @@ class Storage:
     comm: Comm
     chunk_bytes: int = CHUNK_BYTES
     retention: Retention = Retention()
+    marks: Marks = Marks()
 
-    def save(self, session: Session, step: int) -> Moved:
+    @property
+    def everything(self) -> tuple[StoredVariable, ...]:
+        """All that must be read at one instant."""
+        return (*self.held, *self.marks.held)
+
+    def writer(self, step: int, header: Header | None, chunk_bytes: int) -> Writer:
+        """Writes the files of a checkpoint, on worker 0."""
+        name = f"{INCREMENT}-{step}" if header is not None and header.base else ""
+        return Writer(absolute(self.folder), step, chunk_bytes, self.retention, name)
+
+    def save(self, session: Session, step: int, header: Header | None = None) -> Moved:
         """Writes a checkpoint; every worker must call it, at the same step, and returns when it is done.
+
+        Args:
+            session: TensorFlow's session on the worker's graph.
+            step: the global step.
+            header: what the checkpoint says of itself, which makes it an increment or a whole one.
 
         Raises:
             FilesFailed: on all workers, when the folder cannot be written. The checkpoints before are untouched.
             CheckpointError: when the workers are not at one step.
         """
         check_one_step(self.comm, step)
-        return write_variables(
-            self.held, self.comm, session, Writer(absolute(self.folder), step, self.chunk_bytes, self.retention)
-        )
+        contents = self.marks.contents(self.everything, header)
+        moved = write_contents(contents, self.comm, session, self.writer(step, header, self.chunk_bytes))
+        self.marks.forget(session)
+        barrier(self.comm)  # worker 0 forgets for servers, and nobody trains before
+        return moved
 
     def next_step(self) -> int:
         """The number after the highest that a checkpoint of the folder has, from 1; every worker must call it."""
@@ -63,9 +86,10 @@ class Storage:
         return int(self.comm.bcast(max(steps, default=0) + 1))
 
     def load(self, session: Session) -> Moved | None:
-        """Reads the latest checkpoint that is whole, if there is one; every worker must call it.
+        """Reads the latest state that is whole, if there is one; every worker must call it.
 
-        One that turns out to be damaged is skipped, and the one before it is read over what was read of it.
+        That is a whole checkpoint with all increments that follow it. What turns out to be damaged is skipped, and what
+        is before it is read over what was read of it.
 
         Returns:
             None when the folder has none.
@@ -74,16 +98,24 @@ class Storage:
             CheckpointError: on all workers, when no checkpoint is whole, or one does not fit the graph.
         """
         began_s = time.monotonic()
-        folder = absolute(self.folder)
-        found = self.comm.bcast(on_worker_0(self.comm, lambda: candidates(folder), _reading(folder)))
-        skipped: list[str] = []
-        for prefix in found:
+        folder, comm = absolute(self.folder), self.comm
+        states = States(folder)
+        while True:
+            prefix = comm.bcast(on_worker_0(comm, states.following, _reading(folder)))
+            if prefix is None:
+                break
             try:
-                total_bytes, largest_bytes = self.read(session, prefix)
+                total_bytes, largest_bytes = self._read(session, prefix, states.opened)
             except DamagedCheckpoint as error:
-                skipped.append(f"Skipped {prefix}: {error}.")
+                states.is_damaged(error)
             else:
-                return Moved(prefix, total_bytes, largest_bytes, time.monotonic() - began_s, notes=tuple(skipped))
+                self.marks.forget(session)
+                barrier(comm)
+                header, notes = comm.bcast(
+                    (states.opened().header, tuple(states.notes)) if not comm.Get_rank() else None
+                )
+                return Moved(prefix, total_bytes, largest_bytes, time.monotonic() - began_s, notes=notes, header=header)
+        skipped = comm.bcast(states.notes)
         if not skipped:
             return None
         raise CheckpointError(
@@ -100,10 +132,14 @@ class Storage:
         Raises:
             CheckpointError: on all workers, when it does not fit the graph, or is damaged.
         """
-        reader: list[Bundle] = []
+        return self._read(session, prefix, lambda: Bundle(prefix))
+
+    def _read(self, session: Session, prefix: str, opening: Callable[[], Readable]) -> tuple[int, int]:
+        """Reads what worker 0 opens."""
+        reader: list[Readable] = []
 
         def opened() -> list[list[tuple[int, int]]]:
-            reader.append(Bundle(prefix))
+            reader.append(opening())
             check_fits(
                 reader[0],
                 [held.stored for held in self.held],

@@ -9,20 +9,23 @@ import tensorflow as tf
 
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle, Tensor
+from parallax.runtime.checkpoint.chain import Chain
 from parallax.runtime.checkpoint.stored import Stored
 from parallax.runtime.checkpoint.writer import Writer
 
+Readable = Bundle | Chain
+"""An open checkpoint."""
 _MOST_NAMED = 5  # variables that a message lists
 
 
-def ranges_of(bundle: Bundle, stored: Stored, chunk_bytes: int) -> list[tuple[int, int]]:
+def ranges_of(bundle: Readable, stored: Stored, chunk_bytes: int) -> list[tuple[int, int]]:
     """The ranges of rows in which a variable is read, each from one stored piece."""
     if not stored.has_rows:
         return [(0, 1)]
     return bundle.ranges(stored.key, stored.offset[0], stored.rows, stored.row_bytes, chunk_bytes)
 
 
-def read_rows(bundle: Bundle, stored: Stored, first: int, count: int) -> Any:
+def read_rows(bundle: Readable, stored: Stored, first: int, count: int) -> Any:
     """Rows `[count, ...]` of a variable from row `first` on; all of what has no rows.
 
     Raises:
@@ -38,7 +41,7 @@ def stored_tensor(tensor: Tensor) -> Stored:
     return Stored(tensor.key, tensor.key, tensor.dtype, dtype.size, shape, shape, (0,) * len(shape), is_part=False)
 
 
-def copy(bundle: Bundle, variables: Sequence[Stored], writer: Writer, chunk_bytes: int) -> None:
+def copy(bundle: Readable, variables: Sequence[Stored], writer: Writer, chunk_bytes: int) -> None:
     """Copies variables into a checkpoint that is being written.
 
     Raises:
@@ -49,7 +52,7 @@ def copy(bundle: Bundle, variables: Sequence[Stored], writer: Writer, chunk_byte
             writer.add(stored.key, stored.slice_spec(first, count), stored.dtype, rows)
 
 
-def _pieces(bundle: Bundle, stored: Stored, chunk_bytes: int) -> Iterator[tuple[int, int, Any]]:
+def _pieces(bundle: Readable, stored: Stored, chunk_bytes: int) -> Iterator[tuple[int, int, Any]]:
     """(first row, number, rows) of all chunks of a variable; in one piece what has no more bytes than a chunk."""
     if stored.has_rows and stored.rows * stored.row_bytes <= chunk_bytes:
         yield 0, stored.rows, read_rows(bundle, stored, 0, stored.rows)
@@ -58,7 +61,7 @@ def _pieces(bundle: Bundle, stored: Stored, chunk_bytes: int) -> Iterator[tuple[
         yield first, count, read_rows(bundle, stored, first, count)
 
 
-def check_fits(bundle: Bundle, variables: Sequence[Stored], remedy: str) -> None:
+def check_fits(bundle: Readable, variables: Sequence[Stored], remedy: str) -> None:
     """Every variable of a graph must be in its checkpoint, with its shape and type.
 
     Raises:

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.runtime.checkpoint.folder import (
+    INCREMENT,
     NAME,
     UNFINISHED,
     Retention,
@@ -70,7 +71,7 @@ class Writer:
     def begin(self) -> None:
         """Makes the folder, and deletes what a process that died left in it."""
         tf.io.gfile.makedirs(self.folder)
-        for left in tf.io.gfile.glob(posixpath.join(self.folder, f"{NAME}-*{UNFINISHED}")):
+        for left in tf.io.gfile.glob([posixpath.join(self.folder, f"{n}-*{UNFINISHED}") for n in (NAME, INCREMENT)]):
             tf.io.gfile.rmtree(left)
         tf.io.gfile.makedirs(posixpath.join(self._temporary, "parts"))
 
