@@ -66,12 +66,14 @@ _DESCRIPTIONS = {
     "diff": "Prints in what two plan files differ. The exit status is 0 when in nothing, else 1.",
     "simulate": "Predicts a script's graph on clusters of other sizes. Prints step time, throughput, efficiency and "
     "memory of each, and where routes change. Starts nothing.",
-    "checkpoint": "Lists a folder's checkpoints, verifies them, or exports one.",
+    "checkpoint": "Lists a folder's checkpoints, verifies them, exports one, or makes increments whole.",
 }
 _CHECKPOINT_DESCRIPTIONS = {
     "ls": "Prints a line for each checkpoint of a folder.",
     "verify": "Compares every byte of a folder's checkpoints with the stored checksums. The exit status is 1 when one "
     "is damaged.",
+    "compact": "Writes a whole checkpoint of the latest one and the increments that follow it. For folders of jobs that "
+    "have ended.",
     "export": "Writes a SavedModel of the forward part of a script's graph, with the values of a checkpoint. Plain "
     "TensorFlow loads it. With --plain, writes a checkpoint for plain TensorFlow, for which no script is needed.",
 }
@@ -166,7 +168,7 @@ def _of_checkpoint(checkpoint: argparse.ArgumentParser) -> None:
         name: actions.add_parser(name, help=f"{text[0].lower()}{text[1:].partition('.')[0]}", description=text)
         for name, text in _CHECKPOINT_DESCRIPTIONS.items()
     }
-    for name in ("ls", "verify"):
+    for name in ("ls", "verify", "compact"):
         made[name].add_argument("folder", metavar="FOLDER", help="that CheckPointConfig.ckpt_dir names")
     export = made["export"]
     for name, what in (("input", "fed (default: every placeholder that outputs need)"), ("output", "fetched")):
@@ -347,13 +349,13 @@ def _compare_plans(arguments: argparse.Namespace) -> int:
 
 
 def _checkpoint(arguments: argparse.Namespace) -> int:
-    """Lists, verifies or exports checkpoints."""
+    """Lists, verifies, exports or compacts checkpoints."""
     if arguments.action == "export" and not arguments.plain:
         if arguments.script is None:
             raise ConfigError("A SavedModel is made of a script's graph: name the script, or export with --plain.")
         return _run_script(arguments)
     set_defaults({MIN_LOG_LEVEL: "2"})
-    from parallax.runtime.checkpoint.command import list_checkpoints, plain_lines, verify_checkpoints
+    from parallax.runtime.checkpoint.command import compact_lines, list_checkpoints, plain_lines, verify_checkpoints
 
     if arguments.action == "verify":
         are_whole = []
@@ -363,8 +365,11 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
         return 0 if all(are_whole) else 1
     if arguments.action == "export" and (arguments.script or arguments.inputs or arguments.outputs):
         raise ConfigError("--plain takes all of a checkpoint: leave script, --input and --output out.")
-    lines = list_checkpoints(arguments.folder) if arguments.action == "ls" else None
-    for line in lines or plain_lines(arguments.checkpoint, arguments.folder):
+    if arguments.action == "export":
+        lines = plain_lines(arguments.checkpoint, arguments.folder)
+    else:
+        lines = (list_checkpoints if arguments.action == "ls" else compact_lines)(arguments.folder)
+    for line in lines:
         print(line, flush=True)
     return 0
 

@@ -1,5 +1,8 @@
 """Jobs that write checkpoints by themselves, and go on from them when they are started again."""
 
+import os
+import re
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -92,9 +95,21 @@ def test_checkpoints_of_asynchronous_workers_have_weights_and_steps_that_belong_
     assert len(prefixes) > 3 and str(folder / "model.ckpt-60") in prefixes, str(done)
     for prefix in prefixes:
         kept = tf.train.load_checkpoint(prefix)
+        np.testing.assert_array_equal(kept.get_tensor("twin"), kept.get_tensor("emb"))
         pushes = kept.get_tensor("emb")[:, 0].sum() / 2  # each touches two rows
         assert pushes == kept.get_tensor("global_step"), prefix
     again = start("-m", "parallax.cli", "run", "--workers", 2, script, folder, 3, 60).finish()
     assert again.status == 0, str(again)
     assert "Resumed from step 60" in again.stdout, str(again)
     assert all("all have done 66, with 132 rows pushed" in again.lines(rank) for rank in range(2)), str(again)
+
+
+def test_what_servers_hold_is_frozen_and_a_kill_in_the_middle_leaves_the_checkpoint_before(start, write, tmp_path):
+    machines = write("machines", "hosts:\n- address: localhost\n  workers: 2\n  servers: 2\n")
+    running = start(SCRIPTS / "frozen.py", tmp_path / "kept", machines)
+    os.kill(int(re.search(r"process (\d+)", running.wait_for("rank 1 is process"))[1]), signal.SIGKILL)
+    done = running.finish()  # which also says that no image is left, of workers or servers
+    assert done.status == 128 + signal.SIGKILL, str(done)
+    latest = tf.train.latest_checkpoint(str(tmp_path / "kept" / "beside"))
+    assert latest == str(tmp_path / "kept" / "beside" / "model.ckpt-3"), str(done)
+    assert tf.train.load_checkpoint(latest).get_tensor("global_step") == 3

@@ -18,10 +18,11 @@ from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle
-from parallax.runtime.checkpoint.folder import absolute, file_errors, latest, settle
+from parallax.runtime.checkpoint.chain import States, chain_of, is_increment
+from parallax.runtime.checkpoint.folder import NAME, absolute, file_errors, settle
 from parallax.runtime.checkpoint.forward import ForwardGraph, forward_graph
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, OWN_KEYS, Stored, stored_variables, variable_op
-from parallax.runtime.checkpoint.stored_rows import check_fits, copy, stored_tensor
+from parallax.runtime.checkpoint.stored_rows import Readable, check_fits, copy, stored_tensor
 from parallax.runtime.checkpoint.writer import Writer
 from parallax.strict import shown
 from parallax.types import Graph
@@ -97,27 +98,34 @@ def export_plain(checkpoint: str, folder: str, chunk_bytes: int = CHUNK_BYTES) -
         )
     target = _new_folder(folder)
     with _exporting(folder):
-        writer = Writer(target, 0, chunk_bytes, name=posixpath.basename(bundle.prefix))
+        name = posixpath.basename(bundle.prefix)
+        if is_increment(bundle.prefix):
+            name = f"{NAME}-{name.rpartition('-')[2]}"
+        writer = Writer(target, 0, chunk_bytes, name=name)
         writer.begin()
         copy(bundle, [stored_tensor(tensor) for tensor in kept], writer, chunk_bytes)
         return writer.finish()
 
 
-def opened(checkpoint: str) -> Bundle:
-    """Opens the latest checkpoint of a folder, or the one with a prefix.
+def opened(checkpoint: str) -> Readable:
+    """Opens the latest state of a folder, or the one with a prefix; an increment with what it follows.
 
     Raises:
-        CheckpointError: when there is none, or its index is damaged.
+        CheckpointError: when there is none, or an index is damaged.
     """
     path = absolute(checkpoint)
     with file_errors(f"The checkpoint {shown(checkpoint)} must be readable", "Name another."):
-        prefix = latest(path) if tf.io.gfile.isdir(path) else path.removesuffix(".index")
-        if prefix is None or not tf.io.gfile.exists(f"{prefix}.index"):
+        if tf.io.gfile.isdir(path):
+            states = States(path)
+            if states.following() is not None:
+                return states.opened()
+        prefix = path.removesuffix(".index")
+        if not tf.io.gfile.exists(f"{prefix}.index"):
             raise CheckpointError(
                 f"A folder with checkpoints or the prefix of one must be named, and {shown(checkpoint)} is neither. "
                 "`parallax checkpoint ls FOLDER` lists those of a folder."
             )
-        return Bundle(prefix)
+        return chain_of(prefix) if is_increment(prefix) else Bundle(prefix)
 
 
 def _new_folder(folder: str) -> str:

@@ -208,7 +208,9 @@ def freezer(held: tuple[StoredVariable, ...], comm: Comm) -> Freezer:
     for process, name in enumerate(names):
         for number, (at, part, _) in enumerate(by_process[name]):
             numbers[at][part] = process, number
-    options = v1.ConfigProto(use_per_session_threads=True, inter_op_parallelism_threads=1, device_count={"GPU": 0})
+    options = v1.ConfigProto(device_count={"GPU": 0})
+    if not home:  # a thread of its own, which no op of a step holds; sessions on TensorFlow's servers have none
+        options.use_per_session_threads, options.inter_op_parallelism_threads = True, 1
     options.graph_options.rewrite_options.disable_meta_optimizer = True  # a few ops: nothing to optimize
     options.device_filters.extend(sorted({*names, home} - {""}))
     reading = tf.Graph()

@@ -29,6 +29,7 @@ from parallax.errors import ConfigError
 from parallax.graph.view import GraphView, split_tensor
 from parallax.logger import log
 from parallax.report.show import show
+from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.beside_training import BesideTraining, beside_training
 from parallax.runtime.checkpoint.folder import FilesFailed, Retention
 from parallax.runtime.checkpoint.held import Places, hold
@@ -231,7 +232,11 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         else:
             notes = moved.notes
             self.checkpoints.succession.last = moved.header
-            _LOG.info("Written: %s", moved)
+            _LOG.info(
+                "Written: %s, %s in %.1f s, of which training waited %.3f s; %s of memory were held twice",
+                *(moved.prefix, bytes_text(moved.moved_bytes), moved.seconds, moved.waited_s),
+                bytes_text(moved.copied_bytes),
+            )
         for note in notes if self.checkpoints.storage.comm.Get_rank() == 0 else ():
             _LOG.warning("%s", note)
 
@@ -245,8 +250,8 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Waits for the checkpoint that is being written, if there is one; every worker must call it."""
         beside = self.checkpoints.beside
         if beside is not None and beside.is_writing:
-            step, is_patient = beside.step, True  # workers come when theirs is done, which takes them as long
-            with self.worker.watch.run(f"checkpoint of step {step}, written", f"checkpoint, {step}, w", is_patient):
+            step = beside.step
+            with self.worker.watch.run(f"checkpoint of step {step}, written", f"checkpoint, {step}, w", patient=True):
                 waited_s = beside.join()
             if is_due:
                 self._warn_once(
@@ -315,6 +320,7 @@ class CallingHook(CheckpointHook):
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """On worker 0, calls the others when it is time; elsewhere, comes when it was called."""
+        self._look()
         comm, session = self.checkpoints.storage.comm, self.worker.raw
         if comm.Get_rank():
             self._come(session)

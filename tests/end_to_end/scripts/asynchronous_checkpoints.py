@@ -16,8 +16,10 @@ graph = tf.Graph()
 with graph.as_default():
     ids = tf.placeholder(tf.int32, [2], name="ids")
     emb = tf.get_variable("emb", [7, 4], initializer=tf.zeros_initializer())
+    twin = tf.get_variable("twin", [7, 4], initializer=tf.zeros_initializer())
     step = tf.train.get_or_create_global_step()
-    loss = -tf.reduce_sum(tf.nn.embedding_lookup(emb, ids))  # each push adds 1 to its rows
+    # Each push adds 1 to its rows of both.
+    loss = -tf.reduce_sum(tf.nn.embedding_lookup(emb, ids)) - tf.reduce_sum(tf.nn.embedding_lookup(twin, ids))
     train = tf.train.MomentumOptimizer(1.0, 0.0).minimize(loss, global_step=step)
 
 config = parallax.Config(run_option="PS", ckpt_config=parallax.CheckPointConfig(folder, save_ckpt_steps=6))
