@@ -72,8 +72,7 @@ _CHECKPOINT_DESCRIPTIONS = {
     "ls": "Prints a line for each checkpoint of a folder.",
     "verify": "Compares every byte of a folder's checkpoints with the stored checksums. The exit status is 1 when one "
     "is damaged.",
-    "compact": "Writes a whole checkpoint of the latest one and the increments that follow it. For folders of jobs that "
-    "have ended.",
+    "compact": "Writes a whole checkpoint of the latest one and the increments that follow it. No job may run.",
     "export": "Writes a SavedModel of the forward part of a script's graph, with the values of a checkpoint. Plain "
     "TensorFlow loads it. With --plain, writes a checkpoint for plain TensorFlow, for which no script is needed.",
 }

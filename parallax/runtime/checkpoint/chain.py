@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,9 +108,11 @@ class Chain:
         box = tuple(a - s for (a, _), s in zip(columns, table.start, strict=True))
         values = bundle.read(table.values, (int(low), *box), (int(high - low), *(b - a for a, b in columns)))
         found = below if below.flags.writeable else below.copy()
-        place = tuple(slice(a - s, b - s) for (a, b), s in zip(columns, start[1:], strict=True))
-        at = rows[low:high] - start[0]
-        found[(at, *place)] = values
+        place = (
+            rows[low:high] - start[0],
+            *(slice(a - s, b - s) for (a, b), s in zip(columns, start[1:], strict=True)),
+        )
+        found[place] = values
         return found
 
     def _row_numbers(self, number: int, bundle: Bundle, table: RowsWritten) -> Any:
@@ -253,19 +255,31 @@ def header_of(bundle: Bundle) -> Header | None:
 
 
 def delete_strays(folder: str, wholes: Sequence[str]) -> list[str]:
-    """Deletes increments whose whole checkpoint is gone; gives their prefixes."""
-    found, _ = opened_increments(folder)
-    if not found:
+    """Deletes increments of which nothing can be made: they cannot be read, or their whole checkpoint is gone.
+
+    Args:
+        folder: where they are.
+        wholes: prefixes of the whole checkpoints.
+
+    Returns:
+        Their prefixes.
+    """
+    if not increments_in(folder):
         return []
     headers = [header_of(Bundle(prefix)) for prefix in wholes if tf.io.gfile.exists(f"{prefix}.index")]
-    gone = strays([one.id for one in headers if one], {prefix: header for prefix, (_, header) in found.items()})
+    return _delete(folder, lambda found: strays([one.id for one in headers if one], found))
+
+
+def delete_others(folder: str, header: Header) -> list[str]:
+    """Deletes increments that a new one does not follow, so that one alone follows each checkpoint; gives which."""
+    return _delete(folder, lambda found: others(header, found))
+
+
+def _delete(folder: str, chosen: Callable[[dict[str, Header]], list[str]]) -> list[str]:
+    """Deletes increments that cannot be read, and chosen ones."""
+    found, _ = opened_increments(folder)
+    unread = [prefix for prefix in increments_in(folder) if prefix not in found]
+    gone = [*unread, *chosen({prefix: header for prefix, (_, header) in found.items()})]
     for prefix in gone:
         delete(prefix)
     return gone
-
-
-def delete_others(folder: str, header: Header) -> None:
-    """Deletes increments of a chain that a new one does not follow, so that one alone follows each checkpoint."""
-    found, _ = opened_increments(folder)
-    for prefix in others(header, {prefix: own for prefix, (_, own) in found.items()}):
-        delete(prefix)

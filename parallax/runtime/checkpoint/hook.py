@@ -85,7 +85,7 @@ class Checkpoints:
     storage: Storage
     step: Any
     step_op: str
-    succession: Succession
+    succession: Succession = field(default_factory=lambda: Succession(1))
     beside: BesideTraining | None = None
     loaded_step: int | None = None
 
