@@ -54,10 +54,10 @@ class JobEnded(SystemExit):
         return int(self.code or 0)
 
 
-class GraphChecked(JobEnded):
-    """Ends the script that `parallax check` looks at; `found` is what it looks at."""
+class GraphTaken(JobEnded):
+    """Ends the script that `parallax check` or `parallax checkpoint export` looks at; `found` is what that takes."""
 
-    def __init__(self, found: FirstBuild) -> None:
+    def __init__(self, found: FirstBuild | Graph) -> None:
         super().__init__(0)
         self.found = found
 
@@ -209,7 +209,11 @@ def _check(call: Call) -> NoReturn:
         plan = _plan_on(_checked_cluster(call), analysed, call)
     except ParallaxError as error:
         refusal = str(error)
-    raise GraphChecked(FirstBuild(call.graph, analysed, plan, refusal))
+    raise GraphTaken(FirstBuild(call.graph, analysed, plan, refusal))
+
+
+def _give_graph(call: Call) -> NoReturn:
+    raise GraphTaken(call.graph)
 
 
 def _checked_cluster(call: Call) -> Cluster:
@@ -388,6 +392,7 @@ _BY_ROLE: dict[Role, Callable[[Call], tuple[Any, int, int, int] | int]] = {
     Role.SIMULATE: _simulate,
     Role.CHECK: _check,
     Role.CHECK_BUILD: _check_build,
+    Role.EXPORT: _give_graph,
     Role.WORKER: _worker,
     Role.VERIFY_WORKER: _worker,
     Role.VERIFY_SINGLE: _single,

@@ -6,9 +6,11 @@ import argparse
 import functools
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parallax.after_import import after_import
 from parallax.cluster.resource_file import parse_bandwidth
@@ -37,6 +39,9 @@ from parallax.settings.merged import options_by_setting
 from parallax.settings.options import CALIBRATE, CHECKPOINT, DIFF, OF_SCRIPTS, RUN, SHOW, SIMULATE, positive
 from parallax.strict import shown
 
+if TYPE_CHECKING:
+    from parallax.api import JobEnded
+
 EXIT_USAGE = 2
 
 _BARE_FIT = (
@@ -61,8 +66,15 @@ _DESCRIPTIONS = {
     "diff": "Prints in what two plan files differ. The exit status is 0 when in nothing, else 1.",
     "simulate": "Predicts a script's graph on clusters of other sizes. Prints step time, throughput, efficiency and "
     "memory of each, and where routes change. Starts nothing.",
-    "checkpoint": "Lists a folder's checkpoints, or verifies them. `verify` compares every byte with the stored "
-    "checksums; the exit status is 1 when a checkpoint is damaged.",
+    "checkpoint": "Lists a folder's checkpoints, verifies them, exports one, or makes increments whole.",
+}
+_CHECKPOINT_DESCRIPTIONS = {
+    "ls": "Prints a line for each checkpoint of a folder.",
+    "verify": "Compares every byte of a folder's checkpoints with the stored checksums. The exit status is 1 when one "
+    "is damaged.",
+    "compact": "Writes a whole checkpoint of the latest one and the increments that follow it. No job may run.",
+    "export": "Writes a SavedModel of the forward part of a script's graph, with the values of a checkpoint. Plain "
+    "TensorFlow loads it. With --plain, writes a checkpoint for plain TensorFlow, for which no script is needed.",
 }
 
 
@@ -104,8 +116,7 @@ def command_parser() -> argparse.ArgumentParser:
     made[SHOW].add_argument("plan", metavar="PLAN.json", help="as `parallax plan --json` wrote it")
     made[DIFF].add_argument("first", metavar="A.json", help="a plan file")
     made[DIFF].add_argument("second", metavar="B.json", help="another")
-    made[CHECKPOINT].add_argument("action", choices=("ls", "verify"), help="list them, or check every byte of them")
-    made[CHECKPOINT].add_argument("folder", metavar="FOLDER", help="that CheckPointConfig.ckpt_dir names")
+    _of_checkpoint(made[CHECKPOINT])
     return parser
 
 
@@ -149,6 +160,32 @@ def _of_simulate(simulate: argparse.ArgumentParser) -> None:
     simulate.add_argument("--width", type=float, default=1.0, metavar="X", help="rows of tables X times as wide")
 
 
+def _of_checkpoint(checkpoint: argparse.ArgumentParser) -> None:
+    """The actions of `parallax checkpoint`."""
+    actions = checkpoint.add_subparsers(dest="action", required=True, metavar="ACTION")
+    made = {
+        name: actions.add_parser(name, help=f"{text[0].lower()}{text[1:].partition('.')[0]}", description=text)
+        for name, text in _CHECKPOINT_DESCRIPTIONS.items()
+    }
+    for name in ("ls", "verify", "compact"):
+        made[name].add_argument("folder", metavar="FOLDER", help="that CheckPointConfig.ckpt_dir names")
+    export = made["export"]
+    for name, what in (("input", "fed (default: every placeholder that outputs need)"), ("output", "fetched")):
+        export.add_argument(
+            f"--{name}",
+            dest=f"{name}s",
+            action="append",
+            default=[],
+            metavar="[NAME=]TENSOR",
+            help=f"a tensor that will be {what}; NAME is its name in the signature",
+        )
+    export.add_argument("--plain", action="store_true", help="write a checkpoint in the place of a SavedModel")
+    export.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder, for its latest, or the prefix of one")
+    export.add_argument("folder", metavar="FOLDER", help="where it goes; empty, or not there yet")
+    export.add_argument("script", nargs="?", metavar="SCRIPT", help="the script, as it would be given to python")
+    export.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(sorted({positive(word.strip()) for word in text.split(",")}))
 
@@ -185,13 +222,35 @@ def _run_script(arguments: argparse.Namespace) -> int:
     set_defaults({MIN_LOG_LEVEL: str(min(shown_from, 1))})
     if wanted.role == Role.CHECK:
         with second_build([arguments.script, *arguments.args], wanted) as second:
-            return _run_here(arguments, wanted, shown_from, second)
+            return _run_here(arguments, wanted, shown_from, partial(_report_check, second))
+    if wanted.role == Role.EXPORT:
+        return _run_here(arguments, wanted, shown_from, partial(_write_model, arguments))
     return _run_here(arguments, wanted, shown_from)
+
+
+def _report_check(second: SecondBuild, ended: JobEnded) -> int:
+    """Reports what a check has found, of the graph that this process has built and of the other one's."""
+    from parallax.api import GraphTaken
+    from parallax.runtime.check.command import report
+
+    return report(ended.found, second) if isinstance(ended, GraphTaken) else ended.status
+
+
+def _write_model(arguments: argparse.Namespace, ended: JobEnded) -> int:
+    """Exports the graph that the script has given."""
+    from parallax.api import GraphTaken
+    from parallax.runtime.checkpoint.command import export_lines
+
+    if not isinstance(ended, GraphTaken):
+        return ended.status
+    for line in export_lines(ended.found, arguments.checkpoint, arguments.folder, arguments.inputs, arguments.outputs):
+        print(line, flush=True)
+    return 0
 
 
 def _wanted(arguments: argparse.Namespace) -> Settings:
     """What the command line asks of this process."""
-    role = Role.LAUNCH if arguments.command == RUN else Role(arguments.command)
+    role = {RUN: Role.LAUNCH, CHECKPOINT: Role.EXPORT}.get(arguments.command) or Role(arguments.command)
     given: dict[str, Any] = {"script_seed": drawn_seed()}
     for setting, options in options_by_setting().items():
         value = getattr(arguments, setting, None) if options else None
@@ -203,12 +262,15 @@ def _wanted(arguments: argparse.Namespace) -> Settings:
 
 
 def _run_here(
-    arguments: argparse.Namespace, wanted: Settings, shown_from: int, second: SecondBuild | None = None
+    arguments: argparse.Namespace,
+    wanted: Settings,
+    shown_from: int,
+    finish: Callable[[JobEnded], int] = lambda ended: ended.status,
 ) -> int:
-    """Runs the script; for a check, a second process builds its graph too."""
+    """Runs the script; `finish` takes what ended it at its first job, and gives the exit status."""
     with quiet_import(shown_from):
         from parallax.analysis.reading import record
-        from parallax.api import GraphChecked, JobEnded
+        from parallax.api import JobEnded
         from parallax.call import jobs_run
 
         record.install()
@@ -220,11 +282,7 @@ def _run_here(
         with applied(wanted):
             run_script([arguments.script, *arguments.args])
     except JobEnded as ended:
-        if second is not None and isinstance(ended, GraphChecked):
-            from parallax.runtime.check.command import report
-
-            return report(ended.found, second)
-        return ended.status
+        return finish(ended)
     except SystemExit as stop:
         status = _status(stop)
         if status:
@@ -290,19 +348,29 @@ def _compare_plans(arguments: argparse.Namespace) -> int:
 
 
 def _checkpoint(arguments: argparse.Namespace) -> int:
-    """Prints a line for each checkpoint of a folder."""
+    """Lists, verifies, exports or compacts checkpoints."""
+    if arguments.action == "export" and not arguments.plain:
+        if arguments.script is None:
+            raise ConfigError("A SavedModel is made of a script's graph: name the script, or export with --plain.")
+        return _run_script(arguments)
     set_defaults({MIN_LOG_LEVEL: "2"})
-    from parallax.runtime.checkpoint.command import list_checkpoints, verify_checkpoints
+    from parallax.runtime.checkpoint.command import compact_lines, list_checkpoints, plain_lines, verify_checkpoints
 
-    if arguments.action == "ls":
-        for line in list_checkpoints(arguments.folder):
+    if arguments.action == "verify":
+        are_whole = []
+        for line, is_whole in verify_checkpoints(arguments.folder):
             print(line, flush=True)
-        return 0
-    are_whole = []
-    for line, is_whole in verify_checkpoints(arguments.folder):
+            are_whole.append(is_whole)
+        return 0 if all(are_whole) else 1
+    if arguments.action == "export" and (arguments.script or arguments.inputs or arguments.outputs):
+        raise ConfigError("--plain takes all of a checkpoint: leave script, --input and --output out.")
+    if arguments.action == "export":
+        lines = plain_lines(arguments.checkpoint, arguments.folder)
+    else:
+        lines = (list_checkpoints if arguments.action == "ls" else compact_lines)(arguments.folder)
+    for line in lines:
         print(line, flush=True)
-        are_whole.append(is_whole)
-    return 0 if all(are_whole) else 1
+    return 0
 
 
 def _status(stop: SystemExit) -> int:

@@ -75,10 +75,18 @@ def resource_keys_text() -> str:
 
 
 def commands() -> str:
-    """A section for each command of `parallax`."""
-    actions = cli.command_parser()._actions
-    (chosen,) = [action for action in actions if isinstance(action, argparse._SubParsersAction)]
-    return "\n".join(_command(name, parser) for name, parser in chosen.choices.items())
+    """A section for each command of `parallax`, and for each action of one that has actions."""
+    return "\n".join(_command(name, parser) for name, parser in _commands(cli.command_parser()))
+
+
+def _commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """The commands of a parser by name; in the place of a command with actions, these."""
+    chosen = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if name and not chosen:
+        yield name, parser
+    for action in chosen:
+        for word, inner in action.choices.items():
+            yield from _commands(inner, f"{name} {word}".strip())
 
 
 def variables() -> str:

@@ -51,7 +51,8 @@ def monitored_session(
         counters = [imported.get_operation_by_name(n) for n in worker_graph.counter_initializers]
         saved = None
         if config.ckpt_config.ckpt_dir is not None:
-            saved = checkpoints(graph, places_of(worker_graph), config.ckpt_config, members.workers)
+            touched = worker_graph.touched
+            saved = checkpoints(graph, places_of(worker_graph), config.ckpt_config, members.workers, touched)
             members.at_end.append(saved.finish)
             hooks.insert(-1, (CheckpointHook if worker_graph.synchronous else CallingHook)(saved, worker))
         values = values_of(graph, places_of(worker_graph), members.workers.Dup(), worker) if has_values else None

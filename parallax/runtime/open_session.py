@@ -161,7 +161,9 @@ def _make_graph(
     _agree("plan", plan.to_json())
     _agree("decisions", repr(rewrites))
     place = _place(members, config, equal_randomness)
-    worker_graph = transform(analysed.captured.view, rewrites, place)
+    saved = config.ckpt_config
+    remembers_rows = saved.ckpt_dir is not None and saved.whole_every > 1 and not equal_randomness
+    worker_graph = transform(analysed.captured.view, rewrites, place, remembers_rows)
     if members.rank == 0:
         tell_of_whole_values(worker_graph.cut_whole)
     return _Made(plan, alone, analysed, place, worker_graph)

@@ -59,6 +59,7 @@ class Role(str, Enum):
     VERIFY_SINGLE = "verify-single"
     CHECK = "check"
     CHECK_BUILD = "check-build"
+    EXPORT = "export"
 
 
 def _one_a_line(text: str) -> str:
@@ -122,6 +123,7 @@ class Settings:
     max_restarts: int | None = None
     no_spare: bool | None = None
     min_hosts: int | None = None
+    whole_every: int | None = None
     keep_last: int | None = None
     keep_every_hours: float | None = None
     beside_training: bool | None = None

@@ -106,7 +106,9 @@ class CheckPointConfig:
         ckpt_dir: the folder, or None.
         save_ckpt_steps: steps from one checkpoint to the next.
         save_ckpt_secs: seconds from one checkpoint to the next.
-        keep_last: how many of the last checkpoints stay; None for all.
+        whole_every: of so many checkpoints one is whole, and the others are increments: of tables updated by row the
+            rows that were touched since the one before, and all other variables. 1: all are whole.
+        keep_last: how many of the last whole checkpoints stay, with the increments that follow them; None for all.
         keep_every_hours: of those before them, the first stays, and then one every so many hours; None for none.
         beside_training: True: training goes on while a checkpoint is written. False: it waits.
         preemption_grace_s: how many seconds the workers have to save and to end when the launching process gets
@@ -119,6 +121,9 @@ class CheckPointConfig:
     ckpt_dir: Path | str | None = None
     save_ckpt_steps: int | None = None
     save_ckpt_secs: float | None = None
+    whole_every: int = setting(
+        1, Option((RUN,), "write increments, and one of K checkpoints whole (default 1)", "K", parse=positive)
+    )
     keep_last: int | None = setting(5, Option((RUN,), "keep the last K checkpoints (default 5)", "K", parse=positive))
     keep_every_hours: float | None = setting(
         None, Option((RUN,), "and of those before them one every H hours", "H", parse=float)
@@ -132,6 +137,7 @@ class CheckPointConfig:
         object.__setattr__(self, "ckpt_dir", checked.path_or_none("ckpt_dir", self.ckpt_dir))
         checked.number_or_none("save_ckpt_steps", self.save_ckpt_steps)
         checked.seconds_or_none("save_ckpt_secs", self.save_ckpt_secs)
+        checked.number("whole_every", self.whole_every)
         checked.number_or_none("keep_last", self.keep_last)
         checked.seconds_or_none("keep_every_hours", self.keep_every_hours)
         checked.truth("beside_training", self.beside_training)

@@ -38,6 +38,7 @@ from parallax.transform.passes.seeds import set_seeds
 from parallax.transform.passes.servers import run_on_servers
 from parallax.transform.passes.shards import set_shards
 from parallax.transform.passes.tables import gather_rows, slice_rows, spread_tables
+from parallax.transform.passes.touched_rows import NOTHING_TOUCHED, Touched, remember_touched_rows
 from parallax.types import GraphDef
 
 PASSES: tuple[Callable[[Editor, Rewrites], None], ...] = (
@@ -68,7 +69,7 @@ class WorkerGraph:
         cuts: what is fed with nothing when a fetch does not need it.
         counters: what counts the exchanges.
         roundings: what measures rounding on the wire.
-        counter_initializers: ops that set all of these to zero.
+        counter_initializers: ops that set all of these to zero, and forget touched rows.
         tables: variable ops whose values differ between workers because each holds its rows.
         spread: variable op -> which worker holds which of its rows, of those of `tables` that workers hold.
         on_servers: variable ops of which this worker has nothing.
@@ -80,6 +81,7 @@ class WorkerGraph:
         keepings: how; empty where every batch makes an update.
         lazily_updated: the variable ops of each table, or partition, whose rows are brought up to date when they are
             read; the table's own first.
+        touched: which rows updates have touched, where that is remembered.
     """
 
     graph_def: GraphDef
@@ -99,6 +101,7 @@ class WorkerGraph:
     accumulate_steps: int = 1
     keepings: tuple[GradientAccumulation, ...] = ()
     lazily_updated: tuple[tuple[str, ...], ...] = ()
+    touched: Touched = NOTHING_TOUCHED
 
 
 def _keep_fetchable(editor: Editor) -> None:
@@ -110,8 +113,14 @@ def _keep_fetchable(editor: Editor) -> None:
 
 
 @cycles_wait
-def transform(view: GraphView, rewrites: Rewrites, worker: Worker) -> WorkerGraph:
+def transform(view: GraphView, rewrites: Rewrites, worker: Worker, remembers_rows: bool = False) -> WorkerGraph:
     """Makes the graph of one worker. Pure: the view is not changed, and no cluster or Horovod job is needed.
+
+    Args:
+        view: the captured graph.
+        rewrites: what is to be changed.
+        worker: whose graph it is.
+        remembers_rows: whether it shall be remembered which rows updates touch.
 
     Raises:
         TransformError: when the graph cannot be edited, or a promise does not hold afterwards.
@@ -127,6 +136,8 @@ def transform(view: GraphView, rewrites: Rewrites, worker: Worker) -> WorkerGrap
     set_shards(changed, worker)
     lazy = lazily_updated(editor)
     read = keep_up_to_date(changed, lazy)
+    touched = remember_touched_rows(changed, editor, rewrites) if remembers_rows else NOTHING_TOUCHED
+    cleared = [name for one in touched.tables for name in (one.clear, *one.clear_partitions) if name]
     check(changed, rewrites, worker)
     check_exchanges(changed, rewrites)
     check_servers(changed, rewrites)
@@ -137,7 +148,7 @@ def transform(view: GraphView, rewrites: Rewrites, worker: Worker) -> WorkerGrap
         cuts=tuple(editor.cuts),
         counters=tuple(editor.counters),
         roundings=tuple(editor.wire.roundings),
-        counter_initializers=(*editor.counter_initializers, *(r.initializer for r in editor.wire.roundings)),
+        counter_initializers=(*editor.counter_initializers, *(r.initializer for r in editor.wire.roundings), *cleared),
         tables=frozenset(m for t in rewrites.tables for m in t.members if not (t.replicated and m == t.op)),
         spread={m: t.ownership(worker.size) for t in rewrites.tables if not t.servers for m in t.members},
         on_servers=frozenset(editor.partitions) - {t.op for t in rewrites.tables if t.replicated},
@@ -148,4 +159,5 @@ def transform(view: GraphView, rewrites: Rewrites, worker: Worker) -> WorkerGrap
         accumulate_steps=rewrites.terms.accumulate_steps,
         keepings=tuple(editor.keepings),
         lazily_updated=lazy,
+        touched=touched,
     )

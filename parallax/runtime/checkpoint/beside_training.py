@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 import tensorflow as tf
 
 from parallax.errors import CheckpointError
-from parallax.runtime.checkpoint.folder import FilesFailed, absolute
+from parallax.runtime.checkpoint.folder import FilesFailed
 from parallax.runtime.checkpoint.frozen import CannotFreeze, Freezer, Image, freezer
+from parallax.runtime.checkpoint.links import Header
 from parallax.runtime.checkpoint.storage import Storage
-from parallax.runtime.checkpoint.writer import Writer
-from parallax.runtime.checkpoint.writing import Moved, check_one_step, write_variables
+from parallax.runtime.checkpoint.writing import Moved, check_one_step, write_contents
 from parallax.types import Comm, Session
 
 BESIDE_CHUNK_BYTES = 16 * 2**20
@@ -32,6 +32,7 @@ class _InProgress:
     """One checkpoint that is being written."""
 
     step: int
+    header: Header | None
     image: Image
     waited_s: float
     thread: threading.Thread | None = None
@@ -61,8 +62,15 @@ class BesideTraining:
     freezer: Freezer | str
     _writes: _InProgress | None = None
 
-    def begin(self, session: Session, step: int) -> str:
+    def begin(self, session: Session, step: int, header: Header | None = None) -> str:
         """Freezes all variables and begins to write them; every worker must call it, with no other in progress.
+
+        Touched rows are forgotten, also when it cannot be.
+
+        Args:
+            session: TensorFlow's session on the worker's graph.
+            step: the global step.
+            header: as `Storage.save` takes it.
 
         Returns:
             Why it cannot be, on any worker; empty when it is written now.
@@ -73,13 +81,15 @@ class BesideTraining:
         began_s = time.monotonic()
         check_one_step(self.storage.comm, step)
         image, refusal = self._image(session)
+        if image is not None:
+            self.storage.marks.forget(session)
         refusals = self.storage.comm.allgather(refusal)  # and nobody trains before all have frozen
         worker = next((rank for rank, reason in enumerate(refusals) if reason), None)
         if worker is not None or image is None:
             if image is not None:
                 image.thaw()
             return f"on worker {worker}: {refusals[worker or 0]}"
-        self._writes = one = _InProgress(step, image, time.monotonic() - began_s)
+        self._writes = one = _InProgress(step, header, image, time.monotonic() - began_s)
         one.thread = threading.Thread(target=self._write, args=(one,), name=f"checkpoint of step {step}", daemon=True)
         one.thread.start()
         return ""
@@ -137,11 +147,10 @@ class BesideTraining:
 
     def _written(self, one: _InProgress) -> Moved:
         storage = self.storage
-        writer = Writer(
-            absolute(storage.folder), one.step, min(storage.chunk_bytes, BESIDE_CHUNK_BYTES), storage.retention
-        )
+        writer = storage.writer(one.step, one.header, min(storage.chunk_bytes, BESIDE_CHUNK_BYTES))
+        contents = storage.marks.contents(one.image.held, one.header)
         try:
-            moved = write_variables(one.image.held, self.comm, one.image.session, writer, one.look)
+            moved = write_contents(contents, self.comm, one.image.session, writer, one.look)
         finally:
             one.image.thaw()
         one.copied_bytes = max(self.comm.gather(one.copied_bytes) or [one.copied_bytes])
@@ -169,4 +178,4 @@ def _freezer(storage: Storage) -> Freezer | str:
         return "MPI was started without MPI_THREAD_MULTIPLE, and so takes no calls of a thread of its own."
     if tf.config.list_physical_devices("GPU"):
         return "the memory of GPUs is not frozen."
-    return freezer(storage.held, storage.comm)
+    return freezer(storage.everything, storage.comm)

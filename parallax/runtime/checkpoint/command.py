@@ -1,18 +1,23 @@
-"""`parallax checkpoint`: which checkpoints a folder has, and whether each is whole."""
+"""`parallax checkpoint`: which checkpoints a folder has, whether each is whole, and one for other programs."""
 
 from __future__ import annotations
 
+import posixpath
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
 from parallax.errors import CheckpointError
 from parallax.report.text import bytes_text, counted
 from parallax.runtime.checkpoint.bundle import Bundle
-from parallax.runtime.checkpoint.folder import absolute, file_errors, latest, listed
+from parallax.runtime.checkpoint.chain import Chain, States, chains, increments_in, is_increment
+from parallax.runtime.checkpoint.compact import compact
+from parallax.runtime.checkpoint.export import export_model, export_plain
+from parallax.runtime.checkpoint.folder import absolute, file_errors, listed
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
 from parallax.strict import shown
+from parallax.types import Graph
 
 
 def list_checkpoints(folder: str) -> Iterator[str]:
@@ -21,6 +26,8 @@ def list_checkpoints(folder: str) -> Iterator[str]:
     Raises:
         CheckpointError: when the folder has none, or cannot be read.
     """
+    last_state = States(absolute(folder)).following()
+    follows = _follows(absolute(folder))
     for prefix, bundle in _opened(folder):
         if isinstance(bundle, DamagedCheckpoint):
             yield f"{shown(prefix)}: damaged: {bundle}"
@@ -28,8 +35,32 @@ def list_checkpoints(folder: str) -> Iterator[str]:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(_written_s(prefix)))
         pieces = [piece for tensor in bundle.tensors.values() for piece in tensor.pieces]
         size = bytes_text(sum(piece.size for piece in pieces))
-        last = ", the latest" if prefix == latest(absolute(folder)) else ""
+        last = ", the latest" if prefix == last_state else ""
+        if is_increment(prefix):
+            last = f", {follows.get(prefix, 'follows nothing that is there')}{last}"
         yield f"{shown(prefix)}: {when}, {counted(len(bundle.tensors), 'tensor')}, {size}{last}"
+
+
+def compact_lines(folder: str) -> Iterator[str]:
+    """Makes the latest state of a folder a whole checkpoint; says what was skipped, and where it is.
+
+    Raises:
+        CheckpointError: as `compact`.
+    """
+    prefix, notes = compact(folder)
+    yield from map(shown, notes)
+    yield f"Whole: {shown(prefix)}"
+
+
+def _follows(folder: str) -> dict[str, str]:
+    """What each increment of a folder follows, in words, of those that follow something."""
+    found = {}
+    for prefix, chain, _ in chains(listed(folder)) if tf.io.gfile.isdir(folder) else ():
+        before = prefix
+        for bundle, _ in chain.increments if isinstance(chain, Chain) else ():
+            found[bundle.prefix] = f"follows {shown(posixpath.basename(before))}"
+            before = bundle.prefix
+    return found
 
 
 def verify_checkpoints(folder: str) -> Iterator[tuple[str, bool]]:
@@ -52,11 +83,35 @@ def verify_checkpoints(folder: str) -> Iterator[tuple[str, bool]]:
         yield f"{shown(prefix)}: whole, {bytes_text(size)} checked at {rate}/s{more}", True
 
 
+def export_lines(
+    graph: Graph, checkpoint: str, folder: str, inputs: Sequence[str], outputs: Sequence[str]
+) -> Iterator[str]:
+    """Writes a SavedModel; a line for each input and output of its signature, and where it is.
+
+    Raises:
+        CheckpointError: as `export_model`.
+    """
+    forward = export_model(graph, checkpoint, folder, inputs, outputs)
+    for kind, tensors in (("input", forward.inputs), ("output", forward.outputs)):
+        for name, tensor in tensors.items():
+            yield f"{kind} {shown(name)}: {shown(tensor)}"
+    yield f"Written: {shown(folder)}, {counted(len(forward.variables), 'variable')}"
+
+
+def plain_lines(checkpoint: str, folder: str) -> Iterator[str]:
+    """Writes a plain checkpoint, and says where it is.
+
+    Raises:
+        CheckpointError: as `export_plain`.
+    """
+    yield f"Written: {shown(export_plain(checkpoint, folder))}"
+
+
 def _opened(folder: str) -> Iterator[tuple[str, Bundle | DamagedCheckpoint]]:
     """The prefixes of a folder's checkpoints, and each opened, or why it cannot be."""
     path = absolute(folder)
     with file_errors(f"The folder {shown(folder)} must be readable", "Name another."):
-        found = listed(path) if tf.io.gfile.isdir(path) else []
+        found = [*listed(path), *increments_in(path)] if tf.io.gfile.isdir(path) else []
         if not found:
             raise CheckpointError(
                 f"A folder with checkpoints must be named, and {shown(folder)} has none. Name the folder that "

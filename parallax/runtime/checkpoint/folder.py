@@ -20,7 +20,7 @@ import tensorflow as tf
 from parallax.errors import CheckpointError
 from parallax.strict import shown
 
-NAME = "model.ckpt"
+NAME, INCREMENT = "model.ckpt", "increment"
 UNFINISHED = ".unfinished"
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _HOUR_S = 3600.0

@@ -60,6 +60,15 @@ class FrozenRows:
         found = session.run(self.ops.bytes, {self.ops.image: self.image, self.ops.place: place})
         return found.view(tf.as_dtype(self.stored.dtype).as_numpy_dtype).reshape(high - low, *shape)
 
+    def pick(self, session: Session, low: int, numbers: Any) -> Any:
+        """Local rows `low + numbers`; these and those before them cannot be read again. Chosen where the image is."""
+        row_bytes, shape, first = self.stored.row_bytes, (self.stored.shape or ())[1:], int(numbers[0])
+        place = (self.number, (low + first) * row_bytes, (int(numbers[-1]) + 1 - first) * row_bytes)
+        fed = {self.ops.image: self.image, self.ops.place: place}
+        fed |= {self.ops.row_bytes: row_bytes, self.ops.numbers: numbers - first}
+        found = session.run(self.ops.picked, fed)
+        return found.view(tf.as_dtype(self.stored.dtype).as_numpy_dtype).reshape(len(numbers), *shape)
+
 
 @dataclass(frozen=True, slots=True)
 class FrozenValue:
@@ -75,11 +84,17 @@ class FrozenValue:
 
 @dataclass(frozen=True, slots=True)
 class ImageOps:
-    """What reads and ends images in one process: `bytes` at `place` of the image named `image`."""
+    """What reads and ends images in one process: `bytes` at `place` of the image named `image`.
+
+    Of these bytes, taken as rows of `row_bytes`, `picked` are the rows of some `numbers`.
+    """
 
     image: Tensor
     place: Tensor
     bytes: Tensor
+    row_bytes: Tensor
+    numbers: Tensor
+    picked: Tensor
     thaw: Any
 
 
@@ -199,7 +214,7 @@ def freezer(held: tuple[StoredVariable, ...], comm: Comm) -> Freezer:
     options = v1.ConfigProto(device_count={"GPU": 0})
     if not home:  # a thread of its own, which no op of a step holds; sessions on TensorFlow's servers have none
         options.use_per_session_threads, options.inter_op_parallelism_threads = True, 1
-    options.graph_options.rewrite_options.disable_meta_optimizer = True  # two ops: nothing to optimize
+    options.graph_options.rewrite_options.disable_meta_optimizer = True  # a few ops: nothing to optimize
     options.device_filters.extend(sorted({*names, home} - {""}))
     reading = tf.Graph()
     return Freezer(
@@ -227,7 +242,9 @@ def _image_ops(graph: Any, process: str) -> ImageOps:
     with graph.as_default(), tf.device(f"{process}/device:CPU:0"):
         image, place = v1.placeholder(tf.string, []), v1.placeholder(tf.int64, [3])
         found = frozen_ops().parallax_frozen_bytes(image=image, place=place)
-        return ImageOps(image, place, found, frozen_ops().parallax_thaw(image=image))
+        row_bytes, numbers = v1.placeholder(tf.int64, []), v1.placeholder(tf.int64, [None])
+        picked = tf.gather(tf.reshape(found, tf.stack([-1, row_bytes])), numbers)
+        return ImageOps(image, place, found, row_bytes, numbers, picked, frozen_ops().parallax_thaw(image=image))
 
 
 def _process(tensor: Tensor) -> str:

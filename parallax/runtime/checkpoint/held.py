@@ -42,6 +42,13 @@ class ReadableVariable(Protocol):
         """Rows `[count, ...]` on worker 0, None elsewhere; every worker must call it."""
 
 
+class ReadableRows(ReadableVariable, Protocol):
+    """A variable of which chosen rows can be read."""
+
+    def read_marked(self, session: Session, first: int, marked: Any) -> Any:
+        """Those rows from row `first` on that are true in `marked` `[count]`, which all workers have; as `read`."""
+
+
 class StoredVariable(ReadableVariable, Protocol):
     """A variable whose rows can be read and written."""
 
@@ -79,6 +86,9 @@ class RowReader(Protocol):
     def read(self, session: Session, low: int, high: int) -> Any:
         """Local rows `[high - low, ...]`."""
 
+    def pick(self, session: Session, low: int, numbers: Any) -> Any:
+        """Local rows `low + numbers`; the numbers rise, and there is one at least."""
+
 
 Rows = TypeVar("Rows", bound=RowReader, covariant=True)
 
@@ -94,6 +104,7 @@ class RowOps:
     up_to_date: tuple[Any, ...]
     low: Any
     high: Any
+    local_rows: Any
     rows: Any
     new_rows: Any
     update: Any
@@ -102,9 +113,32 @@ class RowOps:
         """Local rows `[high - low, ...]`."""
         return session.run(self.rows, {self.low: low, self.high: high})
 
+    def pick(self, session: Session, low: int, numbers: Any) -> Any:
+        """Local rows `low + numbers`."""
+        return session.run(self.rows, {self.local_rows: low + numbers})
+
     def write(self, session: Session, low: int, rows: Any) -> None:
         """Overwrites local rows from `low` on."""
         session.run(self.update, {self.low: low, self.high: low + len(rows), self.new_rows: rows})
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """Which of a holder's rows are among marked ones: local rows `low + numbers`, at `places` among the marked."""
+
+    low: int
+    numbers: Any
+    places: Any
+
+    @classmethod
+    def of(cls, ownership: Ownership, holder: int, first: int, marked: Any) -> Picked:
+        """Those of a holder among the rows from `first` on that are true in `marked`."""
+        low, high = ownership.local_range(holder, first, len(marked))
+        here = np.empty(high - low, np.int64)
+        for of_range, of_holder in ownership.pieces(holder, first) if low < high else ():
+            here[of_holder] = np.arange(len(marked))[of_range]
+        numbers = np.flatnonzero(marked[here])
+        return cls(low, numbers, (np.cumsum(marked) - 1)[here[numbers]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +165,24 @@ class ShardedRows(Generic[Rows]):
         for owner, theirs in enumerate(np.split(by_owner, np.cumsum(lengths)[:-1])):
             for here, there in self.ownership.pieces(owner, first):
                 rows[here] = theirs[there]
+        return rows
+
+    def read_marked(self, session: Session, first: int, marked: Any) -> Any:
+        """Each worker sends those of its rows that are marked; worker 0 puts them in order."""
+        rank = self.comm.Get_rank()
+        picks = [Picked.of(self.ownership, owner, first, marked) for owner in range(self.ownership.holders)]
+        own = picks[rank]
+        mine = self.ops.pick(session, own.low, own.numbers) if len(own.numbers) else self._rows(0)
+        barrier(self.comm)
+        if rank:
+            self.comm.Gatherv(_bytes(mine), None)
+            return None
+        total = int(np.count_nonzero(marked))
+        by_owner, rows = self._rows(total), self._rows(total)
+        lengths = [len(one.numbers) for one in picks]
+        self.comm.Gatherv(_bytes(mine), [_bytes(by_owner), [n * self.stored.row_bytes for n in lengths]])
+        for one, theirs in zip(picks, np.split(by_owner, np.cumsum(lengths)[:-1]), strict=True):
+            rows[one.places] = theirs
         return rows
 
     def write(self: ShardedRows[RowOps], session: Session, first: int, count: int, rows: Any) -> None:
@@ -182,6 +234,17 @@ class RowsOnServers(Generic[Rows]):
                 rows[here] = ops.read(session, low, high)
         return rows
 
+    def read_marked(self, session: Session, first: int, marked: Any) -> Any:
+        """Worker 0 has the marked rows of each partition come, and puts them in order."""
+        if self.comm.Get_rank():
+            return None
+        rows, ownership = _empty(self.stored, int(np.count_nonzero(marked))), Ownership.even(len(self.partitions))
+        for number, ops in enumerate(self.partitions):
+            one = Picked.of(ownership, number, first, marked)
+            if len(one.numbers):
+                rows[one.places] = ops.pick(session, one.low, one.numbers)
+        return rows
+
     def write(self: RowsOnServers[RowOps], session: Session, first: int, count: int, rows: Any) -> None:
         """Worker 0 writes each partition's rows; the others go on when it has."""
         ownership = Ownership.even(len(self.partitions))
@@ -225,6 +288,10 @@ class ReplicatedRows(Generic[Rows]):
     def read(self, session: Session, first: int, count: int) -> Any:
         """Worker 0's own rows."""
         return self.ops.read(session, first, first + count) if self.comm.Get_rank() == 0 else None
+
+    def read_marked(self, session: Session, first: int, marked: Any) -> Any:
+        """Those of worker 0's own rows."""
+        return self.ops.pick(session, first, np.flatnonzero(marked)) if self.comm.Get_rank() == 0 else None
 
     def write(self: ReplicatedRows[RowOps], session: Session, first: int, count: int, rows: Any) -> None:
         """Worker 0's rows go to all."""
@@ -299,7 +366,7 @@ def _row_ops(stored: Stored, op: str, low: Any, high: Any, local_rows: Any, lazy
         else:
             rows = tf.raw_ops.GatherV2(params=variable, indices=local_rows, axis=0)
             update = tf.raw_ops.ScatterUpdate(ref=variable, indices=local_rows, updates=new_rows).op
-    return RowOps(variable, tuple(before), low, high, rows, new_rows, update)
+    return RowOps(variable, tuple(before), low, high, local_rows, rows, new_rows, update)
 
 
 def _copied_value(stored: Stored, op: str, comm: Comm) -> ReplicatedValue:

@@ -21,12 +21,14 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, NoReturn
 
 import tensorflow as tf
 
 from parallax.errors import ConfigError
 from parallax.graph.view import GraphView, split_tensor
+from parallax.logger import log
 from parallax.report.show import show
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.beside_training import BesideTraining, beside_training
@@ -34,12 +36,14 @@ from parallax.runtime.checkpoint.folder import FilesFailed, Retention
 from parallax.runtime.checkpoint.held import Places, hold
 from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, stored_variables, variable_op
+from parallax.runtime.checkpoint.touched import Marks, Succession, hold_marks
 from parallax.runtime.checkpoint.writing import Moved
 from parallax.runtime.supervisor.control import SAVED, send
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import WorkerContext
 from parallax.runtime.worker.preemption import Preemption
 from parallax.settings.parts import CheckPointConfig
+from parallax.transform.passes.touched_rows import NOTHING_TOUCHED, Touched
 from parallax.types import Comm, Coordinator, Graph, RunContext, RunValues, Session
 
 v1 = tf.compat.v1
@@ -75,6 +79,7 @@ class Checkpoints:
         storage: writes and reads.
         step: tensor of the global step in the worker's graph.
         step_op: the op of the user's graph that holds it.
+        succession: whole checkpoints and increments.
         beside: writes beside training; None where training waits.
         loaded_step: the step that the session was resumed at; None for a start from initial values.
     """
@@ -83,12 +88,17 @@ class Checkpoints:
     storage: Storage
     step: Any
     step_op: str
+    succession: Succession = field(default_factory=lambda: Succession(1))
     beside: BesideTraining | None = None
     loaded_step: int | None = None
 
     def hold(self, graph: Graph, places: Places) -> None:
-        """Goes by other places from now on; builds what that needs in the default graph, a worker's."""
-        self.storage = replace(self.storage, held=hold(stored_variables(graph), places, self.storage.comm))
+        """Goes by other places from now on; builds what that needs in the default graph, a worker's.
+
+        Checkpoints are whole from then on.
+        """
+        held = hold(stored_variables(graph), places, self.storage.comm)
+        self.storage = replace(self.storage, held=held, marks=Marks())  # the new places do not remember rows
         self.step = _value(graph, places.here(self.step_op))
         if self.beside is not None:
             self.beside.hold(self.storage)
@@ -103,6 +113,7 @@ class Checkpoints:
         moved = self.storage.load(session)
         if moved is not None:
             self.loaded_step = int(session.run(self.step))
+            self.succession.last = moved.header
             if self.storage.comm.Get_rank() == 0:
                 notes = "".join(f"{note}\n" for note in moved.notes)
                 show(f"{notes}Resumed from step {self.loaded_step}: {moved.prefix}\n")
@@ -110,7 +121,9 @@ class Checkpoints:
             _LOG.info("Read: %s", moved)
 
 
-def checkpoints(graph: Graph, places: Places, config: CheckPointConfig, comm: Comm) -> Checkpoints:
+def checkpoints(
+    graph: Graph, places: Places, config: CheckPointConfig, comm: Comm, touched: Touched = NOTHING_TOUCHED
+) -> Checkpoints:
     """Adds what checkpoints need to the default graph, a worker's.
 
     Args:
@@ -118,14 +131,18 @@ def checkpoints(graph: Graph, places: Places, config: CheckPointConfig, comm: Co
         places: where the rows of its variables are.
         config: has a folder.
         comm: communicator of the workers.
+        touched: which rows are remembered for increments.
     """
     check_global_step(graph, config)
-    held = hold(stored_variables(graph), places, comm)
+    stored = stored_variables(graph)
+    held, marks = hold(stored, places, comm), hold_marks(touched, stored, places, comm)
+    if config.whole_every > 1 and comm.Get_rank() == 0:
+        log.info(marks.told(touched))
     op = variable_op(v1.train.get_global_step(graph))
     retention = Retention(config.keep_last, config.keep_every_hours)
-    storage = Storage(str(config.ckpt_dir), held, comm, CHUNK_BYTES, retention)
+    storage = Storage(str(config.ckpt_dir), held, comm, CHUNK_BYTES, retention, marks)
     beside = beside_training(storage) if config.beside_training else None
-    return Checkpoints(config, storage, _value(graph, places.here(op)), op, beside)
+    return Checkpoints(config, storage, _value(graph, places.here(op)), op, Succession(config.whole_every), beside)
 
 
 def _value(graph: Graph, op: str) -> Any:
@@ -184,7 +201,9 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Writes the state at a good end, when all workers have come to theirs."""
         step = self._step(session)
         self._wait(is_due=False)
-        if step == self._saved_step and not self._is_missing:
+        last = self.checkpoints.succession.last
+        is_increment = last is not None and bool(last.base)  # a good end leaves a whole one
+        if step == self._saved_step and not self._is_missing and not is_increment:
             return
         # One worker may evaluate long after the others have ended, so this waits without limit for those who still run.
         with self.worker.watch.run("the last checkpoint", "checkpoint, end", patient=True):
@@ -195,11 +214,15 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Writes a checkpoint; while a job trains, one that cannot be written is a warning, and training goes on."""
         storage, beside = self.checkpoints.storage, self.checkpoints.beside
         self._wait(is_due=may_fail)
+        following = partial(self.checkpoints.succession.following, step, storage.comm)
+        header = following(not may_fail or not storage.marks.held)
         self._is_missing = False
         with self.worker.watch.run(f"checkpoint of step {step}", f"checkpoint, {step}", patient=self.is_patient):
-            refusal = beside.begin(session, step) if beside is not None and may_fail else None
+            refusal = beside.begin(session, step, header) if beside is not None and may_fail else None
+            if refusal:
+                header = following(must_be_whole=True)  # touched rows are forgotten
             if refusal != "":
-                self._take(step, lambda: storage.save(session, step), may_fail)
+                self._take(step, lambda: storage.save(session, step, header), may_fail)
         if refusal:
             self._warn_once("Training waits while checkpoints are written", f": variables cannot be frozen {refusal}")
         self._saved(step)
@@ -209,12 +232,14 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         try:
             moved = result()
         except FilesFailed as error:
+            self.checkpoints.succession.failed()
             if not may_fail:
                 raise
             self._is_missing = True
             notes: tuple[str, ...] = (f"{error} Training goes on; the next checkpoint is tried at its time.",)
         else:
             notes = moved.notes
+            self.checkpoints.succession.last = moved.header
             _LOG.info(
                 "Written: %s, %s in %.1f s, of which training waited %.3f s; %s of memory were held twice",
                 *(moved.prefix, bytes_text(moved.moved_bytes), moved.seconds, moved.waited_s),

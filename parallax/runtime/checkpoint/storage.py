@@ -8,22 +8,25 @@ before hooks see the session.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle
-from parallax.runtime.checkpoint.folder import Retention, absolute, candidates, file_errors, listed
+from parallax.runtime.checkpoint.chain import States
+from parallax.runtime.checkpoint.folder import INCREMENT, Retention, absolute, file_errors, listed
 from parallax.runtime.checkpoint.held import StoredVariable
+from parallax.runtime.checkpoint.links import Header
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
-from parallax.runtime.checkpoint.stored import CHUNK_BYTES, Stored
+from parallax.runtime.checkpoint.stored import CHUNK_BYTES
+from parallax.runtime.checkpoint.stored_rows import Readable, check_fits, ranges_of, read_rows
+from parallax.runtime.checkpoint.touched import Marks
 from parallax.runtime.checkpoint.writer import Writer
-from parallax.runtime.checkpoint.writing import Moved, check_one_step, on_worker_0, write_variables
+from parallax.runtime.checkpoint.writing import Moved, check_one_step, on_worker_0, write_contents
+from parallax.runtime.worker.barrier import barrier
 from parallax.types import Comm, Session
-
-_MOST_NAMED = 5  # variables that a message lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Storage:
         comm: communicator of the workers (mpi4py).
         chunk_bytes: the most that is moved at once.
         retention: which checkpoints stay when a new one is there.
+        marks: what remembers touched rows, where increments are written.
     """
 
     folder: str
@@ -43,18 +47,36 @@ class Storage:
     comm: Comm
     chunk_bytes: int = CHUNK_BYTES
     retention: Retention = Retention()
+    marks: Marks = Marks()
 
-    def save(self, session: Session, step: int) -> Moved:
+    @property
+    def everything(self) -> tuple[StoredVariable, ...]:
+        """All that must be read at one instant."""
+        return (*self.held, *self.marks.held)
+
+    def writer(self, step: int, header: Header | None, chunk_bytes: int) -> Writer:
+        """Writes the files of a checkpoint, on worker 0."""
+        name = f"{INCREMENT}-{step}" if header is not None and header.base else ""
+        return Writer(absolute(self.folder), step, chunk_bytes, self.retention, name)
+
+    def save(self, session: Session, step: int, header: Header | None = None) -> Moved:
         """Writes a checkpoint; every worker must call it, at the same step, and returns when it is done.
+
+        Args:
+            session: TensorFlow's session on the worker's graph.
+            step: the global step.
+            header: what the checkpoint says of itself, which makes it an increment or a whole one.
 
         Raises:
             FilesFailed: on all workers, when the folder cannot be written. The checkpoints before are untouched.
             CheckpointError: when the workers are not at one step.
         """
         check_one_step(self.comm, step)
-        return write_variables(
-            self.held, self.comm, session, Writer(absolute(self.folder), step, self.chunk_bytes, self.retention)
-        )
+        contents = self.marks.contents(self.everything, header)
+        moved = write_contents(contents, self.comm, session, self.writer(step, header, self.chunk_bytes))
+        self.marks.forget(session)
+        barrier(self.comm)  # worker 0 forgets for servers, and nobody trains before
+        return moved
 
     def next_step(self) -> int:
         """The number after the highest that a checkpoint of the folder has, from 1; every worker must call it."""
@@ -64,9 +86,10 @@ class Storage:
         return int(self.comm.bcast(max(steps, default=0) + 1))
 
     def load(self, session: Session) -> Moved | None:
-        """Reads the latest checkpoint that is whole, if there is one; every worker must call it.
+        """Reads the latest state that is whole, if there is one; every worker must call it.
 
-        One that turns out to be damaged is skipped, and the one before it is read over what was read of it.
+        That is a whole checkpoint with all increments that follow it. What turns out to be damaged is skipped, and what
+        is before it is read over what was read of it.
 
         Returns:
             None when the folder has none.
@@ -75,16 +98,24 @@ class Storage:
             CheckpointError: on all workers, when no checkpoint is whole, or one does not fit the graph.
         """
         began_s = time.monotonic()
-        folder = absolute(self.folder)
-        found = self.comm.bcast(on_worker_0(self.comm, lambda: candidates(folder), _reading(folder)))
-        skipped: list[str] = []
-        for prefix in found:
+        folder, comm = absolute(self.folder), self.comm
+        states = States(folder)
+        while True:
+            prefix = comm.bcast(on_worker_0(comm, states.following, _reading(folder)))
+            if prefix is None:
+                break
             try:
-                total_bytes, largest_bytes = self.read(session, prefix)
+                total_bytes, largest_bytes = self._read(session, prefix, states.opened)
             except DamagedCheckpoint as error:
-                skipped.append(f"Skipped {prefix}: {error}.")
+                states.is_damaged(error)
             else:
-                return Moved(prefix, total_bytes, largest_bytes, time.monotonic() - began_s, notes=tuple(skipped))
+                self.marks.forget(session)
+                barrier(comm)
+                header, notes = comm.bcast(
+                    (states.opened().header, tuple(states.notes)) if not comm.Get_rank() else None
+                )
+                return Moved(prefix, total_bytes, largest_bytes, time.monotonic() - began_s, notes=notes, header=header)
+        skipped = comm.bcast(states.notes)
         if not skipped:
             return None
         raise CheckpointError(
@@ -101,18 +132,26 @@ class Storage:
         Raises:
             CheckpointError: on all workers, when it does not fit the graph, or is damaged.
         """
-        reader: list[Bundle] = []
+        return self._read(session, prefix, lambda: Bundle(prefix))
+
+    def _read(self, session: Session, prefix: str, opening: Callable[[], Readable]) -> tuple[int, int]:
+        """Reads what worker 0 opens."""
+        reader: list[Readable] = []
 
         def opened() -> list[list[tuple[int, int]]]:
-            reader.append(Bundle(prefix))
-            _check_fits(reader[0], prefix, [held.stored for held in self.held])
-            return [_ranges(reader[0], held.stored, self.chunk_bytes) for held in self.held]
+            reader.append(opening())
+            check_fits(
+                reader[0],
+                [held.stored for held in self.held],
+                "Train on with the graph that wrote it, or name another folder in CheckPointConfig.ckpt_dir.",
+            )
+            return [ranges_of(reader[0], held.stored, self.chunk_bytes) for held in self.held]
 
         ranges = self.comm.bcast(on_worker_0(self.comm, opened, _reading(prefix)))
         total_bytes = largest_bytes = 0
         for held, own_ranges in zip(self.held, ranges, strict=True):
             for first, count in own_ranges:
-                read = partial(_read, reader, held.stored, first, count)
+                read = partial(lambda *of: read_rows(reader[0], *of), held.stored, first, count)
                 rows = on_worker_0(self.comm, read, _reading(prefix))
                 size = int(getattr(rows, "nbytes", 0))
                 total_bytes, largest_bytes = total_bytes + size, max(largest_bytes, size)
@@ -125,43 +164,3 @@ def _reading(name: str) -> AbstractContextManager[None]:
         f"The checkpoint {name} must be readable on the machine of worker 0",
         "Give the folder to that machine, or name another one in CheckPointConfig.ckpt_dir.",
     )
-
-
-def _read(reader: list[Bundle], stored: Stored, first: int, count: int) -> Any:
-    [bundle] = reader
-    shape = bundle.tensors[stored.key].shape
-    return bundle.read(stored.key, *(((0,) * len(shape), shape) if stored.shape is None else stored.box(first, count)))
-
-
-def _ranges(bundle: Bundle, stored: Stored, chunk_bytes: int) -> list[tuple[int, int]]:
-    """The ranges of rows in which a variable is read, each from one stored piece."""
-    if not stored.has_rows:
-        return [(0, 1)]
-    return bundle.ranges(stored.key, stored.offset[0], stored.rows, stored.row_bytes, chunk_bytes)
-
-
-def _check_fits(bundle: Bundle, prefix: str, variables: list[Stored]) -> None:
-    """Every variable of the graph must be in the checkpoint, with its shape and type.
-
-    Raises:
-        CheckpointError: that names the variables, and what graph and checkpoint have.
-    """
-    wrong = []
-    for one in variables:
-        found = bundle.tensors.get(one.key)
-        if found is None:
-            wrong.append(f"{one.key} {_shape(one.whole_shape)} of the graph is not in it")
-        elif one.whole_shape is not None and found.shape != one.whole_shape:
-            wrong.append(f"{one.key} is {_shape(one.whole_shape)} in the graph and {_shape(found.shape)} in it")
-        elif found.dtype != one.dtype:
-            wrong.append(f"{one.key} is {one.dtype} in the graph and {found.dtype} in it")
-    if wrong:
-        more = f"; and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
-        raise CheckpointError(
-            f"The checkpoint {prefix} must hold all variables of the graph: {'; '.join(wrong[:_MOST_NAMED])}{more}. "
-            "Train on with the graph that wrote it, or name another folder in CheckPointConfig.ckpt_dir."
-        )
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return str(list(shape)) if shape is not None else "of open shape"

@@ -17,6 +17,9 @@ from parallax.types import Graph
 CHUNK_BYTES = 64 * 2**20
 """The most that is written, read or sent at once; rows are never cut. Beside it a process needs two or three copies."""
 
+OWN_KEYS = "parallax/"
+"""Begins the keys of what this project alone reads of a checkpoint."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:

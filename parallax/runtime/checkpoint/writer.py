@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.runtime.checkpoint.folder import (
+    INCREMENT,
     NAME,
     UNFINISHED,
     Retention,
@@ -42,6 +43,7 @@ class Writer:
         step: its global step.
         chunk_bytes: pieces are put together in a file up to this size.
         retention: which older checkpoints stay when this one is there.
+        name: its own in the folder; empty for that of a checkpoint of its step.
         largest_bytes: the most that was held at once so far.
         notes: what was deleted to make room, a sentence each.
     """
@@ -50,6 +52,7 @@ class Writer:
     step: int
     chunk_bytes: int
     retention: Retention = Retention()
+    name: str = ""
     largest_bytes: int = 0
     notes: list[str] = field(default_factory=list)
     _waiting: list[tuple[str, str, str, Any]] = field(default_factory=list)
@@ -59,7 +62,7 @@ class Writer:
     @property
     def prefix(self) -> str:
         """The checkpoint's name when it is done."""
-        return posixpath.join(self.folder, f"{NAME}-{self.step}")
+        return posixpath.join(self.folder, self.name or f"{NAME}-{self.step}")
 
     @property
     def _temporary(self) -> str:
@@ -68,7 +71,7 @@ class Writer:
     def begin(self) -> None:
         """Makes the folder, and deletes what a process that died left in it."""
         tf.io.gfile.makedirs(self.folder)
-        for left in tf.io.gfile.glob(posixpath.join(self.folder, f"{NAME}-*{UNFINISHED}")):
+        for left in tf.io.gfile.glob([posixpath.join(self.folder, f"{n}-*{UNFINISHED}") for n in (NAME, INCREMENT)]):
             tf.io.gfile.rmtree(left)
         tf.io.gfile.makedirs(posixpath.join(self._temporary, "parts"))
 
@@ -83,6 +86,13 @@ class Writer:
 
     def finish(self) -> str:
         """Makes of the parts a checkpoint, the latest, and deletes what need not stay; gives its prefix."""
+        self.finish_files()
+        become_latest(self.prefix)
+        self.retention.apply(self.folder)
+        return self.prefix
+
+    def finish_files(self) -> None:
+        """Makes of the parts a checkpoint, which the file `checkpoint` does not name."""
         self._flush()
         merged = posixpath.join(self._temporary, posixpath.basename(self.prefix))
         with tf.Graph().as_default():
@@ -96,9 +106,6 @@ class Writer:
             tf.io.gfile.rename(path, posixpath.join(self.folder, posixpath.basename(path)), overwrite=True)
         settle(self.folder)
         self.discard()
-        become_latest(self.prefix)
-        self.retention.apply(self.folder)
-        return self.prefix
 
     def discard(self) -> None:
         """Deletes what is unfinished."""

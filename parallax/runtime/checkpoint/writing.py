@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from parallax.errors import CheckpointError
-from parallax.runtime.checkpoint.folder import FilesFailed, file_errors
-from parallax.runtime.checkpoint.held import ReadableVariable
-from parallax.runtime.checkpoint.stored import chunks
+from parallax.runtime.checkpoint.chain import delete_others, delete_strays
+from parallax.runtime.checkpoint.contents import Contents
+from parallax.runtime.checkpoint.folder import FilesFailed, file_errors, listed
+from parallax.runtime.checkpoint.links import Header
 from parallax.runtime.checkpoint.writer import Writer
 from parallax.runtime.worker.barrier import barrier
 from parallax.types import Comm, Session
@@ -29,6 +30,7 @@ class Moved:
         waited_s: how long of that training waited.
         copied_bytes: the most memory that a worker held twice, as it had written it while the checkpoint was written.
         notes: what was skipped as it was damaged, or deleted to make room, a sentence each.
+        header: what the checkpoint says of itself, on all workers; None where it says nothing.
     """
 
     prefix: str
@@ -38,10 +40,11 @@ class Moved:
     waited_s: float = 0.0
     copied_bytes: int = 0
     notes: tuple[str, ...] = ()
+    header: Header | None = None
 
 
-def write_variables(
-    held: Sequence[ReadableVariable],
+def write_contents(
+    contents: Contents,
     comm: Comm,
     session: Session,
     writer: Writer,
@@ -50,7 +53,7 @@ def write_variables(
     """Writes a checkpoint; every worker must call it, and returns when it is done.
 
     Args:
-        held: the variables, in the same order on all workers.
+        contents: what it has.
         comm: communicator of the workers.
         session: to read them with.
         writer: of the checkpoint, on worker 0; no file is touched on the others.
@@ -63,29 +66,45 @@ def write_variables(
     on_worker_0(comm, writer.begin, _writing(writer))
     total_bytes = largest_bytes = 0
     failed: FilesFailed | None = None
-    for one in held:
-        for first, count in chunks(one.stored.rows, one.stored.row_bytes, writer.chunk_bytes):
-            rows = one.read(session, first, count)
-            after_chunk()
-            if comm.Get_rank() or failed is not None:  # the others go on bringing rows, and hear at the end
-                continue
-            size = int(getattr(rows, "nbytes", 0))
-            total_bytes, largest_bytes = total_bytes + size, max(largest_bytes, size)
-            try:
-                with _writing(writer):
-                    writer.add(one.stored.key, one.stored.slice_spec(first, count), one.stored.dtype, rows)
-            except FilesFailed as error:
-                failed = error
+    for piece in contents.pieces(comm, session, writer.chunk_bytes):
+        after_chunk()
+        if comm.Get_rank() or failed is not None:  # the others go on bringing rows, and hear at the end
+            continue
+        size = int(getattr(piece.value, "nbytes", 0))
+        total_bytes, largest_bytes = total_bytes + size, max(largest_bytes, size)
+        try:
+            with _writing(writer):
+                writer.add(*piece)
+        except FilesFailed as error:
+            failed = error
 
     def finish() -> None:
         if failed is not None:
             raise failed
-        writer.finish()
+        _finish(writer, contents.header)
 
     on_worker_0(comm, finish, _writing(writer))  # the others wait: what they did next would find worker 0 missing
     largest_bytes = max(largest_bytes, writer.largest_bytes)
     seconds = time.monotonic() - began_s
-    return Moved(writer.prefix, total_bytes, largest_bytes, seconds, seconds, notes=tuple(writer.notes))
+    return Moved(
+        writer.prefix,
+        total_bytes,
+        largest_bytes,
+        seconds,
+        seconds,
+        notes=tuple(writer.notes),
+        header=contents.header,
+    )
+
+
+def _finish(writer: Writer, header: Header | None) -> None:
+    """Gives a checkpoint its name, and deletes what can no longer be read with any."""
+    if header is not None and header.base:
+        delete_others(writer.folder, header)
+        writer.finish_files()
+        return
+    writer.finish()
+    delete_strays(writer.folder, listed(writer.folder))
 
 
 def on_worker_0(comm: Comm, do: Callable[[], Any], words: AbstractContextManager[None]) -> Any:

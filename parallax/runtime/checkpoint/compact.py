@@ -1,0 +1,58 @@
+"""`parallax checkpoint compact`: a whole checkpoint of the latest state of a folder, made without a job."""
+
+from __future__ import annotations
+
+import uuid
+
+from parallax.errors import CheckpointError
+from parallax.runtime.checkpoint.chain import Chain, States
+from parallax.runtime.checkpoint.folder import absolute, file_errors
+from parallax.runtime.checkpoint.links import HEADER, Header
+from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
+from parallax.runtime.checkpoint.stored import CHUNK_BYTES, OWN_KEYS
+from parallax.runtime.checkpoint.stored_rows import copy, stored_tensor
+from parallax.runtime.checkpoint.writer import Writer
+from parallax.strict import shown
+
+
+def compact(folder: str, chunk_bytes: int = CHUNK_BYTES) -> tuple[str, list[str]]:
+    """Writes a whole checkpoint of a whole one and the increments that follow it; what is there stays.
+
+    Args:
+        folder: with the checkpoints of a job that has ended.
+        chunk_bytes: of values that are held at once, at most.
+
+    Returns:
+        Its prefix, or that of the latest where no increment follows; and what was skipped, a sentence each.
+
+    Raises:
+        CheckpointError: when no checkpoint of the folder is whole, or files cannot be written.
+    """
+    states = States(absolute(folder))
+    with file_errors(f"The checkpoints of {shown(folder)} must be read and written", "Free space there."):
+        while (prefix := states.following()) is not None:
+            chain = states.opened()
+            if not chain.increments:
+                return prefix, states.notes
+            try:
+                return _written(chain, absolute(folder), chunk_bytes), states.notes
+            except DamagedCheckpoint as error:
+                states.is_damaged(error)
+    raise CheckpointError(
+        f"A folder with a whole checkpoint must be named, and {shown(folder)} has none. {' '.join(states.notes)}"
+    )
+
+
+def _written(chain: Chain, folder: str, chunk_bytes: int) -> str:
+    """Writes the last state of a chain."""
+    step = chain.increments[-1][1].step
+    writer = Writer(folder, step, chunk_bytes)
+    variables = [stored_tensor(one) for one in chain.tensors.values() if not one.key.startswith(OWN_KEYS)]
+    writer.begin()
+    try:
+        copy(chain, variables, writer, chunk_bytes)
+        writer.add(HEADER, "", "string", Header(uuid.uuid4().hex, step=step).to_text())
+        return writer.finish()
+    except DamagedCheckpoint:
+        writer.discard()
+        raise

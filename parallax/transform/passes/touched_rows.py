@@ -1,0 +1,230 @@
+"""Pass: beside a table it is remembered which rows its updates have touched, for checkpoints of these rows alone.
+
+A bool for each local row, true from the update on until it is cleared. Who writes rows by number sets their bools
+first, in the same run; who writes a variable whole sets all. Variables that take the same row numbers, as a
+table and its slots do, share their bools. Left out is a variable that an op may write in another way: one that is
+updated by row later (rows_up_to_date.py), whose other rows change too; one that goes into a loop or a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tensorflow.core.framework import types_pb2
+
+from parallax.errors import TransformError
+from parallax.graph.ops import CONTROL_FLOW, READS, state_op
+from parallax.graph.row_updates import UPDATE_ROWS
+from parallax.graph.view import GraphView, split_tensor, tensor_name
+from parallax.plans.rewrites import Rewrites
+from parallax.transform.building.editor import SCOPE, Editor
+from parallax.types import GraphDef, NodeDef
+
+_PASSES_ON = ("Identity", "RefIdentity", "Switch", "RefSwitch")
+_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+_NAME = f"{SCOPE}/touched"
+
+
+@dataclass(frozen=True, slots=True)
+class TouchedRows:
+    """Variables that are updated by row with the same numbers, and where the touched rows are remembered.
+
+    Attributes:
+        variables: their ops in the user's graph.
+        marks: the op that remembers for the rows of this worker; empty where servers alone have rows.
+        partitions: those that remember for the partitions on servers.
+        clear: forgets, on this worker.
+        clear_partitions: forget, on servers.
+    """
+
+    variables: tuple[str, ...]
+    marks: str
+    partitions: tuple[str, ...]
+    clear: str
+    clear_partitions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """What is remembered of a worker's graph.
+
+    Attributes:
+        tables: the variables whose touched rows are known; the same on all workers.
+        whole: variable op -> why its touched rows are not known, of those that are updated by row; likewise.
+    """
+
+    tables: tuple[TouchedRows, ...] = ()
+    whole: tuple[tuple[str, str], ...] = ()
+
+
+NOTHING_TOUCHED = Touched()
+"""Of a graph in which no rows are remembered."""
+
+
+def remember_touched_rows(graph_def: GraphDef, editor: Editor, rewrites: Rewrites) -> Touched:
+    """Has updates remember which rows they touch.
+
+    Args:
+        graph_def: a worker's finished graph; changed in place.
+        editor: what it was made with.
+        rewrites: what was changed in it.
+
+    Raises:
+        TransformError: when a pass writes such a variable in a way that is not known.
+    """
+    tables_by_member = {member: table.op for table in rewrites.tables for member in table.members}
+    groups, whole = _groups(editor.view, tables_by_member)
+    nodes = {node.name: node for node in graph_def.node}
+    writers = _writers_by_variable(graph_def, nodes)
+    tables = []
+    for members in groups:
+        parts = [tuple(str(p.op.name) for p in editor.partitions.get(member, ())) for member in members]
+        places = [members] if not parts[0] else list(zip(*parts, strict=True))
+        made = [_Marks.beside(graph_def, nodes[place[0]]) for place in places]
+        for marks, place in zip(made, places, strict=True):
+            for writer in dict.fromkeys(one for variable in place for one in writers.get(variable, ())):
+                marks.before(nodes[writer])
+        names, clears = [one.name for one in made], [one.clear() for one in made]
+        if parts[0]:
+            tables.append(TouchedRows(tuple(members), "", tuple(names), "", tuple(clears)))
+        else:
+            tables.append(TouchedRows(tuple(members), names[0], (), clears[0], ()))
+    return Touched(tuple(tables), tuple(sorted(whole.items())))
+
+
+def _groups(view: GraphView, tables: Mapping[str, str]) -> tuple[list[tuple[str, ...]], dict[str, str]]:
+    """The variables that are updated by the same row numbers; and why others that are updated by row are left out.
+
+    Args:
+        view: the user's graph.
+        tables: variable op -> the table with whose rows its own are, of those that are not whole on every worker.
+    """
+    found: dict[tuple[Any, ...], list[str]] = {}
+    whole: dict[str, str] = {}
+    for variable in (node for node in view.nodes if view.op(node) in _VARIABLES):
+        numbers, reason = _row_numbers(view, variable)
+        shape = view.nodes[variable].attr["shape"].shape
+        if not numbers or not shape.dim or any(dim.size < 0 for dim in shape.dim):
+            continue
+        if reason:
+            whole[variable] = reason
+            continue
+        found.setdefault((numbers, shape.dim[0].size, tables.get(variable, "")), []).append(variable)
+    return [tuple(members) for members in found.values()], whole
+
+
+def _row_numbers(view: GraphView, variable: str) -> tuple[frozenset[str], str]:
+    """The tensors of the row numbers by which a variable is written; and why there may be others."""
+    numbers, reason = set(), ""
+    waiting = [f"{variable}:0"]
+    while waiting:
+        tensor = waiting.pop()
+        for edge in view.consumers(tensor):
+            op = view.op(edge.node)
+            if op == UPDATE_ROWS:
+                numbers.add(view.inputs(edge.node)[1])
+                reason = f"{edge.node} changes rows that no gradient touches"
+                continue
+            if op in _PASSES_ON:
+                waiting += view.outputs(edge.node)
+                continue
+            described = state_op(op, len(view.inputs(edge.node)))
+            if described is not None and described.indices is not None and edge.slot in described.state:
+                numbers.add(view.inputs(edge.node)[described.indices])
+            elif (described is not None and described.kind == "unknown") or (op in CONTROL_FLOW and op not in READS):
+                reason = reason or f"{edge.node} ({op}) may write it"
+    return frozenset(numbers), reason
+
+
+def _writers_by_variable(graph_def: GraphDef, nodes: Mapping[str, NodeDef]) -> dict[str, list[str]]:
+    """Variable op of a finished graph -> the nodes that write it, in the order of the graph."""
+    found: dict[str, list[str]] = {}
+    for node in graph_def.node:
+        described = state_op(node.op, sum(not name.startswith("^") for name in node.input))
+        for slot in described.state if described is not None else ():
+            found.setdefault(_root(node.input[slot], nodes), []).append(node.name)
+    return found
+
+
+def _root(name: str, nodes: Mapping[str, NodeDef]) -> str:
+    """The variable op that a handle or reference comes from."""
+    node = split_tensor(tensor_name(name))[0]
+    while node in nodes and nodes[node].op in _PASSES_ON:
+        node = split_tensor(tensor_name(nodes[node].input[0]))[0]
+    return node
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """The bools beside one variable op."""
+
+    graph_def: GraphDef
+    name: str
+    rows: int
+    device: str
+
+    @classmethod
+    def beside(cls, graph_def: GraphDef, variable: NodeDef) -> _Marks:
+        """Adds the bools of a variable's rows."""
+        marks = cls(graph_def, f"{_NAME}/{variable.name}", variable.attr["shape"].shape.dim[0].size, variable.device)
+        handle = marks._add("VarHandleOp", "", [])
+        handle.attr["dtype"].type = types_pb2.DT_BOOL
+        handle.attr["shape"].shape.dim.add().size = marks.rows
+        handle.attr["shared_name"].s = marks.name.encode()
+        value = marks._add("Const", "true", [])
+        value.attr["dtype"].type = types_pb2.DT_BOOL
+        value.attr["value"].tensor.dtype = types_pb2.DT_BOOL
+        value.attr["value"].tensor.tensor_shape.SetInParent()
+        value.attr["value"].tensor.bool_val.append(True)
+        size = marks._add("Const", "size", [])
+        size.attr["dtype"].type = types_pb2.DT_INT64
+        size.attr["value"].tensor.dtype = types_pb2.DT_INT64
+        size.attr["value"].tensor.tensor_shape.dim.add().size = 1
+        size.attr["value"].tensor.int64_val.append(marks.rows)
+        return marks
+
+    def before(self, writer: NodeDef) -> None:
+        """Has a writer wait until the rows that it writes are marked, in whatever runs it is in.
+
+        Raises:
+            TransformError: when it is not known which these are.
+        """
+        described = state_op(writer.op, sum(not name.startswith("^") for name in writer.input))
+        if described is None or described.value is None:
+            raise TransformError(
+                f"What writes a table must say which rows, and {writer.name!r} ({writer.op}) does not. Set "
+                "CheckPointConfig.whole_every to 1."
+            )
+        if described.indices is None:
+            value = split_tensor(tensor_name(writer.input[described.value]))[0]
+            marked = self._all(f"all/{writer.name}", "true", [f"^{value}"])
+        else:
+            marked = self._add(
+                "ResourceScatterUpdate", f"rows/{writer.name}", [self.name, writer.input[described.indices]]
+            )
+            marked.input.append(f"{self.name}/true")
+            marked.attr["dtype"].type = types_pb2.DT_BOOL
+            marked.attr["Tindices"].type = writer.attr["Tindices"].type
+        writer.input.append(f"^{marked.name}")
+
+    def clear(self) -> str:
+        """Adds an op that forgets all; gives its name."""
+        value = self._add("LogicalNot", "false", [f"{self.name}/true"])
+        return str(self._all("clear", value.name.removeprefix(f"{self.name}/"), []).name)
+
+    def _all(self, word: str, value: str, waits: list[str]) -> NodeDef:
+        """Sets all bools."""
+        filled = self._add("Fill", f"{word}/filled", [f"{self.name}/size", f"{self.name}/{value}", *waits])
+        filled.attr["T"].type = types_pb2.DT_BOOL
+        filled.attr["index_type"].type = types_pb2.DT_INT64
+        made = self._add("AssignVariableOp", word, [self.name, filled.name])
+        made.attr["dtype"].type = types_pb2.DT_BOOL
+        return made
+
+    def _add(self, op: str, word: str, inputs: list[str]) -> NodeDef:
+        name = f"{self.name}/{word}" if word else self.name
+        made = self.graph_def.node.add(name=name, op=op, device=self.device)
+        made.input.extend(inputs)
+        return made
