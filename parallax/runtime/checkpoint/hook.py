@@ -21,10 +21,12 @@ import tensorflow as tf
 
 from parallax.errors import ConfigError
 from parallax.graph.view import GraphView, split_tensor
+from parallax.logger import log
 from parallax.report.show import show
 from parallax.runtime.checkpoint.folder import FilesFailed, Retention
 from parallax.runtime.checkpoint.held import Places, hold
-from parallax.runtime.checkpoint.storage import Storage
+from parallax.runtime.checkpoint.positions import KeptPositions
+from parallax.runtime.checkpoint.storage import Moved, Storage
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, stored_variables, variable_op
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import WorkerContext
@@ -65,6 +67,7 @@ class Checkpoints:
         step: tensor of the global step in the worker's graph.
         step_op: the op of the user's graph that holds it.
         loaded_step: the step that the session was resumed at; None for a start from initial values.
+        positions: where random streams and the input are; None where checkpoints do not hold that.
     """
 
     config: CheckPointConfig
@@ -72,6 +75,7 @@ class Checkpoints:
     step: Any
     step_op: str
     loaded_step: int | None = None
+    positions: KeptPositions | None = None
 
     def hold(self, graph: Graph, places: Places) -> None:
         """Goes by other places from now on; builds what that needs in the default graph, a worker's."""
@@ -83,13 +87,24 @@ class Checkpoints:
         moved = self.storage.load(session)
         if moved is not None:
             self.loaded_step = int(session.run(self.step))
+            anew = () if self.positions is None else self.positions.take(session, moved.prefix)
             if self.storage.comm.Get_rank() == 0:
                 notes = "".join(f"{note}\n" for note in moved.notes)
                 show(f"{notes}Resumed from step {self.loaded_step}: {moved.prefix}\n")
+                for note in anew:
+                    log.info(f"Resumed: {note}")
             _LOG.info("Read: %s", moved)
 
+    def save(self, session: Session, step: int) -> Moved:
+        """Writes a checkpoint; every worker must call it, at the same step."""
+        if self.positions is not None:
+            self.positions.put(session)
+        return self.storage.save(session, step)
 
-def checkpoints(graph: Graph, places: Places, config: CheckPointConfig, comm: Comm) -> Checkpoints:
+
+def checkpoints(
+    graph: Graph, places: Places, config: CheckPointConfig, comm: Comm, positions: KeptPositions | None = None
+) -> Checkpoints:
     """Adds what checkpoints need to the default graph, a worker's.
 
     Args:
@@ -97,13 +112,15 @@ def checkpoints(graph: Graph, places: Places, config: CheckPointConfig, comm: Co
         places: where the rows of its variables are.
         config: has a folder.
         comm: communicator of the workers.
+        positions: what is held besides.
     """
     check_global_step(graph, config)
     held = hold(stored_variables(graph), places, comm)
     op = variable_op(v1.train.get_global_step(graph))
     retention = Retention(config.keep_last, config.keep_every_hours)
-    storage = Storage(str(config.ckpt_dir), held, comm, CHUNK_BYTES, retention)
-    return Checkpoints(config, storage, _value(graph, places.here(op)), op)
+    beside = () if positions is None else positions.held
+    storage = Storage(str(config.ckpt_dir), held, comm, CHUNK_BYTES, retention, beside)
+    return Checkpoints(config, storage, _value(graph, places.here(op)), op, positions=positions)
 
 
 def _value(graph: Graph, op: str) -> Any:
@@ -137,6 +154,8 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Writes the state at the start, unless it has just been read."""
+        if self.checkpoints.positions is not None:
+            self.checkpoints.positions.begin_again(session)
         if self.checkpoints.loaded_step is None:
             self._save(session, self._step(session), may_fail=False)
         else:
@@ -147,6 +166,8 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         config = self.checkpoints.config
         if (config.save_ckpt_steps is None and config.save_ckpt_secs is None) or not self._has_trained():
             return
+        if self.worker.run is not None:
+            self.worker.count(self.worker.run)  # it is in the checkpoint
         session = self.worker.raw
         step = self._step(session)
         if self._is_due(step):
@@ -168,7 +189,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._is_missing = False
         try:
             with self.worker.watch.run(f"checkpoint of step {step}", f"checkpoint, {step}", patient=self.is_patient):
-                moved = storage.save(session, step)
+                moved = self.checkpoints.save(session, step)
         except FilesFailed as error:
             if not may_fail:
                 raise

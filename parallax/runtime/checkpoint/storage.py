@@ -56,6 +56,7 @@ class Storage:
         comm: communicator of the workers (mpi4py).
         chunk_bytes: the most that is moved at once.
         retention: which checkpoints stay when a new one is there.
+        beside: variables that are written too, and that `read` passes over.
     """
 
     folder: str
@@ -63,6 +64,7 @@ class Storage:
     comm: Comm
     chunk_bytes: int = CHUNK_BYTES
     retention: Retention = Retention()
+    beside: tuple[StoredVariable, ...] = ()
 
     def save(self, session: Session, step: int) -> Moved:
         """Writes a checkpoint; every worker must call it, at the same step, and returns when it is done.
@@ -99,7 +101,7 @@ class Storage:
         self._on_worker_0(writer.begin, _writing(writer))
         total_bytes = largest_bytes = 0
         failed: FilesFailed | None = None
-        for held in self.held:
+        for held in (*self.held, *self.beside):
             for first, count in chunks(held.stored.rows, held.stored.row_bytes, self.chunk_bytes):
                 rows = held.read(session, first, count)
                 if self.comm.Get_rank() or failed is not None:  # the others go on bringing rows, and hear at the end
@@ -164,6 +166,9 @@ class Storage:
         def opened() -> list[list[tuple[int, int]]]:
             reader.append(Bundle(prefix))
             _check_fits(reader[0], prefix, [held.stored for held in self.held])
+            for key in sorted({one.stored.key for one in self.beside} & reader[0].tensors.keys()):
+                shape = reader[0].tensors[key].shape
+                reader[0].read(key, (0,) * len(shape), shape)  # damage of it counts too; whoever needs it reads it
             return [_ranges(reader[0], held.stored, self.chunk_bytes) for held in self.held]
 
         ranges = self.comm.bcast(self._on_worker_0(opened, _reading(prefix)))
