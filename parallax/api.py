@@ -220,7 +220,7 @@ def _checked_cluster(call: Call) -> Cluster:
     """The machines of a job, when nothing speaks against it but the plan."""
     config = call.config
     if config.ckpt_config.ckpt_dir is not None:
-        from parallax.runtime.checkpoint.hook import check_global_step
+        from parallax.runtime.checkpoint.checkpoints import check_global_step
 
         check_global_step(call.graph, config.ckpt_config)  # what every worker would refuse
     check_possible(replan_options(config, call.wanted), config, call.sync)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+KERNELS = "-l:libtensorflow_cc.so.2"
 NATIVE = ROOT / "parallax" / "native"
 SUPPORTED = ((3, 10), (3, 13))
 
@@ -57,11 +58,14 @@ def preload_library_argv(folder: Path) -> list[str]:
 
 
 def exchange_library_argv(folder: Path) -> list[str]:
-    """The command that builds the op by which workers exchange rows, against the environment's TensorFlow and MPI."""
+    """The command that builds the ops by which workers exchange and draw, against the environment's TensorFlow and MPI.
+
+    TensorFlow's samplers of candidates are in the library of its kernels.
+    """
     library = folder / "lib" / "libparallax_exchange.so"
     sources = map(str, sorted(NATIVE.glob("*.cc")))
     built = ["-O2", "-shared", "-fPIC", "-w", "-Wl,-rpath,$ORIGIN", "-o", str(library)]
-    return [str(folder / "bin" / "mpicxx"), *built, *sources, *_tensorflow_flags(folder)]
+    return [str(folder / "bin" / "mpicxx"), *built, *sources, *_tensorflow_flags(folder), KERNELS]
 
 
 def rows_library_argv(folder: Path) -> list[str]:

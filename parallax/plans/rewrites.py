@@ -343,6 +343,7 @@ class Rewrites:
         conditionals: `If` nodes of initial values whose result is local rows.
         held_by_row: tensors of the user's graph that hold local rows only and cannot be fetched.
         equal_random_ops: random ops that draw the same on all workers: of initial values, and noise on gradients.
+        initial_random_ops: random ops that give initial values.
         local_variables: variable ops that each worker keeps for itself.
         scatters: dense gradients of tables.
         owned: nodes that run on servers, in topological order.
@@ -372,6 +373,7 @@ class Rewrites:
     collects: tuple[Collect, ...] = ()
     held_by_row: tuple[str, ...] = ()
     equal_random_ops: tuple[str, ...] = ()
+    initial_random_ops: tuple[str, ...] = ()
     local_variables: tuple[str, ...] = ()
     scatters: tuple[Scatter, ...] = ()
     owned: tuple[Owned, ...] = ()

@@ -274,6 +274,11 @@ def name_ranks(ranks: Sequence[int], noun: str = "rank") -> str:
     return f"{noun} {names}" if len(ranks) == 1 else f"{noun}s {names}"
 
 
+def first_named(names: Sequence[str], most: int = 3) -> str:
+    """The first of some names, and how many there are besides."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def counted(count: int, what: str) -> str:
     """A number of things: `1 row`, `2 rows`."""
     return f"{count} {what}{'s' if count != 1 else ''}"

@@ -12,7 +12,9 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import meta_graph
 
-from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook, Checkpoints, checkpoints
+from parallax.runtime.checkpoint.checkpoints import Checkpoints, checkpoints
+from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook
+from parallax.runtime.checkpoint.positions import keep_positions
 from parallax.runtime.checkpoint.values import VariableValues, values_of
 from parallax.runtime.guard.guard import Guard
 from parallax.runtime.replan.change_over import places_of
@@ -21,6 +23,7 @@ from parallax.runtime.worker.direct import DirectRuns, Finishing, can_be_direct
 from parallax.runtime.worker.hooks import LastHook, UserHook, WorkerContext
 from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, ProcessGroup, current_process_group
 from parallax.settings.config import Config
+from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph
 from parallax.types import Graph, Operation, Session, Tensor
 
@@ -36,10 +39,11 @@ def monitored_session(
     more_hooks: Sequence[Any],
     guard: Guard | None,
     has_values: bool,
+    place: editor.Worker,
 ) -> tuple[Session, DirectRuns | None, Checkpoints | None, VariableValues | None]:
     """TensorFlow's monitored session on this worker's graph, the direct way to it, checkpoints, values, where wanted.
 
-    The initializers `later` run after the others.
+    The initializers `later` run after the others; `place` says which of the workers this is.
     """
     imported = _imported(graph, worker_graph)
     members = current_process_group()
@@ -48,11 +52,15 @@ def monitored_session(
         hooks = [*(UserHook(hook, worker) for hook in config.hooks), *more_hooks, LastHook(worker)]
         if guard is not None:
             guard.follow(worker_graph)
-        counters = [imported.get_operation_by_name(n) for n in worker_graph.counter_initializers]
+        own_initializers = (*worker_graph.counter_initializers, *(s.initializer for s in worker_graph.streams.kept))
+        counters = [imported.get_operation_by_name(n) for n in own_initializers]
         saved = None
         if config.ckpt_config.ckpt_dir is not None:
-            touched = worker_graph.touched
-            saved = checkpoints(graph, places_of(worker_graph), config.ckpt_config, members.workers, touched)
+            kept, touched = None, worker_graph.touched
+            if place.keeps_positions and worker.positions is not None:
+                own = place.size if place.shares is None else place.shares
+                kept = keep_positions(worker_graph, worker.positions, members.workers, place.seed, own)
+            saved = checkpoints(graph, places_of(worker_graph), config.ckpt_config, members.workers, touched, kept)
             members.at_end.append(saved.finish)
             hooks.insert(-1, (CheckpointHook if worker_graph.synchronous else CallingHook)(saved, worker))
         values = values_of(graph, places_of(worker_graph), members.workers.Dup(), worker) if has_values else None
@@ -155,6 +163,8 @@ def _equal_on_all(worker_graph: WorkerGraph, later: list[list[str]], saved: Chec
         session.run(start)
         if saved is not None:
             saved.load(session)
+        if saved is not None and saved.positions is not None:
+            saved.positions.begin(session)
 
     return run
 

@@ -21,7 +21,8 @@ from parallax.analysis.stages import Analysed, analyse, analysed_as, constraints
 from parallax.errors import PlanError
 from parallax.logger import log
 from parallax.plans.plan import Plan, plan_from_json
-from parallax.report.text import bytes_text
+from parallax.report.text import bytes_text, first_named
+from parallax.runtime.checkpoint.positions import StoredPositions, stored_positions
 from parallax.runtime.guard.guard import Guard
 from parallax.runtime.measure.first_steps import FirstSteps
 from parallax.runtime.measure.options import MeasureOptions
@@ -41,6 +42,7 @@ from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext, begin_hoo
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.runtime.worker.names import Names
 from parallax.runtime.worker.one_graph import launchers_graph, take_launchers_graph
+from parallax.runtime.worker.positions import Positions
 from parallax.runtime.worker.profile import ProfileHook
 from parallax.runtime.worker.ranks import ProcessGroup, current_process_group
 from parallax.runtime.worker.run_log import RunLog
@@ -107,7 +109,7 @@ def open_session(
         guard = _guard(config, members, worker, made.analysed, made.worker_graph)
         later = initialization_phases(made.analysed.captured)[1:]
         monitored, direct, saved, values = monitored_session(
-            graph, made.worker_graph, config, worker, later, hooks, guard, has_values
+            graph, made.worker_graph, config, worker, later, hooks, guard, has_values, made.place
         )
         over = ChangeOver(members, worker, made.analysed, made.place, made.worker_graph, saved, guard)
         between_steps: list[BetweenStepsHook] = []
@@ -160,12 +162,16 @@ def _make_graph(
     rewrites = rewrites_of(analysed, plan, equal_randomness)
     _agree("plan", plan.to_json())
     _agree("decisions", repr(rewrites))
+    keeps = config.ckpt_config.ckpt_dir is not None and plan.synchronous and not equal_randomness
     place = _place(members, config, equal_randomness)
     saved = config.ckpt_config
+    if keeps:
+        place = _going_on(place, stored_positions(str(saved.ckpt_dir), members.workers))
     remembers_rows = saved.ckpt_dir is not None and saved.whole_every > 1 and not equal_randomness
     worker_graph = transform(analysed.captured.view, rewrites, place, remembers_rows)
     if members.rank == 0:
         tell_of_whole_values(worker_graph.cut_whole)
+        tell_of_lost_positions(worker_graph)
     return _Made(plan, alone, analysed, place, worker_graph)
 
 
@@ -181,6 +187,9 @@ def _training(worker: WorkerContext, made: _Made, members: ProcessGroup, equal_r
     """Which runs train, which is logged too."""
     updates = gradient_updates(made.analysed.captured, made.analysed.sources)
     training = TrainingRuns(worker, updates)
+    inputs = {one.name: one for one in made.worker_graph.inputs.kept}
+    is_equal = made.plan.synchronous
+    worker.positions = Positions(members.rank, members.size, training.trains, inputs, is_equal)
     if not equal_randomness:  # whoever compares fetches what was asked for
         worker.log = RunLog(made.analysed.captured.view, updates, tells=members.rank == 0)
         members.at_end.append(worker.log.finish)
@@ -270,6 +279,31 @@ def _place(members: ProcessGroup, config: Config, equal_randomness: bool) -> edi
         merges_in_host=aggregates and members.host_workers is not None,
         servers=members.parcel.servers,
     )
+
+
+def _going_on(place: editor.Worker, found: StoredPositions | None) -> editor.Worker:
+    """Where the latest checkpoint says how the job first began, as it began: its seed, and how datasets are shared."""
+    if found is None:
+        return replace(place, keeps_positions=True)
+    shares = None if found.is_in_shares(place.size) else found.shares
+    if found.seed != place.seed and place.rank == 0:
+        log.info(f"The seed is that of the job's first start, {found.seed}, so that all goes on in one order.")
+    return replace(place, keeps_positions=True, seed=found.seed, shares=shares)
+
+
+def tell_of_lost_positions(worker_graph: WorkerGraph) -> None:
+    """Logs what a job that is resumed from a checkpoint will not go on with where it was."""
+    streams, inputs = worker_graph.streams.others, worker_graph.inputs.others
+    if streams:
+        log.info(
+            f"After a resume these draw other numbers than they would have: {first_named(streams)}. Of random ops in "
+            "loops and functions, and of some kinds, checkpoints do not hold how far they are."
+        )
+    if inputs:
+        log.info(
+            f"After a resume these begin at their first element: {first_named(inputs)}. Of iterators that are chosen "
+            "by a string, or read in conditionals and functions, checkpoints do not hold how far they are."
+        )
 
 
 def _with_hooks(analysed: Analysed, graph: Graph, config: Config) -> Analysed:

@@ -121,7 +121,8 @@ class Config:
         guard: whether workers are compared while they train, after steps 1, 2, 4, 8 and then now and again, at less
             than a hundredth of the time; a difference in what they must have equal ends the job. With sync=False, where
             nothing is equal, no effect.
-        seed: of all random numbers that the script does not seed itself; drawn and printed when None.
+        seed: of all random numbers that the script does not seed itself; drawn and printed when None. A job that goes
+            on from a checkpoint keeps the one it began with.
         stall_timeout_s: seconds that a worker may wait in one `run` for others that do not come; infinite for ever.
         hooks: SessionRunHooks for the workers' sessions; they may name tensors of the user's graph.
 

@@ -31,12 +31,14 @@ from parallax.transform.passes.accumulate import keep_gradients
 from parallax.transform.passes.dense_and_gathered import collect_rows, reduce_gradients
 from parallax.transform.passes.exchange import exchange_rows
 from parallax.transform.passes.gradients_to_servers import scatter_gradients
+from parallax.transform.passes.inputs import Inputs, keep_inputs
 from parallax.transform.passes.losses import share_batches, weigh_losses
 from parallax.transform.passes.partitions import place_tables
 from parallax.transform.passes.rows_up_to_date import keep_up_to_date, lazily_updated
 from parallax.transform.passes.seeds import set_seeds
 from parallax.transform.passes.servers import run_on_servers
 from parallax.transform.passes.shards import set_shards
+from parallax.transform.passes.streams import RandomStreams, keep_streams
 from parallax.transform.passes.tables import gather_rows, slice_rows, spread_tables
 from parallax.transform.passes.touched_rows import NOTHING_TOUCHED, Touched, remember_touched_rows
 from parallax.types import GraphDef
@@ -82,6 +84,8 @@ class WorkerGraph:
         lazily_updated: the variable ops of each table, or partition, whose rows are brought up to date when they are
             read; the table's own first.
         touched: which rows updates have touched, where that is remembered.
+        streams: the random numbers that are drawn while it trains, where checkpoints hold how far they are.
+        inputs: the iterators of datasets, where checkpoints hold how far they are.
     """
 
     graph_def: GraphDef
@@ -102,6 +106,8 @@ class WorkerGraph:
     keepings: tuple[GradientAccumulation, ...] = ()
     lazily_updated: tuple[tuple[str, ...], ...] = ()
     touched: Touched = NOTHING_TOUCHED
+    streams: RandomStreams = RandomStreams()
+    inputs: Inputs = Inputs()
 
 
 def _keep_fetchable(editor: Editor) -> None:
@@ -134,6 +140,10 @@ def transform(view: GraphView, rewrites: Rewrites, worker: Worker, remembers_row
     changed = editor.finish()
     set_seeds(changed, frozenset(rewrites.equal_random_ops), worker)
     set_shards(changed, worker)
+    streams, inputs = RandomStreams(), Inputs()
+    if worker.keeps_positions:
+        streams = keep_streams(changed, view, frozenset(rewrites.initial_random_ops))
+        inputs = keep_inputs(changed, view, worker)
     lazy = lazily_updated(editor)
     read = keep_up_to_date(changed, lazy)
     touched = remember_touched_rows(changed, editor, rewrites) if remembers_rows else NOTHING_TOUCHED
@@ -160,4 +170,6 @@ def transform(view: GraphView, rewrites: Rewrites, worker: Worker, remembers_row
         keepings=tuple(editor.keepings),
         lazily_updated=lazy,
         touched=touched,
+        streams=streams,
+        inputs=inputs,
     )

@@ -42,8 +42,8 @@ class SwappedGraph:
     """Another plan's graph in a session that runs.
 
     A random op whose shape comes from rows that a pull gives begins anew, from another seed, so as not to repeat its
-    numbers; one with a constant shape goes on. What keeps state from run to run in another way and takes what changes
-    (`Stage`) is refused by name.
+    numbers; one with a constant shape, or with its position in a variable (passes/streams.py), goes on. What keeps
+    state from run to run in another way and takes what changes (`Stage`) is refused by name.
 
     Attributes:
         worker_graph: of the new plan. Tensors and ops to be run have the names that they have in the session; what is

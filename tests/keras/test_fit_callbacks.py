@@ -96,6 +96,28 @@ def test_a_training_that_was_interrupted_is_restored_where_it_ended(folder):
     assert check(make)["found"][2] == [2, 3]
 
 
+def test_an_epoch_that_was_interrupted_begins_again_with_the_weights_that_it_had_reached(folder):
+    class Interrupted(Exception):
+        pass
+
+    class Interrupts(callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if self.model.optimizer.iterations.numpy() == 7:
+                raise Interrupted
+
+    def make(train):
+        own = folder() / "backup"
+        with pytest.raises(Interrupted):
+            backup = callbacks.BackupAndRestore(own, save_freq=6)
+            trained(train, compiled(), [backup, Interrupts()], shuffle=False)
+        model = compiled()
+        history = trained(train, model, [callbacks.BackupAndRestore(own)], shuffle=False)
+        return model, (history.history, history.epoch, int(model.optimizer.iterations.numpy()))
+
+    *_, epochs, steps = check(make)["found"]
+    assert (epochs, steps) == ([1, 2], 6 + 2 * 4)  # of the four batches of the second epoch two are seen twice
+
+
 def test_training_stops_early_with_the_best_weights():
     def make(train):
         model = compiled(rate=2.0)

@@ -48,12 +48,15 @@ def analysed_with(more: Callable[[Any], None] | None) -> Analysed:
     return analyse(graph)
 
 
-def made(route: str, rank: int = 0, more: Callable[[Any], None] | None = None, servers: int = 0) -> WorkerGraph:
+def made(
+    route: str, rank: int = 0, more: Callable[[Any], None] | None = None, servers: int = 0, keeps: bool = False
+) -> WorkerGraph:
     analysed = analysed_with(more)
     layout = Layout((2,), (0,) * servers)
     partitions = {"emb": 2} if route == "ps" else {}
     plan = make_plan(analysed.spec, layout, PlanConstraints(routes={"emb": route}, partitions=partitions))
-    return transform(analysed.captured.view, rewrites_of(analysed, plan), Worker(rank, 2, 7, servers=(0,) * servers))
+    worker = Worker(rank, 2, 7, servers=(0,) * servers, keeps_positions=keeps)
+    return transform(analysed.captured.view, rewrites_of(analysed, plan), worker)
 
 
 def ops(graph_def: Any, op: str) -> list[str]:
@@ -105,6 +108,14 @@ def test_the_added_nodes_take_what_they_lack_from_the_graph_that_runs() -> None:
     assert {node.name for node in found.worker_graph.graph_def.node} <= names
     shared_names = [n.attr["shared_name"].s.decode() for n in found.added.node if n.attr["shared_name"].s]
     assert shared_names and all(name.startswith("parallax/plan_2/") for name in shared_names)
+
+
+def test_positions_of_random_ops_and_iterators_are_there_once() -> None:
+    found = beside(made("alltoall", keeps=True), {}, made("allreduce", keeps=True), 2)
+    added = {node.name: node for node in found.added.node}
+    (moving,) = [node for node in added.values() if node.op == "StatefulStandardNormalV2"]
+    assert moving.input[0].startswith("parallax_streams/moving/") and moving.input[0] not in added
+    assert not found.redrawn and not any("parallax_inputs" in name for name in added)
 
 
 def test_a_third_plan_shares_with_the_second_and_has_names_of_its_own() -> None:

@@ -22,7 +22,8 @@ import parallax
 from ops.bench.checkpoint.command import LINE
 from parallax.runtime.checkpoint.beside_training import BesideTraining
 from parallax.runtime.checkpoint.bundle import Bundle
-from parallax.runtime.checkpoint.hook import CheckpointHook, Checkpoints
+from parallax.runtime.checkpoint.checkpoints import Checkpoints
+from parallax.runtime.checkpoint.hook import CheckpointHook
 from parallax.runtime.checkpoint.stored import chunks
 
 BATCH, IDS, HIDDEN, WARM, BEFORE = 128, 10, 64, 10, 40

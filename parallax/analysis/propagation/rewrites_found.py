@@ -62,6 +62,7 @@ def rewrites_found(walk: Walk, terms: TrainingMode) -> Rewrites:
         collects=tuple(_collect(walk, merge) for key, merge in walk.merges.items() if not is_pushed[key]),
         held_by_row=_held_by_row(walk, gathers),
         equal_random_ops=_equal_random_ops(walk),
+        initial_random_ops=_initial_random_ops(walk),
         local_variables=tuple(sorted(walk.assumed.own)),
         scatters=tuple(walk.scatters),
         owned=owned,
@@ -149,6 +150,10 @@ def _equal_random_ops(walk: Walk) -> tuple[str, ...]:
     found = {n for n in alike if visit_node.is_random(view.op(n))}
     found |= {n for n in view.nodes if visit_node.draws_alike(walk, n)}
     return tuple(sorted(found | {n for n in alike if walk.known.functions.of_node(view.nodes[n])}))
+
+
+def _initial_random_ops(walk: Walk) -> tuple[str, ...]:
+    return tuple(sorted(n for n in walk.known.initial if visit_node.is_random(walk.view.op(n))))
 
 
 def _notes(walk: Walk) -> tuple[str, ...]:

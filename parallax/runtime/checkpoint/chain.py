@@ -197,6 +197,15 @@ def chains(prefixes: Sequence[str]) -> Iterator[tuple[str, Chain | DamagedCheckp
         yield prefix, Chain(whole, tuple(found[name] for name in following.prefixes)), (*said, *following.notes)
 
 
+def state_of(prefix: str) -> Chain | Bundle:
+    """A checkpoint of any kind, open for reading.
+
+    Raises:
+        DamagedCheckpoint: as `chain_of`.
+    """
+    return chain_of(prefix) if is_increment(prefix) else Bundle(prefix)
+
+
 def chain_of(increment: str) -> Chain:
     """The chain that ends with an increment.
 

@@ -18,7 +18,7 @@ from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle
-from parallax.runtime.checkpoint.chain import States, chain_of, is_increment
+from parallax.runtime.checkpoint.chain import States, is_increment, state_of
 from parallax.runtime.checkpoint.folder import NAME, absolute, file_errors, settle
 from parallax.runtime.checkpoint.forward import ForwardGraph, forward_graph
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, OWN_KEYS, Stored, stored_variables, variable_op
@@ -125,7 +125,7 @@ def opened(checkpoint: str) -> Readable:
                 f"A folder with checkpoints or the prefix of one must be named, and {shown(checkpoint)} is neither. "
                 "`parallax checkpoint ls FOLDER` lists those of a folder."
             )
-        return chain_of(prefix) if is_increment(prefix) else Bundle(prefix)
+        return state_of(prefix)
 
 
 def _new_folder(folder: str) -> str:

@@ -20,31 +20,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NoReturn
 
 import tensorflow as tf
 
-from parallax.errors import ConfigError
 from parallax.graph.view import GraphView, split_tensor
-from parallax.logger import log
-from parallax.report.show import show
 from parallax.report.text import bytes_text
-from parallax.runtime.checkpoint.beside_training import BesideTraining, beside_training
-from parallax.runtime.checkpoint.folder import FilesFailed, Retention
-from parallax.runtime.checkpoint.held import Places, hold
-from parallax.runtime.checkpoint.storage import Storage
-from parallax.runtime.checkpoint.stored import CHUNK_BYTES, stored_variables, variable_op
-from parallax.runtime.checkpoint.touched import Marks, Succession, hold_marks
+from parallax.runtime.checkpoint.checkpoints import Checkpoints
+from parallax.runtime.checkpoint.folder import FilesFailed
 from parallax.runtime.checkpoint.writing import Moved
 from parallax.runtime.supervisor.control import SAVED, send
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import WorkerContext
 from parallax.runtime.worker.preemption import Preemption
-from parallax.settings.parts import CheckPointConfig
-from parallax.transform.passes.touched_rows import NOTHING_TOUCHED, Touched
-from parallax.types import Comm, Coordinator, Graph, RunContext, RunValues, Session
+from parallax.types import Coordinator, RunContext, RunValues, Session
 
 v1 = tf.compat.v1
 _CALL_POLL_S = 0.02
@@ -52,107 +43,6 @@ _LOG = logging.getLogger("parallax.checkpoint")
 _PASSES_ON = ("Enter", "RefEnter", "Switch", "RefSwitch", "RefIdentity", "Identity")
 _WRITES = ("Assign", "Scatter", "ResourceScatter", "CountUpTo", "ResourceCountUpTo")
 _TAKES_ALONG = ("If", "StatelessIf", "While", "StatelessWhile", "Case", "PartitionedCall", "StatefulPartitionedCall")
-
-
-def check_global_step(graph: Graph, config: CheckPointConfig) -> None:
-    """Checkpoints are named by the global step.
-
-    Raises:
-        ConfigError: when checkpoints are wanted and the graph has none.
-    """
-    if config.ckpt_dir is None:
-        return
-    if v1.train.get_global_step(graph) is None:
-        raise ConfigError(
-            f"CheckPointConfig.ckpt_dir is {str(config.ckpt_dir)!r}, and checkpoints are named by the global step, "
-            "which the graph has not. Call tf.train.get_or_create_global_step() while you build it, and give it to the "
-            "optimizer: minimize(loss, global_step=...)."
-        )
-
-
-@dataclass
-class Checkpoints:
-    """The checkpoints of one job, as one worker takes part in them.
-
-    Attributes:
-        config: where and when.
-        storage: writes and reads.
-        step: tensor of the global step in the worker's graph.
-        step_op: the op of the user's graph that holds it.
-        succession: whole checkpoints and increments.
-        beside: writes beside training; None where training waits.
-        loaded_step: the step that the session was resumed at; None for a start from initial values.
-    """
-
-    config: CheckPointConfig
-    storage: Storage
-    step: Any
-    step_op: str
-    succession: Succession = field(default_factory=lambda: Succession(1))
-    beside: BesideTraining | None = None
-    loaded_step: int | None = None
-
-    def hold(self, graph: Graph, places: Places) -> None:
-        """Goes by other places from now on; builds what that needs in the default graph, a worker's.
-
-        Checkpoints are whole from then on.
-        """
-        held = hold(stored_variables(graph), places, self.storage.comm)
-        self.storage = replace(self.storage, held=held, marks=Marks())  # the new places do not remember rows
-        self.step = _value(graph, places.here(self.step_op))
-        if self.beside is not None:
-            self.beside.hold(self.storage)
-
-    def finish(self) -> None:
-        """Waits until nothing is written any more: no thread may be in MPI when the process leaves."""
-        if self.beside is not None:
-            self.beside.join()
-
-    def load(self, session: Session) -> None:
-        """Loads the latest checkpoint, if there is one; every worker must call it."""
-        moved = self.storage.load(session)
-        if moved is not None:
-            self.loaded_step = int(session.run(self.step))
-            self.succession.last = moved.header
-            if self.storage.comm.Get_rank() == 0:
-                notes = "".join(f"{note}\n" for note in moved.notes)
-                show(f"{notes}Resumed from step {self.loaded_step}: {moved.prefix}\n")
-                send({"kind": SAVED, "step": self.loaded_step, "loaded": True})
-            _LOG.info("Read: %s", moved)
-
-
-def checkpoints(
-    graph: Graph, places: Places, config: CheckPointConfig, comm: Comm, touched: Touched = NOTHING_TOUCHED
-) -> Checkpoints:
-    """Adds what checkpoints need to the default graph, a worker's.
-
-    Args:
-        graph: the user's graph.
-        places: where the rows of its variables are.
-        config: has a folder.
-        comm: communicator of the workers.
-        touched: which rows are remembered for increments.
-    """
-    check_global_step(graph, config)
-    stored = stored_variables(graph)
-    held, marks = hold(stored, places, comm), hold_marks(touched, stored, places, comm)
-    if config.whole_every > 1 and comm.Get_rank() == 0:
-        log.info(marks.told(touched))
-    op = variable_op(v1.train.get_global_step(graph))
-    retention = Retention(config.keep_last, config.keep_every_hours)
-    storage = Storage(str(config.ckpt_dir), held, comm, CHUNK_BYTES, retention, marks)
-    beside = beside_training(storage) if config.beside_training else None
-    return Checkpoints(config, storage, _value(graph, places.here(op)), op, Succession(config.whole_every), beside)
-
-
-def _value(graph: Graph, op: str) -> Any:
-    """The value of the global step, which `op` holds in the default graph."""
-    handle = v1.get_default_graph().get_tensor_by_name(f"{op}:0")
-    with tf.name_scope("parallax/storage/"):
-        if handle.dtype == tf.resource:
-            dtype = v1.train.get_global_step(graph).dtype.base_dtype
-            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-        return tf.identity(handle)
 
 
 @dataclass(eq=False)  # TensorFlow keeps hooks in dicts
@@ -179,6 +69,8 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Writes the state at the start, unless it has just been read."""
         self._preemption = Preemption(self.checkpoints.storage.comm)
+        if self.checkpoints.positions is not None:
+            self.checkpoints.positions.begin_again(session)
         if self.checkpoints.loaded_step is None:
             self._save(session, self._step(session), may_fail=False)
         else:
@@ -190,6 +82,8 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         config = self.checkpoints.config
         if (config.save_ckpt_steps is None and config.save_ckpt_secs is None) or not self._has_trained():
             return
+        if self.worker.run is not None:
+            self.worker.count(self.worker.run)  # it is in the checkpoint
         session = self.worker.raw
         step = self._step(session)
         if self._is_due(step):
@@ -217,6 +111,8 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         following = partial(self.checkpoints.succession.following, step, storage.comm)
         header = following(not may_fail or not storage.marks.held)
         self._is_missing = False
+        if self.checkpoints.positions is not None:
+            self.checkpoints.positions.put(session)
         with self.worker.watch.run(f"checkpoint of step {step}", f"checkpoint, {step}", patient=self.is_patient):
             refusal = beside.begin(session, step, header) if beside is not None and may_fail else None
             if refusal:

@@ -40,6 +40,7 @@ class Storage:
         chunk_bytes: the most that is moved at once.
         retention: which checkpoints stay when a new one is there.
         marks: what remembers touched rows, where increments are written.
+        own: variables of this project that are written too, and that `read` passes over.
     """
 
     folder: str
@@ -48,11 +49,12 @@ class Storage:
     chunk_bytes: int = CHUNK_BYTES
     retention: Retention = Retention()
     marks: Marks = Marks()
+    own: tuple[StoredVariable, ...] = ()
 
     @property
     def everything(self) -> tuple[StoredVariable, ...]:
         """All that must be read at one instant."""
-        return (*self.held, *self.marks.held)
+        return (*self.held, *self.own, *self.marks.held)
 
     def writer(self, step: int, header: Header | None, chunk_bytes: int) -> Writer:
         """Writes the files of a checkpoint, on worker 0."""
@@ -145,6 +147,9 @@ class Storage:
                 [held.stored for held in self.held],
                 "Train on with the graph that wrote it, or name another folder in CheckPointConfig.ckpt_dir.",
             )
+            for key in sorted({one.stored.key for one in self.own} & reader[0].tensors.keys()):
+                shape = reader[0].tensors[key].shape
+                reader[0].read(key, (0,) * len(shape), shape)  # damage of it counts too; whoever needs it reads it
             return [ranges_of(reader[0], held.stored, self.chunk_bytes) for held in self.held]
 
         ranges = self.comm.bcast(on_worker_0(self.comm, opened, _reading(prefix)))

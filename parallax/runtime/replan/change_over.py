@@ -23,8 +23,8 @@ import tensorflow as tf
 from parallax.analysis.stages import Analysed, rewrites_of
 from parallax.errors import ParallaxError
 from parallax.plans.plan import Plan
+from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.held import Places
-from parallax.runtime.checkpoint.hook import Checkpoints
 from parallax.runtime.checkpoint.stored import Stored
 from parallax.runtime.guard.guard import Guard
 from parallax.runtime.replan.move import move, moves, to_be_moved

@@ -23,6 +23,7 @@ from parallax.runtime.worker.accumulation import Accumulation, Gather
 from parallax.runtime.worker.fetches import Leaf, Request, check_computed, put_together, read_request
 from parallax.runtime.worker.heartbeat import Heartbeat
 from parallax.runtime.worker.names import Names, Resolved, fetch_text
+from parallax.runtime.worker.positions import Positions
 from parallax.runtime.worker.run_log import RunLog
 from parallax.runtime.worker.runs import Runs
 from parallax.transform.building.editor import Counter
@@ -43,6 +44,7 @@ class Run:
         fed: what the user and the hooks feed.
         gather: for a run without an update, where updates take several batches.
         hook_names: what the hooks fetch.
+        is_counted: whether positions have it already.
     """
 
     context: Any
@@ -50,6 +52,7 @@ class Run:
     fed: set[str]
     gather: Gather | None = None
     hook_names: list[str] = field(default_factory=list)
+    is_counted: bool = False
 
 
 @dataclass
@@ -70,6 +73,7 @@ class WorkerContext:
         accumulation: how many batches of the next update are there.
         runs: counts what runs did, for the guard; None without one.
         log: follows the user's runs.
+        positions: counts what runs have consumed; None where nobody asks.
     """
 
     graph: Graph
@@ -85,6 +89,17 @@ class WorkerContext:
     accumulation: Accumulation = field(default_factory=Accumulation)
     runs: Runs | None = None
     log: RunLog | None = None
+    positions: Positions | None = None
+
+    def position_feeds(self, names: tuple[str, ...], fed: Mapping[str, Any], gather: Gather | None) -> dict[str, Any]:
+        """What a run feeds so that iterators go on where they were."""
+        return {} if self.positions is None else self.positions.feeds(self.names, names, fed, gather)
+
+    def count(self, run: Run) -> None:
+        """Counts what a run has consumed, which TensorFlow has carried out; once, whoever tells of it first."""
+        if self.positions is not None and not run.is_counted:
+            self.positions.ran(self.names, (*run.names, *run.hook_names), run.fed, run.gather)
+        run.is_counted = True
 
     def ran(self, names: tuple[str, ...], began_s: float) -> None:
         """Tells of a run of the user's that has ended well: what it fetched, and when it began."""
@@ -144,11 +159,13 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
             for_all = partial(worker.names.for_all, request.names, request.feeds)
             worker.watch.begin(fetch_text(request.names, ()), resolved.collectives, for_all=for_all)
             feeds = {**resolved.feeds(request.feeds), **resolved.empty}
+            feeds.update(worker.position_feeds(request.names, request.feeds, gather))
             began_s = time.monotonic()
             found = worker.raw.run(list(resolved.tensors), feeds, options, run_metadata)
             worker.accumulation.has_run(kept)
             if worker.runs is not None:
                 worker.runs.add(worker.names, request.names, (), request.feeds, gather)
+            worker.count(Run(None, request.names, set(request.feeds), gather))
             worker.ran(request.names, began_s)
             return worker.values(request, resolved.values(found), per_replica=False)
 

@@ -177,7 +177,9 @@ class Session(PlainSession):
         kept = worker.names.kept_by(request.names, request.feeds)
         gather = worker.accumulation.next_run(kept)
         resolved = worker.names.resolve(request.names, request.feeds, gather)
-        began_s, hooked = time.monotonic(), []
+        began_s = time.monotonic()
+        run = Run(None, request.names, set(request.feeds), gather)
+        feeds = {**resolved.feeds(request.feeds), **worker.position_feeds(request.names, request.feeds, gather)}
         with worker.watch.run():
             try:
                 found = None
@@ -186,15 +188,13 @@ class Session(PlainSession):
                     fetch = fetch_text(request.names, ())
                     for_all = partial(worker.names.for_all, request.names, request.feeds)
                     worker.watch.begin(fetch, resolved.collectives, for_all=for_all)
-                    found = self._direct.run(resolved.tensors, {**resolved.feeds(request.feeds), **resolved.empty})
+                    found = self._direct.run(resolved.tensors, {**feeds, **resolved.empty})
                 if found is None:  # the last hook says what the run waits for
                     arguments = tf.compat.v1.train.SessionRunArgs(fetches, feed_dict)
                     context = tf.compat.v1.train.SessionRunContext(arguments, PlainSession(worker))
-                    worker.run = Run(context, request.names, set(request.feeds), gather)
-                    hooked = worker.run.hook_names  # filled while it runs
-                    feeds = resolved.feeds(request.feeds)
+                    run.context, worker.run = context, run  # hooks fill in what they ask for
                     found = self._monitored.run(list(resolved.tensors), feeds, options, run_metadata)
-                    asked = tuple(worker.run.hook_names), worker.run.fed
+                    asked = tuple(run.hook_names), run.fed
             except tf.errors.InvalidArgumentError as error:
                 named = id_error(error, worker.names.run_view)
                 if named is None:
@@ -202,7 +202,8 @@ class Session(PlainSession):
                 raise named from None  # TensorFlow's own says less, in forty lines
             worker.watch.count()
             worker.accumulation.has_run(kept)
-            worker.ran((*request.names, *hooked), began_s)
+            worker.count(run)
+            worker.ran((*request.names, *run.hook_names), began_s)
             values = worker.values(request, resolved.values(found), per_replica)
         seconds = time.monotonic() - began_s
         if self._verification is not None:
@@ -224,6 +225,26 @@ class Session(PlainSession):
         Nothing of Parallax goes over it. `MPI.COMM_WORLD` has the servers too, which never answer.
         """
         return self._workers
+
+    @property
+    def consumed(self) -> int:
+        """How many batches training has consumed since the job first began, over all resumes.
+
+        Every run that trains adds the number of workers: each of them takes one batch. Runs that only evaluate add
+        nothing; where an update takes several batches, each of their runs counts. A checkpoint holds the number, so
+        that it goes on after a resume by any number of workers. It is equal on all workers, so worker `worker_id` may
+        take batch `consumed + worker_id` of one sequence for all.
+
+        Raises:
+            SessionError: in asynchronous training, where each worker is somewhere else.
+        """
+        positions = self._worker.positions
+        if positions is None or not positions.is_equal:
+            raise SessionError(
+                "Workers have consumed one number of batches in synchronous training only, and this one is not. Count "
+                "this worker's own runs."
+            )
+        return positions.consumed
 
     @property
     def accumulate_steps(self) -> int:

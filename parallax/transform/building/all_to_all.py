@@ -41,7 +41,7 @@ def native_ops() -> Any:
             f"Workers draw and exchange rows by ops of {library()}, which is not there. Build it: `make install`."
         )
     ops = tf.load_op_library(str(library()))
-    if not hasattr(ops, "parallax_random_rows"):
+    if not hasattr(ops, "parallax_candidates"):
         raise TransformError(f"{library()} must be as new as Parallax, and is older. Build it: `make install`.")
     return ops
 

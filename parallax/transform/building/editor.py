@@ -47,6 +47,9 @@ class Worker:
         hosts: the number of each worker's host; empty for one host.
         merges_in_host: whether the workers of a host merge what they ask for.
         servers: the number of each server's host.
+        keeps_positions: whether checkpoints hold where random streams and the input are.
+        shares: into how many shares datasets are cut, of which the workers take elements in turn; None where each
+            worker has a share of its own.
     """
 
     rank: int
@@ -56,6 +59,8 @@ class Worker:
     hosts: tuple[int, ...] = ()
     merges_in_host: bool = False
     servers: tuple[int, ...] = ()
+    keeps_positions: bool = False
+    shares: int | None = None
 
     @property
     def neighbours(self) -> tuple[int, ...]:

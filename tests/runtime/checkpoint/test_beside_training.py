@@ -16,10 +16,11 @@ import tensorflow as tf
 
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.beside_training import BesideTraining
+from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.folder import latest
 from parallax.runtime.checkpoint.frozen import freezer
 from parallax.runtime.checkpoint.held import Places, hold
-from parallax.runtime.checkpoint.hook import CheckpointHook, Checkpoints
+from parallax.runtime.checkpoint.hook import CheckpointHook
 from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import stored_variables
 from parallax.runtime.checkpoint.writer import Writer

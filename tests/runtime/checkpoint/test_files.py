@@ -12,8 +12,9 @@ import tensorflow as tf
 from parallax.errors import ConfigError
 from parallax.graph.view import GraphView
 from parallax.runtime.checkpoint.bundle import Bundle
+from parallax.runtime.checkpoint.checkpoints import check_global_step
 from parallax.runtime.checkpoint.folder import latest
-from parallax.runtime.checkpoint.hook import _writers, check_global_step
+from parallax.runtime.checkpoint.hook import _writers
 from parallax.runtime.checkpoint.stored import Stored, chunks, stored_variables
 from parallax.runtime.checkpoint.writer import Writer
 from parallax.settings.parts import CheckPointConfig

@@ -17,8 +17,9 @@ import tensorflow as tf
 
 from parallax import cli
 from parallax.errors import CheckpointError
+from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.folder import FilesFailed, Retention, candidates
-from parallax.runtime.checkpoint.hook import CheckpointHook, Checkpoints
+from parallax.runtime.checkpoint.hook import CheckpointHook
 from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import Stored
 from parallax.settings.parts import CheckPointConfig

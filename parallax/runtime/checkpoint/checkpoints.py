@@ -1,0 +1,144 @@
+"""The checkpoints of one job: what of a worker's graph is in them, what is read at the start, and where both go.
+
+When they are written is decided in hook.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tensorflow as tf
+
+from parallax.errors import ConfigError
+from parallax.logger import log
+from parallax.report.show import show
+from parallax.runtime.checkpoint.beside_training import BesideTraining, beside_training
+from parallax.runtime.checkpoint.folder import Retention
+from parallax.runtime.checkpoint.held import Places, hold
+from parallax.runtime.checkpoint.positions import KeptPositions
+from parallax.runtime.checkpoint.storage import Storage
+from parallax.runtime.checkpoint.stored import CHUNK_BYTES, stored_variables, variable_op
+from parallax.runtime.checkpoint.touched import Marks, Succession, hold_marks
+from parallax.runtime.supervisor.control import SAVED, send
+from parallax.settings.parts import CheckPointConfig
+from parallax.transform.passes.touched_rows import NOTHING_TOUCHED, Touched
+from parallax.types import Comm, Graph, Session
+
+v1 = tf.compat.v1
+_LOG = logging.getLogger("parallax.checkpoint")
+
+
+def check_global_step(graph: Graph, config: CheckPointConfig) -> None:
+    """Checkpoints are named by the global step.
+
+    Raises:
+        ConfigError: when checkpoints are wanted and the graph has none.
+    """
+    if config.ckpt_dir is None:
+        return
+    if v1.train.get_global_step(graph) is None:
+        raise ConfigError(
+            f"CheckPointConfig.ckpt_dir is {str(config.ckpt_dir)!r}, and checkpoints are named by the global step, "
+            "which the graph has not. Call tf.train.get_or_create_global_step() while you build it, and give it to the "
+            "optimizer: minimize(loss, global_step=...)."
+        )
+
+
+@dataclass
+class Checkpoints:
+    """The checkpoints of one job, as one worker takes part in them.
+
+    Attributes:
+        config: where and when.
+        storage: writes and reads.
+        step: tensor of the global step in the worker's graph.
+        step_op: the op of the user's graph that holds it.
+        succession: whole checkpoints and increments.
+        beside: writes beside training; None where training waits.
+        loaded_step: the step that the session was resumed at; None for a start from initial values.
+        positions: where random streams and the input are; None where checkpoints do not hold that.
+    """
+
+    config: CheckPointConfig
+    storage: Storage
+    step: Any
+    step_op: str
+    succession: Succession = field(default_factory=lambda: Succession(1))
+    beside: BesideTraining | None = None
+    loaded_step: int | None = None
+    positions: KeptPositions | None = None
+
+    def hold(self, graph: Graph, places: Places) -> None:
+        """Goes by other places from now on; builds what that needs in the default graph, a worker's.
+
+        Checkpoints are whole from then on.
+        """
+        held = hold(stored_variables(graph), places, self.storage.comm)
+        self.storage = replace(self.storage, held=held, marks=Marks())  # the new places do not remember rows
+        self.step = _value(graph, places.here(self.step_op))
+        if self.beside is not None:
+            self.beside.hold(self.storage)
+
+    def finish(self) -> None:
+        """Waits until nothing is written any more: no thread may be in MPI when the process leaves."""
+        if self.beside is not None:
+            self.beside.join()
+
+    def load(self, session: Session) -> None:
+        """Loads the latest checkpoint, if there is one; every worker must call it."""
+        moved = self.storage.load(session)
+        if moved is not None:
+            self.loaded_step = int(session.run(self.step))
+            self.succession.last = moved.header
+            anew = () if self.positions is None else self.positions.take(session, moved.prefix)
+            if self.storage.comm.Get_rank() == 0:
+                notes = "".join(f"{note}\n" for note in moved.notes)
+                show(f"{notes}Resumed from step {self.loaded_step}: {moved.prefix}\n")
+                for note in anew:
+                    log.info(f"Resumed: {note}")
+                send({"kind": SAVED, "step": self.loaded_step, "loaded": True})
+            _LOG.info("Read: %s", moved)
+
+
+def checkpoints(
+    graph: Graph,
+    places: Places,
+    config: CheckPointConfig,
+    comm: Comm,
+    touched: Touched = NOTHING_TOUCHED,
+    positions: KeptPositions | None = None,
+) -> Checkpoints:
+    """Adds what checkpoints need to the default graph, a worker's.
+
+    Args:
+        graph: the user's graph.
+        places: where the rows of its variables are.
+        config: has a folder.
+        comm: communicator of the workers.
+        touched: which rows are remembered for increments.
+        positions: what is held besides.
+    """
+    check_global_step(graph, config)
+    stored = stored_variables(graph)
+    held, marks = hold(stored, places, comm), hold_marks(touched, stored, places, comm)
+    if config.whole_every > 1 and comm.Get_rank() == 0:
+        log.info(marks.told(touched))
+    op = variable_op(v1.train.get_global_step(graph))
+    retention = Retention(config.keep_last, config.keep_every_hours)
+    own = () if positions is None else positions.held
+    storage = Storage(str(config.ckpt_dir), held, comm, CHUNK_BYTES, retention, marks, own)
+    beside = beside_training(storage) if config.beside_training else None
+    step, succession = _value(graph, places.here(op)), Succession(config.whole_every)
+    return Checkpoints(config, storage, step, op, succession, beside, positions=positions)
+
+
+def _value(graph: Graph, op: str) -> Any:
+    """The value of the global step, which `op` holds in the default graph."""
+    handle = v1.get_default_graph().get_tensor_by_name(f"{op}:0")
+    with tf.name_scope("parallax/storage/"):
+        if handle.dtype == tf.resource:
+            dtype = v1.train.get_global_step(graph).dtype.base_dtype
+            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+        return tf.identity(handle)

@@ -1,0 +1,293 @@
+"""Where random streams and the input are, in checkpoints: under keys of this project, which a plain Saver passes over.
+
+`parallax/positions/workers` is int64 `[workers, things, 4]`, with a row of each worker, and `parallax/positions/names`
+`[things]` says by digests of names what they are. The first of the four numbers is the kind. The others are, of the
+job: batches consumed, seed, shares of its datasets; of a random op: count, seed2, seed; of an iterator: the number of
+the next element, a digest of the op by which it was begun, 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.errors import CheckpointError
+from parallax.graph.ownership import Ownership
+from parallax.report.text import first_named
+from parallax.runtime.checkpoint.chain import States, state_of
+from parallax.runtime.checkpoint.folder import absolute, file_errors
+from parallax.runtime.checkpoint.held import Places, StoredVariable, hold
+from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
+from parallax.runtime.checkpoint.stored import OWN_KEYS, Stored
+from parallax.runtime.checkpoint.stored_rows import Readable
+from parallax.runtime.worker.positions import Positions, Taken
+from parallax.transform.passes.inputs import Maker
+from parallax.transform.pipeline import WorkerGraph
+from parallax.types import Comm, Session
+
+WORKERS, NAMES = f"{OWN_KEYS}positions/workers", f"{OWN_KEYS}positions/names"
+_OF_JOB, _OF_STREAM, _OF_OWN, _OF_SHARES = range(4)
+"""Kinds: the job, a random op, an iterator over a dataset of the worker's own, and one over a sharded dataset."""
+_JOB = "the job"
+_NOT_SHARDED = "The dataset of {name} is not sharded: each worker goes on in an order of its own."
+_UNEVEN = "Workers had taken different numbers of elements from {name}: some come twice."
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPositions:
+    """What a checkpoint says.
+
+    Attributes:
+        values: digest of a name -> int64 `[workers, 4]`.
+    """
+
+    values: dict[int, Any]
+
+    @property
+    def workers(self) -> int:
+        """How many workers wrote it."""
+        return len(self.of(_JOB))
+
+    @property
+    def seed(self) -> int:
+        """The seed of the job's random numbers."""
+        return int(self.of(_JOB)[0][2])
+
+    @property
+    def shares(self) -> int:
+        """How many shares the job's datasets are cut into: its workers when it first began."""
+        return int(self.of(_JOB)[0][3])
+
+    @property
+    def consumed(self) -> int:
+        """Batches that training had consumed."""
+        return int(self.of(_JOB)[0][1])
+
+    def of(self, name: str) -> Any:
+        """The numbers `[workers, 4]` of one thing; None where the checkpoint has none of it."""
+        return self.values.get(_digest(name))
+
+    def is_in_shares(self, size: int) -> bool:
+        """Whether each of `size` workers goes on in the share that has its own number, in all sharded datasets."""
+        found = [value for value in self.values.values() if value[0][0] == _OF_SHARES and value[0][2]]
+        is_own = all(int(value[rank][1]) % size == rank for value in found for rank in range(len(value)))
+        return size == self.workers == self.shares and is_own
+
+
+def stored_positions(folder: str, comm: Comm) -> StoredPositions | None:
+    """What the latest checkpoint of a folder says, if anything; every worker must call it, worker 0 has the folder.
+
+    Raises:
+        CheckpointError: on all workers, when the folder cannot be read.
+    """
+    return _from_worker_0(comm, folder, lambda: _first_whole(States(absolute(folder))))
+
+
+def _from_worker_0(comm: Comm, name: str, read: Callable[[], StoredPositions | None]) -> StoredPositions | None:
+    """What worker 0 reads, on all workers; they raise what it raises."""
+    found: StoredPositions | CheckpointError | None = None
+    if comm.Get_rank() == 0:
+        try:
+            with file_errors(f"{name} must be readable on the machine of worker 0", "Name another folder."):
+                found = read()
+        except CheckpointError as error:
+            found = error
+    told: StoredPositions | CheckpointError | None = comm.bcast(found)
+    if isinstance(told, CheckpointError):
+        raise told
+    return told
+
+
+def _first_whole(states: States) -> StoredPositions | None:
+    while states.following() is not None:
+        try:
+            return read_positions(states.opened())
+        except DamagedCheckpoint as error:  # told when the variables are read
+            states.is_damaged(error)
+    return None
+
+
+def read_positions(reader: Readable) -> StoredPositions | None:
+    """What a checkpoint says; None for one that was written by an older version, or a Saver.
+
+    Raises:
+        DamagedCheckpoint: when its files are not as they were written.
+    """
+    if WORKERS not in reader.tensors or NAMES not in reader.tensors:
+        return None
+    names, workers = (reader.read(k, (0,) * len(s), s) for k in (NAMES, WORKERS) for s in [reader.tensors[k].shape])
+    return StoredPositions({int(name): workers[:, place] for place, name in enumerate(names)})
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPositions:
+    """The variables of a worker's graph by which checkpoints hold its positions.
+
+    Attributes:
+        positions: of this worker's runs.
+        held: what is written into checkpoints.
+        streams: the random ops.
+        comm: communicator of the workers.
+        seed: the seed of the job's random numbers.
+        shares: of its datasets.
+        counted: what is fed to `update`: the job's numbers, and those of iterators.
+        update: brings the variables up to date.
+        drawn: reads the streams, int64 `[streams, 3]`: count, seed2, seed.
+        go_to: is fed to `move`: the streams.
+        move: puts the streams there.
+    """
+
+    positions: Positions
+    held: tuple[StoredVariable, ...]
+    streams: tuple[str, ...]
+    comm: Comm
+    seed: int
+    shares: int
+    counted: Any
+    update: Any
+    drawn: Any
+    go_to: Any
+    move: Any
+
+    def put(self, session: Session) -> None:
+        """Writes where this worker is into its variables; before a checkpoint, on all workers."""
+        rows = [[_OF_JOB, self.positions.consumed, self.seed, self.shares]]
+        for name, one in self.positions.inputs.items():
+            taken = self.positions.taken[name]
+            number = taken.next if taken.pending is None else taken.pending
+            maker = next((one for one in one.makers if one.op == taken.maker), None)
+            kind = _OF_SHARES if maker is not None and maker.is_sharded else _OF_OWN
+            rows.append([kind, number, 0 if maker is None else _digest(maker.op), 0])
+        session.run(self.update, {self.counted: np.array(rows, np.int64)})
+
+    def begin(self, session: Session) -> None:
+        """Begins the iterators that no op of the user's begins."""
+        for name, one in self.positions.inputs.items():
+            if one.begins_by_itself:
+                begins = ((name, one.makers[0].op),)
+                session.run(one.makers[0].op, self.positions.start_feeds(begins))
+                self.positions.began(begins)
+
+    def begin_again(self, session: Session) -> None:
+        """Puts iterators where they were that TensorFlow has begun with the tables, before anybody takes of them."""
+        at_start = {op.name for op in session.graph.get_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS)}
+        for name, one in self.positions.inputs.items():
+            for maker in one.makers:
+                begins = ((name, maker.op),)
+                if maker.op not in at_start:
+                    continue
+                if feeds := self.positions.start_feeds(begins):
+                    session.run(maker.op, feeds)
+                self.positions.began(begins)
+
+    def take(self, session: Session, prefix: str) -> tuple[str, ...]:
+        """Goes on from where a checkpoint was; every worker must call it.
+
+        Returns:
+            What does not go on there, a sentence each; on worker 0.
+
+        Raises:
+            CheckpointError: on all workers, when its datasets are cut in another way than this start expects.
+        """
+        found = _from_worker_0(self.comm, prefix, lambda: read_positions(state_of(prefix)))
+        if found is None:
+            return ("It has no positions of random streams and input, which begin anew.",)
+        self.positions.consumed = found.consumed
+        notes = [*self._take_streams(session, found), *self._take_inputs(found, prefix)]
+        return tuple(notes)
+
+    def _take_streams(self, session: Session, found: StoredPositions) -> list[str]:
+        rank, anew = self.comm.Get_rank(), []
+        if not self.streams:
+            return []
+        numbers = session.run(self.drawn)
+        for place, name in enumerate(self.streams):
+            stored = found.of(name)
+            if stored is None:
+                anew.append(name)
+            elif rank < found.workers:
+                numbers[place] = stored[rank][1:]
+            else:  # a worker that was not there has seeds of its own, and has not drawn these numbers before either
+                numbers[place][0] = stored[0][1]
+        session.run(self.move, {self.go_to: numbers})
+        return [f"Random ops that it does not have begin anew: {first_named(anew)}."] if anew else []
+
+    def _take_inputs(self, found: StoredPositions, prefix: str) -> list[str]:
+        size, notes = self.comm.Get_size(), []
+        for name, one in self.positions.inputs.items():
+            stored = found.of(name)
+            began = 0 if stored is None else int(stored[0][2])
+            maker = next((maker for maker in one.makers if _digest(maker.op) == began), None)
+            if stored is None or maker is None:
+                continue
+            if maker.in_own_share and not found.is_in_shares(size):
+                raise CheckpointError(
+                    f"The checkpoint {prefix} has its datasets in other shares than a later one that is damaged. Name "
+                    "it in the first line of the file `checkpoint`, and start the job again."
+                )
+            number, note = _number(name, maker, [int(row[1]) for row in stored], self.comm.Get_rank(), size)
+            notes += [note] if note else []
+            self.positions.taken[name] = Taken(maker.op, number, number)
+        return notes
+
+
+def _number(name: str, maker: Maker, numbers: Sequence[int], rank: int, size: int) -> tuple[int, str]:
+    """The number of the element that a worker takes next, and what is to be said of it."""
+    if len(numbers) == size:
+        return numbers[rank], ""
+    if not maker.is_sharded:
+        return numbers[rank] if rank < len(numbers) else numbers[0], _NOT_SHARDED.format(name=name)
+    first = min(numbers)
+    is_even = all(number - first == place for place, number in enumerate(numbers))
+    return first + rank, "" if is_even else _UNEVEN.format(name=name)
+
+
+def keep_positions(
+    worker_graph: WorkerGraph, positions: Positions, comm: Comm, seed: int, shares: int
+) -> KeptPositions:
+    """Builds the variables in the default graph, a worker's.
+
+    Args:
+        worker_graph: of this worker.
+        positions: of its runs.
+        comm: communicator of the workers.
+        seed: of the job's random numbers.
+        shares: into how many its datasets are cut.
+    """
+    graph, streams = tf.compat.v1.get_default_graph(), worker_graph.streams.kept
+    names = [_JOB, *positions.inputs, *(one.op for one in streams)]
+    digests = np.array([_digest(name) for name in names], np.int64)
+    size, count = comm.Get_size(), len(names)
+    with tf.name_scope("parallax/positions/"):
+        handles = [graph.get_tensor_by_name(f"{one.variable}:0") for one in streams]
+        read = [tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64) for handle in handles]
+        drawn = tf.reshape(tf.stack(read) if read else tf.zeros([0, 3], tf.int64), [-1, 3])
+        go_to = tf.compat.v1.placeholder(tf.int64, [len(streams), 3])
+        move = tf.group(*(tf.raw_ops.AssignVariableOp(resource=one, value=go_to[n]) for n, one in enumerate(handles)))
+        counted = tf.compat.v1.placeholder(tf.int64, [1 + len(positions.inputs), 4])
+        kinds = tf.fill([len(streams), 1], np.int64(_OF_STREAM))
+        rows = tf.concat([counted, tf.concat([kinds, drawn], 1)], 0)
+        values = {WORKERS: rows[None], NAMES: tf.constant(digests)}
+    update = tf.group(*(_assign(name, value) for name, value in values.items()))
+    shapes = {WORKERS: (size, count, 4), NAMES: (count,)}
+    stored = tuple(Stored(k, k, "int64", 8, shape, shape, (0,) * len(shape), False) for k, shape in shapes.items())
+    held = hold(stored, Places(spread={WORKERS: Ownership.even(size)}), comm)
+    ops = tuple(one.op for one in streams)
+    return KeptPositions(positions, held, ops, comm, seed, shares, counted, update, drawn, go_to, move)
+
+
+def _assign(name: str, value: Any) -> Any:
+    """Writes a new variable of this name."""
+    with tf.name_scope(""):
+        handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=name, name=name)
+    return tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+def _digest(name: str) -> int:
+    """A name as a number of 63 bits."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1

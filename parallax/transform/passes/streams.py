@@ -1,0 +1,158 @@
+"""Pass: random ops keep where their streams are in variables, so that a checkpoint can hold it.
+
+TensorFlow's random ops count what they have drawn inside their kernels, and the count ends with the process. Each has a
+counterpart that takes its generator from a variable `[3]` (count, seed2, seed) and moves it on by as much. With the
+op's two seeds in that variable it draws the same numbers bit for bit, whatever its shape and however often it runs.
+
+What draws inside of loops and functions, for initial values, or has no such counterpart stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import types_pb2
+
+from parallax.graph.control_flow import branches_of
+from parallax.graph.ops import op_definition
+from parallax.graph.view import GraphView
+from parallax.transform.building.all_to_all import native_ops
+from parallax.types import GraphDef, NodeDef
+
+STREAMS = "parallax_streams"
+"""The scope of these variables: unlike what is under `parallax/`, they are the same by every plan of a job."""
+_PHILOX = 1  # TensorFlow's number of the algorithm
+_LIKE = {
+    "RandomUniform": "StatefulUniform",
+    "RandomStandardNormal": "StatefulStandardNormalV2",
+    "TruncatedNormal": "StatefulTruncatedNormal",
+    "RandomUniformInt": "StatefulUniformInt",
+}
+"""Op type -> its counterpart."""
+_SAMPLERS = ("LogUniformCandidateSampler", "UniformCandidateSampler")
+_SKIPPED = 2
+"""In units of what a value of a tensor takes of its stream, what a candidate takes (candidate_sampler_ops.cc)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomStream:
+    """A random op whose position is in a variable.
+
+    Attributes:
+        op: in the user's graph.
+        variable: the op of the variable, int64 `[3]`: count, seed2, seed.
+        initializer: puts it at its beginning.
+    """
+
+    op: str
+    variable: str
+    initializer: str
+
+
+@dataclass(frozen=True, slots=True)
+class RandomStreams:
+    """What is known of the random numbers that are drawn while a graph trains.
+
+    Attributes:
+        kept: the ops whose positions can be saved, by name.
+        others: the ops of which that cannot be.
+    """
+
+    kept: tuple[RandomStream, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+def keep_streams(graph_def: GraphDef, view: GraphView, initial: frozenset[str]) -> RandomStreams:
+    """Gives random ops variables for their positions; seeds must have been set.
+
+    Args:
+        graph_def: changed in place.
+        view: the user's graph.
+        initial: random ops that give initial values, which run before these variables have theirs.
+    """
+    branches = branches_of(view)
+    kept, others = list[RandomStream](), list[str]()
+    for node in list(graph_def.node):
+        if not is_stream(node) or node.name in initial:
+            continue
+        is_here = node.name in view.nodes and not any(branch.is_loop for branch in branches[node.name])
+        if is_here and node.op in (*_LIKE, *_SAMPLERS) and "/job:ps" not in node.device:
+            kept.append(_keep(node, graph_def.node.add))
+        else:
+            others.append(node.name)
+    for function in graph_def.library.function:
+        others += [f"{function.signature.name}/{node.name}" for node in function.node_def if is_stream(node)]
+    return RandomStreams(tuple(sorted(kept, key=lambda one: one.op)), tuple(sorted(others)))
+
+
+def is_stream(node: NodeDef) -> bool:
+    """Whether a node draws from a stream that its kernel keeps."""
+    if "seed" not in node.attr or "seed2" not in node.attr:
+        return False
+    definition = op_definition(node.op)
+    gives_state = definition is not None and any(
+        argument.type in (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT) or argument.is_ref
+        for argument in definition.output_arg
+    )
+    return not gives_state  # as queues that shuffle
+
+
+def _keep(node: NodeDef, add: Callable[..., NodeDef]) -> RandomStream:
+    """Puts a node's counterpart in its place."""
+    scope = f"{STREAMS}/{node.name}"
+    seeds = (0, node.attr["seed2"].i, node.attr["seed"].i)
+    variable = add(name=f"{scope}/position", op="VarHandleOp", device=node.device)
+    variable.attr["dtype"].type = types_pb2.DT_INT64
+    variable.attr["shape"].shape.dim.add(size=3)
+    variable.attr["shared_name"].s = variable.name.encode()
+    first = _constant(add(name=f"{scope}/first", op="Const", device=node.device), seeds)
+    start = add(name=f"{scope}/start", op="AssignVariableOp", device=node.device, input=[variable.name, first.name])
+    start.attr["dtype"].type = types_pb2.DT_INT64
+    (_take_candidates if node.op in _SAMPLERS else _take)(node, variable.name, scope, add)
+    return RandomStream(node.name, variable.name, start.name)
+
+
+def _take(node: NodeDef, variable: str, scope: str, add: Callable[..., NodeDef]) -> None:
+    """A node becomes its counterpart."""
+    algorithm = _constant(add(name=f"{scope}/algorithm", op="Const", device=node.device), _PHILOX)
+    taken = list(node.input)
+    del node.input[:]
+    node.input.extend([variable, algorithm.name, *taken])
+    drawn = node.attr["Tout" if node.op == "RandomUniformInt" else "dtype"].type
+    of_shape = node.attr["T"].type
+    node.op = _LIKE[node.op]
+    _keep_attributes(node, "_class")
+    node.attr["dtype"].type, node.attr["shape_dtype"].type = drawn, of_shape
+
+
+def _take_candidates(node: NodeDef, variable: str, scope: str, add: Callable[..., NodeDef]) -> None:
+    """A sampler of candidates becomes the op of this project that takes its place in the stream from a variable."""
+    native_ops()
+    count = _SKIPPED * node.attr["num_sampled"].i
+    algorithm = _constant(add(name=f"{scope}/algorithm", op="Const", device=node.device), _PHILOX, tf.int32)
+    length = _constant(add(name=f"{scope}/length", op="Const", device=node.device), count, tf.uint64)
+    names = [variable, algorithm.name, length.name]
+    place = add(name=f"{scope}/place", op="RngReadAndSkip", device=node.device, input=names)
+    waits = [name for name in node.input if name.startswith("^")]
+    place.input.extend(waits)
+    taken = [name for name in node.input if not name.startswith("^")]
+    del node.input[:]
+    node.input.extend([*taken, place.name, *waits])
+    is_log = node.op == "LogUniformCandidateSampler"
+    node.op = "ParallaxCandidates"
+    _keep_attributes(node, "_class", "num_true", "num_sampled", "unique", "range_max")
+    node.attr["log_uniform"].b = is_log
+
+
+def _keep_attributes(node: NodeDef, *kept: str) -> None:
+    for name in [name for name in node.attr if name not in kept]:
+        del node.attr[name]
+
+
+def _constant(node: NodeDef, value: object, dtype: Any = tf.int64) -> NodeDef:
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
+    node.attr["dtype"].type = dtype.as_datatype_enum
+    return node
