@@ -35,12 +35,14 @@ def test_hooks_run_on_the_users_graph(start, tmp_path, kind):
     check(start(*RUN, SCRIPTS / "hooked_loop.py", kind, tmp_path).finish())
 
 
-@pytest.mark.parametrize("kind", ["reference", "resource"])
+# With variables of the other kind: tests/runtime/checkpoint, and what a session gives in the first test here.
+@pytest.mark.parametrize("kind", [pytest.param("reference", marks=pytest.mark.slow), "resource"])
 def test_state_is_restored_saved_assigned_and_read_whole(start, tmp_path, kind):
     check(start(*RUN, SCRIPTS / "state.py", kind, tmp_path).finish())
 
 
-@pytest.mark.parametrize("option", ["HYBRID", "PS"])
+# On servers what is trained so is held against one process by a job of tests/equality.
+@pytest.mark.parametrize("option", ["HYBRID", pytest.param("PS", marks=pytest.mark.slow)])
 def test_gradients_are_kept_over_several_batches(start, tmp_path, option):
     done = start(*RUN, SCRIPTS / "kept.py", option, tmp_path).finish()
     check(done)
