@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ops.exactness.session import as_written
 from parallax.analysis.reading import record
 
 v1 = tf.compat.v1
@@ -88,10 +89,7 @@ class Script:
         """Of a session; on one thread, so that a fault shows in every trial or in none."""
         config = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=-1)
         config.operation_timeout_in_ms = _LONGEST_RUN_MS
-        if not self.optimizes:
-            config.graph_options.rewrite_options.disable_meta_optimizer = True
-            config.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
-        return config
+        return config if self.optimizes else as_written(config)
 
 
 def joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -13,6 +13,17 @@ from tensorflow.python.framework import c_api_util
 from parallax.graph.view import GraphView
 
 
+def as_written(config: Any = None) -> Any:
+    """Options of a session that runs a graph as it is written.
+
+    TensorFlow's own rewriting and folding of a graph takes longer than a few steps of a small one.
+    """
+    config = config or tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0
+    return config
+
+
 class NamedSession:
     """Runs a graph.
 

@@ -171,11 +171,11 @@ def test_the_first_steps_of_a_job_are_held_against_one_process_and_a_difference_
 
 def test_a_static_batch_is_verified_with_arguments_for_the_joined_one(start, tmp_path):
     draw = np.random.default_rng(1)
-    np.savez(tmp_path / "feeds.npz", ids=draw.integers(0, 11, (5, 9)), labels=draw.normal(size=(5, 9, 1)))
-    options = ("--workers", 3, "--feeds", "feeds.npz", "--joined-args=--batch 9")
+    np.savez(tmp_path / "feeds.npz", ids=draw.integers(0, 11, (5, 6)), labels=draw.normal(size=(5, 6, 1)))
+    options = ("--workers", 2, "--feeds", "feeds.npz", "--joined-args=--batch 6")
     done = start(*CLI, "verify", *options, MODEL, "--batch", 3).finish()
     assert done.status == 0, str(done)
-    assert "3 workers and one process are equal after 5 steps" in done.stdout, str(done)
+    assert "2 workers and one process are equal after 5 steps" in done.stdout, str(done)
 
 
 def test_a_verification_without_feeds_is_refused_before_it_starts(start):

@@ -98,6 +98,7 @@ def test_a_rank_that_ends_its_loop_early_is_named(start):
     assert "not coming: rank 1: ended its loop after 3 runs" in done.stderr, str(done)
 
 
+@pytest.mark.slow  # the same report as of a rank that ends its loop, with no run
 def test_a_rank_that_never_calls_parallel_run_is_named(start):
     done = start(*RUN, "leaves early").finish()
     assert done.status == 124, str(done)

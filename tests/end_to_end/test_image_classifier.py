@@ -53,7 +53,7 @@ def classify(start, workers, *flags, limit_s=300):
 
 
 def test_two_workers_learn_digits_and_everything_is_all_reduced(start):
-    accuracy, _, done = classify(start, 2, "--norm", "batch", "--steps", "120")
+    accuracy, _, done = classify(start, 2, "--norm", "batch", "--steps", "80")
     routes = re.findall(r"^\S+  +(\w+) .* (allreduce|allgather|alltoall|ps|none)  ", done.stdout, re.MULTILINE)
     assert len(routes) == 29 + 2 * 9 and set(routes) == {("dense", "allreduce")}, done
     losses = [float(found) for found in re.findall(r"loss (\d+\.\d+), [\d,.]+ images/s", done.stdout)]

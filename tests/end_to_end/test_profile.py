@@ -48,7 +48,7 @@ def test_training_is_to_the_bit_what_it_is_without(start):
 @pytest.mark.slow
 def test_asynchronous_workers_are_profiled_at_the_end_with_fewer_steps_than_wished(start, tmp_path):
     wish = {"PARALLAX_MEASURE": "run.json", "PARALLAX_MEASURE_STEPS": "500", "PARALLAX_WORKERS": "2"}
-    done = start(COUNTING, "count", **wish).finish()
+    done = start(COUNTING, "count", 200, **wish).finish()
     assert done.status == 0, str(done)
     profile = read_measured(None, tmp_path / "run.json").model
     assert (profile.steps, profile.source) == (200, "first steps")

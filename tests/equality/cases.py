@@ -79,6 +79,8 @@ IN_JOBS = (
     "sharpness-aware",
 )
 """The graphs that are trained in a job too: of each kind of exchange, and of each order of reads and writes."""
+BOTH_WAYS_IN_JOBS = ("sampled softmax", "partitioned, mod", "several tables", "chained")
+"""Of these both with servers and without, as they have several exchanges; of the others one way, by turns."""
 KEPT_IN_JOBS = (
     "Adam, clipped, resource, alltoall over 3",
     "Momentum, clipped, resource, allgather over 2",
@@ -190,6 +192,8 @@ def _models_in_jobs(servers: int) -> list[Case]:
     """Each of some models by one route, another for the next: with resource variables, all that can be on servers."""
     found = []
     for number, model in enumerate(IN_JOBS):
+        if number % 2 != (servers > 0) and model not in BOTH_WAYS_IN_JOBS:
+            continue
         by = [case for case in _models(SERVER_ROUTES[:1] if servers else ROUTES) if case.graph == f"{model}, resource"]
         found.append(by[number % len(by)])
     return found

@@ -1,6 +1,7 @@
 """Trains graphs on workers in memory: their graphs are one graph, in which the exchanges are ordinary ops.
 
-What a rewrite computes is the question here, and what all workers have in the end; the exchanges themselves are jobs'.
+What a rewrite computes is the question here, and what all workers have in the end; the exchanges themselves, and what
+TensorFlow makes of a graph before it runs it, are jobs' (and those of graphs of the grammar, by turns).
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from dataclasses import replace
 import numpy as np
 
 from ops.exactness.runs import JobInMemory
-from ops.exactness.session import NamedSession
+from ops.exactness.session import NamedSession, as_written
 from ops.exactness.transport import together
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.runtime.guard.watched import watched_variables
 from parallax.runtime.verify import difference
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.pipeline import transform
-from tests.equality.training import Analysed, all_batches, feeds, one_process, reads_of, routes_in, updates_of, v1
+from tests.equality.training import Analysed, all_batches, feeds, one_process, reads_of, routes_in, updates_of
 
 
 class InMemory:
@@ -26,20 +27,24 @@ class InMemory:
     Args:
         case: the first with the graph.
         size: number of workers.
-        servers: number of servers, for the routes to them.
     """
 
-    def __init__(self, case, size, servers=0):
+    def __init__(self, case, size):
         native_ops()
-        self._analysed, self._size, self._servers, self._batches = Analysed(case), size, servers, all_batches(size)
+        self._analysed, self._size, self._batches = Analysed(case), size, all_batches(size)
         self._expected = {}
 
-    def result(self, case):
-        """The largest relative difference of each variable on any worker; what workers hold unequal; the routes."""
+    def result(self, case, servers=0):
+        """The largest relative difference of each variable on any worker; what workers hold unequal; the routes.
+
+        Args:
+            case: another of the graph.
+            servers: number of servers, for the routes to them.
+        """
         updates = updates_of(self._batches, case.kept)
         if case.kept not in self._expected:
             self._expected[case.kept] = one_process(case.build, case.resource, updates, self._size)
-        plan, rewrites, worker = self._analysed.decided(case.route, 0, self._size, self._servers)
+        plan, rewrites, worker = self._analysed.decided(case.route, 0, self._size, servers)
         key = (rewrites, worker, plan.accumulate_steps)
         if key not in self._analysed.trained:
             self._analysed.trained[key] = self._trained(rewrites, worker, updates)
@@ -54,7 +59,7 @@ class InMemory:
         made = [transform(view, rewrites, replace(worker, rank=rank)) for rank in range(self._size)]
         reads = reads_of(graph)
         trained = [op.name for op in ops if ":" not in op.name]
-        with NamedSession(together([one.graph_def for one in made], trained), v1.ConfigProto()) as session:
+        with NamedSession(together([one.graph_def for one in made], trained), as_written()) as session:
             job = JobInMemory(session, analysed, made)
             for phase in initialization_phases(analysed.captured):
                 job.run_ops([phase] * self._size)

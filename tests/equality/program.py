@@ -138,10 +138,14 @@ def train(session, names, accumulation, op, fed):
 
 
 def selected(parts, servers, workers):
-    """The cases of all parts, in one order on all ranks."""
+    """The cases of all parts, in one order on all ranks; one after the other those of a graph, which is built once."""
+    by_graph = {}
     for part in parts:
         section, _, wanted = part.partition(":")
-        yield from (c for c in cases(section, servers, workers) if any(word in c.name for word in wanted.split("|")))
+        for case in cases(section, servers, workers):
+            if any(word in case.name for word in wanted.split("|")):
+                by_graph.setdefault(case.graph, []).append(case)
+    return [case for of_graph in by_graph.values() for case in of_graph]
 
 
 def main():

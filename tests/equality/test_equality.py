@@ -104,7 +104,7 @@ THREE = Job(
         f"models without servers:{SHORT_SHARED}",
         f"owners:{'|'.join(SHORT_OWNED)}",
         *FRONTS,
-        f"{ONCE_ALONE}:Adagrad|Adam",
+        f"{ONCE_ALONE}:Adam, ",
     ),
 )
 MORE_SHARED = ("several tables", "bags, clipped", "partitioned, mod", "moving averages", "two losses")
@@ -251,7 +251,7 @@ def test_gradients_of_several_batches_equal_one_process(results: Any, case: str,
 def test_every_graph_with_kept_gradients_equals_one_process(results: Any, job: Job) -> None:
     found = results(job)
     wanted = job.parts[0].partition(":")[2]
-    assert list(found) == [c.name for c in cases("kept", job.servers) if wanted in c.name]
+    assert sorted(found) == sorted(c.name for c in cases("kept", job.servers) if wanted in c.name)
     for result in found.values():
         check(result)
 
@@ -292,6 +292,6 @@ def test_every_graph_on_servers_equals_one_process(results: Any, case: str, job:
 )
 def test_every_graph_partly_on_servers_or_with_references_equals_one_process(results: Any, job: Job) -> None:
     found = results(job)
-    assert list(found) == names("models", job.parts[0].partition(":")[2])
+    assert sorted(found) == sorted(names("models", job.parts[0].partition(":")[2]))
     for result in found.values():
         check(result)

@@ -24,33 +24,34 @@ class Workers(NamedTuple):
         servers: how many.
         section: which cases.
         wanted: what a case's name must have.
-        part: of several, of which each has its share of the graphs; tests of one are a group (tests/conftest.py).
     """
 
     workers: int
     servers: int
     section: str
     wanted: str = ""
-    part: int = 0
 
-    def __str__(self) -> str:
-        what = ", ".join(filter(None, (self.section, self.wanted)))
-        return f"<{self.workers} workers in memory, {self.servers} servers, {what}, part {self.part}>"
-
-    def cases(self, parts: int) -> list[Case]:
-        found = [c for c in cases(self.section, self.servers, self.workers) if self.wanted in c.name]
-        graphs = list(dict.fromkeys(case.graph for case in found))
-        return [c for c in found if graphs.index(c.graph) % parts == self.part]
+    def cases(self) -> list[Case]:
+        return [c for c in cases(self.section, self.servers, self.workers) if self.wanted in c.name]
 
 
-def in_parts(parts: int, *workers: Any, but: str = "over all routes") -> list[Any]:
-    """The cases of some workers, as parameters."""
-    split = [Workers(*workers, *[""] * (4 - len(workers)), part) for part in range(parts)]
+def trained_by(parts: int, *all_workers: Workers, but: str = "over all routes") -> list[Any]:
+    """The cases of all, as parameters, in so many parts with each its share of the graphs.
+
+    A graph, which is built once for as many workers, has its cases one after the other. Tests of a part are a group
+    (tests/conftest.py).
+    """
+    by_graph: dict[str, list[tuple[Workers, Case]]] = {}
+    for workers in all_workers:
+        for case in workers.cases():
+            if but not in case.name:
+                by_graph.setdefault(case.graph, []).append((workers, case))
+    what = " and ".join(dict.fromkeys(f"{one.workers} workers in memory, {one.section}" for one in all_workers))
+    numbered = sorted(enumerate(by_graph.values()), key=lambda one: one[0] % parts)
     return [
-        pytest.param(one, case, id=f"{one}-{case.name}")
-        for one in split
-        for case in one.cases(parts)
-        if but not in case.name
+        pytest.param(workers, case, id=f"<{what}, part {number % parts}>-{case.name}")
+        for number, of_graph in numbered
+        for workers, case in of_graph
     ]
 
 
@@ -60,11 +61,11 @@ def equal() -> Callable[[Workers, Case], dict[str, Any]]:
     last: dict[Any, InMemory] = {}
 
     def equal(workers: Workers, case: Case) -> dict[str, Any]:
-        key = (case.graph, workers.workers, workers.servers)
+        key = (case.graph, workers.workers)
         if key not in last:
             last.clear()
-            last[key] = InMemory(case, workers.workers, workers.servers)
-        found = last[key].result(case)
+            last[key] = InMemory(case, workers.workers)
+        found = last[key].result(case, workers.servers)
         assert found["unequal"] == []
         check(found)
         return found
@@ -94,10 +95,10 @@ ROUTES = {
 }
 """Which routes a graph allows, and what of it can be on servers."""
 
-GRAPHS, GRAPHS_ON_SERVERS = in_parts(4, 2, 0, "models in pairs"), in_parts(3, 2, 2, "models", "resource, ps")
+GRAPHS = trained_by(6, Workers(2, 0, "models in pairs"), Workers(2, 2, "models", "resource, ps"))
 
 
-@pytest.mark.parametrize(("workers", "case"), [*GRAPHS, *GRAPHS_ON_SERVERS])
+@pytest.mark.parametrize(("workers", "case"), GRAPHS)
 def test_every_graph_equals_one_process(equal: Any, workers: Workers, case: Case) -> None:
     found = equal(workers, case)
     wanted = ROUTES.get(case.name, {})
@@ -105,19 +106,19 @@ def test_every_graph_equals_one_process(equal: Any, workers: Workers, case: Case
 
 
 def test_the_routes_are_those_of_graphs_that_are_trained() -> None:
-    assert ROUTES.keys() <= {param.values[1].name for param in (*GRAPHS, *GRAPHS_ON_SERVERS)}
+    assert ROUTES.keys() <= {param.values[1].name for param in GRAPHS}
 
 
 @pytest.mark.parametrize(
     ("workers", "case"),
-    [p for n in (1, 2, 3) for p in in_parts(1, n, 0, "optimizers in pairs")],
+    [p for n in (1, 2, 3) for p in trained_by(1, Workers(n, 0, "optimizers in pairs"))],
 )
 def test_every_optimizer_equals_one_process(equal: Any, workers: Workers, case: Case) -> None:
     equal(workers, case)
 
 
 @pytest.mark.parametrize(
-    ("workers", "case"), [p for n in ((1, 2), (2, 1)) for p in in_parts(1, *n, "optimizers in pairs")]
+    ("workers", "case"), [p for n in ((1, 2), (2, 1)) for p in trained_by(1, Workers(*n, "optimizers in pairs"))]
 )
 def test_every_optimizer_on_servers_equals_one_process(equal: Any, workers: Workers, case: Case) -> None:
     found = equal(workers, case)
@@ -129,7 +130,7 @@ def test_every_optimizer_on_servers_equals_one_process(equal: Any, workers: Work
 @pytest.mark.parametrize(
     ("workers", "case"),
     # Merging within a host takes a job.
-    [*in_parts(1, 2, 0, "kept in short", but=" by host"), *in_parts(1, 2, 2, "kept in short")],
+    trained_by(1, Workers(2, 0, "kept in short"), Workers(2, 2, "kept in short"), but=" by host"),
 )
 def test_gradients_of_several_batches_equal_one_process(equal: Any, workers: Workers, case: Case) -> None:
     equal(workers, case)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import tensorflow as tf
 
-from ops.exactness.session import NamedSession
+from ops.exactness.session import NamedSession, as_written
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.capture import capture, initialization_phases
 from parallax.analysis.stages import analyse, feasible, rewrites_of
@@ -68,7 +68,7 @@ def one_process(builder, resource, updates, size):
     graph, ops = build(builder, ROWS_PER_WORKER * size * len(updates[0]), resource)
     graph_def = graph.as_graph_def()
     set_seeds(graph_def, frozenset(), Worker(0, 1, SEED, equal_randomness=True))
-    with NamedSession(graph_def, v1.ConfigProto()) as session:
+    with NamedSession(graph_def, as_written()) as session:
         for phase in initialization_phases(capture(graph)):
             session.run(phase)
         for step, draws in enumerate(updates):

@@ -26,6 +26,7 @@ from parallax.transform.between_passes import check_pass
 from parallax.transform.building.all_to_all import ALL_TO_ALL
 from parallax.transform.building.editor import Worker, open_editor
 from parallax.transform.check import check, check_exchanges
+from parallax.transform.passes.seeds import set_seeds
 from parallax.transform.pipeline import WorkerGraph, transform
 from tests.equality import models
 
@@ -147,6 +148,19 @@ def test_random_ops_differ_between_workers_and_initial_values_do_not() -> None:
     differing = {name for name in zero if zero[name] != one[name]}
     assert differing == {name for name in zero if "dropout" in name}
     assert len(zero) > len(differing)
+
+
+def test_the_seed_of_a_job_gives_all_that_a_graph_does_not_seed() -> None:
+    with tf.Graph().as_default() as graph:
+        tf.random.normal([3], name="unseeded")
+
+    def seeds(job_seed: int, rank: int) -> list[tuple[int, int]]:
+        graph_def = graph.as_graph_def()
+        set_seeds(graph_def, frozenset(), Worker(rank, 2, job_seed))
+        return [(n.attr["seed"].i, n.attr["seed2"].i) for n in graph_def.node if "seed2" in n.attr]
+
+    assert len(seeds(7, 0)) == 1 and (0, 0) not in seeds(7, 0)
+    assert seeds(7, 0) == seeds(7, 0) and seeds(7, 0) != seeds(7, 1) and seeds(7, 0) != seeds(8, 0)
 
 
 @pytest.mark.parametrize("workers", [2, 4, 8])

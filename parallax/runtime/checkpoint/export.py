@@ -17,7 +17,6 @@ from tensorflow.core.framework.variable_pb2 import SaveSliceInfoDef, VariableDef
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from parallax.errors import CheckpointError
-from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.chain import States, is_increment, state_of
 from parallax.runtime.checkpoint.folder import NAME, absolute, file_errors, settle
 from parallax.runtime.checkpoint.forward import ForwardGraph, forward_graph

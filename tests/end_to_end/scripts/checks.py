@@ -3,6 +3,16 @@
 import sys
 import traceback
 
+import tensorflow.compat.v1 as tf
+
+
+def as_written(**options):
+    """Session options with which TensorFlow runs a graph as it is: it rewrites it anew for each set of fetches."""
+    config = tf.ConfigProto(**options)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
+    return config
+
 
 def run_checks(checks):
     """Runs all checks, shows what failed, and prints a last line when nothing did."""

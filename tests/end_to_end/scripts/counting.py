@@ -1,6 +1,7 @@
-"""Four workers count without waiting for each other: every gradient is a whole number, so what is lost would be seen.
+"""Workers count without waiting for each other: every gradient is a whole number, so what is lost would be seen.
 
-Arguments: `count` (each looked-up row and the dense variable grow by one) or `adam`. The last worker is slowed tenfold.
+Arguments: `count` (each looked-up row and the dense variable grow by one) or `adam`, and how many steps are made. The
+last worker is slowed tenfold.
 """
 
 import sys
@@ -13,7 +14,7 @@ import parallax
 from parallax.runtime.worker.barrier import wait_for_all
 from parallax.runtime.worker.ranks import current_process_group
 
-ROWS, STEPS, SLOWNESS = 11, 200, 10
+ROWS, STEPS, SLOWNESS = 11, int(sys.argv[2]), 10
 
 made = {"count": lambda: tf.train.GradientDescentOptimizer(-1.0), "adam": lambda: tf.train.AdamOptimizer(0.01)}
 graph = tf.Graph()

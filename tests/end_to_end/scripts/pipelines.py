@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from checks import run_checks
+from checks import as_written, run_checks
 
 import parallax
 
@@ -95,9 +95,8 @@ losses = {
     "python": training(python, "of_python"),
 }
 
-sess, num_workers, worker_id, _ = parallax.parallel_run(
-    tf.get_default_graph(), parallax_config=parallax.Config(seed=11)
-)
+config = parallax.Config(seed=11, sess_config=as_written() if kind == "reference" else None)
+sess, num_workers, worker_id, _ = parallax.parallel_run(tf.get_default_graph(), parallax_config=config)
 
 
 def until_the_data_ends(fetches):

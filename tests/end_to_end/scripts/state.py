@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from checks import run_checks
+from checks import as_written, run_checks
 
 import parallax
 
@@ -78,7 +78,7 @@ if not path.with_suffix(".index").exists():  # the launcher comes first
         np.savez(folder / "single.npz", *state_of(single))
 
 # One thread for all ops: nothing that waits for another rank may hold it.
-config = parallax.Config(seed=11, sess_config=tf.ConfigProto(inter_op_parallelism_threads=1))
+config = parallax.Config(seed=11, sess_config=as_written(inter_op_parallelism_threads=1))
 sess, num_workers, worker_id, _ = parallax.parallel_run(graph, parallax_config=config)
 
 mine = {ids: [[worker_id, 2]], words: [[0, worker_id]]}

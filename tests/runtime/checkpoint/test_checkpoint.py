@@ -1,4 +1,4 @@
-"""Checkpoints of four workers, of other numbers of workers and of one process without the project: one job makes all
+"""Checkpoints of three workers, of other numbers of workers and of one process without the project: one job makes all
 checks (program.py), and each is then a test of its own.
 """
 
@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-LIMIT_S = 450  # it takes some 40 s on a machine of two cores that does nothing else
-LAUNCH = (sys.executable, "-m", "tests.launched", "4", "-m", "tests.runtime.checkpoint.program")
+LIMIT_S = 450  # it takes some 30 s on a machine of two cores that does nothing else
+LAUNCH = (sys.executable, "-m", "tests.launched", "3", "-m", "tests.runtime.checkpoint.program")
 ROOT = Path(__file__).resolve().parents[3]
 CHECKS = [
-    "four_workers_write_what_saver_writes, beside training too, resource",
-    "four_workers_write_what_saver_writes, beside training too, reference",
+    "three_workers_write_what_saver_writes, beside training too, resource",
+    "three_workers_write_what_saver_writes, beside training too, reference",
     "a_checkpoint_of_saver_is_read",
     "2 workers read it by allgather",
-    "3 workers read it by alltoall, reference",
+    "2 workers read it by alltoall, reference",
     "training_goes_on_after_reading_as_it_would_have",
     "one_chunk_is_enough_for_all",
     "a_failure_while_writing_keeps_the_one_before",
