@@ -36,7 +36,7 @@ from parallax.settings.environment import (
     with_equal_hashes,
 )
 from parallax.settings.merged import options_by_setting
-from parallax.settings.options import CALIBRATE, CHECKPOINT, DIFF, OF_SCRIPTS, RUN, SHOW, SIMULATE, positive
+from parallax.settings.options import CALIBRATE, CHECKPOINT, DIFF, DOCTOR, OF_SCRIPTS, RUN, SHOW, SIMULATE, positive
 from parallax.strict import shown
 
 if TYPE_CHECKING:
@@ -60,6 +60,9 @@ _DESCRIPTIONS = {
     "compares and plans it. Starts no workers. The exit status is 1 when a run would be refused, else 0.",
     "calibrate": "Measures the cluster and writes its profile. It runs a job that times all-reduce, all-to-all, "
     "allgather and a server between the hosts and within one, and each host's link. Nothing else should run there.",
+    "doctor": "Looks at the hosts of a job. Says which cannot be reached, have other versions or too little room, "
+    "ports or files, or a clock that is off, and what to do; measures the links of several hosts. The exit status is 1 "
+    "when anything is wrong, else 0.",
     "profile": "Measures which rows the steps of a script touch and writes a model profile. Looks at batches, trains "
     "nothing and starts no job.",
     "show": "Prints a plan file.",
@@ -85,6 +88,7 @@ def main(argv: list[str] | None = None) -> None:
     if argv is None and environment is not None and "script" in arguments:  # nothing but Python is there yet
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
     by_command = {"show": _show_plan, "diff": _compare_plans, "calibrate": _calibrate, "checkpoint": _checkpoint}
+    by_command["doctor"] = _doctor
     try:
         status = by_command.get(arguments.command, _run_script)(arguments)
     except ParallaxError as error:
@@ -109,6 +113,7 @@ def command_parser() -> argparse.ArgumentParser:
         "--dry-run", action="store_true", help="print the command that would start the job; start nothing"
     )
     _of_calibrate(made[CALIBRATE])
+    made[DOCTOR].add_argument("--ckpt-dir", metavar="DIR", help="a folder for checkpoints on worker 0's host")
     _of_simulate(made[SIMULATE])
     for command in OF_SCRIPTS:
         made[command].add_argument("script", help="the script, as it would be given to python")
@@ -208,6 +213,13 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     from parallax.runtime.calibrate.command import calibrate  # SciPy takes a second to import
 
     return calibrate(arguments.resource, arguments.workers, arguments.output, arguments.quick)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from parallax.runtime.doctor.command import doctor
+
+    of_machines = arguments.resource, arguments.workers, arguments.cluster_profile
+    return doctor(*of_machines, arguments.ckpt_dir, arguments.json)
 
 
 def _run_script(arguments: argparse.Namespace) -> int:

@@ -52,6 +52,7 @@ INSIDE = {
         ("checkpoint", "trace"),
         ("guard", "measure"),
         ("calibrate", "check", "replan", "verify"),
+        ("doctor",),
     ),
 }
 

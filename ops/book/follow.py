@@ -23,6 +23,7 @@ ELSEWHERE = {
     "parallax run -r cluster.yaml": "there are no other machines; tests/lab runs jobs on emulated hosts",
     "parallax plan -r hosts.yaml": "its hosts are the paper's; tests/bench/test_published.py makes these plans anew",
     "parallax calibrate -r cluster.yaml": "there are no other machines; tests/lab calibrates emulated hosts",
+    "parallax doctor -r cluster.yaml": "there are no other machines; tests/lab looks at emulated hosts",
     "python -m ops.bench race": "a race takes minutes on a quiet machine; tests/bench runs a small one",
     "python -m ops.bench planning": "it measures for minutes; tests/bench runs a small one",
     "python -m ops.bench predictions": "it measures for an hour on a quiet machine; tests/bench looks at its parts",

@@ -19,7 +19,7 @@ from parallax.runtime.supervisor.limits import Limits
 
 LIMITS = Limits(beat_s=1.0, stopped_s=4.0, silent_s=10.0, word_s=1.0, unheard_s=12.0)
 CHECKPOINT_STEPS = 20
-GRACE_S = 60.0  # to save when it is preempted, also while it starts, beside other jobs
+GRACE_S = 80.0  # to save when it is preempted, also while it starts, beside other jobs
 ROWS, WIDTH, IDS = 20_000, 8, 256
 _PAUSE_S = 0.05  # between steps: other jobs share the machine
 

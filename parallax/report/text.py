@@ -31,16 +31,9 @@ def plan_table(plan: Plan, shows_all: bool = False) -> str:
     folded = [] if shows_all else _folded(rest)
     alone = [v for v in rest if not any(v in alike for alike in folded)]
     step_s = plan.prediction.step_s
-    rows = [
-        _COLUMNS if step_s is None else _TIMED_COLUMNS,
-        *(_row(v, step_s) for v in (*trained, *alone)),
-    ]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    columns = _COLUMNS if step_s is None else _TIMED_COLUMNS
     lines = [f"Plan for {', '.join(members_texts(plan))}, graph {plan.fingerprint[:12]}"]
-    for number, row in enumerate(rows):
-        lines.append("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
-        if number == 0:
-            lines.append("  ".join("-" * width for width in widths))
+    lines += aligned(columns, [_row(v, step_s) for v in (*trained, *alone)])
     lines += [_folded_text(alike) for alike in folded]
     on_servers = [v for v in plan.variables if v.route == PS]
     lines += [
@@ -128,6 +121,14 @@ def explanation(plan: Plan, name: str) -> str:
         lines.append(f"not {r.route}: {_sent(r)}, {_rounds(r)}{f'; {r.note}' if r.note else ''}")
         lines += _terms(r)
     return "\n".join(lines) + "\n"
+
+
+def aligned(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table, its heading underlined."""
+    everything = [heading, *rows]
+    widths = [max(len(row[column]) for row in everything) for column in range(len(heading))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in everything]
+    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
 
 
 def bytes_text(count: int | None) -> str:

@@ -17,6 +17,7 @@ from parallax.plans.half_precision import WIRE_DTYPES
 from parallax.plans.plan import RUN_OPTIONS
 from parallax.settings import checked
 from parallax.settings.options import (
+    DOCTOR,
     PLAN,
     PROFILE,
     RUN,
@@ -166,6 +167,7 @@ class Config:
         Option(
             (PROFILE,), "the cluster profile that the model profile belongs to", "FILE", ("--cluster",), parse=absolute
         ),
+        Option((DOCTOR,), "the cluster profile with which links are compared", "FILE", ("--cluster",), parse=absolute),
         rule=checked.path_or_none,
     )
     model_profile: Path | str | None = setting(

@@ -18,6 +18,7 @@ from parallax.errors import ConfigError
 from parallax.settings.options import (
     CALIBRATE,
     CHECK,
+    DOCTOR,
     OF_SCRIPTS,
     PLAN,
     PROFILE,
@@ -93,7 +94,7 @@ class Settings:
     workers: int | None = setting(
         None,
         Option(
-            (RUN, PLAN, VERIFY, CHECK, CALIBRATE, PROFILE),
+            (RUN, PLAN, VERIFY, CHECK, CALIBRATE, DOCTOR, PROFILE),
             "so many workers on this machine",
             "N",
             parse=positive,
@@ -103,7 +104,7 @@ class Settings:
     resource: str | None = setting(
         None,
         Option(
-            (RUN, PLAN, VERIFY, CHECK, CALIBRATE, PROFILE),
+            (RUN, PLAN, VERIFY, CHECK, CALIBRATE, DOCTOR, PROFILE),
             "resource file that lists the machines",
             "FILE",
             ("-r",),
@@ -140,7 +141,11 @@ class Settings:
     verify_first: int | None = setting(
         None, Option((RUN,), "compare the first K steps with one process on all batches", "K", parse=positive)
     )
-    json: str | None = setting(None, Option((PLAN,), "write the plan to a file", "FILE"))
+    json: str | None = setting(
+        None,
+        Option((PLAN,), "write the plan to a file", "FILE"),
+        Option((DOCTOR,), "write what was found to a file", "FILE"),
+    )
     explain: str | None = setting(None, Option((PLAN, SHOW), "everything about one variable", "VARIABLE"))
     memory: bool | None = setting(
         None,

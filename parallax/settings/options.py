@@ -14,12 +14,13 @@ from typing import Any
 
 from parallax.errors import ConfigError
 
-COMMANDS = RUN, PLAN, VERIFY, CHECK, CALIBRATE, PROFILE, SHOW, DIFF, SIMULATE, CHECKPOINT = (
+COMMANDS = RUN, PLAN, VERIFY, CHECK, CALIBRATE, DOCTOR, PROFILE, SHOW, DIFF, SIMULATE, CHECKPOINT = (
     "run",
     "plan",
     "verify",
     "check",
     "calibrate",
+    "doctor",
     "profile",
     "show",
     "diff",

@@ -12,7 +12,7 @@ from parallax.plans.what_if import Simulation, Size
 from parallax.report.html.page import html_page, section, sums
 from parallax.report.html.svg import COLOUR_BY_ROUTE, FAINT, NONE, PALE, legend, line, powers, rect, svg, text, ticks
 from parallax.report.html.table import listed
-from parallax.report.text import bytes_text, counted, ms_text
+from parallax.report.text import aligned, bytes_text, counted, ms_text
 
 _COLUMNS = ("hosts", "workers", "step", "batches/s", "efficiency", "memory/host", "sent/worker", "routes")
 _BALANCE = ("layer", "size", "compute", "all-reduce alone", "balance point")
@@ -27,13 +27,13 @@ def simulation_text(simulation: Simulation) -> str:
     lines = [f"Simulation of graph {simulation.graph[:12]}: the best plan for each number of hosts"]
     if not any(used.kind == "cluster" for used in simulation.profiles):
         lines.append("No links were measured: steps take at least this, and efficiency is unknown; see the first note.")
-    lines += _aligned(_COLUMNS, [_cells(size) for size in simulation.sizes])
+    lines += aligned(_COLUMNS, [_cells(size) for size in simulation.sizes])
     for before, size in zip(simulation.sizes, simulation.sizes[1:], strict=False):
         lines.append(f"From {before.hosts} to {counted(size.hosts, 'host')}: {'; '.join(size.changes) or _SAME}.")
     if simulation.balances:
         workers = simulation.sizes[-1].workers
         lines += ["", f"Gradients of dense layers against their compute, all-reduce at {counted(workers, 'worker')}:"]
-        lines += _aligned(_BALANCE, _balances(simulation))
+        lines += aligned(_BALANCE, _balances(simulation))
         lines += [_BALANCE_WORDS]
     return "\n".join([*lines, "", *(f"note: {words}" for words in simulation.assumptions)]) + "\n"
 
@@ -216,13 +216,6 @@ def _count(number: float) -> str:
 
 def _percent(share: float | None) -> str:
     return "?" if share is None else f"{100 * share:.3g} %"
-
-
-def _aligned(heading: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    everything = [heading, *rows]
-    widths = [max(len(row[column]) for row in everything) for column in range(len(heading))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in everything]
-    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
 
 
 def _table(name: str, heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:

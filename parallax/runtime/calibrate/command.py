@@ -16,8 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from parallax.cluster.machines import Cluster, local_cluster
-from parallax.cluster.resource_file import parse_resource_file
+from parallax.cluster.machines import Cluster
 from parallax.errors import ConfigError, LaunchError
 from parallax.profiles.profiles import ClusterProfile
 from parallax.report.show import show
@@ -25,10 +24,10 @@ from parallax.runtime.calibrate.fit import Measurements, TimedPoint, profile_of
 from parallax.runtime.calibrate.points import Point
 from parallax.runtime.calibrate.ranks import QUICK
 from parallax.runtime.calibrate.table import profile_table
-from parallax.runtime.launcher.job import Job, worker_defaults
+from parallax.runtime.launcher.job import Job, cluster_named, worker_defaults
 from parallax.runtime.launcher.launch import launch
 from parallax.runtime.worker.job_message import JobMessage
-from parallax.settings.environment import python_path_with, visible_gpus, with_defaults
+from parallax.settings.environment import python_path_with, with_defaults
 
 _RANKS = "parallax.runtime.calibrate.ranks"
 _RANK_0 = b"[0] "
@@ -50,7 +49,7 @@ def calibrate(resource: str | None, workers: int | None, output: str, quick: boo
     Raises:
         ParallaxError: the resource file, the output or the number of workers breaks its rule, or the job cannot start.
     """
-    cluster = _measurable(_cluster(resource, workers))
+    cluster = _measurable(cluster_named(resource, workers))
     check_writable(Path(output))
     told = _RankOutput()
     try:
@@ -65,12 +64,6 @@ def calibrate(resource: str | None, workers: int | None, output: str, quick: boo
     held_out = [sample for sample in measured.samples if sample.point.is_held_out]
     show(profile_table(profile, held_out))
     return 0
-
-
-def _cluster(resource: str | None, workers: int | None) -> Cluster:
-    if resource is None:
-        return local_cluster(workers, visible_gpus())
-    return parse_resource_file(resource, local_cluster(None, visible_gpus()).hosts[0])
 
 
 def _measurable(cluster: Cluster) -> Cluster:

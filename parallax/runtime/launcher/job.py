@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parallax.cluster.machines import Cluster
+from parallax.cluster.machines import Cluster, local_cluster
+from parallax.cluster.resource_file import parse_resource_file
 from parallax.errors import ConfigError
 from parallax.plans.plan import Layout
 from parallax.runtime.supervisor.control import CONTROL_FD, HOST_ADDRESS, PREEMPTION_FD, RESULT_FD, RESULT_FILE
@@ -15,7 +16,13 @@ from parallax.runtime.supervisor.limits import LIMITS, Limits
 from parallax.runtime.supervisor.preload import LISTEN_ADDRESS, LISTEN_PORT, SECRET
 from parallax.runtime.supervisor.processes import JOB_ID
 from parallax.settings.config import STALL_TIMEOUT_S
-from parallax.settings.environment import EQUAL_HASHES, FRAMEWORK_QUIET, HASH_SEED, MIN_LOG_LEVEL
+from parallax.settings.environment import (
+    EQUAL_HASHES,
+    FRAMEWORK_QUIET,
+    HASH_SEED,
+    MIN_LOG_LEVEL,
+    visible_gpus,
+)
 from parallax.types import Buffer
 
 # Open MPI's libopen-pal and TensorFlow's libtensorflow_framework both export hwloc's functions. A call that is bound
@@ -109,6 +116,17 @@ class Job:
     def label_of(self, rank: int) -> str:
         """What stands before the lines that a rank writes."""
         return str(rank) if rank < self.num_workers else f"server {rank - self.num_workers}"
+
+
+def cluster_named(resource: str | None, workers: int | None) -> Cluster:
+    """The machines that a command names: those of a resource file, or this one.
+
+    Raises:
+        ConfigError: the file, or the number of workers, breaks its rule.
+    """
+    if resource is None:
+        return local_cluster(workers, visible_gpus())
+    return parse_resource_file(resource, local_cluster(None, visible_gpus()).hosts[0])
 
 
 def servers_by_host(cluster: Cluster) -> list[int]:

@@ -56,6 +56,7 @@ from parallax.runtime.launcher.mpirun import (
 )
 from parallax.runtime.launcher.outcome import Ending
 from parallax.runtime.launcher.output_files import OutputFiles
+from parallax.runtime.launcher.reach import check_reachable
 from parallax.runtime.launcher.relay import Relay, bytes_of
 from parallax.runtime.launcher.result import ResultCollector
 from parallax.runtime.supervisor.control import RESULT_FILE
@@ -130,11 +131,12 @@ def launch(
         The job's exit status, and what it gave back.
 
     Raises:
-        LaunchError: there is no mpirun, or something else that the job needs on this machine, or a file for the ranks'
-            output cannot be made.
+        LaunchError: there is no mpirun, or something else that the job needs on this machine, a host cannot be reached,
+            or a file for the ranks' output cannot be made.
     """
     launcher = this_launcher()
     check_startable(job, launcher)
+    check_reachable(job, launcher)
     job_id = uuid.uuid4().hex
     sys.stdout.flush()
     files = OutputFiles(job.output_folder, job.rank_names) if job.output_folder is not None else None

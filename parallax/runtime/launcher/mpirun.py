@@ -194,7 +194,7 @@ def _reaching_hosts(cluster: Cluster, launcher: Launcher) -> Iterator[str]:
     if network is not None:
         wanted |= {"btl_tcp_if_include": network, "oob_tcp_if_include": network}
     own = set(_parameters(cluster.mpirun_options))
-    if launcher.has_library and _may_use_ssh(cluster):  # what a batch system starts has mpirun's variables
+    if launcher.has_library and may_use_ssh(cluster):  # what a batch system starts has mpirun's variables
         wanted |= agent_words(launcher.python, launcher.preload_library, cluster.ssh.command)
     if "pml" in own:  # another transport, to which these are nothing
         own |= {"btl", "btl_tcp_if_include"}
@@ -210,7 +210,7 @@ def _parameters(options: tuple[str, ...]) -> dict[str, str]:
     return {name: value for flag, name, value in words if flag in flags}
 
 
-def _may_use_ssh(cluster: Cluster) -> bool:
+def may_use_ssh(cluster: Cluster) -> bool:
     """Whether mpirun reaches other hosts over ssh, or may choose to."""
     ways = _parameters(cluster.mpirun_options).get("plm", "rsh")
     return ("rsh" in ways.removeprefix("^").split(",")) != ways.startswith("^")
@@ -366,7 +366,7 @@ def _check_paths(cluster: Cluster, launcher: Launcher) -> None:
 
 def _check_ways(cluster: Cluster, launcher: Launcher) -> None:
     """Refuses other ways to start daemons over ssh than the one by which they get the secret."""
-    if cluster.is_local or not _may_use_ssh(cluster):
+    if cluster.is_local or not may_use_ssh(cluster):
         return
     options = set(cluster.mpirun_options)
     old_names = {_MCA + name for name in _REACHES[1:]}  # of which Open MPI takes the variable before the option

@@ -1,97 +1,109 @@
-"""Which hosts answer now: a command runs there, and connects back to this machine, as mpirun's daemon would have to."""
+"""Whether the hosts of a job can be reached, asked of all at once before mpirun starts: it would not say which is not.
+
+A host that gives no answer in time is left to mpirun, which waits longer: refused is only what is certain.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
 import shlex
-import signal
-import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 
-from parallax.cluster.machines import Cluster, Host
+from parallax.cluster.machines import Host, Ssh
+from parallax.errors import LaunchError
+from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.mpirun import Launcher, may_use_ssh
 
-LIMIT_S = 8.0
-_POLL_S = 0.1
-_WORD_BYTES = 16
-# Runs on the other host, by the interpreter that ranks are started with: connects to an address, and says a word.
-_ANSWER = """
-import socket, sys
-address, port, seconds, word = sys.argv[1:]
-with socket.create_connection((address, int(port)), float(seconds)) as back:
-    back.sendall(word.encode())
-"""
+ANSWER_S = 10.0
+_LEAST_S = 0.5  # to read an answer that came while another host was waited for
+_REACHED = "parallax-reached"
 
 
-def answering_hosts(cluster: Cluster, limit_s: float = LIMIT_S) -> tuple[str, ...]:
-    """The addresses of the hosts that answer within `limit_s`, in the order of the cluster; all are asked at once."""
-    with ThreadPoolExecutor(len(cluster.hosts)) as pool:
-        found = list(pool.map(lambda host: host.is_this_machine or _answers(cluster, host, limit_s), cluster.hosts))
-    return tuple(host.address for host, there in zip(cluster.hosts, found, strict=True) if there)
+def argv_on(host: Host, ssh: Ssh, words: Sequence[str]) -> list[str]:
+    """The command that runs `words` on a host, by the way on which mpirun reaches it."""
+    if host.is_this_machine:
+        return list(words)
+    return [*shlex.split(ssh.command), host.address, shlex.join(words)]
 
 
-def _answers(cluster: Cluster, host: Host, limit_s: float) -> bool:
+def check_reachable(job: Job, launcher: Launcher) -> None:
+    """Refuses a job of which a host cannot be reached, or lacks what every host must have.
+
+    Raises:
+        LaunchError: names each such host, and what is wrong.
+    """
+    cluster = job.cluster
+    hosts = [host for host in cluster.hosts if not host.is_this_machine]
+    if not hosts or not may_use_ssh(cluster):
+        return
+    words = _question(launcher)
+    started = [_start(argv_on(host, cluster.ssh, words)) for host in hosts]
+    until_s = time.monotonic() + ANSWER_S
+    wrong = []
+    for host, process in zip(hosts, started, strict=True):
+        try:
+            out, err = process.communicate(timeout=max(_LEAST_S, until_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            _leave(process)
+            continue
+        if why := what_is_wrong(process.returncode, out, err):
+            wrong.append(f"host {host.address} {why}")
+    if wrong:
+        listed = "; ".join(wrong)
+        raise LaunchError(
+            f"All hosts of a job must be ready: {listed}. `parallax doctor -r FILE` looks at all of them."
+        )
+
+
+def what_is_wrong(status: int, out: str, err: str) -> str:
+    """What the answer of a host says against it; empty for nothing.
+
+    Args:
+        status: of the command that asked.
+        out: what it wrote.
+        err: what it wrote of errors.
+    """
+    lines = out.splitlines()
+    if _REACHED not in lines:
+        said = [line.strip() for line in err.splitlines() if line.strip()]
+        return f"cannot be reached (status {status}{': ' + said[-1] if said else ''})" if status else ""
+    missing = lines[lines.index(_REACHED) + 1 :]
+    return f"has no {', '.join(missing)}" if missing else ""
+
+
+def _start(argv: list[str]) -> subprocess.Popen[str]:
     try:
-        own = _own_address(host.address)
-    except socket.gaierror:  # a name that only ssh's configuration knows: that it is reached must do
-        with _started(cluster, host, ["true"]) as process:
-            return _ends_well(process, limit_s)
-    except OSError:  # no network leads there
-        return False
-    word = secrets.token_hex(_WORD_BYTES // 2)
-    with socket.create_server((own, 0), family=socket.AF_INET6 if ":" in own else socket.AF_INET) as listener:
-        listener.settimeout(_POLL_S)
-        words = [own, str(listener.getsockname()[1]), str(limit_s), word]
-        with _started(cluster, host, [sys.executable, "-I", "-S", "-c", _ANSWER, *words]) as process:
-            return _hears(listener, word, process, limit_s)
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise LaunchError(
+            f"Other hosts are reached by `{argv[0]}`, and it cannot be started: {error.strerror}. Install it, or name "
+            "another command as `ssh: {agent: ...}` in the resource file."
+        ) from error
 
 
-def _own_address(other: str) -> str:
-    """The address of this machine by which another one is reached; nothing is sent."""
-    family, _, _, _, place = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as found:
-        found.connect(place)
-        return str(found.getsockname()[0])
+def _question(launcher: Launcher) -> list[str]:
+    """A command that tells that it runs, and then which of the paths are missing that every host must have."""
+    paths = [launcher.python, launcher.folder]
+    if launcher.prefix is not None:  # mpirun of the environment
+        paths.append(launcher.mpirun)
+    if launcher.has_library:
+        paths.append(launcher.preload_library)
+    asked = "; ".join(f"test -e {shlex.quote(path)} || echo {shlex.quote(path)}" for path in paths)
+    return ["sh", "-c", f"echo {_REACHED}; {asked}; true"]
 
 
-@contextlib.contextmanager
-def _started(cluster: Cluster, host: Host, words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A command on a host, ended with all that it started here when the block is left."""
-    process = subprocess.Popen(
-        [*shlex.split(cluster.ssh.command), host.address, shlex.join(words)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _ends_well(process: subprocess.Popen[bytes], limit_s: float) -> bool:
-    try:
-        return process.wait(limit_s) == 0
-    except subprocess.TimeoutExpired:
-        return False
-
-
-def _hears(listener: socket.socket, word: str, process: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """Whether somebody connects and says the word, before the command fails or time is up."""
-    deadline_s = time.monotonic() + limit_s
-    while time.monotonic() < deadline_s and not process.poll():
-        with contextlib.suppress(TimeoutError):
-            connection, _ = listener.accept()
-            with connection:
-                connection.settimeout(1.0)
-                if connection.recv(_WORD_BYTES, socket.MSG_WAITALL) == word.encode():
-                    return True
-    return False
+def _leave(process: subprocess.Popen[str]) -> None:
+    """Ends a command without waiting for what it has started elsewhere, which may hold its pipes."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from parallax.errors import ParallaxError
 from parallax.report.text import bytes_text
+from parallax.runtime.launcher.answering import answering_hosts
 from parallax.runtime.launcher.cause import STOPPED, WELL, EndCause
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd, caught_signals
 from parallax.runtime.launcher.outcome import signal_name
-from parallax.runtime.launcher.reach import answering_hosts
 from parallax.runtime.launcher.relay import bytes_of
 from parallax.runtime.launcher.restart import (
     FailedJob,

@@ -17,17 +17,8 @@ import tensorflow as tf
 
 from parallax.report.show import show
 from parallax.runtime.trace.chrome import trace_text
-from parallax.runtime.trace.offsets import (
-    SAME_CLOCK,
-    Bounds,
-    Offset,
-    Ping,
-    best_offset,
-    both,
-    offset_at,
-    offset_between,
-    server_bounds,
-)
+from parallax.runtime.trace.clocks import SAME_CLOCK, Offset, Ping, best_offset, offset_at
+from parallax.runtime.trace.offsets import Bounds, both, offset_between, server_bounds
 from parallax.runtime.trace.ops import Step, read_step
 from parallax.runtime.trace.options import MERGED, SUMMARY, TraceOptions, rank_file
 from parallax.runtime.trace.rows import RankTrace, corrected, rank_trace

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from parallax.runtime.trace.offsets import SAME_CLOCK, Offset, offset_at
+from parallax.runtime.trace.clocks import SAME_CLOCK, Offset, offset_at
 from parallax.runtime.trace.ops import COLLECTIVES, KINDS, WAITING, Op, Step
 from parallax.runtime.trace.waits import Wait
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parallax.runtime.trace.offsets import Offset
+from parallax.runtime.trace.clocks import Offset
 from parallax.runtime.trace.ops import COMPUTE, KINDS
 from parallax.runtime.trace.rows import RankTrace, length_us, union
 from parallax.runtime.trace.waits import causes

@@ -8,16 +8,8 @@ import pytest
 
 from parallax.errors import ConfigError
 from parallax.runtime.trace.chrome import trace_text
-from parallax.runtime.trace.offsets import (
-    SAME_CLOCK,
-    Bounds,
-    Offset,
-    Ping,
-    best_offset,
-    offset_at,
-    offset_between,
-    server_bounds,
-)
+from parallax.runtime.trace.clocks import SAME_CLOCK, Offset, Ping, best_offset, offset_at
+from parallax.runtime.trace.offsets import Bounds, offset_between, server_bounds
 from parallax.runtime.trace.ops import KINDS, Step, kind_of, read_step
 from parallax.runtime.trace.options import make_ready, trace_options
 from parallax.runtime.trace.rows import corrected, lanes, rank_trace, union

@@ -1,0 +1,165 @@
+"""`parallax doctor`: asks all hosts, measures their links, and prints what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from parallax.cluster.machines import Cluster
+from parallax.errors import LaunchError
+from parallax.profiles.plan_inputs import read_measured
+from parallax.report.html.files import write_file
+from parallax.report.show import show
+from parallax.report.text import aligned, counted
+from parallax.runtime.doctor import probe
+from parallax.runtime.doctor.ask import ask_all
+from parallax.runtime.doctor.findings import (
+    CHECKS,
+    MPI,
+    SHARED_MEMORY,
+    Answer,
+    Expectations,
+    Finding,
+    HostFacts,
+    Links,
+    findings,
+)
+from parallax.runtime.launcher.job import Job, cluster_named
+from parallax.runtime.launcher.launch import launch
+from parallax.runtime.launcher.mpirun import Launcher, check_startable, this_launcher
+from parallax.runtime.supervisor.limits import Limits
+from parallax.settings.environment import python_path_with
+
+_LINKS = "parallax.runtime.doctor.links"
+_PROJECT = Path(__file__).resolve().parents[2]
+_RANK_0 = b"[0] "
+# A job of a few seconds: what is silent for longer is told, whatever users' jobs wait for.
+_LIMITS = Limits(begin_s=60.0, start_s=30.0)
+_LAST_LINES = 3
+
+
+def doctor(
+    resource: str | None, workers: int | None, cluster_profile: str | None, checkpoints: str | None, output: str | None
+) -> int:
+    """Looks at the hosts of a job, and prints a table of them.
+
+    Args:
+        resource: a resource file; None for this machine.
+        workers: on this machine, where there is no file.
+        cluster_profile: with which links are compared, if any.
+        checkpoints: a folder for checkpoints that worker 0's host shall have, if any.
+        output: a JSON file for what was found, if any.
+
+    Returns:
+        The exit status: 0 when all is well, else 1.
+
+    Raises:
+        ParallaxError: the resource file, the profile or the number of workers breaks its rule, or there is no mpirun.
+    """
+    cluster = cluster_named(resource, workers)
+    measured = read_measured(cluster_profile, None)
+    measured.check_names([host.address for host in cluster.hosts])
+    launcher = this_launcher()
+    asked = questions(cluster, launcher, checkpoints)
+    own = HostFacts(**probe.facts({**asked[0], "ports": None, "written": []}))
+    against = Expectations(
+        *(cluster, own, launcher.python, launcher.folder, tempfile.gettempdir()),
+        checkpoints="" if checkpoints is None else str(Path(checkpoints).absolute()),
+        expected=tuple(
+            float((host.link_bytes_per_s or 0) if measured.cluster is None else of_profile)
+            for host, of_profile in zip(cluster.hosts, _rates(measured, cluster), strict=True)
+        ),
+    )
+    answers = ask_all(cluster, launcher.python, asked)
+    found = findings(against, answers)
+    if not cluster.is_local:
+        found = findings(against, answers, _links(cluster, launcher, found))
+    found += _unstartable(cluster, launcher)
+    show(table_text(cluster, found))
+    if output is not None:
+        write_file(output, json_text(found, answers), "--json")
+    return 1 if any(one.problem for one in found) else 0
+
+
+def questions(cluster: Cluster, launcher: Launcher, checkpoints: str | None) -> list[dict[str, Any]]:
+    """What each host is asked (probe.py)."""
+    first = next(number for number, host in enumerate(cluster.hosts) if host.num_workers)
+    libraries = sorted(str(path) for path in Path(launcher.python).parent.parent.glob("lib/libparallax_*.so"))
+    return [
+        {
+            "project": str(_PROJECT),
+            "libraries": libraries,
+            "mpirun": launcher.mpirun,
+            "disks": [tempfile.gettempdir(), SHARED_MEMORY],
+            "written": [str(Path(checkpoints).absolute())] if checkpoints is not None and number == first else [],
+            "address": host.address,
+            "ports": cluster.ports,
+            "folder": launcher.folder,
+        }
+        for number, host in enumerate(cluster.hosts)
+    ]
+
+
+def _rates(measured: Any, cluster: Cluster) -> list[float]:
+    """The slower way of each host's link, by the profile; 0 without one."""
+    if measured.cluster is None:
+        return [0.0] * len(cluster.hosts)
+    return [min(host.out_bytes_per_s, host.in_bytes_per_s) for host in measured.cluster.hosts]
+
+
+def _unstartable(cluster: Cluster, launcher: Launcher) -> list[Finding]:
+    """What of this machine would keep a job from being started."""
+    try:
+        check_startable(Job(("-m", _LINKS), cluster), launcher)
+    except LaunchError as error:
+        return [Finding(cluster.hosts[0].address, MPI, "", str(error).rstrip("."))]
+    return []
+
+
+def _links(cluster: Cluster, launcher: Launcher, found: Sequence[Finding]) -> Links:
+    """The rates of the links, where nothing is known yet that would keep MPI from starting."""
+    if any(one.problem and one.check in CHECKS[: CHECKS.index("cores")] for one in found):
+        return Links()
+    hosts = tuple(replace(host, num_workers=1, gpus=(), num_servers=None) for host in cluster.hosts)
+    path = ("PYTHONPATH", python_path_with(_PROJECT.parent))
+    job = Job(("-m", _LINKS), replace(cluster, hosts=hosts), environment=(path,), limits=_LIMITS)
+    told, errors = io.BytesIO(), io.BytesIO()
+    try:
+        status = launch(job, told, errors).status
+    except LaunchError as error:
+        return Links(why=str(error))
+    if status:
+        lines = errors.getvalue().decode("utf-8", "replace").splitlines()
+        return Links(why=" ".join(lines[-_LAST_LINES:]))
+    line = next(line for line in told.getvalue().splitlines() if line.startswith(_RANK_0))
+    return Links(tuple((float(out), float(into)) for out, into in json.loads(line[len(_RANK_0) :])))
+
+
+def table_text(cluster: Cluster, found: Sequence[Finding]) -> str:
+    """A row for each host, a column for each check that was made, and below what is wrong with remedies."""
+    by_place = {(one.host, one.check): one for one in found}
+    checks = [check for check in CHECKS if any(one.check == check for one in found)]
+
+    def cell(host: str, check: str) -> str:
+        one = by_place.get((host, check))
+        return "-" if one is None else "problem" if one.problem else "ok"
+
+    rows = [(host.address, *(cell(host.address, check) for check in checks)) for host in cluster.hosts]
+    lines = aligned(("host", *checks), rows)
+    wrong = [one for one in found if one.problem]
+    for one in wrong:
+        lines += [f"{one.host}, {one.check}: {one.problem}.", *([f"  {one.remedy}"] if one.remedy else [])]
+    hosts = counted(len(cluster.hosts), "host")
+    lines.append(f"{counted(len(wrong), 'problem')} on {hosts}." if wrong else f"All is well on {hosts}.")
+    return "\n".join(lines) + "\n"
+
+
+def json_text(found: Sequence[Finding], answers: Sequence[Answer]) -> str:
+    """All findings, and what the hosts told."""
+    body = {"findings": [asdict(one) for one in found], "hosts": [asdict(one) for one in answers]}
+    return json.dumps(body, indent=1, sort_keys=True) + "\n"

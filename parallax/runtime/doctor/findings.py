@@ -1,0 +1,266 @@
+"""Judges what hosts have told: what is wrong on which of them, and what to do about it.
+
+A check compares one thing that a host told with what the job needs, or with what the launching machine has: workers
+plan and exchange by the same code only if all of it is equal.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from parallax.cluster.machines import Cluster, Host
+from parallax.report.text import bytes_text
+from parallax.runtime.launcher.reach import argv_on
+from parallax.runtime.supervisor.room import SEGMENT_BYTES, SESSION_BYTES
+from parallax.runtime.trace.clocks import Offset
+
+REACHED, PYTHON, PACKAGES, MPI, PROJECT, CORES, MEMORY, DISK, FILES, PORTS, CLOCK, LINK = CHECKS = (
+    *("reached", "python", "packages", "mpi", "project", "cores"),
+    *("memory", "disk", "files", "ports", "clock", "link"),
+)
+"""What is looked at, in the order of the table's columns."""
+
+SHARED_MEMORY = "/dev/shm"
+CHECKPOINT_BYTES = 1 << 30
+"""What a folder for checkpoints should have free when nobody knows how large they will be."""
+CLOCK_US = 500_000.0
+"""How far apart clocks may be: files of several hosts are then in the order in which they were written."""
+LINK_SHARE = 0.7
+"""A link with less of the expected rate is told: rates that are measured shortly scatter by a tenth or two."""
+_OWN_FILES, _PEER_FILES = 256, 4  # what TensorFlow and Python open; connections to one other rank
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """What a host has told of itself (probe.py).
+
+    Attributes:
+        name: by which it calls itself.
+        python: version.
+        packages: name -> version; empty for one that is missing.
+        mpirun: what it says of its version; empty where it does not run.
+        project: digest of the project's source; empty where there is none.
+        libraries: path -> digest of each native library; empty for one that is missing.
+        cores: that processes may use.
+        memory_bytes: that is free.
+        disks: folder -> free bytes.
+        unwritable: folders that must be writable, and are not.
+        has_folder: whether the folder in which ranks work is there.
+        open_files: how many a process may have.
+        free_ports: of the range; None where any will do.
+    """
+
+    name: str
+    python: str
+    packages: Mapping[str, str]
+    mpirun: str
+    project: str
+    libraries: Mapping[str, str]
+    cores: int
+    memory_bytes: int
+    disks: Mapping[str, int]
+    unwritable: Sequence[str]
+    has_folder: bool
+    open_files: int
+    free_ports: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of asking one host.
+
+    Attributes:
+        address: of the host, as in the resource file.
+        facts: what it told; None when nothing came.
+        why: why nothing came.
+        offset: what is added to its clock to get the launching machine's.
+    """
+
+    address: str
+    facts: HostFacts | None
+    why: str = ""
+    offset: Offset | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expectations:
+    """What the hosts are judged by.
+
+    Attributes:
+        cluster: what the job runs on.
+        own: what the launching machine tells of itself.
+        python: the interpreter's path, on all hosts.
+        folder: where ranks work, on all hosts.
+        temporary: the folder for temporary files.
+        checkpoints: the folder of the checkpoints; empty for none.
+        expected: rate of each host's link that was measured before, or that the resource file has, in bytes per second;
+            0 where nobody knows.
+    """
+
+    cluster: Cluster
+    own: HostFacts
+    python: str
+    folder: str
+    temporary: str
+    checkpoints: str = ""
+    expected: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check of one host.
+
+    Attributes:
+        host: its address.
+        check: which.
+        seen: what was seen.
+        problem: what is wrong; empty when nothing is.
+        remedy: what to do.
+    """
+
+    host: str
+    check: str
+    seen: str
+    problem: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What the measuring job found.
+
+    Attributes:
+        rates: (sending, receiving) of each host in bytes per second; empty when it was not measured.
+        why: why it was not, when that is a problem.
+    """
+
+    rates: tuple[tuple[float, float], ...] = field(default=())
+    why: str = ""
+
+
+def findings(against: Expectations, answers: Sequence[Answer], links: Links = Links()) -> list[Finding]:
+    """All checks that could be made, host by host in the order of the resource file."""
+    found: list[Finding] = []
+    for number, (host, answer) in enumerate(zip(against.cluster.hosts, answers, strict=True)):
+        found.append(_reached(host, answer, against))
+        if answer.facts is None:
+            continue
+        found += _software(host, answer.facts, against)
+        found += _room(host, answer.facts, against)
+        if answer.offset is not None:
+            found.append(_clock(host, answer.offset))
+        if links.rates:
+            expected = against.expected[number] if against.expected else 0.0
+            found.append(_link(host, links.rates[number], expected))
+    if links.why:
+        remedy = "The job that measures links starts one process on each host, as mpirun starts workers: see there."
+        found.append(Finding(against.cluster.hosts[0].address, LINK, "", links.why, remedy))
+    return found
+
+
+def _reached(host: Host, answer: Answer, against: Expectations) -> Finding:
+    if answer.facts is not None:
+        return Finding(host.address, REACHED, answer.facts.name)
+    by_hand = shlex.join(argv_on(host, against.cluster.ssh, [against.python, "--version"]))
+    return Finding(host.address, REACHED, "", answer.why, f"This must end without a question: {by_hand}")
+
+
+def _software(host: Host, told: HostFacts, against: Expectations) -> Iterator[Finding]:
+    """What must be equal on all hosts."""
+    own, name = against.own, host.address
+    same = "Install what the launching machine has, in the same folder: `make install`."
+    differs = "" if told.python == own.python else f"Python {told.python}, and here {own.python}"
+    yield Finding(name, PYTHON, told.python, differs, differs and f"{against.python} must be the same. {same}")
+    other = [
+        f"{package} {told.packages.get(package) or 'missing'}, and here {version or 'missing'}"
+        for package, version in own.packages.items()
+        if told.packages.get(package) != version
+    ]
+    seen = ", ".join(f"{package} {version or 'missing'}" for package, version in told.packages.items())
+    yield Finding(name, PACKAGES, seen, "; ".join(other), same if other else "")
+    differs = "" if told.mpirun == own.mpirun else f"{told.mpirun or 'no mpirun'}, and here {own.mpirun}"
+    yield Finding(name, MPI, told.mpirun, differs, same if differs else "")
+    yield _project(name, told, own, against.folder)
+
+
+def _project(name: str, told: HostFacts, own: HostFacts, folder: str) -> Finding:
+    missing = [path for path, digest in told.libraries.items() if own.libraries.get(path) and not digest]
+    other = [path for path, digest in told.libraries.items() if digest and digest != own.libraries.get(path)]
+    if not told.project:
+        return Finding(name, PROJECT, "", "no project", "Copy it to the path that it has here.")
+    if told.project != own.project:
+        remedy = "Copy the launching machine's, or have a folder that all hosts see."
+        return Finding(name, PROJECT, told.project[:12], f"another version of the project, {told.project[:12]}", remedy)
+    if missing or other:
+        problem = "; ".join([*(f"{path} is missing" for path in missing), *(f"{path} is another" for path in other)])
+        return Finding(name, PROJECT, told.project[:12], problem, "Build the libraries there: `make install`.")
+    if not told.has_folder:
+        remedy = "Ranks work in the folder of the launcher: make it there, or start the job in one that all hosts have."
+        return Finding(name, PROJECT, told.project[:12], f"no folder {folder}", remedy)
+    return Finding(name, PROJECT, told.project[:12])
+
+
+def _room(host: Host, told: HostFacts, against: Expectations) -> Iterator[Finding]:
+    """What a job takes of a host."""
+    name = host.address
+    ranks = host.num_workers + (host.num_servers or 0)
+    few = host.num_workers > told.cores
+    problem = f"{host.num_workers} workers on {told.cores} cores" if few else ""
+    yield Finding(name, CORES, str(told.cores), problem, "Name fewer workers: they would take turns." if few else "")
+    wanted = host.memory_bytes or 0
+    short = told.memory_bytes < wanted
+    problem = f"{bytes_text(told.memory_bytes)} free, and the resource file says {bytes_text(wanted)}" if short else ""
+    remedy = "End what takes it, or correct `memory`." if short else ""
+    yield Finding(name, MEMORY, bytes_text(told.memory_bytes), problem, remedy)
+    yield _disk(host, told, against)
+    needed = _OWN_FILES + _PEER_FILES * against.cluster.num_workers
+    problem = (
+        f"a process may open {told.open_files} files, and needs up to {needed}" if told.open_files < needed else ""
+    )
+    remedy = "Raise it (/etc/security/limits.conf, or the container's ulimits)." if problem else ""
+    yield Finding(name, FILES, str(told.open_files), problem, remedy)
+    if told.free_ports is not None and against.cluster.ports is not None:
+        first, last = against.cluster.ports
+        needed = max(ranks, host.num_workers + 1)
+        problem = f"{told.free_ports} ports of {first}-{last} are free, and servers need {needed}"
+        problem = problem if told.free_ports < needed else ""
+        remedy = "Widen `ports`; 0 are free too where the address is none of the host's own." if problem else ""
+        yield Finding(name, PORTS, str(told.free_ports), problem, remedy)
+
+
+def _disk(host: Host, told: HostFacts, against: Expectations) -> Finding:
+    """Room for Open MPI's files, and for checkpoints on worker 0's host."""
+    needed = {against.temporary: SESSION_BYTES}
+    if host.num_workers > 1:
+        needed[SHARED_MEMORY] = host.num_workers * SEGMENT_BYTES * 21 // 20
+    if against.checkpoints and against.checkpoints in told.disks:
+        needed[against.checkpoints] = max(CHECKPOINT_BYTES, needed.get(against.checkpoints, 0))
+    problems = [f"{folder} cannot be written" for folder in told.unwritable]
+    problems += [
+        f"{bytes_text(told.disks[folder])} free in {folder}, and {bytes_text(least)} should be"
+        for folder, least in needed.items()
+        if told.disks[folder] < least
+    ]
+    seen = ", ".join(f"{folder} {bytes_text(free)}" for folder, free in told.disks.items())
+    remedy = "Free some, or name other folders (TMPDIR, `ckpt_dir`)." if problems else ""
+    return Finding(host.address, DISK, seen, "; ".join(problems), remedy)
+
+
+def _clock(host: Host, offset: Offset) -> Finding:
+    """A clock that is certainly off."""
+    seen = f"{offset.offset_us / 1e3:+.1f} ms"
+    if abs(offset.offset_us) - offset.uncertainty_us <= CLOCK_US:
+        return Finding(host.address, CLOCK, seen)
+    problem = f"its clock is {abs(offset.offset_us) / 1e6:.1f} s {'behind' if offset.offset_us > 0 else 'ahead'}"
+    return Finding(host.address, CLOCK, seen, problem, "Have it set by NTP (chrony, systemd-timesyncd).")
+
+
+def _link(host: Host, rates: tuple[float, float], expected: float) -> Finding:
+    seen = " and ".join(f"{8e-6 * rate:,.0f} Mbit/s" for rate in rates)
+    if min(rates) >= LINK_SHARE * expected:
+        return Finding(host.address, LINK, seen)
+    problem = f"its link sends and receives {seen}, and {8e-6 * expected:,.0f} Mbit/s were expected"
+    remedy = "Look who else uses it, and at its speed (`ethtool`); or measure anew with `parallax calibrate`."
+    return Finding(host.address, LINK, seen, problem, remedy)

@@ -1,0 +1,30 @@
+"""What one process on each host runs under mpirun: measures the hosts' links, and shows that MPI starts there at all.
+
+Rank 0 writes the rates as a line of JSON. No TensorFlow is loaded.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import sys
+
+from parallax.runtime.calibrate.links import link_rates
+from parallax.runtime.supervisor.preload import forget_preloaded
+
+_LIMIT_S = 60.0  # for what waits inside MPI
+
+
+def main() -> None:
+    """Measures; the launcher has started this on all hosts."""
+    forget_preloaded()
+    faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
+    from mpi4py import MPI
+
+    rates = link_rates(MPI.COMM_WORLD)
+    if MPI.COMM_WORLD.rank == 0:
+        sys.stdout.write(json.dumps(rates) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""What one host is asked: which versions are there, what is free, what time it is.
+
+It runs on the host itself, whose project may be missing or another, so it comes on standard input and needs nothing but
+Python: no MPI is started, and no package is imported. A line of JSON asks, a line answers, and each line after
+that is answered by the host's time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PACKAGES = {
+    "tensorflow": ("tensorflow", "tensorflow-cpu"),
+    "horovod": ("horovod",),
+    "mpi4py": ("mpi4py",),
+    "numpy": ("numpy",),
+    "keras": ("keras",),
+}
+"""What is compared, and the names under which it is installed."""
+
+_MPIRUN_S = 10.0
+_NO_LIMIT = 1 << 60
+
+
+def facts(asked: dict[str, Any]) -> dict[str, Any]:
+    """Answers a question.
+
+    Args:
+        asked: `project`, the folder of the package; `libraries`, files that are compared; `mpirun`, its path; `disks`,
+            folders whose room is told; `written`, folders that must be writable; `address` and `ports`, a range of
+            which the free ones are counted, or None; `folder`, where ranks work.
+    """
+    return {
+        "name": socket.gethostname(),
+        "python": sys.version.split()[0],
+        "packages": {name: _version(names) for name, names in PACKAGES.items()},
+        "mpirun": _mpirun(asked["mpirun"]),
+        "project": _digest(sorted(Path(asked["project"]).rglob("*.py"))),
+        "libraries": {path: _digest([Path(path)]) for path in asked["libraries"]},
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": _memory_bytes(),
+        "disks": {folder: _free_bytes(folder) for folder in [*asked["disks"], *asked["written"]]},
+        "unwritable": [folder for folder in asked["written"] if not _is_writable(folder)],
+        "has_folder": Path(asked["folder"]).is_dir(),
+        "open_files": _open_files(),
+        "free_ports": None if asked["ports"] is None else _free_ports(asked["address"], *asked["ports"]),
+    }
+
+
+def _version(names: tuple[str, ...]) -> str:
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def _mpirun(path: str) -> str:
+    """The first line that it says of itself; empty where it does not run."""
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_MPIRUN_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout else ""
+
+
+def _digest(files: list[Path]) -> str:
+    """Of the contents of files, and their names; empty where there is none."""
+    found = hashlib.sha256()
+    for file in files:
+        if not file.is_file():
+            return ""
+        found.update(file.name.encode() + b"\0" + file.read_bytes())
+    return found.hexdigest() if files else ""
+
+
+def _memory_bytes() -> int:
+    """What processes may take besides what is taken; of a container, within its limit."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file() and (most := limit.read_text().strip()).isdigit():
+        free = min(free, int(most) - int(used.read_text()))
+    return free
+
+
+def _free_bytes(folder: str) -> int:
+    """What this user may write into a folder, or into the nearest above it that is there."""
+    path = Path(folder)
+    while not path.is_dir():
+        path = path.parent
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+def _is_writable(folder: str) -> bool:
+    path = Path(folder)
+    while not path.exists():
+        path = path.parent
+    return path.is_dir() and os.access(path, os.W_OK | os.X_OK)
+
+
+def _open_files() -> int:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _NO_LIMIT if most == resource.RLIM_INFINITY else most
+
+
+def _free_ports(address: str, first: int, last: int) -> int:
+    """How many ports of a range can be listened on; 0 where the address is none of this host's."""
+    free = 0
+    for port in range(first, last + 1):
+        try:
+            kind, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(kind, socket.SOCK_STREAM) as one:
+                one.bind(place)
+        except OSError:
+            continue
+        free += 1
+    return free
+
+
+def main() -> None:
+    """Answers on standard output what standard input asks."""
+    asked = json.loads(sys.stdin.buffer.readline())
+    sys.stdout.write(json.dumps(facts(asked)) + "\n")
+    sys.stdout.flush()
+    while sys.stdin.buffer.readline():
+        sys.stdout.write(f"{time.time_ns() / 1e3:.0f}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Which hosts answer now: a command runs there, and connects back to this machine, as mpirun's daemon would have to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from parallax.cluster.machines import Cluster, Host
+from parallax.runtime.launcher.reach import argv_on
+
+LIMIT_S = 8.0
+_POLL_S = 0.1
+_WORD_BYTES = 16
+# Runs on the other host, by the interpreter that ranks are started with: connects to an address, and says a word.
+_ANSWER = """
+import socket, sys
+address, port, seconds, word = sys.argv[1:]
+with socket.create_connection((address, int(port)), float(seconds)) as back:
+    back.sendall(word.encode())
+"""
+
+
+def answering_hosts(cluster: Cluster, limit_s: float = LIMIT_S) -> tuple[str, ...]:
+    """The addresses of the hosts that answer within `limit_s`, in the order of the cluster; all are asked at once."""
+    with ThreadPoolExecutor(len(cluster.hosts)) as pool:
+        found = list(pool.map(lambda host: host.is_this_machine or _answers(cluster, host, limit_s), cluster.hosts))
+    return tuple(host.address for host, there in zip(cluster.hosts, found, strict=True) if there)
+
+
+def _answers(cluster: Cluster, host: Host, limit_s: float) -> bool:
+    try:
+        own = _own_address(host.address)
+    except socket.gaierror:  # a name that only ssh's configuration knows: that it is reached must do
+        with _started(cluster, host, ["true"]) as process:
+            return _ends_well(process, limit_s)
+    except OSError:  # no network leads there
+        return False
+    word = secrets.token_hex(_WORD_BYTES // 2)
+    with socket.create_server((own, 0), family=socket.AF_INET6 if ":" in own else socket.AF_INET) as listener:
+        listener.settimeout(_POLL_S)
+        words = [own, str(listener.getsockname()[1]), str(limit_s), word]
+        with _started(cluster, host, [sys.executable, "-I", "-S", "-c", _ANSWER, *words]) as process:
+            return _hears(listener, word, process, limit_s)
+
+
+def _own_address(other: str) -> str:
+    """The address of this machine by which another one is reached; nothing is sent."""
+    family, _, _, _, place = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as found:
+        found.connect(place)
+        return str(found.getsockname()[0])
+
+
+@contextlib.contextmanager
+def _started(cluster: Cluster, host: Host, words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A command on a host, ended with all that it started here when the block is left."""
+    process = subprocess.Popen(
+        argv_on(host, cluster.ssh, words),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _ends_well(process: subprocess.Popen[bytes], limit_s: float) -> bool:
+    try:
+        return process.wait(limit_s) == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def _hears(listener: socket.socket, word: str, process: subprocess.Popen[bytes], limit_s: float) -> bool:
+    """Whether somebody connects and says the word, before the command fails or time is up."""
+    deadline_s = time.monotonic() + limit_s
+    while time.monotonic() < deadline_s and not process.poll():
+        with contextlib.suppress(TimeoutError):
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(1.0)
+                if connection.recv(_WORD_BYTES, socket.MSG_WAITALL) == word.encode():
+                    return True
+    return False

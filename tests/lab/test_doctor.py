@@ -1,0 +1,40 @@
+"""`parallax doctor` on emulated hosts."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)
+
+# In place of the lab's way to hosts: on host1 another NumPy is found first, and the clock is late.
+AGENT = """#!/bin/sh
+host=$1; shift
+[ "$host" = host1 ] && set -- "export PYTHONPATH=FOLDER/other:$PYTHONPATH; $*"
+exec AGENT "$host" "$@"
+"""
+LATE = "import time\nbefore = time.time_ns\ntime.time_ns = lambda: before() - 100 * 10**9\n"
+
+
+def test_hosts_that_are_well_are_measured_and_others_are_named(lab, start, tmp_path):
+    resource = tmp_path / "resource.yaml"
+    resource.write_text(f'hosts: [host0, host1]\nports: 20000-20009\nssh: {{agent: "{lab.agent}"}}\n')
+    words = ("-m", "parallax.cli", "doctor", "-r", resource)
+    status, stdout, stderr = start(*words, "--json", tmp_path / "well.json").finish()
+    assert (status, stderr) == (0, ""), stderr
+    assert stdout.splitlines()[0].split()[-3:] == ["ports", "clock", "link"]
+    assert stdout.endswith("All is well on 2 hosts.\n"), stdout
+    links = [one for one in json.loads((tmp_path / "well.json").read_text())["findings"] if one["check"] == "link"]
+    assert [one["host"] for one in links] == ["host0", "host1"] and all("Mbit/s" in one["seen"] for one in links)
+    agent, other = tmp_path / "agent", tmp_path / "other"
+    agent.write_text(AGENT.replace("AGENT", lab.agent).replace("FOLDER", str(tmp_path)))
+    agent.chmod(0o755)
+    (other / "numpy-1.0.dist-info").mkdir(parents=True)
+    (other / "numpy-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 1.0\n")
+    (other / "sitecustomize.py").write_text(LATE)
+    resource.write_text(f'hosts: [host0, host1, host7]\nssh: {{agent: "{agent}"}}\n')
+    status, stdout, stderr = start(*words).finish()
+    assert (status, stderr) == (1, ""), stderr
+    assert "host1, packages: numpy 1.0, and here 2." in stdout, stdout
+    assert "host1, clock: its clock is 100.0 s behind." in stdout, stdout
+    assert "host7, reached: cannot be asked (status 255): lab: there is no host host7." in stdout, stdout
+    assert stdout.endswith("3 problems on 3 hosts.\n"), stdout
