@@ -77,6 +77,7 @@ LOADS_NOTHING_HEAVY = (
     "parallax.analysis.search.*",
     "parallax.analysis.timing.*",
     "parallax.analysis.whatif.*",
+    "parallax.runtime.doctor.*",
     "parallax.runtime.launcher.*",
     "parallax.runtime.supervisor.*",
 )
