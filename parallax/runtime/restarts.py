@@ -27,9 +27,10 @@ _OWN_CHECKPOINTS = (
     "what the script itself keeps, or begins anew."
 )
 
-# What processes of a spare job import; what the launching process has not imported, no worker will.
+# What processes of a spare job import: nothing that asks, when it is imported, for the job. What the launching process
+# has not imported, no worker will.
 _TO_IMPORT = ("parallax.runtime.open_session", "horovod.tensorflow")
-_IF_IMPORTED = ("keras", "tf_keras", "parallax.keras")
+_IF_IMPORTED = ("keras", "tf_keras")
 
 
 def check_restarts(config: Config, cluster: Cluster, is_call: bool, resumes: bool) -> None:

@@ -61,6 +61,21 @@ def test_a_fit_whose_worker_is_killed_goes_on_from_its_backup_when_it_is_run_aga
     assert expected["epochs"] == [2, 3] and max(parts.values()) <= 1e-6, parts
 
 
+@pytest.mark.slow
+def test_a_fit_whose_worker_is_killed_is_started_again_and_goes_on_from_its_backup(start, tmp_path):  # noqa: F811
+    script, here, plain = SCRIPTS / "fit_that_is_killed.py", tmp_path / "here", tmp_path / "plain"
+    here.mkdir()
+    plain.mkdir()
+    running = start(*CLI, "run", "--workers", 2, "--max-restarts", 1, script, here, 1)
+    assert start(script, plain, 0, "plain").finish().status == -9
+    expected = found_in(start(script, plain, 0, "plain").finish())
+    done = running.finish(240)
+    said = "Restart 1 of 1: rank 1 was killed by SIGKILL"
+    assert done.status == 0 and said in done.stderr and "BackupAndRestore" not in done.stderr, done
+    parts = differences(found_in(done), expected)
+    assert max(parts.values()) <= 1e-6, parts
+
+
 NAMED = {
     "callback": "ValueError: a callback that breaks",
     "step": "the rows are too large",

@@ -23,6 +23,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 2.0, 120.0
 FAILURES_OF_A_HOST = 2
 
 _ALWAYS = (KILLED, LOST, HOST_LOST, SILENT, STALLED, BROKEN)
+_UNHEARD = (HOST_LOST, SILENT, BROKEN)  # then the last words of worker 0 may not have come
 _OF_A_HOST = (KILLED, LOST, HOST_LOST, SILENT)
 
 
@@ -164,7 +165,7 @@ def _refusal(before: RestartState, after: RestartState, job: FailedJob) -> str |
 
 def _where_from(state: RestartState) -> str:
     if state.step is not None:
-        return f"Goes on from step {state.step}."
+        return f"Goes on from step {state.step}{' or later' if state.last.kind in _UNHEARD else ''}."
     if state.has_checkpoints:
         return "Begins anew, for there is no checkpoint yet."
     return "Goes on from what the script itself has kept."

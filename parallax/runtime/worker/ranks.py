@@ -20,7 +20,7 @@ from parallax.errors import LaunchError, SessionError
 from parallax.runtime.supervisor.control import host_address
 from parallax.runtime.supervisor.preload import listening_on, prove_to
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
-from parallax.runtime.worker.standing_by import get_ready, wait_for_go
+from parallax.runtime.worker.standing_by import stand_by
 from parallax.settings.environment import reach_directly, settings
 from parallax.types import Buffer, Comm
 
@@ -129,12 +129,10 @@ def enter() -> ProcessGroup:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    stand_by = settings().stand_by
-    if stand_by is not None:
-        get_ready(stand_by.split(","))
+    modules = settings().stand_by
+    if modules is not None:
+        stand_by(modules.split(","), world)
     received = _received() if world.rank == 0 else None
-    if stand_by is not None:
-        wait_for_go(world)
     parcel: JobMessage = world.bcast(None if received is None else received.without_raw(), 0)
     is_server = world.rank >= len(parcel.hosts)
     workers = world.Split(MPI.UNDEFINED if is_server else 0, world.rank) if parcel.servers else world

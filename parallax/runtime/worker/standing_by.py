@@ -1,44 +1,81 @@
 """What a process of a spare job does until the job before it has failed: it imports at low priority, and waits.
 
 It has called MPI_Init, so the spare's processes are connected; what is missing is the parcel. Nothing is forked, which
-threads of TensorFlow would not survive.
+threads of TensorFlow would not survive. That the parcel comes is seen by rank 0, and by the others because rank 0 then
+enters a barrier; who still imports does so at the usual priority from then on.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import select
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
 from parallax.runtime.supervisor.control import READY, send
-from parallax.runtime.worker.barrier import wait_for_all
 from parallax.types import Comm
 
-_LOWEST = 19
+# Beside a busy process it gets a tenth of a core, and has imported all in a minute or two; at 19 it would take ten.
+_LOW, _USUAL = 10, 0
+_PATIENCE_S, _PAUSE_S = 60.0, 0.05
+_POLL_S = 0.02
+_INPUT = 0
 
 
-def get_ready(modules: Sequence[str]) -> None:
-    """Imports modules beside the job that trains, and tells the launcher.
+def stand_by(modules: Sequence[str], world: Comm) -> None:
+    """Imports modules beside the job that trains, tells the launcher, and waits for the parcel; all ranks must call it.
 
-    A thread does it, whose priority is its own: a process without privileges could not take its own back. NumPy comes
-    before, for its threads stay and compute later.
+    A thread imports, so that the others' word is heard meanwhile. NumPy comes before, for its threads stay and compute
+    later.
     """
     import_module("numpy")
-    failed: list[BaseException] = []
-    thread = threading.Thread(target=_import, args=(modules, failed), name="parallax-imports")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    send({"kind": READY, "bytes": own_bytes()})
+    imports = _Imports(modules)
+    if world.rank == 0:
+        imports.go_on_until(_input_comes)
+    imports.go_on_until(world.Ibarrier().Test)
+    imports.finish()
 
 
-def wait_for_go(world: Comm) -> None:
-    """Waits until rank 0 has the parcel and comes here too; every rank must call it."""
-    wait_for_all(world)
+class _Imports:
+    """A thread that imports, at low priority."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules = modules
+        self._error: BaseException | None = None
+        self._is_told = False
+        _set_group_priority(_LOW)
+        self._thread = threading.Thread(target=self._run, name="parallax-imports")
+        self._thread.start()
+
+    def go_on_until(self, has_come: Callable[[], bool]) -> None:
+        """Waits for the parcel; tells meanwhile when all is imported."""
+        while not has_come():
+            if not self._is_told and not self._thread.is_alive():
+                self.finish()
+                send({"kind": READY, "bytes": own_bytes()})
+                self._is_told = True
+            time.sleep(_POLL_S)
+
+    def finish(self) -> None:
+        """Imports what is left with the usual priority; raises what an import has raised."""
+        _set_group_priority(_USUAL)
+        if self._thread.is_alive() and self._thread.native_id is not None:
+            _set_thread_priority(self._thread.native_id, _USUAL)
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        _set_thread_priority(threading.get_native_id(), _LOW)
+        try:
+            for module in self._modules:
+                import_module(module)
+        except BaseException as error:  # raised again in the main thread
+            self._error = error
 
 
 def own_bytes() -> int:
@@ -47,10 +84,33 @@ def own_bytes() -> int:
     return 1024 * int(found.group(1)) if found else 0
 
 
-def _import(modules: Sequence[str], failed: list[BaseException]) -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+def _input_comes() -> bool:
+    """Whether rank 0 has something to read, or its input has ended."""
+    poll = select.poll()
+    poll.register(_INPUT, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _set_thread_priority(thread: int, nice: int) -> None:
+    """Sets the priority of one thread; without privileges it cannot be raised again."""
     try:
-        for module in modules:
-            import_module(module)
-    except BaseException as error:  # raised again in the main thread
-        failed.append(error)
+        os.setpriority(os.PRIO_PROCESS, thread, nice)
+    except (PermissionError, ProcessLookupError):  # or it has ended
+        return
+
+
+def _set_group_priority(nice: int) -> None:
+    """Sets the priority of this process's session (sched(7), autogroup), where the kernel has such groups.
+
+    Threads' own priorities count within the group alone there. The supervisor has given this process its session.
+    """
+    group = Path("/proc/self/autogroup")
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while group.exists() and time.monotonic() < deadline_s:
+        try:
+            group.write_text(str(nice), encoding="ascii")
+            return
+        except BlockingIOError:  # the kernel takes ten such changes a second, of all users
+            time.sleep(_PAUSE_S)
+        except PermissionError:  # in some containers; the priority of the thread must do
+            return

@@ -103,6 +103,7 @@ def test_where_it_goes_on_from_is_told_as_far_as_it_is_known():
     found = after(failed(progress=RAN), has_checkpoints=False)[1]
     assert found.text.endswith("Goes on from what the script itself has kept.")
     assert after(failed(), failed(progress=STARTED))[1].text.endswith("Goes on from step 8.")
+    assert after(failed(cause.SILENT))[1].text.endswith("Goes on from step 8 or later.")
 
 
 def test_without_min_hosts_all_hosts_are_tried_again():

@@ -1,0 +1,216 @@
+"""The loop around jobs, with jobs that are only played: no process is started."""
+
+import io
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from parallax.cluster.machines import Cluster, Host, Ssh, local_cluster
+from parallax.errors import LaunchError, PlanError
+from parallax.runtime.launcher import cause, restarting
+from parallax.runtime.launcher.cause import EndCause, Progress
+from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.launch import JobEnd
+from parallax.runtime.launcher.reach import answering_hosts
+from parallax.runtime.launcher.restarting import RestartOptions, launch_restarting
+
+LIMIT_S = 20.0
+RAN = Progress(has_started=True, has_run=True, step=4, has_saved=True)
+KILLED = JobEnd(137, None, EndCause(cause.KILLED, (1,)), "rank 1 was killed by SIGKILL", RAN)
+WELL = JobEnd(0)
+STANDING_BY = ("PARALLAX_STAND_BY", "numpy")
+JOB = Job(("train.py",), local_cluster(2, ""), input=(b"par", b"cel"))
+
+
+@dataclass
+class Played:
+    """Jobs that end as was said, one after the other.
+
+    Attributes:
+        ends: how they end.
+        awaits_spare: they run until a spare job is ready.
+        spares: how many of these fail as soon as they are started, for each that is started.
+    """
+
+    ends: list
+    awaits_spare: bool = True
+    spares: list = field(default_factory=list)
+    jobs: list = field(default_factory=list)
+    parcels: list = field(default_factory=list)
+    stopped: int = 0
+    _ready: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def launch(self, job, stdout, stderr, contact):
+        if STANDING_BY in job.environment:
+            contact.progress = Progress(ready_bytes=(10, 20))
+            if self.spares and self.spares.pop(0):
+                self._ready.release()
+                return JobEnd(1, None, EndCause(cause.RAISED))
+            stdout.write(b"spare speaks\n")
+            self._ready.release()
+            if not self._parcel_comes(contact):
+                self.stopped += 1
+                return JobEnd(143, None, EndCause(cause.STOPPED))
+        self.jobs.append((job, STANDING_BY in job.environment))
+        end = self.ends.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        contact.progress = end.progress
+        if end.progress.has_run and self.awaits_spare:
+            assert self._ready.acquire(timeout=LIMIT_S)
+            time.sleep(4 * restarting._POLL_S)
+        return end
+
+    def _parcel_comes(self, contact):
+        data = b""
+        while not contact.signals:
+            if select.select([contact.given], [], [], 0.02)[0]:
+                piece = os.read(contact.given.fileno(), 100)
+                data += piece
+                if not piece:
+                    self.parcels.append(data)
+                    return True
+        return False
+
+
+def run(played, hosts=("localhost",), job_on=lambda chosen: JOB, **options):
+    return launch_restarting(RestartOptions(**{"most": 3, **options}), hosts, job_on, played.launch)
+
+
+def test_a_spare_job_becomes_the_next_one_and_what_it_says_is_shown_from_then_on(capfdbinary):
+    played = Played([KILLED, WELL])
+    assert run(played, standing_by=STANDING_BY) == WELL
+    assert [is_spare for _, is_spare in played.jobs] == [False, True] and played.parcels == [b"parcel"]
+    out, err = capfdbinary.readouterr()
+    assert out == b"spare speaks\n"
+    assert err.splitlines()[-1] == b"parallax: Restart 1 of 3: rank 1 was killed by SIGKILL. Goes on from step 4."
+    assert b"A spare job is ready for a restart; its processes take 30 B (--no-spare: none)." in err
+
+
+def test_a_spare_that_is_not_needed_is_ended_and_says_nothing(capfdbinary):
+    played = Played([replace(WELL, progress=RAN)])
+    assert run(played, standing_by=STANDING_BY).status == 0
+    assert (played.stopped, played.parcels) == (1, [])
+    assert capfdbinary.readouterr()[0] == b""
+
+
+def test_a_spare_that_fails_is_told_and_the_next_job_starts_anew(capfdbinary):
+    played = Played([KILLED, WELL], spares=[True])
+    assert run(played, standing_by=STANDING_BY).status == 0
+    assert [is_spare for _, is_spare in played.jobs] == [False, False]
+    assert b"The spare job has failed" in capfdbinary.readouterr()[1]
+
+
+def test_without_a_spare_nothing_is_started_before_a_failure_and_files_of_output_stay(tmp_path):
+    played = Played([KILLED, KILLED, WELL], awaits_spare=False)
+    job = replace(JOB, output_folder=tmp_path)
+    assert run(played, job_on=lambda chosen: job).status == 0
+    assert [own.output_folder for own, _ in played.jobs] == [tmp_path, tmp_path / "restart-1", tmp_path / "restart-2"]
+
+
+def test_the_last_jobs_status_is_given_when_no_restart_is_left(capfdbinary):
+    played = Played([KILLED, replace(KILLED, status=139)], awaits_spare=False)
+    assert run(played, most=1).status == 139
+    assert b"not started again: max_restarts is 1." in capfdbinary.readouterr()[1]
+
+
+def test_what_a_launch_raises_is_raised():
+    with pytest.raises(LaunchError, match="no mpirun"):
+        run(Played([LaunchError("no mpirun")]))
+
+
+def test_a_signal_ends_the_job_and_is_no_reason_to_start_it_again():
+    stopped = JobEnd(143, None, EndCause(cause.STOPPED))
+    seen = []
+
+    def launch(job, stdout, stderr, contact):
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline_s = time.monotonic() + LIMIT_S
+        while not contact.signals and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        seen.extend(contact.signals)
+        return stopped
+
+    assert launch_restarting(RestartOptions(3), ("a",), lambda chosen: JOB, launch) == stopped
+    assert seen == [signal.SIGTERM]
+
+
+def test_a_signal_while_a_restart_is_waited_for_is_heard(capfdbinary, monkeypatch):
+    monkeypatch.setattr("parallax.runtime.launcher.restart.FIRST_WAIT_S", 60.0)
+    loaded = replace(KILLED, progress=replace(RAN, has_saved=False))
+    played = Played([loaded, loaded, WELL], awaits_spare=False)
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    end = run(played)
+    assert (end.status, end.cause.kind, len(played.jobs)) == (130, cause.STOPPED, 2)
+    assert b"the launcher got SIGINT. The job is not started again." in capfdbinary.readouterr()[1]
+
+
+def test_a_host_that_does_not_answer_is_left_out_and_the_spare_on_it_is_dropped(capfdbinary, monkeypatch):
+    hosts = ("a", "b")
+    cluster = Cluster(tuple(Host(name, 1) for name in hosts))
+    answers = iter([("a",), hosts])
+    monkeypatch.setattr(restarting, "answering_hosts", lambda cluster: next(answers))
+    asked = []
+
+    def job_on(chosen):
+        asked.append(chosen)
+        return replace(JOB, cluster=replace(cluster, hosts=tuple(h for h in cluster.hosts if h.address in chosen)))
+
+    played = Played([KILLED, replace(KILLED, cause=EndCause(cause.KILLED, (0,))), WELL])
+    assert run(played, hosts, job_on, min_hosts=1, standing_by=STANDING_BY).status == 0
+    assert [job.cluster.num_workers for job, _ in played.jobs] == [2, 1, 2] and played.parcels == []
+    err = capfdbinary.readouterr()[1]
+    assert b"Left out: b. The job goes on with 1 of 2 hosts." in err
+    assert b"Taken back: b. The job goes on with 2 of 2 hosts." in err
+
+
+def test_hosts_for_which_there_is_no_plan_end_it_with_the_jobs_status(capfdbinary, monkeypatch):
+    monkeypatch.setattr(restarting, "answering_hosts", lambda cluster: ("a",))
+
+    def job_on(chosen):
+        if len(chosen) == 1:
+            raise PlanError("The profile must be of these hosts.")
+        return JOB
+
+    assert run(Played([KILLED], awaits_spare=False), ("a", "b"), job_on, min_hosts=1).status == 137
+    assert b"cannot be planned. The profile must be of these hosts." in capfdbinary.readouterr()[1]
+
+
+AGENT = """
+import subprocess, sys, time
+host, command = sys.argv[1:]
+if host.endswith("3"):
+    sys.exit(255)
+if host.endswith("4"):
+    time.sleep(60)
+sys.exit(subprocess.call(["sh", "-c", "true" if host.endswith("5") else command]))
+"""
+
+
+def test_hosts_answer_by_connecting_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(Host, "is_this_machine", property(lambda host: host.address == "127.0.0.6"))
+    agent = tmp_path / "agent.py"
+    agent.write_text(AGENT)
+    hosts = tuple(Host(f"127.0.0.{number}", 1) for number in (2, 3, 4, 5, 6))
+    cluster = Cluster(hosts, Ssh(agent=f"{sys.executable} {agent}"))
+    assert answering_hosts(cluster, 3.0) == ("127.0.0.2", "127.0.0.6")
+
+
+def test_streams_for_text_alone_take_what_a_spare_says():
+    from parallax.runtime.launcher.relay import bytes_of
+    from parallax.runtime.launcher.spare import _HeldStream
+
+    text = io.StringIO()
+    held = _HeldStream(bytes_of(text))
+    held.write(b"before ")
+    assert text.getvalue() == "" and not held.isatty()
+    held.release()
+    held.write(b"after")
+    assert text.getvalue() == "before after"
