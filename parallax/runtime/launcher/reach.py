@@ -20,6 +20,12 @@ _LEAST_S = 0.5  # to read an answer that came while another host was waited for
 _REACHED = "parallax-reached"
 
 
+class HostsNotReady(LaunchError):
+    """Hosts of a job cannot be reached, or lack what every host must have; `hosts` has their addresses."""
+
+    hosts: tuple[str, ...] = ()
+
+
 def argv_on(host: Host, ssh: Ssh, words: Sequence[str]) -> list[str]:
     """The command that runs `words` on a host, by the way on which mpirun reaches it."""
     if host.is_this_machine:
@@ -31,7 +37,8 @@ def check_reachable(job: Job, launcher: Launcher) -> None:
     """Refuses a job of which a host cannot be reached, or lacks what every host must have.
 
     Raises:
-        LaunchError: names each such host, and what is wrong.
+        HostsNotReady: names each such host, and what is wrong.
+        LaunchError: the command that reaches them cannot be started.
     """
     cluster = job.cluster
     hosts = [host for host in cluster.hosts if not host.is_this_machine]
@@ -40,7 +47,7 @@ def check_reachable(job: Job, launcher: Launcher) -> None:
     words = _question(launcher)
     started = [_start(argv_on(host, cluster.ssh, words)) for host in hosts]
     until_s = time.monotonic() + ANSWER_S
-    wrong = []
+    wrong = {}
     for host, process in zip(hosts, started, strict=True):
         try:
             out, err = process.communicate(timeout=max(_LEAST_S, until_s - time.monotonic()))
@@ -48,12 +55,14 @@ def check_reachable(job: Job, launcher: Launcher) -> None:
             _leave(process)
             continue
         if why := what_is_wrong(process.returncode, out, err):
-            wrong.append(f"host {host.address} {why}")
+            wrong[host.address] = f"host {host.address} {why}"
     if wrong:
-        listed = "; ".join(wrong)
-        raise LaunchError(
+        listed = "; ".join(wrong.values())
+        error = HostsNotReady(
             f"All hosts of a job must be ready: {listed}. `parallax doctor -r FILE` looks at all of them."
         )
+        error.hosts = tuple(wrong)
+        raise error
 
 
 def what_is_wrong(status: int, out: str, err: str) -> str:

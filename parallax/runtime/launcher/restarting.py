@@ -15,10 +15,11 @@ from pathlib import Path
 from parallax.errors import ParallaxError
 from parallax.report.text import bytes_text
 from parallax.runtime.launcher.answering import answering_hosts
-from parallax.runtime.launcher.cause import STOPPED, WELL, EndCause
+from parallax.runtime.launcher.cause import HOST_LOST, STOPPED, WELL, EndCause
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd, caught_signals
-from parallax.runtime.launcher.outcome import signal_name
+from parallax.runtime.launcher.outcome import EXIT_UNKNOWN, signal_name
+from parallax.runtime.launcher.reach import HostsNotReady
 from parallax.runtime.launcher.relay import bytes_of
 from parallax.runtime.launcher.restart import (
     FailedJob,
@@ -124,7 +125,14 @@ class _Restarting:
                 may_start = False
                 self._start_spare()
             self._look_at_spare()
-        return running.end()
+        try:
+            return running.end()
+        except HostsNotReady as error:  # of a job that trained there before: it may be back at the next start
+            if not self._state.has_started:
+                raise
+            reason = str(error)
+            _say(reason)
+            return JobEnd(EXIT_UNKNOWN, cause=EndCause(HOST_LOST, host=error.hosts[0]), reason=reason)
 
     def _next_job(self) -> RunningJob | None:
         """The job, started again; None when it cannot be, and the user has been told."""

@@ -1,12 +1,15 @@
 """Which ends of a job are worth another start, when, on which hosts; and how far a job has come."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from parallax.runtime.launcher import cause
+from parallax.runtime.launcher import cause, restart
 from parallax.runtime.launcher.cause import EndCause, Progress
 from parallax.runtime.launcher.end_of_job import FrameCame, Looked, StopsSeen, new_job, step
+from parallax.runtime.launcher.launch import JobEnd
+from parallax.runtime.launcher.reach import HostsNotReady
 from parallax.runtime.launcher.restart import (
     FIRST_WAIT_S,
     LONGEST_WAIT_S,
@@ -18,6 +21,7 @@ from parallax.runtime.launcher.restart import (
     choose_hosts,
     tell_of_hosts,
 )
+from parallax.runtime.launcher.restarting import RestartOptions, launch_restarting
 from parallax.runtime.supervisor.frames import Control, Exit, Pulse, Start
 from parallax.runtime.supervisor.limits import Limits
 from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
@@ -206,3 +210,30 @@ def cause_of(*events, seconds=0, pulses=(0, 1), hosts=("a", "b")):
 )  # fmt: skip
 def test_of_what_kind_an_end_is(found, wanted):
     assert found == wanted
+
+
+def test_a_host_that_is_not_ready_at_a_later_start_is_lost_and_tried_again(monkeypatch, capsys):
+    monkeypatch.setattr(restart, "FIRST_WAIT_S", 0.01)
+    job = SimpleNamespace(host_of=lambda rank: "ab"[rank], num_ranks=2, output_folder=None)
+    not_ready = HostsNotReady("host b cannot be reached")
+    not_ready.hosts = ("b",)
+    killed = JobEnd(137, cause=EndCause(cause.KILLED, (1,)), reason="rank 1 was killed", progress=SAVED)
+    ends = iter([killed, not_ready, JobEnd(0)])
+
+    def launch(*_):
+        end = next(ends)
+        if isinstance(end, HostsNotReady):
+            raise end
+        return end
+
+    assert launch_restarting(RestartOptions(3), ("a", "b"), lambda hosts: job, launch).status == 0
+    told = capsys.readouterr().err
+    assert "Restart 1 of 3: rank 1 was killed" in told and "Restart 2 of 3" in told and "host b cannot" in told
+
+
+def test_a_host_that_is_not_ready_at_the_first_start_is_an_error():
+    def launch(*_):
+        raise HostsNotReady("host b cannot be reached")
+
+    with pytest.raises(HostsNotReady):
+        launch_restarting(RestartOptions(3), ("a", "b"), lambda hosts: SimpleNamespace(), launch)
