@@ -17,6 +17,7 @@ EXAMPLES = {
     "workers": 3,
     "accumulate_steps": 4,
     "replan_steps": 7,
+    "whole_every": 5,
     "keep_last": 3,
     "keep_every_hours": 1.5,
     "beside_training": False,
