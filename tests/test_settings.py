@@ -20,6 +20,7 @@ EXAMPLES = {
     "max_restarts": 3,
     "min_hosts": 2,
     "no_spare": True,
+    "whole_every": 5,
     "keep_last": 3,
     "keep_every_hours": 1.5,
     "beside_training": False,

@@ -6,6 +6,7 @@ import argparse
 
 from ops.bench import planning
 from ops.bench.checkpoint import command as checkpoint
+from ops.bench.increments import command as increments
 from ops.bench.keras import command as keras
 from ops.bench.lazy import command as lazy
 from ops.bench.memory import command as memory
@@ -30,6 +31,7 @@ def main() -> None:
     lazy.add_command(commands)
     memory.add_command(commands)
     checkpoint.add_command(commands)
+    increments.add_command(commands)
     arguments = parser.parse_args()
     arguments.run(arguments)
 

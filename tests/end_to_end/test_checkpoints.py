@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.runtime.checkpoint.bundle import Bundle
+from parallax.runtime.checkpoint.chain import chain_of
+from parallax.runtime.checkpoint.links import HEADER
 from parallax.runtime.launcher.launch import EXIT_PREEMPTED
 
 pytestmark = pytest.mark.timeout(300)
@@ -95,6 +98,37 @@ def test_a_preempted_job_saves_and_goes_on_as_if_nothing_had_been(start, tmp_pat
         assert len(wanted.files) == 9 and wanted.files == got.files
         for name in wanted.files:
             np.testing.assert_array_equal(got[name], wanted[name], err_msg=name)
+
+
+def test_increments_are_resumed_with_other_workers_and_servers_and_equal_the_whole(start, tmp_path):
+    script, folder, servers = SCRIPTS / "increments.py", tmp_path / "kept", tmp_path / "servers.yaml"
+    servers.write_text("hosts:\n- address: localhost\n  workers: 3\n  servers: 2\n")
+    first = start("-m", "parallax.cli", "run", "--workers", 2, script, folder, 4, "alltoall").finish()
+    assert first.status == 0, str(first)
+    assert "Increments have the touched rows of emb, emb/Adagrad, parted/part_0, " in first.stdout, str(first)
+    assert "Whole are moved, moved/Adam, moved/Adam_1: moved/update_rows changes rows that no" in first.stdout
+    assert_chain_equals_whole(folder, 4)
+    for path in folder.glob("model.ckpt-4*"):  # as if the job had been killed before its end
+        path.unlink()
+    second = start(script, folder, 6, "ps", servers).finish()
+    assert second.status == 0, str(second)
+    assert f"Resumed from step 4: {folder}/increment-4" in second.stdout, str(second)
+    assert told(second, "found") == told(first, "left") != told(second, "left")
+    assert_chain_equals_whole(folder, 6)
+
+
+def assert_chain_equals_whole(folder, step):
+    """All increments up to a step, of however many jobs, over the first whole checkpoint: as the one of that step."""
+    chain, whole = chain_of(f"{folder}/increment-{step}"), Bundle(f"{folder}/model.ckpt-{step}")
+    assert len(chain.increments) == step
+    for key, tensor in whole.tensors.items():
+        if key != HEADER:
+            box = (0,) * len(tensor.shape), tensor.shape
+            np.testing.assert_array_equal(chain.read(key, *box), whole.read(key, *box), err_msg=key)
+    rows = {
+        table.key: bundle.tensors[table.rows].shape[0] for bundle, header in chain.increments for table in header.tables
+    }
+    assert rows.keys() == {"emb", "emb/Adagrad", "parted", "parted/Adagrad"} and max(rows.values()) <= 5, rows
 
 
 def test_checkpoints_need_a_global_step(run):
