@@ -1,4 +1,4 @@
-"""The command line of faults: `python -m ops.faults --simulated N`, `--seed S`, `--planted`, `--real N`."""
+"""The command line of faults: `python -m ops.faults --simulated N`, `--seed S`, `--planted`, `--real N [--restart]`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     what.add_argument("--seed", type=int, metavar="S", help="run one simulated job and show what happens in it")
     what.add_argument("--planted", action="store_true", help="plant each known defect, and see that it is found")
     what.add_argument("--real", type=int, metavar="N", help="run N real jobs, each with a fault")
+    parser.add_argument("--restart", action="store_true", help="with --real: N faults, in jobs that go on after each")
     parser.add_argument("--first", type=int, default=0, metavar="S", help="the first seed (0)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="P", help="that simulate (all cores)")
     arguments = parser.parse_args(argv)
@@ -31,6 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ops.faults.planted import find_all
 
         return find_all()
+    if arguments.restart and arguments.real is None:
+        parser.error("--restart belongs to --real N")
+    if arguments.restart:
+        from ops.faults import restarted
+
+        return restarted.run_all(arguments.real, arguments.first)
     if arguments.real is not None:
         from ops.faults.real import run_all
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from ops.faults.drawn import TINY
 from parallax.cluster.machines import local_cluster
@@ -16,9 +17,9 @@ from parallax.runtime.supervisor.limits import Limits
 LIMITS = Limits(beat_s=0.5, stopped_s=2.0, silent_s=5.0, word_s=0.5, unheard_s=6.0)
 
 
-def launch_within(limits: Limits, launch: Callable[[Job], JobEnd], job: Job) -> JobEnd:
-    """Launches a job with other limits of silence; gives its end on."""
-    return launch(replace(job, limits=limits))
+def launch_within(limits: Limits, launch: Callable[..., JobEnd], job: Job, *streams: Any) -> JobEnd:
+    """Launches a job with other limits of silence; gives its end on. `streams` are further arguments of `launch`."""
+    return launch(replace(job, limits=limits), *streams)
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ from random import Random
 
 from ops.faults.disk import SmallDisk
 from ops.faults.drawn import Drawn, drawn
+from ops.faults.found import environment_of, parent_of, words_of
 from ops.lab import Lab, why_not
 from parallax.runtime.supervisor.processes import processes_with, remove_scratch, scratch_patterns
 
@@ -135,7 +136,7 @@ class _Running:
         """Whether all ranks run; nothing more is waited for when the launcher has ended."""
         for pid in self._pids("worker").values():
             with contextlib.suppress(OSError):
-                self._scratch.update(scratch_patterns(_environment(pid)))
+                self._scratch.update(scratch_patterns(environment_of(pid)))
         return self._process.poll() is not None or len(self._pids("worker")) == self._what.job.ranks
 
     def _wrong(self) -> str:
@@ -193,8 +194,8 @@ class _Running:
                 key = pid if rank is None else rank
                 found[key] = min(pid, found.get(key, pid))  # a supervisor's guard comes after it
         if kind == "daemon":
-            parents = {rank: _parent(pid) for rank, pid in self._pids("agent").items()}
-            return {rank: pid for rank, pid in parents.items() if Path(_words(pid).split()[0]).name == "orted"}
+            parents = {rank: parent_of(pid) for rank, pid in self._pids("agent").items()}
+            return {rank: pid for rank, pid in parents.items() if Path(words_of(pid).split()[0]).name == "orted"}
         return found
 
     def _running(self) -> list[str]:
@@ -234,8 +235,8 @@ class _Running:
             pids = list(processes_with({_MARK: self._mark}))
         for pid in pids:
             with contextlib.suppress(OSError):
-                words = _words(pid)
-                rank = _environment(pid).get(_RANK)
+                words = words_of(pid)
+                rank = environment_of(pid).get(_RANK)
                 if words:
                     yield pid, words, None if rank is None else int(rank)
 
@@ -246,16 +247,3 @@ class _Running:
                 return False
             time.sleep(0.1)
         return True
-
-
-def _environment(pid: int) -> dict[str, str]:
-    words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    return dict(word.split("=", 1) for word in words if "=" in word)
-
-
-def _words(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,0 +1,90 @@
+"""A trial's job that goes on after faults: `python -m ops.faults.going_on MARK local|RESOURCE_FILE KIND FOLDER`.
+
+It is a user's script, which trains to a step; what it feeds follows from the global step. In FOLDER, worker 0 writes a
+line for every step (the job's mark, the step, the machine's clock), and at the end all variables and slots. Until the
+file `hurry` is there it pauses between steps. Only the limits of silence are shorter than a user's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import parallax
+from ops.faults.job import launch_within
+from ops.faults.training import LIMITS
+from parallax import api
+from parallax.runtime.supervisor.processes import JOB_ID
+
+LAST_STEP, CHECKPOINT_STEPS = 240, 10
+MOST_RESTARTS = 20
+ROWS, WIDTH, IDS = 20_000, 8, 256
+STEPS, VALUES, HURRY = "steps", "values.npz", "hurry"
+_PAUSE_S = 0.25
+
+
+def main() -> None:
+    """Trains to the last step."""
+    _, where, kind, name = sys.argv[1:]
+    folder = Path(name)
+    config = parallax.Config(
+        workers=2,
+        run_option="PS" if kind == "servers" else "HYBRID",
+        ckpt_config=parallax.CheckPointConfig(folder / "checkpoints", save_ckpt_steps=CHECKPOINT_STEPS, keep_last=2),
+        restart=parallax.RestartConfig(MOST_RESTARTS),
+        seed=1,
+    )
+    graph, state = _graph()
+    api.launch = partial(launch_within, LIMITS, api.launch)
+    resource = None if where == "local" else where
+    sess, size, worker, _ = parallax.parallel_run(graph, resource, parallax_config=config)
+    with sess:
+        values = _train(sess, size, worker, folder, state)
+    if worker == 0:
+        _write(folder, values)
+
+
+def _graph() -> tuple[Any, dict[str, Any]]:
+    """A graph, and its variables and slots by name."""
+    import tensorflow.compat.v1 as tf
+
+    graph = tf.Graph()
+    with graph.as_default():
+        ids = tf.placeholder(tf.int64, [IDS], name="ids")
+        table = tf.get_variable("table", [ROWS, WIDTH])
+        dense = tf.get_variable("dense", [WIDTH, 1])
+        loss = tf.reduce_mean(tf.square(tf.matmul(tf.nn.embedding_lookup(table, ids), dense) - 1.0))
+        step = tf.train.get_or_create_global_step()
+        tf.train.AdagradOptimizer(0.1).minimize(loss, global_step=step, name="train")
+        return graph, {v.op.name: v for v in tf.global_variables()}
+
+
+def _train(sess: Any, size: int, worker: int, folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+    import numpy as np
+
+    while (step := int(sess.run(state["global_step"]))) < LAST_STEP:
+        ids = np.random.RandomState(step * size + worker).randint(0, ROWS, IDS)
+        sess.run("train", {"ids:0": [ids]})
+        if worker == 0:
+            with (folder / STEPS).open("a") as file:
+                file.write(f"{os.environ[JOB_ID]} {step} {time.monotonic()}\n")
+        if not (folder / HURRY).exists():
+            time.sleep(_PAUSE_S)
+    found = sess.run(state)
+    return {name: value[0] for name, value in found.items()}
+
+
+def _write(folder: Path, values: dict[str, Any]) -> None:
+    import numpy as np
+
+    unfinished = folder / f"unfinished-{VALUES}"
+    np.savez(unfinished, **values)
+    unfinished.rename(folder / VALUES)
+
+
+if __name__ == "__main__":
+    main()
