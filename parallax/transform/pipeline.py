@@ -31,7 +31,7 @@ from parallax.transform.passes.accumulate import keep_gradients
 from parallax.transform.passes.dense_and_gathered import collect_rows, reduce_gradients
 from parallax.transform.passes.exchange import exchange_rows
 from parallax.transform.passes.gradients_to_servers import scatter_gradients
-from parallax.transform.passes.inputs import Inputs, keep_inputs
+from parallax.transform.passes.inputs import IteratorsOfGraph, keep_inputs
 from parallax.transform.passes.losses import share_batches, weigh_losses
 from parallax.transform.passes.partitions import place_tables
 from parallax.transform.passes.rows_up_to_date import keep_up_to_date, lazily_updated
@@ -107,7 +107,7 @@ class WorkerGraph:
     lazily_updated: tuple[tuple[str, ...], ...] = ()
     touched: Touched = NOTHING_TOUCHED
     streams: RandomStreams = RandomStreams()
-    inputs: Inputs = Inputs()
+    inputs: IteratorsOfGraph = IteratorsOfGraph()
 
 
 def _keep_fetchable(editor: Editor) -> None:
@@ -140,7 +140,7 @@ def transform(view: GraphView, rewrites: Rewrites, worker: Worker, remembers_row
     changed = editor.finish()
     set_seeds(changed, frozenset(rewrites.equal_random_ops), worker)
     set_shards(changed, worker)
-    streams, inputs = RandomStreams(), Inputs()
+    streams, inputs = RandomStreams(), IteratorsOfGraph()
     if worker.keeps_positions:
         streams = keep_streams(changed, view, frozenset(rewrites.initial_random_ops))
         inputs = keep_inputs(changed, view, worker)

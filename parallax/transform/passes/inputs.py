@@ -80,14 +80,14 @@ class InputIterator:
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class IteratorsOfGraph:
     """The iterators of a graph: those whose elements are counted, and the names of those of which that cannot be."""
 
     kept: tuple[InputIterator, ...] = ()
     others: tuple[str, ...] = ()
 
 
-def keep_inputs(graph_def: GraphDef, view: GraphView, worker: Worker) -> Inputs:
+def keep_inputs(graph_def: GraphDef, view: GraphView, worker: Worker) -> IteratorsOfGraph:
     """Puts a skip before every op that begins an iterator.
 
     Args:
@@ -95,10 +95,10 @@ def keep_inputs(graph_def: GraphDef, view: GraphView, worker: Worker) -> Inputs:
         view: the user's graph.
         worker: whose graph it is.
     """
-    return _Pass(graph_def, view, worker).run()
+    return _InputPass(graph_def, view, worker).run()
 
 
-class _Pass:
+class _InputPass:
     """One graph under change."""
 
     def __init__(self, graph_def: GraphDef, view: GraphView, worker: Worker) -> None:
@@ -106,7 +106,7 @@ class _Pass:
         self.nodes: dict[str, NodeDef] = {node.name: node for node in graph_def.node}
         self.marked: dict[str, bool] = {}
 
-    def run(self) -> Inputs:
+    def run(self) -> IteratorsOfGraph:
         users: dict[str, list[NodeDef]] = {}
         for node in self.graph_def.node:
             for name in node.input[:2]:
@@ -119,7 +119,7 @@ class _Pass:
                 others.append(name)
             elif any(node.op == _TAKES for node in own):
                 kept.append(self._keep(self.nodes[name], own))
-        return Inputs(tuple(kept), tuple(others))
+        return IteratorsOfGraph(tuple(kept), tuple(others))
 
     def _is_plain(self, users: Sequence[NodeDef]) -> bool:
         """Whether elements are taken in every run that has an op of `users`, and it is seen which."""
@@ -235,7 +235,7 @@ class _Pass:
     def _is_marked(self, name: str) -> bool:
         """Whether a node depends on the number of this worker's share."""
         if name not in self.marked:
-            node = self.nodes[name]
+            node, self.marked[name] = self.nodes[name], False  # as far as a loop's way back to itself is concerned
             self.marked[name] = mark_of(node) in (SHARD_ID, NUM_SHARDS) or any(
                 self._is_marked(_node(one)) for one in node.input
             )

@@ -14,7 +14,7 @@ from parallax.analysis.stages import Analysed, analyse, rewrites_of
 from parallax.compat import shard
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.transform.building.editor import Worker
-from parallax.transform.passes.inputs import Inputs
+from parallax.transform.passes.inputs import IteratorsOfGraph
 from parallax.transform.pipeline import transform
 
 v1 = tf.compat.v1
@@ -122,4 +122,4 @@ def test_iterators_of_which_it_is_not_seen_what_is_taken_are_named() -> None:
     found = analyse(graph)
     plan = make_plan(found.spec, one_host(2), PlanConstraints())
     made = transform(found.captured.view, rewrites_of(found, plan), place(0, 2))
-    assert made.inputs == Inputs((), ("OneShotIterator", "OneShotIterator_1"))
+    assert made.inputs == IteratorsOfGraph((), ("OneShotIterator", "OneShotIterator_1"))
