@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -317,7 +316,7 @@ def _refuse_bare_fit() -> None:
 
     original = TensorFlowTrainer.fit
 
-    @functools.wraps(original)
+    @wraps(original)
     def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
         if "parallax.keras" not in sys.modules:
             raise ConfigError(_BARE_FIT)

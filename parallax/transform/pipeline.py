@@ -40,7 +40,7 @@ from parallax.transform.passes.servers import run_on_servers
 from parallax.transform.passes.shards import set_shards
 from parallax.transform.passes.streams import RandomStreams, keep_streams
 from parallax.transform.passes.tables import gather_rows, slice_rows, spread_tables
-from parallax.transform.passes.touched_rows import NOTHING_TOUCHED, Touched, remember_touched_rows
+from parallax.transform.passes.touched_rows import NOTHING_TOUCHED, RememberedRows, remember_touched_rows
 from parallax.types import GraphDef
 
 PASSES: tuple[Callable[[Editor, Rewrites], None], ...] = (
@@ -105,7 +105,7 @@ class WorkerGraph:
     accumulate_steps: int = 1
     keepings: tuple[GradientAccumulation, ...] = ()
     lazily_updated: tuple[tuple[str, ...], ...] = ()
-    touched: Touched = NOTHING_TOUCHED
+    touched: RememberedRows = NOTHING_TOUCHED
     streams: RandomStreams = RandomStreams()
     inputs: IteratorsOfGraph = IteratorsOfGraph()
 

@@ -72,7 +72,9 @@ def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
         session.run([table.initializer, words.initializer])
         worker: Any = SimpleNamespace(watch=SimpleNamespace(run=lambda *_, **__: nullcontext()))
         config = CheckPointConfig(tmp_path, save_ckpt_steps=1)
-        made = Loop(session, table, CheckpointHook(Checkpoints(config, storage, None, "", beside), worker), tmp_path)
+        made = Loop(
+            session, table, CheckpointHook(Checkpoints(config, storage, None, "", beside=beside), worker), tmp_path
+        )
         begin = Writer.begin
 
         def begins_when_it_may(writer: Writer) -> None:
