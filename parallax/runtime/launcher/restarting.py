@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from parallax.errors import ParallaxError
+from parallax.errors import LaunchError, ParallaxError
 from parallax.report.text import bytes_text
-from parallax.runtime.launcher.cause import STOPPED, WELL, EndCause
+from parallax.runtime.launcher.cause import BROKEN, STOPPED, WELL, EndCause
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd, caught_signals
-from parallax.runtime.launcher.outcome import signal_name
+from parallax.runtime.launcher.outcome import EXIT_UNKNOWN, signal_name
 from parallax.runtime.launcher.reach import answering_hosts
 from parallax.runtime.launcher.relay import bytes_of
 from parallax.runtime.launcher.restart import (
@@ -62,7 +62,7 @@ def launch_restarting(options: RestartOptions, hosts: tuple[str, ...], job_on: J
         launch: as `launch.launch`.
 
     Raises:
-        LaunchError: as `launch`.
+        LaunchError: as `launch`, of the first job.
     """
     with caught_signals() as caught:
         restarting = _Restarting(options, hosts, job_on, launch, caught)
@@ -124,7 +124,14 @@ class _Restarting:
                 may_start = False
                 self._start_spare()
             self._look_at_spare()
-        return running.end()
+        try:
+            return running.end()
+        except LaunchError as error:
+            if not self._state.restarts:
+                raise
+            _say(str(error))  # what was missing may be there at the next start
+            reason = str(error).partition("\n")[0].rstrip(".")
+            return JobEnd(EXIT_UNKNOWN, None, EndCause(BROKEN), reason)
 
     def _next_job(self) -> RunningJob | None:
         """The job, started again; None when it cannot be, and the user has been told."""

@@ -125,6 +125,12 @@ def test_what_a_launch_raises_is_raised():
         run(Played([LaunchError("no mpirun")]))
 
 
+def test_a_later_job_that_cannot_be_launched_is_tried_again(capfdbinary):
+    played = Played([KILLED, LaunchError("Host b cannot be reached."), WELL], awaits_spare=False)
+    assert run(played).status == 0 and len(played.jobs) == 3
+    assert b"Restart 2 of 3 in 2 s: Host b cannot be reached. Goes on" in capfdbinary.readouterr()[1]
+
+
 def test_a_signal_ends_the_job_and_is_no_reason_to_start_it_again():
     stopped = JobEnd(143, None, EndCause(cause.STOPPED))
     seen = []
