@@ -93,7 +93,7 @@ class _Restarting:
         running = RunningJob(self._launch, self._job_on(self._hosts))
         while True:
             end = self._run(running)
-            if end.cause.kind in (WELL, STOPPED):
+            if end.cause.kind in (WELL, STOPPED) or self._caught:  # however it has ended since a signal came
                 return end
             self._state, decision = after_failure(self._state, _failed(running.job, end))
             if isinstance(decision, GiveUp):

@@ -131,8 +131,8 @@ def test_a_later_job_that_cannot_be_launched_is_tried_again(capfdbinary):
     assert b"Restart 2 of 3 in 2 s: Host b cannot be reached. Goes on" in capfdbinary.readouterr()[1]
 
 
-def test_a_signal_ends_the_job_and_is_no_reason_to_start_it_again():
-    stopped = JobEnd(143, None, EndCause(cause.STOPPED))
+@pytest.mark.parametrize("stopped", [JobEnd(143, None, EndCause(cause.STOPPED)), KILLED])
+def test_a_signal_ends_the_job_and_is_no_reason_to_start_it_again(stopped):
     seen = []
 
     def launch(job, stdout, stderr, contact):
