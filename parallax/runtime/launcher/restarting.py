@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from parallax.errors import ParallaxError
+from parallax.errors import LaunchError, ParallaxError
 from parallax.report.text import bytes_text
 from parallax.runtime.launcher.answering import answering_hosts
-from parallax.runtime.launcher.cause import HOST_LOST, STOPPED, WELL, EndCause
+from parallax.runtime.launcher.cause import BROKEN, HOST_LOST, STOPPED, WELL, EndCause
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd, caught_signals
 from parallax.runtime.launcher.outcome import EXIT_UNKNOWN, signal_name
@@ -63,7 +63,7 @@ def launch_restarting(options: RestartOptions, hosts: tuple[str, ...], job_on: J
         launch: as `launch.launch`.
 
     Raises:
-        LaunchError: as `launch`.
+        LaunchError: as `launch`, of the first job.
     """
     with caught_signals() as caught:
         restarting = _Restarting(options, hosts, job_on, launch, caught)
@@ -94,7 +94,7 @@ class _Restarting:
         running = RunningJob(self._launch, self._job_on(self._hosts))
         while True:
             end = self._run(running)
-            if end.cause.kind in (WELL, STOPPED):
+            if end.cause.kind in (WELL, STOPPED) or self._caught:  # however it has ended since a signal came
                 return end
             self._state, decision = after_failure(self._state, _failed(running.job, end))
             if isinstance(decision, GiveUp):
@@ -127,12 +127,14 @@ class _Restarting:
             self._look_at_spare()
         try:
             return running.end()
-        except HostsNotReady as error:  # of a job that trained there before: it may be back at the next start
-            if not self._state.has_started:
+        except LaunchError as error:
+            if not self._state.restarts:
                 raise
-            reason = str(error)
-            _say(reason)
-            return JobEnd(EXIT_UNKNOWN, cause=EndCause(HOST_LOST, host=error.hosts[0]), reason=reason)
+            _say(str(error))  # what was missing may be there at the next start
+            cause = EndCause(BROKEN)
+            if isinstance(error, HostsNotReady):
+                cause = EndCause(HOST_LOST, host=error.hosts[0])
+            return JobEnd(EXIT_UNKNOWN, None, cause, str(error).partition("\n")[0].rstrip("."))
 
     def _next_job(self) -> RunningJob | None:
         """The job, started again; None when it cannot be, and the user has been told."""

@@ -14,10 +14,10 @@ import pytest
 from parallax.cluster.machines import Cluster, Host, Ssh, local_cluster
 from parallax.errors import LaunchError, PlanError
 from parallax.runtime.launcher import cause, restarting
+from parallax.runtime.launcher.answering import answering_hosts
 from parallax.runtime.launcher.cause import EndCause, Progress
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd
-from parallax.runtime.launcher.reach import answering_hosts
 from parallax.runtime.launcher.restarting import RestartOptions, launch_restarting
 
 LIMIT_S = 20.0
@@ -125,8 +125,14 @@ def test_what_a_launch_raises_is_raised():
         run(Played([LaunchError("no mpirun")]))
 
 
-def test_a_signal_ends_the_job_and_is_no_reason_to_start_it_again():
-    stopped = JobEnd(143, None, EndCause(cause.STOPPED))
+def test_a_later_job_that_cannot_be_launched_is_tried_again(capfdbinary):
+    played = Played([KILLED, LaunchError("Host b cannot be reached."), WELL], awaits_spare=False)
+    assert run(played).status == 0 and len(played.jobs) == 3
+    assert b"Restart 2 of 3 in 2 s: Host b cannot be reached. Goes on" in capfdbinary.readouterr()[1]
+
+
+@pytest.mark.parametrize("stopped", [JobEnd(143, None, EndCause(cause.STOPPED)), KILLED])
+def test_a_signal_ends_the_job_and_is_no_reason_to_start_it_again(stopped):
     seen = []
 
     def launch(job, stdout, stderr, contact):
