@@ -40,7 +40,7 @@ from parallax.runtime.checkpoint.writing import Moved
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import WorkerContext
 from parallax.settings.parts import CheckPointConfig
-from parallax.transform.passes.touched_rows import NOTHING_TOUCHED, Touched
+from parallax.transform.passes.touched_rows import NO_ROW_MEMORY, RowMemory
 from parallax.types import Comm, Coordinator, Graph, RunContext, RunValues, Session
 
 v1 = tf.compat.v1
@@ -118,7 +118,7 @@ class Checkpoints:
 
 
 def checkpoints(
-    graph: Graph, places: Places, config: CheckPointConfig, comm: Comm, touched: Touched = NOTHING_TOUCHED
+    graph: Graph, places: Places, config: CheckPointConfig, comm: Comm, touched: RowMemory = NO_ROW_MEMORY
 ) -> Checkpoints:
     """Adds what checkpoints need to the default graph, a worker's.
 
