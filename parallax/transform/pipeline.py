@@ -40,7 +40,7 @@ from parallax.transform.passes.servers import run_on_servers
 from parallax.transform.passes.shards import set_shards
 from parallax.transform.passes.streams import RandomStreams, keep_streams
 from parallax.transform.passes.tables import gather_rows, slice_rows, spread_tables
-from parallax.transform.passes.touched_rows import NOTHING_TOUCHED, RememberedRows, remember_touched_rows
+from parallax.transform.passes.touched_rows import NO_ROW_MEMORY, RowMemory, remember_touched_rows
 from parallax.types import GraphDef
 
 PASSES: tuple[Callable[[Editor, Rewrites], None], ...] = (
@@ -105,7 +105,7 @@ class WorkerGraph:
     accumulate_steps: int = 1
     keepings: tuple[GradientAccumulation, ...] = ()
     lazily_updated: tuple[tuple[str, ...], ...] = ()
-    touched: RememberedRows = NOTHING_TOUCHED
+    touched: RowMemory = NO_ROW_MEMORY
     streams: RandomStreams = RandomStreams()
     inputs: IteratorsOfGraph = IteratorsOfGraph()
 
@@ -146,7 +146,7 @@ def transform(view: GraphView, rewrites: Rewrites, worker: Worker, remembers_row
         inputs = keep_inputs(changed, view, worker)
     lazy = lazily_updated(editor)
     read = keep_up_to_date(changed, lazy)
-    touched = remember_touched_rows(changed, editor, rewrites) if remembers_rows else NOTHING_TOUCHED
+    touched = remember_touched_rows(changed, editor, rewrites) if remembers_rows else NO_ROW_MEMORY
     cleared = [name for one in touched.tables for name in (one.clear, *one.clear_partitions) if name]
     check(changed, rewrites, worker)
     check_exchanges(changed, rewrites)

@@ -105,8 +105,8 @@ def test_increments_are_resumed_with_other_workers_and_servers_and_equal_the_who
     servers.write_text("hosts:\n- address: localhost\n  workers: 3\n  servers: 2\n")
     first = start("-m", "parallax.cli", "run", "--workers", 2, script, folder, 4, "alltoall").finish()
     assert first.status == 0, str(first)
-    assert "Increments have the touched rows of emb, emb/Adagrad, parted/part_0, " in first.stdout, str(first)
-    assert "Whole are moved, moved/Adam, moved/Adam_1: moved/update_rows changes rows that no" in first.stdout
+    assert "Increments have the touched rows of emb, emb/Adagrad, parted/part_0, " in first.stderr, str(first)
+    assert "Whole are moved, moved/Adam, moved/Adam_1: moved/update_rows changes rows that no" in first.stderr
     assert_chain_equals_whole(folder, 4)
     for path in folder.glob("model.ckpt-4*"):  # as if the job had been killed before its end
         path.unlink()

@@ -23,7 +23,7 @@ from parallax.runtime.checkpoint.stored import CHUNK_BYTES, stored_variables, va
 from parallax.runtime.checkpoint.touched import Marks, Succession, hold_marks
 from parallax.runtime.supervisor.control import SAVED, send
 from parallax.settings.parts import CheckPointConfig
-from parallax.transform.passes.touched_rows import NOTHING_TOUCHED, RememberedRows
+from parallax.transform.passes.touched_rows import NO_ROW_MEMORY, RowMemory
 from parallax.types import Comm, Graph, Session
 
 v1 = tf.compat.v1
@@ -107,7 +107,7 @@ def checkpoints(
     places: Places,
     config: CheckPointConfig,
     comm: Comm,
-    touched: RememberedRows = NOTHING_TOUCHED,
+    touched: RowMemory = NO_ROW_MEMORY,
     positions: KeptPositions | None = None,
 ) -> Checkpoints:
     """Adds what checkpoints need to the default graph, a worker's.

@@ -10,7 +10,7 @@ from parallax.runtime.checkpoint.contents import Contents, TouchedTable
 from parallax.runtime.checkpoint.held import Places, ReadableVariable, StoredVariable, hold
 from parallax.runtime.checkpoint.links import Header
 from parallax.runtime.checkpoint.stored import Stored
-from parallax.transform.passes.touched_rows import RememberedRows
+from parallax.transform.passes.touched_rows import RowMemory
 from parallax.types import Comm, Session
 
 
@@ -33,7 +33,7 @@ class Marks:
         if self.clear:
             session.run(self.clear)
 
-    def told(self, touched: RememberedRows) -> str:
+    def told(self, touched: RowMemory) -> str:
         """What increments will have, and why not less."""
         by_row = {op for ops in self.variables for op in ops}
         said = (
@@ -64,7 +64,7 @@ class Marks:
         return Contents([one for one in variables if one.stored.op not in touched], tables, header)
 
 
-def hold_marks(touched: RememberedRows, stored: Sequence[Stored], places: Places, comm: Comm) -> Marks:
+def hold_marks(touched: RowMemory, stored: Sequence[Stored], places: Places, comm: Comm) -> Marks:
     """Adds what reads touched rows to the default graph, a worker's.
 
     Args:

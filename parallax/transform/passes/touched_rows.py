@@ -28,7 +28,7 @@ _NAME = f"{SCOPE}/touched"
 
 
 @dataclass(frozen=True, slots=True)
-class TableMarks:
+class RememberedRows:
     """Variables that are updated by row with the same numbers, and where the touched rows are remembered.
 
     Attributes:
@@ -47,7 +47,7 @@ class TableMarks:
 
 
 @dataclass(frozen=True, slots=True)
-class RememberedRows:
+class RowMemory:
     """What is remembered of a worker's graph.
 
     Attributes:
@@ -55,15 +55,15 @@ class RememberedRows:
         whole: variable op -> why its touched rows are not known, of those that are updated by row; likewise.
     """
 
-    tables: tuple[TableMarks, ...] = ()
+    tables: tuple[RememberedRows, ...] = ()
     whole: tuple[tuple[str, str], ...] = ()
 
 
-NOTHING_TOUCHED = RememberedRows()
+NO_ROW_MEMORY = RowMemory()
 """Of a graph in which no rows are remembered."""
 
 
-def remember_touched_rows(graph_def: GraphDef, editor: Editor, rewrites: Rewrites) -> RememberedRows:
+def remember_touched_rows(graph_def: GraphDef, editor: Editor, rewrites: Rewrites) -> RowMemory:
     """Has updates remember which rows they touch.
 
     Args:
@@ -88,10 +88,10 @@ def remember_touched_rows(graph_def: GraphDef, editor: Editor, rewrites: Rewrite
                 marks.before(nodes[writer])
         names, clears = [one.name for one in made], [one.clear() for one in made]
         if parts[0]:
-            tables.append(TableMarks(tuple(members), "", tuple(names), "", tuple(clears)))
+            tables.append(RememberedRows(tuple(members), "", tuple(names), "", tuple(clears)))
         else:
-            tables.append(TableMarks(tuple(members), names[0], (), clears[0], ()))
-    return RememberedRows(tuple(tables), tuple(sorted(whole.items())))
+            tables.append(RememberedRows(tuple(members), names[0], (), clears[0], ()))
+    return RowMemory(tuple(tables), tuple(sorted(whole.items())))
 
 
 def _groups(view: GraphView, tables: Mapping[str, str]) -> tuple[list[tuple[str, ...]], dict[str, str]]:
