@@ -14,6 +14,7 @@ from ops.bench.predictions import command as predictions
 from ops.bench.published import command as published
 from ops.bench.race import command as race
 from ops.bench.regret import command as regret
+from ops.bench.replan import command as replan
 from ops.bench.safety import command as safety
 
 
@@ -32,6 +33,7 @@ def main() -> None:
     memory.add_command(commands)
     checkpoint.add_command(commands)
     increments.add_command(commands)
+    replan.add_command(commands)
     arguments = parser.parse_args()
     arguments.run(arguments)
 

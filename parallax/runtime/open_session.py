@@ -20,7 +20,7 @@ from parallax.analysis.reading.gradients import gradient_updates
 from parallax.analysis.stages import Analysed, analyse, analysed_as, constraints_of, rewrites_of
 from parallax.errors import PlanError
 from parallax.logger import log
-from parallax.plans.plan import Plan, plan_from_json
+from parallax.plans.plan import Layout, Plan, plan_from_json
 from parallax.report.text import bytes_text, first_named
 from parallax.runtime.checkpoint.positions import StoredPositions, stored_positions
 from parallax.runtime.guard.guard import Guard
@@ -31,6 +31,7 @@ from parallax.runtime.replan.change_over import ChangeOver
 from parallax.runtime.replan.options import ReplanOptions
 from parallax.runtime.replan.partitions import PartitionSearch, searches
 from parallax.runtime.replan.replan import Replan
+from parallax.runtime.replan.requested import RequestedChange
 from parallax.runtime.trace.hook import TraceHook
 from parallax.runtime.trace.options import TraceOptions, make_ready
 from parallax.runtime.verify.claimed import KeptTensors
@@ -118,6 +119,9 @@ def open_session(
         if searches(config, made.plan, equal_randomness):
             wished = config.of_variables("partitions")
             between_steps.append(PartitionSearch(members, worker, training, made.alone.spec, wished, over))
+        layout = Layout(made.plan.hosts, parcel.servers)
+        change = RequestedChange(worker, training, made.alone.spec, layout, over, members.workers)
+        between_steps.append(change)
         if config.export_graph_path is not None:
             write_text(Path(config.export_graph_path), members.rank, monitored.graph)
         if guard is not None:
@@ -125,7 +129,9 @@ def open_session(
     gc.freeze()  # graphs are many objects that stay: to look through them again and again costs a step a tenth
     for act in members.when_built:
         act(members.rank)
-    session = Session(worker, monitored, members.size, members.workers.Dup(), direct, between_steps, guard, values)
+    session = Session(
+        worker, monitored, members.size, members.workers.Dup(), direct, between_steps, guard, values, change
+    )
     return session, members.size, members.rank
 
 

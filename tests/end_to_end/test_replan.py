@@ -141,3 +141,22 @@ def test_partitions_are_searched_for_in_the_running_job(start, write):
     samples = re.findall(r"^(?:\[0\] )?  (\d+): .* measured", done.stdout, re.M)
     assert len(samples) >= 2 and "The job goes on with" in done.stdout, str(done)
     check_equal(printed(done, "values"), printed(plain, "values"))
+
+
+@pytest.mark.slow
+def test_a_script_changes_its_plan_from_owners_to_servers_and_back(start, write):
+    words = ("-r", write("machines", MACHINE), Path("ops/bench/replan/script.py").absolute(), 1000, 8)
+    for route in ("alltoall", "ps"):
+        planned = start(*CLI, "plan", "--json", f"{route}.json", *words, route, 0).finish()
+        assert planned.status == 0, str(planned)
+    changed = start(*CLI, "run", *words, "alltoall", 3, "ps.json", "alltoall.json").finish()
+    kept = start(*CLI, "run", *words, "alltoall", 9).finish()
+    assert changed.status == 0 and kept.status == 0, f"{changed}\n{kept}"
+    assert changed.stdout.count("The plan was changed in ") == 2, str(changed)
+    for rank in (0, 1):
+        found, wanted = (
+            [float(line.split()[1]) for line in done.lines(rank) if line.startswith(("loss ", "digest "))]
+            for done in (changed, kept)
+        )
+        assert len(found) == 10
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)

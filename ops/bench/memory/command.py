@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from ops.bench.on_lab import output_of
 from ops.lab.lab import Lab, why_not
 from parallax.report.text import bytes_text
 
-_ROOT = Path(__file__).resolve().parents[3]
 _SCRIPT = Path(__file__).with_name("script.py")
 _LINE = re.compile(r"\[(\d+)\] (begins step|ends step|peak) (\d+)(?: digest ([\d.]+))?")
 _COPIES = {"adagrad": 2, "lazy-adam": 3}
 """Optimizer -> how many copies of a table it and the table are."""
-_LAST_LINES = 20
 
 
 def add_command(commands: Any) -> None:
@@ -47,9 +44,9 @@ def run(arguments: argparse.Namespace) -> None:
         words = [str(_SCRIPT), str(rows), str(arguments.width), str(lab.folder / "checkpoints"), arguments.optimizer]
         resource = ["-r", str(lab.resource_file(1))]
         planned = lab.folder / "memory.json"
-        print(_output(lab, ["plan", "--memory", "--json", str(planned), *resource, *words]))
+        print(output_of(lab, ["plan", "--memory", "--json", str(planned), *resource, *words]))
         memory = json.loads(planned.read_text(encoding="utf-8"))
-        first, second = (_told(_output(lab, ["run", *resource, *words])) for _ in range(2))
+        first, second = (_told(output_of(lab, ["run", *resource, *words])) for _ in range(2))
     for rank, process in enumerate(memory["processes"]):
         total = process["total_bytes"]
         peaks = [int(job[rank]["peak"][0]) for job in (first, second)]
@@ -65,21 +62,3 @@ def _told(output: str) -> dict[int, dict[str, tuple[str, str]]]:
     for rank, what, number, digest in _LINE.findall(output):
         found.setdefault(int(rank), {})[what] = (number, digest)
     return found
-
-
-def _output(lab: Lab, words: list[str]) -> str:
-    """What a command of Parallax prints on the first host."""
-    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-    done = lab.run_on(
-        lab.names[0],
-        [sys.executable, "-m", "parallax.cli", *words],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": path},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if done.returncode:
-        lines = "\n".join(done.stdout.splitlines()[-_LAST_LINES:])
-        sys.exit(f"memory: parallax {words[0]} ended with exit status {done.returncode}\n{lines}")
-    return str(done.stdout)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -19,6 +20,8 @@ from tensorflow.python.framework.stack import default_session  # what tf.Session
 
 from parallax.errors import SessionError
 from parallax.logger import log
+from parallax.plans.plan import Plan
+from parallax.report.show import show
 from parallax.runtime.worker.accumulation import Gather
 from parallax.runtime.worker.direct import DirectRuns
 from parallax.runtime.worker.exchange_report import ExchangeReport, exchange_report, measured_step, rounding_report
@@ -88,6 +91,13 @@ class ValueAccess(Protocol):
         """Writes worker 0's value wherever it is held."""
 
 
+class PlanChange(Protocol):
+    """Goes over to other plans (replan/requested.py); every worker must make the same calls."""
+
+    def to(self, plan: Plan | str | Path) -> str:
+        """Goes over to a plan, and gives what is to be told of it."""
+
+
 class DefaultSession(PlainSession):
     """The default session inside `with sess:`, for `tensor.eval()` and `op.run()`: feeds and values come as they are.
 
@@ -125,6 +135,7 @@ class Session(PlainSession):
         afterwards: Sequence[BetweenStepsHook] = (),
         guard: RunGuard | None = None,
         values: ValueAccess | None = None,
+        plan_change: PlanChange | None = None,
     ) -> None:
         super().__init__(worker)
         self._monitored = monitored
@@ -132,6 +143,7 @@ class Session(PlainSession):
         self._afterwards = list(afterwards)  # one after the other
         self._guard = guard
         self.values = values
+        self._plan_change = plan_change
         self._size = size
         self._workers = workers
         self._defaults: list[ExitStack] = []
@@ -314,6 +326,29 @@ class Session(PlainSession):
             report = exchange_report(counters, counted, self._size, self._worker.plan, changes)
             step_s = measured_step(None if self._worker.log is None else self._worker.log.times())
             return replace(report, rounded=rounding_report(roundings, measured), step_s=step_s)
+
+    def change_plan(self, plan: Plan | str | Path) -> None:
+        """Goes over to another plan, between two runs; all workers must call it after the same run, with the same plan.
+
+        Variables move to where the plan has them, and values stay what they are. Its servers must be those of the job:
+        one that begins without servers has none later. Worker 0 prints how long it took.
+
+        Args:
+            plan: of the same graph and machines; or the name of its file, which `parallax plan --json` has written, on
+                the machine of worker 0.
+
+        Raises:
+            PlanError: on all workers, when it is of another graph or job, or cannot be carried out; the plan in force
+                stays.
+            SessionError: the session is closed.
+        """
+        self._check_open()
+        if self._plan_change is None:
+            raise SessionError("A session that parallel_run has opened can change its plan, and this is another one.")
+        with self._worker.watch.run("change_plan", "change_plan"):
+            text = self._plan_change.to(plan)
+        if self._workers.Get_rank() == 0:
+            show(text)
 
     def _check_open(self) -> None:
         if self._worker.raw is None:

@@ -1,0 +1,1 @@
+"""Changes of plan in a job that trains, on emulated hosts."""

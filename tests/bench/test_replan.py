@@ -1,0 +1,37 @@
+"""What the benchmark of changes of plan says, and finds wrong."""
+
+import pytest
+
+from ops.bench.replan.command import ROUTES, report
+
+CHANGES = len(ROUTES) - 1
+
+
+def printed(losses, digest=2.0, changes=CHANGES):
+    lines = [f"[{rank}] loss {loss}" for loss in losses for rank in (1, 0)]
+    lines += ["[0] The plan was changed in 0.52 s, 2 variables of 1 GB moved."] * changes
+    return "\n".join([*lines, f"[0] digest {digest}", f"[1] digest {digest}"])
+
+
+LOSSES = [1.0, 0.75, 0.5, 0.25]
+
+
+def test_each_change_and_the_differences_are_told():
+    said = report(printed(LOSSES), printed([1.0, 0.75, 0.5, 0.250001], changes=0), 1)
+    assert said[0] == "alltoall to allgather: The plan was changed in 0.52 s, 2 variables of 1 GB moved."
+    assert said[2].startswith("ps to alltoall: ") and said[3].startswith("loss: at most 4.0e-06 of itself")
+    assert said[4].startswith("digest: at most 0.0e+00")
+
+
+@pytest.mark.parametrize(
+    ("changed", "kept", "steps", "wrong"),
+    [
+        (printed(LOSSES, changes=2), printed(LOSSES), 1, "3 changes of plan were asked for, and 2 are told of"),
+        (printed(LOSSES), printed([1.0, 0.75, 0.5, 0.2501]), 1, "loss differs by 4.0e-04"),
+        (printed(LOSSES, digest=2.1), printed(LOSSES), 1, "digest differs by"),
+        (printed(LOSSES[:3]), printed(LOSSES[:3]), 2, "must print as many of loss"),
+    ],
+)
+def test_what_is_wrong_ends_it(changed, kept, steps, wrong):
+    with pytest.raises(SystemExit, match=wrong):
+        report(changed, kept, steps)
