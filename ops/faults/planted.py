@@ -189,7 +189,7 @@ DEFECTS = (
     Defect(_JOB, 'frame.message.get("kind") == "preempted":', "False:"),
     Defect(_JOB, "len(state.signals) == 1 and now_s < state.save_until_s", "len(state.signals) == 1"),
     Defect(_JOB, "len(state.signals) == 1 and now_s < state.save_until_s", "now_s < state.save_until_s"),
-    Defect(_JOB, "return Ending(EXIT_PREEMPTED, what)", "return Ending(0, what)"),
+    Defect(_JOB, "return Ending(EXIT_PREEMPTED, what, ", "return Ending(0, what, "),
     # Who failed first.
     Defect(_OUT, "was_killed = ended.status == -signal.SIGKILL and", "was_killed = False and"),
     Defect(_OUT, "if not frame.told or frame.by:", "if True:"),

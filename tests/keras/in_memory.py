@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops.exactness.runs import JobInMemory
-from ops.exactness.session import NamedSession, as_written
+from ops.exactness.session import NamedSession
 from ops.exactness.transport import together
 from parallax.analysis.reading import record
 from parallax.analysis.reading.capture import initialization_phases
@@ -126,7 +126,7 @@ class Workers:
         feeds = [tensor.name for tensor in self._step.feeds]
         names = [one.name for one in self._steps.taken()]
         reads = [self._steps.graph.as_graph_element(self._steps.made[name]).name for name in names]
-        with NamedSession(graph_def, as_written()) as session:
+        with NamedSession(graph_def, tf.compat.v1.ConfigProto()) as session:
             job = JobInMemory(session, self.analysed, made)
             for phase in initialization_phases(self.analysed.captured):
                 job.run_ops([phase] * self._size)

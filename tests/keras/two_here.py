@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops.exactness.runs import JobInMemory
-from ops.exactness.session import NamedSession, as_written
+from ops.exactness.session import NamedSession
 from ops.exactness.transport import together
 from parallax import Config
 from parallax.analysis.reading.capture import initialization_phases
@@ -81,7 +81,7 @@ class TwoWorkersSession:
         made = [transform(analysed.captured.view, rewrites, Worker(rank, SIZE, SEED, False)) for rank in range(SIZE)]
         runs = [op.name for op in graph.graph.get_operations() if op.name.endswith("/run")]
         runs += [op for op, _ in self.writes.values()]
-        session = NamedSession(together([one.graph_def for one in made], runs), as_written())
+        session = NamedSession(together([one.graph_def for one in made], runs), v1.ConfigProto())
         self.workers, self.job = Alone(), JobInMemory(session, analysed, made)
         for phase in initialization_phases(analysed.captured):
             self.job.run_ops([phase] * SIZE)

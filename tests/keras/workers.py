@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops.exactness.runs import JobInMemory
-from ops.exactness.session import NamedSession, as_written
+from ops.exactness.session import NamedSession
 from ops.exactness.transport import together
 from parallax import Config
 from parallax.analysis.reading.capture import initialization_phases
@@ -97,7 +97,7 @@ class KerasJob:
             name: self.graph.get_operation_by_name(f"{name}/Read/ReadVariableOp").outputs[0] for name in self.names
         }
         run, found = self.steps[step].run.name, []
-        with NamedSession(together([one.graph_def for one in made], [run]), as_written()) as session:
+        with NamedSession(together([one.graph_def for one in made], [run]), v1.ConfigProto()) as session:
             job = JobInMemory(session, self.analysed, made)
             for phase in initialization_phases(self.analysed.captured):
                 job.run_ops([phase] * len(cuts))

@@ -19,6 +19,7 @@ from parallax.runtime.checkpoint.frozen import CannotFreeze, Freezer, Image, fre
 from parallax.runtime.checkpoint.links import Header
 from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.writing import Moved, check_one_step, write_contents
+from parallax.runtime.supervisor.control import tell_saved
 from parallax.types import Comm, Session
 
 BESIDE_CHUNK_BYTES = 16 * 2**20
@@ -153,6 +154,8 @@ class BesideTraining:
             moved = write_contents(contents, self.comm, one.image.session, writer, one.look)
         finally:
             one.image.thaw()
+        if self.comm.Get_rank() == 0:
+            tell_saved(one.step)
         one.copied_bytes = max(self.comm.gather(one.copied_bytes) or [one.copied_bytes])
         return moved
 

@@ -21,7 +21,7 @@ from parallax.runtime.checkpoint.positions import KeptPositions
 from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, stored_variables, variable_op
 from parallax.runtime.checkpoint.touched import Marks, Succession, hold_marks
-from parallax.runtime.supervisor.control import SAVED, send
+from parallax.runtime.supervisor.control import tell_saved
 from parallax.settings.parts import CheckPointConfig
 from parallax.transform.passes.touched_rows import NO_ROW_MEMORY, RowMemory
 from parallax.types import Comm, Graph, Session
@@ -98,7 +98,7 @@ class Checkpoints:
                 show(f"{notes}Resumed from step {self.loaded_step}: {moved.prefix}\n")
                 for note in anew:
                     log.info(f"Resumed: {note}")
-                send({"kind": SAVED, "step": self.loaded_step, "loaded": True})
+                tell_saved(self.loaded_step, loaded=True)
             _LOG.info("Read: %s", moved)
 
 

@@ -30,8 +30,9 @@ from parallax.graph.view import GraphView, split_tensor
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.folder import FilesFailed
+from parallax.runtime.checkpoint.links import Header
 from parallax.runtime.checkpoint.writing import Moved
-from parallax.runtime.supervisor.control import SAVED, send
+from parallax.runtime.supervisor.control import tell_saved
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import WorkerContext
 from parallax.runtime.worker.preemption import Preemption
@@ -118,13 +119,21 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             if refusal:
                 header = following(must_be_whole=True)  # touched rows are forgotten
             if refusal != "":
-                self._take(step, lambda: storage.save(session, step, header), may_fail)
+                self._take(lambda: self._stand(session, step, header), may_fail)
         if refusal:
             self._warn_once("Training waits while checkpoints are written", f": variables cannot be frozen {refusal}")
         self._saved(step)
 
-    def _take(self, step: int, result: Callable[[], Moved], may_fail: bool) -> None:
-        """Takes in what came of the checkpoint of a step."""
+    def _stand(self, session: Session, step: int, header: Header | None) -> Moved:
+        """Writes a checkpoint while all wait, and tells the launcher."""
+        storage = self.checkpoints.storage
+        moved = storage.save(session, step, header)
+        if storage.comm.Get_rank() == 0:
+            tell_saved(step)
+        return moved
+
+    def _take(self, result: Callable[[], Moved], may_fail: bool) -> None:
+        """Takes in what came of a checkpoint."""
         try:
             moved = result()
         except FilesFailed as error:
@@ -141,8 +150,6 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
                 *(moved.prefix, bytes_text(moved.moved_bytes), moved.seconds, moved.waited_s),
                 bytes_text(moved.copied_bytes),
             )
-            if self.checkpoints.storage.comm.Get_rank() == 0:
-                send({"kind": SAVED, "step": step, "loaded": False})
         for note in notes if self.checkpoints.storage.comm.Get_rank() == 0 else ():
             _LOG.warning("%s", note)
 
@@ -150,7 +157,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Takes in what came of a checkpoint beside training, once it has ended."""
         beside = self.checkpoints.beside
         if beside is not None and beside.step is not None and not beside.is_writing:
-            self._take(beside.step, beside.take, may_fail=True)
+            self._take(beside.take, may_fail=True)
 
     def _wait(self, is_due: bool = True) -> None:
         """Waits for the checkpoint that is being written, if there is one; every worker must call it."""

@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 
 import parallax
 from parallax.runtime.checkpoint.hook import CheckpointHook
+from parallax.runtime.checkpoint.stored import OWN_KEYS
 from parallax.runtime.checkpoint.writer import Writer
 
 folder = Path(sys.argv[1])
@@ -49,7 +50,7 @@ def train(steps):
 
 def latest(name):
     reader = tf.train.load_checkpoint(str(folder / name))
-    return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
+    return {k: reader.get_tensor(k) for k in reader.get_variable_to_shape_map() if not k.startswith(OWN_KEYS)}
 
 
 with sess:
