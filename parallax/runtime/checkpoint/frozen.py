@@ -81,6 +81,10 @@ class FrozenValue:
         """The copy."""
         return self.value
 
+    def read_marked(self, session: Session, first: int, marked: Any) -> Any:
+        """The marked rows of the copy; None without one: a table that all workers have is read on worker 0 alone."""
+        return None if self.value is None else self.value[first : first + len(marked)][marked]
+
 
 @dataclass(frozen=True, slots=True)
 class ImageOps:

@@ -18,7 +18,7 @@ from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.beside_training import BesideTraining
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.folder import latest
-from parallax.runtime.checkpoint.frozen import freezer
+from parallax.runtime.checkpoint.frozen import FrozenValue, freezer
 from parallax.runtime.checkpoint.held import Places, hold
 from parallax.runtime.checkpoint.hook import CheckpointHook
 from parallax.runtime.checkpoint.storage import Storage
@@ -137,3 +137,9 @@ def test_files_that_cannot_be_written_are_a_warning_and_any_other_error_ends_the
     with pytest.raises(CheckpointError, match="step 2 could not be written beside training: ZeroDivisionError"):
         loop.hook._look()
     assert loop.beside.step is None
+
+
+def test_workers_that_bring_no_rows_bring_no_marked_ones_either() -> None:
+    session, stored, marked = Any, Any, np.array([True, False, True])
+    assert FrozenValue(stored, None).read_marked(session, 0, marked) is None
+    np.testing.assert_array_equal(FrozenValue(stored, np.arange(5)).read_marked(session, 1, marked), [1, 3])
