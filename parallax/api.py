@@ -219,15 +219,14 @@ def _give_graph(call: Call) -> NoReturn:
 def _checked_cluster(call: Call) -> Cluster:
     """The machines of a job, when nothing speaks against it but the plan."""
     config = call.config
-    if config.ckpt_config.ckpt_dir is not None:
+    if config.ckpt_config.keeps_state:
         from parallax.runtime.checkpoint.checkpoints import check_global_step
 
         check_global_step(call.graph, config.ckpt_config)  # what every worker would refuse
     check_possible(replan_options(config, call.wanted), config, call.sync)
     cluster = cluster_of(call.resource_info, config, call.wanted)
-    options = (*cluster.mpirun_options, *config.communication_config.mpi_config.words)
     check_profile(config, cluster.num_workers)
-    return replace(cluster, mpirun_options=options)
+    return replace(cluster, mpirun_options=(*cluster.mpirun_options, *config.communication_config.mpi_config.words))
 
 
 def _worker(call: Call) -> tuple[Any, int, int, int] | int:
@@ -370,7 +369,8 @@ def _launch(call: Call, planned: _Planned) -> JobEnd:
         def job_on(plan: Plan, cluster: Cluster) -> Job:
             return job_of(graph, analysed, plan, cluster, config, mine, seed, call.function, call.attachment)
 
-        return launch_planned(config, (cluster, plan), lambda fewer: _plan_on(fewer, analysed, call), job_on, launch)
+        plan_on = partial(_plan_on, analysed=analysed, call=call)
+        return launch_planned(config, (cluster, plan), plan_on, job_on, launch, mine.memory_job)
     folder = new_folder()
     try:
         mine = replace(mine, role=Role.VERIFY_WORKER, job_folder=str(folder))

@@ -50,7 +50,7 @@ INSIDE = {
         ("supervisor",),
         ("launcher", "worker"),
         ("checkpoint", "trace"),
-        ("guard", "measure"),
+        ("guard", "measure", "peers"),
         ("calibrate", "check", "replan", "verify"),
         ("doctor",),
     ),

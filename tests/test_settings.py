@@ -22,6 +22,7 @@ EXAMPLES = {
     "no_spare": True,
     "whole_every": 5,
     "keep_last": 3,
+    "memory_steps": 6,
     "keep_every_hours": 1.5,
     "beside_training": False,
     "preemption_grace_s": 20.0,

@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.warm_worker import FOLDER
+
 PRELOADED = ("parallax.api", "parallax.cli", "parallax.runtime.check.command", "scipy.optimize")
 AT_START = ("PYTHON", "TF_", "LD_", "OMP_")
 """How variables begin that an interpreter or an import reads: a command with others cannot be forked."""
@@ -179,6 +181,10 @@ def _become(asked: dict[str, Any]) -> None:
     np.random.seed()
     sys.argv = ["parallax", *asked["words"]]
     sys.path[0] = asked["cwd"]
+    if FOLDER in os.environ:
+        from parallax.runtime.launcher import mpirun
+
+        mpirun._AGENT = ("-m", "tests.warm_worker")  # type: ignore[assignment]
 
     from parallax.cli import main
 

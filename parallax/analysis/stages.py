@@ -19,7 +19,15 @@ from parallax.analysis.propagation.propagate import propagate, walked
 from parallax.analysis.propagation.walk import NoRule
 from parallax.analysis.reading.capture import Captured, capture
 from parallax.analysis.routes.candidates import rows_by_owner
-from parallax.analysis.whatif.memory import HostMemory, gradient_bytes, held_variables, memory_plan, touched_rows
+from parallax.analysis.routes.peer_memory import peer_memory_cost
+from parallax.analysis.whatif.memory import (
+    FixedMemory,
+    HostMemory,
+    gradient_bytes,
+    held_variables,
+    memory_plan,
+    touched_rows,
+)
 from parallax.analysis.whatif.simulate import HostKind, simulate
 from parallax.errors import GraphError, PlanError
 from parallax.graph.ownership import Ownership
@@ -30,6 +38,7 @@ from parallax.plans.plan import ALLTOALL, NO_ROUTE, PS, Layout, Plan, PlanConstr
 from parallax.plans.rewrites import Rewrites
 from parallax.plans.what_if import Simulation, WhatIf
 from parallax.profiles.plan_inputs import PlanInputs, read_measured
+from parallax.report.text import peer_memory_text
 from parallax.settings.config import Config
 from parallax.types import Graph
 
@@ -115,7 +124,7 @@ def plan_for(
         measured = read_measured(config.cluster_profile, config.model_profile)
         if hosts:
             measured.check_names(hosts)
-        return feasible(analysed, layout, constraints, measured)
+        return _with_peer_memory(feasible(analysed, layout, constraints, measured), analysed, config)
     path = Path(config.plan_file)
     plan = read_plan(path)
     plan.check_belongs_to(analysed.spec, layout)
@@ -132,7 +141,21 @@ def plan_for(
     _check_possible(plan, analysed.spec, layout, path)
     plan = _with_owner_rows(plan, analysed.spec)
     rewrites_of(analysed, plan)
-    return plan
+    return _with_peer_memory(plan, analysed, config)
+
+
+def _with_peer_memory(plan: Plan, analysed: Analysed, config: Config) -> Plan:
+    """The plan with what the state in the memory of hosts costs, where that is wanted."""
+    steps = config.ckpt_config.memory_steps
+    if steps is None:
+        return plan
+    lazy = [one.table for one in analysed.captured.lazy if one.node]
+    alone = [name for name, hosts in config.of_variables("memory_hosts").items() if hosts == 1]
+    cost = peer_memory_cost(plan, analysed.spec, lazy, steps, alone)
+    cluster = read_measured(config.cluster_profile, None).cluster
+    rate = min((host.out_bytes_per_s for host in cluster.hosts), default=0.0) if cluster is not None else 0.0
+    note = peer_memory_text(steps, cost.sent_bytes, cost.host_bytes, cost.sent_bytes / rate if rate else None)
+    return plan if note in plan.notes else replace(plan, notes=(*plan.notes, note))
 
 
 def constraints_of(config: Config, synchronous: bool = True) -> PlanConstraints:
@@ -186,10 +209,9 @@ def memory_of(
     plan: Plan,
     config: Config,
     hosts: Sequence[HostMemory],
-    base_bytes: int,
+    fixed: FixedMemory,
     synchronous: bool = True,
     examples: int = 0,
-    chunk_bytes: int = 0,
 ) -> MemoryPlan:
     """The memory of a plan's processes against what hosts have, and the largest batch that fits.
 
@@ -198,10 +220,9 @@ def memory_of(
         plan: its plan.
         config: what the plan was made with.
         hosts: what each host has; a cluster profile goes before it.
-        base_bytes: of a process before it has made a variable.
+        fixed: what processes hold beside variables and steps.
         synchronous: whether every step takes the gradients of all workers.
         examples: of a worker's batch, where the graph leaves it open; 0 where that is unknown.
-        chunk_bytes: of rows that checkpoints move at once; 0 where there are none.
     """
     spec, constraints = analysed.spec, constraints_of(config, synchronous)
     measured = read_measured(config.cluster_profile, config.model_profile)
@@ -212,7 +233,7 @@ def memory_of(
     )
     if measured.cluster is not None:
         hosts = [HostMemory(one.name, one.memory_bytes, PROFILE) for one in measured.cluster.hosts]
-    return memory_plan(plan, held, live, hosts, base_bytes, chunk_bytes)
+    return memory_plan(plan, held, live, hosts, fixed)
 
 
 def feasible(

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from parallax.functions.numbered_rows import NumberedRows
+
 OTHER_INPUT = (
     "All workers must read the same batches, of which each takes its rows, and this one differs. Seed what "
     "is shuffled or drawn (tf.random.set_seed, keras.utils.set_random_seed before the dataset is made), and sort what "
@@ -37,6 +39,8 @@ def share_of(batch: Any, rank: int, size: int) -> list[Any]:
     for one in tf.nest.flatten(batch):
         if isinstance(one, tf.RaggedTensor):
             share += [np.asarray(part) for part in tf.nest.flatten(one[first:end], expand_composites=True)]
+        elif isinstance(one, NumberedRows):
+            share.append(one[first:end])
         elif one is not None:  # cut by NumPy, a tenth of what an op takes
             share.append(np.asarray(one)[first:end] if _has_rows(one) else np.asarray(one))
     return share

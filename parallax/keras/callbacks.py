@@ -66,6 +66,9 @@ def _leads(kind: type, conductor: Conductor, known: Any) -> Callable[..., None]:
     def init(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, callbacks, *args, **kwargs)  # type: ignore[misc]
         _wait_for_each(self)
+        self._parallax_told = {
+            name: [one for one in self.callbacks if _has_own(one, name, known)] for name in _HOOKS if "batch" in name
+        }
         if conductor.is_leading:  # a callback evaluates: the others only serve
             self._parallax_hooks = ()
             return
@@ -92,15 +95,16 @@ def _wait_for_each(callbacks: Any) -> None:
 
 def _is_loud(callbacks: list[Any], hook: str, known: Any) -> bool:
     """Whether a callback that may look at the model, or decide something, has a hook of its own."""
+    quiet = tuple(getattr(known, name) for name in _QUIET)
+    return any(not isinstance(one, quiet) and _has_own(one, hook, known) for one in callbacks)
+
+
+def _has_own(callback: Any, hook: str, known: Any) -> bool:
+    """Whether a callback has a hook of its own."""
     generic = hook.replace("train_", "") if hook.startswith("on_train_batch") else hook
-    for callback in callbacks:
-        if isinstance(callback, tuple(getattr(known, name) for name in _QUIET)):
-            continue
-        own = [getattr(type(callback), name, None) for name in {hook, generic}]
-        ours = [getattr(known.Callback, name, None) for name in {hook, generic}]
-        if any(mine is not None and mine not in ours for mine in own) or hook in vars(callback):
-            return True
-    return False
+    own = [getattr(type(callback), name, None) for name in {hook, generic}]
+    ours = [getattr(known.Callback, name, None) for name in {hook, generic}]
+    return any(mine is not None and mine not in ours for mine in own) or bool({hook, generic} & vars(callback).keys())
 
 
 def _hooks(model: Any, conductor: Conductor) -> dict[str, Callable[..., None]]:
@@ -108,10 +112,14 @@ def _hooks(model: Any, conductor: Conductor) -> dict[str, Callable[..., None]]:
 
 
 def _hook(name: str, model: Any, conductor: Conductor) -> Callable[..., None]:
+    tell_batch = library_of(model).tell_batch
+
     def hook(self: Any, *args: Any, **kwargs: Any) -> None:
         original = getattr(super(type(self), self), name)
         if name not in self._parallax_hooks:
-            if conductor.rank == 0:
+            if conductor.rank == 0 and "batch" in name:
+                tell_batch(self, name, self._parallax_told[name], *args, **kwargs)
+            elif conductor.rank == 0:
                 original(*args, **kwargs)
             return
         if conductor.rank:

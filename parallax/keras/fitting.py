@@ -21,9 +21,11 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.errors import ConfigError
+from parallax.functions.numbered_rows import NumberedArrays
 from parallax.functions.running import RunningSteps
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.functions.traced import InFile, bytes_of, initial_of, portable_values, take_values
+from parallax.keras.arrays import numbered_training, numbered_validation
 from parallax.keras.callbacks import callback_list_for
 from parallax.keras.counting import check_sums
 from parallax.keras.inputs import batch_length, open_spec
@@ -152,10 +154,12 @@ def run_fit(
     running = RunningSteps(fit.graph, session, size, rank)
     training = ModelTraining(model, running, fit.steps, fit.traced, fit.names, fit.reset)
     arguments = dict(fit.arguments)
+    training.take_arrays(_numbered(fit, arguments))
     if rank:
         arguments.update(callbacks=None, verbose=0)
-    list_in_fit = library_of(model).CALLBACK_LIST_IN_FIT
-    with _functions_of(model, training), mock.patch(list_in_fit, callback_list_for(model, training)):
+    library = library_of(model)
+    lists = mock.patch(library.CALLBACK_LIST_IN_FIT, callback_list_for(model, training))
+    with _functions_of(model, training), lists, library.numbered_epochs():
         history = original(**arguments)
     large = large_variables(fit, tables)
     values = training.values(large)
@@ -163,6 +167,14 @@ def run_fit(
         values.update(_stored(training, large, tables))
     training.release()
     return history, values
+
+
+def _numbered(fit: FitCall, arguments: dict[str, Any]) -> dict[str, NumberedArrays]:
+    """By step, the arrays in whose place Keras has row numbers from now on."""
+    found = {"train": numbered_training(fit.model, arguments, fit.traced["train"].spec)}
+    if "test" in fit.traced:
+        found["test"] = numbered_validation(fit.model, arguments, fit.traced["test"].spec)
+    return {which: arrays for which, arrays in found.items() if arrays is not None}
 
 
 @contextmanager

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from parallax.errors import GraphError
 
+ROW_NUMBERS = "parallax_row_numbers_of_"
+"""What precedes the name of a step whose input are row numbers, as Keras is given them (arrays.py)."""
 _OF_ARRAYS = 32
 """What `fit` cuts arrays into where it is not told."""
 
@@ -40,6 +42,17 @@ def _open(spec: Any) -> Any:
 def parts_of(batch: Any) -> list[Any]:
     """The tensors of a batch, flat, as Keras's steps take them: what is Optional is left out."""
     return [one for one in tf.nest.flatten(batch) if one is not None and not isinstance(one, tf.experimental.Optional)]
+
+
+def row_numbers(x: Any, which: str = "") -> Any:
+    """The row numbers that an input of Keras's is; None if it is another one.
+
+    Args:
+        x: the input, or a batch of it.
+        which: "train" or "test"; empty for both.
+    """
+    names = [name for name in x if str(name).startswith(ROW_NUMBERS + which)] if isinstance(x, dict) else []
+    return x[names[0]] if names else None
 
 
 def batch_length(x: Any, batch_size: int | None) -> int:

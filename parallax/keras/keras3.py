@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, get_data_adapter
+from keras.src.utils.python_utils import pythonify_logs
 
 from parallax.functions.keras_steps import optimizers_seen, slot_name
+from parallax.keras.epochs import NumberedEpochs
+from parallax.keras.logs import LateLogs
 from parallax.keras.reports import reported_means
 from parallax.keras.traced import making_large
 
@@ -34,6 +39,11 @@ def dataset_of(x: Any, y: Any, sample_weight: Any, batch_size: int | None, class
     options = {"class_weight": class_weight, "shuffle": False}
     adapter = get_data_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=None, **options)
     return adapter.get_tf_dataset()
+
+
+def numbered_epochs() -> AbstractContextManager[Any]:
+    """Within it `fit` goes over row numbers without a dataset."""
+    return mock.patch("keras.src.backend.tensorflow.trainer.TFEpochIterator", NumberedEpochs)
 
 
 def build(model: Any, spec: Any) -> None:
@@ -99,3 +109,15 @@ def steps_at_once(model: Any) -> int:
 
 def has_trained(model: Any, which: str) -> None:
     """Takes in that a step was made."""
+
+
+def late_logs(names: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a train function gives `fit`, which looks at it at the end of an epoch, and where a callback does."""
+    return LateLogs(names, compute)
+
+
+def tell_batch(callbacks: Any, hook: str, told: list[Any], batch: int, logs: Any = None) -> None:
+    """Calls a hook between batches of those callbacks of a list that have it."""
+    names = dict.fromkeys([str(number) for number in range(len(logs or ()))])
+    for callback in told:
+        getattr(callback, hook)(batch, logs=LateLogs(names, partial(pythonify_logs, logs)))

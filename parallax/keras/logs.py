@@ -6,6 +6,7 @@ computed of the batch itself is a number, of a floating type as means are, or ha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from parallax.errors import GraphError
@@ -80,3 +81,59 @@ def _is_of_batch(tensor: Any) -> bool:
         seen.update(one.name for one in before)
         waiting += before
     return False
+
+
+class LateLogs(dict[str, Any]):
+    """Logs that are computed when somebody looks at one of them."""
+
+    def __init__(self, names: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> None:
+        """Computes nothing.
+
+        Args:
+            names: whose number is that of the logs, with anything.
+            compute: gives the logs.
+        """
+        super().__init__(names)
+        self._compute: Callable[[], dict[str, Any]] | None = compute
+
+    def __getitem__(self, name: str) -> Any:
+        return dict.__getitem__(self._computed(), name)
+
+    def __iter__(self) -> Iterator[str]:
+        return dict.__iter__(self._computed())  # `dict(logs)` copies what is there unless there is this
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of any dictionary."""
+        return dict.get(self._computed(), name, default)
+
+    def __contains__(self, name: object) -> bool:
+        return dict.__contains__(self._computed(), name)
+
+    def keys(self) -> Any:
+        """As of any dictionary."""
+        return dict.keys(self._computed())
+
+    def items(self) -> Any:
+        """As of any dictionary."""
+        return dict.items(self._computed())
+
+    def values(self) -> Any:
+        """As of any dictionary."""
+        return dict.values(self._computed())
+
+    def copy(self) -> dict[str, Any]:
+        """A plain dictionary."""
+        return dict(self)
+
+    def __eq__(self, other: object) -> bool:
+        return dict.__eq__(self._computed(), other)
+
+    def __repr__(self) -> str:
+        return dict.__repr__(self._computed())
+
+    def _computed(self) -> dict[str, Any]:
+        compute, self._compute = self._compute, None
+        if compute is not None:
+            self.clear()
+            self.update(compute())
+        return self

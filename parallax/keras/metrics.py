@@ -8,8 +8,10 @@ one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -143,37 +145,37 @@ def rows_of_all(rows: dict[str, Any], comm: Comm) -> dict[str, Any]:
 class MetricSums:
     """The sums of a model's metrics over all workers, since each was last written.
 
-    A step's sums are on their way until somebody asks for them, or the next step begins.
+    A step's sums are on their way until somebody asks for them, or the next step has been made.
 
     Attributes:
         variables: the tf.Variables of metrics, in order.
+        zeros: arrays of their types and shapes.
+        latest: the sums after the last step.
     """
 
     def __init__(self, variables: Sequence[Any], comm: Comm) -> None:
         self.variables = list(variables)
         self._comm, self._size = comm, comm.Get_size()
         self._base = [variable.numpy() for variable in variables]
-        self._sums, self._others = list(self._base), dict[str, Any]()
-        self._coming: _Coming | None = None
+        self.zeros = [np.zeros_like(value) for value in self._base]
+        self.latest = StepSums(self._base)
 
     @property
     def sums(self) -> list[Any]:
         """What the one process would have, arrays of the variables' types."""
-        self.arrive()
-        return self._sums
+        return self.latest.sums
 
     @property
     def others(self) -> dict[str, Any]:
         """What the last step logged beside metrics, of all workers."""
-        self.arrive()
-        return self._others
+        return self.latest.others
 
     def begin_at(self, values: dict[int, Any]) -> None:
         """Some variables begin anew, by their numbers, at these values; the workers' own parts of all begin at zero."""
         self._base = list(self.sums)
         for number, value in values.items():
             self._base[number] = np.asarray(value, self._base[number].dtype)
-        self._sums = list(self._base)
+        self.latest = StepSums(self._base)
 
     def send(self, parts: Sequence[Any], others: dict[str, Any], digest: int) -> None:
         """Has what the workers have after a step put together; every worker must call it.
@@ -186,46 +188,19 @@ class MetricSums:
         Raises:
             SessionError: the input of the step before was not the same on all workers.
         """
-        self.arrive()
-        own = np.concatenate(
-            [
-                np.array([digest, digest * digest], np.float64),
-                *(np.ravel(part).astype(np.float64) for part in (*parts, *others.values())),
-            ]
-        )
+        self.latest.arrive()
+        given = [np.ravel(part) for part in (*parts, *others.values())]
+        own = np.concatenate([np.array([digest, digest * digest], np.float64), *given], dtype=np.float64)
         if self._size == 1:
-            self._coming = _Coming(own, own, None, others)
+            self.latest = StepSums(self._base, Coming(own, own, None, others, 1))
             return
         whole = np.empty_like(own)
-        self._coming = _Coming(own, whole, self._comm.Iallreduce(own, whole), others)
-
-    def arrive(self) -> None:
-        """Waits for the sums of the last step.
-
-        Raises:
-            SessionError: the input was not the same on all workers.
-        """
-        if self._coming is None:
-            return
-        coming, self._coming = self._coming, None
-        if coming.request is not None:
-            wait_for(coming.request)
-        whole, place = coming.whole, 2
-        if self._size * whole[1] != whole[0] ** 2:
-            raise SessionError(OTHER_INPUT)
-        for number, base in enumerate(self._base):
-            part = whole[place : place + base.size].reshape(base.shape)
-            place += base.size
-            self._sums[number] = (base + part.astype(base.dtype)).astype(base.dtype)
-        self._others = {}
-        for name, value in coming.others.items():
-            mean = whole[place : place + np.size(value)].reshape(np.shape(value)) / self._size
-            self._others[name] = mean.astype(np.asarray(value).dtype)
-            place += np.size(value)
+        request = self._comm.Iallreduce(own, whole)
+        self.latest = StepSums(self._base, Coming(own, whole, request, others, self._size))
 
 
 @dataclass(frozen=True, slots=True)
-class _Coming:
+class Coming:
     """A step's sums on their way.
 
     Attributes:
@@ -233,9 +208,68 @@ class _Coming:
         whole: where they arrive.
         request: of MPI; None for one worker.
         others: this worker's logs beside metrics.
+        size: number of workers.
     """
 
     own: Any
     whole: Any
     request: Any
     others: dict[str, Any]
+    size: int
+
+
+class StepSums:
+    """What one process would have after a step: waited for, and put together, when somebody asks for it.
+
+    Args:
+        base: the values at which the workers' own parts began, by variable.
+        coming: the sums of those parts; None where there was no step.
+    """
+
+    def __init__(self, base: Sequence[Any], coming: Coming | None = None) -> None:
+        self._base, self._coming = base, coming
+        self._is_there = coming is None
+
+    def arrive(self) -> None:
+        """Waits for the sums.
+
+        Raises:
+            SessionError: the input was not the same on all workers.
+        """
+        if self._is_there or self._coming is None:
+            return
+        self._is_there, coming = True, self._coming
+        if coming.request is not None:
+            wait_for(coming.request)
+        if coming.size * coming.whole[1] != coming.whole[0] ** 2:
+            raise SessionError(OTHER_INPUT)
+
+    @cached_property
+    def sums(self) -> list[Any]:
+        """The metrics' variables, arrays of their types."""
+        self.arrive()
+        if self._coming is None:
+            return list(self._base)
+        parts = self._cut(2, [base.shape for base in self._base])
+        return [
+            (base + part.astype(base.dtype)).astype(base.dtype) for base, part in zip(self._base, parts, strict=True)
+        ]
+
+    @cached_property
+    def others(self) -> dict[str, Any]:
+        """What the step logged beside metrics, of all workers."""
+        self.arrive()
+        if self._coming is None:
+            return {}
+        own, size = self._coming.others, self._coming.size
+        parts = self._cut(2 + sum(base.size for base in self._base), [np.shape(value) for value in own.values()])
+        means = zip(own.items(), parts, strict=True)
+        return {name: (part / size).astype(np.asarray(value).dtype) for (name, value), part in means}
+
+    def _cut(self, place: int, shapes: Sequence[Any]) -> Iterator[Any]:
+        """Arrays of these shapes, one after the other, of what has arrived."""
+        whole: Any = None if self._coming is None else self._coming.whole
+        for shape in shapes:
+            size = math.prod(shape)
+            yield whole[place : place + size].reshape(shape)
+            place += size

@@ -45,6 +45,11 @@ def dataset_of(x: Any, y: Any, sample_weight: Any, batch_size: int | None, class
     return handler._dataset
 
 
+def numbered_epochs() -> AbstractContextManager[Any]:
+    """Within it `fit` goes over row numbers: as it does over all arrays."""
+    return nullcontext()
+
+
 def build(model: Any, spec: Any) -> None:
     """Makes the variables of a model, its optimizer, its losses and its metrics: a first trace does."""
     tf.function(model.train_step, autograph=False).get_concrete_function(spec)
@@ -123,3 +128,13 @@ def steps_at_once(model: Any) -> int:
 def has_trained(model: Any, which: str) -> None:
     """Counts a step, as the functions that tf_keras makes do."""
     (model._train_counter if which == "train" else model._test_counter).assign_add(1)
+
+
+def late_logs(names: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a train function gives `fit`, which looks at it after every batch."""
+    return compute()
+
+
+def tell_batch(callbacks: Any, hook: str, told: list[Any], batch: int, logs: Any = None) -> None:
+    """Calls a hook between batches of a list of callbacks, which knows who has it."""
+    getattr(super(type(callbacks), callbacks), hook)(batch, logs)

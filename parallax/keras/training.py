@@ -6,21 +6,23 @@ for all of them, each with its share of the rows. Worker 0 reports, and runs the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-import numpy as np
 import tensorflow as tf
 
 from parallax.errors import SessionError
 from parallax.functions.mirrors import Mirrors
+from parallax.functions.numbered_rows import NumberedArrays
 from parallax.functions.running import RunningSteps
 from parallax.functions.shares import digest_of, rows_of, share_of
 from parallax.functions.step_graph import GraphStep
 from parallax.functions.traced import InFile
+from parallax.keras.arrays import numbers_of
 from parallax.keras.callbacks import decisions_of
 from parallax.keras.inputs import parts_of
 from parallax.keras.libraries import library_of
@@ -71,7 +73,10 @@ class ModelTraining:
         """
         self._model, self._running, self._steps, self._traced = model, running, steps, traced
         self._reset, self._reports = reset, reports_everywhere or running.rank == 0
+        self._reports_everywhere = reports_everywhere
         self.rank, self.is_leading = running.rank, False
+        self._arrays: dict[str, NumberedArrays] = {}
+        self._is_compared = False
         metrics = {id(v): v for one in traced.values() for v in one.metrics}
         self._sums = MetricSums(list(metrics.values()), running.comm)
         self._logs = {
@@ -85,6 +90,10 @@ class ModelTraining:
         counted = {name: self._sums.variables[number] for name, number in self._number_of.items()}
         self.mirrors = Mirrors({**taken, **counted}.items(), self._fetched)
         _trainings[id(model)] = self
+
+    def take_arrays(self, arrays: Mapping[str, NumberedArrays]) -> None:
+        """Says of which arrays Keras's batches are row numbers, by step (arrays.py)."""
+        self._arrays = dict(arrays)
 
     def train_function(self, iterator: Any) -> Any:
         """What `Model.train_function` gives for the next batches of an iterator."""
@@ -152,7 +161,7 @@ class ModelTraining:
             but: names of those that are left out.
         """
         self._flush()
-        self._sums.arrive()
+        self._sums.latest.arrive()
         found = {name: self._running.read(name) for name in self._trained if name not in but}
         if self.rank:
             return {}
@@ -192,10 +201,16 @@ class ModelTraining:
                 if logs is None:
                     raise StopIteration from None
                 break
-            logs = self._on_batch(which, parts_of(batch))
+            numbers = numbers_of(batch, which)
+            if numbers is None:
+                parts = parts_of(batch)
+                logs = self._on_batch(which, parts, partial(digest_of, parts))
+            else:
+                arrays = self._arrays[which]
+                logs = self._on_batch(which, arrays.batch(numbers), partial(arrays.digest, numbers))
         return logs
 
-    def _on_batch(self, which: str, batch: list[Any]) -> Any:
+    def _on_batch(self, which: str, batch: list[Any], digest: Callable[[], int]) -> Any:
         rank, size = self.rank, self._running.size
         if which not in self._steps:
             raise SessionError(
@@ -208,7 +223,7 @@ class ModelTraining:
             self._tell(("step", which))
             share, _ = self._running.comm.scatter([(share_of(batch, one, size), length) for one in range(size)])
             return self._step(which, share, length, 0)
-        return self._step(which, share_of(batch, rank, size), length, digest_of(batch) if size > 1 else 0)
+        return self._step(which, share_of(batch, rank, size), length, digest() if size > 1 else 0)
 
     def _step(self, which: str, share: list[Any], length: int, digest: int) -> Any:
         traced, logs = self._traced[which], self._logs[which]
@@ -217,19 +232,29 @@ class ModelTraining:
         found = self._running.run(self._steps[which], share, wanted, length)
         others = dict(zip(logs.others, found[len(parts) :], strict=True))
         ordered = dict(zip((id(v) for v in traced.metrics), found[: len(parts)], strict=True))
-        mine = [
-            ordered.get(id(v), np.zeros_like(s)) for v, s in zip(self._sums.variables, self._sums.sums, strict=True)
-        ]
+        mine = [ordered.get(id(v), zero) for v, zero in zip(self._sums.variables, self._sums.zeros, strict=True)]
         rows = {name: others.pop(name) for name, tensor in logs.others.items() if has_rows(tensor)}
         self._sums.send(mine, others, digest)
+        if not self._is_compared:  # of the first batch it is said at once that it differs
+            self._sums.latest.arrive()
+            self._is_compared = True
         rows = rows_of_all(rows, self._running.comm)
         self.mirrors.outdate(self._number_of)
         library_of(self._model).has_trained(self._model, which)
         if which == "train":
             self.mirrors.outdate(self._trained)
+        return self._reported(results, logs, rows)
+
+    def _reported(self, names: Iterable[str], logs: LogsOfSums, rows: dict[str, Any]) -> Any:
+        """The logs of the last step, as its metrics are now: computed at once where all workers want them."""
+        nothing, latest = nested_logs(dict.fromkeys(names, 0.0)), self._sums.latest
         if not self._reports:
-            return nested_logs(dict.fromkeys(results, 0.0))
-        return nested_logs(logs.logs(self._sums.sums, self._sums.others | rows))
+            return nothing
+
+        def compute() -> dict[str, Any]:
+            return nested_logs(logs.logs(latest.sums, latest.others | rows))
+
+        return compute() if self._reports_everywhere else library_of(self._model).late_logs(nothing, compute)
 
     def _fetched(self, name: str) -> Any:
         """The value of a variable that is read here: by all workers, or by worker 0 alone."""

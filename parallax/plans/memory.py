@@ -17,12 +17,13 @@ class ProcessUse:
     """What a process holds where its step holds the most.
 
     Attributes:
-        kind: `worker` or `server`.
-        number: its rank among the workers, or its number among the servers.
+        kind: `worker`, `server` or `launcher`.
+        number: its rank among the workers, or its number among the servers; 0 of the launcher.
         host: the number of its host.
         values_bytes: of variables.
         slots_bytes: of optimizer state.
         buffer_bytes: of dense gradients and of the exchanges' buffers.
+        moved_bytes: of rows on their way to a checkpoint or from one.
         activation_bytes: of all other tensors of a step.
         base_bytes: of interpreter, frameworks, graph and script.
     """
@@ -33,13 +34,15 @@ class ProcessUse:
     values_bytes: int
     slots_bytes: int
     buffer_bytes: int
+    moved_bytes: int
     activation_bytes: int
     base_bytes: int
 
     @property
     def total_bytes(self) -> int:
         """All together."""
-        return self.values_bytes + self.slots_bytes + self.buffer_bytes + self.activation_bytes + self.base_bytes
+        variables = self.values_bytes + self.slots_bytes
+        return variables + self.buffer_bytes + self.moved_bytes + self.activation_bytes + self.base_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class MemoryPlan:
     """The memory of a plan.
 
     Attributes:
-        processes: workers first.
+        processes: workers first, then servers, then the launcher where it is on a host of the job.
         hosts: those with processes, by number.
         dominating: the largest parts of the process with the most, the largest first.
         examples: of a worker's batch; 0 where the graph leaves it open.

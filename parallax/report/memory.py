@@ -5,7 +5,7 @@ from __future__ import annotations
 from parallax.plans.memory import HostUse, MemoryPlan, ProcessUse
 from parallax.report.text import bytes_text, name_ranks
 
-_COLUMNS = ("process", "host", "values", "slots", "gradients, buffers", "activations", "base", "total")
+_COLUMNS = ("process", "host", "values", "slots", "gradients, buffers", "saving", "activations", "base", "total")
 
 
 def memory_table(memory: MemoryPlan) -> str:
@@ -15,7 +15,7 @@ def memory_table(memory: MemoryPlan) -> str:
     for use in memory.processes:
         alike.setdefault((use.kind, use.host, _figures(use)), []).append(use)
     for (kind, host, figures), uses in alike.items():
-        numbers = name_ranks([use.number for use in uses], str(kind))
+        numbers = name_ranks([use.number for use in uses], str(kind)) if kind != "launcher" else "launcher"
         rows.append((numbers, memory.hosts[int(str(host))].name, *figures))  # type: ignore[misc]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -29,8 +29,9 @@ def memory_table(memory: MemoryPlan) -> str:
 
 
 def _figures(use: ProcessUse) -> tuple[str, ...]:
-    sizes = (use.values_bytes, use.slots_bytes, use.buffer_bytes, use.activation_bytes, use.base_bytes)
-    return tuple(bytes_text(size) for size in (*sizes, use.total_bytes))
+    variables = use.values_bytes, use.slots_bytes
+    sizes = (*variables, use.buffer_bytes, use.moved_bytes, use.activation_bytes, use.base_bytes, use.total_bytes)
+    return tuple(map(bytes_text, sizes))
 
 
 def _host_text(host: HostUse) -> str:

@@ -143,6 +143,25 @@ def bytes_text(count: int | None) -> str:
     return f"{size:.4g} GB"
 
 
+def peer_memory_text(steps: int, sent_bytes: int, host_bytes: int, seconds: float | None) -> str:
+    """What the state in the memory of hosts costs, as a note of a plan.
+
+    Args:
+        steps: from one set to the next.
+        sent_bytes: that a worker sends for a set to another host; 0 on one host.
+        host_bytes: memory of a host.
+        seconds: of its link, where that was measured.
+    """
+    often = "each step" if steps == 1 else f"every {steps} steps"
+    if not sent_bytes:
+        return f"{often} the state goes into the memory of this host alone, at most {bytes_text(host_bytes)}"
+    link = "" if seconds is None else f", {ms_text(seconds)} of its link"
+    return (
+        f"{often} the state goes into the memory of two hosts: a worker sends at most {bytes_text(sent_bytes)} to "
+        f"another host{link}, and a host holds at most {bytes_text(host_bytes)}"
+    )
+
+
 def ms_text(seconds: float | None) -> str:
     """Milliseconds for people: three digits, and all of the whole ones."""
     if seconds is None:

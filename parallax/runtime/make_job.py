@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import tempfile
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,6 +134,7 @@ def of_workers(wanted: Settings, config: Config) -> Settings:
         max_restarts=None,
         min_hosts=None,
         no_spare=None,
+        memory_job=uuid.uuid4().hex if config.ckpt_config.memory_steps is not None else None,
         by_itself=None if is_commanded() else True,
     )
 

@@ -6,7 +6,7 @@ there is one. Variables on servers have their values already.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,8 +15,13 @@ from tensorflow.python.framework import meta_graph
 from parallax.runtime.checkpoint.checkpoints import Checkpoints, checkpoints
 from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook
 from parallax.runtime.checkpoint.positions import keep_positions
+from parallax.runtime.checkpoint.step_runs import StepRuns
+from parallax.runtime.checkpoint.stored import variable_op
 from parallax.runtime.checkpoint.values import VariableValues, values_of
 from parallax.runtime.guard.guard import Guard
+from parallax.runtime.peers.hook import PeerMemory, PeerMemoryHook
+from parallax.runtime.peers.memory import ops_of, peer_memory
+from parallax.runtime.peers.recovered import RecoveredState
 from parallax.runtime.replan.change_over import places_of
 from parallax.runtime.worker.bfloat16 import options_with
 from parallax.runtime.worker.direct import DirectRuns, Finishing, can_be_direct
@@ -40,10 +45,14 @@ def monitored_session(
     guard: Guard | None,
     has_values: bool,
     place: editor.Worker,
-) -> tuple[Session, DirectRuns | None, Checkpoints | None, VariableValues | None]:
-    """TensorFlow's monitored session on this worker's graph, the direct way to it, checkpoints, values, where wanted.
+    recovered: RecoveredState | None,
+) -> tuple[Session, DirectRuns | None, Checkpoints | None, PeerMemory | None, VariableValues | None]:
+    """TensorFlow's monitored session on this worker's graph, and the direct way to it.
 
-    The initializers `later` run after the others; `place` says which of the workers this is.
+    With them go checkpoints, the state in the memory of hosts and values of variables, where these are wanted.
+
+    The initializers `later` run after the others; `place` says which of the workers this is, `recovered` what it goes
+    on from, where hosts have that in memory.
     """
     imported = _imported(graph, worker_graph)
     members = current_process_group()
@@ -54,25 +63,38 @@ def monitored_session(
             guard.follow(worker_graph)
         own_initializers = (*worker_graph.counter_initializers, *(s.initializer for s in worker_graph.streams.kept))
         counters = [imported.get_operation_by_name(n) for n in own_initializers]
-        saved = None
-        if config.ckpt_config.ckpt_dir is not None:
-            kept, touched = None, worker_graph.touched
-            if place.keeps_positions and worker.positions is not None:
-                own = place.size if place.shares is None else place.shares
-                kept = keep_positions(worker_graph, worker.positions, members.workers, place.seed, own)
-            saved = checkpoints(graph, places_of(worker_graph), config.ckpt_config, members.workers, touched, kept)
+        saved = memory = kept = None
+        asked, places, is_equal = config.ckpt_config, places_of(worker_graph), worker_graph.synchronous
+        if asked.keeps_state and place.keeps_positions and worker.positions is not None:
+            own = place.size if place.shares is None else place.shares
+            kept = keep_positions(worker_graph, worker.positions, members.workers, place.seed, own)
+        if asked.ckpt_dir is not None:
+            saved = checkpoints(graph, places, asked, members.workers, worker_graph.touched, kept)
             members.at_end.append(saved.finish)
-            hooks.insert(-1, (CheckpointHook if worker_graph.synchronous else CallingHook)(saved, worker))
-        values = values_of(graph, places_of(worker_graph), members.workers.Dup(), worker) if has_values else None
+            hooks.insert(-1, (CheckpointHook if is_equal else CallingHook)(saved, worker))
+        if asked.memory_steps is not None:
+            of_table = config.of_variables("memory_hosts")
+            alone = ops_of(worker.analysed.spec, [name for name, number in of_table.items() if number == 1])
+            memory = peer_memory(graph, places, asked, members, worker_graph.touched, kept, recovered, alone)
+            runs = StepRuns(worker, variable_op(v1.train.get_global_step(graph)), members.workers)
+            hooks.insert(-1, PeerMemoryHook(memory, worker, runs, ends_early=saved is None))
+
+        def resume(session: Session) -> None:
+            if (memory is None or not memory.load(session)) and saved is not None:
+                saved.load(session)
+            if kept is not None:
+                kept.begin(session)
+
+        values = values_of(graph, places, members.workers.Dup(), worker) if has_values else None
         resources = [imported.get_operation_by_name(r.create.name) for r in graph.get_collection("resources")]
-        scaffold = _scaffold(worker_graph, counters, resources, later, saved)
+        scaffold = _scaffold(worker_graph, counters, resources, later, resume)
         monitored = v1.train.SingularMonitoredSession(
             hooks=hooks, scaffold=scaffold, master=members.target, config=_options(config, members)
         )
         direct = None
         if can_be_direct(imported, hooks[:-1], members.target):
             direct = DirectRuns(worker.raw, [hook for hook in hooks if isinstance(hook, Finishing)])
-        return monitored, direct, saved, values
+        return monitored, direct, saved, memory, values
 
 
 def _scaffold(
@@ -80,14 +102,14 @@ def _scaffold(
     counters: list[Operation],
     resources: list[Operation],
     later: list[list[str]],
-    saved: Checkpoints | None,
+    resume: Callable[[Session], None],
 ) -> Any:
     """What TensorFlow runs before the first step, in the default graph."""
     waiting = {name for phase in later for name in phase}
     first = [v.initializer for v in v1.global_variables() if v.initializer.name not in waiting]
     return v1.train.Scaffold(
         init_op=tf.group(*counters, *first, *resources),
-        init_fn=_equal_on_all(worker_graph, later, saved),
+        init_fn=_equal_on_all(worker_graph, later, resume),
         # TensorFlow would look for variables here that servers hold.
         ready_op=v1.report_uninitialized_variables(_held_here(worker_graph)),
         ready_for_local_init_op=tf.constant([], tf.string),
@@ -141,7 +163,7 @@ def _default_options() -> Any:
     return options
 
 
-def _equal_on_all(worker_graph: WorkerGraph, later: list[list[str]], saved: Checkpoints | None) -> Any:
+def _equal_on_all(worker_graph: WorkerGraph, later: list[list[str]], resume: Callable[[Session], None]) -> Any:
     """Runs the later initializers, gives variables that every worker holds worker 0's initial value, and resumes.
 
     Seeds already make them equal where random ops give the values; this covers values that Python code gives.
@@ -161,10 +183,7 @@ def _equal_on_all(worker_graph: WorkerGraph, later: list[list[str]], saved: Chec
         for phase in later:
             session.run(phase)
         session.run(start)
-        if saved is not None:
-            saved.load(session)
-        if saved is not None and saved.positions is not None:
-            saved.positions.begin(session)
+        resume(session)
 
     return run
 

@@ -27,6 +27,8 @@ from parallax.runtime.guard.guard import Guard
 from parallax.runtime.measure.first_steps import FirstSteps
 from parallax.runtime.measure.options import MeasureOptions
 from parallax.runtime.monitored_session import monitored_session
+from parallax.runtime.peers.memory import state_in_memory
+from parallax.runtime.peers.recovered import RecoveredState
 from parallax.runtime.replan.change_over import ChangeOver
 from parallax.runtime.replan.options import ReplanOptions
 from parallax.runtime.replan.partitions import PartitionSearch, searches
@@ -52,7 +54,7 @@ from parallax.settings.config import Config
 from parallax.settings.parts import CheckPointConfig
 from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph, transform
-from parallax.types import Graph
+from parallax.types import Comm, Graph
 
 _LARGE_BYTES = 64 * 2**20
 """From this size on it is told that a value is made whole; a checkpoint too holds so much at once."""
@@ -109,10 +111,10 @@ def open_session(
         hooks += [EffectHook(training, members)] if config.compute_dtype is not None else []
         guard = _guard(config, members, worker, made.analysed, made.worker_graph)
         later = initialization_phases(made.analysed.captured)[1:]
-        monitored, direct, saved, values = monitored_session(
-            graph, made.worker_graph, config, worker, later, hooks, guard, has_values, made.place
+        monitored, direct, saved, memory, values = monitored_session(
+            graph, made.worker_graph, config, worker, later, hooks, guard, has_values, made.place, made.recovered
         )
-        over = ChangeOver(members, worker, made.analysed, made.place, made.worker_graph, saved, guard)
+        over = ChangeOver(members, worker, made.analysed, made.place, made.worker_graph, saved, guard, memory)
         between_steps: list[BetweenStepsHook] = []
         if replan is not None and first is not None:
             between_steps.append(_replan(replan, config, members, worker, first, made, over))
@@ -145,6 +147,7 @@ class _Made:
         analysed: the graph with what the user's hooks added.
         place: which of the workers this is.
         worker_graph: what this worker runs.
+        recovered: what this start goes on from, where hosts have it in memory.
     """
 
     plan: Plan
@@ -152,6 +155,7 @@ class _Made:
     analysed: Analysed
     place: editor.Worker
     worker_graph: WorkerGraph
+    recovered: RecoveredState | None = None
 
 
 def _make_graph(
@@ -168,17 +172,24 @@ def _make_graph(
     rewrites = rewrites_of(analysed, plan, equal_randomness)
     _agree("plan", plan.to_json())
     _agree("decisions", repr(rewrites))
-    keeps = config.ckpt_config.ckpt_dir is not None and plan.synchronous and not equal_randomness
-    place = _place(members, config, equal_randomness)
-    saved = config.ckpt_config
-    if keeps:
-        place = _going_on(place, stored_positions(str(saved.ckpt_dir), members.workers))
-    remembers_rows = saved.ckpt_dir is not None and saved.whole_every > 1 and not equal_randomness
-    worker_graph = transform(analysed.captured.view, rewrites, place, remembers_rows)
+    saved = CheckPointConfig() if equal_randomness else config.ckpt_config
+    place, recovered = _place(members, config, equal_randomness), None
+    if saved.memory_steps is not None:
+        recovered = state_in_memory(saved, members.workers)
+    if saved.keeps_state and plan.synchronous:
+        place = _going_on(place, _positions_of(recovered, saved, members.workers))
+    worker_graph = transform(analysed.captured.view, rewrites, place, saved.remembers_rows)
     if members.rank == 0:
         tell_of_whole_values(worker_graph.cut_whole)
         tell_of_lost_positions(worker_graph)
-    return _Made(plan, alone, analysed, place, worker_graph)
+    return _Made(plan, alone, analysed, place, worker_graph, recovered)
+
+
+def _positions_of(recovered: RecoveredState | None, saved: CheckPointConfig, comm: Comm) -> StoredPositions | None:
+    """Where the job was that this one goes on from; None for a start from initial values."""
+    if recovered is not None:
+        return recovered.positions()
+    return None if saved.ckpt_dir is None else stored_positions(str(saved.ckpt_dir), comm)
 
 
 def _context(graph: Graph, made: _Made, members: ProcessGroup, watch: Heartbeat) -> WorkerContext:

@@ -11,6 +11,7 @@ from parallax.errors import ConfigError
 from parallax.logger import log
 from parallax.plans.plan import Plan
 from parallax.report.text import plan_table
+from parallax.runtime.launcher.host_memory import clear_host_memory
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd
 from parallax.runtime.launcher.restarting import RestartOptions, launch_restarting
@@ -20,7 +21,16 @@ from parallax.settings.options import variable_of
 
 _NO_CHECKPOINTS = (
     "max_restarts needs checkpoints, from which a job goes on, and is {number} without ckpt_config. Give "
-    "ckpt_config=parallax.CheckPointConfig(FOLDER, save_ckpt_steps=K), or leave max_restarts out."
+    "ckpt_config=parallax.CheckPointConfig(FOLDER, save_ckpt_steps=K) or CheckPointConfig(memory_steps=1), or leave "
+    "max_restarts out."
+)
+_NO_RESTARTS = (
+    "memory_steps is for jobs that are started again, and is {number} without max_restarts. Give "
+    "restart=parallax.RestartConfig(max_restarts=N), or leave memory_steps out."
+)
+_NO_LOOP = (
+    "memory_steps is for scripts whose loop follows the global step, and is {number} for a call such as `fit`, which "
+    "begins anew when it is started again. Give `fit` keras.callbacks.BackupAndRestore, and leave memory_steps out."
 )
 _OWN_CHECKPOINTS = (
     "max_restarts is %d, and no keras.callbacks.BackupAndRestore was given: a job that is started again goes on from "
@@ -45,8 +55,10 @@ def check_restarts(config: Config, cluster: Cluster, is_call: bool, resumes: boo
     Raises:
         ConfigError: says what is missing.
     """
-    asked = config.restart
-    if asked.max_restarts and config.ckpt_config.ckpt_dir is None:
+    asked, memory_steps = config.restart, config.ckpt_config.memory_steps
+    if memory_steps is not None and (is_call or not asked.max_restarts):
+        raise ConfigError((_NO_LOOP if is_call else _NO_RESTARTS).format(number=memory_steps))
+    if asked.max_restarts and not config.ckpt_config.keeps_state:
         if not is_call:
             raise ConfigError(_NO_CHECKPOINTS.format(number=asked.max_restarts))
         if not resumes:
@@ -72,6 +84,7 @@ def launch_planned(
     plan_on: Callable[[Cluster], Plan],
     job_of: Callable[[Plan, Cluster], Job],
     launch: Launch,
+    memory_job: str | None = None,
 ) -> JobEnd:
     """Runs a job, again where it fails and that is wanted; gives the last end.
 
@@ -81,7 +94,22 @@ def launch_planned(
         plan_on: plans for some of them.
         job_of: the job of a plan.
         launch: as `launch.launch`.
+        memory_job: what its state in the memory of hosts is named by; None where there is none.
     """
+    try:
+        return _launch_planned(config, planned, plan_on, job_of, launch)
+    finally:
+        if memory_job is not None:
+            clear_host_memory(planned[0], config.ckpt_config.memory_dir, memory_job)
+
+
+def _launch_planned(
+    config: Config,
+    planned: tuple[Cluster, Plan],
+    plan_on: Callable[[Cluster], Plan],
+    job_of: Callable[[Plan, Cluster], Job],
+    launch: Launch,
+) -> JobEnd:
     cluster, plan = planned
     asked = config.restart
     if not asked.max_restarts:
@@ -98,8 +126,9 @@ def launch_planned(
             jobs[chosen] = job_of(other, fewer)
         return jobs[chosen]
 
-    has_checkpoints = config.ckpt_config.ckpt_dir is not None
+    has_checkpoints = config.ckpt_config.keeps_state
     modules = [*_TO_IMPORT, *(name for name in _IF_IMPORTED if name in sys.modules)]
     standing_by = None if asked.no_spare else (variable_of("stand_by"), ",".join(modules))
-    options = RestartOptions(asked.max_restarts, asked.min_hosts, has_checkpoints, standing_by)
+    is_behind = config.ckpt_config.memory_steps is not None
+    options = RestartOptions(asked.max_restarts, asked.min_hosts, has_checkpoints, is_behind, standing_by)
     return launch_restarting(options, addresses, job_on, launch)

@@ -79,6 +79,7 @@ class Settings:
         what_if: what `parallax simulate` looks at, as `WhatIf.to_text` writes it.
         job_folder: where both sides of a verification leave their variables, and the second build of a check its graph.
         stand_by: modules, with commas between, that a process of a spare job imports before it waits for its parcel.
+        memory_job: what the state of this job in the memory of hosts is named by, the same at all its starts.
         seed: of the one process of a verification.
         call: the number of the script's call that a job is started for, from 1 (parallax/call.py); None for
             `parallel_run`, at which the launching process ends.
@@ -129,6 +130,8 @@ class Settings:
     keep_every_hours: float | None = None
     beside_training: bool | None = None
     preemption_grace_s: float | None = None
+    memory_steps: int | None = None
+    memory_dir: str | None = None
     traced_bytes: int | None = None
     whole_bytes: int | None = None
     tables_dir: str | None = None
@@ -200,6 +203,7 @@ class Settings:
     output: str | None = setting(None, Option((PROFILE,), "default: parallax-profile-GRAPH.json", "FILE", ("-o",)))
     job_folder: str | None = None
     stand_by: str | None = None
+    memory_job: str | None = None
     seed: int | None = None
     call: int | None = None
     by_itself: bool | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from parallax.errors import ConfigError
 from parallax.settings import checked
-from parallax.settings.options import OF_SCRIPTS, RUN, VERIFY, Option, absolute, positive, setting
+from parallax.settings.options import OF_SCRIPTS, PLAN, RUN, VERIFY, Option, absolute, positive, setting
 
 OFF, ASK, ON = REPLAN_MODES = ("off", "ask", "on")
 _PROTOCOLS = ("grpc", "grpc+verbs", "grpc+gdr")
@@ -113,9 +113,13 @@ class CheckPointConfig:
         beside_training: True: training goes on while a checkpoint is written. False: it waits.
         preemption_grace_s: how many seconds the workers have to save and to end when the launching process gets
             SIGTERM. Kubernetes kills it after 30.
+        memory_steps: every so many steps the state goes into the memory of the hosts, each row into that of two, from
+            which a job that is started again goes on without a folder. None: it does not.
+        memory_dir: a file system in memory, on every host.
 
     Raises:
-        ConfigError: when a value breaks its rule, or there is a folder and neither steps nor seconds.
+        ConfigError: when a value breaks its rule, there is a folder and neither steps nor seconds, or touched rows are
+            to be remembered both for increments and for the memory of hosts.
     """
 
     ckpt_dir: Path | str | None = None
@@ -132,6 +136,23 @@ class CheckPointConfig:
     preemption_grace_s: float = setting(
         25.0, Option((RUN,), "at SIGTERM, save and end within S seconds (default 25)", "S", parse=float)
     )
+    memory_steps: int | None = setting(
+        None,
+        Option((RUN, PLAN), "every K steps, put the state into the memory of two hosts each", "K", parse=positive),
+    )
+    memory_dir: Path | str = setting(
+        "/dev/shm", Option((RUN,), "a file system in memory (default /dev/shm)", "DIR", parse=absolute)
+    )
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether there is something that a job started again goes on from: a folder, or the memory of hosts."""
+        return self.ckpt_dir is not None or self.memory_steps is not None
+
+    @property
+    def remembers_rows(self) -> bool:
+        """Whether somebody asks which rows were touched."""
+        return self.memory_steps is not None or (self.ckpt_dir is not None and self.whole_every > 1)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ckpt_dir", checked.path_or_none("ckpt_dir", self.ckpt_dir))
@@ -142,6 +163,13 @@ class CheckPointConfig:
         checked.seconds_or_none("keep_every_hours", self.keep_every_hours)
         checked.truth("beside_training", self.beside_training)
         checked.seconds("preemption_grace_s", self.preemption_grace_s)
+        checked.number_or_none("memory_steps", self.memory_steps)
+        object.__setattr__(self, "memory_dir", Path(checked.path_or_none("memory_dir", self.memory_dir) or "/dev/shm"))
+        if self.memory_steps is not None and self.ckpt_dir is not None and self.whole_every > 1:
+            raise ConfigError(
+                f"Touched rows are remembered for one of whole_every and memory_steps, and {self.whole_every} and "
+                f"{self.memory_steps} were given. Leave one of the two out."
+            )
         if self.ckpt_dir is not None and self.save_ckpt_steps is None and self.save_ckpt_secs is None:
             raise ConfigError(
                 f"ckpt_dir needs save_ckpt_steps or save_ckpt_secs, and {str(self.ckpt_dir)!r} was given without. "

@@ -22,6 +22,8 @@ class Variable:
         route: how its gradients travel: `allreduce`, `allgather`, `alltoall` or `ps`.
         partitions: how many partitions it has on the servers.
         touched_rows: distinct rows that a worker reads in a step, where the batch has no static shape.
+        memory_hosts: with `memory_steps`, in the memory of how many hosts each of its rows is: 2 (the default), or 1,
+            its owner's. Then none is sent, and those of a host that is lost begin anew from initial values.
 
     Raises:
         ConfigError: when a value breaks its rule.
@@ -30,6 +32,7 @@ class Variable:
     route: str | None = None
     partitions: int | None = None
     touched_rows: int | None = None
+    memory_hosts: int | None = None
 
     def __post_init__(self) -> None:
         for field, rule in _RULES.items():
@@ -40,10 +43,15 @@ def _route(name: str, value: Any) -> str | None:
     return None if value is None else checked.one_of(name, value, ROUTES)
 
 
+def _memory_hosts(name: str, value: Any) -> int | None:
+    return checked.number_or_none(name, value, most=2)
+
+
 _RULES: dict[str, Callable[[str, Any], Any]] = {
     "route": _route,
     "partitions": checked.number_or_none,
     "touched_rows": checked.number_or_none,
+    "memory_hosts": _memory_hosts,
 }
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from parallax.runtime.supervisor.processes import end_processes, processes_with
 from tests.warm import Server
+from tests.warm_worker import FOLDER, Starter
 
 CLI = ["-m", "parallax.cli"]
 MARK = "PARALLAX_TEST"
@@ -58,15 +59,18 @@ class Running:
         folder: where it runs.
         environment: beside that of the tests.
         server: where `parallax` can be forked, so that it need not import TensorFlow; None for a new interpreter.
+        workers: starts servers where its workers can be; None for new interpreters.
     """
 
-    def __init__(self, words, folder, environment, server=None):
+    def __init__(self, words, folder, environment, server=None, workers=None):
         self.mark = {MARK: uuid.uuid4().hex}
         self._out, self._err = folder / f"{self.mark[MARK]}.out", folder / f"{self.mark[MARK]}.err"
         self._began_s = time.monotonic()
         every = {**os.environ, **environment, **self.mark}
         if server is None:  # as from a user's shell
             every.pop("PYTHONHASHSEED", None)
+        if workers is not None:
+            every[FOLDER] = workers.folder
         if server is not None and words[:2] == CLI and server.serves(every):
             self.process = server.start(words[2:], folder, every, self._out, self._err)
             return
@@ -125,17 +129,26 @@ def warm_server():
     return Server()
 
 
+@pytest.fixture(scope="session")
+def warm_workers():
+    """Where workers are forked."""
+    return Starter()
+
+
 @pytest.fixture
-def start(tmp_path, warm_server):
+def start(tmp_path, warm_server, warm_workers, request):
     """Starts a command (words for the Python interpreter) in the test's folder.
 
-    `parallax` is forked from a server, but for `cold` ones: of every command one is, and what is told of its start.
+    `parallax` is forked from a server, but for `cold` ones: of every command one is, and what is told of its start. So
+    are its workers, but where the test is marked `new_workers`.
     """
     started = []
+    workers = None if request.node.get_closest_marker("new_workers") else warm_workers
 
     def start(*words, cold=False, **environment):
         server = None if cold else warm_server
-        started.append(Running([str(word) for word in words], tmp_path, environment, server))
+        of_workers = None if cold else workers
+        started.append(Running([str(word) for word in words], tmp_path, environment, server, of_workers))
         return started[-1]
 
     yield start

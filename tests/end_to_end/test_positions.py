@@ -11,17 +11,12 @@ SCRIPT = Path(__file__).parent / "scripts" / "positions.py"
 EXAMPLES, BATCH, AT = 96, 2, 6
 
 
-def steps(start, workers, folder, last):
-    """By (step, rank) what a job prints of it: fed, examples seen and loss."""
-    done = start("-m", "parallax.cli", "run", "--workers", workers, SCRIPT, folder, last).finish()
+def runs(start, workers, folder, last, kept=1, most=1000):
+    """By what is fed, which counts batches of all workers, what a job prints of a run: examples seen and loss."""
+    done = start("-m", "parallax.cli", "run", "--workers", workers, SCRIPT, folder, last, kept, most).finish()
     assert done.status == 0, str(done)
-    found = {}
-    for rank in range(workers):
-        for line in done.lines(rank):
-            if line.startswith("step "):
-                _, step, rest = line.split(" ", 2)
-                found[int(step), rank] = rest
-    return found, done
+    lines = [line.split(" ", 2) for rank in range(workers) for line in done.lines(rank) if line.startswith("fed ")]
+    return {int(fed): rest for _, fed, rest in lines}, done
 
 
 def from_step(folder, made, step=AT):
@@ -34,23 +29,32 @@ def from_step(folder, made, step=AT):
 
 
 def seen(found):
-    return [int(n) for text in found.values() for n in text.partition(" saw ")[2].partition(" loss")[0].split()]
+    return [int(n) for text in found.values() for n in text.removeprefix("saw ").partition(" loss")[0].split()]
 
 
 def test_a_resumed_run_repeats_the_losses_of_the_undisturbed_one(start, tmp_path):
-    whole, _ = steps(start, 2, tmp_path / "whole", 2 * AT)
-    again, done = steps(start, 2, from_step(tmp_path / "whole", tmp_path / "again"), 2 * AT)
+    whole, _ = runs(start, 2, tmp_path / "whole", 2 * AT)
+    again, done = runs(start, 2, from_step(tmp_path / "whole", tmp_path / "again"), 2 * AT)
     assert done.stdout.count("Resumed from step 6") == 1 and "anew" not in done.stdout, str(done)
-    assert again == {key: text for key, text in whole.items() if key[0] > AT}, str(done)
+    assert again == {fed: text for fed, text in whole.items() if fed >= 2 * AT}, str(done)
     assert "consumed 24" in done.lines(1)
+
+
+def test_a_run_that_ended_between_the_batches_of_an_update_takes_them_again(start, tmp_path):
+    whole, _ = runs(start, 2, tmp_path / "whole", 4, kept=3)
+    cut, _ = runs(start, 2, tmp_path / "cut", 4, kept=3, most=5)
+    rest, done = runs(start, 2, tmp_path / "cut", 4, kept=3)
+    assert done.stdout.count("Resumed from step 1") == 1 and "anew" not in done.stdout, str(done)
+    assert cut == {fed: text for fed, text in whole.items() if fed < 2 * 5}
+    assert rest == {fed: text for fed, text in whole.items() if fed >= 2 * 3}, str(done)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 def test_other_workers_see_each_example_once_that_is_left(start, tmp_path, workers):
-    whole, _ = steps(start, 2, tmp_path / "whole", AT)
+    whole, _ = runs(start, 2, tmp_path / "whole", AT)
     first = len(whole) * BATCH
     left = (EXAMPLES - first) // (BATCH * workers)
-    rest, done = steps(start, workers, from_step(tmp_path / "whole", tmp_path / "rest"), AT + left)
+    rest, done = runs(start, workers, from_step(tmp_path / "whole", tmp_path / "rest"), AT + left)
     assert sorted([*seen(whole), *seen(rest)]) == list(range(EXAMPLES)), str(done)
-    assert sorted(int(text.split()[1]) for text in rest.values()) == list(range(2 * AT, EXAMPLES // BATCH)), str(done)
+    assert sorted(rest) == list(range(2 * AT, EXAMPLES // BATCH)), str(done)

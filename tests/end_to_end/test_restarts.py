@@ -50,6 +50,30 @@ def has_spare(running):
     return False
 
 
+@pytest.mark.slow
+def test_with_the_state_in_memory_a_killed_worker_costs_no_step(start, tmp_path):
+    script = SCRIPT.with_name("in_memory.py")
+    files = [tmp_path / name for name in ("undisturbed.npz", "restarted.npz")]
+    run = ("-m", "parallax.cli", "run", "--workers", 2, script)
+    of_job = (STEPS, "-", 0, 0.25, 0)
+    done = start(*run, files[0], *of_job).finish()
+    assert done.status == 0, str(done)
+    running = start(*run, files[1], *of_job, "6:1")
+    pid = int(running.wait_for("rank 1 is process").rpartition(" ")[2])
+    running.wait_for("[0] step 5")
+    os.kill(pid, signal.SIGKILL)
+    done = running.finish()
+    assert done.status == 0, str(done)
+    assert "Restart 1 of 4" in done.stderr and " or later." in done.stderr, str(done)
+    assert done.stdout.count("Resumed from step 6: from the memory of hosts") == 1, str(done)
+    assert "has the touched rows of emb, emb/Momentum, and all others whole" in done.stderr, str(done)
+    assert not list(Path("/dev/shm").glob("parallax-state-*"))
+    with np.load(files[0]) as wanted, np.load(files[1]) as found:
+        assert wanted.files == found.files and len(wanted.files) == 11
+        for name in wanted.files:
+            np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
+
+
 def test_restarts_without_checkpoints_are_refused_before_anything_is_started(run):
     done = run(
         "import tensorflow.compat.v1 as tf\n"

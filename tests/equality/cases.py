@@ -132,6 +132,8 @@ def cases(section: str, servers: int = 0, workers: int = 2) -> list[Case]:
     if section.endswith(" in short"):
         return [c for c in cases(section.removesuffix(" in short"), servers) if c.name in IN_SHORT]
     routes = SERVER_ROUTES if servers else ROUTES
+    if section == "kept optimizers":
+        return [case for case in cases("kept", servers) if case.name.split(",")[0] in models.OPTIMIZERS]
     if section == "kept in jobs":
         return [c for c in cases("kept in short", servers) if c.name in KEPT_IN_JOBS]
     if section == "models in jobs":

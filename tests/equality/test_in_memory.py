@@ -127,6 +127,22 @@ def test_every_optimizer_on_servers_equals_one_process(equal: Any, workers: Work
     assert {name: found["routes"][name] for name in trained} == trained
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workers", "case"),
+    [
+        p
+        for n in (1, 2, 4)
+        for section in ("optimizers", "kept optimizers")
+        for p in trained_by(4, Workers(n, 0, section), but=" by host")
+    ],
+)
+def test_every_optimizer_by_every_route_clipped_or_not_equals_one_process(
+    equal: Any, workers: Workers, case: Case
+) -> None:
+    equal(workers, case)
+
+
 @pytest.mark.parametrize(
     ("workers", "case"),
     # Merging within a host takes a job.

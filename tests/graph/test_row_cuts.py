@@ -14,6 +14,7 @@ SCHEDULES = {
     "even": lambda t: 0.01,
     "much more after a pause": lambda t: 1e-4 if t < 330 else 0.1,
     "none for a while": lambda t: 0.01 if t < 6 or t > 200 else 0.0,
+    "none for some updates, then more": lambda t: 0.01 if t < 6 else 0.1 if t > 30 else 0.0,
     "almost none at first": lambda t: 1e-20 if t < 300 else 1.0,
     "up and down": lambda t: 10.0 ** -(t % 7),
     "none": lambda t: 0.0,
@@ -46,7 +47,7 @@ def _close(lazy: np.ndarray, dense: np.ndarray, updates: int) -> bool:
     return bool(np.all(near | (lazy == dense) | (lazy != lazy) & (dense != dense)))
 
 
-HARD = ("much more after a pause", "none for a while", "up and down")
+HARD = ("much more after a pause", "none for a while", "none for some updates, then more", "up and down")
 OTHERS = ("momentum", "amsgrad", "adamax", "nadam", "adam_forgetful", "adam_unguarded")
 
 

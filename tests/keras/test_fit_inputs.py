@@ -6,8 +6,9 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.stages import analyse
+from parallax.keras.arrays import numbered_training, numbered_validation
 from parallax.keras.fitting import read_fit
-from parallax.keras.inputs import batch_length
+from parallax.keras.inputs import batch_length, row_numbers
 from tests.keras.here import check
 
 layers = keras.layers
@@ -60,6 +61,9 @@ def _dicts():
 INPUTS = {
     "arrays": lambda: {"x": X, "y": Y, "batch_size": 5},
     "arrays in order": lambda: {"x": X, "y": Y, "batch_size": 6, "shuffle": False},
+    "arrays by batches in any order": lambda: {"x": X, "y": Y, "batch_size": 5, "shuffle": "batch"},
+    "arrays, an epoch and a half at a time": lambda: {"x": X, "y": Y, "batch_size": 5, "steps_per_epoch": 3},
+    "arrays of doubles": lambda: {"x": X.astype(np.float64), "y": Y.astype(np.float64), "batch_size": 5},
     "tensors": lambda: {"x": tf.constant(X), "y": tf.constant(Y), "batch_size": 8},
     "batch size of 32": lambda: {"x": X, "y": Y},
     "sample weights": lambda: {"x": X, "y": Y, "sample_weight": W, "batch_size": 5},
@@ -100,6 +104,29 @@ def test_input_of_any_kind_is_read_as_by_plain_keras(kind):
         return model, (history.history, history.epoch)
 
     check(make)
+
+
+def test_what_becomes_of_an_array_during_fit_is_not_seen():
+    def make(train):
+        model, x = compiled(), X.copy()
+        change = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: x.fill(0.0))
+        history = train(model, x, Y, batch_size=5, epochs=2, verbose=0, callbacks=[change])
+        return model, history.history
+
+    check(make)
+
+
+def test_a_worker_takes_its_rows_of_arrays_and_of_nothing_else():
+    fit = read_fit(compiled(), {"x": X, "y": Y, "batch_size": 5, "validation_data": _dataset()})
+    arguments = dict(fit.arguments)
+    arrays = numbered_training(fit.model, arguments, fit.traced["train"].spec)
+    assert row_numbers(arguments["x"], "train").tolist() == list(range(22)) and arguments["y"] is None
+    assert [rows[1:3].tolist() for rows in arrays.batch(np.array([7, 3, 9]))] == [
+        X[[3, 9]].tolist(),
+        Y[[3, 9]].tolist(),
+    ]
+    assert numbered_validation(fit.model, arguments, fit.traced["test"].spec) is None
+    assert arguments["validation_data"] is fit.arguments["validation_data"]
 
 
 def test_a_generator_that_ends_is_one_epoch_and_each_batch_counts_once():

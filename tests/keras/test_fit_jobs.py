@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.end_to_end.conftest import CLI, start, warm_server, write  # noqa: F401
+from tests.end_to_end.conftest import CLI, start, warm_server, warm_workers, write  # noqa: F401
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

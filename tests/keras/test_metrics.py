@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.errors import SessionError
+from parallax.keras.logs import LateLogs
 from parallax.keras.metrics import MetricSums
 
 
@@ -71,3 +72,31 @@ def test_logs_of_one_kind_of_step_are_not_those_of_another():
     found.send(PARTS, {"own": np.float32(0.25)}, 5)
     found.send(PARTS, {}, 5)
     assert found.others == {}
+
+
+def test_the_sums_of_a_step_stay_those_of_that_step():
+    found, _ = sums()
+    found.send(PARTS, {"own": np.float32(0.25)}, 5)
+    first = found.latest
+    found.send([2 * part for part in PARTS], {}, 5)
+    assert [value.tolist() for value in first.sums] == [7.0, [2, 10]] and first.others == {"own": 0.25}
+
+
+def test_late_logs_are_computed_once_and_only_when_one_looks():
+    computed = []
+    logs = LateLogs({"a": 0.0}, lambda: computed.append(1) or {"a": 3.0})
+    assert logs and isinstance(logs, dict) and not computed
+    assert dict(logs) == {"a": 3.0} == logs.copy() and logs["a"] == 3.0 and computed == [1]
+    assert all(look(LateLogs({"a": 0.0}, lambda: {"a": 3.0})) for look in LOOKS)
+
+
+LOOKS = (
+    lambda logs: logs == {"a": 3.0},
+    lambda logs: list(logs.items()) == [("a", 3.0)],
+    lambda logs: list(logs.values()) == [3.0],
+    lambda logs: list(logs) == ["a"] == list(logs.keys()) and "a" in logs,
+    lambda logs: logs.get("a") == 3.0 and logs.get("b", 1.0) == 1.0,
+    lambda logs: repr(logs) == "{'a': 3.0}",
+    lambda logs: {**logs} == {"a": 3.0},
+    lambda logs: {} | logs == {"a": 3.0},
+)

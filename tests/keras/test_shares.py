@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.functions.shares import share_of
+from parallax.functions.numbered_rows import NumberedArrays
+from parallax.functions.shares import rows_of, share_of
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 9])
@@ -19,3 +20,27 @@ def test_shares_of_all_workers_are_the_batch(size):
 def test_a_share_of_ragged_rows_has_their_values_and_where_they_end():
     batch = tf.ragged.constant([[1], [2, 3], [], [4]])
     assert [part.tolist() for part in share_of(batch, 1, 2)] == [[4], [0, 0, 1]]
+
+
+@pytest.mark.parametrize("numbers", [[2, 3, 4, 5, 6], [6, 0, 3, 3, 1], [4], []])
+def test_shares_of_numbered_rows_are_those_of_the_rows(numbers):
+    ids, labels, numbers = np.arange(16).reshape(8, 2), np.arange(8.0), np.array(numbers, np.int64)
+    batch = NumberedArrays([ids, labels]).batch(numbers)
+    assert rows_of(batch) == len(numbers)
+    for rank in range(3):
+        expected = share_of([ids[numbers], labels[numbers]], rank, 3)
+        assert [part.tolist() for part in share_of(batch, rank, 3)] == [part.tolist() for part in expected]
+
+
+def test_rows_that_follow_one_another_are_not_copied():
+    array = np.arange(16).reshape(8, 2)
+    (rows,) = NumberedArrays([array]).batch(np.arange(3, 7))
+    assert np.shares_memory(rows[1:3], array)
+
+
+def test_other_arrays_and_other_numbers_have_another_digest():
+    array, numbers = np.arange(8.0), np.arange(4)
+    own = NumberedArrays([array]).digest(numbers)
+    assert own == NumberedArrays([array.copy()]).digest(numbers)
+    assert own != NumberedArrays([array]).digest(numbers[::-1])
+    assert own != NumberedArrays([np.append(array[:-1], 1.0)]).digest(numbers)

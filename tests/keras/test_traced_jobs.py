@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.end_to_end.conftest import CLI, start, warm_server  # noqa: F401
+from tests.end_to_end.conftest import CLI, start, warm_server, warm_workers  # noqa: F401
 from tests.keras.test_fit_jobs import SCRIPTS, differences, found_in
 
 

@@ -85,10 +85,10 @@ def main() -> None:
         import parallax.keras
 
         threads = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)
-        parallax.keras.use(
-            None,
-            parallax.Config(workers=job.workers, sess_config=threads, seed=1, lazy_updates=job.how == LAZY),
-        )
+        routes = {"sequential/table/embeddings": "alltoall"} if job.workers > 1 else {}
+        lazy = job.how == LAZY
+        config = parallax.Config(workers=job.workers, sess_config=threads, seed=1, lazy_updates=lazy, routes=routes)
+        parallax.keras.use(None, config)
     keras.utils.set_random_seed(_SEED)
     model = _model(job)
     marks: list[float] = []

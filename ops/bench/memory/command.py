@@ -1,8 +1,8 @@
 """The command `python -m ops.bench memory`: the peak of each process of a job, beside the plan's.
 
 On emulated hosts whose memory is limited, a model that is nearly all table is built, trained for some steps, saved,
-restored in a second job, and its rows are compared. Each line is a worker: what `parallax plan --memory` says, the peak
-of the first job and of the second, and their ratio to the plan's.
+restored in a second job, and its rows are compared. Each line is a process: what `parallax plan --memory` says, the
+peak of the first job and of the second, and their ratio to the plan's.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ops.lab.lab import Lab, why_not
 from parallax.report.text import bytes_text
 
 _SCRIPT = Path(__file__).with_name("script.py")
-_LINE = re.compile(r"\[(\d+)\] (begins step|ends step|peak) (\d+)(?: digest ([\d.]+))?")
+_LINE = re.compile(r"(?:\[(\d+)\]|launcher) (begins step|ends step|peak) (\d+)(?: digest ([\d.]+))?")
 _COPIES = {"adagrad": 2, "lazy-adam": 3}
 """Optimizer -> how many copies of a table it and the table are."""
 
@@ -47,18 +48,22 @@ def run(arguments: argparse.Namespace) -> None:
         print(output_of(lab, ["plan", "--memory", "--json", str(planned), *resource, *words]))
         memory = json.loads(planned.read_text(encoding="utf-8"))
         first, second = (_told(output_of(lab, ["run", *resource, *words])) for _ in range(2))
-    for rank, process in enumerate(memory["processes"]):
-        total = process["total_bytes"]
-        peaks = [int(job[rank]["peak"][0]) for job in (first, second)]
-        ratios = ", ".join(f"{bytes_text(peak)} ({peak / total:.3f} of the plan's)" for peak in peaks)
-        print(f"worker {rank}: planned {bytes_text(total)}, trained and saved {ratios.replace(', ', ', restored ')}")
-    ended, restored = first[0]["ends step"], second[0]["begins step"]
+    for process in memory["processes"]:
+        name, total = _name(process), process["total_bytes"]
+        one, other = (int(job[name]["peak"][0]) for job in (first, second))
+        ratios = [f"{bytes_text(peak)} ({peak / total:.3f} of the plan's)" for peak in (one, other)]
+        print(f"{name}: planned {bytes_text(total)}, trained and saved {ratios[0]}, restored {ratios[1]}")
+    ended, restored = first["worker 0"]["ends step"], second["worker 0"]["begins step"]
     print(f"saved at step {ended[0]}, rows {ended[1]}; restored at step {restored[0]}, rows {restored[1]}")
 
 
-def _told(output: str) -> dict[int, dict[str, tuple[str, str]]]:
-    """Rank -> what it printed: word -> number and digest."""
-    found: dict[int, dict[str, tuple[str, str]]] = {}
+def _name(process: Mapping[str, Any]) -> str:
+    return "launcher" if process["kind"] == "launcher" else f"{process['kind']} {process['number']}"
+
+
+def _told(output: str) -> dict[str, dict[str, tuple[str, str]]]:
+    """Process -> what it printed: word -> number and digest."""
+    found: dict[str, dict[str, tuple[str, str]]] = {}
     for rank, what, number, digest in _LINE.findall(output):
-        found.setdefault(int(rank), {})[what] = (number, digest)
+        found.setdefault(f"worker {rank}" if rank else "launcher", {})[what] = (number, digest)
     return found

@@ -36,13 +36,15 @@ def build(rows: int, width: int, optimizer: str) -> Any:
 
 
 def main() -> None:
-    """Trains, and prints the peak of this worker, the step, and a sum over some rows before and after."""
+    """Trains, and prints the peak of this process, and of a worker the step and a sum over some rows twice."""
     rows, width, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     saved = parallax.CheckPointConfig(ckpt_dir=folder, save_ckpt_steps=STEPS)
-    sess, _, rank, _ = parallax.parallel_run(
-        build(rows, width, sys.argv[4]),
-        parallax_config=parallax.Config(seed=1, ckpt_config=saved, routes={"table": "alltoall"}),
-    )
+    config = parallax.Config(seed=1, ckpt_config=saved, routes={"table": "alltoall"})
+    try:
+        sess, _, rank, _ = parallax.parallel_run(build(rows, width, sys.argv[4]), parallax_config=config)
+    except SystemExit:  # the launcher, at the end of the job
+        print(f"launcher peak {peak_bytes()}", flush=True)
+        raise
     rng = np.random.default_rng(rank)
     some = {"ids:0": [np.arange(BATCH * IDS).reshape(BATCH, IDS) * (rows // (BATCH * IDS))]}
     with sess:

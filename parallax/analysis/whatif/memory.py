@@ -38,6 +38,23 @@ class HostMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class FixedMemory:
+    """What processes hold whatever their variables and steps are.
+
+    Attributes:
+        base_bytes: of a worker or server before it has made a variable.
+        chunk_bytes: of rows that checkpoints move at once; 0 where there are none.
+        launcher_bytes: of the launcher while the job runs.
+        launcher_host: the number of its host; None where it is on none of the job's.
+    """
+
+    base_bytes: int
+    chunk_bytes: int = 0
+    launcher_bytes: int = 0
+    launcher_host: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HeldVariable:
     """A variable, its plan's route, and what it takes by it."""
 
@@ -108,8 +125,7 @@ def memory_plan(
     held: Sequence[HeldVariable],
     live: LiveBytes,
     hosts: Sequence[HostMemory],
-    base_bytes: int,
-    chunk_bytes: int = 0,
+    fixed: FixedMemory,
 ) -> MemoryPlan:
     """The memory of a plan's processes.
 
@@ -118,26 +134,35 @@ def memory_plan(
         held: its variables.
         live: what a worker's step holds.
         hosts: all hosts of the job.
-        base_bytes: of a process before it has made a variable.
-        chunk_bytes: of rows that checkpoints move at once; 0 where there are none.
+        fixed: what processes hold beside these.
     """
-    chunk_bytes = min(chunk_bytes, max((one.variable.value_bytes for one in held), default=0))
+    chunk_bytes = min(fixed.chunk_bytes, max((one.variable.value_bytes for one in held), default=0))
     members = [("worker", rank, host) for rank, host in enumerate(plan.layout.host_by_rank)]
     members += [("server", number, host) for number, host in enumerate(plan.servers)]
     moved = [_moved(kind, number, plan.num_workers, chunk_bytes) for kind, number, _ in members]
     series = [_series(held, live, kind, number, m) for (kind, number, _), m in zip(members, moved, strict=True)]
-    uses = [_use(held, one, member, base_bytes) for one, member in zip(series, members, strict=True)]
+    uses = [_use(held, one, member, fixed.base_bytes) for one, member in zip(series, members, strict=True)]
+    launcher = _launcher(fixed)
     on_hosts, room = [], []
     for number, host in enumerate(hosts):
         here = [i for i, member in enumerate(members) if member[2] == number]
-        needs = sum(uses[i].total_bytes for i in here)
+        launching = sum(use.total_bytes for use in launcher if use.host == number)
+        needs = sum(uses[i].total_bytes for i in here) + launching
         on_hosts.append(HostUse(host.name, needs, host.has_bytes, host.says))
-        fixed = sum(uses[i].values_bytes + uses[i].slots_bytes + base_bytes for i in here)
+        kept = sum(uses[i].values_bytes + uses[i].slots_bytes + uses[i].base_bytes for i in here) + launching
         if here:
-            room.append(_largest_factor(host.has_bytes - fixed, [series[i] for i in here]))
+            room.append(_largest_factor(host.has_bytes - kept, [series[i] for i in here]))
     factor = min(room, default=math.inf)
     largest = None if math.isinf(factor) else math.floor(max(0.0, factor) * max(live.examples, 1))
-    return MemoryPlan(tuple(uses), tuple(on_hosts), _dominating(held, live, uses), live.examples, largest, _notes(live))
+    parts = _dominating(held, live, uses)
+    return MemoryPlan((*uses, *launcher), tuple(on_hosts), parts, live.examples, largest, _notes(live))
+
+
+def _launcher(fixed: FixedMemory) -> list[ProcessUse]:
+    """What the launcher holds, where it is on a host of the job."""
+    if fixed.launcher_host is None:
+        return []
+    return [ProcessUse("launcher", 0, fixed.launcher_host, 0, 0, 0, 0, 0, fixed.launcher_bytes)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,12 +174,14 @@ class _Series:
         gradients: dense ones with their buffers.
         of_batch: activations of the batch as built.
         rows_buffers: of exchanged rows of the batch as built.
+        moved: rows on their way to a checkpoint, whatever the batch.
     """
 
     activations: NDArray[np.float64]
     gradients: NDArray[np.float64]
     of_batch: NDArray[np.float64]
     rows_buffers: float
+    moved: float
 
     @property
     def total(self) -> NDArray[np.float64]:
@@ -183,7 +210,7 @@ def _series(held: Sequence[HeldVariable], live: LiveBytes, kind: str, number: in
     of_rows = sum(one.buffers(kind, number) for one in held if one.variable.has_slices)
     if kind == "server":
         whole = sum(one.buffers(kind, number) for one in held if not one.variable.has_slices)
-        return _Series(rows, nothing + whole, nothing, of_rows)
+        return _Series(rows, nothing + whole, nothing, of_rows, moved)
     pieces = [shares.get(kind, 1.0) * size for kind, size in live.largest_of.items() if kind != BATCH]
     # Slots with one initial value share its memory, until their first updates, side by side, make a copy each.
     pieces += [
@@ -193,8 +220,8 @@ def _series(held: Sequence[HeldVariable], live: LiveBytes, kind: str, number: in
     ]
     kept, kept_of_batch = max(pieces, default=0.0), live.largest_of.get(BATCH, 0.0)
     if kept_of_batch > kept:
-        return _Series(live.fixed + rows, live.gradients + moved, live.of_batch + kept_of_batch, of_rows)
-    return _Series(live.fixed + rows + kept, live.gradients + moved, live.of_batch, of_rows)
+        return _Series(live.fixed + rows, live.gradients, live.of_batch + kept_of_batch, of_rows, moved)
+    return _Series(live.fixed + rows + kept, live.gradients, live.of_batch, of_rows, moved)
 
 
 def _use(held: Sequence[HeldVariable], series: _Series, member: tuple[str, int, int], base_bytes: int) -> ProcessUse:
@@ -213,6 +240,7 @@ def _use(held: Sequence[HeldVariable], series: _Series, member: tuple[str, int, 
         round(values),
         round(slots),
         round(gradients + series.rows_buffers),
+        round(series.moved),
         round(activations),
         base_bytes,
     )
@@ -220,7 +248,7 @@ def _use(held: Sequence[HeldVariable], series: _Series, member: tuple[str, int, 
 
 def _largest_factor(free: float, series: Sequence[_Series]) -> float:
     """By which factor the batch may grow until some op finds no room; infinite where nothing grows."""
-    fixed = sum(one.activations + one.gradients for one in series)
+    fixed = sum(one.activations + one.gradients + one.moved for one in series)
     grows = sum(one.of_batch + one.rows_buffers for one in series)
     room = free - np.asarray(fixed)
     if (room < 0).any():
@@ -235,6 +263,7 @@ def _dominating(held: Sequence[HeldVariable], live: LiveBytes, uses: Sequence[Pr
         "activations": largest.activation_bytes,
         "interpreter and frameworks": largest.base_bytes,
         "gradients and buffers": largest.buffer_bytes,
+        "rows on their way to a checkpoint": largest.moved_bytes,
         **{_words(one): one.held(largest.kind, largest.number) for one in held},
     }
     if live.largest[0] and largest.kind == "worker":

@@ -121,7 +121,8 @@ static int has_cookies(void) {
     return has;
 }
 
-__attribute__((constructor)) static void prepare(void) {
+/* When the library is loaded; and by a process that is forked, and is told of the job only then. */
+__attribute__((constructor)) void parallax_prepare_fence(void) {
     const char *text = getenv("PARALLAX_SECRET");
     if (text == NULL) return;
     read_key(text);

@@ -118,7 +118,7 @@ class Chunk {
   }
 
  private:
-  static constexpr int64_t kStep = 8;  // updates between two looks whether the rest may be cut, and before the first
+  static constexpr int64_t kStep = 8;  // updates at least between two looks whether the rest may be cut, and before one
 
   static void Load(const T* from, int count, T* vector) {
     std::memcpy(vector, from, sizeof(T) * count);
@@ -139,9 +139,11 @@ class Chunk {
 
   // Makes the updates from one number to another, the gradient being zero.
   void CatchUp(int64_t next, int64_t until) {
-    for (int64_t made = 0; next <= until; ++next, ++made) {
-      if (made % kStep == 0 && made > 0 && until - next >= kStep) {
+    for (int64_t look = next + kStep; next <= until; ++next) {
+      if (next == look && until - next >= kStep) {
+        wait_ = kStep;
         if (code_.covered && MayCut(next, until)) return Cut(next);
+        look = next + std::min(wait_, until);
         if (next >= ring_.same_since()) {
           if (ChangesNothing(next)) return;
           continue;
@@ -187,7 +189,7 @@ class Chunk {
     return true;
   }
 
-  double Limit(const Move& move, int64_t next) const {
+  double Limit(const Move& move, int64_t next) {
     const double least = ring_.Factor(next, move.state).least;
     double q = 1, z = 1;
     for (const Leaf& leaf : move.leaves) {
@@ -198,10 +200,12 @@ class Chunk {
         const Extent& scalar = ring_.Scalar(next, leaf.index);
         const double now = std::fabs(static_cast<double>(ring_.File(next)[leaf.index]));
         if (scalar.least == scalar.greatest) continue;
+        if (!(now > 0 && now < std::numeric_limits<double>::infinity())) return -1;  // no multiple of it bounds others
         z *= std::max(1.0, Greatest(scalar.least / now, scalar.greatest / now, leaf));
       }
     }
     const bool shrinks = q < 1 && q < least;  // false with NaN, too
+    decay_ = q / least;
     return shrinks && z < std::numeric_limits<double>::infinity() ? Limits<T>::unit * least / z : -1;
   }
 
@@ -260,13 +264,25 @@ class Chunk {
     const T* bound = file_ + code_.bounds.results[number] * B;
     const T* state = before_.data() + code_.moves[number].state * B;
     bool below = true;
+    T excess = 1;
     for (int i = 0; i < B; ++i) {
-      const T size = std::max(Absolute(bound[i]), T(Limits<T>::least));
+      const T size = std::max(Absolute(bound[i]), T(Limits<T>::least)), allowed = limit * Absolute(state[i]);
       const bool none = zero_[i] & (bound[i] == T(0) | sunk), unasked = sunk & !sinks_[i];
       const bool is_nan = state[i] != state[i];
-      below &= none | unasked | is_nan | ((bound[i] == bound[i]) & (size < limit * Absolute(state[i])));
+      const bool is_over = none | unasked | is_nan | ((bound[i] == bound[i]) & (size < allowed));
+      below &= is_over;
+      const T ratio = is_over ? T(1) : size / allowed;
+      excess = ratio > excess ? ratio : excess;
     }
+    if (!below) Wait(excess);
     return below;
+  }
+
+  // A bound that is so many times what is allowed, and gets nearer by `decay_` an update, need not be looked at before.
+  void Wait(double excess) {
+    if (decay_ > 0 && decay_ < 1 && excess < std::numeric_limits<T>::max()) {
+      wait_ = std::max(wait_, static_cast<int64_t>(std::log(excess) / -std::log(decay_)));
+    }
   }
 
   // Multiplies the states by their factors of the updates from `next` on. What is zero, infinite or NaN stays.
@@ -288,6 +304,8 @@ class Chunk {
   std::vector<T> memory_, before_;
   T *file_, *kept_;
   bool zero_[B], sinks_[B];  // by lane: what MoveIsOver has found
+  double decay_ = 1;  // of the bound that is looked at, an update, beside its state
+  int64_t wait_ = kStep;  // updates until the next look
 };
 
 template <typename T, int B>

@@ -1,8 +1,7 @@
 """Writes checkpoints while training goes on: an image of the variables is made, and a thread of each worker writes it.
 
 The workers stand still until all have their part of the image. The threads have a communicator of their own, so their
-collectives never meet those of the loop, and work in smaller chunks, as they hold theirs beside a step's memory. One
-checkpoint is written at a time. What came of it is taken by the loop.
+collectives never meet those of the loop. One checkpoint is written at a time. What came of it is taken by the loop.
 """
 
 from __future__ import annotations
@@ -21,9 +20,6 @@ from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.writing import Moved, check_one_step, write_contents
 from parallax.runtime.supervisor.control import tell_saved
 from parallax.types import Comm, Session
-
-BESIDE_CHUNK_BYTES = 16 * 2**20
-"""Worker 0 holds about five times so much: rows as they come and in order, those that wait, and TensorFlow's copies."""
 
 _LOOK_S = 0.5  # how often the copied memory is counted, which takes some milliseconds
 
@@ -148,7 +144,7 @@ class BesideTraining:
 
     def _written(self, one: _InProgress) -> Moved:
         storage = self.storage
-        writer = storage.writer(one.step, one.header, min(storage.chunk_bytes, BESIDE_CHUNK_BYTES))
+        writer = storage.writer(one.step, one.header, storage.chunk_bytes)
         contents = storage.marks.contents(one.image.held, one.header)
         try:
             moved = write_contents(contents, self.comm, one.image.session, writer, one.look)

@@ -49,6 +49,11 @@ class Tensor:
     shape: tuple[int, ...]
     pieces: tuple[StoredSlice, ...]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the pieces are all of it."""
+        return math.prod(self.shape) == sum(math.prod(piece.shape) for piece in self.pieces)
+
 
 @dataclass
 class Bundle:
@@ -199,6 +204,9 @@ def _cut(low: list[int], high: list[int], start: tuple[int, ...]) -> tuple[slice
 def _tensors(prefix: str, entries: dict[bytes, bytes]) -> dict[str, Tensor]:
     """The tensors of an index; the slices of a tensor have entries of their own.
 
+    They need not be all of it: an optimizer that is applied inside of a variable scope gives the slots of each part of
+    a partitioned variable a tensor of their own, as large as the slots of all parts.
+
     Raises:
         KeyError, TypeError, ValueError, DecodeError: when the entries do not belong together.
     """
@@ -218,8 +226,8 @@ def _tensors(prefix: str, entries: dict[bytes, bytes]) -> dict[str, Tensor]:
             extents = sorted([_extent(e) for e in s.extent] for s in entry.slices)
             boxes = [(*_box(e, shape), own) for e, own in zip(extents, stored, strict=True)]
         pieces = tuple(_piece(prefix, header.num_shards, start, size, own, dtype) for start, size, own in boxes)
-        if math.prod(shape) != sum(math.prod(piece.shape) for piece in pieces):
-            raise ValueError(f"parts that are not all of {name!r}")
+        if math.prod(shape) < sum(math.prod(piece.shape) for piece in pieces):
+            raise ValueError(f"parts that are more than all of {name!r}")
         found[name.decode()] = Tensor(name.decode(), dtype.name, shape, pieces)
     return found
 

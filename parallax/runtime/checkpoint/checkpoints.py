@@ -31,16 +31,16 @@ _LOG = logging.getLogger("parallax.checkpoint")
 
 
 def check_global_step(graph: Graph, config: CheckPointConfig) -> None:
-    """Checkpoints are named by the global step.
+    """Checkpoints, and states in memory, are named by the global step.
 
     Raises:
-        ConfigError: when checkpoints are wanted and the graph has none.
+        ConfigError: when they are wanted and the graph has none.
     """
-    if config.ckpt_dir is None:
-        return
-    if v1.train.get_global_step(graph) is None:
+    if config.keeps_state and v1.train.get_global_step(graph) is None:
+        name = "memory_steps" if config.ckpt_dir is None else "ckpt_dir"
+        value = getattr(config, name)
         raise ConfigError(
-            f"CheckPointConfig.ckpt_dir is {str(config.ckpt_dir)!r}, and checkpoints are named by the global step, "
+            f"CheckPointConfig.{name} is {str(value)!r}, and checkpoints are named by the global step, "
             "which the graph has not. Call tf.train.get_or_create_global_step() while you build it, and give it to the "
             "optimizer: minimize(loss, global_step=...)."
         )
@@ -77,7 +77,7 @@ class Checkpoints:
         """
         held = hold(stored_variables(graph), places, self.storage.comm)
         self.storage = replace(self.storage, held=held, marks=Marks())  # the new places do not remember rows
-        self.step = _value(graph, places.here(self.step_op))
+        self.step = step_tensor(graph, places)
         if self.beside is not None:
             self.beside.hold(self.storage)
 
@@ -130,15 +130,15 @@ def checkpoints(
     own = () if positions is None else positions.held
     storage = Storage(str(config.ckpt_dir), held, comm, CHUNK_BYTES, retention, marks, own)
     beside = beside_training(storage) if config.beside_training else None
-    step, succession = _value(graph, places.here(op)), Succession(config.whole_every)
+    step, succession = step_tensor(graph, places), Succession(config.whole_every)
     return Checkpoints(config, storage, step, op, succession, beside, positions=positions)
 
 
-def _value(graph: Graph, op: str) -> Any:
-    """The value of the global step, which `op` holds in the default graph."""
-    handle = v1.get_default_graph().get_tensor_by_name(f"{op}:0")
+def step_tensor(graph: Graph, places: Places) -> Any:
+    """The value of the global step in the default graph, a worker's."""
+    variable = v1.train.get_global_step(graph)
+    handle = v1.get_default_graph().get_tensor_by_name(f"{places.here(variable_op(variable))}:0")
     with tf.name_scope("parallax/storage/"):
         if handle.dtype == tf.resource:
-            dtype = v1.train.get_global_step(graph).dtype.base_dtype
-            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype.base_dtype)
         return tf.identity(handle)

@@ -10,7 +10,7 @@ from parallax.runtime.checkpoint.folder import absolute, file_errors
 from parallax.runtime.checkpoint.links import HEADER, Header
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, OWN_KEYS
-from parallax.runtime.checkpoint.stored_rows import copy, stored_tensor
+from parallax.runtime.checkpoint.stored_rows import copy, stored_parts
 from parallax.runtime.checkpoint.writer import Writer
 from parallax.strict import shown
 
@@ -47,7 +47,9 @@ def _written(chain: Chain, folder: str, chunk_bytes: int) -> str:
     """Writes the last state of a chain."""
     step = chain.increments[-1][1].step
     writer = Writer(folder, step, chunk_bytes)
-    variables = [stored_tensor(one) for one in chain.tensors.values() if not one.key.startswith(OWN_KEYS)]
+    variables = [
+        part for one in chain.tensors.values() if not one.key.startswith(OWN_KEYS) for part in stored_parts(one)
+    ]
     writer.begin()
     try:
         copy(chain, variables, writer, chunk_bytes)

@@ -21,7 +21,7 @@ from parallax.runtime.checkpoint.chain import States, is_increment, state_of
 from parallax.runtime.checkpoint.folder import NAME, absolute, file_errors, settle
 from parallax.runtime.checkpoint.forward import ForwardGraph, forward_graph
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, OWN_KEYS, Stored, stored_variables, variable_op
-from parallax.runtime.checkpoint.stored_rows import Readable, check_fits, copy, stored_tensor
+from parallax.runtime.checkpoint.stored_rows import Readable, check_fits, copy, stored_parts
 from parallax.runtime.checkpoint.writer import Writer
 from parallax.strict import shown
 from parallax.types import Graph
@@ -102,7 +102,7 @@ def export_plain(checkpoint: str, folder: str, chunk_bytes: int = CHUNK_BYTES) -
             name = f"{NAME}-{name.rpartition('-')[2]}"
         writer = Writer(target, 0, chunk_bytes, name=name)
         writer.begin()
-        copy(bundle, [stored_tensor(tensor) for tensor in kept], writer, chunk_bytes)
+        copy(bundle, [part for tensor in kept for part in stored_parts(tensor)], writer, chunk_bytes)
         return writer.finish()
 
 

@@ -26,11 +26,11 @@ from typing import Any, ClassVar, NoReturn
 
 import tensorflow as tf
 
-from parallax.graph.view import GraphView, split_tensor
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.folder import FilesFailed
 from parallax.runtime.checkpoint.links import Header
+from parallax.runtime.checkpoint.step_runs import StepRuns
 from parallax.runtime.checkpoint.writing import Moved
 from parallax.runtime.supervisor.control import tell_saved
 from parallax.runtime.worker.barrier import barrier
@@ -41,9 +41,6 @@ from parallax.types import Coordinator, RunContext, RunValues, Session
 v1 = tf.compat.v1
 _CALL_POLL_S = 0.02
 _LOG = logging.getLogger("parallax.checkpoint")
-_PASSES_ON = ("Enter", "RefEnter", "Switch", "RefSwitch", "RefIdentity", "Identity")
-_WRITES = ("Assign", "Scatter", "ResourceScatter", "CountUpTo", "ResourceCountUpTo")
-_TAKES_ALONG = ("If", "StatelessIf", "While", "StatelessWhile", "Case", "PartitionedCall", "StatefulPartitionedCall")
 
 
 @dataclass(eq=False)  # TensorFlow keeps hooks in dicts
@@ -62,10 +59,11 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     _is_missing: bool = False  # what was to be saved then could not be written
     _warned: set[str] = field(default_factory=set)  # kinds of warnings that come once
     _saved_s: float = 0.0
-    _trains: dict[tuple[tuple[str, ...], frozenset[str]], bool] = field(default_factory=dict)
-    _names: Any = None  # of the plan that these are known for
-    _step_writers: frozenset[str] = frozenset()
     _preemption: Preemption = field(init=False)
+    _runs: StepRuns = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._runs = StepRuns(self.worker, self.checkpoints.step_op, self.checkpoints.storage.comm)
 
     def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Writes the state at the start, unless it has just been read."""
@@ -74,18 +72,23 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self.checkpoints.positions.begin_again(session)
         if self.checkpoints.loaded_step is None:
             self._save(session, self._step(session), may_fail=False)
-        else:
-            self._saved(self.checkpoints.loaded_step)
+            return
+        self._saved(self.checkpoints.loaded_step)
+        if self.checkpoints.positions is not None:
+            self.checkpoints.positions.put(session)
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Writes a checkpoint when it is time."""
         self._look()
-        config = self.checkpoints.config
-        if (config.save_ckpt_steps is None and config.save_ckpt_secs is None) or not self._has_trained():
+        if not self._runs.has_trained():
             return
         if self.worker.run is not None:
             self.worker.count(self.worker.run)  # it is in the checkpoint
-        session = self.worker.raw
+        session, config = self.worker.raw, self.checkpoints.config
+        if self.checkpoints.positions is not None and self.worker.accumulation.steps > 1:
+            self.checkpoints.positions.put(session)  # where to go on when the loop ends between updates
+        if config.save_ckpt_steps is None and config.save_ckpt_secs is None:
+            return
         step = self._step(session)
         if self._is_due(step):
             self._save(session, step)
@@ -103,16 +106,19 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         # One worker may evaluate long after the others have ended, so this waits without limit for those who still run.
         with self.worker.watch.run("the last checkpoint", "checkpoint, end", patient=True):
             barrier(self.checkpoints.storage.comm)
-        self._save(session, step, may_fail=False)
+        self._save(session, step, may_fail=False, is_between=bool(self.worker.accumulation.pending))
 
-    def _save(self, session: Session, step: int, may_fail: bool = True) -> None:
-        """Writes a checkpoint; while a job trains, one that cannot be written is a warning, and training goes on."""
+    def _save(self, session: Session, step: int, may_fail: bool = True, is_between: bool = False) -> None:
+        """Writes a checkpoint; while a job trains, one that cannot be written is a warning, and training goes on.
+
+        Between updates (`is_between`) it has the positions of the last one: batches that no update took come again.
+        """
         storage, beside = self.checkpoints.storage, self.checkpoints.beside
         self._wait(is_due=may_fail)
         following = partial(self.checkpoints.succession.following, step, storage.comm)
         header = following(not may_fail or not storage.marks.held)
         self._is_missing = False
-        if self.checkpoints.positions is not None:
+        if self.checkpoints.positions is not None and not is_between:
             self.checkpoints.positions.put(session)
         with self.worker.watch.run(f"checkpoint of step {step}", f"checkpoint, {step}", patient=self.is_patient):
             refusal = beside.begin(session, step, header) if beside is not None and may_fail else None
@@ -201,26 +207,6 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         by_seconds = comm.bcast(time.monotonic() - self._saved_s >= config.save_ckpt_secs)
         return step != self._saved_step and (by_steps or bool(by_seconds))
 
-    def _has_trained(self) -> bool:
-        """Whether the run that has just ended is one that all workers ran together, and writes the global step."""
-        run = self.worker.run
-        if run is None or run.gather is not None:
-            return False
-        names, fed = (*run.names, *run.hook_names), frozenset(run.fed)
-        known = self.worker.names
-        if known is not self._names:
-            self._names, self._trains = known, {}
-            self._step_writers = _writers(known.run_view, known.here(self.checkpoints.step_op))
-        if (names, fed) not in self._trains:
-            resolved = known.resolve(names, fed)
-            cut_off = frozenset(known.here(name) for name in fed)
-            alone = self.checkpoints.storage.comm.Get_size() == 1
-            nodes = known.run_view.ancestors(
-                {split_tensor(t)[0] if ":" in t else t for t in resolved.tensors if t not in cut_off}, cut_off
-            )
-            self._trains[names, fed] = bool((resolved.collectives or alone) and nodes & self._step_writers)
-        return self._trains[names, fed]
-
 
 @dataclass(eq=False)
 class CallingHook(CheckpointHook):
@@ -282,19 +268,3 @@ class CallingHook(CheckpointHook):
         storage = self.checkpoints.storage
         held = next(h for h in storage.held if h.stored.op == self.checkpoints.step_op)
         return int(held.read(session, 0, 1)) if storage.comm.Get_rank() == 0 else 0
-
-
-def _writers(view: GraphView, variable: str) -> frozenset[str]:
-    """The ops that write a variable, or take it into a body where they may."""
-    found, waiting, seen = set(), [variable], {variable}
-    while waiting:
-        node = waiting.pop()
-        for tensor in {f"{node}:0", f"{node}:1", *view.outputs(node)}:
-            for edge in view.consumers(tensor):
-                op = view.op(edge.node)
-                if op in _TAKES_ALONG or (edge.slot == 0 and op.startswith(_WRITES)):
-                    found.add(edge.node)
-                elif op in _PASSES_ON and edge.node not in seen:
-                    seen.add(edge.node)
-                    waiting.append(edge.node)
-    return frozenset(found)

@@ -186,15 +186,24 @@ class KeptPositions:
                 self.positions.began(begins)
 
     def take(self, session: Session, prefix: str) -> tuple[str, ...]:
-        """Goes on from where a checkpoint was; every worker must call it.
+        """Goes on from where a checkpoint was, as `go_on` does; every worker must call it."""
+        found = _from_worker_0(self.comm, prefix, lambda: read_positions(state_of(prefix)))
+        return self.go_on(session, found, prefix)
+
+    def go_on(self, session: Session, found: StoredPositions | None, prefix: str) -> tuple[str, ...]:
+        """Goes on from where a state was.
+
+        Args:
+            session: TensorFlow's session on the worker's graph.
+            found: what the state says.
+            prefix: its name.
 
         Returns:
-            What does not go on there, a sentence each; on worker 0.
+            What does not go on there, a sentence each.
 
         Raises:
             CheckpointError: on all workers, when its datasets are cut in another way than this start expects.
         """
-        found = _from_worker_0(self.comm, prefix, lambda: read_positions(state_of(prefix)))
         if found is None:
             return ("It has no positions of random streams and input, which begin anew.",)
         self.positions.consumed = found.consumed

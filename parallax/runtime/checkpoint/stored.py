@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from parallax.types import Graph
 
-CHUNK_BYTES = 64 * 2**20
-"""The most that is written, read or sent at once; rows are never cut. Beside it a process needs two or three copies."""
+CHUNK_BYTES = 16 * 2**20
+"""The most that is written, read or sent at once; rows are never cut. Worker 0 holds about five times so much: rows as
+they come and in order, those that wait for a file, and TensorFlow's copies."""
 
 OWN_KEYS = "parallax/"
 """Begins the keys of what this project alone reads of a checkpoint."""

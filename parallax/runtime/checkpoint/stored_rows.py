@@ -35,10 +35,14 @@ def read_rows(bundle: Readable, stored: Stored, first: int, count: int) -> Any:
     return bundle.read(stored.key, *(((0,) * len(shape), shape) if stored.shape is None else stored.box(first, count)))
 
 
-def stored_tensor(tensor: Tensor) -> Stored:
-    """A tensor of a checkpoint, whatever graph it is of."""
-    dtype, shape = tf.as_dtype(tensor.dtype), tensor.shape
-    return Stored(tensor.key, tensor.key, tensor.dtype, dtype.size, shape, shape, (0,) * len(shape), is_part=False)
+def stored_parts(tensor: Tensor) -> list[Stored]:
+    """A tensor of a checkpoint, whatever graph it is of; its parts, where they are not all of it."""
+    dtype, whole = tf.as_dtype(tensor.dtype), tensor.shape
+    boxes = [((0,) * len(whole), whole)] if tensor.is_whole else [(piece.start, piece.shape) for piece in tensor.pieces]
+    return [
+        Stored(tensor.key, tensor.key, tensor.dtype, dtype.size, shape, whole, start, not tensor.is_whole)
+        for start, shape in boxes
+    ]
 
 
 def copy(bundle: Readable, variables: Sequence[Stored], writer: Writer, chunk_bytes: int) -> None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from parallax.runtime.supervisor.control import READY, SAVED
 from parallax.runtime.supervisor.frames import Control, Frame, Pulse, Start
 
-WELL, STOPPED, RAISED, KILLED, LOST, HOST_LOST, SILENT, STALLED, BROKEN = (
+WELL, STOPPED, RAISED, KILLED, LOST, HOST_LOST, SILENT, STALLED, BROKEN, YIELDED = (
     *("ended well", "stopped", "failed", "killed", "supervisor lost", "host lost", "silent", "stalled"),
-    "mpirun ended",
+    *("mpirun ended", "yielded"),
 )
 """Kinds of ends. `stopped`: by a signal to the launcher, or because nobody reads its output. `failed`: a rank's program
-raised an exception or ended with a status of its own."""
+raised an exception or ended with a status of its own. `yielded`: it saved and ended, to go on on more hosts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from parallax.runtime.launcher.cause import HOST_LOST, SILENT, STALLED, STOPPED, EndCause
+from parallax.runtime.launcher.cause import HOST_LOST, SILENT, STALLED, STOPPED, YIELDED, EndCause
 from parallax.runtime.launcher.liveness import HOST, MPIRUN, MPIRUN_STOPPED, Liveness, silence_text
 from parallax.runtime.launcher.outcome import EXIT_UNKNOWN, Ending, FailureDetector, signal_name
 from parallax.runtime.launcher.stall import StallWatch
@@ -52,7 +52,12 @@ class Looked:
     """The launcher has read what there was."""
 
 
-JobEvent = FrameCame | SignalCame | ReaderGone | StopsSeen | Looked
+@dataclass(frozen=True, slots=True)
+class HostsReturned:
+    """Hosts answer that the job is not on: its workers shall save and end, so that it goes on there too."""
+
+
+JobEvent = FrameCame | SignalCame | ReaderGone | StopsSeen | HostsReturned | Looked
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,8 @@ class JobState:
         is_unread: nobody reads its output.
         grace_s: how long workers have to save at the first SIGTERM; None when they cannot.
         save_until_s: when that time is over; None before the signal.
-        ask_s: when they are told of it again, for a rank may only now start.
+        shall_yield: workers shall save and end at the next run that trains, however late that is.
+        ask_s: when they are told of either again, for a rank may only now start.
         saved_step: the step that they have saved; they end by themselves.
         stop: why the job is ended, when it is not a failure of a rank.
         heeded: how many signals had come then.
@@ -88,6 +94,7 @@ class JobState:
     is_unread: bool = False
     grace_s: float | None = None
     save_until_s: float | None = None
+    shall_yield: bool = False
     ask_s: float = 0.0
     saved_step: int | None = None
     stop: Ending | None = None
@@ -96,6 +103,8 @@ class JobState:
 
     def ending(self, mpirun_status: int, tail: Callable[[int], Sequence[str]]) -> Ending:
         """How the job ended, when mpirun has; the arguments are those of `FailureDetector.ending`."""
+        if self.saved_step is not None and self.shall_yield and not self.signals:
+            return Ending(EXIT_PREEMPTED, "", EndCause(YIELDED))
         if self.saved_step is not None:
             what = f"preempted at step {self.saved_step}, saved. Start the job again, and it goes on from there."
             return Ending(EXIT_PREEMPTED, what, EndCause(STOPPED))
@@ -128,6 +137,8 @@ def step(state: JobState, event: JobEvent, now_s: float) -> tuple[JobState, tupl
         return replace(state, signals=(*state.signals, event.number)), ()
     if isinstance(event, ReaderGone):
         return replace(state, is_unread=True), ()
+    if isinstance(event, HostsReturned):
+        return replace(state, shall_yield=True), ()
     if isinstance(event, StopsSeen):
         return replace(state, alive=state.alive.look_at_stopped(event.agents, event.mpirun, now_s)), ()
     state, asked = _ask(replace(state, alive=state.alive.look(now_s)), now_s)
@@ -154,10 +165,11 @@ def _take(state: JobState, frame: Frame, now_s: float) -> JobState:
 
 
 def _ask(state: JobState, now_s: float) -> tuple[JobState, tuple[SignalMpirun, ...]]:
-    """Has the workers save, where SIGTERM was the first signal and they can."""
+    """Has the workers save, where SIGTERM was the first signal and they can, or where they shall yield."""
     if state.save_until_s is None and state.grace_s is not None and state.signals[:1] == (signal.SIGTERM,):
         state = replace(state, save_until_s=now_s + state.grace_s, ask_s=now_s)
-    if not _is_saving(state, now_s) or state.saved_step is not None or state.kill_s is not None or now_s < state.ask_s:
+    is_asked = _is_saving(state, now_s) or (state.shall_yield and not state.signals)
+    if not is_asked or state.saved_step is not None or state.kill_s is not None or now_s < state.ask_s:
         return state, ()
     return replace(state, ask_s=now_s + state.alive.limits.word_s), (SignalMpirun(PREEMPTION),)
 

@@ -38,6 +38,7 @@ from parallax.runtime.launcher.end_of_job import (
     EXIT_STALLED,
     GRACE_S,
     FrameCame,
+    HostsReturned,
     JobEvent,
     Looked,
     SignalMpirun,
@@ -109,11 +110,13 @@ class Contact:
         signals: those that shall end the job; the waiting thread appends them.
         given: what rank 0 reads on its standard input, in place of the job's own input.
         progress: how far the job is; its own thread keeps it.
+        shall_yield: whether it shall save and end, to go on on more hosts; the waiting thread sets it.
     """
 
     signals: list[int]
     given: BinaryIO | None = None
     progress: Progress = field(default_factory=Progress)
+    shall_yield: bool = False
 
 
 def launch(
@@ -225,6 +228,8 @@ class _Watch:
         new = signals[len(self.state.signals) :]
         for number in new:
             self.step(SignalCame(number))
+        if self.contact.shall_yield and not self.state.shall_yield:
+            self.step(HostsReturned())
         return self.step(Looked())
 
     def _take_frame(self, rank: int | None, line: bytes, now_s: float) -> None:

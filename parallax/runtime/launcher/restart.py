@@ -68,6 +68,7 @@ class RestartState:
         hosts: all hosts, by their addresses.
         min_hosts: with so many the job goes on; None: with all of them alone.
         has_checkpoints: the workers write checkpoints, not the script itself.
+        is_behind: the latest checkpoint may not have been told: not each of them is.
         restarts: how often one was started again.
         quick: failures in a row without a new checkpoint between.
         last: why the last one failed.
@@ -81,6 +82,7 @@ class RestartState:
     hosts: tuple[str, ...]
     min_hosts: int | None = None
     has_checkpoints: bool = True
+    is_behind: bool = False
     restarts: int = 0
     quick: int = 0
     last: EndCause = EndCause()
@@ -115,6 +117,25 @@ def after_failure(state: RestartState, job: FailedJob) -> tuple[RestartState, Ag
     when = f" in {wait_s:.0f} s" if wait_s else ""
     text = f"Restart {after.restarts} of {state.most}{when}: {job.reason}. {_where_from(after)}"
     return after, Again(wait_s, text)
+
+
+def after_yield(state: RestartState, progress: Progress) -> RestartState:
+    """The state after a job has saved and ended to go on on more hosts."""
+    if not progress.has_saved:
+        return state
+    return replace(state, quick=0, step=progress.step, failures={}, left_out=frozenset())
+
+
+def to_be_asked(state: RestartState, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """The hosts that a job would be started on too, if they answered.
+
+    Args:
+        state: after the last failure.
+        hosts: those that it is on.
+    """
+    if state.min_hosts is None or not state.has_checkpoints:
+        return ()
+    return tuple(host for host in state.hosts if host not in hosts and host not in state.left_out)
 
 
 def choose_hosts(state: RestartState, answering: Collection[str]) -> tuple[tuple[str, ...], str]:
@@ -165,7 +186,7 @@ def _refusal(before: RestartState, after: RestartState, job: FailedJob) -> str |
 
 def _where_from(state: RestartState) -> str:
     if state.step is not None:
-        return f"Goes on from step {state.step}{' or later' if state.last.kind in _UNHEARD else ''}."
+        return f"Goes on from step {state.step}{' or later' if state.is_behind or state.last.kind in _UNHEARD else ''}."
     if state.has_checkpoints:
         return "Begins anew, for there is no checkpoint yet."
     return "Goes on from what the script itself has kept."

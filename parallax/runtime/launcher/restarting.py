@@ -1,23 +1,27 @@
 """Runs a job and starts it again when it fails; restart.py decides. Each job is launched by a thread of its own.
 
 The main thread waits, for signals come to it alone, and hands them to the job that runs. Once that has made a run, a
-spare job is started beside it (spare.py), which becomes the next one if that is on the same hosts.
+spare job is started beside it (spare.py), which becomes the next one if that is on the same hosts. While a job runs on
+fewer hosts than it may, the others are asked now and then whether they answer; if so, it saves, ends and goes on there.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from parallax.cluster.machines import Cluster
 from parallax.errors import LaunchError, ParallaxError
 from parallax.report.text import bytes_text
 from parallax.runtime.launcher.answering import answering_hosts
-from parallax.runtime.launcher.cause import BROKEN, HOST_LOST, STOPPED, WELL, EndCause
+from parallax.runtime.launcher.cause import BROKEN, HOST_LOST, STOPPED, WELL, YIELDED, EndCause
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd, caught_signals
+from parallax.runtime.launcher.mpirun import passes_preemption_on
 from parallax.runtime.launcher.outcome import EXIT_UNKNOWN, signal_name
 from parallax.runtime.launcher.reach import HostsNotReady
 from parallax.runtime.launcher.relay import bytes_of
@@ -26,11 +30,14 @@ from parallax.runtime.launcher.restart import (
     GiveUp,
     RestartState,
     after_failure,
+    after_yield,
     choose_hosts,
     tell_of_hosts,
+    to_be_asked,
 )
 from parallax.runtime.launcher.spare import Launch, RunningJob, SpareJob
 
+FIRST_ASK_S, LONGEST_ASK_S = 10.0, 1280.0
 _POLL_S = 0.05
 
 JobOn = Callable[[tuple[str, ...]], Job]
@@ -44,12 +51,14 @@ class RestartOptions:
         most: how often a job may be started again.
         min_hosts: with so many hosts it goes on; None: with all alone.
         has_checkpoints: the workers write checkpoints, not the script itself.
+        is_behind: as in `RestartState`.
         standing_by: the variable that has processes of a spare job wait, and its value; None for no spare jobs.
     """
 
     most: int
     min_hosts: int | None = None
     has_checkpoints: bool = True
+    is_behind: bool = False
     standing_by: tuple[str, str] | None = None
 
 
@@ -79,7 +88,9 @@ class _Restarting:
     def __init__(
         self, options: RestartOptions, hosts: tuple[str, ...], job_on: JobOn, launch: Launch, caught: list[int]
     ) -> None:
-        self._state = RestartState(options.most, hosts, options.min_hosts, options.has_checkpoints)
+        self._state = RestartState(
+            options.most, hosts, options.min_hosts, options.has_checkpoints, is_behind=options.is_behind
+        )
         self._standing_by = options.standing_by
         self._hosts = hosts
         self._job_on = job_on
@@ -88,6 +99,8 @@ class _Restarting:
         self._spare: SpareJob | None = None
         self._ended_spares: list[SpareJob] = []
         self._is_told = False  # what the spare takes
+        self._starts = 0  # of jobs, without the first
+        self._asking = _HostsAsked()
 
     def run(self) -> JobEnd:
         """Runs jobs until one is the last."""
@@ -96,6 +109,13 @@ class _Restarting:
             end = self._run(running)
             if end.cause.kind in (WELL, STOPPED) or self._caught:  # however it has ended since a signal came
                 return end
+            if end.cause.kind == YIELDED:
+                self._state = after_yield(self._state, end.progress)
+                following = self._next_job()
+                if following is None:
+                    return end
+                running = following
+                continue
             self._state, decision = after_failure(self._state, _failed(running.job, end))
             if isinstance(decision, GiveUp):
                 _say(decision.text)
@@ -124,6 +144,8 @@ class _Restarting:
             elif may_start and progress.has_run:
                 may_start = False
                 self._start_spare()
+            if not (progress.has_finished or self._caught or running.contact.shall_yield):
+                running.contact.shall_yield = self._has_more_hosts(running)
             self._look_at_spare()
         try:
             return running.end()
@@ -136,8 +158,22 @@ class _Restarting:
                 cause = EndCause(HOST_LOST, host=error.hosts[0])
             return JobEnd(EXIT_UNKNOWN, None, cause, str(error).partition("\n")[0].rstrip("."))
 
+    def _has_more_hosts(self, running: RunningJob) -> bool:
+        """Whether hosts answer that a job is not on, and it has come far enough to be ended for them."""
+        hosts = to_be_asked(self._state, self._hosts)
+        progress = running.contact.progress
+        if not hosts or not progress.has_run or progress.step is None or not passes_preemption_on(running.job.cluster):
+            return False
+        cluster = self._job_on(self._state.hosts).cluster
+        answering = self._asking.look(replace(cluster, hosts=tuple(h for h in cluster.hosts if h.address in hosts)))
+        if answering:
+            _say(f"{' and '.join(answering)} can be used again: the job saves and goes on there too.")
+        return bool(answering)
+
     def _next_job(self) -> RunningJob | None:
         """The job, started again; None when it cannot be, and the user has been told."""
+        self._starts += 1
+        self._asking.begin()
         answering = self._state.hosts
         if self._state.min_hosts is not None:
             answering = answering_hosts(self._job_on(self._state.hosts).cluster)
@@ -153,7 +189,7 @@ class _Restarting:
             return spare.go()
         self._drop_spare()
         try:
-            return RunningJob(self._launch, _numbered(self._job_on(chosen), self._state.restarts))
+            return RunningJob(self._launch, _numbered(self._job_on(chosen), self._starts))
         except ParallaxError as error:
             _say(f"The job is not started again: on the hosts that are left it cannot be planned. {error}")
             return None
@@ -161,7 +197,7 @@ class _Restarting:
     def _start_spare(self) -> None:
         """Starts the job that comes next, if this one fails, on the hosts of this one."""
         if self._standing_by is not None:
-            job = _numbered(self._job_on(self._hosts), self._state.restarts + 1)
+            job = _numbered(self._job_on(self._hosts), self._starts + 1)
             streams = bytes_of(sys.stdout), bytes_of(sys.stderr)
             self._spare, self._is_told = SpareJob(self._launch, job, self._standing_by, streams), False
 
@@ -196,6 +232,37 @@ class _Restarting:
             return end
         _say(f"the launcher got {signal_name(self._caught[0])}. The job is not started again.")
         return replace(end, status=128 + self._caught[0], cause=EndCause(STOPPED))
+
+
+class _HostsAsked:
+    """Asks hosts in a thread whether they answer, every so often; half as often each time that they did."""
+
+    def __init__(self) -> None:
+        self._wait_s = FIRST_ASK_S
+        self._next_s = 0.0
+        self._thread: threading.Thread | None = None
+        self._found: tuple[str, ...] = ()
+
+    def begin(self) -> None:
+        """Asks nobody for a while."""
+        self._next_s = time.monotonic() + self._wait_s
+
+    def look(self, cluster: Cluster) -> tuple[str, ...]:
+        """The hosts of a cluster that have answered, once; empty while nobody has."""
+        if self._thread is not None and not self._thread.is_alive():
+            self._thread = None
+            self.begin()
+            if self._found:
+                self._wait_s = min(2 * self._wait_s, LONGEST_ASK_S)
+                return self._found
+        if self._thread is None and time.monotonic() >= self._next_s:
+            self._thread = threading.Thread(target=self._ask, args=(cluster,), name="parallax-asking", daemon=True)
+            self._thread.start()
+        return ()
+
+    def _ask(self, cluster: Cluster) -> None:
+        self._found = ()  # of a thread that fails
+        self._found = answering_hosts(cluster)
 
 
 def _failed(job: Job, end: JobEnd) -> FailedJob:

@@ -39,6 +39,11 @@ def resident_bytes() -> int:
     return _kilobytes(_STATUS, "VmRSS")
 
 
+def launcher_bytes() -> int:
+    """What the launcher holds while a job runs, seen from a process that has built and read the graph too."""
+    return resident_bytes()
+
+
 def base_bytes() -> int:
     """What a process of a job holds before it has made a variable, seen from one that has built and read the graph."""
     return resident_bytes() + _OF_A_JOB

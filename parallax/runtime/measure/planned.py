@@ -1,17 +1,17 @@
 """What `parallax plan --memory` says: the memory of a plan on the machines of a job, before anything is started.
 
-A worker's base is what this process holds, which has built and read the graph too.
+The launcher holds what this process holds, which has built and read the graph too; a worker's base is a little more.
 """
 
 from __future__ import annotations
 
 from parallax.analysis.stages import Analysed, memory_of
-from parallax.analysis.whatif.memory import HostMemory
+from parallax.analysis.whatif.memory import FixedMemory, HostMemory
 from parallax.cluster.machines import Cluster
 from parallax.plans.memory import MACHINE, RESOURCE_FILE, MemoryPlan
 from parallax.plans.plan import Plan
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES
-from parallax.runtime.measure.memory import base_bytes, machine_bytes
+from parallax.runtime.measure.memory import base_bytes, launcher_bytes, machine_bytes
 from parallax.settings.config import Config
 
 
@@ -33,4 +33,6 @@ def planned_memory(
         for host in cluster.hosts
     ]
     chunk_bytes = 0 if config.ckpt_config.ckpt_dir is None else CHUNK_BYTES
-    return memory_of(analysed, plan, config, hosts, base_bytes(), synchronous, examples, chunk_bytes)
+    launches_on = next((number for number, host in enumerate(cluster.hosts) if host.is_this_machine), None)
+    fixed = FixedMemory(base_bytes(), chunk_bytes, launcher_bytes(), launches_on)
+    return memory_of(analysed, plan, config, hosts, fixed, synchronous, examples)

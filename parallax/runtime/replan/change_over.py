@@ -27,6 +27,7 @@ from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.held import Places
 from parallax.runtime.checkpoint.stored import Stored
 from parallax.runtime.guard.guard import Guard
+from parallax.runtime.peers.hook import PeerMemory
 from parallax.runtime.replan.move import move, moves, to_be_moved
 from parallax.runtime.worker.channels import open_channels
 from parallax.runtime.worker.hooks import WorkerContext
@@ -79,6 +80,7 @@ class ChangeOver:
         worker_graph: WorkerGraph,
         saved: Checkpoints | None,
         guard: Guard | None = None,
+        memory: PeerMemory | None = None,
     ) -> None:
         self._members = members
         self._worker = worker
@@ -89,6 +91,7 @@ class ChangeOver:
         self._names: Mapping[str, str] = {}
         self._saved = saved
         self._guard = guard
+        self._memory = memory
         self._number = 1
 
     def to(self, plan: Plan, steps: int) -> Changed:
@@ -152,6 +155,8 @@ class ChangeOver:
                 movements = moves(stored, self._places, places, comm)
                 if self._saved is not None:
                     self._saved.hold(self._worker.graph, places)
+                if self._memory is not None:
+                    self._memory.hold(self._worker.graph, places)
                 if self._guard is not None:
                     self._guard.follow(added.worker_graph, added.names)
         graph.finalize()

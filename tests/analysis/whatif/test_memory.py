@@ -6,7 +6,7 @@ import tensorflow as tf
 from parallax.analysis.propagation.live_bytes import live_bytes
 from parallax.analysis.propagation.propagate import walked
 from parallax.analysis.stages import analyse, memory_of, plan_for
-from parallax.analysis.whatif.memory import HostMemory
+from parallax.analysis.whatif.memory import FixedMemory, HostMemory
 from parallax.optimizers import RowWiseAdagradOptimizer
 from parallax.plans.memory import RESOURCE_FILE
 from parallax.plans.plan import Layout
@@ -16,6 +16,7 @@ from parallax.settings.config import Config
 v1 = tf.compat.v1
 ROWS, WIDTH, BATCH = 1000, 8, 16
 MB = 10**6
+FIXED = FixedMemory(10 * MB)
 
 
 def graph_of(batch=BATCH, optimizer=None, lazy_updates=True):
@@ -35,11 +36,11 @@ def analysed():
     return graph_of()
 
 
-def memory(analysed, has=100 * MB, workers=(1, 1), examples=0, base=10 * MB):
+def memory(analysed, has=100 * MB, workers=(1, 1), examples=0, fixed=FIXED):
     config = Config(touched_rows={"table": 16}) if examples else Config()
     plan = plan_for(analysed, Layout(workers, ()), config)
     hosts = [HostMemory(f"host{n}", has, RESOURCE_FILE) for n in range(len(workers))]
-    return memory_of(analysed, plan, config, hosts, base, examples=examples)
+    return memory_of(analysed, plan, config, hosts, fixed, examples=examples)
 
 
 def test_a_slot_is_as_large_as_its_own_shape_and_type(analysed):
@@ -105,3 +106,17 @@ def test_the_table_names_processes_hosts_and_what_dominates(analysed):
     text = memory_table(memory(analysed))
     assert "worker 0" in text and "of 100 MB, as the resource file says: fits." in text
     assert text.index("interpreter and frameworks") < text.index("table with 1 slot")
+
+
+def test_rows_on_their_way_to_a_checkpoint_and_the_launcher_are_counted_by_name(analysed):
+    table, chunk, launcher = ROWS * WIDTH * 4, 1000, 7 * MB
+    found = memory(analysed, fixed=FixedMemory(10 * MB, chunk, launcher, launcher_host=1))
+    plain = memory(analysed)
+    assert chunk < table
+    assert [use.moved_bytes for use in found.processes] == [chunk * 2 // 2 + 4 * chunk, chunk * 2 // 2, 0]
+    assert (found.processes[2].kind, found.processes[2].total_bytes) == ("launcher", launcher)
+    more = [one.needs_bytes - before.needs_bytes for one, before in zip(found.hosts, plain.hosts, strict=True)]
+    assert more == [5 * chunk, chunk + launcher]
+    assert found.largest_batch < plain.largest_batch
+    rows = [line.split() for line in memory_table(found).splitlines() if line.startswith("launcher")]
+    assert rows == [["launcher", "host1", *["0", "B"] * 5, "7", "MB", "7", "MB"]]

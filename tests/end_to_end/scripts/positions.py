@@ -1,6 +1,7 @@
 """Trains on a dataset in the graph and on feeds, with dropout; prints the losses, and which examples were seen.
 
-Arguments: a folder for checkpoints, and the global step to train to.
+Arguments: a folder for checkpoints, the global step to train to, how many batches an update takes, and after how many
+runs the loop ends before.
 """
 
 import sys
@@ -10,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import parallax
 
-folder, last = sys.argv[1], int(sys.argv[2])
+folder, last, kept, runs = sys.argv[1], *map(int, sys.argv[2:])
 EXAMPLES, BATCH = 96, 2
 
 graph = tf.Graph()
@@ -29,16 +30,19 @@ with graph.as_default():
     train = tf.train.AdamOptimizer(0.1).minimize(loss, global_step=step)
     drawn = tf.random_normal([], name="drawn")
 
-config = parallax.Config(ckpt_config=parallax.CheckPointConfig(folder, save_ckpt_steps=3))
+config = parallax.Config(
+    seed=7, accumulate_steps=kept, ckpt_config=parallax.CheckPointConfig(folder, save_ckpt_steps=3)
+)
 sess, num_workers, worker_id, _ = parallax.parallel_run(graph, parallax_config=config)
 
 with sess:
     sess.run(noise.initializer)
-    while int(sess.run(step)) < last:
+    while int(sess.run(step)) < last and runs > 0:
+        runs -= 1
         at = sess.consumed + worker_id
         value, seen, _ = sess.run([loss, numbers, train], {fed: [np.array([at, -at], np.float32)]})
-        told = f"fed {at} saw {' '.join(map(str, seen[0]))} loss {float(value[0]).hex()}"
-        print(f"step {int(sess.run(step))} {told}", flush=True)
+        told = f"saw {' '.join(map(str, seen[0]))} loss {float(value[0]).hex()}"
+        print(f"fed {at} {told}", flush=True)
         if worker_id == 0:  # a run of one worker alone
             sess.run(drawn)
     print(f"consumed {sess.consumed}", flush=True)

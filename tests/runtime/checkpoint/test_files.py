@@ -14,8 +14,10 @@ from parallax.graph.view import GraphView
 from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.checkpoints import check_global_step
 from parallax.runtime.checkpoint.folder import latest
-from parallax.runtime.checkpoint.hook import _writers
+from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
+from parallax.runtime.checkpoint.step_runs import _writers
 from parallax.runtime.checkpoint.stored import Stored, chunks, stored_variables
+from parallax.runtime.checkpoint.stored_rows import copy, stored_parts
 from parallax.runtime.checkpoint.writer import Writer
 from parallax.settings.parts import CheckPointConfig
 
@@ -63,6 +65,26 @@ def test_any_box_of_what_saver_wrote_is_read(tmp_path: Path, axis: int | None) -
     np.testing.assert_array_equal(opened.read("emb", (2, 1), (5, 2)), WHOLE[2:7, 1:3])
     ranges = opened.ranges("emb", 0, 11, 16, 64)
     assert sum(count for _, count in ranges) == 11 and max(count for _, count in ranges) <= 4
+
+
+def test_slots_that_saver_has_under_names_of_their_own_for_each_part_are_read(tmp_path: Path) -> None:
+    def build() -> None:
+        with v1.variable_scope("layer"):
+            parts = v1.get_variable("parts", [5, 2], partitioner=v1.fixed_size_partitioner(2))
+            v1.train.AdamOptimizer(0.1).minimize(tf.reduce_sum(tf.convert_to_tensor(parts)))
+
+    opened = Bundle(saved(tmp_path / "made", build))
+    second = "layer/parts/art_1/Adam"  # by TensorFlow's counting of letters
+    assert opened.tensors[second].shape == (5, 2)
+    np.testing.assert_array_equal(opened.read(second, (3, 0), (2, 2)), np.zeros((2, 2)))
+    with pytest.raises(DamagedCheckpoint, match="a part of .* is missing"):
+        opened.read(second, (0, 0), (5, 2))
+    writer = Writer(str(tmp_path), 3, 64)
+    writer.begin()
+    copy(opened, [part for tensor in opened.tensors.values() for part in stored_parts(tensor)], writer, 64)
+    with tf.Graph().as_default(), v1.Session() as session:
+        build()
+        v1.train.Saver().restore(session, writer.finish())
 
 
 def test_a_table_of_many_names_is_read(tmp_path: Path) -> None:

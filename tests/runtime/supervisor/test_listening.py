@@ -119,6 +119,42 @@ def test_a_yield_of_who_waits_for_messages_sleeps_until_one_comes(tmp_path, idle
     assert done.stdout.strip() == found, done.stderr
 
 
+YIELDER = """
+#include <sched.h>
+void yield_often(int times) {
+    while (times-- > 0) sched_yield();
+}
+"""
+YIELD = """
+import ctypes, resource, sys
+yielder = ctypes.CDLL(sys.argv[1])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+yielder.yield_often(20)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before >= 20)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "idle_us", "sleeps"),
+    [("libopen-pal.so", "1000", "True"), ("libopen-pal.so", "0", "False"), ("other.so", "1000", "False")],
+)
+def test_a_yield_of_open_mpi_sleeps_where_it_has_no_connections(tmp_path, name, idle_us, sleeps):
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    (tmp_path / "lib").mkdir()
+    script = runpy.run_path(str(Path(__file__).parents[3] / "ops" / "install" / "install.py"))
+    subprocess.run(script["preload_library_argv"](tmp_path), check=True)
+    (tmp_path / "yielder.c").write_text(YIELDER)
+    yielder = str(tmp_path / name)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", yielder, str(tmp_path / "yielder.c")], check=True)
+    library = Launcher("mpirun", str(tmp_path / "bin" / "python"), "/").preload_library
+    environment = {"LD_PRELOAD": library, "PARALLAX_IDLE_US": idle_us}
+    done = subprocess.run(
+        [sys.executable, "-c", YIELD, yielder], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == sleeps, done.stderr
+
+
 SLEEPER = """
 #include <time.h>
 void sleep_for(long seconds, long us) {

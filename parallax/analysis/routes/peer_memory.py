@@ -1,0 +1,75 @@
+"""What the state in the memory of hosts costs, for each set: bytes to another host, seconds of its link, memory.
+
+W workers, u touched rows of a worker's batch, k steps from one set to the next, d bytes of a row with its slots. Owners
+send what was touched of their rows: at most k u of them each, as W batches touch W u rows that W owners share, and 8
+bytes for the number of each. Of a table whose untouched rows change too, or of which u is unknown, they send at most
+all of their rows. A host keeps its own owners' rows and those of the host before it, and what all have alike; of what
+sets have, the last two, and a third while it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from parallax.errors import PlanError
+from parallax.graph.spec import GraphSpec
+from parallax.plans.plan import Plan
+
+_NUMBER_BYTES = 8
+_SETS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMemoryCost:
+    """What a set costs at most.
+
+    Attributes:
+        sent_bytes: that a worker sends to another host, and receives as many; 0 on one host.
+        host_bytes: memory of one host.
+    """
+
+    sent_bytes: int
+    host_bytes: int
+
+
+def peer_memory_cost(
+    plan: Plan, spec: GraphSpec, lazy: Collection[str], steps: int, alone: Collection[str] = ()
+) -> PeerMemoryCost:
+    """The cost of a plan.
+
+    Args:
+        plan: of the graph.
+        spec: of the graph.
+        lazy: tables whose untouched rows change too.
+        steps: from one set to the next.
+        alone: tables of which each row is on its owner's host only.
+
+    Raises:
+        PlanError: when servers hold a variable.
+    """
+    if plan.servers:
+        raise PlanError(
+            "CheckPointConfig.memory_steps keeps what workers hold, and by this plan servers hold variables. Give "
+            'run_option="MPI" and synchronous training, or checkpoints in a folder (CheckPointConfig.ckpt_dir).'
+        )
+    hosts = sum(workers > 0 for workers in plan.hosts)
+    sent = tables = alike = 0
+    for variable in spec.variables:
+        planned, row_count = plan.variable(variable.name), max(variable.rows, 1)
+        whole = variable.value_bytes + variable.slots_bytes
+        row_bytes = whole // row_count
+        if not planned.owner_rows:
+            alike += whole
+            continue
+        owned = max(planned.owner_rows)
+        touched = owned
+        if planned.touched_rows is not None and variable.name not in lazy:
+            touched = min(owned, planned.touched_rows * plan.accumulate_steps * steps)
+        has_base = variable.name not in lazy
+        of_set = touched * row_bytes + (touched * _NUMBER_BYTES if has_base else 0)
+        is_sent = hosts > 1 and variable.name not in alone
+        sent += of_set if is_sent else 0
+        of_owner = _SETS * of_set + (owned * row_bytes if has_base else 0)
+        tables += of_owner * (2 if is_sent else 1)
+    return PeerMemoryCost(sent, max(plan.hosts) * tables + _SETS * alike)

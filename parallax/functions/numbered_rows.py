@@ -1,0 +1,65 @@
+"""Arrays whose rows are known by their numbers: a worker takes those that it needs, and nobody makes whole batches."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+
+class NumberedRows:
+    """Rows of an array, which are taken when they are asked for.
+
+    Attributes:
+        shape: theirs.
+    """
+
+    def __init__(self, array: Any, numbers: Any, first: int | None) -> None:
+        """Remembers which rows they are.
+
+        Args:
+            array: [n, ...].
+            numbers: of the rows, [m], whole numbers.
+            first: the first of them where they follow one another, else None.
+        """
+        self._array, self._numbers, self._first = array, numbers, first
+        self.shape: tuple[int, ...] = (len(numbers), *array.shape[1:])
+
+    def __getitem__(self, part: slice) -> Any:
+        """Some of the rows: a view of the array where they follow one another, else a copy."""
+        if self._first is None:
+            return self._array[self._numbers[part]]
+        begin, end, _ = part.indices(len(self._numbers))
+        return self._array[self._first + begin : self._first + end]
+
+
+class NumberedArrays:
+    """The arrays of one input; a batch is the numbers of its rows.
+
+    Args:
+        arrays: equally long, contiguous, and changed by nobody.
+    """
+
+    def __init__(self, arrays: Sequence[Any]) -> None:
+        self._arrays = list(arrays)
+
+    def batch(self, numbers: Any) -> list[NumberedRows]:
+        """The rows of each array, by their numbers, [m]."""
+        first = int(numbers[0]) if len(numbers) else 0
+        follows = bool((numbers == np.arange(first, first + len(numbers))).all())
+        return [NumberedRows(array, numbers, first if follows else None) for array in self._arrays]
+
+    def digest(self, numbers: Any) -> int:
+        """A number below 2**16, which is most likely another for another batch or other arrays."""
+        return zlib.crc32(np.ascontiguousarray(numbers).data, self._whole) & 0xFFFF
+
+    @cached_property
+    def _whole(self) -> int:
+        value = 0
+        for array in self._arrays:
+            value = zlib.crc32(str((array.shape, array.dtype)).encode(), value)
+            value = zlib.crc32(array.reshape(-1).view(np.uint8).data, value)
+        return value

@@ -1,0 +1,78 @@
+"""Arrays that `fit` cuts into batches: Keras is given the numbers of their rows in their place.
+
+Keras shuffles and cuts those as it would the arrays, and a worker takes its own rows of the arrays alone. What is no
+plain array (a dataset, tables of pandas, sparse matrices) goes the way that Keras has for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.functions.numbered_rows import NumberedArrays
+from parallax.keras.inputs import ROW_NUMBERS, parts_of, row_numbers
+from parallax.keras.libraries import library_of
+
+_NUMERIC = "biuf"
+
+
+def numbered_training(model: Any, arguments: dict[str, Any], spec: Any) -> NumberedArrays | None:
+    """Puts row numbers in the place of arrays that `fit` trains with; None where they are no plain arrays.
+
+    Args:
+        model: whose `fit` it is.
+        arguments: of the call by name, which are changed.
+        spec: of a batch.
+    """
+    y, weights = arguments.get("y"), arguments.get("sample_weight")
+    if arguments.get("class_weight") is not None and isinstance(y, np.ndarray):
+        weights = np.asarray(library_of(model).weights_of_classes(y, arguments["class_weight"]))
+    found = _arrays((arguments.get("x"), y, weights), spec)
+    if found is None:
+        return None
+    arguments.update(x=_numbers("train", found), y=None, sample_weight=None, class_weight=None)
+    return NumberedArrays(found)
+
+
+def numbered_validation(model: Any, arguments: dict[str, Any], spec: Any) -> NumberedArrays | None:
+    """The same of what `fit` validates with."""
+    found = _arrays(library_of(model).unpacked(arguments["validation_data"]), spec)
+    if found is None:
+        return None
+    arguments["validation_data"] = (_numbers("test", found),)
+    return NumberedArrays(found)
+
+
+def numbers_of(batch: Any, which: str) -> Any:
+    """The row numbers that a batch of Keras's is, [n]; None if it is another one.
+
+    Args:
+        batch: as Keras's dataset gives it.
+        which: "train" or "test".
+    """
+    numbers = row_numbers(batch[0] if isinstance(batch, tuple) and len(batch) == 1 else batch, which)
+    return None if numbers is None else np.asarray(numbers)
+
+
+def _numbers(which: str, arrays: list[Any]) -> dict[str, Any]:
+    return {ROW_NUMBERS + which: np.arange(len(arrays[0]))}
+
+
+def _arrays(data: tuple[Any, Any, Any], spec: Any) -> list[Any] | None:
+    """Copies of the arrays, of the types that a batch has; a batch shows nothing that is done to the script's own."""
+    parts, wanted = parts_of(data), [one for one in tf.nest.flatten(spec) if one is not None]
+    if len(parts) != len(wanted) or not all(map(_is_plain, parts, wanted)):
+        return None
+    if len({len(part) for part in parts}) != 1 or not len(parts[0]):
+        return None
+    return [np.array(part, one.dtype.as_numpy_dtype, order="C") for part, one in zip(parts, wanted, strict=True)]
+
+
+def _is_plain(part: Any, wanted: Any) -> bool:
+    if type(part) is not np.ndarray or not isinstance(wanted, tf.TensorSpec) or part.dtype.kind not in _NUMERIC:
+        return False
+    given, has = tf.as_dtype(part.dtype), wanted.dtype
+    is_same_kind = given == has or (given.is_floating and has.is_floating)
+    return is_same_kind and part.ndim > 0 and wanted.shape[1:].is_compatible_with(part.shape[1:])

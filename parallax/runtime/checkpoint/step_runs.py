@@ -1,0 +1,68 @@
+"""Which runs of a session train: those after which all workers have the same new global step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from parallax.graph.view import GraphView, split_tensor
+from parallax.runtime.worker.hooks import WorkerContext
+from parallax.types import Comm
+
+_PASSES_ON = ("Enter", "RefEnter", "Switch", "RefSwitch", "RefIdentity", "Identity")
+_WRITES = ("Assign", "Scatter", "ResourceScatter", "CountUpTo", "ResourceCountUpTo")
+_TAKES_ALONG = ("If", "StatelessIf", "While", "StatelessWhile", "Case", "PartitionedCall", "StatefulPartitionedCall")
+
+
+@dataclass
+class StepRuns:
+    """Tells runs that train from others.
+
+    Attributes:
+        worker: whose runs are looked at.
+        step_op: the op of the user's graph that holds the global step.
+        comm: communicator of the workers.
+    """
+
+    worker: WorkerContext
+    step_op: str
+    comm: Comm
+    _trains: dict[tuple[tuple[str, ...], frozenset[str]], bool] = field(default_factory=dict)
+    _names: Any = None  # of the plan that these are known for
+    _step_writers: frozenset[str] = frozenset()
+
+    def has_trained(self) -> bool:
+        """Whether the run that has just ended is one that all workers ran together, and writes the global step."""
+        run = self.worker.run
+        if run is None or run.gather is not None:
+            return False
+        names, fed = (*run.names, *run.hook_names), frozenset(run.fed)
+        known = self.worker.names
+        if known is not self._names:
+            self._names, self._trains = known, {}
+            self._step_writers = _writers(known.run_view, known.here(self.step_op))
+        if (names, fed) not in self._trains:
+            resolved = known.resolve(names, fed)
+            cut_off = frozenset(known.here(name) for name in fed)
+            nodes = known.run_view.ancestors(
+                {split_tensor(t)[0] if ":" in t else t for t in resolved.tensors if t not in cut_off}, cut_off
+            )
+            is_joint = bool(resolved.collectives) or self.comm.Get_size() == 1
+            self._trains[names, fed] = is_joint and bool(nodes & self._step_writers)
+        return self._trains[names, fed]
+
+
+def _writers(view: GraphView, variable: str) -> frozenset[str]:
+    """The ops that write a variable, or take it into a body where they may."""
+    found, waiting, seen = set(), [variable], {variable}
+    while waiting:
+        node = waiting.pop()
+        for tensor in {f"{node}:0", f"{node}:1", *view.outputs(node)}:
+            for edge in view.consumers(tensor):
+                op = view.op(edge.node)
+                if op in _TAKES_ALONG or (edge.slot == 0 and op.startswith(_WRITES)):
+                    found.add(edge.node)
+                elif op in _PASSES_ON and edge.node not in seen:
+                    seen.add(edge.node)
+                    waiting.append(edge.node)
+    return frozenset(found)

@@ -1,0 +1,106 @@
+"""Which set the workers of a start go on from, when each has told which parts its host has.
+
+A set is complete when every part of it is on a host that is there. Of the complete ones that of the latest generation
+counts, and of its sets the last: what a host has of an earlier generation, which was away meanwhile, is of the past.
+
+Why one is always complete when one host is lost, at any instant: each part is on two hosts, or, where all have it
+alike, on all of them. Sets before number n are given up by a host only when n is on all hosts, and a generation only
+when the next one has its set 0 on all of them (store.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from parallax.errors import CheckpointError
+from parallax.report.text import name_ranks
+from parallax.runtime.peers.part_files import COMMON
+
+
+@dataclass(frozen=True, slots=True)
+class PartFound:
+    """A part in the memory of a host.
+
+    Attributes:
+        generation: as `PartHead.generation`.
+        owner: as `PartHead.owner`.
+        workers: how many owners there are.
+        sets: those that can be read, number -> global step.
+    """
+
+    generation: int
+    owner: int
+    workers: int
+    sets: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSet:
+    """The set to go on from.
+
+    Attributes:
+        generation, number: which it is.
+        step: its global step.
+        workers: how many owners there are.
+        readers: part -> the worker that reads it; of parts that were on one host alone, those that are there.
+    """
+
+    generation: int
+    number: int
+    step: int
+    workers: int
+    readers: Mapping[int, int]
+
+
+def newest_generation(found: Sequence[Sequence[PartFound]]) -> int:
+    """The highest that any host knows; 0 where there is none."""
+    return max((one.generation for parts in found for one in parts), default=0)
+
+
+def choose_set(found: Sequence[Sequence[PartFound]]) -> ChosenSet | None:
+    """The set that the workers go on from; None where the job has not come to its first.
+
+    Args:
+        found: for each worker the parts on its host.
+
+    Raises:
+        CheckpointError: there were sets, and none of them is complete.
+    """
+    for generation in range(newest_generation(found), 0, -1):
+        parts: dict[int, dict[int, list[int]]] = {}  # owner -> number -> workers that can read it
+        steps: dict[int, int] = {}
+        workers = 0
+        for reader, of_host in enumerate(found):
+            for one in of_host:
+                if one.generation != generation:
+                    continue
+                workers = one.workers
+                for number, step in one.sets.items():
+                    parts.setdefault(one.owner, {}).setdefault(number, []).append(reader)
+                    steps[number] = step
+        needed = (COMMON, *range(workers))
+        complete = [n for n in steps if all(n in parts.get(owner, {}) for owner in needed)]
+        if complete:
+            number = max(complete)
+            readers = {owner: _one_of(has[number], owner) for owner, has in parts.items() if number in has}
+            return ChosenSet(generation, number, steps[number], workers, readers)
+        if max(steps, default=0) > 0 or (steps and generation > 1 and not _has_before(found, generation)):
+            missing = [owner for owner in range(workers) if owner not in parts]
+            raise CheckpointError(
+                f"The rows of every worker must be on a host that is there, and those of {name_ranks(missing)} are on "
+                "none: hosts that hold each other's rows were lost together. Start the job anew; with "
+                "CheckPointConfig.ckpt_dir it goes on from a folder."
+                if missing
+                else "All parts of the state must be there of one step, and are not. Start the job anew."
+            )
+    return None
+
+
+def _one_of(readers: Sequence[int], owner: int) -> int:
+    """One of them, not the same for all parts."""
+    return readers[owner % len(readers)]
+
+
+def _has_before(found: Sequence[Sequence[PartFound]], generation: int) -> bool:
+    return any(one.generation < generation for parts in found for one in parts)

@@ -1,0 +1,188 @@
+"""Keeps a job's state in the memory of its hosts: at the start, and after every so many steps of training.
+
+Runs that count are those of checkpoints (checkpoint/step_runs.py). The workers write one set together, after the same
+run. A start writes all rows of set 0, then every set the touched rows alone of variables that are updated by row.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from parallax.logger import log
+from parallax.report.show import show
+from parallax.report.text import bytes_text, first_named
+from parallax.runtime.checkpoint.checkpoints import step_tensor
+from parallax.runtime.checkpoint.held import Places, StoredVariable, hold
+from parallax.runtime.checkpoint.positions import KeptPositions
+from parallax.runtime.checkpoint.step_runs import StepRuns
+from parallax.runtime.checkpoint.stored import stored_variables
+from parallax.runtime.checkpoint.touched import Marks
+from parallax.runtime.peers.recovered import RecoveredState, next_generation
+from parallax.runtime.peers.snapshot import Snapshot, snapshot
+from parallax.runtime.peers.store import PeerStore
+from parallax.runtime.supervisor.control import tell_saved
+from parallax.runtime.worker.hooks import WorkerContext
+from parallax.runtime.worker.preemption import Preemption
+from parallax.types import Coordinator, Graph, RunContext, RunValues, Session
+
+_TELL_S = 1.0  # between two words to the launcher on how far the state is
+
+
+@dataclass
+class PeerMemory:
+    """The state of a job in the memory of hosts, as one worker takes part in keeping it.
+
+    Attributes:
+        every: so many steps are from one set to the next.
+        store: writes.
+        snapshot: reads the variables.
+        held: the variables, which a recovered state is written to.
+        recovered: what this start goes on from; None for a start without.
+        positions: where random streams and the input are.
+        alone: the variables of which each row is on one host only.
+        is_shared: whether there is another host.
+        seconds: how long training has waited for sets.
+        sets: how many were written since the start, without set 0.
+        is_new: whether the next set is the first of a generation.
+    """
+
+    every: int
+    store: PeerStore
+    snapshot: Snapshot
+    held: tuple[StoredVariable, ...]
+    recovered: RecoveredState | None
+    positions: KeptPositions | None
+    alone: frozenset[str]
+    is_shared: bool
+    seconds: float = 0.0
+    sets: int = 0
+    is_new: bool = True
+
+    def load(self, session: Session) -> bool:
+        """Goes on from the recovered state, if there is one, and says whether; every worker must call it."""
+        state, self.recovered = self.recovered, None
+        if state is None:
+            return False
+        name = "from the memory of hosts"
+        lost = state.load(session, self.held)
+        notes = () if self.positions is None else self.positions.go_on(session, state.positions(), name)
+        if self.store.comm.Get_rank() == 0:
+            show(f"Resumed from step {state.chosen.step}: {name}\n")
+            if lost:
+                log.warning(f"Rows that were on one host alone, which is not there, begin anew: {first_named(lost)}.")
+            for note in notes:
+                log.info(f"Resumed: {note}")
+            tell_saved(state.chosen.step, loaded=True)
+        return True
+
+    def begin(self, session: Session) -> int:
+        """Writes set 0 of a new generation; every worker must call it. Gives its step."""
+        generation = next_generation(self.store.folder, self.store.comm)
+        self.store.begin(generation, self.snapshot.heads(generation), self.snapshot.bases(session))
+        step = self._write(session, 0)
+        self.store.settle()
+        self.is_new = False
+        if self.store.comm.Get_rank() == 0:
+            where = "two hosts" if self.is_shared else "this host alone, so that it outlives processes and not the host"
+            taken = bytes_text(self.store.memory_bytes())
+            log.info(f"The state of each step is in the memory of {where}; it takes {taken} of this one.")
+        return step
+
+    def hold(self, graph: Graph, places: Places) -> None:
+        """Goes by other places from now on; builds what that needs in the default graph, a worker's.
+
+        The next set is the first of a generation, and in all that follow variables are whole.
+        """
+        comm, is_first = self.store.comm, self.store.is_first
+        self.held = hold(stored_variables(graph), places, comm)
+        everything = (*self.held, *(() if self.positions is None else self.positions.held))
+        self.snapshot = snapshot(everything, Marks(), comm, is_first, step_tensor(graph, places), self.alone)
+        self.is_new = True
+
+    def write(self, session: Session) -> int:
+        """Writes the next set; every worker must call it. Gives its step."""
+        if self.is_new:
+            return self.begin(session)
+        began_s = time.monotonic()
+        step = self._write(session, self.store.number + 1)
+        self.sets, self.seconds = self.sets + 1, self.seconds + time.monotonic() - began_s
+        return step
+
+    def tell_cost(self) -> None:
+        """Tells what sets have taken, on worker 0."""
+        if self.store.comm.Get_rank() or not self.sets:
+            return
+        sent, taken = bytes_text(self.store.sent_bytes // self.sets), bytes_text(self.store.memory_bytes())
+        log.info(
+            f"The state in the memory of hosts: a worker sent {sent} a set to another host and waited "
+            f"{1e3 * self.seconds / self.sets:.1f} ms; the host's memory has {taken} of it."
+        )
+
+    def _write(self, session: Session, number: int) -> int:
+        if self.positions is not None:
+            self.positions.put(session)
+        records = self.snapshot.read(session, number)
+        self.store.add(records)
+        return records[self.store.comm.Get_rank()].step
+
+
+@dataclass(eq=False)  # TensorFlow keeps hooks in dicts
+class PeerMemoryHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Writes sets around the runs of a session.
+
+    Attributes:
+        memory: what is kept.
+        worker: whose runs are looked at.
+        runs: which of them train.
+        ends_early: whether this hook ends a job that is to go on on other hosts; else that of checkpoints does.
+    """
+
+    memory: PeerMemory
+    worker: WorkerContext
+    runs: StepRuns
+    ends_early: bool
+    _written_step: int = 0
+    _told_s: float = 0.0
+    _preemption: Preemption = field(init=False)
+
+    def after_create_session(self, session: Session, coord: Coordinator) -> None:
+        """Writes the state at the start."""
+        if self.ends_early:
+            self._preemption = Preemption(self.memory.store.comm)
+            if self.memory.positions is not None:
+                self.memory.positions.begin_again(session)
+        with self.worker.watch.run("the state into the memory of hosts", "peers, 0", patient=True):
+            self._written_step = self.memory.begin(session)
+
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
+        """Writes a set when it is time."""
+        if not self.runs.has_trained():
+            return
+        if self.worker.run is not None:
+            self.worker.count(self.worker.run)  # it is in the set
+        session = self.worker.raw
+        step = self._written_step + 1 if self.memory.every == 1 else self._step(session)
+        if step >= self._written_step + self.memory.every:
+            self._write(session)
+        if self.ends_early and self._preemption.is_now():
+            if self._written_step != (step := self._step(session)):
+                self._write(session)
+            self.memory.store.settle()
+            self._preemption.leave(step)
+
+    def _write(self, session: Session) -> None:
+        with self.worker.watch.run("the state into the memory of hosts", "peers", patient=False):
+            self._written_step = self.memory.write(session)
+        if self.memory.store.comm.Get_rank() == 0 and time.monotonic() - self._told_s >= _TELL_S:
+            tell_saved(self._written_step)
+            self._told_s = time.monotonic()
+
+    def end(self, session: Session) -> None:
+        """Tells what it has cost."""
+        self.memory.tell_cost()
+
+    def _step(self, session: Session) -> int:
+        return int(session.run(self.memory.snapshot.step))

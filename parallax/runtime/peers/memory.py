@@ -1,0 +1,101 @@
+"""Puts together what keeps a worker's state in the memory of hosts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection
+from pathlib import Path
+
+from parallax.errors import ConfigError, SessionError
+from parallax.graph.spec import GraphSpec
+from parallax.logger import log
+from parallax.runtime.checkpoint.checkpoints import step_tensor
+from parallax.runtime.checkpoint.held import Places, hold
+from parallax.runtime.checkpoint.positions import KeptPositions
+from parallax.runtime.checkpoint.stored import stored_variables
+from parallax.runtime.checkpoint.touched import hold_marks
+from parallax.runtime.launcher.host_memory import host_folder
+from parallax.runtime.peers.exchange import ring
+from parallax.runtime.peers.hook import PeerMemory
+from parallax.runtime.peers.recovered import RecoveredState, recovered_state
+from parallax.runtime.peers.snapshot import snapshot
+from parallax.runtime.peers.store import PeerStore
+from parallax.runtime.worker.ranks import ProcessGroup
+from parallax.settings.environment import settings
+from parallax.settings.parts import CheckPointConfig
+from parallax.transform.passes.touched_rows import RowMemory
+from parallax.types import Comm, Graph
+
+
+def memory_folder(config: CheckPointConfig) -> Path:
+    """The folder of this worker's host.
+
+    Raises:
+        SessionError: the launcher has not said which job this is.
+    """
+    job = settings().memory_job
+    if job is None:
+        raise SessionError("A worker that puts its state into memory is started by Parallax's launcher.")
+    return host_folder(config.memory_dir, job, socket.gethostname())
+
+
+def state_in_memory(config: CheckPointConfig, comm: Comm) -> RecoveredState | None:
+    """What this start goes on from, if hosts have something; every worker must call it.
+
+    Raises:
+        CheckpointError: on all workers, when there was a state, and not all of it is there.
+    """
+    folder = memory_folder(config)
+    folder.mkdir(0o700, parents=True, exist_ok=True)
+    return recovered_state(folder, comm)
+
+
+def peer_memory(
+    graph: Graph,
+    places: Places,
+    config: CheckPointConfig,
+    members: ProcessGroup,
+    touched: RowMemory,
+    positions: KeptPositions | None,
+    recovered: RecoveredState | None,
+    alone: frozenset[str],
+) -> PeerMemory:
+    """Adds what the state in memory needs to the default graph, a worker's; every worker must call it.
+
+    Args:
+        graph: the user's graph.
+        places: where the rows of its variables are.
+        config: how often, and where.
+        members: the job.
+        touched: which rows are remembered.
+        positions: what is kept besides.
+        recovered: what this start goes on from.
+        alone: the variables of which each row is on one host only.
+    """
+    comm, hosts = members.workers.Dup(), members.parcel.hosts
+    is_first = hosts.index(hosts[members.rank]) == members.rank
+    stored = stored_variables(graph)
+    held, marks = hold(stored, places, comm), hold_marks(touched, stored, places, comm)
+    everything = (*held, *(() if positions is None else positions.held))
+    step = step_tensor(graph, places)
+    if members.rank == 0:
+        log.info(marks.told(touched).replace("Increments have", "Each set in the memory of hosts has", 1))
+    read = snapshot(everything, marks, comm, is_first, step, alone)
+    store = PeerStore(memory_folder(config), comm, ring(hosts, members.rank), is_first)
+    is_shared = len(set(hosts)) > 1
+    return PeerMemory(config.memory_steps or 1, store, read, held, recovered, positions, alone, is_shared)
+
+
+def ops_of(spec: GraphSpec, names: Collection[str]) -> frozenset[str]:
+    """The ops of some variables and of their slots.
+
+    Raises:
+        ConfigError: when the graph has no variable of a name.
+    """
+    known = {one.name: one for one in spec.variables}
+    if unknown := sorted(set(names) - known.keys()):
+        raise ConfigError(
+            f"memory_hosts must name variables of the graph, and {unknown[0]!r} is none. It has: {', '.join(known)}."
+        )
+    parts = {part.op for name in names for part in known[name].parts}
+    return frozenset(parts | {op for name in names for slot in known[name].slots for op in slot.ops})

@@ -1,0 +1,325 @@
+"""The files of one part of a job's state in the memory of a host; they outlive the process that writes them.
+
+A part is what one worker owns, or what all workers have alike. It is kept as sets with the numbers 0, 1, 2, ...: of
+variables that are updated by row, the rows of set 0 and then, in a record of each set, the rows that were touched since
+the set before; of all others, the whole value in each record.
+
+    head.json         of which job's start the part is, and what variables it has
+    base-V            rows of variable V: those of set `folded`, or between that and set `folding`
+    progress          the two numbers
+    record-NUMBER     one set
+
+A record gets its name when all of it is there. Records are put into the base in place, which may be broken off: until
+`folded` says that it is done the records are still there, and put in again they give the same. So whoever is killed
+when, a set can be read that is at `folding` or later and whose records since `folded` are all there. That `folding` is
+on all hosts is up to the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parallax.types import Buffer
+
+COMMON = -1
+"""The number of the part that all workers have alike; the others have the rank of their owner, or `lone` of it."""
+
+
+def lone(rank: int) -> int:
+    """The number of the part with those of a worker's rows that are on its own host alone; the same back again."""
+    return -2 - rank
+
+
+_HEAD, _PROGRESS, _RECORD, _UNFINISHED = "head.json", "progress", "record-", ".unfinished"
+_LENGTH = struct.Struct("<Q")
+_FOLDED_AND_FOLDING = struct.Struct("<qq")
+
+
+@dataclass(frozen=True, slots=True)
+class PartVariable:
+    """What a part has of one variable.
+
+    Attributes:
+        op: the variable op in the user's graph.
+        rows: how many rows are in the part; 1 for a value that has none.
+        row_bytes: bytes of a row; 0 for a value that has none.
+        by_row: whether records have its touched rows; else all of it.
+        pattern: who owns which row, as in `Ownership`; empty where the part has all rows.
+    """
+
+    op: str
+    rows: int
+    row_bytes: int
+    by_row: bool = False
+    pattern: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PartHead:
+    """Which part it is.
+
+    Attributes:
+        generation: how often the job's state was put into the memory of hosts anew, this time included.
+        owner: the rank of the worker whose rows it has, `lone` of it, or COMMON.
+        workers: how many there were.
+        variables: what it has.
+    """
+
+    generation: int
+    owner: int
+    workers: int
+    variables: tuple[PartVariable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetRecord:
+    """One set of a part.
+
+    Attributes:
+        number: of the set.
+        step: the global step.
+        rows: variable's place in the part -> (row numbers int64 `[n]`, rows uint8 `[n, row_bytes]`).
+        wholes: variable's place -> its bytes.
+    """
+
+    number: int
+    step: int
+    rows: Mapping[int, tuple[Any, Any]] = field(default_factory=dict)
+    wholes: Mapping[int, Buffer] = field(default_factory=dict)
+
+    def pieces(self) -> Iterator[Buffer]:
+        """Its bytes, in pieces."""
+        rows = [(at, len(numbers)) for at, (numbers, _) in self.rows.items()]
+        wholes = [(at, memoryview(data).nbytes) for at, data in self.wholes.items()]
+        head = json.dumps({"number": self.number, "step": self.step, "rows": rows, "wholes": wholes}).encode()
+        yield _LENGTH.pack(len(head)) + head
+        for numbers, values in self.rows.values():
+            yield _bytes(np.asarray(numbers, np.int64))
+            yield _bytes(values)
+        for data in self.wholes.values():
+            yield memoryview(data).cast("B")
+
+
+class PartFiles:
+    """Writes the files of one part.
+
+    Args:
+        folder: of this part alone; must not be there.
+        head: which part it is.
+
+    Raises:
+        OSError: there is no room.
+    """
+
+    def __init__(self, folder: Path, head: PartHead) -> None:
+        self._folder = folder
+        self._head = head
+        self._bases: dict[int, Any] = {}  # stay mapped: a page is then looked up once, and not at each set
+        folder.mkdir(parents=True)
+        for at, one in enumerate(head.variables):
+            if one.by_row:
+                with (folder / f"base-{at}").open("wb") as file:
+                    if one.rows * one.row_bytes:
+                        os.posix_fallocate(file.fileno(), 0, one.rows * one.row_bytes)
+        (folder / _PROGRESS).write_bytes(_FOLDED_AND_FOLDING.pack(0, 0))
+        _write(folder / _HEAD, [json.dumps(asdict(head)).encode()])
+
+    def write_base(self, at: int, low: int, rows: Any) -> None:
+        """Writes rows of set 0 from row `low` on; before its record."""
+        with (self._folder / f"base-{at}").open("r+b") as file:
+            file.seek(low * self._head.variables[at].row_bytes)
+            file.write(_bytes(rows))
+
+    def begin(self) -> UnfinishedSet:
+        """A record that comes in pieces."""
+        return UnfinishedSet(self._folder)
+
+    def add(self, record: SetRecord) -> None:
+        """Writes a record, which is there when this returns."""
+        unfinished = self.begin()
+        for piece in record.pieces():
+            unfinished.write(piece)
+        unfinished.finish()
+
+    def fold(self, number: int) -> None:
+        """Sets before `number` can no longer be read; to be called when that set is on all hosts."""
+        found = records_of(self._folder)
+        folded, _ = _progress(self._folder)
+        if number <= folded:
+            return
+        self._tell(folded, number)
+        for between in range(folded + 1, number + 1):
+            record = read_record(found[between], self._head)
+            for at, (numbers, rows) in record.rows.items():
+                if len(numbers) and at not in self._bases:
+                    self._bases[at] = _base(self._folder, at, self._head.variables[at], "r+")
+                if len(numbers):
+                    self._bases[at][numbers] = rows
+        self._tell(number, number)
+        for before, path in found.items():
+            if before < number:
+                path.unlink()
+
+    def _tell(self, folded: int, folding: int) -> None:
+        with (self._folder / _PROGRESS).open("r+b") as file:
+            file.write(_FOLDED_AND_FOLDING.pack(folded, folding))
+
+
+class UnfinishedSet:
+    """A record whose bytes come one after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = (folder / f"record{_UNFINISHED}").open("w+b")
+
+    def write(self, piece: Buffer) -> None:
+        """Adds bytes."""
+        self._file.write(piece)
+
+    def finish(self) -> None:
+        """Gives it its name, by the number that it has itself."""
+        self._file.flush()
+        self._file.seek(0)
+        number = int(_read_head(self._file)["number"])
+        self._file.close()
+        Path(self._file.name).rename(self._folder / f"{_RECORD}{number}")
+
+
+class PartView:
+    """Reads one set of a part.
+
+    Args:
+        folder: of the part.
+        number: of the set.
+    """
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self._folder = folder
+        self.head = read_head(folder)
+        self._places = {one.op: at for at, one in enumerate(self.head.variables)}
+        found, (folded, _) = records_of(folder), _progress(folder)
+        self._later = [read_record(found[later], self.head) for later in range(folded + 1, number + 1)]
+        self._set = read_record(found[number], self.head)
+
+    def has(self, op: str) -> bool:
+        """Whether the part has something of a variable."""
+        return op in self._places
+
+    def variable(self, op: str) -> PartVariable:
+        """What it has of a variable."""
+        return self.head.variables[self._places[op]]
+
+    def value(self, op: str) -> Buffer:
+        """The bytes of a value without rows."""
+        return self._set.wholes[self._places[op]]
+
+    def read(self, op: str, low: int, high: int) -> Any:
+        """Rows `low` up to `high`, uint8 `[high - low, row_bytes]`."""
+        at, one = self._places[op], self.variable(op)
+        if not one.by_row:
+            whole = np.frombuffer(self._set.wholes[at], np.uint8)
+            return whole.reshape(one.rows, one.row_bytes)[low:high].copy()
+        if low >= high:
+            return np.empty((0, one.row_bytes), np.uint8)
+        found = np.array(_base(self._folder, at, one, "r")[low:high])
+        for record in self._later:
+            numbers, rows = record.rows.get(at, (np.empty(0, np.int64), None))
+            first, last = np.searchsorted(numbers, [low, high])
+            if first < last:
+                found[numbers[first:last] - low] = rows[first:last]
+        return found
+
+
+def read_head(folder: Path) -> PartHead:
+    """The head of a part."""
+    raw = json.loads((folder / _HEAD).read_bytes())
+    variables = tuple(PartVariable(**{**one, "pattern": tuple(one["pattern"])}) for one in raw.pop("variables"))
+    return PartHead(**raw, variables=variables)
+
+
+def is_part(folder: Path) -> bool:
+    """Whether a folder is that of a part; its writer may have been killed before it was."""
+    return (folder / _HEAD).exists()
+
+
+def sets_of(folder: Path) -> dict[int, int]:
+    """The sets of a part that can be read: number -> global step."""
+    found, (folded, folding) = records_of(folder), _progress(folder)
+    usable = {}
+    for number in sorted(found):
+        if number >= folding and all(between in found for between in range(folded + 1, number)):
+            with found[number].open("rb") as file:
+                usable[number] = int(_read_head(file)["step"])
+    return usable
+
+
+def records_of(folder: Path) -> dict[int, Path]:
+    """The records of a part: number -> file."""
+    paths = [path for path in folder.iterdir() if path.name.startswith(_RECORD)]
+    return {int(path.name.removeprefix(_RECORD)): path for path in paths}
+
+
+def read_record(path: Path, head: PartHead) -> SetRecord:
+    """A record, its rows as the file has them; nothing is read before it is used."""
+    mapped = np.memmap(path, np.uint8, "r")
+    with path.open("rb") as file:
+        told = _read_head(file)
+        place = file.tell()
+    rows, wholes = {}, {}
+    for at, count in told["rows"]:
+        row_bytes = head.variables[at].row_bytes
+        numbers = mapped[place : place + 8 * count].view(np.int64)
+        place += 8 * count
+        rows[at] = numbers, mapped[place : place + row_bytes * count].reshape(count, row_bytes)
+        place += row_bytes * count
+    for at, size in told["wholes"]:
+        wholes[at] = mapped[place : place + size].data
+        place += size
+    return SetRecord(told["number"], told["step"], rows, wholes)
+
+
+def memory_bytes(folders: Iterable[Path]) -> int:
+    """The memory that files of parts take now."""
+    return sum(path.stat().st_blocks * 512 for folder in folders for path in folder.rglob("*") if path.is_file())
+
+
+def remove(folder: Path) -> None:
+    """Removes a part, or several."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _base(folder: Path, at: int, one: PartVariable, mode: Any) -> Any:
+    return np.memmap(folder / f"base-{at}", np.uint8, mode, shape=(one.rows, one.row_bytes))
+
+
+def _progress(folder: Path) -> tuple[int, int]:
+    folded, folding = _FOLDED_AND_FOLDING.unpack((folder / _PROGRESS).read_bytes())
+    return folded, folding
+
+
+def _read_head(file: Any) -> dict[str, Any]:
+    (size,) = _LENGTH.unpack(file.read(_LENGTH.size))
+    found: dict[str, Any] = json.loads(file.read(size))
+    return found
+
+
+def _write(path: Path, pieces: Iterable[Buffer]) -> None:
+    """Writes a file that is there in whole or not at all."""
+    unfinished = path.with_name(path.name + _UNFINISHED)
+    with unfinished.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
+    unfinished.rename(path)
+
+
+def _bytes(array: Any) -> Any:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,0 +1,194 @@
+"""Reads the state of a job from the memory of its hosts, under whatever plan it is started again.
+
+Every worker tells which parts its host has, and all choose the same set. A range of rows is brought to worker 0 by who
+reads its parts, and goes from there to its owners, by the calls with which a checkpoint is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework.tensor_pb2 import TensorProto
+
+from parallax.errors import CheckpointError
+from parallax.graph.ownership import Ownership
+from parallax.runtime.checkpoint.held import StoredVariable
+from parallax.runtime.checkpoint.positions import NAMES, WORKERS, StoredPositions
+from parallax.runtime.checkpoint.stored import CHUNK_BYTES, Stored, chunks
+from parallax.runtime.peers.choice import ChosenSet, choose_set, newest_generation
+from parallax.runtime.peers.part_files import COMMON, PartView, lone
+from parallax.runtime.peers.store import part_folder, parts_in
+from parallax.runtime.worker.barrier import barrier
+from parallax.types import Comm, Session
+
+
+@dataclass(frozen=True)
+class RecoveredState:
+    """A set that is complete, as one worker takes part in reading it.
+
+    Attributes:
+        folder: of this worker's host.
+        comm: communicator of the workers.
+        chosen: which set.
+    """
+
+    folder: Path
+    comm: Comm
+    chosen: ChosenSet
+
+    @cached_property
+    def views(self) -> Mapping[int, PartView]:
+        """The parts that this worker reads."""
+        chosen, rank = self.chosen, self.comm.Get_rank()
+        return {
+            owner: PartView(part_folder(self.folder, chosen.generation, owner), chosen.number)
+            for owner, reader in chosen.readers.items()
+            if reader == rank
+        }
+
+    @cached_property
+    def patterns(self) -> Mapping[str, tuple[int, ...]]:
+        """Variable op -> who owned its rows, of those whose rows were spread over the workers; on all workers."""
+        own = {one.op: one.pattern for view in self.views.values() for one in view.head.variables if one.pattern}
+        return {op: pattern for found in self.comm.allgather(own) for op, pattern in found.items()}
+
+    @cached_property
+    def alone(self) -> Collection[str]:
+        """The variables of which each row was on one host only; on all workers."""
+        own = {one.op for owner, view in self.views.items() if owner < COMMON for one in view.head.variables}
+        return set().union(*self.comm.allgather(own))
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The owners whose rows of such variables are not there."""
+        return tuple(rank for rank in range(self.chosen.workers) if lone(rank) not in self.chosen.readers)
+
+    def load(self, session: Session, held: Sequence[StoredVariable]) -> list[str]:
+        """Reads all variables; every worker must call it.
+
+        Args:
+            session: TensorFlow's session on the worker's graph.
+            held: the variables, under the plan of this start.
+
+        Returns:
+            Those of which some rows are lost, and stay what they are.
+
+        Raises:
+            CheckpointError: on all workers, when the state has not all of them.
+        """
+        known = {one.op for view in self.views.values() for one in view.head.variables}
+        everywhere = set().union(*self.comm.allgather(known))
+        if missing := sorted(one.stored.op for one in held if one.stored.op not in everywhere):
+            raise CheckpointError(
+                f"The state in the memory of hosts must hold all variables of the graph, and has not {missing[0]}. "
+                "Start the job anew with the graph that it now has."
+            )
+        for one in held:
+            stored = one.stored
+            if not stored.has_rows:
+                one.write(session, 0, 1, self._value(stored))
+                continue
+            for first, count in chunks(stored.rows, stored.row_bytes, CHUNK_BYTES):
+                is_broken = stored.op in self.alone and bool(self.lost)
+                below = one.read(session, first, count) if is_broken else None
+                one.write(session, first, count, self.rows(stored, first, count, below))
+        return sorted(one.stored.op for one in held if one.stored.op in self.alone) if self.lost else []
+
+    def positions(self) -> StoredPositions | None:
+        """Where random streams and the input were; every worker must call it. None where that was not kept."""
+        own = {owner: _positions(view, WORKERS, 0, 1) for owner, view in self.views.items() if view.has(WORKERS)}
+        by_owner = {owner: row for found in self.comm.allgather(own) for owner, row in found.items()}
+        named = [_names(view) for view in self.views.values() if view.has(NAMES)]
+        names = next((one for found in self.comm.allgather(named) for one in found), None)
+        if names is None or not by_owner:
+            return None
+        workers = np.stack([by_owner[owner].reshape(-1, 4) for owner in sorted(by_owner)])
+        return StoredPositions({int(name): workers[:, place] for place, name in enumerate(names)})
+
+    def rows(self, stored: Stored, first: int, count: int, below: Any = None) -> Any:
+        """Rows `[count, ...]` on worker 0, None elsewhere; every worker must call it.
+
+        Args:
+            stored: the variable.
+            first: the first row.
+            count: how many.
+            below: on worker 0, what stands where rows are lost.
+        """
+        pattern = self.patterns.get(stored.op)
+        if pattern is None:
+            common = self.views.get(COMMON)
+            data = self._to_worker_0(COMMON, None if common is None else common.read(stored.op, first, first + count))
+            return None if data is None else _typed(stored, data)
+        ownership = Ownership(pattern, self.chosen.workers)
+        views = {max(owner, lone(owner)): view for owner, view in self.views.items() if view.has(stored.op)}
+        mine = {
+            owner: view.read(stored.op, *ownership.local_range(owner, first, count)) for owner, view in views.items()
+        }
+        barrier(self.comm)
+        found = self.comm.gather(mine)
+        if found is None:
+            return None
+        rows = np.empty((count, stored.row_bytes), np.uint8)
+        if below is not None:
+            rows[:] = np.ascontiguousarray(below).reshape(-1).view(np.uint8).reshape(rows.shape)
+        for owner, theirs in (item for of_worker in found for item in of_worker.items()):
+            for here, there in ownership.pieces(owner, first) if len(theirs) else ():
+                rows[here] = theirs[there]
+        return _typed(stored, rows)
+
+    def _value(self, stored: Stored) -> Any:
+        """A value without rows, on worker 0."""
+        common = self.views.get(COMMON)
+        data = self._to_worker_0(COMMON, None if common is None else bytes(common.value(stored.op)))
+        return None if data is None else tf.make_ndarray(TensorProto.FromString(data))
+
+    def _to_worker_0(self, owner: int, data: Any) -> Any:
+        """What the reader of a part has of it, on worker 0."""
+        reader, rank = self.chosen.readers[owner], self.comm.Get_rank()
+        barrier(self.comm)
+        if reader and rank == reader:
+            self.comm.send(data, 0)
+        if rank:
+            return None
+        return self.comm.recv(source=reader) if reader else data
+
+
+def recovered_state(folder: Path, comm: Comm) -> RecoveredState | None:
+    """The state that the hosts of these workers have; every worker must call it.
+
+    Args:
+        folder: of this worker's host.
+        comm: communicator of the workers.
+
+    Returns:
+        None where there is none.
+
+    Raises:
+        CheckpointError: on all workers, when there was one, and not all of it is there.
+    """
+    chosen = choose_set(comm.allgather(parts_in(folder)))
+    return None if chosen is None else RecoveredState(folder, comm, chosen)
+
+
+def next_generation(folder: Path, comm: Comm) -> int:
+    """The number of the generation that this start begins; every worker must call it."""
+    return newest_generation(comm.allgather(parts_in(folder))) + 1
+
+
+def _typed(stored: Stored, rows: Any) -> Any:
+    """Bytes of rows as the variable has them."""
+    return rows.view(tf.as_dtype(stored.dtype).as_numpy_dtype).reshape(len(rows), *(stored.shape or ())[1:])
+
+
+def _positions(view: PartView, op: str, low: int, high: int) -> Any:
+    return view.read(op, low, high).view(np.int64)
+
+
+def _names(view: PartView) -> Any:
+    return _positions(view, NAMES, 0, view.variable(NAMES).rows).reshape(-1)

@@ -1,0 +1,203 @@
+"""What a worker reads of its variables for one set: in one run of TensorFlow, which also forgets the touched rows.
+
+A worker's own part is what the plan spreads over the workers; all others have the same values on all workers, and the
+first worker of each host reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from parallax.errors import CheckpointError
+from parallax.runtime.checkpoint.held import ReplicatedRows, ReplicatedValue, RowOps, ShardedRows, StoredVariable
+from parallax.runtime.checkpoint.stored import chunks
+from parallax.runtime.checkpoint.touched import Marks
+from parallax.runtime.peers.part_files import COMMON, PartHead, PartVariable, SetRecord, lone
+from parallax.runtime.peers.store import BASE_BYTES, BaseRows
+from parallax.types import Comm, Session, Tensor
+
+v1 = tf.compat.v1
+
+
+@dataclass(eq=False)
+class _Part:
+    """The ops that read one part.
+
+    Attributes:
+        owner: of the part.
+        variables: what it has.
+        tables: the touched rows' numbers, and what reads these rows of each variable, by its place.
+        wholes: what reads the others, by place.
+        bases: the row ops of the variables that are updated by row, by place.
+    """
+
+    owner: int
+    variables: list[PartVariable] = field(default_factory=list)
+    tables: list[tuple[Tensor, dict[int, Tensor]]] = field(default_factory=list)
+    wholes: dict[int, Tensor] = field(default_factory=dict)
+    bases: dict[int, RowOps] = field(default_factory=dict)
+
+    def head(self, generation: int, workers: int) -> PartHead:
+        """The head of its files."""
+        return PartHead(generation, self.owner, workers, tuple(self.variables))
+
+    def base_rows(self, session: Session) -> BaseRows:
+        """The rows of set 0."""
+        for at, ops in self.bases.items():
+            one = self.variables[at]
+            for first, count in chunks(one.rows, one.row_bytes, BASE_BYTES) if one.rows else ():
+                yield at, first, _bytes(ops.read(session, first, first + count), one.row_bytes)
+
+    def record(self, number: int, step: int, found: Any) -> SetRecord:
+        """A set of what was read."""
+        tables, wholes = found
+        rows = {
+            at: (numbers, _bytes(values, self.variables[at].row_bytes))
+            for numbers, members in tables
+            for at, values in members.items()
+        }
+        return SetRecord(number, step, rows, {at: self._packed(at, value) for at, value in wholes.items()})
+
+    def _packed(self, at: int, value: Any) -> Any:
+        if not self.variables[at].row_bytes:
+            return tf.make_tensor_proto(value).SerializeToString()
+        return memoryview(_bytes(value, 1).reshape(-1))
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Reads the sets of one worker.
+
+    Attributes:
+        parts: those that this worker reads: its own, which is sent, and others.
+        step: the global step.
+        clear: forgets the touched rows, after they were read.
+        workers: how many there are.
+    """
+
+    parts: tuple[_Part, ...]
+    step: Tensor
+    clear: Any
+    workers: int
+
+    def heads(self, generation: int) -> dict[int, PartHead]:
+        """The heads of the parts, by owner."""
+        return {one.owner: one.head(generation, self.workers) for one in self.parts}
+
+    def bases(self, session: Session) -> dict[int, BaseRows]:
+        """What `PeerStore.begin` takes; the touched rows are forgotten first."""
+        session.run(self.clear)
+        return {one.owner: one.base_rows(session) for one in self.parts}
+
+    def read(self, session: Session, number: int) -> dict[int, SetRecord]:
+        """The records of the set of this number, as `PeerStore.add` takes them."""
+        step, found, _ = session.run([self.step, [(one.tables, one.wholes) for one in self.parts], self.clear])
+        return {one.owner: one.record(number, int(step), read) for one, read in zip(self.parts, found, strict=True)}
+
+
+def snapshot(
+    held: Sequence[StoredVariable],
+    marks: Marks,
+    comm: Comm,
+    is_first: bool,
+    step: Tensor,
+    alone: Collection[str] = (),
+) -> Snapshot:
+    """Adds what reads sets to the default graph, a worker's.
+
+    Args:
+        held: all variables, and those of positions.
+        marks: what remembers touched rows.
+        comm: communicator of the workers.
+        is_first: whether this worker is the first of its host.
+        step: tensor of the global step.
+        alone: the variables of which each row is on one host only.
+
+    Raises:
+        CheckpointError: when servers hold a variable.
+    """
+    rank = comm.Get_rank()
+    own, single, common = _Part(rank), _Part(lone(rank)), _Part(COMMON)
+    by_row = {op for ops in marks.variables for op in ops}
+    places: dict[str, tuple[_Part, int]] = {}
+    for one in held:
+        spread = single if one.stored.op in alone else own
+        part = spread if isinstance(one, ShardedRows) else common
+        places[one.stored.op] = part, len(part.variables)
+        part.variables.append(_described(one, rank, one.stored.op in by_row))
+    parts = tuple(part for part in (own, single, common) if part is own or (part.variables and part is not common))
+    parts += (common,) if is_first else ()
+    by_op = {one.stored.op: one for one in held}
+    with tf.name_scope("parallax/peers/"):
+        handles = [_ops(mark).variable for mark in marks.held]
+        for handle, ops in zip(handles, marks.variables, strict=True):
+            marked = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.bool)
+            numbers = tf.reshape(tf.where(marked), [-1])
+            for part in parts:
+                rows = {places[op][1]: _ops(by_op[op]) for op in ops if places[op][0] is part}
+                if rows:
+                    part.tables.append((numbers, {at: _gathered(one, numbers) for at, one in rows.items()}))
+                    part.bases |= rows
+        for one in held:
+            part, at = places[one.stored.op]
+            if one.stored.op not in by_row and part in parts:
+                part.wholes[at] = _whole(one)
+        tables = [table for part in parts for table in part.tables]
+        read = [tensor for numbers, rows in tables for tensor in (numbers, *rows.values())]
+        with tf.control_dependencies(read):
+            clear = tf.group(*(_forget(handle) for handle in handles))
+    return Snapshot(parts, step, clear, comm.Get_size())
+
+
+def _described(one: StoredVariable, rank: int, by_row: bool) -> PartVariable:
+    stored = one.stored
+    if isinstance(one, ShardedRows):
+        rows = one.ownership.count(rank, stored.rows)
+        return PartVariable(stored.op, rows, stored.row_bytes, by_row, one.ownership.pattern)
+    if isinstance(one, ReplicatedRows):
+        return PartVariable(stored.op, stored.rows, stored.row_bytes, by_row)
+    if isinstance(one, ReplicatedValue):
+        return PartVariable(stored.op, 1, 0)
+    raise CheckpointError(
+        f"The memory of hosts holds what workers have, and servers have {stored.op}. Give a plan without servers "
+        '(run_option="MPI"), or checkpoints in a folder (CheckPointConfig.ckpt_dir) in place of memory_steps.'
+    )
+
+
+def _ops(one: Any) -> RowOps:
+    found: RowOps = one.ops
+    return found
+
+
+def _gathered(ops: RowOps, numbers: Tensor) -> Tensor:
+    """Rows of a variable, as they are before anybody trains on."""
+    with tf.device(ops.variable.device or None), tf.control_dependencies(ops.up_to_date):
+        if ops.variable.dtype == tf.resource:
+            return tf.raw_ops.ResourceGather(resource=ops.variable, indices=numbers, dtype=ops.rows.dtype)
+        return tf.raw_ops.GatherV2(params=ops.variable, indices=numbers, axis=0)
+
+
+def _whole(one: Any) -> Tensor:
+    """All that this worker has of a variable."""
+    if isinstance(one, ReplicatedValue):
+        return one.value
+    ops = one.ops
+    with tf.device(ops.variable.device or None), tf.control_dependencies(ops.up_to_date):
+        if ops.variable.dtype == tf.resource:
+            return tf.raw_ops.ReadVariableOp(resource=ops.variable, dtype=ops.rows.dtype)
+        return tf.identity(ops.variable)
+
+
+def _forget(handle: Any) -> Any:
+    marked = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.bool)
+    return tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros_like(marked))
+
+
+def _bytes(array: Any, row_bytes: int) -> Any:
+    """An array as rows of bytes, uint8 `[n, row_bytes]`."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(-1, row_bytes)

@@ -1,0 +1,183 @@
+"""What one worker keeps of the job's state in the memory of its host, and of another worker's on another host.
+
+Each worker keeps the part of the rows that it owns, and those of its senders in the ring; the first worker of each host
+keeps what all have alike, which goes nowhere. A set is written in three moves:
+
+1. what the set before was ended with is waited for: it is on all hosts, and sets before that one are given up;
+2. own and received records are written;
+3. a barrier is begun, which is over when all workers have done that. Nobody waits for it now.
+
+Whoever is killed when, of two sets that follow each other one is on all hosts that had a part in it. A start of the job
+has a generation of its own, and gives up those before when its set 0 is on all hosts.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parallax.errors import CheckpointError
+from parallax.runtime.peers.choice import PartFound
+from parallax.runtime.peers.exchange import PIECE_BYTES, Ring, cut, exchange
+from parallax.runtime.peers.part_files import (
+    COMMON,
+    PartFiles,
+    PartHead,
+    SetRecord,
+    UnfinishedSet,
+    is_part,
+    lone,
+    memory_bytes,
+    read_head,
+    remove,
+    sets_of,
+)
+from parallax.runtime.worker.barrier import barrier, wait_for
+from parallax.types import Buffer, Comm
+
+_PLACE = struct.Struct("<qq")
+BaseRows = Iterable[tuple[int, int, Any]]
+"""Rows of set 0: variable's place in the part, first row, rows uint8 `[n, row_bytes]`; each of at most PIECE_BYTES."""
+
+
+def part_folder(folder: Path, generation: int, owner: int) -> Path:
+    """The folder of a part in that of its host."""
+    name = "common" if owner == COMMON else f"worker-{owner}" if owner >= 0 else f"lone-{lone(owner)}"
+    return folder / f"{generation}" / name
+
+
+def parts_in(folder: Path) -> list[PartFound]:
+    """The parts that a host has."""
+    found = []
+    for part in sorted(folder.glob("*/*")):
+        if is_part(part):
+            head = read_head(part)
+            found.append(PartFound(head.generation, head.owner, head.workers, sets_of(part)))
+    return found
+
+
+@dataclass
+class PeerStore:
+    """The parts that one worker keeps.
+
+    Attributes:
+        folder: of its host.
+        comm: communicator of the workers, for this alone.
+        place: in the ring.
+        is_first: whether this worker is the first of its host.
+        generation: of this start; 0 before `begin`.
+        number: of the last set.
+        sent_bytes: in all, to the other host.
+    """
+
+    folder: Path
+    comm: Comm
+    place: Ring
+    is_first: bool
+    generation: int = 0
+    number: int = -1
+    sent_bytes: int = 0
+    _files: dict[int, PartFiles] = field(default_factory=dict)
+    _ended: Any = None
+
+    def begin(self, generation: int, heads: Mapping[int, PartHead], bases: Mapping[int, BaseRows]) -> None:
+        """Makes the parts of a generation, and fills what is updated by row; every worker must call it.
+
+        Args:
+            generation: above all that any host has.
+            heads: owner -> head, of the parts of which this worker reads the rows: its own, which is sent, and others
+                that stay on this host.
+            bases: owner -> rows, of the same parts.
+
+        Raises:
+            CheckpointError: on this worker, when its host has no room.
+        """
+        self.settle()
+        own = self.comm.Get_rank()
+        of_all: list[PartHead] = self.comm.allgather(heads[own])
+        kept = {**heads, **{sender: of_all[sender] for sender in self.place.senders}}
+
+        def of_sender(sender: int, piece: Any) -> None:
+            at, low = _PLACE.unpack(piece[: _PLACE.size].tobytes())
+            self._files[sender].write_base(at, low, piece[_PLACE.size :])
+
+        with self._room():
+            self._files = {o: PartFiles(part_folder(self.folder, generation, o), head) for o, head in kept.items()}
+            barrier(self.comm)  # nobody sends to who has no files yet
+            for owner in heads.keys() - {own}:
+                for at, low, rows in bases[owner]:
+                    self._files[owner].write_base(at, low, rows)
+            own_rows = self._written(own, bases[own])
+            exchange(self.comm, self.place, own_rows if self.place.target is not None else list(own_rows), of_sender)
+        self.generation, self.number = generation, -1
+
+    def add(self, records: Mapping[int, SetRecord]) -> None:
+        """Writes the next set; every worker must call it, and goes on when its own part and what came is written.
+
+        Args:
+            records: owner -> record, of the parts that `begin` was given.
+
+        Raises:
+            CheckpointError: on this worker, when its host has no room.
+        """
+        self.settle()
+        incoming: dict[int, UnfinishedSet] = {}
+
+        def of_sender(sender: int, piece: Any) -> None:
+            if sender not in incoming:
+                incoming[sender] = self._files[sender].begin()
+            incoming[sender].write(piece)
+
+        with self._room():
+            for owner, record in records.items():
+                self._files[owner].add(record)
+            own = records[self.comm.Get_rank()]
+            self.sent_bytes += exchange(self.comm, self.place, cut(own.pieces()), of_sender)
+            for unfinished in incoming.values():
+                unfinished.finish()
+        self.number = own.number
+        self._ended = self.comm.Ibarrier()
+
+    def settle(self) -> None:
+        """Waits until the last set is on all hosts, and gives up what is before it; every worker must call it."""
+        if self._ended is None:
+            return
+        wait_for(self._ended)
+        self._ended = None
+        with self._room():
+            for files in self._files.values():
+                files.fold(self.number)
+        if self.is_first and not self.number:
+            for before in self.folder.iterdir():
+                if before.name != str(self.generation):
+                    remove(before)
+
+    def memory_bytes(self) -> int:
+        """The memory that this host's parts take now."""
+        return memory_bytes([self.folder])
+
+    def _written(self, owner: int, rows: BaseRows) -> Iterator[Buffer]:
+        """This worker's rows of set 0, which are written here before they are sent."""
+        for at, low, values in rows:
+            self._files[owner].write_base(at, low, values)
+            if self.place.target is not None:
+                yield _PLACE.pack(at, low) + values.tobytes()
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.folder.parent} must take the rows of two hosts, and worker {self.comm.Get_rank()} cannot write "
+                f"there: {error.strerror or error}. Free memory, name another file system in "
+                "CheckPointConfig.memory_dir, or leave CheckPointConfig.memory_steps out."
+            ) from error
+
+
+BASE_BYTES = PIECE_BYTES - _PLACE.size
+"""The most bytes of `BaseRows` at once."""
