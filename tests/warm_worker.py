@@ -126,7 +126,9 @@ def _started(words: Sequence[str], **options: Any) -> Any:
     try:
         server.connect(str(path))
     except OSError:
-        path.with_suffix(".wanted").write_text(json.dumps(dict(environment)))
+        own = path.with_suffix(f".{os.getpid()}")  # several ranks may ask for one server at once
+        own.write_text(json.dumps(dict(environment)))
+        own.replace(path.with_suffix(".wanted"))
         server.close()
         return subprocess.Popen(words, **options)
     stdin = 0 if options["stdin"] is None else os.open(os.devnull, os.O_RDONLY)

@@ -51,7 +51,8 @@ class Job:
         servers: the number of the host that each server is on, ascending; empty for a job without servers.
         environment: variables exported to every rank, as (name, value), besides those of the launcher.
         stall_timeout_s: how long a rank may wait in one run for ranks that do not come; infinite for ever.
-        input: what rank 0 reads on its standard input, one after the other; the other ranks read nothing.
+        input: what rank 0 reads on its standard input, one after the other, by their lengths: the end comes when the
+            job has ended (job_input.py), at once where there is nothing. The other ranks read nothing.
         output_folder: where files with each rank's output go, if anywhere.
         framework_log: from which level on what TensorFlow writes at its start is printed too; the files have all of it.
         limits: how long each kind of silence is waited for.

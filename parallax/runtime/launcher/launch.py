@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO, BinaryIO
 
@@ -48,6 +48,7 @@ from parallax.runtime.launcher.end_of_job import (
     step,
 )
 from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.job_input import JobInput
 from parallax.runtime.launcher.mpirun import (
     check_startable,
     mpirun_argv,
@@ -73,7 +74,6 @@ from parallax.runtime.supervisor.processes import (
     tied_argv,
     vitals_of,
 )
-from parallax.types import Buffer
 
 __all__ = ["EXIT_PREEMPTED", "EXIT_STALLED", "Contact", "JobEnd", "caught_signals", "launch"]
 
@@ -108,13 +108,13 @@ class Contact:
 
     Attributes:
         signals: those that shall end the job; the waiting thread appends them.
-        given: what rank 0 reads on its standard input, in place of the job's own input.
+        given: what rank 0 reads on its standard input, for a job whose own input is empty: it comes later.
         progress: how far the job is; its own thread keeps it.
         shall_yield: whether it shall save and end, to go on on more hosts; the waiting thread sets it.
     """
 
     signals: list[int]
-    given: BinaryIO | None = None
+    given: JobInput | None = None
     progress: Progress = field(default_factory=Progress)
     shall_yield: bool = False
 
@@ -150,8 +150,12 @@ def launch(
     with catching as caught:
         environment = mpirun_environment(job, job_id, secrets.token_hex(32), launcher)
         environment |= {RESULT_FILE: watch.collector.path} if watch.collector.path else {}
-        given = contact.given if contact is not None else None
-        process = _start(mpirun_argv(job, launcher), environment, given or _in_memory(job.input))
+        given = watch.contact.given or JobInput()
+        process = _start(mpirun_argv(job, launcher), environment, given)
+        if any(job.input):
+            given.give(job.input)
+        elif watch.contact.given is None:
+            given.close()  # rank 0 meets the end at once
         ended = threading.Event()
         speaker = threading.Thread(target=_speak, args=(process, watch, ended), name="parallax-word", daemon=True)
         try:
@@ -162,6 +166,7 @@ def launch(
             speaker.join()
             _end(process)
             left = end_processes({JOB_ID: job_id}, _STRAY_GRACE_S)
+            given.close()
             if process.returncode < 0:
                 remove_scratch({*watch.scratch, mpirun_scratch(environment, process.pid)})
             result = watch.collector.close()
@@ -265,21 +270,12 @@ class _Watch:
             self.relay.say(f"[mpirun] {line}")
 
 
-def _in_memory(given: Iterable[Buffer]) -> BinaryIO:
-    """A file in memory: nobody has to stand by and write while mpirun reads at its own pace."""
-    file = os.fdopen(os.memfd_create("parallax-input"), "w+b")
-    for piece in given:
-        file.write(piece)
-    file.seek(0)
-    return file
-
-
-def _start(argv: list[str], environment: dict[str, str], given: BinaryIO) -> subprocess.Popen[bytes]:
-    with given:
+def _start(argv: list[str], environment: dict[str, str], given: JobInput) -> subprocess.Popen[bytes]:
+    with given.read_end:
         return subprocess.Popen(
             # SIGTERM, not SIGKILL: mpirun then ends its ranks and removes its files.
             tied_argv(sys.executable, argv, os.getpid(), signal.SIGTERM),
-            stdin=given,
+            stdin=given.read_end,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,

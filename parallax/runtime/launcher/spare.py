@@ -7,8 +7,6 @@ that it writes is shown.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -16,8 +14,8 @@ from dataclasses import replace
 from typing import BinaryIO, cast
 
 from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.job_input import JobInput
 from parallax.runtime.launcher.launch import Contact, JobEnd
-from parallax.types import Buffer
 
 Launch = Callable[..., JobEnd]
 
@@ -28,12 +26,12 @@ class RunningJob:
     Args:
         launch: as `launch.launch`.
         job: what to run.
-        given: what rank 0 reads, in place of the job's input.
+        given: what rank 0 reads, for a job whose own input is empty: it comes later.
         streams: stdout and stderr in place of this process's own.
     """
 
     def __init__(
-        self, launch: Launch, job: Job, given: BinaryIO | None = None, streams: Sequence[BinaryIO | None] = (None, None)
+        self, launch: Launch, job: Job, given: JobInput | None = None, streams: Sequence[BinaryIO | None] = (None, None)
     ) -> None:
         self.job = job
         self.contact = Contact([], given)
@@ -74,13 +72,13 @@ class SpareJob:
     def __init__(
         self, launch: Launch, job: Job, standing_by: tuple[str, str], streams: tuple[BinaryIO, BinaryIO]
     ) -> None:
-        read_fd, self._written_fd = os.pipe()
         self.hosts = tuple(host.address for host in job.cluster.hosts)
-        self._input: Sequence[Buffer] = job.input
+        self._pieces = job.input
+        self._given = JobInput()
         self._held = [_HeldStream(stream) for stream in streams]
         waiting = replace(job, environment=(*job.environment, standing_by), input=())
         held = [cast(BinaryIO, stream) for stream in self._held]
-        self._running = RunningJob(launch, waiting, os.fdopen(read_fd, "rb"), held)
+        self._running = RunningJob(launch, waiting, self._given, held)
 
     @property
     def ready_bytes(self) -> int | None:
@@ -97,8 +95,7 @@ class SpareJob:
         """Gives it its parcel; it runs from now on."""
         for stream in self._held:
             stream.release()
-        # mpirun reads at its own pace, and this thread must hear signals.
-        threading.Thread(target=self._give, name="parallax-parcel", daemon=True).start()
+        self._given.give(self._pieces)
         return self._running
 
     def stop(self) -> None:
@@ -108,12 +105,6 @@ class SpareJob:
     def wait(self) -> None:
         """Waits until nothing of it is left, after `stop`."""
         self._running.wait()
-        os.close(self._written_fd)
-
-    def _give(self) -> None:
-        with contextlib.suppress(BrokenPipeError), os.fdopen(self._written_fd, "wb") as file:
-            for piece in self._input:
-                file.write(piece)
 
 
 class _HeldStream:

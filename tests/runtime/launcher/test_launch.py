@@ -138,9 +138,15 @@ def test_the_ranks_get_the_jobs_environment_and_no_input(start):
 
 def test_rank_0_gets_the_jobs_input_and_the_others_none(start, monkeypatch):
     monkeypatch.setenv("GIVEN", "40000")  # 10 MB
-    job = start("data = sys.stdin.buffer.read()\nprint(len(data), data == bytes(range(250)) * (len(data) // 250))")
+    # Its end would not come before the job's (job_input.py).
+    job = start("""
+import select
+data = sys.stdin.buffer.read(10_000_000)
+ended = bool(select.select([0], [], [], 0.5)[0])
+print(len(data), data == bytes(range(250)) * (len(data) // 250), ended)
+""")
     status, stdout, _ = job.finish()
-    assert (status, sorted(stdout.splitlines())) == (0, ["[0] 10000000 True", "[1] 0 True"])
+    assert (status, sorted(stdout.splitlines())) == (0, ["[0] 10000000 True False", "[1] 0 True True"])
 
 
 def test_a_rank_0_that_reads_nothing_does_not_hold_up_the_job(start, monkeypatch):
