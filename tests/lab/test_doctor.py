@@ -20,7 +20,7 @@ def test_hosts_that_are_well_are_measured_and_others_are_named(lab, start, tmp_p
     resource.write_text(f'hosts: [host0, host1]\nports: 20000-20009\nssh: {{agent: "{lab.agent}"}}\n')
     words = ("-m", "parallax.cli", "doctor", "-r", resource)
     status, stdout, stderr = start(*words, "--json", tmp_path / "well.json").finish()
-    assert (status, stderr) == (0, ""), stderr
+    assert (status, stderr) == (0, ""), f"{stdout}{stderr}"
     assert stdout.splitlines()[0].split()[-3:] == ["ports", "clock", "link"]
     assert stdout.endswith("All is well on 2 hosts.\n"), stdout
     links = [one for one in json.loads((tmp_path / "well.json").read_text())["findings"] if one["check"] == "link"]
@@ -33,7 +33,7 @@ def test_hosts_that_are_well_are_measured_and_others_are_named(lab, start, tmp_p
     (other / "sitecustomize.py").write_text(LATE)
     resource.write_text(f'hosts: [host0, host1, host7]\nssh: {{agent: "{agent}"}}\n')
     status, stdout, stderr = start(*words).finish()
-    assert (status, stderr) == (1, ""), stderr
+    assert (status, stderr) == (1, ""), f"{stdout}{stderr}"
     assert "host1, packages: numpy 1.0, and here 2." in stdout, stdout
     assert "host1, clock: its clock is 100.0 s behind." in stdout, stdout
     assert "host7, reached: cannot be asked (status 255): lab: there is no host host7." in stdout, stdout
