@@ -11,7 +11,7 @@ from parallax.errors import ConfigError
 from parallax.logger import log
 from parallax.plans.plan import Plan
 from parallax.report.text import plan_table
-from parallax.runtime.launcher.host_memory import clear_host_memory
+from parallax.runtime.launcher.host_memory import host_memory
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd
 from parallax.runtime.launcher.restarting import RestartOptions, launch_restarting
@@ -96,11 +96,10 @@ def launch_planned(
         launch: as `launch.launch`.
         memory_job: what its state in the memory of hosts is named by; None where there is none.
     """
-    try:
+    if memory_job is None:
         return _launch_planned(config, planned, plan_on, job_of, launch)
-    finally:
-        if memory_job is not None:
-            clear_host_memory(planned[0], config.ckpt_config.memory_dir, memory_job)
+    with host_memory(planned[0], config.ckpt_config.memory_dir, memory_job):
+        return _launch_planned(config, planned, plan_on, job_of, launch)
 
 
 def _launch_planned(
@@ -127,8 +126,13 @@ def _launch_planned(
         return jobs[chosen]
 
     has_checkpoints = config.ckpt_config.keeps_state
-    modules = [*_TO_IMPORT, *(name for name in _IF_IMPORTED if name in sys.modules)]
-    standing_by = None if asked.no_spare else (variable_of("stand_by"), ",".join(modules))
+    spare = None if asked.no_spare else standing_by()
     is_behind = config.ckpt_config.memory_steps is not None
-    options = RestartOptions(asked.max_restarts, asked.min_hosts, has_checkpoints, is_behind, standing_by)
+    options = RestartOptions(asked.max_restarts, asked.min_hosts, has_checkpoints, is_behind, spare)
     return launch_restarting(options, addresses, job_on, launch)
+
+
+def standing_by() -> tuple[str, str]:
+    """The variable that has processes of a spare job import and wait, and its value."""
+    modules = [*_TO_IMPORT, *(name for name in _IF_IMPORTED if name in sys.modules)]
+    return variable_of("stand_by"), ",".join(modules)

@@ -1,19 +1,71 @@
-"""Where a job has its state in the memory of hosts, and how nothing of it stays there when the job has ended."""
+"""Where a job has its state in the memory of hosts, and how nothing of it stays there when the job has ended.
+
+A launcher that is killed removes nothing. So each has a record on its own machine, with the addresses of its hosts, and
+a lock on it, which the kernel gives back however the launcher ends. The next launcher of this user there removes from
+its hosts what records without a lock are about. While a launcher lives its job may be between two starts, when no
+process of it is on any host.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import shlex
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from parallax.cluster.machines import Cluster
 from parallax.runtime.launcher.reach import argv_on
 
 _NAME = "parallax-state"
+_RECORD = ".launcher"
 _ANSWER_S = 10.0
+
+
+@contextmanager
+def host_memory(cluster: Cluster, memory_dir: Path | str, job: str) -> Iterator[None]:
+    """Removes what killed launchers have left when a `with` block begins, and when it ends what this job has.
+
+    Args:
+        cluster: all hosts on which the job may run.
+        memory_dir: as `host_folder` takes it.
+        job: likewise.
+    """
+    clear_left(cluster, memory_dir)
+    addresses = "".join(f"{host.address}\n" for host in cluster.hosts)
+    with _record(Path(memory_dir) / f"{_NAME}-{job}{_RECORD}", addresses):
+        try:
+            yield
+        finally:
+            clear_host_memory(cluster, memory_dir, job)
+
+
+def clear_left(cluster: Cluster, memory_dir: Path | str) -> None:
+    """Removes from hosts what jobs of this user's have there whose launchers on this machine were killed.
+
+    Args:
+        cluster: these hosts; others that such a job had keep what they have, and the record says which.
+        memory_dir: as `host_folder` takes it.
+    """
+    ours = {host.address for host in cluster.hosts}
+    for path in sorted(Path(memory_dir).glob(f"{_NAME}-*{_RECORD}")):
+        with contextlib.suppress(OSError), path.open("r+") as record:  # another's, or gone by now
+            if os.fstat(record.fileno()).st_uid != os.geteuid():
+                continue
+            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            job = path.name.removeprefix(f"{_NAME}-").removesuffix(_RECORD)
+            addresses = record.read().split()
+            clear_host_memory(cluster, memory_dir, job, addresses)
+            if left := [address for address in addresses if address not in ours]:
+                record.seek(0)
+                record.write("".join(f"{address}\n" for address in left))
+                record.truncate()
+            else:
+                path.unlink()
 
 
 def host_folder(memory_dir: Path | str, job: str, host: str) -> Path:
@@ -27,17 +79,21 @@ def host_folder(memory_dir: Path | str, job: str, host: str) -> Path:
     return Path(memory_dir) / f"{_NAME}-{job}-{host}"
 
 
-def clear_host_memory(cluster: Cluster, memory_dir: Path | str, job: str) -> None:
+def clear_host_memory(
+    cluster: Cluster, memory_dir: Path | str, job: str, addresses: Collection[str] | None = None
+) -> None:
     """Removes what a job that has ended has on its hosts; one that gives no answer is left as it is.
 
     Args:
         cluster: all hosts on which the job may have run.
         memory_dir: as `host_folder` takes it.
         job: likewise.
+        addresses: of those of the hosts that are meant; None for all.
     """
     pattern = f"{shlex.quote(str(Path(memory_dir) / f'{_NAME}-{job}-'))}*"
     words = ["sh", "-c", f"rm -rf {pattern}"]
-    started = [_started(argv_on(host, cluster.ssh, words)) for host in cluster.hosts]
+    hosts = [host for host in cluster.hosts if addresses is None or host.address in addresses]
+    started = [_started(argv_on(host, cluster.ssh, words)) for host in hosts]
     until_s = time.monotonic() + _ANSWER_S
     for process in started:
         if process is None:
@@ -54,3 +110,21 @@ def _started(words: Sequence[str]) -> subprocess.Popen[bytes] | None:
     with contextlib.suppress(OSError):
         return subprocess.Popen(words, stdin=none, stdout=none, stderr=none, start_new_session=True)
     return None
+
+
+@contextmanager
+def _record(path: Path, text: str) -> Iterator[None]:
+    """A file with a lock inside the `with` block; none where this machine has no such file system."""
+    try:
+        record = path.open("x")
+    except OSError:
+        yield
+        return
+    with record:
+        fcntl.flock(record, fcntl.LOCK_EX)
+        record.write(text)
+        record.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
