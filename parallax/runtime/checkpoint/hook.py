@@ -108,15 +108,24 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             barrier(self.checkpoints.storage.comm)
         self._save(session, step, may_fail=False, is_between=bool(self.worker.accumulation.pending))
 
-    def _save(self, session: Session, step: int, may_fail: bool = True, is_between: bool = False) -> None:
+    def _save(
+        self,
+        session: Session,
+        step: int,
+        may_fail: bool = True,
+        is_between: bool = False,
+        must_be_whole: bool | None = None,
+    ) -> None:
         """Writes a checkpoint; while a job trains, one that cannot be written is a warning, and training goes on.
 
         Between updates (`is_between`) it has the positions of the last one: batches that no update took come again.
+        One that may not fail is whole, if nothing else is said.
         """
         storage, beside = self.checkpoints.storage, self.checkpoints.beside
         self._wait(is_due=may_fail)
         following = partial(self.checkpoints.succession.following, step, storage.comm)
-        header = following(not may_fail or not storage.marks.held)
+        is_whole = not may_fail if must_be_whole is None else must_be_whole
+        header = following(is_whole or not storage.marks.held)
         self._is_missing = False
         if self.checkpoints.positions is not None and not is_between:
             self.checkpoints.positions.put(session)
@@ -186,10 +195,10 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             _LOG.warning("%s%s", kind, more)
 
     def _leave(self, session: Session, step: int) -> NoReturn:
-        """Writes the state of a preempted job, and ends it."""
+        """Writes the state of a preempted job, as an increment where it writes these, and ends it."""
         self._wait(is_due=False)
         if step != self._saved_step or self._is_missing:
-            self._save(session, step, may_fail=False)
+            self._save(session, step, may_fail=False, must_be_whole=False)
         self._preemption.leave(step)
 
     def _saved(self, step: int) -> None:

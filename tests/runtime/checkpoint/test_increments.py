@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,15 @@ from parallax import cli
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.chain import chain_of, increments_in
+from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.folder import FilesFailed, Retention, candidates
+from parallax.runtime.checkpoint.hook import CheckpointHook
 from parallax.runtime.checkpoint.links import HEADER
 from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import Stored
 from parallax.runtime.checkpoint.touched import Marks, Succession
 from parallax.runtime.checkpoint.writing import Moved
+from parallax.settings.parts import CheckPointConfig
 from tests.runtime.checkpoint.test_storage import Alone, Array
 
 ROWS, CHUNK_BYTES = 40, 64  # five rows of the table in a chunk
@@ -272,3 +277,22 @@ def test_the_commands_know_increments(tmp_path: Path, capsys: Any) -> None:
     np.testing.assert_array_equal(
         tf.train.load_variable(f"{tmp_path}/model.ckpt-2", "emb"), np.concatenate(states[2][:2])
     )
+
+
+def test_a_preempted_job_leaves_an_increment_and_a_good_end_a_whole_one(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    worker: Any = SimpleNamespace(
+        watch=SimpleNamespace(run=lambda *_, **__: nullcontext()), accumulation=SimpleNamespace(pending=0)
+    )
+    config = CheckPointConfig(tmp_path, save_ckpt_steps=1000, whole_every=10)
+    made = Checkpoints(config, job.storage, None, "step", job.succession)  # type: ignore[arg-type]
+    hook = CheckpointHook(made, worker)
+    job.session.run = lambda op: job.step.value if op is None else Forgetting.run(job.session, op)  # type: ignore
+    hook._save(job.session, 0, may_fail=False)
+    job.train()
+    hook._preemption = SimpleNamespace(leave=lambda step: None)  # type: ignore[assignment]
+    hook._leave(job.session, 1)
+    assert sorted(path.name for path in tmp_path.glob("*.index")) == ["increment-1.index", "model.ckpt-0.index"]
+    loaded(tmp_path, job.state())
+    hook.end(job.session)
+    assert (tmp_path / "model.ckpt-1.index").exists()
