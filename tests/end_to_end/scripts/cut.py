@@ -40,7 +40,7 @@ with graph.as_default():
     with tf.control_dependencies(trained):
         tf.group(tf.assign_add(step, 1), name="train")
 
-checkpoints.CHUNK_BYTES = 512  # so that a small checkpoint is written in many pieces
+checkpoints.CHUNK_BYTES = 512 if chosen != "all" else 4096  # so that it is written in several pieces
 scopes = [name.replace(" ", "_") for name in names]
 config = parallax.Config(
     seed=7,
