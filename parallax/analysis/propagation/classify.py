@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from parallax.analysis.propagation.equal_ids import lookup_edges
+from parallax.analysis.propagation.lazy_notes import lazy_notes
 from parallax.analysis.propagation.op_lists import ELEMENTWISE
 from parallax.analysis.propagation.propagate import propagate
 from parallax.analysis.propagation.suspicious import sums_of_losses
@@ -78,7 +79,7 @@ def classify(captured: Captured) -> tuple[GraphSpec, tuple[GradientSource, ...]]
         exchanged=frozenset([p.table for p in rewrites.pushes] + [c.op for c in rewrites.collects]),
     )
     variables = tuple(_variable(case, by_name[name]) for name in sorted(by_name))
-    notes = (*_notes(sources), *_open_notes(variables), *_lazy_notes(captured))
+    notes = (*_notes(sources), *_open_notes(variables), *lazy_notes(captured, variables))
     notes = (*notes, *rewrites.notes, *sums_of_losses(captured.view))
     return GraphSpec(captured.fingerprint, variables, notes, model_key(variables)), sources
 
@@ -350,15 +351,6 @@ def _slot(case: _Case, name: str, slots: list[str], ops: list[str]) -> Slot:
 def _open_notes(variables: tuple[VariableSpec, ...]) -> tuple[str, ...]:
     names = [v.name for v in variables if v.shape == OPEN_SHAPE and v.is_open]
     return (f"shape unknown until it runs, bytes not counted: {', '.join(names)}",) if names else ()
-
-
-def _lazy_notes(captured: Captured) -> tuple[str, ...]:
-    """Which tables are updated by row where they are touched, and why others are not."""
-    by_row = [captured.variables[one.table].logical_name for one in captured.lazy if one.node]
-    text = f"rows are updated when they are touched or read, with the same result: {', '.join(dict.fromkeys(by_row))}"
-    whole = {captured.variables[one.table].logical_name: one.reason for one in captured.lazy if not one.node}
-    every_step = (f"all rows of {name} are updated in each step: {reason}" for name, reason in whole.items())
-    return (*([text] if by_row else []), *every_step)
 
 
 def _notes(sources: tuple[GradientSource, ...]) -> tuple[str, ...]:

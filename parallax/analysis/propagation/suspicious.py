@@ -7,9 +7,12 @@ for; a sum that is not divided, or is divided by what the batch holds (a mask's 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
+
+import numpy as np
 
 from parallax.analysis.propagation.train_ops import train_ops
 from parallax.analysis.reading.capture import Captured
@@ -27,6 +30,10 @@ _ADDS = ("Add", "AddV2", "AddN", "Sub")
 _DIVIDES = ("RealDiv", "Div", "DivNoNan")
 _CURVES = ("Sqrt", "Rsqrt", "Log", "Log1p", "Exp", "Square", "Pow", "Maximum", "Minimum", "Abs", "Relu", "Softplus")
 _TAKES_ALL = ("Sum", "L2Loss", "EuclideanNorm")
+_REDUCES = (*_TAKES_ALL, "Mean", "Max", "Min", "Prod", "All", "Any")
+_MOVES_AXES = ("Transpose", "ReverseV2", "Pack", "Tile", "Unique", "UniqueV2")
+_MEAN_TOLERANCE = 1e-3
+"""A constant that is the inverse of a number of elements is so within the rounding of the script's own types."""
 
 
 class Suspicion(NamedTuple):
@@ -120,9 +127,10 @@ def sums_of_losses(view: GraphView, divided: bool = False) -> list[str]:
         divided: whether to speak of sums that are divided by what the batch determines, in place of those that are not.
     """
     content = _after(view, [n for n in view.nodes if _gives_data(view, n)], frozenset(_OF_SHAPE))
+    fixed = _along_fixed_batches(view, content)
     found = []
     for loss in _losses(view):
-        sums = _sums(view, loss, content)
+        sums = _sums(view, loss, content, fixed)
         if divided:
             found += [
                 f"The loss {loss} is a sum over the batch ({node}), divided by {divisor}, which the batch determines: "
@@ -153,28 +161,84 @@ def _losses(view: GraphView) -> list[str]:
     return list(found)
 
 
-def _sums(view: GraphView, loss: str, content: set[str]) -> set[tuple[str, str]]:
+def _sums(view: GraphView, loss: str, content: set[str], fixed: set[str]) -> set[tuple[str, str]]:
     """(sum over the batch, what the batch determines and it is divided by, or empty) that a loss is made of."""
     found: set[tuple[str, str]] = set()
-    waiting, seen = [(loss, "")], set()
+    waiting: list[tuple[str, str, tuple[float, ...]]] = [(loss, "", ())]
+    seen = set()
     while waiting:
-        node, divisor = waiting.pop()
+        node, divisor, factors = waiting.pop()
         if node in seen or node not in content:
             continue
         seen.add(node)
-        needs = [split_tensor(t)[0] for t in view.inputs(node)]
+        tensors = view.inputs(node)
+        needs = [split_tensor(t)[0] for t in tensors]
         op = view.op(node)
-        if op in _PASSES_ON or (op in ("Sum", "Mean") and _is_one(view, view.inputs(node)[0])):
-            waiting.append((needs[0], divisor))
+        if op in _PASSES_ON or (op in ("Sum", "Mean") and _is_one(view, tensors[0])):
+            waiting.append((needs[0], divisor, factors))
         elif op in _ADDS or op in _CURVES:
-            waiting += [(n, divisor) for n in needs]
+            waiting += [(n, divisor, factors) for n in needs]
         elif op == "Mul":
-            waiting += [(n, divisor) for n, other in (needs, needs[::-1]) if other not in content]
+            pairs = ((needs[0], tensors[1]), (needs[1], tensors[0]))
+            waiting += [
+                (n, divisor, (*factors, _number(view, by))) for n, by in pairs if split_tensor(by)[0] not in content
+            ]
         elif op in _DIVIDES and needs[1] in content:
-            waiting.append((needs[0], needs[1]))
-        elif op in _TAKES_ALL and _is_open(view, view.inputs(node)[0]):
+            waiting.append((needs[0], needs[1], factors))
+        elif op in _TAKES_ALL and _is_open(view, tensors[0]):
             found.add((node, divisor))
+        elif op in _TAKES_ALL and tensors[0] in fixed and _takes_first_axis(view, node):
+            if not _is_mean(view, tensors[0], factors):
+                found.add((node, divisor))
     return found
+
+
+def _along_fixed_batches(view: GraphView, content: set[str]) -> set[str]:
+    """The tensors whose first axis is that of a fed batch of a fixed length, as far as lengths and ops tell."""
+    found: set[str] = set()
+    for node in view.topological_order() if any(_fixed_rows(view, n) > 1 for n in content) else ():
+        if node not in content:
+            continue
+        if view.op(node) in _PLACEHOLDERS:
+            lengths = {_fixed_rows(view, node)} - {0, 1}
+        elif view.op(node) in _MOVES_AXES or (view.op(node) in _REDUCES and _takes_first_axis(view, node)):
+            continue
+        else:
+            taken = tuple(view.inputs(node))
+            if view.op(node) in ("MatMul", "BatchMatMulV2"):
+                taken = taken[:1] if not view.nodes[node].attr["transpose_a"].b else ()
+            lengths = {_rows(view, tensor) for tensor in taken if tensor in found}
+        found.update(t for t in view.outputs(node) if _rows(view, t) in lengths)
+    return found
+
+
+def _takes_first_axis(view: GraphView, node: str) -> bool:
+    """Whether a reduction is over the first axis too."""
+    tensors = view.inputs(node)
+    if len(tensors) < 2:
+        return True
+    axes, shape = view.constant(tensors[1]), view.shape(tensors[0])
+    return axes is None or shape is None or any(int(axis) in (0, -len(shape)) for axis in np.ravel(axes))
+
+
+def _is_mean(view: GraphView, tensor: str, factors: tuple[float, ...]) -> bool:
+    """Whether one of the constants that a sum is multiplied by, or all, make it a mean over the first axis or more."""
+    shape = [length or 1 for length in view.shape(tensor) or ()]
+    numbers = [math.prod(shape[:count]) for count in range(1, len(shape) + 1)]
+    tried = (*factors, math.prod(factors))
+    return any(abs(abs(factor) * number - 1.0) < _MEAN_TOLERANCE for factor in tried for number in numbers)
+
+
+def _number(view: GraphView, tensor: str) -> float:
+    """The value of a constant of one element; 1 for all other tensors."""
+    value = view.constant(tensor)
+    return float(np.ravel(value)[0]) if value is not None and np.size(value) == 1 else 1.0
+
+
+def _rows(view: GraphView, tensor: str) -> int:
+    """The static length of the first axis; 0 where there is none."""
+    shape = view.shape(tensor)
+    return (shape[0] or 0) if shape else 0
 
 
 def _is_one(view: GraphView, tensor: str) -> bool:
@@ -193,8 +257,8 @@ def _gives_data(view: GraphView, node: str) -> bool:
 
 
 def _fixed_rows(view: GraphView, placeholder: str) -> int:
-    shape = view.shape(f"{placeholder}:0")
-    return (shape[0] or 0) if shape else 0
+    """The static length of a placeholder's batch; 0 for other nodes."""
+    return _rows(view, f"{placeholder}:0") if view.op(placeholder) in _PLACEHOLDERS else 0
 
 
 def _after(view: GraphView, nodes: Iterable[str], stops: frozenset[str]) -> set[str]:

@@ -70,6 +70,7 @@ class Captured:
         records: what autodiff delivered, in the names of the view.
         hidden: what autodiff delivered in bodies of loops and conditionals, which are not inlined.
         lazy: the tables whose updates change more rows than a gradient has, if that was asked for.
+        by_row: whether it was.
         remembered: what was decided of this graph, and as these variables and records say, by what was asked.
     """
 
@@ -79,6 +80,7 @@ class Captured:
     records: tuple[Record, ...]
     hidden: tuple[Hidden, ...] = ()
     lazy: tuple[LazyTable, ...] = ()
+    by_row: bool = False
     remembered: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
 
@@ -106,7 +108,7 @@ def capture(graph: Graph, digest: str | None = None, by_row: bool = False) -> Ca
             row_update_ops()  # the graph has one of them
             view = GraphView(_with_shapes(rewritten))
     records, hidden = records_in(graph, names, calls, view)
-    return Captured(view, digest, _variables(graph, view, is_open), records, hidden, lazy)
+    return Captured(view, digest, _variables(graph, view, is_open), records, hidden, lazy, by_row)
 
 
 def _flat(graph_def: GraphDef) -> tuple[Any, tuple[InlinedCall, ...]]:

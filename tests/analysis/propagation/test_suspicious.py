@@ -62,6 +62,31 @@ def test_a_sum_over_the_batch_is_told(loss, said):
     assert said in text
 
 
+SIX = 6
+SAID_OF_FIXED = "Placeholders have a fixed batch"
+
+
+@pytest.mark.parametrize(
+    ("loss", "sums"),
+    [
+        (lambda rows, ids: tf.reduce_sum(rows), True),
+        (lambda rows, ids: 0.01 * tf.reduce_sum(tf.reduce_sum(tf.square(rows), 1)), True),
+        (lambda rows, ids: tf.reduce_mean(rows) + 0.1 * tf.nn.l2_loss(rows), True),
+        (lambda rows, ids: tf.reduce_sum(rows @ tf.ones([4, SIX])), True),
+        (lambda rows, ids: tf.reduce_mean(tf.reduce_sum(rows, 1)), False),
+        (lambda rows, ids: tf.reduce_sum(rows) / SIX, False),
+        (lambda rows, ids: tf.reduce_sum(tf.square(rows)) * (1.0 / SIX), False),
+        (lambda rows, ids: 0.5 * (tf.reduce_sum(tf.square(rows)) * (1.0 / (4 * SIX))), False),
+        (lambda rows, ids: tf.reduce_sum(tf.reduce_mean(rows @ tf.ones([4, SIX]), 0)), False),
+        (lambda rows, ids: tf.reduce_mean(rows) + tf.nn.l2_loss(v1.get_variable("w", [SIX])), False),
+    ],
+)
+def test_a_sum_over_a_batch_of_fixed_length_is_told_and_a_mean_is_not(loss, sums):
+    texts = found(lambda rows, ids: train(loss(rows, ids)), batch=SIX)
+    others = [text for text in texts if SAID_OF_FIXED not in text]
+    assert len(others) == int(sums) and all("is a sum over the batch" in text for text in others), texts
+
+
 def test_what_is_good_to_know_is_told():
     def build(rows, ids):
         v1.get_variable("unused", [2])

@@ -8,6 +8,7 @@ import tf_keras
 
 from parallax.analysis.reading.capture import capture
 from parallax.analysis.reading.lazy.updates import lazy_updates
+from parallax.analysis.stages import analyse
 from parallax.graph.view import GraphView
 from tests.analysis.reading.by_row import WIDTH, by_row, captured, differences, keras_step, row_ops, tf1_step
 
@@ -35,10 +36,24 @@ def hand_written(loss, table):
         return table.assign_sub(0.1 * speed.read_value(), read_value=False)
 
 
+def hand_written_adam(loss, table):
+    """Adam with its powers in variables, which every update corrects the bias by; the rate is zero by turns."""
+    gradient = tf.convert_to_tensor(tf.gradients(loss, [table])[0])
+    m, v = (v1.get_variable(name, initializer=tf.zeros_like(table), use_resource=True) for name in "mv")
+    one, two = (v1.get_variable(f"power{b}", initializer=b, use_resource=True) for b in (0.9, 0.999))
+    count = v1.get_variable("count", initializer=0.0, use_resource=True)
+    rate = tf.where(tf.floor(count / 5.0) % 2.0 > 0.0, 0.0, 0.1)
+    mean = m.assign(0.9 * m + 0.1 * gradient) / (1.0 - one)
+    square = v.assign(0.999 * v + 0.001 * tf.square(gradient)) / (1.0 - two)
+    with tf.control_dependencies([table.assign_sub(rate * mean / (tf.sqrt(square) + 1e-8), read_value=False)]):
+        return v1.group(one.assign(one * 0.9), two.assign(two * 0.999), count.assign_add(1.0))
+
+
 @pytest.mark.parametrize(
     "make",
     [
         pytest.param(lambda: tf1_step(lambda loss, _: v1.train.AdamOptimizer(0.1).minimize(loss)), id="tf.train Adam"),
+        pytest.param(lambda: tf1_step(hand_written_adam), id="hand-written Adam"),
         pytest.param(lambda: tf1_step(hand_written), id="hand-written momentum"),
         pytest.param(lambda: keras_step(KERAS.Adam(0.1)), id="Adam"),
         pytest.param(lambda: keras_step(KERAS.SGD(0.1, momentum=0.9)), id="momentum"),
@@ -274,3 +289,50 @@ def test_a_table_that_is_a_reference_stays_as_it_is():
         v1.train.AdamOptimizer(0.1).minimize(loss)
     _, (found,) = lazy_updates(capture(graph).view.graph_def)
     assert found.table == "table" and found.reason.startswith("op VariableV2 'table' gives a reference")
+
+
+def _momentum(dense, resource=True):
+    graph = tf.Graph()
+    with graph.as_default(), v1.variable_scope("", use_resource=resource):
+        table = v1.get_variable("table", [5, 2])
+        loss = tf.reduce_mean(tf.nn.embedding_lookup(table, v1.placeholder(tf.int64, [None])))
+        (slices,) = tf.gradients(loss, [table])
+        speed = v1.get_variable("speed", [5, 2], initializer=tf.zeros_initializer(), trainable=False)
+        speed = v1.assign(speed, 0.9 * tf.convert_to_tensor(speed) + dense(slices))
+        v1.assign_sub(table, 0.1 * speed)
+    return graph
+
+
+def _applied_whole():
+    graph = tf.Graph()
+    with graph.as_default():
+        table = v1.get_variable("table", [5, 2], use_resource=True)
+        loss = tf.reduce_mean(tf.nn.embedding_lookup(table, v1.placeholder(tf.int64, [None])))
+        made = v1.train.MomentumOptimizer(0.1, 0.9)
+        made.apply_gradients([(tf.convert_to_tensor(g), v) for g, v in made.compute_gradients(loss)])
+    return graph
+
+
+def _scattered(slices):
+    return tf.scatter_nd(slices.indices[:, None], slices.values, tf.constant([5, 2], tf.int64))
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: _momentum(_scattered), "writes a value that has no rule by row: make the gradient dense by"),
+        (lambda: _momentum(tf.convert_to_tensor, False), "call tf.compat.v1.enable_resource_variables() first"),
+        (_applied_whole, "takes a gradient of all rows: give apply_gradients the tf.IndexedSlices"),
+    ],
+    ids=["no rule", "reference", "given a dense gradient"],
+)
+def test_of_every_table_that_is_written_whole_the_plan_says_why(build, said):
+    graph = build()
+    (note,) = [note for note in analyse(graph).spec.notes if "all rows of table" in note]
+    assert said in note
+    assert not any("all rows of" in note for note in analyse(graph, lazy_updates=False).spec.notes)
+
+
+def test_the_remedies_that_plans_name_make_updates_by_row():
+    notes = analyse(_momentum(tf.convert_to_tensor)).spec.notes
+    assert any(note.startswith("rows are updated when they are touched") for note in notes), notes

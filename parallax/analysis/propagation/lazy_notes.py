@@ -1,0 +1,60 @@
+"""What a plan says of tables whose updates go through all rows: which are made by row, and why others are not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from parallax.analysis.reading.capture import Captured
+from parallax.analysis.reading.lazy.references import REASON
+from parallax.graph.spec import VariableSpec
+from parallax.graph.view import GraphView
+
+_WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "Assign", "AssignAdd", "AssignSub")
+_APPLIES = re.compile(r"(Resource)?Apply[A-Z]")
+
+
+def lazy_notes(captured: Captured, variables: Iterable[VariableSpec]) -> tuple[str, ...]:
+    """Which tables are updated by row where they are touched, and why others are not.
+
+    Args:
+        captured: the graph.
+        variables: what its variables are.
+    """
+    by_row = [captured.variables[one.table].logical_name for one in captured.lazy if one.node]
+    text = f"rows are updated when they are touched or read, with the same result: {', '.join(dict.fromkeys(by_row))}"
+    whole = {captured.variables[one.table].logical_name: one.reason for one in captured.lazy if not one.node}
+    if captured.by_row:
+        whole.update(_unseen(captured.view, variables, {*by_row, *whole}))
+    every_step = (f"all rows of {name} are updated in each step: {reason}" for name, reason in whole.items())
+    return (*([text] if by_row else []), *every_step)
+
+
+def _unseen(view: GraphView, variables: Iterable[VariableSpec], seen: set[str]) -> Iterator[tuple[str, str]]:
+    """The tables that autodiff gives rows for and that are written whole, of which no rule said anything; and why."""
+    for variable in variables:
+        if variable.name in seen or not any(source.indices for source in variable.gradients):
+            continue
+        for node in variable.updates:
+            if reason := _reason(view, node, [part.op for part in variable.parts]):
+                yield variable.name, reason
+                break
+
+
+def _reason(view: GraphView, node: str, parts: list[str]) -> str:
+    """Why a write of the whole is not made by row; empty where the node writes rows."""
+    op = view.op(node)
+    if _APPLIES.match(op):
+        return (
+            f"op {op} {node!r} takes a gradient of all rows: give apply_gradients the tf.IndexedSlices that "
+            "tf.gradients gives"
+        )
+    if op not in _WRITES:
+        return ""
+    references = [part for part in parts if view.gives_reference(part)]
+    if references:
+        return REASON.format(op=view.op(references[0]), name=references[0])
+    return (
+        f"op {op} {node!r} writes a value that has no rule by row: make the gradient dense by tf.convert_to_tensor or "
+        "tf.math.unsorted_segment_sum, and compute each element of the update by itself"
+    )
