@@ -1,4 +1,4 @@
-"""Rules for cuts: the joined axis is taken whole, whatever is cut along others and wherever new ones are put in."""
+"""Rules for cuts and rolls: the joined axis stays whole, whatever is done along others and wherever new ones come."""
 
 from __future__ import annotations
 
@@ -54,6 +54,14 @@ def cut(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
     if axis is None or axis == MIXED or begin is None or size is None:
         return None
     return AxisPart(axis) if int(begin.reshape(-1)[axis]) == 0 and int(size.reshape(-1)[axis]) == -1 else None
+
+
+def roll(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
+    """Rows moved on along other axes than the joined one."""
+    axis, over, shape = axes.known(inputs[0]), axes.constant(inputs[2]), axes.shape(inputs[0])
+    if axis is None or axis == MIXED or over is None or not shape or not axes.others_are_equal(inputs, 0):
+        return None
+    return None if axis in {int(a) % len(shape) for a in over.reshape(-1)} else axis
 
 
 def _first_block(axes: BatchAxes, inputs: tuple[str, ...], masks: dict[str, int]) -> AxisPart | None:

@@ -17,6 +17,7 @@ from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
 from parallax.graph.view import GraphView, split_tensor
 
 _Rule = Callable[[BatchAxes, str, tuple[str, ...], Set[str]], bool]
+_REARRANGES = ("Reshape", "Transpose", "Identity")
 
 
 def meets(axes: BatchAxes, node: str, unproven: Set[str]) -> bool:
@@ -61,7 +62,18 @@ def _product(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[
         summed = len(shape) - 1 - (slot ^ int(is_turned))
         if axis == summed or axes.of(other) is not None or (other in unproven and not _is_of_samples(axes, other)):
             return True
-    return False
+    return axes.view.op(node) == "MatMul" and all(_is_rearranged(axes, tensor) for tensor in inputs)
+
+
+def _is_rearranged(axes: BatchAxes, tensor: str) -> bool:
+    """Whether a tensor has the elements of a joined one in another order or shape, as `tensordot` makes matrices.
+
+    A product of two such matrices has no axis of its own for the batch: whichever axes are joined, examples meet.
+    """
+    view = axes.view
+    while axes.of(tensor) is None and view.op(split_tensor(tensor)[0]) in _REARRANGES:
+        tensor = view.inputs(split_tensor(tensor)[0])[0]
+    return axes.of(tensor) is not None
 
 
 def _einsum(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
@@ -83,6 +95,11 @@ def _along(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[st
     if axis is None or over is None or not shape:
         return False
     return max(axis, 0) in {int(a) % len(shape) for a in over.reshape(-1)}
+
+
+def _rolled(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
+    """Rows moved on along the joined axis."""
+    return _along(axes, node, (inputs[0], inputs[2]), unproven)
 
 
 def _split(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
@@ -175,6 +192,7 @@ _RULES: dict[str, _Rule] = {
     "Einsum": _einsum,
     **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2", "TopK"), _over_last),
     **dict.fromkeys(("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"), _along),
+    "Roll": _rolled,
     **dict.fromkeys(("Split", "SplitV"), _split),
     "StridedSlice": _cut,
     **dict.fromkeys(("GatherV2", "Gather"), _gathered),

@@ -390,6 +390,7 @@ _RULES: dict[str, _Rule] = {
     "Pad": _by_numbers("paddings", 0),
     "PadV2": _by_numbers("paddings", 0),
     "ReverseV2": _by_numbers("axes", 0),
+    "Roll": axis_cuts.roll,
     **dict.fromkeys(("Cumsum", "Cumprod"), _by_numbers("axes", 0)),
 }
 _RULES_OF_MANY = {**axis_loops.RULES_OF_MANY, "TopKV2": axis_rows.top_k}

@@ -123,7 +123,7 @@ def _free_ports(address: str, first: int, last: int) -> int:
         try:
             kind, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
             with socket.socket(kind, socket.SOCK_STREAM) as one:
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: past connections keep none away
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
                 one.bind(place)
         except OSError:
             continue

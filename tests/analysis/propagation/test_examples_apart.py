@@ -45,6 +45,11 @@ MEET: dict[str, tuple[str, Loss]] = {
             tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.range(tf.shape(u)[0]), logits=u @ tf.transpose(i))
         ),
     ),
+    "negatives of the batch, by tensordot": (
+        "MatMul",
+        lambda u, i, y: tf.reduce_mean(tf.nn.softmax(tf.tensordot(u, i, [[1], [1]]))[:, 0] * y),
+    ),
+    "rows moved on": ("Roll", lambda u, i, y: tf.reduce_mean(tf.square(u - tf.roll(u, 1, 0)))),
     "all pairs": ("Sub", lambda u, i, y: tf.reduce_mean(nearest(u))),
     "the hardest": ("TopKV2", lambda u, i, y: tf.reduce_mean(tf.math.top_k(per_row(u, i, y), 3)[0])),
     "the largest": ("Max", lambda u, i, y: tf.reduce_max(per_row(u, i, y))),
@@ -95,6 +100,7 @@ APART: dict[str, Loss] = {
     "products of an example": lambda u, i, y: tf.reduce_mean(tf.einsum("bi,bj->bij", u, i)),
     "pairs of an example": lambda u, i, y: tf.reduce_mean(tf.nn.softmax(u[:, :, None] - i[:, None])),
     "put in order": lambda u, i, y: tf.reduce_mean(tf.sort(per_row(u, i, y))),
+    "moved on within an example": lambda u, i, y: tf.reduce_mean(per_row(u, tf.roll(i, 1, 1), y)),
     "dropout": lambda u, i, y: tf.reduce_mean(per_row(tf.nn.dropout(u, 0.5), i, y)),
     "penalties": lambda u, i, y: tf.reduce_mean(per_row(u, i, y)) + 0.1 * tf.reduce_mean(tf.norm(u, axis=1)),
 }
@@ -155,6 +161,11 @@ def test_the_longest_sequence_of_a_batch_is_no_meeting() -> None:
         return tf.reduce_mean(per_row(u * tf.cast(tf.range(1, 5) <= longest, tf.float32), i, y))
 
     assert notes_and_doubt(loss)[0] == []
+
+
+def test_a_kernel_by_tensordot_is_no_meeting() -> None:
+    notes, _ = notes_and_doubt(lambda u, i, y: tf.reduce_mean(tf.tensordot(u[:, None], tf.ones([4, 3]), 1)))
+    assert notes == []
 
 
 def test_what_is_not_proven_is_told_apart_from_what_meets() -> None:

@@ -412,8 +412,16 @@ def a_full_disk_beside_training_is_told_by_the_loop():
 
 def images():
     """The processes that hold images of this one."""
-    found = [word for task in Path("/proc/self/task").iterdir() for word in (task / "children").read_text().split()]
-    return [child for child in found if Path(f"/proc/{child}/comm").read_text() == "parallax-image\n"]
+    found = [word for task in Path("/proc/self/task").iterdir() for word in _text_of(task / "children").split()]
+    return [child for child in found if _text_of(Path(f"/proc/{child}/comm")) == "parallax-image\n"]
+
+
+def _text_of(file):
+    """A file of /proc; empty where its thread or process has ended meanwhile."""
+    try:
+        return file.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def an_image_that_is_gone_is_an_error_of_the_loop():
