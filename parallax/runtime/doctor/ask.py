@@ -108,11 +108,10 @@ class _Conversation:
 
 def _ping(talk: _Conversation) -> Ping:
     """Asks for the host's time. Of the two clocks it is the launching machine's that answers, so it is turned round."""
-    sent_us = time.time_ns() / 1e3
+    began_ns, sent_us = time.monotonic_ns(), time.time_ns() / 1e3
     talk.write(b"?\n")
     theirs_us = float(talk.line())
-    received_us = time.time_ns() / 1e3
-    half_us = (received_us - sent_us) / 2
+    half_us = (time.monotonic_ns() - began_ns) / 2e3  # whatever the clock is set to meanwhile
     return Ping(theirs_us - half_us, sent_us + half_us, theirs_us + half_us)
 
 
