@@ -105,6 +105,7 @@ class SpareJob:
     def wait(self) -> None:
         """Waits until nothing of it is left, after `stop`."""
         self._running.wait()
+        self._given.close()  # a job that could not be launched has not done it
 
 
 class _HeldStream:

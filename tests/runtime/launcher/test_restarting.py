@@ -70,10 +70,9 @@ class Played:
     def _parcel_comes(self, contact):
         data = b""
         while not contact.signals:
-            if select.select([contact.given], [], [], 0.02)[0]:
-                piece = os.read(contact.given.fileno(), 100)
-                data += piece
-                if not piece:
+            if select.select([contact.given.read_end], [], [], 0.02)[0]:
+                data += os.read(contact.given.read_end.fileno(), 100)
+                if len(data) >= sum(map(len, JOB.input)):  # by its length: no end comes
                     self.parcels.append(data)
                     return True
         return False
