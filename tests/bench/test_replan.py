@@ -2,7 +2,7 @@
 
 import pytest
 
-from ops.bench.replan.command import ROUTES, report
+from ops.bench.replan.command import ROUTES, report, report_of_jobs
 
 CHANGES = len(ROUTES) - 1
 
@@ -35,3 +35,20 @@ def test_each_change_and_the_differences_are_told():
 def test_what_is_wrong_ends_it(changed, kept, steps, wrong):
     with pytest.raises(SystemExit, match=wrong):
         report(changed, kept, steps)
+
+
+def job_of(losses, ready, stops, digest=2.0):
+    lines = [f"[{rank}] loss {loss}" for loss in losses for rank in (1, 0)]
+    lines += [f"[{rank}] {what} {at + rank}" for rank in (0, 1) for what, at in (("ready", ready), ("stops", stops))]
+    return "\n".join([*lines, *(f"[{rank}] digest {digest}" for rank in (0, 1))])
+
+
+def test_jobs_that_go_on_from_a_checkpoint_are_timed_and_compared():
+    jobs = [job_of([loss], 10.0 * number, 10.0 * number + 4) for number, loss in enumerate(LOSSES)]
+    said = report_of_jobs(jobs, printed(LOSSES))
+    assert said[0] == "alltoall to allgather, by a job that goes on from a checkpoint: 6.00 s"
+    assert said[3].startswith("loss: at most 0.0e+00")
+    with pytest.raises(SystemExit, match="loss differs by"):
+        report_of_jobs([*jobs[:-1], job_of([0.3], 30.0, 34.0)], printed(LOSSES))
+    with pytest.raises(SystemExit, match="must say when it stopped"):
+        report_of_jobs([*jobs[:-1], printed([0.25])], printed(LOSSES))

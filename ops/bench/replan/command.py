@@ -1,14 +1,17 @@
 """The command `python -m ops.bench replan`: seconds of changes of plan in a job that trains, on emulated hosts.
 
-A job goes from `alltoall` to `allgather`, to `ps`, and back to `alltoall`; another one keeps its plan. The losses of
-all steps, and a sum over rows in the end, are compared.
+A job goes from `alltoall` to `allgather`, to `ps`, and back to `alltoall`; another one keeps its plan; and four jobs,
+one for each of the plans, go on from each other's checkpoint, in memory that all hosts share. The losses of all steps,
+and a sum over rows in the end, are compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from ops.lab.lab import Lab, why_not
 ROUTES = ("alltoall", "allgather", "ps", "alltoall")
 _SCRIPT = Path(__file__).with_name("script.py")
 _WIDTH = 64
+_IN_MEMORY = Path("/dev/shm")  # the hosts are one machine: what writing costs here, no disk can undercut
 _TOLERANCE = 1e-5  # float32 sums in another order
 
 
@@ -34,16 +38,25 @@ def run(arguments: argparse.Namespace) -> None:
     """Runs both jobs, compares them, and prints what the changes took."""
     if reason := why_not():
         sys.exit(f"replan: {reason}")
-    words = [str(_SCRIPT), str(int(arguments.gigabytes * 1e9 / (8 * _WIDTH))), str(_WIDTH)]
+    script, steps = [str(_SCRIPT), str(int(arguments.gigabytes * 1e9 / (8 * _WIDTH))), str(_WIDTH)], arguments.steps
+    words = [*script, "-"]
     with Lab(arguments.hosts) as lab:
         resource = ["-r", str(lab.resource_file(1, [1] * arguments.hosts))]
         plans = {route: str(lab.folder / f"{route}.json") for route in ROUTES}
         for route, file in plans.items():
             output_of(lab, ["plan", "--json", file, *resource, *words, route, "0"])
         following = [plans[route] for route in ROUTES[1:]]
-        changed = output_of(lab, ["run", *resource, *words, ROUTES[0], str(arguments.steps), *following])
-        kept = output_of(lab, ["run", *resource, *words, ROUTES[0], str(arguments.steps * len(ROUTES))])
-    print("\n".join(report(changed, kept, arguments.steps)))
+        changed = output_of(lab, ["run", *resource, *words, ROUTES[0], str(steps), *following])
+        kept = output_of(lab, ["run", *resource, *words, ROUTES[0], str(steps * len(ROUTES))])
+        folder = _IN_MEMORY / f"parallax-replan-{lab.names[0]}"
+        try:
+            jobs = [
+                output_of(lab, ["run", *resource, "--plan", plans[route], *script, str(folder), route, str(steps)])
+                for route in ROUTES
+            ]
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    print("\n".join([*report(changed, kept, steps), *report_of_jobs(jobs, kept)]))
 
 
 def report(changed: str, kept: str, steps: int) -> list[str]:
@@ -62,17 +75,47 @@ def report(changed: str, kept: str, steps: int) -> list[str]:
         sys.exit(f"replan: {len(ROUTES) - 1} changes of plan were asked for, and {len(lines)} are told of.\n{changed}")
     said = [f"{now} to {after}: {line}" for now, after, line in zip(ROUTES, ROUTES[1:], lines, strict=False)]
     for what, count in (("loss", steps * len(ROUTES)), ("digest", 1)):
-        found, wanted = (_numbers(text, what) for text in (changed, kept))
-        if len(found) != len(wanted) or len(found) < count:
-            sys.exit(f"replan: the jobs must print as many of {what}, and they print {len(found)} and {len(wanted)}.")
-        most = max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(found, wanted, strict=True))
-        if not most <= _TOLERANCE:
-            sys.exit(f"replan: {what} differs by {most:.1e} of itself from that of the job that keeps its plan.")
-        said.append(f"{what}: at most {most:.1e} of itself from that of a job that keeps its plan")
+        said.append(_compared(what, _numbers(changed, what), _numbers(kept, what), count))
     return said
 
 
-def _numbers(text: str, what: str) -> list[float]:
-    """What was printed after a word, by rank and in order."""
+def report_of_jobs(jobs: Sequence[str], kept: str) -> list[str]:
+    """What is said of the jobs that go on from each other's checkpoint.
+
+    Args:
+        jobs: what they printed, in order.
+        kept: what the job printed that keeps its plan.
+
+    Raises:
+        SystemExit: one did not say when it could train and when it stopped, or the values differ.
+    """
+    said = []
+    for now, after, job, following in zip(ROUTES, ROUTES[1:], jobs, jobs[1:], strict=False):
+        stopped_s, ready_s = _numbers(job, "stops"), _numbers(following, "ready")
+        if not stopped_s or not ready_s:
+            sys.exit(f"replan: a job must say when it stopped, and the next one when it could train.\n{following}")
+        said.append(f"{now} to {after}, by a job that goes on from a checkpoint: {max(ready_s) - max(stopped_s):.2f} s")
+    ranks = sorted({rank for job in jobs for rank in _ranks(job)})
+    losses = [number for rank in ranks for job in jobs for number in _numbers(job, "loss", rank)]
+    said.append(_compared("loss", losses, _numbers(kept, "loss"), len(jobs)))
+    return [*said, _compared("digest", _numbers(jobs[-1], "digest"), _numbers(kept, "digest"), 1)]
+
+
+def _compared(what: str, found: Sequence[float], wanted: Sequence[float], count: int) -> str:
+    """The largest difference of some numbers from those of the job that keeps its plan."""
+    if len(found) != len(wanted) or len(found) < count:
+        sys.exit(f"replan: the jobs must print as many of {what}, and they print {len(found)} and {len(wanted)}.")
+    most = max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(found, wanted, strict=True))
+    if not most <= _TOLERANCE:
+        sys.exit(f"replan: {what} differs by {most:.1e} of itself from that of the job that keeps its plan.")
+    return f"{what}: at most {most:.1e} of itself from that of a job that keeps its plan"
+
+
+def _ranks(text: str) -> list[int]:
+    return [int(rank) for rank in re.findall(r"^\[(\d+)\] loss ", text, re.M)]
+
+
+def _numbers(text: str, what: str, rank: int | None = None) -> list[float]:
+    """What was printed after a word, by rank and in order; of one rank alone, or of all."""
     found = re.findall(rf"^\[(\d+)\] {what} (\S+)$", text, re.M)
-    return [float(number) for _, number in sorted(found, key=lambda line: int(line[0]))]
+    return [float(number) for own, number in sorted(found, key=lambda line: int(line[0])) if rank in (None, int(own))]

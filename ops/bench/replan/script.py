@@ -1,12 +1,15 @@
 """The job that `python -m ops.bench replan` runs: a table that changes its route while it is trained.
 
-`script.py ROWS WIDTH ROUTE STEPS PLAN ...`: the table has ROUTE at first. After every STEPS steps the job goes over to
-the next plan, and it trains STEPS more after the last. A small table is always on servers, so that there are servers.
+`script.py ROWS WIDTH FOLDER ROUTE STEPS PLAN ...`: the table has ROUTE at first. After every STEPS steps the job goes
+over to the next plan, and it trains STEPS more after the last. A small table is always on servers, so that there are
+servers. With a FOLDER other than `-` it goes on from the checkpoint there and leaves one, and says when it could train
+and when it no longer did.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -35,14 +38,19 @@ def build(rows: int, width: int) -> Any:
 
 def main() -> None:
     """Trains and changes plans; prints every loss, and a sum over rows of the tables in the end."""
-    rows, width, route, steps = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    rows, width, folder, route, steps = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5], int(sys.argv[5])
+    saved = parallax.CheckPointConfig(ckpt_dir=None if folder == "-" else folder)
     sess, _, rank, _ = parallax.parallel_run(
         build(rows, width),
-        parallax_config=parallax.Config(seed=1, routes={"table": route, "small": "ps"}),
+        parallax_config=parallax.Config(seed=1, routes={"table": route, "small": "ps"}, ckpt_config=saved),
     )
+    print(f"ready {time.monotonic()}", flush=True)
     rng = np.random.default_rng(rank)
     with sess:
-        for plan in [*sys.argv[5:], None]:
+        [trained] = sess.run(["global_step:0"])
+        for _ in range(int(np.ravel(trained)[0])):
+            rng.integers(0, rows, [BATCH, IDS])  # what was drawn for the steps before
+        for plan in [*sys.argv[6:], None]:
             for _ in range(steps):
                 [loss], _ = sess.run(["loss:0", "train"], {"ids:0": [rng.integers(0, rows, [BATCH, IDS])]})
                 print(f"loss {loss:.9g}", flush=True)
@@ -51,6 +59,7 @@ def main() -> None:
         some = (np.arange(BATCH * IDS) * (rows // (BATCH * IDS))).reshape(BATCH, IDS)
         [digest] = sess.run("digest:0", {"ids:0": [some]})
         print(f"digest {digest:.9g}", flush=True)
+        print(f"stops {time.monotonic()}", flush=True)
 
 
 if __name__ == "__main__":
