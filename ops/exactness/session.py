@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ from tensorflow.python.client import pywrap_tf_session as c_api
 from tensorflow.python.framework import c_api_util
 
 from parallax.graph.view import GraphView
+
+_WITHOUT_VALUE = re.compile(rb"\x0a(.)([A-Za-z_]\w*)\x12\x00", re.DOTALL)
+"""An entry of the map of attributes as it is serialized: key's length, key, and a value of length 0."""
 
 
 def as_written(config: Any = None) -> Any:
@@ -89,10 +93,18 @@ class NamedSession:
 
 
 def _imported(graph_def: Any) -> Any:
-    """A tf.Graph that holds the ops for TensorFlow's core, and none for Python."""
+    """A tf.Graph that holds the ops for TensorFlow's core, and none for Python.
+
+    Raises:
+        ValueError: the graph is none; or an attribute has no value, as one has that was looked up in a node without it:
+            what TensorFlow makes of it depends on the processor, whose passes read attributes or do not.
+    """
+    written = graph_def.SerializeToString()
+    if empty := sorted({m[2].decode() for m in _WITHOUT_VALUE.finditer(written) if m[1][0] == len(m[2])}):
+        raise ValueError(f"Every attribute of a node must have a value, and {', '.join(empty)} have none.")
     graph = tf.Graph()
     options = c_api_util.ScopedTFImportGraphDefOptions()
-    serialized = c_api.TF_NewBufferFromString(graph_def.SerializeToString())
+    serialized = c_api.TF_NewBufferFromString(written)
     try:
         with graph._c_graph.get() as c_graph:
             results = c_api.TF_GraphImportGraphDefWithResults(c_graph, serialized, options.options)

@@ -328,7 +328,7 @@ def _reduction(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | Non
     gone = {int(a) % len(shape) for a in over.reshape(-1)}
     if axis in gone:
         return None
-    return axis if axes.view.nodes[node].attr["keep_dims"].b else axis - sum(a < axis for a in gone)
+    return axis if axes.view.flag(node, "keep_dims") else axis - sum(a < axis for a in gone)
 
 
 def _over_last(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:

@@ -61,7 +61,7 @@ def find_statistics(walk: Walk, made: Set[str], axes: BatchAxes) -> tuple[str, .
         if node in made or node in walk.known.initial:
             continue
         op = view.op(node)
-        if op in _STATISTICS and view.nodes[node].attr["is_training"].b:
+        if op in _STATISTICS and view.flag(node, "is_training"):
             if axes.of(view.inputs(node)[0]) is not None and look.is_differentiated(node):
                 found.append(node)
         elif op == "Mean" and walk.states[f"{node}:0"].kind in ("batch", "local") and look.is_of_batch(node):

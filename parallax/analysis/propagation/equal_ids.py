@@ -116,7 +116,7 @@ def _along_batch(axes: BatchAxes, node: str, tensor: str) -> list[int] | None:
     if shape is None or any(axes.of(t) is None or axes.of(t) == MIXED for t in others):
         return None
     if op == "MatMul":
-        return [] if view.inputs(node)[0] != tensor and not view.nodes[node].attr["transpose_a"].b else None
+        return [] if view.inputs(node)[0] != tensor and not view.flag(node, "transpose_a") else None
     if op in _PRODUCTS:
         return [0] if len(shape) > 2 else []
     if op == "ConcatV2":

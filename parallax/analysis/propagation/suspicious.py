@@ -206,7 +206,8 @@ def _along_fixed_batches(view: GraphView, content: set[str]) -> set[str]:
         else:
             taken = tuple(view.inputs(node))
             if view.op(node) in ("MatMul", "BatchMatMulV2"):
-                taken = taken[:1] if not view.nodes[node].attr["transpose_a"].b else ()
+                is_turned = view.flag(node, "transpose_a") or view.flag(node, "adj_x")
+                taken = () if is_turned else taken[:1]
             lengths = {_rows(view, tensor) for tensor in taken if tensor in found}
         found.update(t for t in view.outputs(node) if _rows(view, t) in lengths)
     return found
