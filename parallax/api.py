@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from parallax.analysis.stages import Analysed, analyse, plan_for, rewrites_of, simulation_of
 from parallax.analysis.whatif.simulate import HostKind
@@ -39,7 +39,7 @@ from parallax.settings import checked
 from parallax.settings.config import Config, moot_settings
 from parallax.settings.environment import Role, Settings, settings
 from parallax.settings.merged import merged
-from parallax.types import Buffer, Graph
+from parallax.types import Buffer, Graph, Session
 
 if TYPE_CHECKING:
     from parallax.runtime.check.command import FirstBuild
@@ -88,11 +88,11 @@ class Call:
 
 
 def parallel_run(
-    single_gpu_graph: Any,
+    single_gpu_graph: Graph,
     resource_info: str | Path | None = None,
     sync: bool = True,
     parallax_config: Config | None = None,
-) -> tuple[Any, int, int, int]:
+) -> tuple[Session, int, int, int]:
     """Trains a graph on all workers: plans and launches in the first process, gives a session in each worker.
 
     The first process prints the plan, starts the script again as every worker, relays their output and leaves with the
@@ -115,7 +115,7 @@ def parallel_run(
 
 
 def plan(
-    single_gpu_graph: Any,
+    single_gpu_graph: Graph,
     resource_info: str | Path | None = None,
     sync: bool = True,
     parallax_config: Config | None = None,
@@ -137,7 +137,7 @@ def plan(
     return PrintedPlan.of(_planned(checked_call(single_gpu_graph, resource_info, sync, parallax_config)).plan)
 
 
-def perform(call: Call) -> tuple[Any, int, int, int]:
+def perform(call: Call) -> tuple[Session, int, int, int]:
     """Does what this process is to do at a call; what `parallel_run` returns.
 
     Raises:
@@ -229,7 +229,7 @@ def _checked_cluster(call: Call) -> Cluster:
     return replace(cluster, mpirun_options=(*cluster.mpirun_options, *config.communication_config.mpi_config.words))
 
 
-def _worker(call: Call) -> tuple[Any, int, int, int] | int:
+def _worker(call: Call) -> tuple[Session, int, int, int] | int:
     from parallax.runtime.open_session import open_session
     from parallax.runtime.verify.sides import run_worker
 
@@ -383,7 +383,7 @@ def _launch(call: Call, planned: _Planned) -> JobEnd:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-_BY_ROLE: dict[Role, Callable[[Call], tuple[Any, int, int, int] | int]] = {
+_BY_ROLE: dict[Role, Callable[[Call], tuple[Session, int, int, int] | int]] = {
     Role.LAUNCH: _run,
     Role.DRY_RUN: _run,
     Role.VERIFY: _run,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 from parallax.api import JobEnded, checked_call, perform, run_job
 from parallax.errors import ConfigError, LaunchError, SessionError
@@ -23,7 +23,7 @@ from parallax.runtime.worker.ranks import current_process_group
 from parallax.runtime.worker.result import CallDone, send_result
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, settings
-from parallax.types import Buffer, Graph
+from parallax.types import Buffer, Graph, Picklable, Session
 
 _Found = TypeVar("_Found")
 
@@ -67,7 +67,7 @@ class _Calls:
     function: bytes = b""
     calls: int = 0
     jobs: int = 0
-    results: list[Any] = field(default_factory=list)
+    results: list[Picklable] = field(default_factory=list)
 
 
 _calls = _Calls()
@@ -83,7 +83,7 @@ class WorkerCall(NamedTuple):
         attachment: what the launching process gave to `run_call`.
     """
 
-    session: Any
+    session: Session
     size: int
     rank: int
     attachment: Buffer
@@ -102,12 +102,12 @@ def next_call() -> int:
     return _calls.calls
 
 
-def remember(result: Any) -> None:
+def remember(result: Picklable) -> None:
     """Keeps what a call of this process gave, for the workers of later ones, which replay it."""
     _calls.results.append(result)
 
 
-def remembered() -> tuple[Any, ...]:
+def remembered() -> tuple[Picklable, ...]:
     """What the calls of this process have given so far, in order."""
     return tuple(_calls.results)
 

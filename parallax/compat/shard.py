@@ -6,14 +6,12 @@ number 0). They carry a mark, by which the transform finds them and puts in each
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.data.ops import dataset_ops
 
 from parallax.errors import GraphError
-from parallax.types import NodeDef, Operation, Tensor
+from parallax.types import Dataset, NodeDef, Operation, Tensor
 
 MARK = "_parallax_shard"
 """The node attribute that says which of the two a node is."""
@@ -51,7 +49,7 @@ def mark_of(node: NodeDef) -> bytes:
     return bytes(node.attr[MARK].s) if MARK in node.attr else b""
 
 
-def create_num_shards_and_shard_id() -> tuple[Any, Any]:
+def create_num_shards_and_shard_id() -> tuple[Tensor, Tensor]:
     """The number of workers and this worker's rank, as scalar int64 tensors of the default graph.
 
     They are 1 and 0 where the graph runs without Parallax. All calls for one graph give the same two tensors, which may
@@ -76,7 +74,7 @@ def create_num_shards_and_shard_id() -> tuple[Any, Any]:
     return num_shards, shard_id
 
 
-def shard(dataset: Any) -> Any:
+def shard(dataset: Dataset) -> Dataset:
     """This worker's share of a dataset: every element goes to exactly one worker.
 
     The share is taken as early as possible, so that no worker reads or computes what others train on:
@@ -118,7 +116,7 @@ def shard(dataset: Any) -> Any:
     return dataset_ops.DatasetV1Adapter(shared) if is_older else shared
 
 
-def _marked(name: str, value: int, mark: bytes) -> Any:
+def _marked(name: str, value: int, mark: bytes) -> Tensor:
     """A tensor that no shape inference takes for the constant that it is before the transform."""
     constant = tf.constant(value, tf.int64, name=f"{name}/default")
     tensor = tf.raw_ops.PlaceholderWithDefault(input=constant, shape=[], name=name)
@@ -126,9 +124,9 @@ def _marked(name: str, value: int, mark: bytes) -> Any:
     return tensor
 
 
-def _path(tensor: Tensor) -> tuple[Any, list[list[Any]]]:
+def _path(tensor: Tensor) -> tuple[Tensor, list[list[Operation]]]:
     """Where a share may be taken first, and the dataset ops after it, cut where it may be taken again."""
-    runs: list[list[Any]] = [[]]
+    runs: list[list[Operation]] = [[]]
     while tensor.op.type in _PASSED or tensor.op.type in _FLAT or _is_cache_in_memory(tensor.op):
         if tensor.op.type in _FLAT:
             runs.insert(0, [])
@@ -144,13 +142,13 @@ def _is_cache_in_memory(op: Operation) -> bool:
     return name is not None and name.item() == b""
 
 
-def _is_enough(tensor: Tensor, num_shards: Any) -> Any:
+def _is_enough(tensor: Tensor, num_shards: Tensor) -> Tensor:
     """Whether a dataset has an element for every worker; one that does not know its number has many."""
     number = tf.raw_ops.DatasetCardinality(input_dataset=tensor)
     return (number < 0) | (number >= num_shards)
 
 
-def _share(tensor: Tensor, num_shards: Any, shard_id: Any) -> Any:
+def _share(tensor: Tensor, num_shards: Tensor, shard_id: Tensor) -> Tensor:
     """Every `num_shards`-th element from number `shard_id` on; taken before what only makes one element of each."""
     if tensor.op.type == "ZipDataset" or tensor.op.type in _ONE_FOR_ONE or _is_cache_in_memory(tensor.op):
         parts = tensor.op.inputs if tensor.op.type == "ZipDataset" else tensor.op.inputs[:1]
@@ -168,7 +166,7 @@ def _share(tensor: Tensor, num_shards: Any, shard_id: Any) -> Any:
     return shared
 
 
-def _rebuilt(op: Operation, datasets: list[Any]) -> Any:
+def _rebuilt(op: Operation, datasets: list[Tensor]) -> Tensor:
     """A dataset op anew, on other datasets than its own, which come first among its inputs."""
     inputs = [*datasets, *op.inputs[len(datasets) :]]
     made = op.graph.create_op(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from parallax import call as calls
-from parallax.types import Buffer
+from parallax.types import Buffer, Picklable, PortableValue
 
 
 class Attached(NamedTuple):
@@ -17,11 +17,11 @@ class Attached(NamedTuple):
         state: values of variables by name, where they are not those of the script's beginning; else None.
     """
 
-    results: tuple[Any, ...]
-    state: dict[str, Any] | None
+    results: tuple[Picklable, ...]
+    state: dict[str, PortableValue] | None
 
 
-def attachment_with(state: dict[str, Any] | None) -> bytes:
+def attachment_with(state: dict[str, PortableValue] | None) -> bytes:
     """The attachment of the call that is made now; of the launching process alone, empty in a worker."""
     return b"" if calls.is_worker() else pickle.dumps((calls.remembered(), state), protocol=5)
 

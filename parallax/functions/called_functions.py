@@ -6,13 +6,14 @@ So each call of one first brings the variables that it takes up to date, and tel
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
 from parallax.functions.mirrors import Mirrors
+from parallax.types import Nest, Tensor, TensorLike
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp")
 
@@ -24,9 +25,11 @@ def watch_calls(mirrors: Mirrors) -> None:
         mirrors: of the session; all workers must call the same functions in the same order.
     """
     own = ConcreteFunction._call_flat
-    taken: WeakKeyDictionary[Any, tuple[tuple[str, bool], ...]] = WeakKeyDictionary()
+    taken: WeakKeyDictionary[ConcreteFunction, tuple[tuple[str, bool], ...]] = WeakKeyDictionary()
 
-    def call_flat(self: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
+    def call_flat(
+        self: ConcreteFunction, tensor_inputs: Sequence[TensorLike], captured_inputs: Sequence[Tensor]
+    ) -> Nest:
         if not tf.executing_eagerly():
             return own(self, tensor_inputs, captured_inputs)
         if self not in taken:
@@ -40,7 +43,7 @@ def watch_calls(mirrors: Mirrors) -> None:
     ConcreteFunction._call_flat = call_flat
 
 
-def _taken(concrete: Any, mirrors: Mirrors) -> tuple[tuple[str, bool], ...]:
+def _taken(concrete: ConcreteFunction, mirrors: Mirrors) -> tuple[tuple[str, bool], ...]:
     """(name, whether it may be written) of each mirrored variable that a function takes."""
     names = mirrors.name_by_handle()
     return tuple(

@@ -28,6 +28,7 @@ from parallax.functions.tracing import Arguments, arguments_of, check_same, trac
 from parallax.functions.variables import SessionVariables
 from parallax.runtime.worker.ranks import current_process_group
 from parallax.settings.config import Config
+from parallax.types import Argument, Nest, TensorLike
 
 _ONE_STEP = (
     "A script has one step that all workers carry out, and this is a second one: {second}, after {first}. Do what both "
@@ -36,11 +37,11 @@ _ONE_STEP = (
 
 
 def function(
-    step: Callable[..., Any] | None = None,
+    step: Callable[..., Nest] | None = None,
     resource_info: str | Path | None = None,
     parallax_config: Config | None = None,
     *,
-    returns: Any = None,
+    returns: Nest = None,
     merge_rows: bool = True,
 ) -> Any:
     """A training step of a custom loop, carried out by all workers; also usable as a decorator.
@@ -95,10 +96,10 @@ class DistributedStep:
 
     def __init__(
         self,
-        step: Callable[..., Any],
+        step: Callable[..., Nest],
         resource_info: str | Path | None,
         config: Config,
-        returns: Any,
+        returns: Nest,
         merges_rows: bool,
     ) -> None:
         self._step, self._resource_info, self._config = step, resource_info, config
@@ -112,11 +113,11 @@ class DistributedStep:
         """This worker's number, from 0; before the first call 0."""
         return 0 if self._running is None else self._running.rank
 
-    def graph_of(self, *args: Any, **kwargs: Any) -> tf.Graph:
+    def graph_of(self, *args: Argument, **kwargs: Argument) -> tf.Graph:
         """The graph that a call with these arguments trains, for `parallax.plan`; nothing is started."""
         return self._read(args, kwargs)[1].graph
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Argument, **kwargs: Argument) -> Nest:
         """Carries out a step.
 
         Raises:
@@ -127,14 +128,16 @@ class DistributedStep:
             self._running = self._begun(args, kwargs)
         return self._running.run(args, kwargs)
 
-    def _read(self, args: Any, kwargs: Any) -> tuple[Arguments, StepGraph, GraphStep, Any]:
+    def _read(
+        self, args: tuple[Argument, ...], kwargs: dict[str, Argument]
+    ) -> tuple[Arguments, StepGraph, GraphStep, tuple[str, ...]]:
         arguments = arguments_of(args, kwargs, getattr(self._step, "input_signature", None))
         traced = traced_step(self._step, arguments, self._merges_rows)
         graph = StepGraph(traced.variables)
         step = graph.add(self._name, traced.concrete, is_uneven=True)
         return arguments, graph, step, rules_of(step.fetches, self._returns)
 
-    def _begun(self, args: Any, kwargs: Any) -> _OpenStep:
+    def _begun(self, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> _OpenStep:
         _count_step(self._name)
         arguments, graph, step, rules = self._read(args, kwargs)
         parts = SessionVariables(graph)
@@ -158,13 +161,18 @@ class _OpenStep:
     """
 
     def __init__(
-        self, running: RunningSteps, variables: SessionVariables, step: GraphStep, arguments: Arguments, rules: Any
+        self,
+        running: RunningSteps,
+        variables: SessionVariables,
+        step: GraphStep,
+        arguments: Arguments,
+        rules: tuple[str, ...],
     ) -> None:
         self.rank = running.rank
         self._running, self._variables, self._step = running, variables, step
         self._arguments, self._rules = arguments, rules
 
-    def run(self, args: Any, kwargs: Any) -> Any:
+    def run(self, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> Nest:
         rank, size = self._running.rank, self._running.size
         given = arguments_of(args, kwargs)
         check_same(self._arguments, given)
@@ -182,7 +190,7 @@ class _OpenStep:
         )
 
 
-def _rows(batch: list[Any], rank: int, size: int) -> tuple[int, int]:
+def _rows(batch: list[TensorLike], rank: int, size: int) -> tuple[int, int]:
     """(this worker's rows, all); zeros where no argument has any."""
     with_rows = [one for one in batch if len(one.shape)]
     if not with_rows:

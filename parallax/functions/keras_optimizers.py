@@ -9,27 +9,26 @@ see the rows alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import keras
 import tensorflow as tf
 
-from parallax.types import Tensor
+from parallax.types import Gradient, KerasOptimizer, KerasVariable, LearningRate, Nest, Tensor, Variable
 
 
 @contextmanager
-def merged_rows(optimizer: Any) -> Iterator[None]:
+def merged_rows(optimizer: KerasOptimizer) -> Iterator[None]:
     """Within it, `optimizer.apply` makes of sparse gradients what it makes of the dense ones.
 
     Args:
         optimizer: a Keras optimizer, built.
     """
-    rows: dict[Any, Tensor] = {}
+    rows: dict[Hashable, Tensor] = {}
     apply = optimizer.apply
 
-    def merging(gradients: Sequence[Any], trainable_variables: Any = None) -> Any:
+    def merging(gradients: Sequence[Gradient], trainable_variables: Sequence[KerasVariable] | None = None) -> object:
         variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
         merged = [_merged(optimizer, g, v, rows) for g, v in zip(gradients, variables, strict=True)]
         return apply(merged, trainable_variables)
@@ -44,7 +43,7 @@ def merged_rows(optimizer: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _replaced(optimizer: Any, method: str, by: Callable[..., Any]) -> Iterator[None]:
+def _replaced(optimizer: KerasOptimizer, method: str, by: Callable[..., object]) -> Iterator[None]:
     """Another method for one optimizer; set past Keras, which would track it."""
     object.__setattr__(optimizer, method, by)
     try:
@@ -53,12 +52,12 @@ def _replaced(optimizer: Any, method: str, by: Callable[..., Any]) -> Iterator[N
         object.__delattr__(optimizer, method)
 
 
-def _as_they_are(gradients_and_variables: Any) -> Any:
+def _as_they_are(gradients_and_variables: Nest) -> Nest:
     """In place of a sum over replicas, of which there is one: its op holds all gradients, and is on one server."""
     return gradients_and_variables
 
 
-def _updating(optimizer: Any) -> list[Any]:
+def _updating(optimizer: KerasOptimizer) -> list[KerasOptimizer]:
     """The optimizers that update variables: those within this one, or this one."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return _updating(optimizer.inner_optimizer)
@@ -66,17 +65,19 @@ def _updating(optimizer: Any) -> list[Any]:
     return list(optimizer.optimizers) if several and isinstance(optimizer, several) else [optimizer]
 
 
-def _that_updates(optimizer: Any, variable: Any) -> Any:
+def _that_updates(optimizer: KerasOptimizer, variable: KerasVariable) -> KerasOptimizer:
     """The one of `_updating` that updates a variable."""
     found = _updating(optimizer)
     return found[0] if len(found) == 1 else next(one for one in found if _knows(one, variable))
 
 
-def _knows(optimizer: Any, variable: Any) -> bool:
+def _knows(optimizer: KerasOptimizer, variable: KerasVariable) -> bool:
     return any(known is variable for known in optimizer._trainable_variables)
 
 
-def _merged(optimizer: Any, gradient: Any, variable: Any, rows: dict[Any, Tensor]) -> Any:
+def _merged(
+    optimizer: KerasOptimizer, gradient: Gradient, variable: KerasVariable, rows: dict[Hashable, Tensor]
+) -> Gradient:
     """A dense gradient as it is; IndexedSlices as a dense one, or as the values of its rows, noted in `rows`."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -89,11 +90,13 @@ def _merged(optimizer: Any, gradient: Any, variable: Any, rows: dict[Any, Tensor
     return tf.math.unsorted_segment_sum(values, touched, variable.shape[0])
 
 
-def _by_row(optimizer: Any, rows: dict[Any, Tensor]) -> Callable[[Any, Any, Any], None]:
+def _by_row(
+    optimizer: KerasOptimizer, rows: dict[Hashable, Tensor]
+) -> Callable[[Tensor, Variable, LearningRate], None]:
     """The optimizer's `update_step`, which takes values of rows where `rows` says of which."""
     update_step, by_row = optimizer.update_step, _row_update(optimizer)
 
-    def update(gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update(gradient: Tensor, variable: Variable, learning_rate: LearningRate) -> None:
         touched = rows.get(variable.ref())
         if touched is None or by_row is None:
             update_step(gradient, variable, learning_rate)
@@ -103,13 +106,15 @@ def _by_row(optimizer: Any, rows: dict[Any, Tensor]) -> Callable[[Any, Any, Any]
     return update
 
 
-def _row_update(optimizer: Any) -> Callable[[Any, Tensor, Tensor, Any, Tensor], None] | None:
+def _row_update(optimizer: KerasOptimizer) -> Callable[[KerasOptimizer, Tensor, Tensor, Variable, Tensor], None] | None:
     """How an optimizer updates some rows, if rows without a gradient stay as they are; None for all others.
 
     An optimizer says by a method `update_rows` that it does (parallax/optimizers/of_keras.py). A class that was derived
     from Keras's may do something else than that.
     """
-    own: Callable[[Any, Tensor, Tensor, Any, Tensor], None] | None = getattr(type(optimizer), "update_rows", None)
+    own: Callable[[KerasOptimizer, Tensor, Tensor, Variable, Tensor], None] | None = getattr(
+        type(optimizer), "update_rows", None
+    )
     if own is not None:
         return own
     if type(optimizer) is keras.optimizers.SGD and not optimizer.momentum:
@@ -117,11 +122,11 @@ def _row_update(optimizer: Any) -> Callable[[Any, Tensor, Tensor, Any, Tensor], 
     return _adagrad if type(optimizer) is keras.optimizers.Adagrad else None
 
 
-def _sgd(optimizer: Any, values: Tensor, rows: Tensor, variable: Any, rate: Tensor) -> None:
+def _sgd(optimizer: KerasOptimizer, values: Tensor, rows: Tensor, variable: Variable, rate: Tensor) -> None:
     variable.scatter_sub(tf.IndexedSlices(tf.cast(values, variable.dtype) * rate, rows))
 
 
-def _adagrad(optimizer: Any, values: Tensor, rows: Tensor, variable: Any, rate: Tensor) -> None:
+def _adagrad(optimizer: KerasOptimizer, values: Tensor, rows: Tensor, variable: Variable, rate: Tensor) -> None:
     """As Adagrad's `update_step`, which takes the root of the whole accumulator."""
     values = tf.cast(values, variable.dtype)
     accumulator = optimizer._accumulators[optimizer._get_variable_index(variable)]._value

@@ -6,9 +6,8 @@ path that Keras gives it, and a slot below its variable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import tensorflow as tf
 from keras.src.backend.common.variables import Variable
@@ -16,6 +15,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from parallax.functions.keras_optimizers import merged_rows
 from parallax.functions.libraries import Seen
+from parallax.types import Gradient, KerasOptimizer, KerasVariable, TensorLike
 
 
 @contextmanager
@@ -28,26 +28,26 @@ def seen(merges_rows: bool) -> Iterator[Callable[[], dict[int, Seen]]]:
     Returns:
         In a context: a function that gives, by the id of a tf.Variable, what Keras knows about it.
     """
-    used: dict[int, Any] = {}
+    used: dict[int, KerasVariable] = {}
     with _reads_noted(used), optimizers_seen(merges_rows) as optimizers:
         yield lambda: _seen(used, list(optimizers.values()))
 
 
 @contextmanager
-def optimizers_seen(merges_rows: bool) -> Iterator[dict[int, Any]]:
+def optimizers_seen(merges_rows: bool) -> Iterator[dict[int, KerasOptimizer]]:
     """Within it, optimizers that are applied are noted by their ids, wherever the step has them from.
 
     Args:
         merges_rows: whether equal rows of sparse gradients are added up before an optimizer sees them.
     """
-    optimizers: dict[int, Any] = {}
+    optimizers: dict[int, KerasOptimizer] = {}
     with ExitStack() as stack:
         for kind in _kinds_with_apply(BaseOptimizer):
             stack.enter_context(_applies_noted(kind, optimizers, stack if merges_rows else None))
         yield optimizers
 
 
-def slot_name(path: str, trained: list[Any]) -> str:
+def slot_name(path: str, trained: list[KerasVariable]) -> str:
     """The name of an optimizer's variable: that of a slot below its variable; others keep theirs.
 
     So TF1's optimizers name theirs: `emb/embeddings/adam/momentum`.
@@ -61,10 +61,10 @@ def slot_name(path: str, trained: list[Any]) -> str:
 
 
 @contextmanager
-def _reads_noted(used: dict[int, Any]) -> Iterator[None]:
+def _reads_noted(used: dict[int, KerasVariable]) -> Iterator[None]:
     own = Variable.value
 
-    def value(self: Any) -> Any:
+    def value(self: KerasVariable) -> TensorLike:
         found = own.fget(self)
         used[id(self._value)] = self
         return found
@@ -76,7 +76,7 @@ def _reads_noted(used: dict[int, Any]) -> Iterator[None]:
         Variable.value = own
 
 
-def _kinds_with_apply(kind: Any) -> list[type]:
+def _kinds_with_apply(kind: type[KerasOptimizer]) -> list[type]:
     """The classes of optimizers that have an `apply` of their own."""
     found = [kind] if "apply" in vars(kind) else []
     for derived in kind.__subclasses__():
@@ -85,10 +85,14 @@ def _kinds_with_apply(kind: Any) -> list[type]:
 
 
 @contextmanager
-def _applies_noted(kind: Any, optimizers: dict[int, Any], merged: ExitStack | None) -> Iterator[None]:
+def _applies_noted(
+    kind: type[KerasOptimizer], optimizers: dict[int, KerasOptimizer], merged: ExitStack | None
+) -> Iterator[None]:
     own = kind.apply
 
-    def apply(self: Any, gradients: Any, trainable_variables: Any = None) -> Any:
+    def apply(
+        self: KerasOptimizer, gradients: Sequence[Gradient], trainable_variables: Sequence[KerasVariable] | None = None
+    ) -> object:
         is_inner = any(self is one for outer in optimizers.values() for one in _within(outer))
         if id(self) in optimizers or is_inner:
             return own(self, gradients, trainable_variables)
@@ -107,13 +111,13 @@ def _applies_noted(kind: Any, optimizers: dict[int, Any], merged: ExitStack | No
         kind.apply = own
 
 
-def _within(optimizer: Any) -> list[Any]:
+def _within(optimizer: KerasOptimizer) -> list[KerasOptimizer]:
     """The optimizers that one calls."""
     own = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
     return [one for one in own if one is not None]
 
 
-def _seen(used: dict[int, Any], optimizers: list[Any]) -> dict[int, Seen]:
+def _seen(used: dict[int, KerasVariable], optimizers: list[KerasOptimizer]) -> dict[int, Seen]:
     found = {key: Seen(one.path, bool(one.trainable)) for key, one in used.items()}
     for optimizer in optimizers:
         trained = list(getattr(optimizer, "_trainable_variables", ()))

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.functions.traced import check_whole, handle_of, source_of
+from parallax.types import Argument, Handle, Value, Variable
 
 _WRITES = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_nd_update", "scatter_sub", "scatter_update")
 
@@ -27,7 +28,7 @@ class Mirrors:
         written: names of variables that were written since the session had their value.
     """
 
-    def __init__(self, variables: Iterable[tuple[str, Any]], fetch: Callable[[str], Any]) -> None:
+    def __init__(self, variables: Iterable[tuple[str, Variable]], fetch: Callable[[str], Value]) -> None:
         """Begins to mirror.
 
         Args:
@@ -45,7 +46,7 @@ class Mirrors:
             kind: Any = type(variable)
             variable.__class__ = _mirrored(kind)
 
-    def variable(self, name: str) -> Any:
+    def variable(self, name: str) -> Variable:
         """The tf.Variable of a name."""
         return self._variables[name]
 
@@ -65,7 +66,7 @@ class Mirrors:
         for name in self._variables:
             self.refresh(name)
 
-    def put(self, name: str, value: Any) -> None:
+    def put(self, name: str, value: Value) -> None:
         """Gives a variable a value that the session has too."""
         was, self._is_quiet = self._is_quiet, True
         try:
@@ -109,18 +110,18 @@ class _Mirrored:
     _parallax_mirror: tuple[Mirrors, str]
 
     @property
-    def _handle(self) -> Any:
+    def _handle(self) -> Handle:
         mirrors, name = self._parallax_mirror
         mirrors._is_read(name)
         return vars(self)["_handle"]
 
     @_handle.setter
-    def _handle(self, handle: Any) -> None:
+    def _handle(self, handle: Handle) -> None:
         vars(self)["_handle"] = handle
 
 
-def _writing(method: str) -> Callable[..., Any]:
-    def write(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _writing(method: str) -> Callable[..., object]:
+    def write(self: Variable, *args: Argument, **kwargs: Argument) -> object:
         mirrors, name = self._parallax_mirror
         if method != "assign":
             mirrors._is_read(name)
@@ -131,6 +132,6 @@ def _writing(method: str) -> Callable[..., Any]:
 
 
 @cache
-def _mirrored(kind: Any) -> type:
+def _mirrored(kind: type[Variable]) -> type:
     """A class of mirrored variables, which come before their own class in the order of methods."""
     return type(f"Mirrored{kind.__name__}", (_Mirrored, kind), {method: _writing(method) for method in _WRITES})

@@ -5,9 +5,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
+
+from parallax.types import Array
 
 
 class NumberedRows:
@@ -17,7 +18,7 @@ class NumberedRows:
         shape: theirs.
     """
 
-    def __init__(self, array: Any, numbers: Any, first: int | None) -> None:
+    def __init__(self, array: Array, numbers: Array, first: int | None) -> None:
         """Remembers which rows they are.
 
         Args:
@@ -28,7 +29,7 @@ class NumberedRows:
         self._array, self._numbers, self._first = array, numbers, first
         self.shape: tuple[int, ...] = (len(numbers), *array.shape[1:])
 
-    def __getitem__(self, part: slice) -> Any:
+    def __getitem__(self, part: slice) -> Array:
         """Some of the rows: a view of the array where they follow one another, else a copy."""
         if self._first is None:
             return self._array[self._numbers[part]]
@@ -43,16 +44,16 @@ class NumberedArrays:
         arrays: equally long, contiguous, and changed by nobody.
     """
 
-    def __init__(self, arrays: Sequence[Any]) -> None:
+    def __init__(self, arrays: Sequence[Array]) -> None:
         self._arrays = list(arrays)
 
-    def batch(self, numbers: Any) -> list[NumberedRows]:
+    def batch(self, numbers: Array) -> list[NumberedRows]:
         """The rows of each array, by their numbers, [m]."""
         first = int(numbers[0]) if len(numbers) else 0
         follows = bool((numbers == np.arange(first, first + len(numbers))).all())
         return [NumberedRows(array, numbers, first if follows else None) for array in self._arrays]
 
-    def digest(self, numbers: Any) -> int:
+    def digest(self, numbers: Array) -> int:
         """A number below 2**16, which is most likely another for another batch or other arrays."""
         return zlib.crc32(np.ascontiguousarray(numbers).data, self._whole) & 0xFFFF
 

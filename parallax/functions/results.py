@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +15,7 @@ import tensorflow as tf
 from parallax.errors import ConfigError, GraphError, SessionError
 from parallax.functions.shares import OTHER_INPUT
 from parallax.runtime.worker.barrier import barrier
-from parallax.types import Comm
+from parallax.types import Array, Comm, Nest, Tensor, Value
 
 RULES = ("mean", "sum", "rows", "same")
 _RULES_TEXT = (
@@ -25,7 +24,7 @@ _RULES_TEXT = (
 )
 
 
-def rules_of(results: Any, returns: Any) -> tuple[str, ...]:
+def rules_of(results: Nest, returns: Nest) -> tuple[str, ...]:
     """How each tensor that a step returns is put together, flat.
 
     Args:
@@ -52,7 +51,7 @@ def rules_of(results: Any, returns: Any) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _rule_of(tensor: Any) -> str:
+def _rule_of(tensor: Tensor) -> str:
     if tensor.shape.rank == 0 and tensor.dtype.is_floating:
         return "mean"
     if tensor.shape.rank and tensor.shape[0] is None:
@@ -65,8 +64,8 @@ def _rule_of(tensor: Any) -> str:
 
 
 def joined(
-    values: Sequence[Any], rules: Sequence[str], rows: tuple[int, int], digest: int, comm: Comm
-) -> list[np.ndarray[Any, Any]]:
+    values: Sequence[Value], rules: Sequence[str], rows: tuple[int, int], digest: int, comm: Comm
+) -> list[Array]:
     """The results of the whole batch; every worker must call it.
 
     Args:
@@ -109,7 +108,7 @@ def joined(
     return found
 
 
-def _rows(value: Any, mine: int, comm: Comm) -> Any:
+def _rows(value: Array, mine: int, comm: Comm) -> Array:
     if len(value) != mine:
         raise SessionError(
             f"A step returns a tensor of {len(value)} rows for {mine} rows of the batch. Say what it is: {_RULES_TEXT}."
@@ -117,5 +116,5 @@ def _rows(value: Any, mine: int, comm: Comm) -> Any:
     return np.concatenate(comm.allgather(value))
 
 
-def _digest(value: Any) -> int:
+def _digest(value: Value) -> int:
     return zlib.crc32(np.ascontiguousarray(value).tobytes()) & 0xFFFF

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.functions.traced import InFile, source_of
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.heartbeat import current_heartbeat
-from parallax.types import Comm, Tensor
+from parallax.types import ArrayOnWorker0, Comm, Fetch, Operation, Session, Tensor, Value, Variable
 
 
 class RunningSteps:
@@ -24,7 +24,7 @@ class RunningSteps:
         comm: communicator of the workers, on which nothing else travels.
     """
 
-    def __init__(self, graph: StepGraph, session: Any, size: int, rank: int) -> None:
+    def __init__(self, graph: StepGraph, session: Session, size: int, rank: int) -> None:
         """Takes over a session that was opened on the graph.
 
         Args:
@@ -74,8 +74,8 @@ class RunningSteps:
         return {name: InFile(prefix, self._ops[name]) for name in names}
 
     def run(
-        self, step: GraphStep, feeds: Sequence[Any], fetches: Sequence[Tensor], length: int | None = None
-    ) -> list[Any]:
+        self, step: GraphStep, feeds: Sequence[Value], fetches: Sequence[Tensor], length: int | None = None
+    ) -> list[Value]:
         """Runs a step.
 
         Args:
@@ -92,15 +92,15 @@ class RunningSteps:
             fed[step.length] = [np.asarray(length, np.int64)]
         return [one[0] for one in self._session.run([step.run, *fetches], fed)[1:]]
 
-    def run_op(self, op: Any) -> None:
+    def run_op(self, op: Operation) -> None:
         """Runs an op of the graph without feeds."""
         self._session.run(op)
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str) -> ArrayOnWorker0:
         """A variable's value on worker 0, an array; None elsewhere."""
         return self._session.values.read(self._ops[name])
 
-    def read_everywhere(self, name: str) -> Any:
+    def read_everywhere(self, name: str) -> Value:
         """A variable's value on all workers, which must all read it."""
         if self.size == 1:
             return self.read(name)
@@ -109,7 +109,7 @@ class RunningSteps:
             barrier(self.comm)  # who waits there leaves its core to others
             return self.comm.bcast(value)
 
-    def sum_of(self, tensor: Any, name: str) -> Any:
+    def sum_of(self, tensor: Fetch, name: str) -> Value:
         """The sum over the workers of a tensor that each has of its own; every worker must ask for it."""
         with self._together(name):
             own = np.asarray(self._session.run(tensor)[0])
@@ -120,12 +120,12 @@ class RunningSteps:
             self.comm.Allreduce(own, found)
             return found
 
-    def _together(self, name: str) -> Any:
+    def _together(self, name: str) -> AbstractContextManager[object]:
         """Names, for who finds workers waiting, what all of them must read."""
         what = f"the value of {name}, which every worker must read"
         return current_heartbeat().run(what, what)
 
-    def write(self, name: str, value: Any) -> None:
+    def write(self, name: str, value: ArrayOnWorker0) -> None:
         """Writes worker 0's value of a variable (None elsewhere) wherever it is held."""
         self._session.values.write(self._ops[name], value if value is None else np.asarray(value))
 
@@ -133,12 +133,12 @@ class RunningSteps:
         """Ends the session."""
         self._session.close()
 
-    def variables(self) -> dict[str, Any]:
+    def variables(self) -> dict[str, Variable]:
         """The script's variables that the graph's steps take, by name."""
         return {one.name: one.variable for one in self._graph.taken()}
 
 
-def _place_of(variable: Any) -> InFile | str | None:
+def _place_of(variable: Variable) -> InFile | str | None:
     """Where a variable's value is, in a form that can be sent; None where it is here."""
     source = source_of(variable)
     return source if source is None or isinstance(source, InFile) else "initial"

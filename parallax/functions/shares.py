@@ -7,12 +7,12 @@ its order. That the input is the same is looked at in each step, by a digest.
 from __future__ import annotations
 
 import zlib
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from parallax.functions.numbered_rows import NumberedRows
+from parallax.types import Array, Nest, TensorLike
 
 OTHER_INPUT = (
     "All workers must read the same batches, of which each takes its rows, and this one differs. Seed what "
@@ -23,19 +23,19 @@ OTHER_INPUT = (
 _LOOKED_AT_BYTES = 1 << 14
 
 
-def rows_of(batch: Any) -> int:
+def rows_of(batch: Nest) -> int:
     """The length of a batch, by the first of its parts that has rows."""
     first = next(one for one in tf.nest.flatten(batch) if _has_rows(one))
     return int(first.nrows()) if isinstance(first, tf.RaggedTensor) else int(first.shape[0])
 
 
-def share_of(batch: Any, rank: int, size: int) -> list[Any]:
+def share_of(batch: Nest, rank: int, size: int) -> list[Array]:
     """A worker's rows of a batch, as the flat arguments of a step: those of all ranks, in order, are the batch.
 
     Scalars go to all workers.
     """
     first, end = place_of_share(rows_of(batch), rank, size)
-    share: list[Any] = []
+    share: list[Array] = []
     for one in tf.nest.flatten(batch):
         if isinstance(one, tf.RaggedTensor):
             share += [np.asarray(part) for part in tf.nest.flatten(one[first:end], expand_composites=True)]
@@ -51,7 +51,7 @@ def place_of_share(rows: int, rank: int, size: int) -> tuple[int, int]:
     return rows * rank // size, rows * (rank + 1) // size
 
 
-def digest_of(batch: Any) -> int:
+def digest_of(batch: Nest) -> int:
     """A number below 2**16, which is most likely another for another batch."""
     value = 0
     for one in tf.nest.flatten(batch, expand_composites=True):
@@ -68,5 +68,5 @@ def digest_of(batch: Any) -> int:
     return value & 0xFFFF
 
 
-def _has_rows(one: Any) -> bool:
+def _has_rows(one: TensorLike | NumberedRows | None) -> bool:
     return one is not None and len(one.shape) > 0

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
@@ -21,7 +20,7 @@ from parallax.errors import GraphError
 from parallax.functions.traced import handle_of, initial_of
 from parallax.graph.batches import mark_batch, mark_length, mark_part
 from parallax.graph.view import EXAMPLES
-from parallax.types import Graph, Tensor
+from parallax.types import ConcreteFunction, Graph, Nest, Operation, Tensor, TensorShape, Variable
 
 _LARGEST_CONSTANT_BYTES = 1 << 20
 _UNKNOWN = "A traced step may take variables, arguments and constants from around it, and {step} takes {what}. {remedy}"
@@ -38,7 +37,7 @@ class StepVariable:
         trainable: whether gradients may be taken by it.
     """
 
-    variable: Any
+    variable: Variable
     name: str
     trainable: bool
 
@@ -57,8 +56,8 @@ class GraphStep:
 
     name: str
     feeds: tuple[Tensor, ...]
-    fetches: Any
-    run: Any
+    fetches: Nest
+    run: Operation
     length: Tensor | None = None
 
 
@@ -74,7 +73,7 @@ class StepGraph:
 
     variables: Sequence[StepVariable]
     graph: Graph = field(default_factory=tf.Graph)
-    made: dict[str, Any] = field(default_factory=dict)
+    made: dict[str, Variable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [one.name for one in self.variables]
@@ -83,7 +82,7 @@ class StepGraph:
             raise GraphError(f"Each variable of a step needs a name of its own, and there are two of {twice[0]!r}.")
         self._by_handle = {id(handle_of(one.variable)): one for one in self.variables}
 
-    def add(self, name: str, concrete: Any, is_uneven: bool = False, examples: int = 0) -> GraphStep:
+    def add(self, name: str, concrete: ConcreteFunction, is_uneven: bool = False, examples: int = 0) -> GraphStep:
         """Calls a traced function in the graph.
 
         Args:
@@ -116,13 +115,13 @@ class StepGraph:
         """The variables that steps have taken, in order."""
         return tuple(one for one in self.variables if one.name in self.made)
 
-    def reset(self, names: Iterable[str]) -> Any:
+    def reset(self, names: Iterable[str]) -> Operation:
         """An op that sets variables to zero, of those of these names that steps have taken."""
         with self.graph.as_default(), self.graph.name_scope("reset/"):
             made = [self.made[name] for name in names if name in self.made]
             return tf.group(*(variable.assign(tf.zeros_like(variable)).op for variable in made), name="run")
 
-    def _taken(self, step: str, outer: Any) -> Any:
+    def _taken(self, step: str, outer: Tensor) -> Tensor:
         """What the graph has in the place of something that a function takes from around it."""
         known = self._by_handle.get(id(outer))
         if known is not None:
@@ -137,7 +136,7 @@ class StepGraph:
             raise GraphError(_UNKNOWN.format(step=step, what=what, remedy=remedy))
         return tf.constant(value)
 
-    def _variable(self, one: StepVariable) -> Any:
+    def _variable(self, one: StepVariable) -> Variable:
         """The graph's variable, which starts at zero (an empty text, False), or at its traced initial value."""
         if one.name not in self.made:
             variable, initial = one.variable, initial_of(one.variable)
@@ -155,7 +154,7 @@ class StepGraph:
         return self.made[one.name]
 
 
-def _marked(feeds: Sequence[Tensor], step: str, signature: Any) -> Tensor | None:
+def _marked(feeds: Sequence[Tensor], step: str, signature: Nest) -> Tensor | None:
     """Marks the batches of a step; the tensor of their length, if there are any."""
     batches = [one for one in feeds if one.shape.rank and one.shape[0] is None]
     for batch in batches:
@@ -167,7 +166,7 @@ def _marked(feeds: Sequence[Tensor], step: str, signature: Any) -> Tensor | None
     return length
 
 
-def _own_length(feeds: Sequence[Tensor], signature: Any) -> Tensor:
+def _own_length(feeds: Sequence[Tensor], signature: Nest) -> Tensor:
     """The length of the batch that is fed, int64: of a ragged tensor's parts, only the ends of its rows tell it."""
     waiting, ends = iter(feeds), []
     for spec in [one for one in tf.nest.flatten(signature) if isinstance(one, tf.TypeSpec)]:
@@ -179,7 +178,7 @@ def _own_length(feeds: Sequence[Tensor], signature: Any) -> Tensor:
     return tf.raw_ops.Shape(input=ends[0], out_type=tf.int64)[0] - 1
 
 
-def _imported(initial: Any, shape: Any, **_: Any) -> Any:
+def _imported(initial: ConcreteFunction, shape: TensorShape, **_: object) -> Tensor:
     """The value of a traced function in the default graph."""
     graph_def, value = initial.graph.as_graph_def(), initial.outputs[0].name
     return tf.graph_util.import_graph_def(graph_def, name="traced", return_elements=[value])[0]

@@ -8,7 +8,7 @@ bytes that one process makes whole. Traces and graphs take the handle alone.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,17 @@ from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.writer import run
 from parallax.transform.row_range import range_of_rows
+from parallax.types import (
+    Argument,
+    Array,
+    Handle,
+    Nest,
+    PortableValue,
+    Tensor,
+    TensorLike,
+    Value,
+    Variable,
+)
 
 _TOO_LARGE = (
     "One process makes at most {limit} of large variables whole (TableConfig.whole_bytes), and with {name}, which has "
@@ -51,17 +62,17 @@ class InFile:
 class TracedVariable(UninitializedVariable):  # type: ignore[misc]
     """A tf.Variable without memory until it is read or assigned."""
 
-    _parallax_initial: Any = None
-    _parallax_source: Any = None
+    _parallax_initial: ConcreteFunction | None = None
+    _parallax_source: ConcreteFunction | InFile | None = None
 
     @property
-    def _handle(self) -> Any:
+    def _handle(self) -> Handle:
         if self._parallax_source is not None and tf.executing_eagerly():
             make(self)
         return vars(self)["_handle"]
 
     @_handle.setter
-    def _handle(self, handle: Any) -> None:
+    def _handle(self, handle: Handle) -> None:
         self.__dict__["_handle"] = handle
 
     @property
@@ -69,7 +80,7 @@ class TracedVariable(UninitializedVariable):  # type: ignore[misc]
         """Where it is, or will be."""
         return str(vars(self)["_handle"].device)
 
-    def assign(self, *args: Any, **kwargs: Any) -> Any:
+    def assign(self, *args: Argument, **kwargs: Argument) -> object:
         """As that of any variable; the value before is not made for it."""
         if self._parallax_source is None or not tf.executing_eagerly():
             return super().assign(*args, **kwargs)
@@ -94,7 +105,7 @@ class _Whole:
         self._bytes: dict[int, int] = {}
         self.is_loaded = False
 
-    def add(self, variable: Any, where: str, remedy: str) -> None:
+    def add(self, variable: Variable, where: str, remedy: str) -> None:
         """Takes a variable in, or says that it would be too much."""
         if id(variable) in self._bytes:
             return
@@ -108,7 +119,7 @@ class _Whole:
 
 
 _whole = _Whole()
-_watched: dict[int, Any] = {}
+_watched: dict[int, weakref.ref[Variable]] = {}
 """Handle's id -> weak reference to the traced variable."""
 
 
@@ -122,7 +133,7 @@ def whole_limit() -> float:
     return _whole.limit()
 
 
-def traced_variable(initial: Any, **kwargs: Any) -> Any:
+def traced_variable(initial: ConcreteFunction, **kwargs: Argument) -> Variable:
     """A variable without memory.
 
     Args:
@@ -136,33 +147,33 @@ def traced_variable(initial: Any, **kwargs: Any) -> Any:
     return variable
 
 
-def bytes_of(variable: Any) -> int:
+def bytes_of(variable: Variable) -> int:
     """The bytes of a variable's value."""
     return int(variable.shape.num_elements() or 0) * int(variable.dtype.size)
 
 
-def handle_of(variable: Any) -> Any:
+def handle_of(variable: Variable) -> Handle:
     """The handle of a variable, which is not made for it."""
     own = vars(variable)
     return own["_handle"] if "_handle" in own else variable.handle
 
 
-def initial_of(variable: Any) -> Any:
+def initial_of(variable: Variable) -> ConcreteFunction | None:
     """The graph of a variable's initial value, a ConcreteFunction; None where it was not traced."""
     return getattr(variable, "_parallax_initial", None)
 
 
-def source_of(variable: Any) -> Any:
+def source_of(variable: Variable) -> ConcreteFunction | InFile | None:
     """Where the value of a variable without memory is: a ConcreteFunction or an InFile; None where it is here."""
     return getattr(variable, "_parallax_source", None)
 
 
-def leave_in(variable: Any, place: InFile) -> None:
+def leave_in(variable: Variable, place: InFile) -> None:
     """Says that a traced variable's value is in files from now on."""
     variable._parallax_source = place
 
 
-def make(variable: Any) -> None:
+def make(variable: Variable) -> None:
     """Gives a traced variable its value, where it has none here; in eager execution.
 
     Raises:
@@ -181,7 +192,7 @@ def make(variable: Any) -> None:
         variable.assign(value)
 
 
-def check_whole(variable: Any) -> None:
+def check_whole(variable: Variable) -> None:
     """Refuses that a traced variable is brought whole from a session, where that would be too much.
 
     Raises:
@@ -201,7 +212,7 @@ def is_loaded() -> bool:
     return _whole.is_loaded
 
 
-def portable_values(variables: Mapping[str, Any]) -> dict[str, Any]:
+def portable_values(variables: Mapping[str, Variable]) -> dict[str, PortableValue]:
     """The values of variables, by name, for another process: arrays, and of those in files the places.
 
     What has its initial value is left out, as every process has its graph.
@@ -217,7 +228,7 @@ def portable_values(variables: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def take_values(variables: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+def take_values(variables: Mapping[str, Variable], values: Mapping[str, PortableValue]) -> None:
     """Gives variables the values that another process had (`portable_values`)."""
     for name, value in values.items():
         if name not in variables:
@@ -228,7 +239,7 @@ def take_values(variables: Mapping[str, Any], values: Mapping[str, Any]) -> None
             variables[name].assign(np.asarray(value))
 
 
-def rows(variable: Any, first: int, count: int) -> Any:
+def rows(variable: Any, first: int, count: int) -> Value:
     """Rows of a variable, without the others where its value is in files, or is its initial one.
 
     Args:
@@ -252,7 +263,7 @@ def rows(variable: Any, first: int, count: int) -> Any:
     return np.asarray(own[first : first + count])
 
 
-def _made_rows(initial: Any, first: int, count: int) -> Any:
+def _made_rows(initial: ConcreteFunction, first: int, count: int) -> Value | None:
     """Rows of an initial value; None where they cannot be made without the others."""
     [value] = initial.outputs
     graph_def = initial.graph.as_graph_def(add_shapes=True)
@@ -263,14 +274,14 @@ def _made_rows(initial: Any, first: int, count: int) -> Any:
         return run(tf.graph_util.import_graph_def(made[0], name="", return_elements=[made[1]])[0])
 
 
-def _read(place: InFile, first: int, count: int) -> Any:
+def _read(place: InFile, first: int, count: int) -> Array:
     """Rows of what is in a file."""
     bundle = Bundle(place.prefix)
     shape = bundle.tensors[place.key].shape
     return bundle.read(place.key, (first, *(0 for _ in shape[1:])), (count, *shape[1:]))
 
 
-def _watch(variable: Any) -> None:
+def _watch(variable: Variable) -> None:
     """Has functions that are called eagerly find the variable's value; they read it past its methods."""
     if not _watched:
         _watch_calls()
@@ -282,7 +293,9 @@ def _watch(variable: Any) -> None:
 def _watch_calls() -> None:
     own = ConcreteFunction._call_flat
 
-    def call_flat(self: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
+    def call_flat(
+        self: ConcreteFunction, tensor_inputs: Sequence[TensorLike], captured_inputs: Sequence[Tensor]
+    ) -> Nest:
         if tf.executing_eagerly():
             _make_all(captured_inputs)
         return own(self, tensor_inputs, captured_inputs)
@@ -290,7 +303,7 @@ def _watch_calls() -> None:
     ConcreteFunction._call_flat = call_flat
 
 
-def _make_all(captured: Iterable[Any]) -> None:
+def _make_all(captured: Iterable[Tensor]) -> None:
     for handle in captured:
         known = _watched.get(id(handle))
         variable = None if known is None else known()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +18,7 @@ from parallax.errors import GraphError
 from parallax.functions.libraries import Seen, libraries_seen
 from parallax.functions.step_graph import StepVariable
 from parallax.functions.traced import handle_of
+from parallax.types import Argument, ConcreteFunction, Handle, Nest, Tensor, TensorLike, TypeSpec, Variable
 
 _OTHER_ARGUMENTS = (
     "A step runs in a graph that was made at its first call, for {known}, and this call has {given}. Pass what changes "
@@ -38,10 +38,10 @@ class Arguments:
         others: what stands between the tensors: None in their places.
     """
 
-    structure: Any
-    specs: tuple[Any, ...]
-    tensors: tuple[Any, ...]
-    others: tuple[Any, ...]
+    structure: Nest
+    specs: tuple[TypeSpec, ...]
+    tensors: tuple[TensorLike, ...]
+    others: tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,13 @@ class StepTrace:
         variables: that it takes, each with a name of its own.
     """
 
-    concrete: Any
+    concrete: ConcreteFunction
     variables: tuple[StepVariable, ...]
 
 
-def arguments_of(args: Sequence[Any], kwargs: dict[str, Any], signature: Sequence[Any] | None = None) -> Arguments:
+def arguments_of(
+    args: Sequence[Argument], kwargs: dict[str, Argument], signature: Sequence[TypeSpec] | None = None
+) -> Arguments:
     """Reads the arguments of a call.
 
     Args:
@@ -82,7 +84,7 @@ def arguments_of(args: Sequence[Any], kwargs: dict[str, Any], signature: Sequenc
     return Arguments(structure, tuple(specs), tuple(tensors), tuple(others))
 
 
-def traced_step(step: Callable[..., Any], arguments: Arguments, merges_rows: bool = True) -> StepTrace:
+def traced_step(step: Callable[..., Nest], arguments: Arguments, merges_rows: bool = True) -> StepTrace:
     """Traces a step.
 
     Args:
@@ -92,7 +94,7 @@ def traced_step(step: Callable[..., Any], arguments: Arguments, merges_rows: boo
     """
     python_function = getattr(step, "python_function", step)
 
-    def call(*tensors: Any) -> Any:
+    def call(*tensors: Tensor) -> Nest:
         args, kwargs = _with_tensors(arguments.structure, tensors)
         return python_function(*args, **kwargs)
 
@@ -101,7 +103,7 @@ def traced_step(step: Callable[..., Any], arguments: Arguments, merges_rows: boo
         return StepTrace(concrete, tuple(_named(_taken(concrete, by_handle), seen())))
 
 
-def _with_tensors(structure: Any, tensors: Sequence[Any]) -> Any:
+def _with_tensors(structure: Nest, tensors: Sequence[Tensor]) -> Nest:
     """The arguments with other tensors."""
     waiting = iter(tensors)
     flat = [next(waiting) if _is_tensor(one) else one for one in tf.nest.flatten(structure)]
@@ -123,11 +125,11 @@ def check_same(known: Arguments, given: Arguments) -> None:
         raise GraphError(_OTHER_ARGUMENTS.format(known=texts[0], given=texts[1]))
 
 
-def _is_tensor(one: Any) -> bool:
+def _is_tensor(one: object) -> bool:
     return isinstance(one, tf.Tensor | tf.RaggedTensor | tf.SparseTensor | np.ndarray | np.generic)
 
 
-def _spec_of(one: Any, wider: Any) -> Any:
+def _spec_of(one: TensorLike, wider: TypeSpec | None) -> TypeSpec:
     if isinstance(one, tf.SparseTensor):
         raise GraphError(
             f"Each worker takes rows of the arguments of a step, and {tf.type_spec_from_value(one)} is sparse. Make it "
@@ -142,15 +144,15 @@ def _spec_of(one: Any, wider: Any) -> Any:
 
 
 @contextmanager
-def _handles_noted() -> Iterator[dict[int, Any]]:
+def _handles_noted() -> Iterator[dict[int, Variable]]:
     """Within it, variables are noted by the id of their handle when somebody asks for it.
 
     TensorFlow's trace lists those that are read, and not those that an op of an optimizer updates in place.
     """
-    found: dict[int, Any] = {}
+    found: dict[int, Variable] = {}
     own = BaseResourceVariable.handle
 
-    def handle(self: Any) -> Any:
+    def handle(self: Variable) -> Handle:
         tensor = own.fget(self)
         found[id(tensor)] = self
         return tensor
@@ -162,13 +164,13 @@ def _handles_noted() -> Iterator[dict[int, Any]]:
         BaseResourceVariable.handle = own
 
 
-def _taken(concrete: Any, by_handle: dict[int, Any]) -> list[Any]:
+def _taken(concrete: ConcreteFunction, by_handle: dict[int, Variable]) -> list[Variable]:
     """The variables that a traced function takes, in the order in which it first does."""
     by_handle = {**by_handle, **{id(handle_of(variable)): variable for variable in concrete.graph.variables}}
     return [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
 
 
-def _named(variables: Sequence[Any], seen: dict[int, Seen]) -> list[StepVariable]:
+def _named(variables: Sequence[Variable], seen: dict[int, Seen]) -> list[StepVariable]:
     found, taken = [], set()
     for one in variables:
         known = seen.get(id(one), Seen(one.name.split(":")[0], bool(one.trainable)))
@@ -181,7 +183,7 @@ def _named(variables: Sequence[Any], seen: dict[int, Seen]) -> list[StepVariable
     return found
 
 
-def _is_equal(one: Any, other: Any) -> bool:
+def _is_equal(one: object, other: object) -> bool:
     return one is other or (type(one) is type(other) and isinstance(one, str | int | float | bool) and one == other)
 
 

@@ -6,14 +6,13 @@ zero on, and its value is the sum of what the script last wrote and all parts. A
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
 from parallax.functions.mirrors import Mirrors
 from parallax.functions.running import RunningSteps
 from parallax.functions.step_graph import StepGraph
+from parallax.types import Value
 
 
 class SessionVariables:
@@ -32,7 +31,7 @@ class SessionVariables:
             with graph.graph.as_default(), graph.graph.name_scope("parts/"):
                 self._parts[name] = tf.identity(graph.made[name])
         self._reset = {name: graph.reset([name]) for name in added}
-        self._base: dict[str, Any] = {}
+        self._base: dict[str, Value] = {}
 
     def begin(self, running: RunningSteps) -> Mirrors:
         """Gives the session the script's values, and mirrors the script's variables."""
@@ -58,7 +57,7 @@ class SessionVariables:
         """Says that a step has run."""
         self._mirrors.outdate(self._running.variables())
 
-    def _fetched(self, name: str) -> Any:
+    def _fetched(self, name: str) -> Value:
         if name not in self._parts:
             return self._running.read_everywhere(name)
         base = self._base[name]

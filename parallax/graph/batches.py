@@ -10,12 +10,10 @@ has a tensor for it that is fed.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tensorflow.core.framework import attr_value_pb2
 
 from parallax.graph.view import GraphView
-from parallax.types import NodeDef
+from parallax.types import NodeDef, Operation, Tensor, Variable
 
 _BATCH, _LENGTH = "_parallax_batch", "_parallax_length"
 _REPORTED, _PART = "_parallax_reported", "_parallax_part"
@@ -23,7 +21,7 @@ VALUE, WEIGHT = "value", "weight"
 """What is reported: a scalar that is a mean over the batch, as a loss is; or the weight with which it is counted."""
 
 
-def mark_batch(placeholder: Any, step: str) -> None:
+def mark_batch(placeholder: Tensor, step: str) -> None:
     """Says that the first dimension of a placeholder is a batch's length, which workers may have unequal.
 
     Args:
@@ -33,7 +31,7 @@ def mark_batch(placeholder: Any, step: str) -> None:
     _set(placeholder.op, _BATCH, step)
 
 
-def mark_length(length: Any, step: str) -> None:
+def mark_length(length: Tensor, step: str) -> None:
     """Says that a tensor is the length of a step's batch; workers have there that of all their batches together.
 
     Args:
@@ -44,7 +42,7 @@ def mark_length(length: Any, step: str) -> None:
     _set(length.op, _LENGTH, step)
 
 
-def mark_reported(identity: Any, kind: str) -> None:
+def mark_reported(identity: Tensor, kind: str) -> None:
     """Says that a scalar is reported; who takes it then has what the workers' mean must be taken of.
 
     Args:
@@ -54,7 +52,7 @@ def mark_reported(identity: Any, kind: str) -> None:
     _set(identity.op, _REPORTED, kind)
 
 
-def mark_part(variable: Any) -> None:
+def mark_part(variable: Variable) -> None:
     """Says that each worker has a part of a variable's value, which is the sum of all, as a metric's count.
 
     Args:
@@ -88,7 +86,7 @@ def reported_values(view: GraphView) -> list[str]:
     return [f"{node}:0" for node in view.nodes if reported_as(view.nodes[node]) == VALUE]
 
 
-def _set(op: Any, name: str, value: str) -> None:
+def _set(op: Operation, name: str, value: str) -> None:
     op._set_attr(name, attr_value_pb2.AttrValue(s=value.encode()))
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import op_def_registry
 
 from parallax.graph.row_updates import FIRST_STATE, UPDATE_ROWS
+from parallax.types import OpDef
 
 _APPLY = re.compile(r"^(Resource)?(Sparse)?Apply\w+$")
 _SCATTER = re.compile(r"^(Resource)?Scatter(Add|Sub|Mul|Div|Min|Max|Update)$")
@@ -104,7 +104,7 @@ def seed_slots(op: str) -> tuple[int, ...]:
 
 
 @cache
-def op_definition(op: str) -> Any | None:
+def op_definition(op: str) -> OpDef | None:
     """TensorFlow's definition of an op type; None for functions and ops that are not registered."""
     return op_def_registry.get(op)
 

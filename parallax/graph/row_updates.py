@@ -35,10 +35,9 @@ from __future__ import annotations
 import functools
 import sys
 from pathlib import Path
-from typing import Any
 
 from parallax.errors import TransformError
-from parallax.types import NodeDef
+from parallax.types import NodeDef, OpLibrary
 
 UPDATE_ROWS, GATHER_ROWS = "ParallaxUpdateRows", "ParallaxGatherRows"
 READ_ROWS, BRING_UP_TO_DATE = "ParallaxReadRows", "ParallaxBringUpToDate"
@@ -53,7 +52,7 @@ def row_update_library() -> Path:
 
 
 @functools.cache
-def row_update_ops() -> Any:
+def row_update_ops() -> OpLibrary:
     """The ops, as `parallax_update_rows`, registered once loaded.
 
     Raises:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from parallax.graph.spec import GradientSource, GraphSpec, Part, Slot, VariableClass, VariableSpec
+from parallax.types import JsonObject
 
 
 def spec_to_json(spec: GraphSpec, sources: Sequence[GradientSource]) -> str:
@@ -26,7 +26,7 @@ def spec_from_json(text: str) -> tuple[GraphSpec, tuple[GradientSource, ...]]:
     return spec, tuple(_source(source) for source in raw["sources"])
 
 
-def _variable(raw: dict[str, Any]) -> VariableSpec:
+def _variable(raw: JsonObject) -> VariableSpec:
     return VariableSpec(
         **{
             **raw,
@@ -39,5 +39,5 @@ def _variable(raw: dict[str, Any]) -> VariableSpec:
     )
 
 
-def _source(raw: dict[str, Any]) -> GradientSource:
+def _source(raw: JsonObject) -> GradientSource:
     return GradientSource(**{**raw, "outside": tuple(raw["outside"])})

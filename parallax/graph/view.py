@@ -12,7 +12,7 @@ from functools import lru_cache, wraps
 from typing import Any, NamedTuple, TypeVar
 
 from parallax.errors import GraphError
-from parallax.types import GraphDef
+from parallax.types import GraphDef, NodeDef, Value
 
 Shape = tuple[int | None, ...] | None
 """A static shape: None where the rank is unknown, None in it where a dimension is."""
@@ -44,7 +44,7 @@ class GraphView:
 
     def __init__(self, graph_def: GraphDef) -> None:
         self.graph_def = graph_def
-        self.nodes: dict[str, Any] = {node.name: node for node in graph_def.node}
+        self.nodes: dict[str, NodeDef] = {node.name: node for node in graph_def.node}
         self.remembered: dict[Any, Any] = {}
         self._ops: dict[str, str] = {name: node.op for name, node in self.nodes.items()}
         self._position = {name: i for i, name in enumerate(self.nodes)}
@@ -147,7 +147,7 @@ class GraphView:
 
         return str(dtypes.as_dtype(self.dtype(tensor)).name)
 
-    def constant(self, tensor: str) -> Any | None:
+    def constant(self, tensor: str) -> Value | None:
         """The value of a tensor (a numpy array) when a Const gives it, seen through Identity and Cast; else None."""
         from tensorflow.python.framework import tensor_util  # TensorFlow's own reader of constant protos
 

@@ -6,19 +6,18 @@ plain array (a dataset, tables of pandas, sparse matrices) goes the way that Ker
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
 from parallax.functions.numbered_rows import NumberedArrays
 from parallax.keras.inputs import ROW_NUMBERS, parts_of, row_numbers
 from parallax.keras.libraries import library_of
+from parallax.types import Argument, Array, KerasModel, Nest, TensorLike, TypeSpec
 
 _NUMERIC = "biuf"
 
 
-def numbered_training(model: Any, arguments: dict[str, Any], spec: Any) -> NumberedArrays | None:
+def numbered_training(model: KerasModel, arguments: dict[str, Argument], spec: Nest) -> NumberedArrays | None:
     """Puts row numbers in the place of arrays that `fit` trains with; None where they are no plain arrays.
 
     Args:
@@ -36,7 +35,7 @@ def numbered_training(model: Any, arguments: dict[str, Any], spec: Any) -> Numbe
     return NumberedArrays(found)
 
 
-def numbered_validation(model: Any, arguments: dict[str, Any], spec: Any) -> NumberedArrays | None:
+def numbered_validation(model: KerasModel, arguments: dict[str, Argument], spec: Nest) -> NumberedArrays | None:
     """The same of what `fit` validates with."""
     found = _arrays(library_of(model).unpacked(arguments["validation_data"]), spec)
     if found is None:
@@ -45,7 +44,7 @@ def numbered_validation(model: Any, arguments: dict[str, Any], spec: Any) -> Num
     return NumberedArrays(found)
 
 
-def numbers_of(batch: Any, which: str) -> Any:
+def numbers_of(batch: Nest, which: str) -> Array | None:
     """The row numbers that a batch of Keras's is, [n]; None if it is another one.
 
     Args:
@@ -56,11 +55,11 @@ def numbers_of(batch: Any, which: str) -> Any:
     return None if numbers is None else np.asarray(numbers)
 
 
-def _numbers(which: str, arrays: list[Any]) -> dict[str, Any]:
+def _numbers(which: str, arrays: list[Array]) -> dict[str, Array]:
     return {ROW_NUMBERS + which: np.arange(len(arrays[0]))}
 
 
-def _arrays(data: tuple[Any, Any, Any], spec: Any) -> list[Any] | None:
+def _arrays(data: tuple[Nest, Nest, Nest], spec: Nest) -> list[Array] | None:
     """Copies of the arrays, of the types that a batch has; a batch shows nothing that is done to the script's own."""
     parts, wanted = parts_of(data), [one for one in tf.nest.flatten(spec) if one is not None]
     if len(parts) != len(wanted) or not all(map(_is_plain, parts, wanted)):
@@ -70,7 +69,7 @@ def _arrays(data: tuple[Any, Any, Any], spec: Any) -> list[Any] | None:
     return [np.array(part, one.dtype.as_numpy_dtype, order="C") for part, one in zip(parts, wanted, strict=True)]
 
 
-def _is_plain(part: Any, wanted: Any) -> bool:
+def _is_plain(part: TensorLike, wanted: TypeSpec) -> bool:
     if type(part) is not np.ndarray or not isinstance(wanted, tf.TensorSpec) or part.dtype.kind not in _NUMERIC:
         return False
     given, has = tf.as_dtype(part.dtype), wanted.dtype

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -25,6 +24,7 @@ from parallax.keras.fitting import FitCall, read_steps, state_of, take_state
 from parallax.keras.libraries import library_of
 from parallax.keras.training import ModelTraining
 from parallax.settings.config import Config
+from parallax.types import Argument, KerasModel, Nest, TensorLike, TypeSpec
 
 _ONE_MODEL = (
     "A script's own loop trains one model over all workers, and this is another one, or `fit` after train_on_batch. "
@@ -45,10 +45,10 @@ class ScriptTraining:
     """
 
     def __init__(self) -> None:
-        self._model: Any = None
+        self._model: KerasModel | None = None
         self.training: ModelTraining | None = None
 
-    def is_of(self, model: Any) -> bool:
+    def is_of(self, model: KerasModel) -> bool:
         """Whether a model is the one."""
         return self._model is model
 
@@ -59,8 +59,8 @@ class ScriptTraining:
 
     def prepare(
         self,
-        model: Any,
-        arguments: Mapping[str, Any],
+        model: KerasModel,
+        arguments: Mapping[str, Argument],
         config: Config,
         resource: str | Path | None,
         merge_rows: bool = True,
@@ -104,13 +104,13 @@ def _training(read: FitCall, running: RunningSteps) -> ModelTraining:
     return ModelTraining(read.model, running, read.steps, read.traced, read.names, read.reset, reports_everywhere=True)
 
 
-def _spec_of(model: Any, arguments: Mapping[str, Any]) -> Any:
+def _spec_of(model: KerasModel, arguments: Mapping[str, Argument]) -> Nest:
     """The spec of a batch of any length, as `train_on_batch` makes it of its arguments."""
     weights = arguments.get("sample_weight")
     if arguments.get("class_weight") is not None and weights is None:
         weights = library_of(model).weights_of_classes(arguments.get("y"), arguments["class_weight"])
 
-    def spec(one: Any) -> Any:
+    def spec(one: TensorLike | None) -> TypeSpec | None:
         if one is None:
             return None
         if isinstance(one, tf.RaggedTensor):

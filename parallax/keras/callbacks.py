@@ -8,9 +8,12 @@ were written, metrics that were reset, whether training stops, at which epoch it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Protocol
 
 from parallax.keras.libraries import library_of
+from parallax.types import Argument, KerasCallback, KerasCallbackList, KerasModel, Nest, Picklable
 
 _QUIET = ("ProgbarLogger", "History", "CSVLogger")
 """They look at logs alone, so between batches nobody waits for them."""
@@ -27,17 +30,17 @@ class Conductor(Protocol):
     rank: int
     is_leading: bool
 
-    def lead(self) -> Any:
+    def lead(self) -> AbstractContextManager[object]:
         """A context in which worker 0 acts alone; the others are in `follow`."""
 
     def follow(self) -> None:
         """Serves worker 0 until it says that it goes on."""
 
-    def agree(self, what: Any) -> Any:
+    def agree(self, what: Picklable) -> Picklable:
         """Worker 0's value, on all workers."""
 
 
-def callback_list_for(model: Any, conductor: Conductor) -> type:
+def callback_list_for(model: KerasModel, conductor: Conductor) -> type:
     """The class of `keras.callbacks.CallbackList` by which `fit` calls callbacks on this worker.
 
     Args:
@@ -57,13 +60,13 @@ def callback_list_for(model: Any, conductor: Conductor) -> type:
     )
 
 
-def decisions_of(model: Any) -> dict[str, Any]:
+def decisions_of(model: KerasModel) -> dict[str, object]:
     """What callbacks decide by setting the model's attributes."""
     return {name: getattr(model, name, None) for name in _DECISIONS}
 
 
-def _leads(kind: type, conductor: Conductor, known: Any) -> Callable[..., None]:
-    def init(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
+def _leads(kind: type, conductor: Conductor, known: ModuleType) -> Callable[..., None]:
+    def init(self: KerasCallbackList, callbacks: Nest = None, *args: Argument, **kwargs: Argument) -> None:
         kind.__init__(self, callbacks, *args, **kwargs)  # type: ignore[misc]
         _wait_for_each(self)
         self._parallax_told = {
@@ -79,7 +82,7 @@ def _leads(kind: type, conductor: Conductor, known: Any) -> Callable[..., None]:
 
 
 def _follows(kind: type, conductor: Conductor) -> Callable[..., None]:
-    def init(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
+    def init(self: KerasCallbackList, callbacks: Nest = None, *args: Argument, **kwargs: Argument) -> None:
         kwargs.update(add_progbar=False)
         kind.__init__(self, None, *args, **kwargs)  # type: ignore[misc]
         _wait_for_each(self)
@@ -88,18 +91,18 @@ def _follows(kind: type, conductor: Conductor) -> Callable[..., None]:
     return init
 
 
-def _wait_for_each(callbacks: Any) -> None:
+def _wait_for_each(callbacks: KerasCallbackList) -> None:
     """No callback runs beside training: what it reads would be of another step."""
     callbacks._async_train = callbacks._async_test = callbacks._async_predict = False
 
 
-def _is_loud(callbacks: list[Any], hook: str, known: Any) -> bool:
+def _is_loud(callbacks: list[KerasCallback], hook: str, known: ModuleType) -> bool:
     """Whether a callback that may look at the model, or decide something, has a hook of its own."""
     quiet = tuple(getattr(known, name) for name in _QUIET)
     return any(not isinstance(one, quiet) and _has_own(one, hook, known) for one in callbacks)
 
 
-def _has_own(callback: Any, hook: str, known: Any) -> bool:
+def _has_own(callback: KerasCallback, hook: str, known: ModuleType) -> bool:
     """Whether a callback has a hook of its own."""
     generic = hook.replace("train_", "") if hook.startswith("on_train_batch") else hook
     own = [getattr(type(callback), name, None) for name in {hook, generic}]
@@ -107,14 +110,14 @@ def _has_own(callback: Any, hook: str, known: Any) -> bool:
     return any(mine is not None and mine not in ours for mine in own) or bool({hook, generic} & vars(callback).keys())
 
 
-def _hooks(model: Any, conductor: Conductor) -> dict[str, Callable[..., None]]:
+def _hooks(model: KerasModel, conductor: Conductor) -> dict[str, Callable[..., None]]:
     return {name: _hook(name, model, conductor) for name in _HOOKS}
 
 
-def _hook(name: str, model: Any, conductor: Conductor) -> Callable[..., None]:
+def _hook(name: str, model: KerasModel, conductor: Conductor) -> Callable[..., None]:
     tell_batch = library_of(model).tell_batch
 
-    def hook(self: Any, *args: Any, **kwargs: Any) -> None:
+    def hook(self: KerasCallbackList, *args: Argument, **kwargs: Argument) -> None:
         original = getattr(super(type(self), self), name)
         if name not in self._parallax_hooks:
             if conductor.rank == 0 and "batch" in name:

@@ -7,7 +7,6 @@ While a model is trained its rows are with their owners, who bring them. In the 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from parallax import call as calls
 from parallax.errors import CheckpointError
@@ -19,6 +18,7 @@ from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.folder import absolute, file_errors
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, chunks, slice_text
 from parallax.runtime.checkpoint.writer import Writer
+from parallax.types import KerasModel, Variable
 
 _WRITABLE = "Free space there, or name another folder."
 _READABLE = "Name a checkpoint that save_checkpoint or `fit` has written, without .index at its end."
@@ -28,7 +28,7 @@ _MISSING = (
 )
 
 
-def save_checkpoint(model: Any, folder: str | Path, step: int) -> str:
+def save_checkpoint(model: KerasModel, folder: str | Path, step: int) -> str:
     """Writes a checkpoint of a model and its optimizer: `tf.train.load_checkpoint` reads it, and `load_checkpoint`.
 
     In a callback of `fit` and in the process that goes on after it; in a loop of train_on_batch all workers call it.
@@ -61,7 +61,7 @@ def save_checkpoint(model: Any, folder: str | Path, step: int) -> str:
     return writer.prefix
 
 
-def load_checkpoint(model: Any, prefix: str | Path) -> None:
+def load_checkpoint(model: KerasModel, prefix: str | Path) -> None:
     """Gives a model and its optimizer the values of a checkpoint; large ones stay in the files until they are read.
 
     A following `fit` starts from there: worker 0's machine must have the files too.
@@ -90,14 +90,14 @@ def load_checkpoint(model: Any, prefix: str | Path) -> None:
             variable.assign(bundle.read(name, (0,) * len(shape), shape))
 
 
-def _variables(model: Any) -> dict[str, Any]:
+def _variables(model: KerasModel) -> dict[str, Variable]:
     """The variables of a model and its optimizer by name, without those of metrics."""
     library = library_of(model)
     metrics = {id(library.value(one)) for metric in model.metrics for one in metric.variables}
     return {one.name: one.variable for one in variables_of(model, []) if id(one.variable) not in metrics}
 
 
-def _write(writer: Writer, name: str, variable: Any) -> None:
+def _write(writer: Writer, name: str, variable: Variable) -> None:
     """Adds a variable to a checkpoint, a large one in ranges of rows."""
     dtype, shape = variable.dtype.name, variable.shape.as_list()
     if initial_of(variable) is None or not shape:

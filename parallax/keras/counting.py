@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from parallax.errors import GraphError
+from parallax.types import ConcreteFunction, Handle, Operation, Tensor, Variable
 
 _ADDS = ("AddV2", "Add", "AddN", "Identity", "Cast", "Reshape", "EnsureShape")
 _NOT_A_SUM = (
@@ -15,7 +15,7 @@ _NOT_A_SUM = (
 )
 
 
-def check_sums(concrete: Any, variables: Sequence[Any]) -> None:
+def check_sums(concrete: ConcreteFunction, variables: Sequence[Variable]) -> None:
     """Refuses a step that writes a metric's variable otherwise than by adding to it.
 
     Args:
@@ -34,7 +34,7 @@ def check_sums(concrete: Any, variables: Sequence[Any]) -> None:
                 raise GraphError(_NOT_A_SUM.format(name=variable_by_handle[id(outer)].name.split(":")[0], op=other))
 
 
-def _no_addition(value: Any, handle: Any) -> str:
+def _no_addition(value: Tensor, handle: Handle) -> str:
     """The op by which the old value of a variable goes into the new one otherwise than by addition; else empty."""
     while not _reads(value.op, handle):
         before = [one for one in value.op.inputs if _is_computed_of(one, handle)]
@@ -44,15 +44,15 @@ def _no_addition(value: Any, handle: Any) -> str:
     return ""
 
 
-def _is_first_of_difference(op: Any, before: Any) -> bool:
+def _is_first_of_difference(op: Operation, before: Tensor) -> bool:
     return op.type == "Sub" and op.inputs[0] is before
 
 
-def _reads(op: Any, handle: Any) -> bool:
+def _reads(op: Operation, handle: Handle) -> bool:
     return op.type == "ReadVariableOp" and op.inputs[0] is handle
 
 
-def _is_computed_of(tensor: Any, handle: Any) -> bool:
+def _is_computed_of(tensor: Tensor, handle: Handle) -> bool:
     seen, waiting = {tensor.op.name}, [tensor.op]
     while waiting:
         op = waiting.pop()

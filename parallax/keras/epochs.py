@@ -13,12 +13,13 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from parallax.keras.inputs import row_numbers
+from parallax.types import Argument, Array, Nest
 
 
 class NumberedEpochs(TFEpochIterator):  # type: ignore[misc]
     """In the place of what Keras goes over its batches by; only where these are row numbers it does something else."""
 
-    def __init__(self, *args: Any, x: Any = None, shuffle: Any = False, **kwargs: Any) -> None:
+    def __init__(self, *args: Argument, x: Nest = None, shuffle: bool | str = False, **kwargs: Argument) -> None:
         super().__init__(*args, x=x, shuffle=shuffle, **kwargs)
         self._numbers = None if shuffle == "batch" else row_numbers(x)
         self._shuffled = None
@@ -27,10 +28,10 @@ class NumberedEpochs(TFEpochIterator):  # type: ignore[misc]
             self._shuffled = whole.get_tf_dataset()
         self._named = x
 
-    def _get_iterator(self) -> Any:
+    def _get_iterator(self) -> Iterator[Nest]:
         return super()._get_iterator() if self._numbers is None else self._batches()
 
-    def _batches(self) -> Iterator[dict[str, Any]]:
+    def _batches(self) -> Iterator[dict[str, Array]]:
         numbers: Any = self._numbers if self._shuffled is None else np.asarray(next(iter(self._shuffled)))
         (name,) = self._named
         for first in range(0, len(numbers), self.data_adapter.batch_size):

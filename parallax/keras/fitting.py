@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import GeneratorType
-from typing import Any
+from types import GeneratorType, ModuleType
 from unittest import mock
 
 import numpy as np
@@ -37,6 +36,17 @@ from parallax.keras.training import ModelTraining
 from parallax.logger import log
 from parallax.report.text import bytes_text, counted
 from parallax.settings.parts import TableConfig
+from parallax.types import (
+    Argument,
+    KerasCallback,
+    KerasHistory,
+    KerasModel,
+    Nest,
+    Operation,
+    Picklable,
+    PortableValue,
+    Session,
+)
 
 _LOOKED_AT_BATCHES = 2
 """Of a generator, from which Keras tells the shapes of all."""
@@ -63,16 +73,16 @@ class FitCall:
         reset: op of the graph that sets a worker's own parts of metrics to zero.
     """
 
-    model: Any
-    arguments: Mapping[str, Any]
+    model: KerasModel
+    arguments: Mapping[str, Argument]
     traced: Mapping[str, ModelStep]
     graph: StepGraph
     steps: Mapping[str, GraphStep]
     names: Mapping[int, str]
-    reset: Any
+    reset: Operation
 
 
-def read_fit(model: Any, arguments: dict[str, Any], workers: int = 1, merge_rows: bool = True) -> FitCall:
+def read_fit(model: KerasModel, arguments: dict[str, Argument], workers: int = 1, merge_rows: bool = True) -> FitCall:
     """Traces the steps of a call of `fit`, and makes one graph of them.
 
     Args:
@@ -101,7 +111,11 @@ def read_fit(model: Any, arguments: dict[str, Any], workers: int = 1, merge_rows
 
 
 def read_steps(
-    model: Any, arguments: dict[str, Any], specs: Mapping[str, Any], examples: int = 0, merge_rows: bool = True
+    model: KerasModel,
+    arguments: dict[str, Argument],
+    specs: Mapping[str, Nest],
+    examples: int = 0,
+    merge_rows: bool = True,
 ) -> FitCall:
     """Traces the steps of a model and makes one graph of them.
 
@@ -130,12 +144,12 @@ def read_steps(
 
 def run_fit(
     fit: FitCall,
-    original: Callable[..., Any],
-    session: Any,
+    original: Callable[..., KerasHistory],
+    session: Session,
     size: int,
     rank: int,
     tables: TableConfig = _NO_LARGE_ONES,
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[KerasHistory, dict[str, PortableValue]]:
     """Carries out a call of `fit` in a worker; every worker must call it.
 
     Args:
@@ -169,7 +183,7 @@ def run_fit(
     return history, values
 
 
-def _numbered(fit: FitCall, arguments: dict[str, Any]) -> dict[str, NumberedArrays]:
+def _numbered(fit: FitCall, arguments: dict[str, Argument]) -> dict[str, NumberedArrays]:
     """By step, the arrays in whose place Keras has row numbers from now on."""
     found = {"train": numbered_training(fit.model, arguments, fit.traced["train"].spec)}
     if "test" in fit.traced:
@@ -178,7 +192,7 @@ def _numbered(fit: FitCall, arguments: dict[str, Any]) -> dict[str, NumberedArra
 
 
 @contextmanager
-def _functions_of(model: Any, training: ModelTraining) -> Iterator[None]:
+def _functions_of(model: KerasModel, training: ModelTraining) -> Iterator[None]:
     """Within it Keras steps by a session."""
     model.make_predict_function()
     before = model.train_function, model.test_function, model.predict_function
@@ -190,7 +204,7 @@ def _functions_of(model: Any, training: ModelTraining) -> Iterator[None]:
         model.train_function, model.test_function, model.predict_function = before
 
 
-def _with_validation_split(library: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+def _with_validation_split(library: ModuleType, arguments: dict[str, Argument]) -> dict[str, Argument]:
     """The arguments with validation data cut off as Keras cuts them off."""
     split = arguments.pop("validation_split", 0.0)
     if split and arguments.get("validation_data") is None:
@@ -203,7 +217,9 @@ def _with_validation_split(library: Any, arguments: dict[str, Any]) -> dict[str,
     return arguments
 
 
-def _spec_of(library: Any, arguments: dict[str, Any], x: str, y: str, weights: str, batch_size: int | None) -> Any:
+def _spec_of(
+    library: ModuleType, arguments: dict[str, Argument], x: str, y: str, weights: str, batch_size: int | None
+) -> Nest:
     """The spec of the batches that Keras makes of arguments; of a generator, which is put together again."""
     data = arguments.get(x)
     if isinstance(data, GeneratorType):
@@ -216,7 +232,7 @@ def _spec_of(library: Any, arguments: dict[str, Any], x: str, y: str, weights: s
     )
 
 
-def _again(peeked: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
+def _again(peeked: list[Nest], rest: Iterator[Nest]) -> Iterator[Nest]:
     """A generator of what was taken from one, and then of the rest."""
     yield from peeked
     yield from rest
@@ -252,17 +268,17 @@ def _stored(training: ModelTraining, large: Sequence[str], tables: TableConfig) 
     return {name: places[name] for name in large}
 
 
-def state_of(fit: FitCall) -> dict[str, Any]:
+def state_of(fit: FitCall) -> dict[str, PortableValue]:
     """The values of a model's variables by name, in the launching process; see `portable_values`."""
     return portable_values({one.name: one.variable for one in fit.graph.taken()})
 
 
-def take_state(fit: FitCall, values: dict[str, Any]) -> None:
+def take_state(fit: FitCall, values: dict[str, PortableValue]) -> None:
     """Gives a model's variables values by name."""
     take_values({one.name: one.variable for one in fit.graph.variables}, values)
 
 
-def result_of(fit: FitCall, history: Any, values: dict[str, Any]) -> dict[str, Any]:
+def result_of(fit: FitCall, history: KerasHistory, values: dict[str, PortableValue]) -> dict[str, Picklable]:
     """What the launching process is given of a call of `fit`: plain values and arrays."""
     return {
         "history": {name: list(numbers) for name, numbers in history.history.items()},
@@ -274,7 +290,9 @@ def result_of(fit: FitCall, history: Any, values: dict[str, Any]) -> dict[str, A
     }
 
 
-def history_of(model: Any, result: dict[str, Any], arguments: Mapping[str, Any] | None = None) -> Any:
+def history_of(
+    model: KerasModel, result: dict[str, Picklable], arguments: Mapping[str, Argument] | None = None
+) -> KerasHistory:
     """What `fit` returns, in a process that did not train, and whose random numbers go on from there.
 
     Args:
@@ -293,22 +311,22 @@ def history_of(model: Any, result: dict[str, Any], arguments: Mapping[str, Any] 
     return history
 
 
-def has_backup(arguments: Mapping[str, Any]) -> bool:
+def has_backup(arguments: Mapping[str, Argument]) -> bool:
     """Whether a call of `fit` goes on where an earlier one that failed has left its last epoch."""
     kinds = (kind.__name__ for one in _callbacks_in(arguments) for kind in type(one).__mro__)
     return "BackupAndRestore" in kinds
 
 
-def _callbacks_in(arguments: Mapping[str, Any]) -> list[Any]:
+def _callbacks_in(arguments: Mapping[str, Argument]) -> list[KerasCallback]:
     return [one for one in tf.nest.flatten(arguments.get("callbacks") or []) if one is not None]
 
 
-def _plain_attributes(callback: Any) -> dict[str, Any]:
+def _plain_attributes(callback: KerasCallback) -> dict[str, object]:
     """What a callback knows that is made of numbers, texts and arrays."""
     return {name: value for name, value in vars(callback).items() if not name.startswith("_") and _is_plain(value)}
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if isinstance(value, dict):
         return all(_is_plain(one) for pair in value.items() for one in pair)
     if isinstance(value, list | tuple):

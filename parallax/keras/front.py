@@ -9,7 +9,8 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import TypeVar
 
 from parallax import call as calls
 from parallax.after_import import after_import
@@ -35,6 +36,7 @@ from parallax.settings.config import Config
 from parallax.settings.environment import Role, is_commanded, settings
 from parallax.settings.merged import merged
 from parallax.settings.parts import TableConfig
+from parallax.types import Argument, KerasHistory, KerasModel, Nest
 
 _Found = TypeVar("_Found")
 
@@ -128,7 +130,7 @@ def install() -> None:
     have_input_alike()
 
 
-def _install(library: Any) -> None:
+def _install(library: ModuleType) -> None:
     _wrap(library.TRAINER, "fit", _fit)
     _wrap(library.TRAINER, "train_on_batch", _train_on_batch)
     library.trace_large(lambda: _tables().traced_bytes)
@@ -137,11 +139,11 @@ def _install(library: Any) -> None:
         _wrap(library.MODEL, name, _save)
 
 
-def _wrap(kind: Any, name: str, replacement: Callable[..., Any]) -> None:
+def _wrap(kind: type, name: str, replacement: Callable[..., object]) -> None:
     original = getattr(kind, name)
 
     @functools.wraps(original)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(self: KerasModel, *args: Argument, **kwargs: Argument) -> object:
         return replacement(original, self, *args, **kwargs)
 
     wrapped._parallax = True  # type: ignore[attr-defined]
@@ -162,7 +164,7 @@ def _is_on() -> bool:
     return _use.is_wanted or is_commanded()
 
 
-def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+def _fit(original: Callable[..., KerasHistory], model: KerasModel, *args: Argument, **kwargs: Argument) -> KerasHistory:
     if not _is_on():
         return original(model, *args, **kwargs)
     bound = inspect.signature(original).bind(model, *args, **kwargs)
@@ -184,11 +186,11 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
     return calls.end_call(b"" if rank else pickle.dumps(result_of(fit, history, values), protocol=5))
 
 
-def _read(model: Any, arguments: dict[str, Any]) -> FitCall:
+def _read(model: KerasModel, arguments: dict[str, Argument]) -> FitCall:
     return read_fit(model, arguments, calls.number_of_workers(_use.config, _use.resource_info), _use.merge_rows)
 
 
-def _launched(number: int, model: Any, arguments: dict[str, Any]) -> Any:
+def _launched(number: int, model: KerasModel, arguments: dict[str, Argument]) -> KerasHistory:
     fit = _read(model, arguments)
     if settings().role == Role.LAUNCH:
         check_folder(fit, _tables())
@@ -202,14 +204,14 @@ def _launched(number: int, model: Any, arguments: dict[str, Any]) -> Any:
     return history_of(model, result, arguments)
 
 
-def _train_on_batch(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+def _train_on_batch(original: Callable[..., Nest], model: KerasModel, *args: Argument, **kwargs: Argument) -> Nest:
     if _is_on():
         arguments = inspect.signature(original).bind(model, *args, **kwargs).arguments
         _script_training.prepare(model, arguments, _use.config, _use.resource_info, _use.merge_rows)
     return original(model, *args, **kwargs)
 
 
-def _save(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+def _save(original: Callable[..., object], model: KerasModel, *args: Argument, **kwargs: Argument) -> object:
     """Writes files where the script goes on, in the launching process or on worker 0, and in callbacks of worker 0."""
     if _script_training.is_of(model) and _script_training.training is not None:
         _script_training.training.mirrors.refresh_all()  # by all workers, who hold the rows

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from parallax.errors import GraphError
+from parallax.types import Nest, TensorLike, TypeSpec
 
 ROW_NUMBERS = "parallax_row_numbers_of_"
 """What precedes the name of a step whose input are row numbers, as Keras is given them (arrays.py)."""
@@ -14,7 +13,7 @@ _OF_ARRAYS = 32
 """What `fit` cuts arrays into where it is not told."""
 
 
-def open_spec(spec: Any) -> Any:
+def open_spec(spec: Nest) -> Nest:
     """The spec of a batch of any length.
 
     Args:
@@ -26,7 +25,7 @@ def open_spec(spec: Any) -> Any:
     return tf.nest.map_structure(_open, spec)
 
 
-def _open(spec: Any) -> Any:
+def _open(spec: TypeSpec) -> TypeSpec | None:
     if isinstance(spec, tf.OptionalSpec):
         return None
     if isinstance(spec, tf.RaggedTensorSpec):
@@ -39,12 +38,12 @@ def _open(spec: Any) -> Any:
     return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype, spec.name)
 
 
-def parts_of(batch: Any) -> list[Any]:
+def parts_of(batch: Nest) -> list[TensorLike]:
     """The tensors of a batch, flat, as Keras's steps take them: what is Optional is left out."""
     return [one for one in tf.nest.flatten(batch) if one is not None and not isinstance(one, tf.experimental.Optional)]
 
 
-def row_numbers(x: Any, which: str = "") -> Any:
+def row_numbers(x: Nest, which: str = "") -> TensorLike | None:
     """The row numbers that an input of Keras's is; None if it is another one.
 
     Args:
@@ -55,7 +54,7 @@ def row_numbers(x: Any, which: str = "") -> Any:
     return x[names[0]] if names else None
 
 
-def batch_length(x: Any, batch_size: int | None) -> int:
+def batch_length(x: Nest, batch_size: int | None) -> int:
     """How many examples the batches of `fit`'s argument have, as far as that is known before one is read; else 0.
 
     Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -20,12 +21,23 @@ from parallax.keras.epochs import NumberedEpochs
 from parallax.keras.logs import LateLogs
 from parallax.keras.reports import reported_means
 from parallax.keras.traced import making_large
+from parallax.types import (
+    Argument,
+    Dataset,
+    KerasCallback,
+    KerasCallbackList,
+    KerasModel,
+    KerasVariable,
+    Logs,
+    Nest,
+    TensorLike,
+)
 
-TRAINER: Any = TensorFlowTrainer
-MODEL: Any = keras.Model
-RNN: Any = keras.layers.RNN
-CALLBACKS: Any = keras.callbacks
-CALLBACK_LIST: Any = keras.callbacks.CallbackList
+TRAINER: type[Any] = TensorFlowTrainer
+MODEL: type[KerasModel] = keras.Model
+RNN: type[Any] = keras.layers.RNN
+CALLBACKS: ModuleType = keras.callbacks
+CALLBACK_LIST: type[Any] = keras.callbacks.CallbackList
 CALLBACK_LIST_IN_FIT = "keras.src.backend.tensorflow.trainer.callbacks_module.CallbackList"
 SAVES = ("save", "save_weights", "export")
 
@@ -34,40 +46,40 @@ validation_split = array_slicing.train_validation_split
 weights_of_classes = data_adapter_utils.class_weight_to_sample_weights
 
 
-def dataset_of(x: Any, y: Any, sample_weight: Any, batch_size: int | None, class_weight: Any) -> Any:
+def dataset_of(x: Nest, y: Nest, sample_weight: Nest, batch_size: int | None, class_weight: Argument) -> Dataset:
     """The dataset that `fit` makes of its arguments."""
     options = {"class_weight": class_weight, "shuffle": False}
     adapter = get_data_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=None, **options)
     return adapter.get_tf_dataset()
 
 
-def numbered_epochs() -> AbstractContextManager[Any]:
+def numbered_epochs() -> AbstractContextManager[object]:
     """Within it `fit` goes over row numbers without a dataset."""
     return mock.patch("keras.src.backend.tensorflow.trainer.TFEpochIterator", NumberedEpochs)
 
 
-def build(model: Any, spec: Any) -> None:
+def build(model: KerasModel, spec: Nest) -> None:
     """Makes the variables of a model and its optimizers, as Keras does where there are none: a first trace does."""
     if not all(layer.built for layer in model._flatten_layers()):
         tf.function(model.train_step, autograph=False).get_concrete_function(spec)
 
 
-def tracing(model: Any, merges_rows: bool) -> AbstractContextManager[Any]:
+def tracing(model: KerasModel, merges_rows: bool) -> AbstractContextManager[object]:
     """Within it a training step is traced, whose optimizers see merged rows where that is wanted."""
     return optimizers_seen(merges_rows)
 
 
-def check_compiled(model: Any, call: str) -> None:
+def check_compiled(model: KerasModel, call: str) -> None:
     """Raises Keras's own error where a model was not compiled."""
     model._assert_compile_called(call)
 
 
-def reported(model: Any) -> AbstractContextManager[None]:
+def reported(model: KerasModel) -> AbstractContextManager[None]:
     """See `reported_means`."""
     return reported_means(keras.metrics.Mean)
 
 
-def optimizer_variables(model: Any) -> list[Any]:
+def optimizer_variables(model: KerasModel) -> list[KerasVariable]:
     """The variables of a model's optimizers: that it was compiled with, if any, and others among its attributes."""
     held = [getattr(model, "optimizer", None), *vars(model).values()]
     held += [one for several in held if isinstance(several, Mapping) for one in several.values()]
@@ -76,7 +88,7 @@ def optimizer_variables(model: Any) -> list[Any]:
     return [variable for one in optimizers.values() for variable in one.variables]
 
 
-def slot_path(model: Any, variable: Any) -> str:
+def slot_path(model: KerasModel, variable: KerasVariable) -> str:
     """The name of an optimizer's variable, below that of its own where it is a slot."""
     return slot_name(variable.path, model.trainable_variables)
 
@@ -85,38 +97,40 @@ def trace_large(limit: Callable[[], int]) -> None:
     """Has variables of `limit()` bytes and more be made without a value, where their initializers can be traced."""
     own = Variable._initialize_with_initializer
 
-    def initialize(self: Any, initializer: Any) -> None:
+    def initialize(self: KerasVariable, initializer: Callable[..., TensorLike]) -> None:
         with making_large(limit, self._shape, self._dtype):
             own(self, initializer)
 
     Variable._initialize_with_initializer = initialize
 
 
-def value(variable: Any) -> Any:
+def value(variable: KerasVariable) -> tf.Variable:
     """The tf.Variable of a variable."""
     return variable._value
 
 
-def path(variable: Any) -> str:
+def path(variable: KerasVariable) -> str:
     """The name of a variable by which users know it."""
     return str(variable.path)
 
 
-def steps_at_once(model: Any) -> int:
+def steps_at_once(model: KerasModel) -> int:
     """Over how many batches `fit` wants one call of the train function to go."""
     return int(model.steps_per_execution)
 
 
-def has_trained(model: Any, which: str) -> None:
+def has_trained(model: KerasModel, which: str) -> None:
     """Takes in that a step was made."""
 
 
-def late_logs(names: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def late_logs(names: Logs, compute: Callable[[], Logs]) -> Logs:
     """What a train function gives `fit`, which looks at it at the end of an epoch, and where a callback does."""
     return LateLogs(names, compute)
 
 
-def tell_batch(callbacks: Any, hook: str, told: list[Any], batch: int, logs: Any = None) -> None:
+def tell_batch(
+    callbacks: KerasCallbackList, hook: str, told: list[KerasCallback], batch: int, logs: Logs | None = None
+) -> None:
     """Calls a hook between batches of those callbacks of a list that have it."""
     names = dict.fromkeys([str(number) for number in range(len(logs or ()))])
     for callback in told:

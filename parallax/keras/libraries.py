@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from types import ModuleType
 
 from parallax.keras import keras3
+from parallax.types import KerasModel
 
 
-def library_of(model: Any) -> Any:
+def library_of(model: KerasModel) -> ModuleType:
     """The module that says what the Keras of a model has of its own: keras3.py, or tf_keras.py."""
     if any(kind.__module__.split(".")[0] == "tf_keras" for kind in type(model).__mro__):
         return tf_keras()
     return keras3
 
 
-def tf_keras() -> Any:
+def tf_keras() -> ModuleType:
     """What tf_keras has of its own; loads tf_keras."""
     return importlib.import_module(f"{__package__}.tf_keras")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from parallax.errors import GraphError
+from parallax.types import Log, Logs, Tensor
 
 _BETWEEN = "\x1f"
 """Between a log's name and a name within it; no name that is typed has it."""
@@ -24,9 +25,9 @@ _WHOLE_NUMBER = (
 )
 
 
-def flat_logs(logs: dict[str, Any], within: str = "") -> dict[str, Any]:
+def flat_logs(logs: Logs, within: str = "") -> Logs:
     """The logs by name, those of dictionaries in it by both names."""
-    found: dict[str, Any] = {}
+    found: Logs = {}
     for name, value in logs.items():
         found.update(
             flat_logs(value, f"{within}{name}{_BETWEEN}") if isinstance(value, dict) else {within + name: value}
@@ -34,9 +35,9 @@ def flat_logs(logs: dict[str, Any], within: str = "") -> dict[str, Any]:
     return found
 
 
-def nested_logs(logs: dict[str, Any]) -> dict[str, Any]:
+def nested_logs(logs: Logs) -> Logs:
     """The logs as `flat_logs` was given them."""
-    found: dict[str, Any] = {}
+    found: Logs = {}
     for name, value in logs.items():
         *outer, last = name.split(_BETWEEN)
         inner = found
@@ -46,12 +47,12 @@ def nested_logs(logs: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def has_rows(log: Any) -> bool:
+def has_rows(log: Tensor) -> bool:
     """Whether a log has a row for each example of a batch."""
     return bool(log.shape.rank) and log.shape[0] is None
 
 
-def check_log(name: str, log: Any) -> None:
+def check_log(name: str, log: Tensor) -> None:
     """Refuses a log of which it is not known what the whole batch's is.
 
     Args:
@@ -68,7 +69,7 @@ def check_log(name: str, log: Any) -> None:
         raise GraphError(_WHOLE_NUMBER.format(name=known, dtype=log.dtype.name))
 
 
-def _is_of_batch(tensor: Any) -> bool:
+def _is_of_batch(tensor: Tensor) -> bool:
     """Whether a tensor of a function is computed of its arguments, and not of variables and constants alone."""
     graph = tensor.graph
     arguments = {one.op.name for one in graph.inputs} - {inner.op.name for _, inner in graph.captures}
@@ -83,10 +84,10 @@ def _is_of_batch(tensor: Any) -> bool:
     return False
 
 
-class LateLogs(dict[str, Any]):
+class LateLogs(Logs):
     """Logs that are computed when somebody looks at one of them."""
 
-    def __init__(self, names: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, names: Logs, compute: Callable[[], Logs]) -> None:
         """Computes nothing.
 
         Args:
@@ -94,15 +95,15 @@ class LateLogs(dict[str, Any]):
             compute: gives the logs.
         """
         super().__init__(names)
-        self._compute: Callable[[], dict[str, Any]] | None = compute
+        self._compute: Callable[[], Logs] | None = compute
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Log:
         return dict.__getitem__(self._computed(), name)
 
     def __iter__(self) -> Iterator[str]:
         return dict.__iter__(self._computed())  # `dict(logs)` copies what is there unless there is this
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: Log = None) -> Log:
         """As of any dictionary."""
         return dict.get(self._computed(), name, default)
 
@@ -121,7 +122,7 @@ class LateLogs(dict[str, Any]):
         """As of any dictionary."""
         return dict.values(self._computed())
 
-    def copy(self) -> dict[str, Any]:
+    def copy(self) -> Logs:
         """A plain dictionary."""
         return dict(self)
 
@@ -131,7 +132,7 @@ class LateLogs(dict[str, Any]):
     def __repr__(self) -> str:
         return dict.__repr__(self._computed())
 
-    def _computed(self) -> dict[str, Any]:
+    def _computed(self) -> Logs:
         compute, self._compute = self._compute, None
         if compute is not None:
             self.clear()

@@ -9,7 +9,7 @@ one after the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,19 @@ from tensorflow.core.protobuf import config_pb2
 from parallax.errors import SessionError
 from parallax.functions.shares import OTHER_INPUT
 from parallax.runtime.worker.barrier import wait_for
-from parallax.types import Comm
+from parallax.types import (
+    Array,
+    Comm,
+    ConcreteFunction,
+    GraphDef,
+    Logs,
+    MpiRequest,
+    Operation,
+    Session,
+    Tensor,
+    Value,
+    Variable,
+)
 
 
 class LogsOfSums:
@@ -31,7 +43,7 @@ class LogsOfSums:
         others: log -> its tensor in the step, of those that are made of something else.
     """
 
-    def __init__(self, concrete: Any, logs: dict[str, Any], variables: Sequence[Any]) -> None:
+    def __init__(self, concrete: ConcreteFunction, logs: dict[str, Tensor], variables: Sequence[Variable]) -> None:
         """Takes the part of a traced step that computes its logs.
 
         Args:
@@ -43,7 +55,7 @@ class LogsOfSums:
         handles = {
             inner.op.name: number_of[id(outer)] for outer, inner in concrete.graph.captures if id(outer) in number_of
         }
-        self.others: dict[str, Any] = {}
+        self.others: dict[str, Tensor] = {}
         pure, nodes, reads = [], {}, {}
         for name, tensor in logs.items():
             found = _behind(tensor, handles)
@@ -60,7 +72,13 @@ class LogsOfSums:
             self._results = self._built(concrete, nodes, reads, [logs[n] for n in pure], variables)
 
     @staticmethod
-    def _built(concrete: Any, nodes: Any, reads: Any, results: Any, variables: Any) -> Callable[..., Sequence[Any]]:
+    def _built(
+        concrete: ConcreteFunction,
+        nodes: Collection[str],
+        reads: Mapping[str, int],
+        results: Sequence[Tensor],
+        variables: Sequence[Variable],
+    ) -> Callable[..., Sequence[Value]]:
         """What gives the results of the variables' values."""
         whole = concrete.graph.as_graph_def()
         part = tf.compat.v1.GraphDef(versions=whole.versions, library=whole.library)
@@ -83,11 +101,11 @@ class LogsOfSums:
             waiting = iter(found or [])
             outputs = [known if known is not None else next(waiting) for known in direct]
         options = config_pb2.CallableOptions(feed=[t.name for t in given], fetch=[t.name for t in outputs])
-        session: Any = tf.compat.v1.Session(graph=graph)
-        called: Callable[..., Sequence[Any]] = session._make_callable_from_options(options)  # make_callable is slower
+        session: Session = tf.compat.v1.Session(graph=graph)
+        called: Callable[..., Sequence[Value]] = session._make_callable_from_options(options)  # make_callable is slower
         return called
 
-    def logs(self, sums: Sequence[Any], others: dict[str, Any]) -> dict[str, Any]:
+    def logs(self, sums: Sequence[Value], others: Logs) -> Logs:
         """The logs in their order, scalars or arrays.
 
         Args:
@@ -98,25 +116,25 @@ class LogsOfSums:
         return {name: found[name] for name in self._names}
 
 
-def _no_metrics(*_: Any) -> Sequence[Any]:
+def _no_metrics(*_: Value) -> Sequence[Value]:
     """The results of a step whose logs are computed of no metric."""
     return ()
 
 
-def is_of_metrics(tensor: Any, variables: Sequence[Any]) -> bool:
+def is_of_metrics(tensor: Tensor, variables: Sequence[Variable]) -> bool:
     """Whether a tensor of a function that is being traced is computed of metrics' variables alone."""
     handles = {id(variable.handle) for variable in variables}
     captured = {inner.op.name: 0 for outer, inner in tensor.graph.captures if id(outer) in handles}
     return _behind(tensor, captured) is not None
 
 
-def _is_taken(name: str, part: Any) -> bool:
+def _is_taken(name: str, part: GraphDef) -> bool:
     """Whether a tensor is an input of a graph's nodes."""
     short = name.removesuffix(":0")
     return any(short in (i, i.removesuffix(":0")) for node in part.node for i in node.input)
 
 
-def _behind(tensor: Any, handles: dict[str, int]) -> tuple[list[Any], dict[str, int]] | None:
+def _behind(tensor: Tensor, handles: dict[str, int]) -> tuple[list[Operation], dict[str, int]] | None:
     """(the ops that compute a tensor of reads of metrics' variables, read -> variable); None where it needs more."""
     nodes, reads, waiting = [], {}, [tensor]
     seen = set()
@@ -135,7 +153,7 @@ def _behind(tensor: Any, handles: dict[str, int]) -> tuple[list[Any], dict[str, 
     return nodes, reads
 
 
-def rows_of_all(rows: dict[str, Any], comm: Comm) -> dict[str, Any]:
+def rows_of_all(rows: dict[str, Array], comm: Comm) -> dict[str, Array]:
     """What has a row for each example of a worker's part of a batch, of the whole batch; every worker must call it."""
     if comm.Get_size() == 1:
         return rows
@@ -153,7 +171,7 @@ class MetricSums:
         latest: the sums after the last step.
     """
 
-    def __init__(self, variables: Sequence[Any], comm: Comm) -> None:
+    def __init__(self, variables: Sequence[Variable], comm: Comm) -> None:
         self.variables = list(variables)
         self._comm, self._size = comm, comm.Get_size()
         self._base = [variable.numpy() for variable in variables]
@@ -161,23 +179,23 @@ class MetricSums:
         self.latest = StepSums(self._base)
 
     @property
-    def sums(self) -> list[Any]:
+    def sums(self) -> list[Value]:
         """What the one process would have, arrays of the variables' types."""
         return self.latest.sums
 
     @property
-    def others(self) -> dict[str, Any]:
+    def others(self) -> dict[str, Value]:
         """What the last step logged beside metrics, of all workers."""
         return self.latest.others
 
-    def begin_at(self, values: dict[int, Any]) -> None:
+    def begin_at(self, values: dict[int, Value]) -> None:
         """Some variables begin anew, by their numbers, at these values; the workers' own parts of all begin at zero."""
         self._base = list(self.sums)
         for number, value in values.items():
             self._base[number] = np.asarray(value, self._base[number].dtype)
         self.latest = StepSums(self._base)
 
-    def send(self, parts: Sequence[Any], others: dict[str, Any], digest: int) -> None:
+    def send(self, parts: Sequence[Value], others: dict[str, Value], digest: int) -> None:
         """Has what the workers have after a step put together; every worker must call it.
 
         Args:
@@ -211,10 +229,10 @@ class Coming:
         size: number of workers.
     """
 
-    own: Any
-    whole: Any
-    request: Any
-    others: dict[str, Any]
+    own: Array
+    whole: Array
+    request: MpiRequest
+    others: dict[str, Value]
     size: int
 
 
@@ -226,7 +244,7 @@ class StepSums:
         coming: the sums of those parts; None where there was no step.
     """
 
-    def __init__(self, base: Sequence[Any], coming: Coming | None = None) -> None:
+    def __init__(self, base: Sequence[Value], coming: Coming | None = None) -> None:
         self._base, self._coming = base, coming
         self._is_there = coming is None
 
@@ -245,7 +263,7 @@ class StepSums:
             raise SessionError(OTHER_INPUT)
 
     @cached_property
-    def sums(self) -> list[Any]:
+    def sums(self) -> list[Value]:
         """The metrics' variables, arrays of their types."""
         self.arrive()
         if self._coming is None:
@@ -256,7 +274,7 @@ class StepSums:
         ]
 
     @cached_property
-    def others(self) -> dict[str, Any]:
+    def others(self) -> dict[str, Value]:
         """What the step logged beside metrics, of all workers."""
         self.arrive()
         if self._coming is None:
@@ -266,7 +284,7 @@ class StepSums:
         means = zip(own.items(), parts, strict=True)
         return {name: (part / size).astype(np.asarray(value).dtype) for (name, value), part in means}
 
-    def _cut(self, place: int, shapes: Sequence[Any]) -> Iterator[Any]:
+    def _cut(self, place: int, shapes: Sequence[tuple[int, ...]]) -> Iterator[Array]:
         """Arrays of these shapes, one after the other, of what has arrived."""
         whole: Any = None if self._coming is None else self._coming.whole
         for shape in shapes:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from parallax.errors import GraphError
 from parallax.keras.libraries import library_of
+from parallax.types import ConcreteFunction, KerasModel
 
 _PYTHON_OPS = ("PyFunc", "EagerPyFunc")
 """With effects that TensorFlow does not know; a `numpy_function(stateful=False)` is another op."""
@@ -42,7 +41,7 @@ _CALLS_PYTHON = (
 )
 
 
-def check_model(model: Any) -> None:
+def check_model(model: KerasModel) -> None:
     """Refuses a model whose steps cannot be had as a graph.
 
     Args:
@@ -69,7 +68,7 @@ def check_model(model: Any) -> None:
             raise GraphError(_OVERRIDDEN.format(model=type(model).__name__, name=name))
 
 
-def check_step(name: str, concrete: Any) -> None:
+def check_step(name: str, concrete: ConcreteFunction) -> None:
     """Refuses a traced step that calls Python code.
 
     Args:

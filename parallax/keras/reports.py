@@ -15,17 +15,17 @@ counts its own, and the states added up over the workers are those of one proces
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import tensorflow as tf
 
 from parallax.graph.batches import VALUE, WEIGHT, mark_reported
+from parallax.types import Argument, KerasMetric, Tensor, TensorLike
 
 
 @contextmanager
-def reported_means(mean: Any) -> Iterator[None]:
+def reported_means(mean: KerasMetric | type[KerasMetric]) -> Iterator[None]:
     """Within it, the scalars that Means are updated with are marked as reported.
 
     Args:
@@ -34,7 +34,7 @@ def reported_means(mean: Any) -> Iterator[None]:
     update = mean.update_state
     is_class = isinstance(mean, type)
 
-    def updating(*args: Any, **kwargs: Any) -> Any:
+    def updating(*args: Argument, **kwargs: Argument) -> object:
         own, rest = (args[:1], args[1:]) if is_class else ((), args)
         return update(*own, **_marked(own[0] if is_class else mean, *rest, **kwargs))
 
@@ -45,7 +45,9 @@ def reported_means(mean: Any) -> Iterator[None]:
         _set(mean, update)
 
 
-def _marked(mean: Any, values: Any, sample_weight: Any = None) -> dict[str, Any]:
+def _marked(
+    mean: KerasMetric, values: TensorLike, sample_weight: TensorLike | None = None
+) -> dict[str, TensorLike | None]:
     """What a Mean is updated with, marked where it is of the whole batch."""
     if _is_scalar(values) and (sample_weight is None or _is_scalar(sample_weight)):
         values = _reported(values, mean.dtype, VALUE)
@@ -53,20 +55,20 @@ def _marked(mean: Any, values: Any, sample_weight: Any = None) -> dict[str, Any]
     return {"values": values, "sample_weight": sample_weight}
 
 
-def _set(mean: Any, update: Any) -> None:
+def _set(mean: KerasMetric | type[KerasMetric], update: Callable[..., object]) -> None:
     (setattr if isinstance(mean, type) else object.__setattr__)(mean, "update_state", update)
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: TensorLike) -> bool:
     return bool(tf.convert_to_tensor(value).shape.rank == 0)
 
 
-def _reported(value: Any, dtype: str, kind: str) -> Any:
+def _reported(value: TensorLike, dtype: str, kind: str) -> Tensor:
     found = tf.identity(tf.cast(value, dtype), name=f"reported_{kind}")
     mark_reported(found, kind)
     return found
 
 
-def reported_value(value: Any) -> Any:
+def reported_value(value: Tensor) -> Tensor:
     """A scalar of the batch that a step logs itself, marked as reported."""
     return _reported(value, value.dtype, VALUE)

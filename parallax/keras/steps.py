@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -16,6 +15,7 @@ from parallax.keras.libraries import library_of
 from parallax.keras.logs import check_log, flat_logs
 from parallax.keras.metrics import is_of_metrics
 from parallax.keras.reports import reported_value
+from parallax.types import ConcreteFunction, KerasModel, Log, Logs, Nest, Tensor, Variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class ModelStep:
         spec: what it takes.
     """
 
-    concrete: Any
-    metrics: tuple[Any, ...]
-    spec: Any
+    concrete: ConcreteFunction
+    metrics: tuple[Variable, ...]
+    spec: Nest
 
 
-def traced_training(model: Any, spec: Any, merges_rows: bool = True) -> ModelStep:
+def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = True) -> ModelStep:
     """The traced `train_step` of a compiled and built model.
 
     Args:
@@ -45,12 +45,14 @@ def traced_training(model: Any, spec: Any, merges_rows: bool = True) -> ModelSte
         return _traced(model, model.train_step, spec)
 
 
-def traced_evaluation(model: Any, spec: Any) -> ModelStep:
+def traced_evaluation(model: KerasModel, spec: Nest) -> ModelStep:
     """The traced `test_step`; see `traced_training`."""
     return _traced(model, model.test_step, spec)
 
 
-def step_graph(model: Any, traced: dict[str, ModelStep], examples: int = 0) -> tuple[StepGraph, dict[str, GraphStep]]:
+def step_graph(
+    model: KerasModel, traced: dict[str, ModelStep], examples: int = 0
+) -> tuple[StepGraph, dict[str, GraphStep]]:
     """One graph of a model's traced steps.
 
     Args:
@@ -66,7 +68,7 @@ def step_graph(model: Any, traced: dict[str, ModelStep], examples: int = 0) -> t
     return graph, {name: graph.add(name, one.concrete, True, examples) for name, one in traced.items()}
 
 
-def variables_of(model: Any, traced: list[Any]) -> list[StepVariable]:
+def variables_of(model: KerasModel, traced: list[ConcreteFunction]) -> list[StepVariable]:
     """The variables of a model, its optimizer and its metrics, and what else its steps take, with a name for each.
 
     A slot of an optimizer is named below its variable, as TF1's optimizers do: `emb/embeddings/adam/momentum`.
@@ -87,10 +89,10 @@ def variables_of(model: Any, traced: list[Any]) -> list[StepVariable]:
     return list(found.values())
 
 
-def _traced(model: Any, step: Callable[[Any], Any], spec: Any) -> ModelStep:
-    metrics: list[Any] = []
+def _traced(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest) -> ModelStep:
+    metrics: list[Variable] = []
 
-    def traced(data: Any) -> Any:
+    def traced(data: Nest) -> tuple[Logs, list[Tensor]]:
         with library_of(model).reported(model):
             logs = step(data)
         metrics[:] = _metric_variables(model)
@@ -101,7 +103,7 @@ def _traced(model: Any, step: Callable[[Any], Any], spec: Any) -> ModelStep:
     return ModelStep(concrete, tuple(metrics), spec)
 
 
-def _told(name: str, log: Any, metrics: list[Any]) -> Any:
+def _told(name: str, log: Log, metrics: list[Variable]) -> Log:
     """A log of a step, marked where it is computed of the batch itself and not of metrics, as a returned loss is."""
     tensor = tf.convert_to_tensor(log)
     if is_of_metrics(tensor, metrics):
@@ -110,7 +112,7 @@ def _told(name: str, log: Any, metrics: list[Any]) -> Any:
     return reported_value(tensor) if tensor.shape.rank == 0 and tensor.dtype.is_floating else log
 
 
-def _metric_variables(model: Any) -> list[Any]:
+def _metric_variables(model: KerasModel) -> list[Variable]:
     """The tf.Variables of a model's metrics, and of its layers those that add up over workers, each once."""
     value = library_of(model).value
     found = [value(v) for metric in model.metrics for v in metric.variables]

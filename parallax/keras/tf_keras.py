@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
@@ -17,12 +18,27 @@ from tf_keras.src.optimizers.optimizer import Optimizer
 
 from parallax.keras.reports import reported_means
 from parallax.keras.traced import making_large
+from parallax.types import (
+    Argument,
+    Dataset,
+    DType,
+    KerasCallback,
+    KerasCallbackList,
+    KerasModel,
+    KerasOptimizer,
+    Logs,
+    Nest,
+    Tensor,
+    TensorLike,
+    TensorShape,
+    Variable,
+)
 
-TRAINER: Any = tf_keras.Model
-MODEL: Any = tf_keras.Model
-RNN: Any = tf_keras.layers.RNN
-CALLBACKS: Any = tf_keras.callbacks
-CALLBACK_LIST: Any = tf_keras.callbacks.CallbackList
+TRAINER: type[Any] = tf_keras.Model
+MODEL: type[KerasModel] = tf_keras.Model
+RNN: type[Any] = tf_keras.layers.RNN
+CALLBACKS: ModuleType = tf_keras.callbacks
+CALLBACK_LIST: type[Any] = tf_keras.callbacks.CallbackList
 CALLBACK_LIST_IN_FIT = "tf_keras.src.engine.training.callbacks_module.CallbackList"
 SAVES = ("save", "save_weights", "export")
 
@@ -30,13 +46,13 @@ unpacked = data_adapter.unpack_x_y_sample_weight
 validation_split = data_adapter.train_validation_split
 
 
-def weights_of_classes(y: Any, class_weight: Any) -> Any:
+def weights_of_classes(y: TensorLike, class_weight: Argument) -> Tensor:
     """The weight of each example."""
     _, _, weights = data_adapter._make_class_weight_map_fn(class_weight)(None, tf.convert_to_tensor(y))
     return weights
 
 
-def dataset_of(x: Any, y: Any, sample_weight: Any, batch_size: int | None, class_weight: Any) -> Any:
+def dataset_of(x: Nest, y: Nest, sample_weight: Nest, batch_size: int | None, class_weight: Argument) -> Dataset:
     """The dataset that `fit` makes of its arguments."""
     options = {"class_weight": class_weight, "shuffle": False, "model": None}
     if isinstance(x, tf.data.Dataset):
@@ -45,28 +61,28 @@ def dataset_of(x: Any, y: Any, sample_weight: Any, batch_size: int | None, class
     return handler._dataset
 
 
-def numbered_epochs() -> AbstractContextManager[Any]:
+def numbered_epochs() -> AbstractContextManager[object]:
     """Within it `fit` goes over row numbers: as it does over all arrays."""
     return nullcontext()
 
 
-def build(model: Any, spec: Any) -> None:
+def build(model: KerasModel, spec: Nest) -> None:
     """Makes the variables of a model, its optimizer, its losses and its metrics: a first trace does."""
     tf.function(model.train_step, autograph=False).get_concrete_function(spec)
 
 
-def tracing(model: Any, merges_rows: bool) -> AbstractContextManager[Any]:
+def tracing(model: KerasModel, merges_rows: bool) -> AbstractContextManager[object]:
     """Within it a training step is traced: nothing is to be done."""
     return nullcontext()
 
 
-def check_compiled(model: Any, call: str) -> None:
+def check_compiled(model: KerasModel, call: str) -> None:
     """Raises Keras's own error where a model was not compiled."""
     model._assert_compile_was_called()
 
 
 @contextmanager
-def reported(model: Any) -> Iterator[None]:
+def reported(model: KerasModel) -> Iterator[None]:
     """See `reported_means`."""
     with ExitStack() as stack:
         for metric in model.metrics:
@@ -75,7 +91,7 @@ def reported(model: Any) -> Iterator[None]:
         yield
 
 
-def optimizer_variables(model: Any) -> list[Any]:
+def optimizer_variables(model: KerasModel) -> list[Variable]:
     """The variables of a model's optimizer."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
@@ -84,7 +100,7 @@ def optimizer_variables(model: Any) -> list[Any]:
     return list(found() if callable(found) else found)
 
 
-def slot_path(model: Any, variable: Any) -> str:
+def slot_path(model: KerasModel, variable: Variable) -> str:
     """The name of an optimizer's variable, which has that of its own in it where it is a slot."""
     return path(variable)
 
@@ -93,14 +109,24 @@ def trace_large(limit: Callable[[], int]) -> None:
     """Has variables of `limit()` bytes and more be made without a value, where their initializers can be traced."""
     of_layer, of_optimizer = base_layer_utils.make_variable, Optimizer.add_variable_from_reference
 
-    def make_variable(name: Any, shape: Any = None, dtype: Any = tf.float32, *args: Any, **kwargs: Any) -> Any:
+    def make_variable(
+        name: str | None,
+        shape: TensorShape | None = None,
+        dtype: DType = tf.float32,
+        *args: Argument,
+        **kwargs: Argument,
+    ) -> Variable:
         known = shape if shape is not None and tf.TensorShape(shape).is_fully_defined() else None
         with making_large(limit, known, dtype or tf.float32):
             return of_layer(name, shape, dtype, *args, **kwargs)
 
     def add_slot(
-        self: Any, model_variable: Any, variable_name: Any, shape: Any = None, initial_value: Any = None
-    ) -> Any:
+        self: KerasOptimizer,
+        model_variable: Variable,
+        variable_name: str,
+        shape: TensorShape | None = None,
+        initial_value: TensorLike | None = None,
+    ) -> Variable:
         if initial_value is not None or shape is not None or not model_variable.shape.is_fully_defined():
             return of_optimizer(self, model_variable, variable_name, shape, initial_value)
         shape, dtype = model_variable.shape, getattr(model_variable, "true_dtype", model_variable.dtype)
@@ -110,31 +136,33 @@ def trace_large(limit: Callable[[], int]) -> None:
     base_layer_utils.make_variable, Optimizer.add_variable_from_reference = make_variable, add_slot
 
 
-def value(variable: Any) -> Any:
+def value(variable: Variable) -> Variable:
     """The tf.Variable of a variable: itself."""
     return variable
 
 
-def path(variable: Any) -> str:
+def path(variable: Variable) -> str:
     """The name of a variable by which users know it."""
     return str(variable.name).split(":")[0]
 
 
-def steps_at_once(model: Any) -> int:
+def steps_at_once(model: KerasModel) -> int:
     """Over how many batches `fit` wants one call of the train function to go."""
     return 1 if model._steps_per_execution is None else int(model._steps_per_execution.numpy())
 
 
-def has_trained(model: Any, which: str) -> None:
+def has_trained(model: KerasModel, which: str) -> None:
     """Counts a step, as the functions that tf_keras makes do."""
     (model._train_counter if which == "train" else model._test_counter).assign_add(1)
 
 
-def late_logs(names: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def late_logs(names: Logs, compute: Callable[[], Logs]) -> Logs:
     """What a train function gives `fit`, which looks at it after every batch."""
     return compute()
 
 
-def tell_batch(callbacks: Any, hook: str, told: list[Any], batch: int, logs: Any = None) -> None:
+def tell_batch(
+    callbacks: KerasCallbackList, hook: str, told: list[KerasCallback], batch: int, logs: Logs | None = None
+) -> None:
     """Calls a hook between batches of a list of callbacks, which knows who has it."""
     getattr(super(type(callbacks), callbacks), hook)(batch, logs)

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from parallax.functions.traced import traced_variable
 from parallax.keras.randomness import random_states, take_random_states
+from parallax.types import Argument, ConcreteFunction, DType, Tensor, TensorLike, TensorShape, Variable
 
 _LARGEST_CONSTANT_BYTES = 1 << 20
 _NOT_TRACEABLE = (AttributeError, NotImplementedError, TypeError, ValueError)
 """What Python code raises that takes a traced tensor for an array; what is wrong in any case comes again."""
 
 
-def making_large(limit: Callable[[], int], shape: Any, dtype: Any) -> Any:
+def making_large(limit: Callable[[], int], shape: TensorShape | None, dtype: DType) -> AbstractContextManager[object]:
     """A context in which a variable of this shape is traced, if it is large.
 
     Args:
@@ -35,7 +35,7 @@ def making_large(limit: Callable[[], int], shape: Any, dtype: Any) -> Any:
     return tf.variable_creator_scope(_traced_where_possible) if is_large else nullcontext()
 
 
-def _traced_where_possible(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+def _traced_where_possible(next_creator: Callable[..., Variable], **kwargs: Argument) -> Variable:
     """A variable of a traced initial value; one as ever where the value cannot be traced, or nobody is eager."""
     initial = kwargs.get("initial_value")
     if not callable(initial) or not tf.executing_eagerly() or tf.distribute.has_strategy():
@@ -51,16 +51,16 @@ def _traced_where_possible(next_creator: Callable[..., Any], **kwargs: Any) -> A
     return traced_variable(traced, **{name: value for name, value in kwargs.items() if name != "initial_value"})
 
 
-def _traced(initial: Callable[[], Any], dtype: Any) -> Any:
+def _traced(initial: Callable[[], TensorLike], dtype: DType) -> ConcreteFunction:
     """The initial value's graph, a ConcreteFunction."""
 
-    def value() -> Any:
+    def value() -> Tensor:
         return tf.convert_to_tensor(initial(), dtype)
 
     return tf.function(value, autograph=False).get_concrete_function()
 
 
-def _can_be_repeated(traced: Any) -> bool:
+def _can_be_repeated(traced: ConcreteFunction) -> bool:
     """Whether the graph gives the same value whenever and wherever it is computed, and is small itself."""
     whole = traced.graph.as_graph_def()
     nodes = [*whole.node, *(node for function in whole.library.function for node in function.node_def)]

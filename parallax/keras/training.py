@@ -10,14 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 from weakref import WeakValueDictionary
 
 import tensorflow as tf
 
 from parallax.errors import SessionError
 from parallax.functions.mirrors import Mirrors
-from parallax.functions.numbered_rows import NumberedArrays
+from parallax.functions.numbered_rows import NumberedArrays, NumberedRows
 from parallax.functions.running import RunningSteps
 from parallax.functions.shares import digest_of, rows_of, share_of
 from parallax.functions.step_graph import GraphStep
@@ -31,12 +30,24 @@ from parallax.keras.metrics import LogsOfSums, MetricSums, rows_of_all
 from parallax.keras.randomness import have_parted, random_states, take_random_states
 from parallax.keras.steps import ModelStep
 from parallax.runtime.worker.barrier import barrier
+from parallax.types import (
+    Argument,
+    Array,
+    KerasModel,
+    Logs,
+    Nest,
+    Operation,
+    Picklable,
+    PortableValue,
+    TensorLike,
+    Value,
+)
 
 _trainings: WeakValueDictionary[int, ModelTraining] = WeakValueDictionary()
 """By a model's id, what trains it in this process."""
 
 
-def training_of(model: Any) -> ModelTraining | None:
+def training_of(model: KerasModel) -> ModelTraining | None:
     """What trains a model in this process at this time, if anything does."""
     return _trainings.get(id(model))
 
@@ -52,12 +63,12 @@ class ModelTraining:
 
     def __init__(
         self,
-        model: Any,
+        model: KerasModel,
         running: RunningSteps,
         steps: Mapping[str, GraphStep],
         traced: Mapping[str, ModelStep],
         names: Mapping[int, str],
-        reset: Any,
+        reset: Operation,
         reports_everywhere: bool = False,
     ) -> None:
         """Gives the session the model's values, and mirrors its variables.
@@ -95,18 +106,18 @@ class ModelTraining:
         """Says of which arrays Keras's batches are row numbers, by step (arrays.py)."""
         self._arrays = dict(arrays)
 
-    def train_function(self, iterator: Any) -> Any:
+    def train_function(self, iterator: Iterator[Nest]) -> Logs | None:
         """What `Model.train_function` gives for the next batches of an iterator."""
         return self._on_batches("train", iterator)
 
-    def test_function(self, iterator: Any) -> Any:
+    def test_function(self, iterator: Iterator[Nest]) -> Logs | None:
         """What `Model.test_function` gives for the next batches of an iterator."""
         return self._on_batches("test", iterator)
 
-    def predict_function(self, predict: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def predict_function(self, predict: Callable[[Argument], Nest]) -> Callable[[Argument], Nest]:
         """Keras's own predict function, which finds the trained values."""
 
-        def predicting(data: Any) -> Any:
+        def predicting(data: Argument) -> Nest:
             self.mirrors.refresh_all()
             return predict(data)
 
@@ -150,11 +161,11 @@ class ModelTraining:
                     take_random_states(drawn)
                 return
 
-    def agree(self, what: Any) -> Any:
+    def agree(self, what: Picklable) -> Picklable:
         """Worker 0's value, on all workers."""
         return self._tell(what)
 
-    def values(self, but: Collection[str] = ()) -> dict[str, Any]:
+    def values(self, but: Collection[str] = ()) -> dict[str, PortableValue]:
         """The values of variables by name, on worker 0 (elsewhere empty); every worker must call it.
 
         Args:
@@ -191,7 +202,7 @@ class ModelTraining:
         self.mirrors.release()
         _trainings.pop(id(self._model), None)
 
-    def _on_batches(self, which: str, iterator: Any) -> Any:
+    def _on_batches(self, which: str, iterator: Iterator[Nest]) -> Logs | None:
         """Steps over as many batches as Keras asks for at once; logs of the last."""
         logs = None
         for _ in range(library_of(self._model).steps_at_once(self._model)):
@@ -210,7 +221,7 @@ class ModelTraining:
                 logs = self._on_batch(which, arrays.batch(numbers), partial(arrays.digest, numbers))
         return logs
 
-    def _on_batch(self, which: str, batch: list[Any], digest: Callable[[], int]) -> Any:
+    def _on_batch(self, which: str, batch: list[TensorLike] | list[NumberedRows], digest: Callable[[], int]) -> Logs:
         rank, size = self.rank, self._running.size
         if which not in self._steps:
             raise SessionError(
@@ -225,7 +236,7 @@ class ModelTraining:
             return self._step(which, share, length, 0)
         return self._step(which, share_of(batch, rank, size), length, digest() if size > 1 else 0)
 
-    def _step(self, which: str, share: list[Any], length: int, digest: int) -> Any:
+    def _step(self, which: str, share: list[Array], length: int, digest: int) -> Logs:
         traced, logs = self._traced[which], self._logs[which]
         results, parts = self._steps[which].fetches
         wanted = [*parts, *(results[name] for name in logs.others)]
@@ -245,18 +256,18 @@ class ModelTraining:
             self.mirrors.outdate(self._trained)
         return self._reported(results, logs, rows)
 
-    def _reported(self, names: Iterable[str], logs: LogsOfSums, rows: dict[str, Any]) -> Any:
+    def _reported(self, names: Iterable[str], logs: LogsOfSums, rows: dict[str, Array]) -> Logs:
         """The logs of the last step, as its metrics are now: computed at once where all workers want them."""
         nothing, latest = nested_logs(dict.fromkeys(names, 0.0)), self._sums.latest
         if not self._reports:
             return nothing
 
-        def compute() -> dict[str, Any]:
+        def compute() -> Logs:
             return nested_logs(logs.logs(latest.sums, latest.others | rows))
 
         return compute() if self._reports_everywhere else library_of(self._model).late_logs(nothing, compute)
 
-    def _fetched(self, name: str) -> Any:
+    def _fetched(self, name: str) -> Value:
         """The value of a variable that is read here: by all workers, or by worker 0 alone."""
         if name in self._number_of:
             return self._sums.sums[self._number_of[name]]
@@ -278,14 +289,14 @@ class ModelTraining:
             self._tell(("write", (trained, metrics)))
         self._write(trained, metrics)
 
-    def _write(self, trained: list[str], metrics: dict[int, Any]) -> None:
+    def _write(self, trained: list[str], metrics: dict[int, Value]) -> None:
         for name in trained:
             self._running.write(name, self.mirrors.variable(name).numpy() if self.rank == 0 else None)
         if metrics:
             self._running.run_op(self._reset)
             self._sums.begin_at(metrics)
 
-    def _tell(self, what: Any) -> Any:
+    def _tell(self, what: Picklable) -> Picklable:
         """Worker 0's message, on all workers; who waits for it leaves its core to others."""
         if self._running.size == 1:
             return what

@@ -6,7 +6,6 @@ They update sparse gradients by row themselves (`update_rows`), in plain Keras t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -20,7 +19,7 @@ from parallax.optimizers.row_rules import (
     RowWiseAdagradRule,
     initial_slot,
 )
-from parallax.types import DType, Tensor
+from parallax.types import Argument, DType, Gradient, KerasVariable, LearningRate, Tensor, TensorShape, Variable
 
 _PACKAGE = "parallax"
 
@@ -28,7 +27,9 @@ _PACKAGE = "parallax"
 class _ByRow(keras.optimizers.Optimizer):  # type: ignore[misc]
     """Trains by a rule. `settings` are the rule's numbers by the names of the class's arguments."""
 
-    def __init__(self, rule: RowRule, learning_rate: Any, settings: dict[str, Any], more: dict[str, Any]) -> None:
+    def __init__(
+        self, rule: RowRule, learning_rate: LearningRate, settings: dict[str, float], more: dict[str, Argument]
+    ) -> None:
         if more.get("gradient_accumulation_steps"):
             raise ConfigError(
                 f"{type(self).__name__} updates the rows of a gradient, and gradient_accumulation_steps has Keras add "
@@ -37,14 +38,14 @@ class _ByRow(keras.optimizers.Optimizer):  # type: ignore[misc]
         super().__init__(learning_rate, **more)
         self._rule, self._settings = rule, settings
 
-    def build(self, variables: Sequence[Any]) -> None:
+    def build(self, variables: Sequence[KerasVariable]) -> None:
         """Makes the slots."""
         if self.built:
             return
         super().build(variables)
         self._slots = [[self._slot(variable, slot) for slot in self._rule.slots] for variable in variables]
 
-    def _slot(self, variable: Any, slot: RowSlot) -> Any:
+    def _slot(self, variable: KerasVariable, slot: RowSlot) -> KerasVariable:
         return self.add_variable(
             tuple(slot.shape(variable.shape)),
             _Initial(slot),
@@ -52,7 +53,7 @@ class _ByRow(keras.optimizers.Optimizer):  # type: ignore[misc]
             name=f"{variable.path}_{slot.name}".replace("/", "_"),
         )
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(self, gradient: Gradient, variable: Variable, learning_rate: LearningRate) -> None:
         """Updates the rows of a sparse gradient, or all of a dense one."""
         if isinstance(gradient, tf.IndexedSlices):
             rows, places = tf.unique(gradient.indices)
@@ -68,7 +69,7 @@ class _ByRow(keras.optimizers.Optimizer):  # type: ignore[misc]
         for one, whole in zip(slots, new, strict=True):
             one.assign(whole)
 
-    def update_rows(self, values: Tensor, rows: Tensor, variable: Any, learning_rate: Any) -> None:
+    def update_rows(self, values: Tensor, rows: Tensor, variable: Variable, learning_rate: LearningRate) -> None:
         """Updates some rows and leaves all others alone; Parallax calls it in place of `update_step`.
 
         Args:
@@ -85,13 +86,17 @@ class _ByRow(keras.optimizers.Optimizer):  # type: ignore[misc]
         for one, of_rows in zip(slots, new, strict=True):
             one.scatter_update(tf.IndexedSlices(of_rows, rows))
 
-    def _held(self, variable: Any) -> tuple[Any, list[Any]]:
+    def _held(self, variable: Variable) -> tuple[Variable, list[Variable]]:
         """A variable and its slots, as tf.Variables."""
         slots = self._slots[self._get_variable_index(variable)]
         return getattr(variable, "_value", variable), [one._value for one in slots]
 
     def _updated(
-        self, gradient: Tensor, value: Any, slots: Sequence[Any], learning_rate: Any
+        self,
+        gradient: Tensor,
+        value: Tensor | Variable | None,
+        slots: Sequence[Tensor | Variable],
+        learning_rate: LearningRate,
     ) -> tuple[Tensor, list[Tensor]]:
         """What the rule gives, of whole variables or of rows."""
         held = [tf.convert_to_tensor(one) for one in slots]
@@ -101,7 +106,7 @@ class _ByRow(keras.optimizers.Optimizer):  # type: ignore[misc]
         old = tf.convert_to_tensor(value) if self._rule.replaces else None
         return self._rule.updated(tf.cast(gradient, dtype), old, held, tf.cast(learning_rate, dtype), powers)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """What makes an equal optimizer."""
         return {**super().get_config(), **self._settings}
 
@@ -112,7 +117,7 @@ class _Initial(keras.initializers.Initializer):  # type: ignore[misc]
     def __init__(self, slot: RowSlot) -> None:
         self._slot = slot
 
-    def __call__(self, shape: Any, dtype: DType = None) -> Tensor:
+    def __call__(self, shape: TensorShape, dtype: DType = None) -> Tensor:
         return initial_slot(self._slot, list(shape), tf.as_dtype(dtype or keras.config.floatx()))
 
 
@@ -132,10 +137,10 @@ class RowWiseAdagrad(_ByRow):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
+        learning_rate: LearningRate = 0.001,
         initial_accumulator_value: float = 0.1,
         epsilon: float = 1e-8,
-        **more: Any,
+        **more: Argument,
     ) -> None:
         settings = {"initial_accumulator_value": initial_accumulator_value, "epsilon": epsilon}
         super().__init__(RowWiseAdagradRule(initial_accumulator_value, epsilon), learning_rate, settings, more)
@@ -158,11 +163,11 @@ class LazyAdam(_ByRow):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
+        learning_rate: LearningRate = 0.001,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
-        **more: Any,
+        **more: Argument,
     ) -> None:
         settings = {"beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon}
         super().__init__(LazyAdamRule(beta_1, beta_2, epsilon), learning_rate, settings, more)
@@ -188,13 +193,13 @@ class AdmittedFtrl(_ByRow):
 
     def __init__(
         self,
-        learning_rate: Any = 0.1,
+        learning_rate: LearningRate = 0.1,
         beta: float = 1.0,
         l1: float = 0.0,
         l2: float = 0.0,
         admit_after: int = 1,
         admit_probability: float = 1.0,
-        **more: Any,
+        **more: Argument,
     ) -> None:
         rule = AdmittedFtrlRule(beta, l1, l2, admit_after, admit_probability)
         admission = {"admit_after": admit_after, "admit_probability": admit_probability}

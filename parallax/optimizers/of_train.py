@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -15,7 +14,7 @@ from parallax.optimizers.row_rules import (
     RowWiseAdagradRule,
     initial_slot,
 )
-from parallax.types import DType, Operation, Tensor
+from parallax.types import DType, Gradient, LearningRate, Operation, Tensor, TensorShape, Variable
 
 v1 = tf.compat.v1
 
@@ -23,11 +22,11 @@ v1 = tf.compat.v1
 class _TrainsByRow(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     """Trains by a rule; equal rows of a gradient are added up first, as the base class does for rules of this kind."""
 
-    def __init__(self, rule: RowRule, learning_rate: Any, use_locking: bool, name: str) -> None:
+    def __init__(self, rule: RowRule, learning_rate: LearningRate, use_locking: bool, name: str) -> None:
         super().__init__(use_locking, name)
         self._rule, self._rate = rule, learning_rate
 
-    def _create_slots(self, var_list: Sequence[Any]) -> None:
+    def _create_slots(self, var_list: Sequence[Variable]) -> None:
         for variable in var_list:
             for slot in self._rule.slots:
                 shape, dtype = slot.shape(variable.shape.as_list()), variable.dtype.base_dtype
@@ -42,7 +41,7 @@ class _TrainsByRow(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         rate = self._rate() if callable(self._rate) else self._rate
         self._rate_tensor = tf.convert_to_tensor(rate, name="learning_rate")
 
-    def _powers(self) -> list[Any]:
+    def _powers(self) -> list[Variable]:
         graph = v1.get_default_graph()
         count = len(self._rule.decays)
         return [self._get_non_slot_variable(f"beta{number}_power", graph=graph) for number in range(1, count + 1)]
@@ -52,10 +51,10 @@ class _TrainsByRow(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         powers = [tf.cast(power, dtype) for power in self._powers()]
         return self._rule.updated(gradient, value, slots, tf.cast(self._rate_tensor, dtype), powers)
 
-    def _kept(self, variable: Any) -> list[Any]:
+    def _kept(self, variable: Variable) -> list[Variable]:
         return [self.get_slot(variable, slot.name) for slot in self._rule.slots]
 
-    def _apply_dense(self, grad: Tensor, var: Any) -> Operation:
+    def _apply_dense(self, grad: Tensor, var: Variable) -> Operation:
         kept, write = self._kept(var), v1.assign if self._rule.replaces else v1.assign_sub
         value = tf.convert_to_tensor(var) if self._rule.replaces else None
         change, slots = self._updated(grad, value, [tf.convert_to_tensor(one) for one in kept])
@@ -63,13 +62,13 @@ class _TrainsByRow(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             written = [v1.assign(one, new, use_locking=self._use_locking) for one, new in zip(kept, slots, strict=True)]
             return tf.group(write(var, change, use_locking=self._use_locking), *written)
 
-    def _resource_apply_dense(self, grad: Tensor, handle: Any) -> Operation:
+    def _resource_apply_dense(self, grad: Tensor, handle: Variable) -> Operation:
         return self._apply_dense(grad, handle)
 
-    def _apply_sparse(self, grad: Any, var: Any) -> Operation:
+    def _apply_sparse(self, grad: Gradient, var: Variable) -> Operation:
         return self._resource_apply_sparse(grad.values, var, grad.indices)
 
-    def _resource_apply_sparse(self, grad: Tensor, handle: Any, indices: Tensor) -> Operation:
+    def _resource_apply_sparse(self, grad: Tensor, handle: Variable, indices: Tensor) -> Operation:
         """The rows of `indices`, each once; what is written is computed of what was read before."""
         kept, write = self._kept(handle), v1.scatter_update if self._rule.replaces else v1.scatter_sub
         value = tf.gather(handle, indices) if self._rule.replaces else None
@@ -92,7 +91,7 @@ class _InitialSlot:
     def __init__(self, slot: RowSlot) -> None:
         self._slot = slot
 
-    def __call__(self, shape: Any, dtype: DType = tf.float32, partition_info: Any = None) -> Tensor:
+    def __call__(self, shape: TensorShape, dtype: DType = tf.float32, partition_info: object = None) -> Tensor:
         return initial_slot(self._slot, tf.TensorShape(shape).as_list(), dtype)
 
 
@@ -112,7 +111,7 @@ class RowWiseAdagradOptimizer(_TrainsByRow):
 
     def __init__(
         self,
-        learning_rate: Any,
+        learning_rate: LearningRate,
         initial_accumulator_value: float = 0.1,
         epsilon: float = 1e-8,
         use_locking: bool = False,
@@ -138,7 +137,7 @@ class LazyAdamOptimizer(_TrainsByRow):
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
+        learning_rate: LearningRate = 0.001,
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
@@ -167,7 +166,7 @@ class AdmittedFtrlOptimizer(_TrainsByRow):
 
     def __init__(
         self,
-        learning_rate: Any = 0.1,
+        learning_rate: LearningRate = 0.1,
         beta: float = 1.0,
         l1: float = 0.0,
         l2: float = 0.0,

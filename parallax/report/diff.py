@@ -176,7 +176,7 @@ def _changed(values: Sequence[Any], words: Callable[[Any], str]) -> tuple[str, s
     return texts
 
 
-def _words(value: Any) -> str:
+def _words(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(str(v) for v in value)
     return "" if value is None else str(value)

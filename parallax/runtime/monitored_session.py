@@ -7,7 +7,7 @@ there is one. Variables on servers have their values already.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import ModuleType
 
 import tensorflow as tf
 from tensorflow.python.framework import meta_graph
@@ -30,7 +30,7 @@ from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, ProcessGroup
 from parallax.settings.config import Config
 from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph
-from parallax.types import Graph, Operation, Session, Tensor
+from parallax.types import ConfigProto, Graph, Hook, Operation, Scaffold, Session, Tensor, Variable
 
 v1 = tf.compat.v1
 
@@ -41,7 +41,7 @@ def monitored_session(
     config: Config,
     worker: WorkerContext,
     later: list[list[str]],
-    more_hooks: Sequence[Any],
+    more_hooks: Sequence[Hook],
     guard: Guard | None,
     has_values: bool,
     place: editor.Worker,
@@ -103,7 +103,7 @@ def _scaffold(
     resources: list[Operation],
     later: list[list[str]],
     resume: Callable[[Session], None],
-) -> Any:
+) -> Scaffold:
     """What TensorFlow runs before the first step, in the default graph."""
     waiting = {name for phase in later for name in phase}
     first = [v.initializer for v in v1.global_variables() if v.initializer.name not in waiting]
@@ -118,13 +118,13 @@ def _scaffold(
     )
 
 
-def _held_here(worker_graph: WorkerGraph) -> list[Any]:
+def _held_here(worker_graph: WorkerGraph) -> list[Variable]:
     """The variables that this worker has: whole, or rows of them."""
     everything = [*v1.global_variables(), *v1.local_variables()]
     return [v for v in everything if _op_name(v) not in worker_graph.on_servers]
 
 
-def _options(config: Config, members: ProcessGroup) -> Any:
+def _options(config: Config, members: ProcessGroup) -> ConfigProto:
     """The options of this worker's session, which sees the servers and itself.
 
     A worker that is slow or gone then holds up no other session, but by what the two exchange.
@@ -152,7 +152,7 @@ def _imported(graph: Graph, worker_graph: WorkerGraph) -> Graph:
     return imported
 
 
-def _default_options() -> Any:
+def _default_options() -> ConfigProto:
     """One GPU for each worker of a host, where there are any (this path is untested: no machine with a GPU)."""
     import horovod.tensorflow as hvd
 
@@ -163,7 +163,9 @@ def _default_options() -> Any:
     return options
 
 
-def _equal_on_all(worker_graph: WorkerGraph, later: list[list[str]], resume: Callable[[Session], None]) -> Any:
+def _equal_on_all(
+    worker_graph: WorkerGraph, later: list[list[str]], resume: Callable[[Session], None]
+) -> Callable[[Scaffold, Session], None]:
     """Runs the later initializers, gives variables that every worker holds worker 0's initial value, and resumes.
 
     Seeds already make them equal where random ops give the values; this covers values that Python code gives.
@@ -179,7 +181,7 @@ def _equal_on_all(worker_graph: WorkerGraph, later: list[list[str]], resume: Cal
             copies.append(variable.assign(_sent(mpi_ops, variable.read_value())).op)
         start = tf.group(*copies)
 
-    def run(_: Any, session: Session) -> None:
+    def run(_: Scaffold, session: Session) -> None:
         for phase in later:
             session.run(phase)
         session.run(start)
@@ -188,13 +190,13 @@ def _equal_on_all(worker_graph: WorkerGraph, later: list[list[str]], resume: Cal
     return run
 
 
-def _sent(mpi_ops: Any, value: Tensor) -> Tensor:
+def _sent(mpi_ops: ModuleType, value: Tensor) -> Tensor:
     """Worker 0's value; bfloat16, which Horovod does not know, travels as the integers of its bits."""
     if value.dtype.base_dtype == tf.bfloat16:
         return tf.bitcast(mpi_ops.broadcast(tf.bitcast(value, tf.int16), 0), tf.bfloat16)
     return mpi_ops.broadcast(value, 0)
 
 
-def _op_name(variable: Any) -> str:
+def _op_name(variable: Variable) -> str:
     handle = getattr(variable, "handle", None)
     return str(handle.op.name if handle is not None else variable.op.name)

@@ -13,7 +13,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.gradients import gradient_updates
@@ -54,7 +53,7 @@ from parallax.settings.config import Config
 from parallax.settings.parts import CheckPointConfig
 from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph, transform
-from parallax.types import Comm, Graph
+from parallax.types import Comm, Graph, Hook
 
 _LARGE_BYTES = 64 * 2**20
 """From this size on it is told that a value is made whole; a checkpoint too holds so much at once."""
@@ -101,7 +100,7 @@ def open_session(
         if equal_randomness:  # a comparison from the initial values
             config = replace(config, ckpt_config=CheckPointConfig(), guard=False)
         training = _training(worker, made, members, equal_randomness)
-        hooks: list[Any] = [
+        hooks: list[Hook] = [
             *_profile(config, members.rank, worker, training),
             *_trace(trace, worker, training, made.worker_graph),
         ]

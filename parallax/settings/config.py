@@ -38,6 +38,7 @@ from parallax.settings.parts import (
     TableConfig,
 )
 from parallax.settings.variables import FIELD_BY_MAPPING, Variable, together
+from parallax.types import ConfigProto, Hook
 
 STALL_TIMEOUT_S = 60.0
 """How long a worker waits for the others in one run before the job is ended; generous beside any healthy step."""
@@ -45,32 +46,32 @@ COMPUTE_DTYPES = ("bfloat16",)
 """What products may be computed in, besides their own type."""
 
 
-def _run_option(name: str, value: Any) -> str:
+def _run_option(name: str, value: object) -> str:
     return "HYBRID" if value is None else checked.one_of(name, value, RUN_OPTIONS)
 
 
-def _wire_dtype(name: str, value: Any) -> str | None:
+def _wire_dtype(name: str, value: object) -> str | None:
     return None if value is None else checked.one_of(name, value, WIRE_DTYPES)
 
 
-def _compute_dtype(name: str, value: Any) -> str | None:
+def _compute_dtype(name: str, value: object) -> str | None:
     return None if value is None else checked.one_of(name, value, COMPUTE_DTYPES)
 
 
-def _sess_config(name: str, value: Any) -> Any:
+def _sess_config(name: str, value: object) -> ConfigProto:
     if value is not None and not hasattr(value, "gpu_options"):
         raise ConfigError(f"{name} must be a tf.ConfigProto, or None, and {value!r} was given.")
     return value
 
 
-def _replan(name: str, value: Any) -> ReplanConfig:
+def _replan(name: str, value: object) -> ReplanConfig:
     if isinstance(value, str):
         return ReplanConfig(value)
     found: ReplanConfig = checked.instance_of(name, value, ReplanConfig)
     return found
 
 
-def _hooks(name: str, value: Any) -> tuple[Any, ...]:
+def _hooks(name: str, value: object) -> tuple[Hook, ...]:
     if not isinstance(value, Sequence):
         raise ConfigError(f"{name} must be a list of SessionRunHooks, and {value!r} was given.")
     for hook in value:
@@ -213,7 +214,7 @@ class Config:
     stall_timeout_s: float = setting(STALL_TIMEOUT_S, rule=checked.seconds)
     hooks: Sequence[Any] = setting((), rule=_hooks)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         """Sets one value, checked."""
         if name not in _RULES:
             raise ConfigError(f"A setting of Config must be one of {', '.join(_RULES)}, and {name!r} was set.")
@@ -234,7 +235,7 @@ class Config:
         records = together(**self._of_variables())
         return {name: value for name, record in records.items() if (value := getattr(record, said)) is not None}
 
-    def _of_variables(self, **changed: Any) -> dict[str, Any]:
+    def _of_variables(self, **changed: object) -> dict[str, Any]:
         """What is said of variables, with a value that is about to be set."""
         now = {name: changed.get(name, getattr(self, name, {})) for name in _OF_VARIABLES}
         return {"variables": now.pop("variables"), "mappings": now}

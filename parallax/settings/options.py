@@ -68,7 +68,7 @@ class Option:
         """The option that has the name of a setting."""
         return f"--{'no-' if self.const is False else ''}{setting.replace('_', '-')}"
 
-    def add_to(self, parser: Any, setting: str) -> None:
+    def add_to(self, parser: argparse._ActionsContainer, setting: str) -> None:
         """Gives it to an argparse parser, or a group of one."""
         keywords: dict[str, Any] = {"dest": setting, "help": self.help}
         if self.const is not None:

@@ -39,11 +39,11 @@ class Variable:
             rule(field, getattr(self, field))
 
 
-def _route(name: str, value: Any) -> str | None:
+def _route(name: str, value: object) -> str | None:
     return None if value is None else checked.one_of(name, value, ROUTES)
 
 
-def _memory_hosts(name: str, value: Any) -> int | None:
+def _memory_hosts(name: str, value: object) -> int | None:
     return checked.number_or_none(name, value, most=2)
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tensorflow.python.framework import op_def_registry
 
@@ -26,7 +25,7 @@ from parallax.graph.view import split_tensor
 from parallax.transform.building.editor import SCOPE, GradientAccumulation
 from parallax.transform.passes.seeds import mixed
 from parallax.transform.pipeline import WorkerGraph
-from parallax.types import GraphDef, NodeDef
+from parallax.types import GraphDef, NodeDef, OpDef
 
 VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 _PREFIX = re.compile(rf"{SCOPE}/plan_\d+/")
@@ -162,7 +161,7 @@ def _changed(running: WorkerGraph, new: WorkerGraph) -> set[str]:
     return changed
 
 
-def _kept_partitions(running: WorkerGraph, new: WorkerGraph, before: Mapping[str, Any]) -> frozenset[str]:
+def _kept_partitions(running: WorkerGraph, new: WorkerGraph, before: Mapping[str, NodeDef]) -> frozenset[str]:
     """The partitions of those variables of which servers hold the same rows by both plans."""
     after = {node.name: node for node in new.graph_def.node}
     return frozenset(
@@ -201,7 +200,7 @@ def _keeps_state(node: NodeDef) -> bool:
     return creates and any(argument.type == _RESOURCE or argument.is_ref for argument in definition.output_arg)
 
 
-def _definition(node: NodeDef) -> Any:
+def _definition(node: NodeDef) -> OpDef | None:
     return op_def_registry.get(node.op)
 
 

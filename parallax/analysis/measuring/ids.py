@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from parallax.graph.ops import state_op
 from parallax.graph.spec import GraphSpec, Part, VariableClass, VariableSpec
 from parallax.graph.view import GraphView, split_tensor
 from parallax.profiles.profiles import TableProfile
+from parallax.types import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _axis(view: GraphView, tensor: str) -> int | None:
     return None if axis is None else int(axis)
 
 
-def asked(table: TableIds, values: Sequence[Any], worker: int, step: int) -> LookedUpIds:
+def asked(table: TableIds, values: Sequence[Value], worker: int, step: int) -> LookedUpIds:
     """What a worker asks of a table, as it was fetched.
 
     Args:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
@@ -21,6 +21,7 @@ from parallax.analysis.reading.functions import is_stateful
 from parallax.analysis.reading.inline import inline_calls, knowing
 from parallax.graph.control_flow import SWITCHES, is_loop_merge, predicate_of
 from parallax.graph.view import GraphView, Shape, split_tensor, tensor_name
+from parallax.types import FunctionLibrary
 
 if TYPE_CHECKING:
     from parallax.analysis.propagation.batch_axis import BatchAxes
@@ -41,7 +42,7 @@ class Body:
     results: tuple[str, ...]
 
 
-def body_of(library: Any, name: str) -> Body:
+def body_of(library: FunctionLibrary, name: str) -> Body:
     """The graph of a function, with the shapes of its tensors; calls in it are inlined."""
     function = next(f for f in library.function if f.signature.name == name)
     with knowing(library):

@@ -7,7 +7,6 @@ the proof. `MIXED` says that the first axis has all workers' rows, in another or
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from parallax.analysis.propagation import axis_blocks, axis_cuts, axis_einsum, axis_loops, axis_numbers, axis_rows
 from parallax.analysis.propagation.axis_part import ALIKE, MIXED, AxisPart
@@ -15,6 +14,7 @@ from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE, WHOLE_OR
 from parallax.analysis.propagation.states import State
 from parallax.graph.control_flow import SWITCHES, Branch, Branches, branches_of, is_loop_merge, predicate_of
 from parallax.graph.view import GraphView, Shape, split_tensor
+from parallax.types import Value
 
 _SOURCES = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
 _SOURCES_OF_MANY = (
@@ -206,7 +206,7 @@ class BatchAxes:
             return False
         return tensor in self._same or (tensor not in self._supposed and self.states[tensor].kind in _EQUAL)
 
-    def constant(self, tensor: str) -> Any | None:
+    def constant(self, tensor: str) -> Value | None:
         """The value of a tensor, if constants give it: alone, or put together to the order of axes and the like."""
         return axis_numbers.value(self.view, tensor)
 

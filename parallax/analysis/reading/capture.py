@@ -25,7 +25,7 @@ from parallax.graph.garbage import cycles_wait
 from parallax.graph.row_updates import row_update_ops
 from parallax.graph.spec import OPEN_SHAPE, Part
 from parallax.graph.view import GraphView, split_tensor
-from parallax.types import Graph, GraphDef, NodeDef
+from parallax.types import Graph, GraphDef, NodeDef, Variable
 
 VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _SHAPES = "_output_shapes"
@@ -111,7 +111,7 @@ def capture(graph: Graph, digest: str | None = None, by_row: bool = False) -> Ca
     return Captured(view, digest, _variables(graph, view, is_open), records, hidden, lazy, by_row)
 
 
-def _flat(graph_def: GraphDef) -> tuple[Any, tuple[InlinedCall, ...]]:
+def _flat(graph_def: GraphDef) -> tuple[GraphDef, tuple[InlinedCall, ...]]:
     """The graph without calls, and without conditionals that write variables, at its top level; and the calls."""
     calls: list[InlinedCall] = []
     for _ in range(_MAX_DEPTH):
@@ -124,7 +124,7 @@ def _flat(graph_def: GraphDef) -> tuple[Any, tuple[InlinedCall, ...]]:
     return graph_def, tuple(calls)
 
 
-def _with_shapes(graph_def: GraphDef) -> Any:
+def _with_shapes(graph_def: GraphDef) -> GraphDef:
     """Has TensorFlow infer the shapes anew; those that were known before it takes as they are."""
     scratch = tf.Graph()
     with scratch.as_default():
@@ -161,7 +161,7 @@ def _shape_of(node: NodeDef) -> tuple[int, ...] | None:
     return tuple(int(dim.size) for dim in shape.dim)
 
 
-def _declared(graph: Graph) -> dict[str, Any]:
+def _declared(graph: Graph) -> dict[str, Variable]:
     """The variables of a graph's collections, by op."""
     keys, declared = tf.compat.v1.GraphKeys, {}
     for key in (keys.GLOBAL_VARIABLES, keys.LOCAL_VARIABLES, keys.TRAINABLE_VARIABLES):
@@ -192,12 +192,12 @@ def _variables(graph: Graph, view: GraphView, is_open: set[str]) -> dict[str, Ca
     return found
 
 
-def _op_name(variable: Any) -> str:
+def _op_name(variable: Variable) -> str:
     handle = getattr(variable, "handle", None)
     return str(handle.op.name if handle is not None else variable.op.name)
 
 
-def _slice_of(variable: Any, name: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...], int]:
+def _slice_of(variable: Variable, name: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...], int]:
     """(logical name, whole shape, first row); a part of a partitioned variable knows what it is a part of.
 
     Parts cut along another dimension than the rows stay variables of their own.
@@ -208,7 +208,7 @@ def _slice_of(variable: Any, name: str, shape: tuple[int, ...]) -> tuple[str, tu
     return str(info.full_name), tuple(int(d) for d in info.full_shape), int(info.var_offset[0])
 
 
-def _initializer(variable: Any, name: str, view: GraphView) -> str:
+def _initializer(variable: Variable, name: str, view: GraphView) -> str:
     initializer = getattr(variable, "initializer", None)
     if initializer is not None:
         return str(initializer.name)

@@ -11,12 +11,11 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
 from parallax.analysis.reading.functions import takes_functions
-from parallax.types import GraphDef, NodeDef
+from parallax.types import AttrValue, FunctionDef, GraphDef, NameAttrList, NodeDef
 
 SEEDS = ("seed", "seed2")
 _OWN_NAMES = ("_gradient_op_type",)
@@ -56,7 +55,7 @@ def node_digests(graph_def: GraphDef) -> dict[str, str]:
     return {node.name: _digest(node if _is_bare(node, bodies) else _skeleton(node, bodies)) for node in graph_def.node}
 
 
-def first_difference(launcher: Any, own: Any) -> GraphDifference | None:
+def first_difference(launcher: GraphDef, own: GraphDef) -> GraphDifference | None:
     """In what the structure of a graph differs from the launcher's; None when in nothing.
 
     Args:
@@ -85,7 +84,7 @@ def first_difference(launcher: Any, own: Any) -> GraphDifference | None:
     return GraphDifference(before, f"{missing} after {before!r}" if before else missing)
 
 
-def function_names(launcher: Any, own: Any) -> dict[str, str]:
+def function_names(launcher: GraphDef, own: GraphDef) -> dict[str, str]:
     """Name of a function in a graph -> its name in the launcher's, which has the same structure."""
     theirs, mine = _Bodies(launcher).functions, _Bodies(own).functions
     by_name = {node.name: node for node in own.node}
@@ -112,7 +111,7 @@ def value_digest(node: NodeDef) -> str:
     return hashlib.sha256(node.attr["value"].tensor.SerializeToString(deterministic=True)).hexdigest()
 
 
-def values_differ(first: Any, second: Any) -> bool:
+def values_differ(first: NodeDef, second: NodeDef) -> bool:
     """Whether two nodes of equal structure have other values: a constant's, or the seeds of a random op."""
     if has_value(first):
         return bool(first.attr["value"].tensor != second.attr["value"].tensor)
@@ -136,15 +135,15 @@ class _Bodies:
         return self._digests[name]
 
 
-def _arguments(function: Any) -> list[str]:
+def _arguments(function: FunctionDef) -> list[str]:
     return [f"{arg.name} {arg.type}" for arg in (*function.signature.input_arg, *function.signature.output_arg)]
 
 
-def _results(function: Any) -> list[str]:
+def _results(function: FunctionDef) -> list[str]:
     return sorted(f"{a} {b}" for results in (function.ret, function.control_ret) for a, b in results.items())
 
 
-def _skeleton(node: NodeDef, bodies: _Bodies) -> Any:
+def _skeleton(node: NodeDef, bodies: _Bodies) -> NodeDef:
     """A copy of a node without its values, and with digests for names of functions."""
     copy = type(node)(name=node.name, device=node.device, input=_ordered(node.input))
     copy.op = bodies.digest(node.op) if node.op in bodies.functions else node.op
@@ -177,7 +176,7 @@ def _is_bare(node: NodeDef, bodies: _Bodies) -> bool:
     return len(controls) < 2 or list(node.input) == _ordered(node.input)
 
 
-def _called(value: Any) -> Iterable[Any]:
+def _called(value: AttrValue) -> Iterable[NameAttrList]:
     """The functions that an attribute names."""
     if value.HasField("func"):
         return [value.func]
@@ -194,7 +193,7 @@ def _digest(node: NodeDef) -> str:
     return hashlib.sha256(node.SerializeToString(deterministic=True)).hexdigest()[:16]
 
 
-def _how(launcher: Any, own: Any, their_bodies: _Bodies, own_bodies: _Bodies) -> str:
+def _how(launcher: NodeDef, own: NodeDef, their_bodies: _Bodies, own_bodies: _Bodies) -> str:
     """In what two nodes of one name differ."""
     wanted, found = _skeleton(launcher, their_bodies), _skeleton(own, own_bodies)
     if wanted.op != found.op:
@@ -212,7 +211,7 @@ def _how(launcher: Any, own: Any, their_bodies: _Bodies, own_bodies: _Bodies) ->
     return inside or f"{what} is {values[0]}, and the launcher's {values[1]}"
 
 
-def _inside(launcher: Any, own: Any, their_bodies: _Bodies, own_bodies: _Bodies) -> str:
+def _inside(launcher: AttrValue, own: AttrValue, their_bodies: _Bodies, own_bodies: _Bodies) -> str:
     """The first difference in the bodies of the functions that two attributes name; empty when they name none."""
     for theirs, mine in zip(_called(launcher), _called(own), strict=False):
         first, second = their_bodies.functions.get(theirs.name), own_bodies.functions.get(mine.name)
@@ -231,12 +230,12 @@ def _inside(launcher: Any, own: Any, their_bodies: _Bodies, own_bodies: _Bodies)
     return ""
 
 
-def _attribute(node: NodeDef, name: str) -> Any:
-    attributes: Mapping[str, Any] = node.attr
+def _attribute(node: NodeDef, name: str) -> AttrValue | None:
+    attributes: Mapping[str, AttrValue] = node.attr
     return attributes[name] if name in attributes else None
 
 
-def _shown(value: Any) -> str:
+def _shown(value: AttrValue | None) -> str:
     """An attribute's value in a line."""
     if value is None:
         return "not there"

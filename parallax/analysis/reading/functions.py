@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 from parallax.graph.ops import op_definition, state_op
 from parallax.graph.view import GraphView
-from parallax.types import NodeDef
+from parallax.types import FunctionDef, FunctionLibrary, NodeDef
 
 
 class Functions:
@@ -23,7 +22,7 @@ class Functions:
         differs: whether an op type gives, or may give, every worker something else for the same inputs.
     """
 
-    def __init__(self, library: Any, differs: Callable[[str], bool]) -> None:
+    def __init__(self, library: FunctionLibrary, differs: Callable[[str], bool]) -> None:
         self._functions = {f.signature.name: f for f in library.function}
         self._differs = differs
         self._written: dict[str, frozenset[int]] = {}
@@ -58,7 +57,7 @@ class Functions:
                     break
         return self._differing[name]
 
-    def _written_by(self, function: Any) -> frozenset[int]:
+    def _written_by(self, function: FunctionDef) -> frozenset[int]:
         arguments = {arg.name: i for i, arg in enumerate(function.signature.input_arg)}
         nodes = {node.name: node for node in function.node_def}
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
 from parallax.graph.view import split_tensor, tensor_name
-from parallax.types import GraphDef
+from parallax.types import FunctionDef, FunctionLibrary, GraphDef, NodeDef
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _MAX_DEPTH = 50
@@ -47,7 +46,7 @@ class InlinedCall:
         return f"{self.name}/{node}"
 
 
-def inline_calls(graph_def: GraphDef) -> tuple[Any, tuple[InlinedCall, ...]]:
+def inline_calls(graph_def: GraphDef) -> tuple[GraphDef, tuple[InlinedCall, ...]]:
     """A copy of the graph without PartitionedCall and StatefulPartitionedCall nodes at its top level, and the calls.
 
     The graph is returned itself when it holds none. A function that calls itself is left alone below a depth of 50.
@@ -63,7 +62,7 @@ def inline_calls(graph_def: GraphDef) -> tuple[Any, tuple[InlinedCall, ...]]:
 
 
 @contextmanager
-def knowing(library: Any) -> Iterator[None]:
+def knowing(library: FunctionLibrary) -> Iterator[None]:
     """Within it, functions may be read whose nodes run others of the library under their names, as ops."""
     with tf.Graph().as_default():
         tf.graph_util.import_graph_def(graph_pb2.GraphDef(library=library), name="")
@@ -84,7 +83,7 @@ def _led_to_results(graph_def: GraphDef, calls: list[InlinedCall]) -> tuple[Inli
     return tuple(replace(call, arguments=tuple(result_of.get(t, t) for t in call.arguments)) for call in calls)
 
 
-def _inline_once(graph_def: GraphDef, calls: list[InlinedCall]) -> Any:
+def _inline_once(graph_def: GraphDef, calls: list[InlinedCall]) -> GraphDef:
     functions = {f.signature.name: f for f in graph_def.library.function}
     out = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
@@ -95,7 +94,7 @@ def _inline_once(graph_def: GraphDef, calls: list[InlinedCall]) -> Any:
     return out
 
 
-def _expand(out: Any, call: Any, function: Any) -> InlinedCall:
+def _expand(out: GraphDef, call: NodeDef, function: FunctionDef) -> InlinedCall:
     """Appends the nodes of a function's body for one call, and the IdentityN that takes the call's name."""
     body, flat_names = function_def_to_graph_def(function)
     data = [tensor_name(i) for i in call.input if not i.startswith("^")]
@@ -136,7 +135,7 @@ def _expand(out: Any, call: Any, function: Any) -> InlinedCall:
     return InlinedCall(call.name, function.signature.name, tuple(data), body_names, given)
 
 
-def _results(out: Any, call: Any, results: list[str], controls: list[str]) -> tuple[str, ...]:
+def _results(out: GraphDef, call: NodeDef, results: list[str], controls: list[str]) -> tuple[str, ...]:
     """Appends an Identity for each result, which waits for all that the call does."""
     names = []
     for number, result in enumerate(results):

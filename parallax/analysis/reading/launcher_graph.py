@@ -10,12 +10,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from tensorflow.core.framework import graph_pb2
 
 from parallax.analysis.reading.digests import SHAPES, first_difference, function_names, has_value, value_digest
-from parallax.types import Graph, GraphDef
+from parallax.types import Graph, GraphDef, TensorProto
 
 _ATTRIBUTE = "_parallax_launcher_graph"
 _DIGEST = "_parallax_value"
@@ -35,7 +34,7 @@ class LauncherGraph:
 
     graph_def: GraphDef
     digests: Mapping[str, str] = field(default_factory=dict)
-    others: Mapping[str, Any] = field(default_factory=dict)
+    others: Mapping[str, TensorProto] = field(default_factory=dict)
 
 
 def packed(graph: Graph, large_bytes: float = LARGE_BYTES) -> bytes:
@@ -90,7 +89,7 @@ def functions_meant(graph: Graph) -> dict[str, str]:
     return function_names(launcher.graph_def, graph.as_graph_def())
 
 
-def meant(graph: Graph, add_shapes: bool = True) -> Any:
+def meant(graph: Graph, add_shapes: bool = True) -> GraphDef:
     """GraphDef of a graph as it shall be trained; a new one each time.
 
     Args:

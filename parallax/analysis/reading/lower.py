@@ -6,8 +6,6 @@ alike. The branches become calls, which are inlined. The conditional keeps its n
 
 from __future__ import annotations
 
-from typing import Any
-
 from tensorflow.core.framework import graph_pb2
 
 from parallax.analysis.reading.functions import Functions
@@ -17,7 +15,7 @@ _CONDITIONALS = ("If", "StatelessIf")
 _BOOL, _RESOURCE = 10, 20  # types.proto
 
 
-def lower_conditionals(graph_def: GraphDef) -> Any:
+def lower_conditionals(graph_def: GraphDef) -> GraphDef:
     """A copy of the graph in which no If at its top level writes a variable; the graph itself when none does."""
     functions = Functions(graph_def.library, lambda op: False)
     writing = {n.name for n in graph_def.node if n.op in _CONDITIONALS and functions.written_slots(n)}
@@ -32,7 +30,7 @@ def lower_conditionals(graph_def: GraphDef) -> Any:
     return out
 
 
-def _lower(out: Any, node: NodeDef) -> None:
+def _lower(out: GraphDef, node: NodeDef) -> None:
     """Appends what an If becomes."""
     scope = f"{node.name}/lowered"
     data = [i for i in node.input if not i.startswith("^")]
@@ -70,7 +68,7 @@ def _lower(out: Any, node: NodeDef) -> None:
         last.attr["T"].list.type.extend(node.attr["Tout"].list.type)
 
 
-def _predicate(out: Any, node: NodeDef, scope: str, tensor: str, controls: list[str]) -> str:
+def _predicate(out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list[str]) -> str:
     """The predicate as a boolean scalar, after what the conditional waits for; other types are true unless zero."""
     dtype = node.attr["Tcond"].type
     if dtype == _BOOL or not dtype:
@@ -80,7 +78,7 @@ def _predicate(out: Any, node: NodeDef, scope: str, tensor: str, controls: list[
     return cast
 
 
-def _add(out: Any, name: str, op: str, inputs: list[str], N: int | None = None, **types: int) -> str:
+def _add(out: GraphDef, name: str, op: str, inputs: list[str], N: int | None = None, **types: int) -> str:
     added = out.node.add()
     added.name, added.op = name, op
     added.input.extend(inputs)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from parallax.types import Graph, Tensor
+from parallax.types import Argument, FuncGraph, Gradient, Graph, Nest, Operation, Tensor, Variable
 
 _ATTRIBUTE = "_parallax_gradient_records"
 _INSIDE: ContextVar[bool] = ContextVar("inside autodiff", default=False)
@@ -89,12 +89,12 @@ def records_of(graph: Graph) -> tuple[GradientRecord, ...]:
     return tuple(getattr(graph, _ATTRIBUTE, ()))
 
 
-def _recording(function: Any, of: str, by: str) -> Any:
+def _recording(function: Callable[..., Nest], of: str, by: str) -> Callable[..., Nest]:
     """Wraps a function that differentiates its argument `of` by its argument `by`."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Argument, **kwargs: Argument) -> Nest:
         import tensorflow as tf
 
         if tf.executing_eagerly():
@@ -129,14 +129,14 @@ def _inside() -> Iterator[None]:
         _INSIDE.reset(token)
 
 
-def _with_more(targets: Any, more: Sequence[Any], by: str) -> Any:
+def _with_more(targets: Nest, more: Sequence[Tensor], by: str) -> Nest:
     """The targets with more of them: a list for `tf.gradients`, a structure for a tape."""
     if not more:
         return targets
     return [*_as_list(targets), *more] if by == "xs" else [targets, list(more)]
 
 
-def _without_more(result: Any, more: Sequence[Any], by: str) -> tuple[Any, list[Any]]:
+def _without_more(result: Nest, more: Sequence[Tensor], by: str) -> tuple[Nest, list[Gradient]]:
     """(the result for the user's targets, that for the others)."""
     if not more:
         return result, []
@@ -145,11 +145,11 @@ def _without_more(result: Any, more: Sequence[Any], by: str) -> tuple[Any, list[
     return result[0], list(result[1])
 
 
-def _as_list(targets: Any) -> list[Any]:
+def _as_list(targets: Nest) -> list[Nest]:
     return list(targets) if isinstance(targets, (list, tuple)) else [targets]
 
 
-def _gradients(targets: Any, result: Any) -> tuple[Delivered, ...]:
+def _gradients(targets: Nest, result: Nest) -> tuple[Delivered, ...]:
     """What was delivered, in the order of the targets; IndexedSlices stay whole."""
     import tensorflow as tf
 
@@ -166,7 +166,7 @@ def _gradients(targets: Any, result: Any) -> tuple[Delivered, ...]:
     return tuple(found)
 
 
-def _cotangents(gradients: Sequence[Any], found: Sequence[Any]) -> tuple[Cotangent, ...]:
+def _cotangents(gradients: Sequence[Tensor], found: Sequence[Gradient]) -> tuple[Cotangent, ...]:
     import tensorflow as tf
 
     pairs = zip(gradients, found, strict=True)
@@ -175,7 +175,7 @@ def _cotangents(gradients: Sequence[Any], found: Sequence[Any]) -> tuple[Cotange
     return tuple(Cotangent(_place(g), _place(c)) for g, c in tensors)
 
 
-def _tensor_of(target: Any) -> Any:
+def _tensor_of(target: Tensor | Variable) -> Tensor:
     """A variable's handle or reference, or what a function's graph has of an eager one; other targets are tensors."""
     import tensorflow as tf
 
@@ -192,7 +192,7 @@ def _place(tensor: Tensor) -> Place:
     return Place(tensor.graph, str(tensor.name))
 
 
-def _delivered_before(graph: Graph, of: Any, targets: Any) -> list[Any]:
+def _delivered_before(graph: Graph, of: Nest, targets: Nest) -> list[Tensor]:
     """The gradients and cotangents that lie between targets and what is differentiated.
 
     Autodiff computes what arrives at them on its way in any case: asking for it adds no op.
@@ -212,7 +212,7 @@ def _delivered_before(graph: Graph, of: Any, targets: Any) -> list[Any]:
     return [t for t in found if t.op in reached and id(t) not in wanted]
 
 
-def _graphs_around(graph: Graph) -> tuple[list[Any], Any]:
+def _graphs_around(graph: Graph) -> tuple[list[FuncGraph], Graph]:
     """(a function's graph and the functions' graphs around it, the outermost graph that is no function's)."""
     from tensorflow.python.ops import gradients_util
 
@@ -223,7 +223,7 @@ def _graphs_around(graph: Graph) -> tuple[list[Any], Any]:
     return found, graph
 
 
-def _parts_of(tensors: Tensor) -> list[Any]:
+def _parts_of(tensors: Tensor) -> list[Tensor]:
     """The tensors of a structure, those of which IndexedSlices are made too."""
     import tensorflow as tf
 
@@ -236,11 +236,11 @@ def _places(tensors: Tensor) -> tuple[Place, ...]:
     return tuple(map(_place, _parts_of(tensors)))
 
 
-def _ops_of(tensors: Tensor) -> list[Any]:
+def _ops_of(tensors: Tensor) -> list[Operation]:
     return [part.op for part in _parts_of(tensors)]
 
 
-def _ops_behind(ops: list[Any]) -> set[Any]:
+def _ops_behind(ops: list[Operation]) -> set[Operation]:
     """The ops that others need, also around a function that captures their results."""
     from tensorflow.python.ops import gradients_util
 
@@ -253,10 +253,10 @@ def _ops_behind(ops: list[Any]) -> set[Any]:
     return found
 
 
-def _ops_reached(ops: list[Any], functions: list[Any]) -> set[Any]:
+def _ops_reached(ops: list[Operation], functions: list[FuncGraph]) -> set[Operation]:
     """The ops that autodiff can go back through to these ops, as TensorFlow finds them."""
     from tensorflow.python.ops import gradients_util
 
-    found: set[Any] = set()
+    found: set[Operation] = set()
     gradients_util._MarkReachedOps(ops, found, functions)
     return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from parallax.analysis.reading import record
 from parallax.analysis.reading.functions import takes_functions
@@ -18,7 +17,7 @@ from parallax.analysis.reading.launcher_graph import functions_meant
 from parallax.errors import GraphError
 from parallax.graph.ops import state_op
 from parallax.graph.view import GraphView, split_tensor
-from parallax.types import Graph, NodeDef
+from parallax.types import FuncGraph, FunctionDef, Graph, NodeDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ def records_in(
     return tuple(r for r in found if r.gradients or r.cotangents), tuple(_hidden(functions, view))
 
 
-def _function_graphs(graph: Graph) -> dict[str, Any]:
+def _function_graphs(graph: Graph) -> dict[str, FuncGraph]:
     """The graphs of the functions that a graph knows, by their names; of functions read from files there are none."""
     found, renamed = {}, functions_meant(graph)
     for name, function in graph._functions.items():
@@ -168,7 +167,7 @@ def _resolved(places: Sequence[_Place], place: _Place, tensor: record.Place) -> 
     return [name for p in (around[-1:] or own) if (name := p.tensor(tensor.name))]
 
 
-def _hidden(functions: dict[str, Any], view: GraphView) -> Iterator[Hidden]:
+def _hidden(functions: dict[str, FuncGraph], view: GraphView) -> Iterator[Hidden]:
     """The gradients in the bodies of loops and conditionals."""
     library = {f.signature.name: f for f in view.graph_def.library.function}
     for name, node in view.nodes.items() if library else ():
@@ -194,7 +193,7 @@ def _tensors(node: NodeDef) -> int:
     return sum(not name.startswith("^") for name in node.input)
 
 
-def _run_by(node: NodeDef, library: dict[str, Any]) -> set[str]:
+def _run_by(node: NodeDef, library: dict[str, FunctionDef]) -> set[str]:
     """The functions that a node runs, with those that these run."""
     found: set[str] = set()
     waiting = [node]

@@ -7,8 +7,6 @@ rows; a read that nobody takes is waited for no longer. The reads keep their nam
 
 from __future__ import annotations
 
-from typing import Any
-
 from tensorflow.core.framework import graph_pb2
 
 from parallax.graph.view import Edge, GraphView, split_tensor, tensor_name
@@ -18,7 +16,7 @@ _WHOLE = ("ReadVariableOp", "Cast")
 _ROWS = "rows"
 
 
-def take_rows_of_variables(graph_def: GraphDef) -> Any:
+def take_rows_of_variables(graph_def: GraphDef) -> GraphDef:
     """A copy of the graph in which rows are taken of variables; the graph itself where none were read for that."""
     reads = sorted(node.name for node in graph_def.node if node.op == "ReadVariableOp")
     whole = {node.name for node in graph_def.node if node.op in _WHOLE}
@@ -67,7 +65,7 @@ def _rows_name(view: GraphView, gather: str, read: str) -> str:
     return gather if split_tensor(view.inputs(gather)[0])[0] == read else f"{gather}/{_ROWS}"
 
 
-def _take_rows(out: Any, node: NodeDef, view: GraphView, read: str) -> None:
+def _take_rows(out: GraphDef, node: NodeDef, view: GraphView, read: str) -> None:
     """Appends a gather of the variable in place of a gather of what was read; and the cast of its rows."""
     name, source = _rows_name(view, node.name, read), split_tensor(view.inputs(node.name)[0])[0]
     rows = out.node.add()

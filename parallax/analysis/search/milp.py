@@ -31,6 +31,7 @@ from parallax.analysis.timing.pricing import AFTER, BEFORE, FULL, LEFT, NEW_VALU
 from parallax.analysis.timing.step import phases_of, step_of
 from parallax.errors import PlanError
 from parallax.report.text import bytes_text
+from parallax.types import Array
 
 EXACT_NODES, LARGE_NODES = 20_000, 1
 """Nodes of the search tree: as many as small models ever need; of large ones the root alone, whose bound is near. A
@@ -159,7 +160,7 @@ def _that_may_be_best(problem: Problem, known_s: float | None, slowness: float) 
 
 def _classes(problem: Problem) -> list[list[int]]:
     """The variables that cost the same, whatever the option."""
-    found: dict[tuple[Any, ...], list[int]] = {}
+    found: dict[tuple[object, ...], list[int]] = {}
     for number, options in enumerate(problem.options):
         key = tuple(
             (o.beside.tobytes(), o.link.tobytes(), o.waits.tobytes(), o.charges, o.memory.tobytes()) for o in options
@@ -227,7 +228,7 @@ class _Program:
         bound = result.mip_dual_bound if result.mip_dual_bound is not None else result.fun
         return self._picks(result.x), float(bound)
 
-    def _picks(self, x: Any) -> list[int]:
+    def _picks(self, x: Array) -> list[int]:
         """The options of the variables: in a class the first variables take the first options."""
         picks = [0] * len(self.problem.options)
         left = [list(members) for members in self.classes]

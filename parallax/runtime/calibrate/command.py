@@ -28,6 +28,7 @@ from parallax.runtime.launcher.job import Job, cluster_named, worker_defaults
 from parallax.runtime.launcher.launch import launch
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.environment import python_path_with, with_defaults
+from parallax.types import JsonObject
 
 _RANKS = "parallax.runtime.calibrate.ranks"
 _RANK_0 = b"[0] "
@@ -128,7 +129,7 @@ class _RankOutput:
     def __init__(self) -> None:
         self._waiting = b""
         self._bar: Any = None
-        self._found: dict[str, Any] = {}
+        self._found: JsonObject = {}
         self._samples: list[TimedPoint] = []
 
     def isatty(self) -> bool:
@@ -169,7 +170,7 @@ class _RankOutput:
             slowdown=float(self._found["slowdown"]),
         )
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _take(self, message: JsonObject) -> None:
         kind = message["kind"]
         if kind == "total":
             self._bar = tqdm(total=message["visits"], desc="measuring", unit="point", mininterval=_EVERY_S)

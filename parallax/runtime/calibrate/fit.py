@@ -21,6 +21,7 @@ import numpy as np
 
 from parallax.profiles.profiles import CLUSTER_PROFILE_VERSION, OPERATIONS, AlphaBeta, ClusterProfile, HostProfile
 from parallax.runtime.calibrate.points import ACROSS, WITHIN, Point
+from parallax.types import Array
 
 _ALIKE = 1.15
 """All hosts at once are as fast as one alone when they take no more than this times as long: noise of the measure."""
@@ -99,7 +100,7 @@ def fit_line(samples: Sequence[TimedPoint], hosts: Sequence[HostProfile]) -> Alp
         peers = np.zeros(len(points))
     link_bytes = np.array([point.link_bytes for point in points])
 
-    def errors(values: Any) -> Any:
+    def errors(values: Array) -> Any:
         base, per_peer, per_megabyte, overlap = values
         latency = base + per_peer * peers
         shared = overlap * np.minimum(latency, on_link)

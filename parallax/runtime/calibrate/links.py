@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
-from parallax.types import Comm
+from parallax.types import Comm, MpiDatatype, MpiRequest
 
 _DATA, _END, _STOP = 1, 2, 3  # tags
 _CHUNK_BYTES = 1 << 16
@@ -86,7 +85,7 @@ def _to_hub(comm: Comm, hub: int, others: list[int]) -> float:
         comm.Recv([bytearray(0), 0, _byte()], hub, _STOP)
         return 0.0
     arrivals = _Arrivals()
-    told: list[Any] = []
+    told: list[MpiRequest] = []
 
     def arrived() -> None:
         arrivals.add()
@@ -125,7 +124,7 @@ def _receive(comm: Comm, peers: Sequence[int], arrived: Callable[[], None]) -> N
     peer_by_place = [peer for peer in peers for _ in range(_WINDOW)]
     buffers = [[bytearray(_CHUNK_BYTES), _CHUNK_BYTES, MPI.BYTE] for _ in peer_by_place]
 
-    def take(place: int) -> Any:
+    def take(place: int) -> MpiRequest:
         return comm.Irecv(buffers[place], peer_by_place[place], MPI.ANY_TAG)
 
     requests = [take(place) for place in range(len(peer_by_place))]
@@ -139,7 +138,7 @@ def _receive(comm: Comm, peers: Sequence[int], arrived: Callable[[], None]) -> N
         requests[place] = take(place)
 
 
-def _byte() -> Any:
+def _byte() -> MpiDatatype:
     from mpi4py import MPI
 
     return MPI.BYTE

@@ -14,7 +14,6 @@ each partition.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -32,7 +31,7 @@ from parallax.transform.building.server_device import device_of
 from parallax.transform.building.transports import Pushers, ServerTransport, TableRows
 from parallax.transform.building.wire import Wire
 from parallax.transform.passes import gradients_to_servers
-from parallax.types import Comm
+from parallax.types import Array, Comm, ConfigProto, Operation, Session, Tensor, Variable
 
 _CHAIN = {"allreduce": 3, "alltoall": 3, "allgather": 3, "pull": 2, "push": 2}
 _SCOPE = "parallax/calibrate"
@@ -72,7 +71,7 @@ class Operations:
 
         return run
 
-    def _values(self, point: Point) -> list[Any]:
+    def _values(self, point: Point) -> list[Array]:
         n, count = self._group.members, point.count
         if point.operation == "alltoall":
             return [np.zeros((n * count, ROW_WIDTH), np.float32), np.full(n, count, np.int32)]
@@ -85,7 +84,7 @@ class Operations:
         values = np.zeros((count * self._group.servers, ROW_WIDTH), np.float32)
         return [values, np.concatenate(of_partition).astype(np.int64)]
 
-    def _local(self, team: Comm) -> tuple[DirectRuns, dict[str, tuple[Any, list[Any]]]]:
+    def _local(self, team: Comm) -> tuple[DirectRuns, dict[str, tuple[Operation, list[Tensor]]]]:
         """The collectives, in a session of this process."""
         graph, ops = tf.Graph(), {}
         with graph.as_default(), tf.device("/cpu:0"), tf.name_scope(f"{self._label}/"):
@@ -95,13 +94,13 @@ class Operations:
         open_channels(graph.as_graph_def(), team)
         return DirectRuns(tf.compat.v1.Session(graph=graph, config=_options())), ops
 
-    def _all_reduce(self) -> tuple[Any, list[Any]]:
+    def _all_reduce(self) -> tuple[Operation, list[Tensor]]:
         values = given = tf.compat.v1.placeholder(tf.float32, [None])
         for _ in range(_CHAIN["allreduce"]):
             values = collectives.all_reduce(values)
         return values.op, [given]
 
-    def _all_to_all(self) -> tuple[Any, list[Any]]:
+    def _all_to_all(self) -> tuple[Operation, list[Tensor]]:
         given = tf.compat.v1.placeholder(tf.float32, [None, ROW_WIDTH])
         splits = tf.compat.v1.placeholder(tf.int32, [self._group.members])
         rows, arriving = all_to_all(given, splits)
@@ -109,14 +108,14 @@ class Operations:
             rows, arriving = all_to_all(rows, splits, arriving=arriving)
         return rows.op, [given, splits]
 
-    def _all_gather(self) -> tuple[Any, list[Any]]:
+    def _all_gather(self) -> tuple[Operation, list[Tensor]]:
         values = given = tf.compat.v1.placeholder(tf.float32, [None])
         for _ in range(_CHAIN["allgather"]):  # each takes from the one before: equal ones would be run once
             gathered = collectives.all_gather(values)
             values = gathered[: tf.size(given)]
         return gathered.op, [given]
 
-    def _remote(self, rank: int, target: str) -> tuple[Any, dict[str, tuple[Any, list[Any]]]]:
+    def _remote(self, rank: int, target: str) -> tuple[Session, dict[str, tuple[Operation, list[Tensor]]]]:
         """Pull and push, in a session on TensorFlow's servers."""
         v1 = tf.compat.v1
         graph, ops = tf.Graph(), {}
@@ -137,26 +136,26 @@ class Operations:
             session.run(initialize)
         return session, ops
 
-    def _pull(self, parts: list[Any]) -> tuple[Any, list[Any]]:
+    def _pull(self, parts: list[Variable]) -> tuple[Operation, list[Tensor]]:
         given = tf.compat.v1.placeholder(tf.int32, [None])
         devices = tuple(device_of(server) for server in range(len(parts)))
         handles = tuple(part.handle for part in parts)
         table = TableRows("t", "t", SERVER_ROWS * len(parts), handles, tf.float32, (ROW_WIDTH,), devices)
         pushers = Pushers(tuple(range(len(parts))), self._group.members)
         way = ServerTransport(Ownership.even(len(parts)), None, Wire(_SCOPE, None), pushers)
-        done: list[Any] = []
+        done: list[Operation] = []
         for number in range(_CHAIN["pull"]):
             with tf.name_scope(f"pull_{number}"), tf.control_dependencies(done):
                 asked = ask([table], [(0, tf.identity(given))], way)
                 done = [way.pull(asked.first, [table], asked.bases).rows.op]
         return done[0], [given]
 
-    def _push(self) -> tuple[Any, list[Any]]:
+    def _push(self) -> tuple[Operation, list[Tensor]]:
         servers = self._group.servers
         meetings = QueueReducer(self._rank, self._group.members, servers)
         values = tf.compat.v1.placeholder(tf.float32, [None, ROW_WIDTH])
         indices = tf.compat.v1.placeholder(tf.int64, [None])
-        done: list[Any] = []
+        done: list[Operation] = []
         for number in range(_CHAIN["push"]):
             given, taken = [], []
             with tf.name_scope(f"push_{number}"), tf.control_dependencies(done):
@@ -178,6 +177,6 @@ def operations_in_a_run(operation: str) -> int:
     return _CHAIN[operation]
 
 
-def _options() -> Any:
+def _options() -> ConfigProto:
     """Of a session that sees no GPU: what is measured runs on CPUs."""
     return tf.compat.v1.ConfigProto(allow_soft_placement=True, device_count={"GPU": 0})

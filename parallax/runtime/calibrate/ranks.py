@@ -106,7 +106,7 @@ class _Measurement:
             return None
         return min(min(rate) for rate in rates[: group.members])
 
-    def _team(self, group: Group) -> Any:
+    def _team(self, group: Group) -> Comm | None:
         """Communicator of this rank's team in a group; None when it is in none."""
         from mpi4py import MPI
 
@@ -162,7 +162,7 @@ class _Measurement:
         """Waits for all workers without holding a core."""
         wait_for_all(self.workers)
 
-    def _tell(self, **message: Any) -> None:
+    def _tell(self, **message: object) -> None:
         if self.members.rank == 0:
             sys.stdout.write(json.dumps(message) + "\n")
             sys.stdout.flush()

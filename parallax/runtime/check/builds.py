@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from parallax.errors import GraphError
 from parallax.settings.environment import Role, Settings, environment_with
-from parallax.types import Graph
+from parallax.types import Graph, GraphDef
 
 _GRAPH_FILE, _SAID_FILE = "graph.pb", "stderr"
 _SHOWN = 5
@@ -32,7 +31,7 @@ class SecondBuild:
     process: subprocess.Popen[bytes]
     folder: Path
 
-    def graph_def(self) -> Any:
+    def graph_def(self) -> GraphDef:
         """Waits for the graph, as a GraphDef with shapes.
 
         Raises:
@@ -82,7 +81,7 @@ def write_build(graph: Graph, wanted: Settings) -> None:
     (Path(wanted.job_folder or "") / _GRAPH_FILE).write_bytes(data)
 
 
-def structural_difference(first: Any, second: Any) -> str:
+def structural_difference(first: Graph, second: GraphDef) -> str:
     """In what the structure of two builds differs, and where the script makes it; empty when in nothing.
 
     Args:
@@ -104,7 +103,7 @@ def structural_difference(first: Any, second: Any) -> str:
     )
 
 
-def differing_values(first: Any, second: Any) -> str:
+def differing_values(first: Graph, second: GraphDef) -> str:
     """The ops whose values (of constants, or seeds) differ between two builds of one structure; empty for none."""
     from parallax.analysis.reading.digests import values_differ
 

@@ -20,6 +20,7 @@ from tensorflow.core.protobuf import tensor_bundle_pb2
 from parallax.runtime.checkpoint.checksum import BLOCK_BYTES, crc32c, joined, masked
 from parallax.runtime.checkpoint.sorted_string_table import damaged, table, varint
 from parallax.runtime.checkpoint.stored import chunks
+from parallax.types import Array, BundleEntry, DType
 
 _FULL = -1  # TensorFlow's length of a slice that takes all of a dimension
 _STRING, _UNREAD = "string", ("variant", "resource")
@@ -106,7 +107,7 @@ class Bundle:
             found += [(low + start, count) for start, count in chunks(high - low, row_bytes, chunk_bytes)]
         return found
 
-    def read(self, key: str, start: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    def read(self, key: str, start: tuple[int, ...], shape: tuple[int, ...]) -> Array:
         """The box from `start` of `shape`; strings as an array of bytes objects.
 
         Raises:
@@ -145,7 +146,7 @@ class Bundle:
                     self._block_crcs(piece)
         return [tensor.key for tensor in self.tensors.values() if tensor.dtype in _UNREAD]
 
-    def _rows(self, tensor: Tensor, piece: StoredSlice, first: int, count: int) -> Any:
+    def _rows(self, tensor: Tensor, piece: StoredSlice, first: int, count: int) -> Array:
         """Rows of one piece, as wide as the piece."""
         if count == piece.shape[0] or tensor.dtype == _STRING:
             return self._whole(tensor, piece)[first : first + count]
@@ -154,7 +155,7 @@ class Bundle:
         found = np.frombuffer(self._range(piece, first * row_bytes, count * row_bytes), dtype)
         return found.reshape(count, *piece.shape[1:])
 
-    def _whole(self, tensor: Tensor, piece: StoredSlice) -> Any:
+    def _whole(self, tensor: Tensor, piece: StoredSlice) -> Array:
         """All of one piece."""
         if tensor.dtype == _STRING:
             values = np.empty(piece.shape, object)
@@ -233,7 +234,7 @@ def _tensors(prefix: str, entries: dict[bytes, bytes]) -> dict[str, Tensor]:
 
 
 def _piece(
-    prefix: str, shards: int, start: tuple[int, ...], shape: tuple[int, ...], own: Any, dtype: Any
+    prefix: str, shards: int, start: tuple[int, ...], shape: tuple[int, ...], own: BundleEntry, dtype: DType
 ) -> StoredSlice:
     """The place of one piece, with what can be wrong about it."""
     if not 0 <= own.shard_id < shards or own.offset < 0 or own.size < 0 or any(d < 0 for d in shape):

@@ -21,6 +21,7 @@ from parallax.runtime.checkpoint.bundle import Bundle, Tensor
 from parallax.runtime.checkpoint.folder import INCREMENT, candidates, delete
 from parallax.runtime.checkpoint.links import HEADER, Header, RowsWritten, followers, header_from, others, strays
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint, damaged
+from parallax.types import Array
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Chain:
     whole: Bundle
     increments: tuple[tuple[Bundle, Header], ...] = ()
     is_damaged_at: int | None = None
-    _numbers: dict[tuple[int, str], Any] = field(default_factory=dict)
+    _numbers: dict[tuple[int, str], Array] = field(default_factory=dict)
     _numbers_of: str = ""
 
     @property
@@ -62,7 +63,7 @@ class Chain:
         """As `Bundle.ranges`; of the last checkpoint that has all rows."""
         return self._begin(key)[1].ranges(key, first, rows, row_bytes, chunk_bytes)
 
-    def read(self, key: str, start: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    def read(self, key: str, start: tuple[int, ...], shape: tuple[int, ...]) -> Array:
         """The box from `start` of `shape`, as the last checkpoint of the chain has it.
 
         Raises:
@@ -115,7 +116,7 @@ class Chain:
         found[place] = values
         return found
 
-    def _row_numbers(self, number: int, bundle: Bundle, table: RowsWritten) -> Any:
+    def _row_numbers(self, number: int, bundle: Bundle, table: RowsWritten) -> Array:
         """The rows that an increment has of a variable; kept while that variable is read."""
         if self._numbers_of != table.key:
             self._numbers, self._numbers_of = {}, table.key

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import tensorflow as tf
 
@@ -24,7 +23,7 @@ from parallax.runtime.checkpoint.touched import Marks, Succession, hold_marks
 from parallax.runtime.supervisor.control import tell_saved
 from parallax.settings.parts import CheckPointConfig
 from parallax.transform.passes.touched_rows import NO_ROW_MEMORY, RowMemory
-from parallax.types import Comm, Graph, Session
+from parallax.types import Comm, Graph, Session, Tensor
 
 v1 = tf.compat.v1
 _LOG = logging.getLogger("parallax.checkpoint")
@@ -63,7 +62,7 @@ class Checkpoints:
 
     config: CheckPointConfig
     storage: Storage
-    step: Any
+    step: Tensor
     step_op: str
     succession: Succession = field(default_factory=lambda: Succession(1))
     beside: BesideTraining | None = None
@@ -134,7 +133,7 @@ def checkpoints(
     return Checkpoints(config, storage, step, op, succession, beside, positions=positions)
 
 
-def step_tensor(graph: Graph, places: Places) -> Any:
+def step_tensor(graph: Graph, places: Places) -> Tensor:
     """The value of the global step in the default graph, a worker's."""
     variable = v1.train.get_global_step(graph)
     handle = v1.get_default_graph().get_tensor_by_name(f"{places.here(variable_op(variable))}:0")

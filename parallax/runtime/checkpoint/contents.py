@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from parallax.runtime.checkpoint.held import ReadableRows, ReadableVariable
 from parallax.runtime.checkpoint.links import HEADER, Header, RowsWritten
 from parallax.runtime.checkpoint.stored import OWN_KEYS, chunks, slice_text
 from parallax.runtime.worker.barrier import barrier
-from parallax.types import Comm, Session
+from parallax.types import Array, Comm, Session, Value
 
 
 class Content(NamedTuple):
@@ -25,7 +25,7 @@ class Content(NamedTuple):
     key: str
     slice_spec: str
     dtype: str
-    value: Any
+    value: Value | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Contents:
                 at += number
 
 
-def _marked(marks: ReadableVariable, comm: Comm, session: Session, chunk_bytes: int) -> Any:
+def _marked(marks: ReadableVariable, comm: Comm, session: Session, chunk_bytes: int) -> Array:
     """Which rows are marked, `[rows]`, on all workers."""
     found = np.zeros(marks.stored.rows, bool)
     for first, count in chunks(marks.stored.rows, marks.stored.row_bytes, chunk_bytes):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework.variable_pb2 import SaveSliceInfoDef, VariableDef
@@ -24,7 +23,7 @@ from parallax.runtime.checkpoint.stored import CHUNK_BYTES, OWN_KEYS, Stored, st
 from parallax.runtime.checkpoint.stored_rows import Readable, check_fits, copy, stored_parts
 from parallax.runtime.checkpoint.writer import Writer
 from parallax.strict import shown
-from parallax.types import Graph
+from parallax.types import Graph, Variable
 
 v1 = tf.compat.v1
 _SCOPE = "parallax_export"
@@ -191,7 +190,7 @@ def _slices(graph: Graph) -> dict[str, SaveSliceInfoDef]:
     return {op: info.to_proto() for op, info in infos.items() if info is not None}
 
 
-def _variable(exported: Graph, stored: Stored, info: SaveSliceInfoDef | None) -> Any:
+def _variable(exported: Graph, stored: Stored, info: SaveSliceInfoDef | None) -> Variable:
     """Makes a variable op of an imported graph one that loaders know; restoring is what gives it a value."""
     handle = exported.get_tensor_by_name(f"{stored.op}:0")
     definition = VariableDef(

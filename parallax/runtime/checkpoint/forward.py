@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -18,7 +17,7 @@ from parallax.errors import CheckpointError
 from parallax.graph.ops import state_op
 from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.strict import shown
-from parallax.types import Graph, GraphDef, NodeDef
+from parallax.types import FunctionDef, Graph, GraphDef, NodeDef
 
 _REFERENCES = ("Variable", "VariableV2")
 _VARIABLES = (*_REFERENCES, "VarHandleOp")
@@ -236,10 +235,10 @@ def _refused(rule: str, what: str) -> CheckpointError:
     )
 
 
-def _functions(view: GraphView, nodes: Iterable[str]) -> list[Any]:
+def _functions(view: GraphView, nodes: Iterable[str]) -> list[FunctionDef]:
     """The functions of the library that some nodes call, and those that these call."""
     by_name = {function.signature.name: function for function in view.graph_def.library.function}
-    found: dict[str, Any] = {}
+    found: dict[str, FunctionDef] = {}
     waiting = [name for node in nodes for name in _called(view.nodes[node])]
     while waiting:
         name = waiting.pop()

@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
@@ -28,7 +27,7 @@ from parallax.runtime.checkpoint.held import (
 )
 from parallax.runtime.checkpoint.stored import Stored
 from parallax.runtime.worker.frozen_ops import frozen_ops
-from parallax.types import Comm, Session, Tensor
+from parallax.types import Array, ArrayOnWorker0, Comm, ConfigProto, Graph, Operation, Session, Tensor, Value
 
 v1 = tf.compat.v1
 
@@ -53,14 +52,14 @@ class FrozenRows:
     number: int
     ops: ImageOps
 
-    def read(self, session: Session, low: int, high: int) -> Any:
+    def read(self, session: Session, low: int, high: int) -> Value:
         """Local rows `[high - low, ...]`, which cannot be read again, nor can those before them."""
         row_bytes, shape = self.stored.row_bytes, (self.stored.shape or ())[1:]
         place = (self.number, low * row_bytes, (high - low) * row_bytes)
         found = session.run(self.ops.bytes, {self.ops.image: self.image, self.ops.place: place})
         return found.view(tf.as_dtype(self.stored.dtype).as_numpy_dtype).reshape(high - low, *shape)
 
-    def pick(self, session: Session, low: int, numbers: Any) -> Any:
+    def pick(self, session: Session, low: int, numbers: Array) -> Value:
         """Local rows `low + numbers`; these and those before them cannot be read again. Chosen where the image is."""
         row_bytes, shape, first = self.stored.row_bytes, (self.stored.shape or ())[1:], int(numbers[0])
         place = (self.number, (low + first) * row_bytes, (int(numbers[-1]) + 1 - first) * row_bytes)
@@ -75,13 +74,13 @@ class FrozenValue:
     """A value that was copied on worker 0; None elsewhere."""
 
     stored: Stored
-    value: Any
+    value: ArrayOnWorker0
 
-    def read(self, session: Session, first: int, count: int) -> Any:
+    def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
         """The copy."""
         return self.value
 
-    def read_marked(self, session: Session, first: int, marked: Any) -> Any:
+    def read_marked(self, session: Session, first: int, marked: Array) -> ArrayOnWorker0:
         """The marked rows of the copy; None without one: a table that all workers have is read on worker 0 alone."""
         return None if self.value is None else self.value[first : first + len(marked)][marked]
 
@@ -99,7 +98,7 @@ class ImageOps:
     row_bytes: Tensor
     numbers: Tensor
     picked: Tensor
-    thaw: Any
+    thaw: Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +164,7 @@ class Freezer:
     image: Tensor
     freezes: tuple[Tensor, ...]
     ops: tuple[ImageOps, ...]
-    options: Any
+    options: ConfigProto
     has_own: bool
 
     def freeze(self, session: Session, comm: Comm) -> Image:
@@ -242,7 +241,7 @@ def _freeze(image: Tensor, process: str, rows: Sequence[RowOps]) -> Tensor:
         return frozen_ops().parallax_freeze(image=image, variables=resources, values=references)
 
 
-def _image_ops(graph: Any, process: str) -> ImageOps:
+def _image_ops(graph: Graph, process: str) -> ImageOps:
     with graph.as_default(), tf.device(f"{process}/device:CPU:0"):
         image, place = v1.placeholder(tf.string, []), v1.placeholder(tf.int64, [3])
         found = frozen_ops().parallax_frozen_bytes(image=image, place=place)
@@ -273,7 +272,7 @@ def _value(one: StoredVariable) -> Tensor | None:
     return one.value if isinstance(one, ReplicatedValue) else None
 
 
-def _frozen(one: StoredVariable, rows: tuple[FrozenRows, ...], value: Any, comm: Comm) -> ReadableVariable:
+def _frozen(one: StoredVariable, rows: tuple[FrozenRows, ...], value: ArrayOnWorker0, comm: Comm) -> ReadableVariable:
     """What reads a variable from an image."""
     if isinstance(one, ShardedRows):
         return ShardedRows(one.stored, rows[0], one.ownership, comm)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +22,7 @@ from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.stored import Stored
 from parallax.runtime.worker.barrier import barrier
 from parallax.transform.building.up_to_date import up_to_date
-from parallax.types import Comm, Session
+from parallax.types import Array, ArrayOnWorker0, Comm, DType, Handle, Operation, Session, Tensor, Value
 
 _SCOPE = "parallax/storage/"
 
@@ -38,21 +38,21 @@ class ReadableVariable(Protocol):
     def stored(self) -> Stored:
         """The variable's place in the checkpoint."""
 
-    def read(self, session: Session, first: int, count: int) -> Any:
+    def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
         """Rows `[count, ...]` on worker 0, None elsewhere; every worker must call it."""
 
 
 class ReadableRows(ReadableVariable, Protocol):
     """A variable of which chosen rows can be read."""
 
-    def read_marked(self, session: Session, first: int, marked: Any) -> Any:
+    def read_marked(self, session: Session, first: int, marked: Array) -> ArrayOnWorker0:
         """Those rows from row `first` on that are true in `marked` `[count]`, which all workers have; as `read`."""
 
 
 class StoredVariable(ReadableVariable, Protocol):
     """A variable whose rows can be read and written."""
 
-    def write(self, session: Session, first: int, count: int, rows: Any) -> None:
+    def write(self, session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
         """Writes rows `[count, ...]` that worker 0 gives (None elsewhere); every worker must call it."""
 
 
@@ -83,10 +83,10 @@ class Places:
 class RowReader(Protocol):
     """Reads local rows of one variable."""
 
-    def read(self, session: Session, low: int, high: int) -> Any:
+    def read(self, session: Session, low: int, high: int) -> Array:
         """Local rows `[high - low, ...]`."""
 
-    def pick(self, session: Session, low: int, numbers: Any) -> Any:
+    def pick(self, session: Session, low: int, numbers: Array) -> Array:
         """Local rows `low + numbers`; the numbers rise, and there is one at least."""
 
 
@@ -100,24 +100,24 @@ class RowOps:
     `variable` is the handle or reference, and `up_to_date` what is to be run before it is read in another way.
     """
 
-    variable: Any
-    up_to_date: tuple[Any, ...]
-    low: Any
-    high: Any
-    local_rows: Any
-    rows: Any
-    new_rows: Any
-    update: Any
+    variable: Handle
+    up_to_date: tuple[Operation, ...]
+    low: Tensor
+    high: Tensor
+    local_rows: Tensor
+    rows: Tensor
+    new_rows: Tensor
+    update: Operation
 
-    def read(self, session: Session, low: int, high: int) -> Any:
+    def read(self, session: Session, low: int, high: int) -> Value:
         """Local rows `[high - low, ...]`."""
         return session.run(self.rows, {self.low: low, self.high: high})
 
-    def pick(self, session: Session, low: int, numbers: Any) -> Any:
+    def pick(self, session: Session, low: int, numbers: Array) -> Value:
         """Local rows `low + numbers`."""
         return session.run(self.rows, {self.local_rows: low + numbers})
 
-    def write(self, session: Session, low: int, rows: Any) -> None:
+    def write(self, session: Session, low: int, rows: Array) -> None:
         """Overwrites local rows from `low` on."""
         session.run(self.update, {self.low: low, self.high: low + len(rows), self.new_rows: rows})
 
@@ -127,11 +127,11 @@ class Picked:
     """Which of a holder's rows are among marked ones: local rows `low + numbers`, at `places` among the marked."""
 
     low: int
-    numbers: Any
-    places: Any
+    numbers: Array
+    places: Array
 
     @classmethod
-    def of(cls, ownership: Ownership, holder: int, first: int, marked: Any) -> Picked:
+    def of(cls, ownership: Ownership, holder: int, first: int, marked: Array) -> Picked:
         """Those of a holder among the rows from `first` on that are true in `marked`."""
         low, high = ownership.local_range(holder, first, len(marked))
         here = np.empty(high - low, np.int64)
@@ -150,7 +150,7 @@ class ShardedRows(Generic[Rows]):
     ownership: Ownership
     comm: Comm
 
-    def read(self, session: Session, first: int, count: int) -> Any:
+    def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
         """Each worker sends its rows of the range; worker 0 puts them in order."""
         rank = self.comm.Get_rank()
         low, high = self.ownership.local_range(rank, first, count)
@@ -167,7 +167,7 @@ class ShardedRows(Generic[Rows]):
                 rows[here] = theirs[there]
         return rows
 
-    def read_marked(self, session: Session, first: int, marked: Any) -> Any:
+    def read_marked(self, session: Session, first: int, marked: Array) -> ArrayOnWorker0:
         """Each worker sends those of its rows that are marked; worker 0 puts them in order."""
         rank = self.comm.Get_rank()
         picks = [Picked.of(self.ownership, owner, first, marked) for owner in range(self.ownership.holders)]
@@ -185,7 +185,7 @@ class ShardedRows(Generic[Rows]):
             rows[one.places] = theirs
         return rows
 
-    def write(self: ShardedRows[RowOps], session: Session, first: int, count: int, rows: Any) -> None:
+    def write(self: ShardedRows[RowOps], session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
         """Worker 0 sends every owner its rows of the range."""
         rank = self.comm.Get_rank()
         low, high = self.ownership.local_range(rank, first, count)
@@ -207,7 +207,7 @@ class ShardedRows(Generic[Rows]):
         ranges = (self.ownership.local_range(rank, first, count) for rank in range(self.ownership.holders))
         return [high - low for low, high in ranges]
 
-    def _rows(self, count: int) -> Any:
+    def _rows(self, count: int) -> Array:
         return _empty(self.stored, count)
 
 
@@ -223,7 +223,7 @@ class RowsOnServers(Generic[Rows]):
     copy: ReplicatedRows[RowOps] | None
     comm: Comm
 
-    def read(self, session: Session, first: int, count: int) -> Any:
+    def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
         """Worker 0 reads its range of each partition, and puts the rows in order."""
         if self.comm.Get_rank():
             return None
@@ -234,7 +234,7 @@ class RowsOnServers(Generic[Rows]):
                 rows[here] = ops.read(session, low, high)
         return rows
 
-    def read_marked(self, session: Session, first: int, marked: Any) -> Any:
+    def read_marked(self, session: Session, first: int, marked: Array) -> ArrayOnWorker0:
         """Worker 0 has the marked rows of each partition come, and puts them in order."""
         if self.comm.Get_rank():
             return None
@@ -245,7 +245,7 @@ class RowsOnServers(Generic[Rows]):
                 rows[one.places] = ops.pick(session, one.low, one.numbers)
         return rows
 
-    def write(self: RowsOnServers[RowOps], session: Session, first: int, count: int, rows: Any) -> None:
+    def write(self: RowsOnServers[RowOps], session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
         """Worker 0 writes each partition's rows; the others go on when it has."""
         ownership = Ownership.even(len(self.partitions))
         for number, ops in enumerate(self.partitions if self.comm.Get_rank() == 0 else ()):
@@ -267,11 +267,11 @@ class ValueOnServer:
     copy: ReplicatedValue
     comm: Comm
 
-    def read(self, session: Session, first: int, count: int) -> Any:
+    def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
         """Worker 0 reads the server's."""
         return self.served.read(session, first, count)
 
-    def write(self, session: Session, first: int, count: int, rows: Any) -> None:
+    def write(self, session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
         """Worker 0's value goes to all, and all of them write the same to the server."""
         self.served.write(session, first, count, rows)
         self.copy.write(session, first, count, rows)
@@ -285,15 +285,15 @@ class ReplicatedRows(Generic[Rows]):
     ops: Rows
     comm: Comm
 
-    def read(self, session: Session, first: int, count: int) -> Any:
+    def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
         """Worker 0's own rows."""
         return self.ops.read(session, first, first + count) if self.comm.Get_rank() == 0 else None
 
-    def read_marked(self, session: Session, first: int, marked: Any) -> Any:
+    def read_marked(self, session: Session, first: int, marked: Array) -> ArrayOnWorker0:
         """Those of worker 0's own rows."""
         return self.ops.pick(session, first, np.flatnonzero(marked)) if self.comm.Get_rank() == 0 else None
 
-    def write(self: ReplicatedRows[RowOps], session: Session, first: int, count: int, rows: Any) -> None:
+    def write(self: ReplicatedRows[RowOps], session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
         """Worker 0's rows go to all."""
         mine = np.ascontiguousarray(rows) if self.comm.Get_rank() == 0 else _empty(self.stored, count)
         barrier(self.comm)
@@ -307,16 +307,16 @@ class ReplicatedValue:
     """A scalar, string or variable of open shape that every worker has: read and written in one piece."""
 
     stored: Stored
-    value: Any
-    new_value: Any
-    update: Any
+    value: Tensor
+    new_value: Tensor
+    update: Operation
     comm: Comm
 
-    def read(self, session: Session, first: int, count: int) -> Any:
+    def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
         """Worker 0's own value."""
         return session.run(self.value) if self.comm.Get_rank() == 0 else None
 
-    def write(self, session: Session, first: int, count: int, rows: Any) -> None:
+    def write(self, session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
         """Worker 0's value goes to all."""
         session.run(self.update, {self.new_value: self.comm.bcast(rows)})
 
@@ -354,7 +354,9 @@ def hold(stored: tuple[Stored, ...], places: Places, comm: Comm) -> tuple[Stored
     return tuple(found)
 
 
-def _row_ops(stored: Stored, op: str, low: Any, high: Any, local_rows: Any, lazy: Sequence[tuple[str, ...]]) -> RowOps:
+def _row_ops(
+    stored: Stored, op: str, low: Tensor, high: Tensor, local_rows: Tensor, lazy: Sequence[tuple[str, ...]]
+) -> RowOps:
     """Ops on the rows of a variable op that has rows of `stored`, on the device where it is."""
     variable, dtype = _variable(stored, op)
     new_rows = tf.compat.v1.placeholder(dtype, [None, *(stored.shape or ())[1:]])
@@ -382,15 +384,15 @@ def _copied_value(stored: Stored, op: str, comm: Comm) -> ReplicatedValue:
     return ReplicatedValue(stored, value, new_value, update, comm)
 
 
-def _variable(stored: Stored, op: str) -> tuple[Any, Any]:
+def _variable(stored: Stored, op: str) -> tuple[Handle, DType]:
     """The handle or reference in the default graph, and the element type."""
     return tf.compat.v1.get_default_graph().get_tensor_by_name(f"{op}:0"), tf.as_dtype(stored.dtype)
 
 
-def _empty(stored: Stored, count: int) -> Any:
+def _empty(stored: Stored, count: int) -> Array:
     return np.empty((count, *(stored.shape or ())[1:]), tf.as_dtype(stored.dtype).as_numpy_dtype)
 
 
-def _bytes(rows: Any) -> Any:
+def _bytes(rows: Array) -> Array:
     """The bytes of an array, which MPI sends whatever their type; no copy of what is contiguous."""
     return np.ascontiguousarray(rows).reshape(-1).view(np.uint8)

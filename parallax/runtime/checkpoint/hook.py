@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 import tensorflow as tf
 
@@ -36,7 +36,7 @@ from parallax.runtime.supervisor.control import tell_saved
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import WorkerContext
 from parallax.runtime.worker.preemption import Preemption
-from parallax.types import Coordinator, RunContext, RunValues, Session
+from parallax.types import Comm, Coordinator, RunContext, RunValues, Session
 
 v1 = tf.compat.v1
 _CALL_POLL_S = 0.02
@@ -222,7 +222,7 @@ class CallingHook(CheckpointHook):
     """Writes checkpoints while workers train asynchronously: worker 0 calls, and the others come after their runs."""
 
     is_patient: ClassVar[bool] = True  # whatever a run takes that another worker is in
-    _ending: Any = None
+    _ending: Comm = None
 
     def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Writes the state at the start, unless it has just been read."""

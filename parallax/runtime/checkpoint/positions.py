@@ -28,7 +28,7 @@ from parallax.runtime.checkpoint.stored_rows import Readable
 from parallax.runtime.worker.positions import Positions, Taken
 from parallax.transform.passes.inputs import Maker
 from parallax.transform.pipeline import WorkerGraph
-from parallax.types import Comm, Session
+from parallax.types import Array, Comm, Operation, Session, Tensor
 
 WORKERS, NAMES = f"{OWN_KEYS}positions/workers", f"{OWN_KEYS}positions/names"
 _OF_JOB, _OF_STREAM, _OF_OWN, _OF_SHARES = range(4)
@@ -46,7 +46,7 @@ class StoredPositions:
         values: digest of a name -> int64 `[workers, 4]`.
     """
 
-    values: dict[int, Any]
+    values: dict[int, Array]
 
     @property
     def workers(self) -> int:
@@ -148,11 +148,11 @@ class KeptPositions:
     comm: Comm
     seed: int
     shares: int
-    counted: Any
-    update: Any
-    drawn: Any
-    go_to: Any
-    move: Any
+    counted: Tensor
+    update: Operation
+    drawn: Tensor
+    go_to: Tensor
+    move: Operation
 
     def put(self, session: Session) -> None:
         """Writes where this worker is into its variables; before a checkpoint, on all workers."""
@@ -290,7 +290,7 @@ def keep_positions(
     return KeptPositions(positions, held, ops, comm, seed, shares, counted, update, drawn, go_to, move)
 
 
-def _assign(name: str, value: Any) -> Any:
+def _assign(name: str, value: Tensor) -> Operation:
     """Writes a new variable of this name."""
     with tf.name_scope(""):
         handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=name, name=name)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from parallax.graph.view import GraphView, split_tensor
 from parallax.runtime.worker.hooks import WorkerContext
+from parallax.runtime.worker.names import Names
 from parallax.types import Comm
 
 _PASSES_ON = ("Enter", "RefEnter", "Switch", "RefSwitch", "RefIdentity", "Identity")
@@ -28,7 +28,7 @@ class StepRuns:
     step_op: str
     comm: Comm
     _trains: dict[tuple[tuple[str, ...], frozenset[str]], bool] = field(default_factory=dict)
-    _names: Any = None  # of the plan that these are known for
+    _names: Names | None = None  # of the plan that these are known for
     _step_writers: frozenset[str] = frozenset()
 
     def has_trained(self) -> bool:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
-from parallax.types import Graph
+from parallax.types import Graph, Variable
 
 CHUNK_BYTES = 16 * 2**20
 """The most that is written, read or sent at once; rows are never cut. Worker 0 holds about five times so much: rows as
@@ -110,7 +109,7 @@ def stored_variables(graph: Graph) -> tuple[Stored, ...]:
     return tuple(sorted(found.values(), key=lambda s: (s.key, s.offset, s.op)))
 
 
-def variable_op(variable: Any) -> str:
+def variable_op(variable: Variable) -> str:
     """The op that holds a variable."""
     handle = getattr(variable, "handle", None)
     return str(handle.op.name if handle is not None else variable.op.name)

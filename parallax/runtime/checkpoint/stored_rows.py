@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -12,6 +11,7 @@ from parallax.runtime.checkpoint.bundle import Bundle, Tensor
 from parallax.runtime.checkpoint.chain import Chain
 from parallax.runtime.checkpoint.stored import Stored
 from parallax.runtime.checkpoint.writer import Writer
+from parallax.types import Array
 
 Readable = Bundle | Chain
 """An open checkpoint."""
@@ -25,7 +25,7 @@ def ranges_of(bundle: Readable, stored: Stored, chunk_bytes: int) -> list[tuple[
     return bundle.ranges(stored.key, stored.offset[0], stored.rows, stored.row_bytes, chunk_bytes)
 
 
-def read_rows(bundle: Readable, stored: Stored, first: int, count: int) -> Any:
+def read_rows(bundle: Readable, stored: Stored, first: int, count: int) -> Array:
     """Rows `[count, ...]` of a variable from row `first` on; all of what has no rows.
 
     Raises:
@@ -56,7 +56,7 @@ def copy(bundle: Readable, variables: Sequence[Stored], writer: Writer, chunk_by
             writer.add(stored.key, stored.slice_spec(first, count), stored.dtype, rows)
 
 
-def _pieces(bundle: Readable, stored: Stored, chunk_bytes: int) -> Iterator[tuple[int, int, Any]]:
+def _pieces(bundle: Readable, stored: Stored, chunk_bytes: int) -> Iterator[tuple[int, int, Array]]:
     """(first row, number, rows) of all chunks of a variable; in one piece what has no more bytes than a chunk."""
     if stored.has_rows and stored.rows * stored.row_bytes <= chunk_bytes:
         yield 0, stored.rows, read_rows(bundle, stored, 0, stored.rows)

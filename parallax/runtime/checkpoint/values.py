@@ -9,7 +9,6 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +17,7 @@ from parallax.runtime.checkpoint.held import Places, StoredVariable, hold
 from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, chunks, stored_variables
 from parallax.runtime.worker.hooks import WorkerContext
-from parallax.types import Comm, Graph
+from parallax.types import ArrayOnWorker0, Comm, Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class VariableValues:
     comm: Comm
     worker: WorkerContext
 
-    def read(self, op: str) -> Any:
+    def read(self, op: str) -> ArrayOnWorker0:
         """The value on worker 0, an array in the user's row order; None elsewhere. Every worker must call it."""
         one, session = self.held[op], self.worker.raw
         stored = one.stored
@@ -46,7 +45,7 @@ class VariableValues:
             return None
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
-    def write(self, op: str, value: Any) -> None:
+    def write(self, op: str, value: ArrayOnWorker0) -> None:
         """Writes worker 0's value (None elsewhere) wherever rows of it are. Every worker must call it."""
         one, session = self.held[op], self.worker.raw
         stored = one.stored

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass, field
-from typing import Any
 
 import tensorflow as tf
 
@@ -24,9 +23,10 @@ from parallax.runtime.checkpoint.folder import (
     reason,
     settle,
 )
+from parallax.types import FeedDict, Fetches, Value
 
 
-def run(fetch: Any, feeds: Any = None) -> Any:
+def run(fetch: Fetches, feeds: FeedDict | None = None) -> Value:
     """Runs an op of the default graph in a session of its own, without GPUs."""
     options = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
     options.graph_options.rewrite_options.disable_meta_optimizer = True  # one op: nothing to optimize
@@ -55,7 +55,7 @@ class Writer:
     name: str = ""
     largest_bytes: int = 0
     notes: list[str] = field(default_factory=list)
-    _waiting: list[tuple[str, str, str, Any]] = field(default_factory=list)
+    _waiting: list[tuple[str, str, str, Value]] = field(default_factory=list)
     _waiting_bytes: int = 0
     _parts: list[str] = field(default_factory=list)
 
@@ -75,7 +75,7 @@ class Writer:
             tf.io.gfile.rmtree(left)
         tf.io.gfile.makedirs(posixpath.join(self._temporary, "parts"))
 
-    def add(self, key: str, slice_spec: str, dtype: str, value: Any) -> None:
+    def add(self, key: str, slice_spec: str, dtype: str, value: Value) -> None:
         """Adds a tensor or a slice of one."""
         size = int(getattr(value, "nbytes", 0))
         if self._waiting_bytes + size > self.chunk_bytes:

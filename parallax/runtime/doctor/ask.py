@@ -11,13 +11,13 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from parallax.cluster.machines import Cluster, Host
 from parallax.runtime.doctor import probe
 from parallax.runtime.doctor.findings import Answer, HostFacts
 from parallax.runtime.launcher.reach import argv_on
 from parallax.runtime.trace.clocks import Ping, best_offset
+from parallax.types import JsonObject
 
 LIMIT_S = 30.0
 """How long a host may take to answer, its connection included."""
@@ -26,7 +26,7 @@ _READ_BYTES = 1 << 16
 _MOST_AT_ONCE = 64
 
 
-def ask_all(cluster: Cluster, python: str, asked: list[dict[str, Any]], limit_s: float = LIMIT_S) -> list[Answer]:
+def ask_all(cluster: Cluster, python: str, asked: list[JsonObject], limit_s: float = LIMIT_S) -> list[Answer]:
     """What every host answers, in the order of the hosts.
 
     Args:
@@ -39,7 +39,7 @@ def ask_all(cluster: Cluster, python: str, asked: list[dict[str, Any]], limit_s:
         return list(pool.map(lambda host, own: _ask(cluster, host, python, own, limit_s), cluster.hosts, asked))
 
 
-def _ask(cluster: Cluster, host: Host, python: str, asked: dict[str, Any], limit_s: float) -> Answer:
+def _ask(cluster: Cluster, host: Host, python: str, asked: JsonObject, limit_s: float) -> Answer:
     code = Path(probe.__file__).read_bytes()
     # The program comes first on standard input, and what it is asked after it.
     words = [python, "-c", f"import sys; exec(sys.stdin.buffer.read({len(code)}))"]

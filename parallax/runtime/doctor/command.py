@@ -8,11 +8,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from parallax.cluster.machines import Cluster
 from parallax.errors import LaunchError
-from parallax.profiles.plan_inputs import read_measured
+from parallax.profiles.plan_inputs import PlanInputs, read_measured
 from parallax.report.html.files import write_file
 from parallax.report.show import show
 from parallax.report.text import aligned, counted
@@ -34,6 +33,7 @@ from parallax.runtime.launcher.launch import launch
 from parallax.runtime.launcher.mpirun import Launcher, check_startable, this_launcher
 from parallax.runtime.supervisor.limits import Limits
 from parallax.settings.environment import python_path_with
+from parallax.types import JsonObject
 
 _LINKS = "parallax.runtime.doctor.links"
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -86,7 +86,7 @@ def doctor(
     return 1 if any(one.problem for one in found) else 0
 
 
-def questions(cluster: Cluster, launcher: Launcher, checkpoints: str | None) -> list[dict[str, Any]]:
+def questions(cluster: Cluster, launcher: Launcher, checkpoints: str | None) -> list[JsonObject]:
     """What each host is asked (probe.py)."""
     first = next(number for number, host in enumerate(cluster.hosts) if host.num_workers)
     libraries = sorted(str(path) for path in Path(launcher.python).parent.parent.glob("lib/libparallax_*.so"))
@@ -105,7 +105,7 @@ def questions(cluster: Cluster, launcher: Launcher, checkpoints: str | None) -> 
     ]
 
 
-def _rates(measured: Any, cluster: Cluster) -> list[float]:
+def _rates(measured: PlanInputs, cluster: Cluster) -> list[float]:
     """The slower way of each host's link, by the profile; 0 without one."""
     if measured.cluster is None:
         return [0.0] * len(cluster.hosts)

@@ -8,15 +8,14 @@ larger than ROUNDINGS roundings a step, added up as a random walk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from parallax.report.text import name_ranks
 from parallax.runtime.guard.watched import Watched
-from parallax.types import Comm
+from parallax.types import Array, Comm, Value
 
 ROUNDINGS = 32
 """Of so many operations of a step may two processors round each otherwise; from step to step that is a random walk."""
@@ -49,7 +48,7 @@ class Largest:
     scale: float
 
 
-def largest_difference(comm: Comm, pieces: Iterator[Any]) -> Largest | None:
+def largest_difference(comm: Comm, pieces: Iterator[Array]) -> Largest | None:
     """The largest difference from worker 0's value; None where it is the same. Every worker must call it.
 
     Numbers are the same when they are equal or both are none (NaN): what comes first of two zeros or two that are none
@@ -88,7 +87,7 @@ def is_rounding(largest: Largest, dtype: str, steps: int) -> bool:
 def difference_text(
     one: Watched,
     when: str,
-    values: Sequence[Any],
+    values: Sequence[Hashable],
     largest: Sequence[Largest | None],
     wrote: Sequence[tuple[str, str]],
     unequal: str,
@@ -170,8 +169,8 @@ def unequal_runs_text(counts: Sequence[dict[str, int]]) -> str:
     return ""
 
 
-def _groups(values: Sequence[Any]) -> str:
-    ranks: dict[Any, list[int]] = {}
+def _groups(values: Sequence[Hashable]) -> str:
+    ranks: dict[Hashable, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
     texts: list[str] = []
@@ -198,7 +197,7 @@ def _more(count: int) -> str:
     return f" and {count - _NAMED} more" if count > _NAMED else ""
 
 
-def _of_worker_0(comm: Comm, value: Any) -> Any | None:
+def _of_worker_0(comm: Comm, value: Array) -> Value | None:
     """Worker 0's array; None, on all workers, when shapes differ."""
     if len(set(comm.allgather((value.shape, str(value.dtype))))) > 1:
         return None
@@ -211,7 +210,7 @@ def _of_worker_0(comm: Comm, value: Any) -> Any | None:
     return found
 
 
-def _largest(mine: Any, first: Any) -> Largest | None:
+def _largest(mine: Array, first: Array) -> Largest | None:
     if mine.dtype == object or mine.dtype == bool:
         unlike = np.asarray(mine != first)
         size = np.where(unlike, np.inf, 0.0)
@@ -229,7 +228,7 @@ def _largest(mine: Any, first: Any) -> Largest | None:
     return Largest(float(masked[place]), tuple(int(i) for i in place), f"{mine[place]}", f"{first[place]}", 0.0)
 
 
-def _magnitude(value: Any) -> float:
+def _magnitude(value: Array) -> float:
     if value.dtype == object or value.dtype == bool or not value.size:
         return 0.0
     wide = np.abs(value.astype(np.complex128 if np.iscomplexobj(value) else np.float64))

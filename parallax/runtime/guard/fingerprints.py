@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, chunks
 from parallax.runtime.guard.watched import Watched, size_bytes
 from parallax.transform.building.up_to_date import up_to_date
-from parallax.types import DType
+from parallax.types import DType, Handle, Operation, Tensor
 
 _SCOPE = "parallax/guard/"
 
@@ -31,14 +30,14 @@ class Fingerprint:
         has_nan: scalar bool, whether something in it is no number; None where the type has only numbers.
     """
 
-    is_there: Any
-    digest: Any
-    pieces: tuple[Any, ...]
-    has_nan: Any = None
+    is_there: Tensor
+    digest: Tensor
+    pieces: tuple[Tensor, ...]
+    has_nan: Tensor | None = None
 
 
 def fingerprint(
-    variable: Any, one: Watched, lazy: Sequence[tuple[str, ...]] = (), chunk_bytes: int = CHUNK_BYTES
+    variable: Operation, one: Watched, lazy: Sequence[tuple[str, ...]] = (), chunk_bytes: int = CHUNK_BYTES
 ) -> Fingerprint:
     """Adds what fingerprints a variable to the default graph.
 
@@ -63,24 +62,24 @@ def fingerprint(
         return Fingerprint(is_there, _digest(value), (value,), _has_nan([value]))
 
 
-def _digest(value: Any) -> Any:
+def _digest(value: Tensor) -> Tensor:
     """`[1]` int64 of any value; the op is there for CPUs only."""
     with tf.device("/device:CPU:0"):
         made = tf.raw_ops.Fingerprint(data=tf.reshape(value, [1, -1]), method="farmhash64")
         return tf.bitcast(made, tf.int64)
 
 
-def _has_nan(pieces: Sequence[Any]) -> Any:
+def _has_nan(pieces: Sequence[Tensor]) -> Tensor | None:
     if not pieces[0].dtype.is_floating:
         return None
     return tf.reduce_any([tf.reduce_any(tf.math.is_nan(piece)) for piece in pieces])
 
 
-def _by_row(handle: Any, dtype: DType, one: Watched, chunk_bytes: int) -> tuple[tuple[Any, ...], list[Any]]:
+def _by_row(handle: Handle, dtype: DType, one: Watched, chunk_bytes: int) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     """Pieces of rows, and the digest of each; a piece is read when the one before is done with."""
     rows = (one.shape or (1,))[0]
-    pieces: list[Any] = []
-    digests: list[Any] = []
+    pieces: list[Tensor] = []
+    digests: list[Tensor] = []
     for first, count in chunks(rows, size_bytes(one) // max(1, rows), chunk_bytes):
         with tf.control_dependencies(digests[-1:]):
             places = tf.range(tf.constant(first), first + count)

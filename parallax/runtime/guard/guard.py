@@ -17,10 +17,10 @@ import hashlib
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -48,7 +48,7 @@ from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
 from parallax.runtime.worker.runs import Runs
 from parallax.transform.pipeline import WorkerGraph
 from parallax.transform.swap import VARIABLES
-from parallax.types import Comm
+from parallax.types import Array, Comm, Tensor, Value
 
 _NAN = -1
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -120,7 +120,7 @@ class Guard:
         self._watched: tuple[Watched, ...] = ()
         self._ops: dict[str, Fingerprint] = {}
         self._here: dict[str, str] = {}
-        self._calls: dict[tuple[str, ...], Any] = {}
+        self._calls: dict[tuple[str, ...], Callable[[], list[Value]]] = {}
         self._there: set[str] = set()  # of the variables in the session, those known to have a value
         self._rounded: set[str] = set()
         self._last: _State | None = None
@@ -159,7 +159,7 @@ class Guard:
         self,
         fetched: tuple[str, ...],
         for_hooks: tuple[str, ...],
-        fed: Mapping[str, Any] | set[str],
+        fed: Mapping[str, Value] | set[str],
         gather: Gather | None,
         seconds: float,
     ) -> None:
@@ -259,7 +259,7 @@ class Guard:
             digests = {name: int(one[0]) for name, one in zip(there, made, strict=True)}
         return _State(self.step, tuple(digests.get(name) for name in names), self.runs.met().digest)
 
-    def _run(self, tensors: tuple[Any, ...]) -> Any:
+    def _run(self, tensors: tuple[Tensor, ...]) -> list[Value]:
         """The values of some tensors; the same ones are asked for again and again."""
         key = tuple(tensor.name for tensor in tensors)
         if key not in self._calls:
@@ -312,7 +312,7 @@ class Guard:
         self._rounded.add(one.op)
         return True
 
-    def _pieces(self, one: Watched) -> Iterator[Any]:
+    def _pieces(self, one: Watched) -> Iterator[Array]:
         """The value of a variable, in pieces by row."""
         for piece in self._ops[self._here[one.op]].pieces:
             value = self._worker.raw.run(piece)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
@@ -22,7 +21,7 @@ from parallax.runtime.measure.inputs import Inputs, opened
 from parallax.runtime.measure.memory import free_bytes, peak_bytes, reset_peak, variable_bytes
 from parallax.settings.config import Config
 from parallax.transform.building.editor import Worker
-from parallax.types import Session
+from parallax.types import Session, Value
 
 _UNTIMED, _TIMED = 3, 10
 """The first steps make memory and kernels ready, once; of the others the median counts."""
@@ -47,7 +46,7 @@ class Computed:
 
 
 def computed(
-    inputs: Inputs, fetch: str, batch: Callable[[int], dict[str, Any]], worker: Worker, config: Config
+    inputs: Inputs, fetch: str, batch: Callable[[int], dict[str, Value]], worker: Worker, config: Config
 ) -> Computed:
     """Trains some steps in this process, on all cores that a session takes.
 

@@ -13,7 +13,6 @@ import logging
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
@@ -33,7 +32,7 @@ from parallax.runtime.trace.rows import length_us
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
 from parallax.runtime.worker.ranks import ProcessGroup
-from parallax.types import Comm, Coordinator, RunContext, RunValues, Session
+from parallax.types import Comm, Coordinator, RunArgs, RunContext, RunValues, Session, StepStats
 
 v1 = tf.compat.v1
 _LOG = logging.getLogger("parallax.measure")
@@ -84,7 +83,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._asked: list[list[LookedUpIds]] = []
         self._step = 0
         self._fetched: list[list[int]] | None = None  # of the step in progress: by table, which lookups
-        self._traced: list[Any] = []
+        self._traced: list[StepStats] = []
         self._tells_peak = False
         self._peak: int | None = None
         self.finished = False
@@ -96,7 +95,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Takes a communicator for itself; every worker comes here."""
         self._comm = self._members.workers.Dup()
 
-    def before_run(self, run_context: RunContext) -> Any:
+    def before_run(self, run_context: RunContext) -> RunArgs:
         """Asks for the ids of those lookups that the step runs, and of the last steps for a trace."""
         self._fetched = None
         step = None if self.finished else self._training.step

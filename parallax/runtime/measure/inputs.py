@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -20,7 +19,7 @@ from parallax.runtime.worker.feeds import placeholders_in
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.seeds import set_seeds
 from parallax.transform.passes.shards import set_shards
-from parallax.types import Graph, GraphDef
+from parallax.types import ConfigProto, Graph, GraphDef, QueueRunnerDef, Session, Value
 
 _ITERATORS = ("IteratorV2", "Iterator")
 _SHAPES, _BESIDE = "_output_shapes", "_class"
@@ -44,11 +43,11 @@ class Inputs:
     variables: tuple[str, ...]
     phases: tuple[tuple[str, ...], ...]
     initial: frozenset[str]
-    runners: tuple[Any, ...]
+    runners: tuple[QueueRunnerDef, ...]
     placeholders: tuple[str, ...]
     takes: frozenset[str]
 
-    def fed_by(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def fed_by(self, batch: Mapping[str, Value]) -> dict[str, Value]:
         """What of a batch this part of the graph takes."""
         return {name: value for name, value in batch.items() if split_tensor(name)[0] in self.takes}
 
@@ -71,7 +70,7 @@ def inputs_of(
     """
     view = captured.view
     wanted = {_node(name) for name in tensors if name not in fed}
-    runners: list[Any] = []
+    runners: list[QueueRunnerDef] = []
     initial: set[str] = set()
     tables: list[str] = []
     with graph.as_default():  # while TensorFlow executes eagerly, queues tell another name
@@ -132,11 +131,11 @@ def _check_filled(captured: Captured, needed: set[str], filled: set[str]) -> Non
             )
 
 
-def _ops_of(proto: Any) -> list[str]:
+def _ops_of(proto: QueueRunnerDef) -> list[str]:
     return [*proto.enqueue_op_name, *filter(None, [proto.close_op_name, proto.cancel_op_name])]
 
 
-def _cut_out(graph_def: GraphDef, names: set[str]) -> Any:
+def _cut_out(graph_def: GraphDef, names: set[str]) -> GraphDef:
     """A copy with some of the nodes, without recorded shapes."""
     cut = type(graph_def)(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
@@ -154,7 +153,9 @@ def _cut_out(graph_def: GraphDef, names: set[str]) -> Any:
 
 
 @contextmanager
-def opened(inputs: Inputs, worker: Worker, first: Mapping[str, Any], options: Any = None) -> Iterator[Any]:
+def opened(
+    inputs: Inputs, worker: Worker, first: Mapping[str, Value], options: ConfigProto | None = None
+) -> Iterator[Session]:
     """A session in this process, with initial values and filled queues; everything in it is thrown away afterwards.
 
     Args:
@@ -184,7 +185,7 @@ def opened(inputs: Inputs, worker: Worker, first: Mapping[str, Any], options: An
             coordinator.join(threads, ignore_live_threads=True)
 
 
-def _no_gpu() -> Any:
+def _no_gpu() -> ConfigProto:
     return tf.compat.v1.ConfigProto(allow_soft_placement=True, device_count={"GPU": 0})
 
 

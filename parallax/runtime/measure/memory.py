@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
+
+from parallax.types import NodeDef
 
 _STATUS, _CLEAR, _MACHINE = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
 _RESET_PEAK = "5"  # proc(5): sets the peak to what is held now
@@ -66,7 +67,7 @@ def free_bytes() -> int:
     return max(0, min(free))
 
 
-def variable_bytes(nodes: Iterable[Any]) -> int:
+def variable_bytes(nodes: Iterable[NodeDef]) -> int:
     """Bytes of the variables among a graph's nodes that this process holds: those that are on no server."""
     total = 0
     for node in nodes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
@@ -35,7 +34,7 @@ from parallax.runtime.worker.feeds import Feeds, missing_feeds, named_batch, rea
 from parallax.settings.config import Config
 from parallax.settings.environment import Settings
 from parallax.transform.building.editor import Worker
-from parallax.types import Graph
+from parallax.types import Graph, Value
 
 SAMPLE_BATCHES = "sample batches"
 
@@ -77,7 +76,7 @@ class _Asking:
     feeds: Feeds
     fed: frozenset[str]
 
-    def batch(self, step: int, rank: int) -> dict[str, Any]:
+    def batch(self, step: int, rank: int) -> dict[str, Value]:
         """What a worker feeds, by the names of tensors."""
         return named_batch(self.graph, self.feeds(step, rank, self.workers))
 
@@ -138,7 +137,7 @@ def profile_samples(
     return profile, tuple(notes)
 
 
-def _no_feeds(step: int, worker: int, size: int) -> dict[str, Any]:
+def _no_feeds(step: int, worker: int, size: int) -> dict[str, Value]:
     return {}
 
 
@@ -188,7 +187,7 @@ def _computed(asking: _Asking) -> Computed:
     fetch = train_op(asking.graph, asking.wanted.fetch).name
     inputs = asking.inputs([fetch])
 
-    def batch(step: int) -> dict[str, Any]:
+    def batch(step: int) -> dict[str, Value]:
         return inputs.fed_by(asking.batch(step, 0))
 
     return computed(inputs, fetch, batch, asking.worker(0), asking.config)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from parallax.types import Buffer, Comm
+from parallax.types import Array, Buffer, Comm
 
 PIECE_BYTES = 16 * 2**20
 _DATA, _END = 1, 2
@@ -52,7 +51,7 @@ def _target(hosts: Sequence[int], rank: int) -> int | None:
     return following[by_host[hosts[rank]].index(rank) % len(following)]
 
 
-def exchange(comm: Comm, place: Ring, pieces: Iterable[Buffer], deliver: Callable[[int, Any], None]) -> int:
+def exchange(comm: Comm, place: Ring, pieces: Iterable[Buffer], deliver: Callable[[int, Array], None]) -> int:
     """Sends this worker's pieces, and takes those of its senders as they come; every worker must call it.
 
     Args:

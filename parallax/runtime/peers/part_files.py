@@ -24,11 +24,11 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from parallax.types import Buffer
+from parallax.types import Array, Buffer, JsonObject
 
 COMMON = -1
 """The number of the part that all workers have alike; the others have the rank of their owner, or `lone` of it."""
@@ -93,7 +93,7 @@ class SetRecord:
 
     number: int
     step: int
-    rows: Mapping[int, tuple[Any, Any]] = field(default_factory=dict)
+    rows: Mapping[int, tuple[Array, Any]] = field(default_factory=dict)
     wholes: Mapping[int, Buffer] = field(default_factory=dict)
 
     def pieces(self) -> Iterator[Buffer]:
@@ -123,7 +123,7 @@ class PartFiles:
     def __init__(self, folder: Path, head: PartHead) -> None:
         self._folder = folder
         self._head = head
-        self._bases: dict[int, Any] = {}  # stay mapped: a page is then looked up once, and not at each set
+        self._bases: dict[int, Array] = {}  # stay mapped: a page is then looked up once, and not at each set
         folder.mkdir(parents=True)
         for at, one in enumerate(head.variables):
             if one.by_row:
@@ -133,7 +133,7 @@ class PartFiles:
         (folder / _PROGRESS).write_bytes(_FOLDED_AND_FOLDING.pack(0, 0))
         _write(folder / _HEAD, [json.dumps(asdict(head)).encode()])
 
-    def write_base(self, at: int, low: int, rows: Any) -> None:
+    def write_base(self, at: int, low: int, rows: Array) -> None:
         """Writes rows of set 0 from row `low` on; before its record."""
         with (self._folder / f"base-{at}").open("r+b") as file:
             file.seek(low * self._head.variables[at].row_bytes)
@@ -297,7 +297,7 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _base(folder: Path, at: int, one: PartVariable, mode: Any) -> Any:
+def _base(folder: Path, at: int, one: PartVariable, mode: Any) -> Array:
     return np.memmap(folder / f"base-{at}", np.uint8, mode, shape=(one.rows, one.row_bytes))
 
 
@@ -306,9 +306,9 @@ def _progress(folder: Path) -> tuple[int, int]:
     return folded, folding
 
 
-def _read_head(file: Any) -> dict[str, Any]:
+def _read_head(file: BinaryIO) -> JsonObject:
     (size,) = _LENGTH.unpack(file.read(_LENGTH.size))
-    found: dict[str, Any] = json.loads(file.read(size))
+    found: JsonObject = json.loads(file.read(size))
     return found
 
 
@@ -321,5 +321,5 @@ def _write(path: Path, pieces: Iterable[Buffer]) -> None:
     unfinished.rename(path)
 
 
-def _bytes(array: Any) -> Any:
+def _bytes(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

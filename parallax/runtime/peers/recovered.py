@@ -25,7 +25,7 @@ from parallax.runtime.peers.choice import ChosenSet, choose_set, newest_generati
 from parallax.runtime.peers.part_files import COMMON, PartView, lone
 from parallax.runtime.peers.store import part_folder, parts_in
 from parallax.runtime.worker.barrier import barrier
-from parallax.types import Comm, Session
+from parallax.types import Array, ArrayOnWorker0, Comm, Picklable, Session, Value
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class RecoveredState:
         workers = np.stack([by_owner[owner].reshape(-1, 4) for owner in sorted(by_owner)])
         return StoredPositions({int(name): workers[:, place] for place, name in enumerate(names)})
 
-    def rows(self, stored: Stored, first: int, count: int, below: Any = None) -> Any:
+    def rows(self, stored: Stored, first: int, count: int, below: Array | None = None) -> ArrayOnWorker0:
         """Rows `[count, ...]` on worker 0, None elsewhere; every worker must call it.
 
         Args:
@@ -142,13 +142,13 @@ class RecoveredState:
                 rows[here] = theirs[there]
         return _typed(stored, rows)
 
-    def _value(self, stored: Stored) -> Any:
+    def _value(self, stored: Stored) -> ArrayOnWorker0:
         """A value without rows, on worker 0."""
         common = self.views.get(COMMON)
         data = self._to_worker_0(COMMON, None if common is None else bytes(common.value(stored.op)))
         return None if data is None else tf.make_ndarray(TensorProto.FromString(data))
 
-    def _to_worker_0(self, owner: int, data: Any) -> Any:
+    def _to_worker_0(self, owner: int, data: Picklable) -> Picklable:
         """What the reader of a part has of it, on worker 0."""
         reader, rank = self.chosen.readers[owner], self.comm.Get_rank()
         barrier(self.comm)
@@ -181,7 +181,7 @@ def next_generation(folder: Path, comm: Comm) -> int:
     return newest_generation(comm.allgather(parts_in(folder))) + 1
 
 
-def _typed(stored: Stored, rows: Any) -> Any:
+def _typed(stored: Stored, rows: Array) -> Value:
     """Bytes of rows as the variable has them."""
     return rows.view(tf.as_dtype(stored.dtype).as_numpy_dtype).reshape(len(rows), *(stored.shape or ())[1:])
 

@@ -19,7 +19,7 @@ from parallax.runtime.checkpoint.stored import chunks
 from parallax.runtime.checkpoint.touched import Marks
 from parallax.runtime.peers.part_files import COMMON, PartHead, PartVariable, SetRecord, lone
 from parallax.runtime.peers.store import BASE_BYTES, BaseRows
-from parallax.types import Comm, Session, Tensor
+from parallax.types import Comm, Handle, Operation, Session, Tensor, Value
 
 v1 = tf.compat.v1
 
@@ -63,7 +63,7 @@ class _Part:
         }
         return SetRecord(number, step, rows, {at: self._packed(at, value) for at, value in wholes.items()})
 
-    def _packed(self, at: int, value: Any) -> Any:
+    def _packed(self, at: int, value: Value) -> Any:
         if not self.variables[at].row_bytes:
             return tf.make_tensor_proto(value).SerializeToString()
         return memoryview(_bytes(value, 1).reshape(-1))
@@ -82,7 +82,7 @@ class Snapshot:
 
     parts: tuple[_Part, ...]
     step: Tensor
-    clear: Any
+    clear: Operation
     workers: int
 
     def heads(self, generation: int) -> dict[int, PartHead]:
@@ -193,11 +193,11 @@ def _whole(one: Any) -> Tensor:
         return tf.identity(ops.variable)
 
 
-def _forget(handle: Any) -> Any:
+def _forget(handle: Handle) -> Operation:
     marked = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.bool)
     return tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros_like(marked))
 
 
-def _bytes(array: Any, row_bytes: int) -> Any:
+def _bytes(array: Value, row_bytes: int) -> Any:
     """An array as rows of bytes, uint8 `[n, row_bytes]`."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(-1, row_bytes)

@@ -37,10 +37,10 @@ from parallax.runtime.peers.part_files import (
     sets_of,
 )
 from parallax.runtime.worker.barrier import barrier, wait_for
-from parallax.types import Buffer, Comm
+from parallax.types import Array, Buffer, Comm, MpiRequest
 
 _PLACE = struct.Struct("<qq")
-BaseRows = Iterable[tuple[int, int, Any]]
+BaseRows = Iterable[tuple[int, int, Array]]
 """Rows of set 0: variable's place in the part, first row, rows uint8 `[n, row_bytes]`; each of at most PIECE_BYTES."""
 
 
@@ -82,7 +82,7 @@ class PeerStore:
     number: int = -1
     sent_bytes: int = 0
     _files: dict[int, PartFiles] = field(default_factory=dict)
-    _ended: Any = None
+    _ended: MpiRequest | None = None
 
     def begin(self, generation: int, heads: Mapping[int, PartHead], bases: Mapping[int, BaseRows]) -> None:
         """Makes the parts of a generation, and fills what is updated by row; every worker must call it.
@@ -101,7 +101,7 @@ class PeerStore:
         of_all: list[PartHead] = self.comm.allgather(heads[own])
         kept = {**heads, **{sender: of_all[sender] for sender in self.place.senders}}
 
-        def of_sender(sender: int, piece: Any) -> None:
+        def of_sender(sender: int, piece: Array) -> None:
             at, low = _PLACE.unpack(piece[: _PLACE.size].tobytes())
             self._files[sender].write_base(at, low, piece[_PLACE.size :])
 

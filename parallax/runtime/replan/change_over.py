@@ -16,7 +16,6 @@ import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -36,7 +35,7 @@ from parallax.runtime.worker.ranks import WORKER_TASK, ProcessGroup
 from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph, transform
 from parallax.transform.swap import SwappedGraph, beside, outside
-from parallax.types import Graph
+from parallax.types import Graph, GraphDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +180,7 @@ def places_of(worker_graph: WorkerGraph, names: Mapping[str, str] | None = None)
     )
 
 
-def _add(graph: Graph, added: Any) -> None:
+def _add(graph: Graph, added: GraphDef) -> None:
     """Adds nodes to a graph, which take what they lack from there."""
     given = {}
     for name in outside(added):

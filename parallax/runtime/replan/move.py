@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -15,7 +14,7 @@ from parallax.graph.view import GraphView
 from parallax.runtime.checkpoint.held import Places, StoredVariable, hold
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES, Stored, chunks
 from parallax.transform.swap import VARIABLES
-from parallax.types import Comm, Session
+from parallax.types import Comm, Operation, Session, Tensor, Value
 
 v1 = tf.compat.v1
 
@@ -33,8 +32,8 @@ class Move:
 
     source: StoredVariable
     target: StoredVariable
-    make: tuple[tuple[Any, dict[Any, Any]], ...]
-    free: tuple[Any, ...]
+    make: tuple[tuple[Operation, dict[Tensor, Value]], ...]
+    free: tuple[Operation, ...]
 
 
 def to_be_moved(view: GraphView, before: Places, after: Places) -> tuple[Stored, ...]:
@@ -83,7 +82,7 @@ def move(session: Session, one: Move, chunk_bytes: int = CHUNK_BYTES) -> int:
     return moved_bytes
 
 
-def _place(op: str, places: Places) -> tuple[Any, ...]:
+def _place(op: str, places: Places) -> tuple[object, ...]:
     return places.here(op), places.partitions.get(op), places.spread.get(op), op in places.absent
 
 
@@ -93,7 +92,7 @@ def _own(op: str, places: Places, rank: int) -> tuple[str, ...]:
     return (*(() if op in places.absent else (places.here(op),)), *served)
 
 
-def _made(op: str, dims: Any) -> tuple[Any, dict[Any, Any]]:
+def _made(op: str, dims: Tensor) -> tuple[Operation, dict[Tensor, Value]]:
     """An op that makes a variable of zeros, and what it is fed: a constant would stay in the graph."""
     variable = v1.get_default_graph().get_operation_by_name(op)
     handle, dtype = variable.outputs[0], tf.as_dtype(variable.get_attr("dtype"))
@@ -106,7 +105,7 @@ def _made(op: str, dims: Any) -> tuple[Any, dict[Any, Any]]:
     return made, {dims: tf.TensorShape(variable.get_attr("shape")).as_list()}
 
 
-def _freed(op: str) -> Any:
+def _freed(op: str) -> Operation:
     """An op that gives back the memory of a variable; a reference variable, which cannot go, becomes empty."""
     handle = v1.get_default_graph().get_operation_by_name(op).outputs[0]
     with tf.device(handle.device or None):

@@ -11,7 +11,6 @@ import logging
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
@@ -29,7 +28,7 @@ from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
 from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.transform.building.all_to_all import ALL_TO_ALL, HOST
 from parallax.transform.swap import as_planned
-from parallax.types import Comm, Coordinator, RunContext, RunValues, Session
+from parallax.types import Comm, Coordinator, RunArgs, RunContext, RunValues, Session, StepStats
 
 v1 = tf.compat.v1
 _LOG = logging.getLogger("parallax.trace")
@@ -63,7 +62,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._comm: Comm = None
         self._offsets: list[Offset] = []
         self._step: int | None = None  # the step being traced
-        self._measured: list[tuple[int, Any]] = []
+        self._measured: list[tuple[int, StepStats]] = []
         self._steps: tuple[Step, ...] | None = None
         self.finished = False
         hosts = members.parcel.hosts
@@ -78,7 +77,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._comm = self._members.workers.Dup()
         self._offsets.append(_measured_offset(self._comm, self._members.parcel.hosts))
 
-    def before_run(self, run_context: RunContext) -> Any:
+    def before_run(self, run_context: RunContext) -> RunArgs:
         """Asks for a trace when the run is a wished step."""
         self._step = None
         step = None if self.finished else self._training.step

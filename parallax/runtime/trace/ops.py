@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from parallax.transform.building.all_to_all import ALL_TO_ALL
 from parallax.transform.swap import as_planned
-from parallax.types import NodeDef
+from parallax.types import NodeDef, StepStats
 
 PULL, COMPUTE, PUSH, ALL_REDUCE, WAITING = "pull", "compute", "push", "all-reduce", "waiting"
 KINDS = (PULL, COMPUTE, PUSH, ALL_REDUCE, WAITING)
@@ -95,7 +94,7 @@ class Step:
     ops: tuple[Op, ...]
 
 
-def read_step(number: int, step_stats: Any) -> Step:
+def read_step(number: int, step_stats: StepStats) -> Step:
     """The step of a RunMetadata's `step_stats`."""
     found = []
     for device in step_stats.dev_stats:

@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +24,7 @@ from parallax.plans.plan import Plan
 from parallax.runtime.verify.claims import Claims, watched
 from parallax.runtime.verify.draws import kept_draws
 from parallax.runtime.worker.hooks import TrainingRuns
-from parallax.types import Graph, RunContext, RunValues
+from parallax.types import Graph, RunArgs, RunContext, RunValues, Value
 
 v1 = tf.compat.v1
 
@@ -154,7 +153,7 @@ class KeptTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._step: int | None = None
         self._asked: list[str] = []
 
-    def before_run(self, run_context: RunContext) -> Any:
+    def before_run(self, run_context: RunContext) -> RunArgs:
         """Asks for those that this worker's graph has; a transform may have left a node without some."""
         self._step = None if self.finished else self._training.step
         if self._step is None:
@@ -179,6 +178,6 @@ def _is_in(graph: Graph, tensor: str) -> bool:
     return True
 
 
-def save(path: Path, values: Mapping[str, Any]) -> None:
+def save(path: Path, values: Mapping[str, Value]) -> None:
     """Writes arrays; what NumPy has no type for (bfloat16) as float32, which holds all of its values."""
     np.savez(path, **{n: v.astype(np.float32) if np.asarray(v).dtype.kind == "V" else v for n, v in values.items()})

@@ -28,8 +28,9 @@ import tensorflow as tf
 from parallax.analysis.propagation.walk import Walk
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView, split_tensor
+from parallax.types import Array, Value
 
-Values = Mapping[str, Any]
+Values = Mapping[str, Value]
 """Tensor -> its value in one run."""
 
 SAME = "the same on all workers"
@@ -133,7 +134,7 @@ class Claims:
         one = self._reductions.get(tensor)
         return (tensor, one.weight) if one is not None and one.weight else (tensor,)
 
-    def tried(self, tensor: str, value: Any, found: Sequence[Values]) -> Tried | None:
+    def tried(self, tensor: str, value: Value, found: Sequence[Values]) -> Tried | None:
         """Tries what is said of a tensor; None where nothing is, or some worker has not got it.
 
         Args:
@@ -147,7 +148,7 @@ class Claims:
         gap = self._gap(tensor, said, np.asarray(value), [np.asarray(values[tensor]) for values in found], found)
         return None if gap is None else Tried(said, gap)
 
-    def _gap(self, tensor: str, said: str, value: Any, parts: list[Any], found: Sequence[Values]) -> float | None:
+    def _gap(self, tensor: str, said: str, value: Array, parts: list[Array], found: Sequence[Values]) -> float | None:
         """How far parts are from what is said of them; None where rows are not such of numbers."""
         if tensor in self._reductions:
             one = self._reductions[tensor]
@@ -167,7 +168,7 @@ class Claims:
         of_squares = _relative(sum((part**2).sum(0) for part in parts), (value**2).sum(0))
         return max(of_sums, of_squares)
 
-    def _gap_of_owners(self, tensor: str, value: Any, parts: list[Any]) -> float:
+    def _gap_of_owners(self, tensor: str, value: Array, parts: list[Array]) -> float:
         ownership = self._walk.known.tables[self._walk.states[tensor].of].ownership(len(parts))
         rows = [[ownership.row(rank, local) for local in range(len(part))] for rank, part in enumerate(parts)]
         if sum(map(len, rows)) != len(value):
@@ -206,7 +207,7 @@ def _behind(view: GraphView, nodes: set[str], until: Set[str] = frozenset()) -> 
     return found
 
 
-def _are_alike(values: Sequence[Any]) -> bool:
+def _are_alike(values: Sequence[Array]) -> bool:
     return len({value.shape for value in values}) == 1
 
 
@@ -221,7 +222,7 @@ def _relative(found: Any, expected: Any, size: Any = None) -> float:
     return gap / scale if scale else gap
 
 
-_PUT_TOGETHER: dict[str, Callable[[list[Any], list[int] | None], Any]] = {
+_PUT_TOGETHER: dict[str, Callable[[list[Array], list[int] | None], Value]] = {
     "sum": lambda parts, _: np.sum(parts, 0),
     "mean": lambda parts, _: np.mean(parts, 0),
     "workers_mean": lambda parts, _: np.mean(parts, 0),

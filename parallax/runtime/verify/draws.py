@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from parallax.analysis.propagation.visit_node import is_random
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.functions import functions_of
 from parallax.graph.control_flow import branches_of
+from parallax.types import Array
 
 DRAWS_FILE = "draws.json"
 _SHOWN = 3
@@ -61,7 +61,7 @@ def kept_draws(folder: Path) -> list[str]:
     return found
 
 
-def joined_draws(files: Iterable[Path], shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+def joined_draws(files: Iterable[Path], shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
     """What workers have drawn for the rows of one joined batch.
 
     Args:

@@ -9,7 +9,6 @@ a script does between steps (a learning rate that it assigns, an evaluation) is 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from parallax.runtime.worker.fetches import Request
 from parallax.runtime.worker.hooks import PlainSession, TrainingRuns, WorkerContext
 from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.settings.environment import Settings
+from parallax.types import Value
 
 _SHOWN = 3
 _TOLD = "the first steps, in one process"
@@ -75,7 +75,7 @@ class VerifiedSteps:
         self._training = TrainingRuns(worker, updates)
         self._variables = variables_of(worker.graph)
         self._before: Values = {}
-        self._batches: list[dict[str, Any]] = []  # on worker 0, of all workers, as many as the update takes
+        self._batches: list[dict[str, Value]] = []  # on worker 0, of all workers, as many as the update takes
         self._fetches: list[str] = []
 
     @property

@@ -23,9 +23,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import numpy as np
+
+from parallax.types import Array, Value
 
 MARGIN = 32.0
 """Both are sums of roundings, drawn once and a few times: the error was at most 2 times the noise where many elements
@@ -98,7 +99,7 @@ class Judged:
     verdict: Verdict
 
 
-def difference(found: Any, expected: Any) -> float:
+def difference(found: Value, expected: Value) -> float:
     """The norm of the difference relative to the variable's norm; infinite when either is not finite."""
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     norm = _norm(expected)
@@ -106,7 +107,7 @@ def difference(found: Any, expected: Any) -> float:
     return value if np.isfinite(value) else float("inf")
 
 
-def measure(name: str, kind: str, before: Any, after: Any, noise: float, found: Sequence[Any]) -> ArrayPair:
+def measure(name: str, kind: str, before: Value, after: Value, noise: float, found: Sequence[Value]) -> ArrayPair:
     """Measures an array.
 
     Args:
@@ -169,7 +170,7 @@ def _judged(one: ArrayPair, tolerance: float, margin: float, largest: float) -> 
     return Judged(one.name, one.kind, error / unit, int(np.argmax(one.errors)), allowed / unit, verdict)
 
 
-def _norm(value: Any) -> float:
+def _norm(value: Array) -> float:
     return float(np.linalg.norm(value))
 
 

@@ -12,7 +12,6 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from parallax.runtime.verify.trials import CLAIM_TOLERANCE, Margins, try_claims
 from parallax.runtime.worker.feeds import Feeds, missing_feeds, named_batch, placeholders_in, read_feeds, train_op
 from parallax.runtime.worker.session import Session
 from parallax.settings.environment import Settings
-from parallax.types import Graph
+from parallax.types import Fetch, Graph, Value
 
 STEPS = 5
 TOLERANCE = 1e-5
@@ -123,7 +122,7 @@ def margin_of(plan: Plan, wanted: Settings) -> float:
     return HALF_MARGIN if rounding_of(plan.wire_dtype, wanted.compute_dtype) else MARGIN
 
 
-def feeds_of(graph: Graph, fetch: Any, wanted: Settings) -> Feeds:
+def feeds_of(graph: Graph, fetch: Fetch, wanted: Settings) -> Feeds:
     """The feeds of a step and worker, from the user's function or file.
 
     Raises:
@@ -138,6 +137,6 @@ def feeds_of(graph: Graph, fetch: Any, wanted: Settings) -> Feeds:
     return lambda step, worker, size: {}
 
 
-def digest(value: Any) -> str:
+def digest(value: Value) -> str:
     """SHA-256 of an array's bits."""
     return hashlib.sha256(np.asarray(value).tobytes()).hexdigest()

@@ -19,7 +19,7 @@ from parallax.runtime.verify.judging import OTHERS, OWN, VARIABLES
 from parallax.runtime.worker.bfloat16 import options_with
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.seeds import set_seeds
-from parallax.types import Graph, GraphDef, Session
+from parallax.types import Array, Graph, GraphDef, Operation, Session, Value, Variable
 
 v1 = tf.compat.v1
 
@@ -28,7 +28,7 @@ STARTS = 3
 
 _ASSIGNS = ("Assign", "AssignVariableOp")
 
-Values = dict[str, Any]
+Values = dict[str, Value]
 """Variable -> its value."""
 
 
@@ -49,7 +49,7 @@ class OneProcess:
         self,
         graph: Graph,
         analysed: Analysed,
-        batch: Mapping[str, Any],
+        batch: Mapping[str, Value],
         seed: int,
         compute_dtype: str | None,
         inlined: bool = False,
@@ -74,7 +74,7 @@ class OneProcess:
     def run(
         self,
         fetches: Sequence[str],
-        batches: Sequence[Mapping[str, Any]],
+        batches: Sequence[Mapping[str, Value]],
         start: Values | None = None,
         rounding: tuple[float, int] | None = None,
     ) -> tuple[Values, Values]:
@@ -105,10 +105,10 @@ class OneProcess:
     def each_step(
         self,
         fetches: Sequence[Sequence[str]],
-        batches: Sequence[Mapping[str, Any]],
-        starts: Iterable[Mapping[str, Any]],
+        batches: Sequence[Mapping[str, Value]],
+        starts: Iterable[Mapping[str, Value]],
         rounding: tuple[float, int] | None = None,
-    ) -> Iterator[list[Any]]:
+    ) -> Iterator[list[Value]]:
         """Runs steps one by one, each from given values of the variables.
 
         Args:
@@ -130,7 +130,7 @@ class OneProcess:
                     self._assign(session, self._moved(session, *rounding))
                 yield session.run(list(names), batch)
 
-    def sizes(self, tensors: Sequence[str], batch: Mapping[str, Any]) -> dict[str, int]:
+    def sizes(self, tensors: Sequence[str], batch: Mapping[str, Value]) -> dict[str, int]:
         """How many bytes each tensor has in the first step, without a step being taken."""
         with self._graph.as_default():
             counts = {name: tf.size(self._graph.get_tensor_by_name(name), out_type=tf.int64) for name in tensors}
@@ -139,7 +139,7 @@ class OneProcess:
         return {name: int(found[name]) * self._graph.get_tensor_by_name(name).dtype.size for name in tensors}
 
     def shapes(
-        self, tensors: Sequence[str], batches: Sequence[Mapping[str, Any]]
+        self, tensors: Sequence[str], batches: Sequence[Mapping[str, Value]]
     ) -> Iterator[dict[str, tuple[int, ...]]]:
         """The shape of each tensor, for each batch, without a step being taken."""
         if not tensors:
@@ -152,7 +152,7 @@ class OneProcess:
                 yield {name: tuple(map(int, shape)) for name, shape in session.run(asked, batch).items()}
 
     @contextmanager
-    def _begun(self) -> Iterator[Any]:
+    def _begun(self) -> Iterator[Session]:
         """A session in which the variables have their initial values."""
         with _said_of_batch(), v1.Session(graph=self._graph, config=self._options) as session:
             for phase in self._initialize:
@@ -162,7 +162,7 @@ class OneProcess:
     def noise(
         self,
         fetches: Sequence[str],
-        batches: Sequence[Mapping[str, Any]],
+        batches: Sequence[Mapping[str, Value]],
         runs: tuple[Values, Values],
         rounding: float,
         start: Values | None = None,
@@ -197,7 +197,7 @@ class OneProcess:
     def _is_moved(self, name: str) -> bool:
         return self.kinds.get(name) == VARIABLES and self._assigning(name) is not None
 
-    def _assign(self, session: Session, values: Mapping[str, Any]) -> None:
+    def _assign(self, session: Session, values: Mapping[str, Value]) -> None:
         for name, value in values.items():
             op = self._assigning(name)
             if op is None:
@@ -206,14 +206,14 @@ class OneProcess:
                 )
             session.run(op.name, {op.inputs[1]: value})
 
-    def _assigning(self, name: str) -> Any:
+    def _assigning(self, name: str) -> Operation | None:
         """The op that assigns a variable's initial value; None when there is none."""
         initializer = self._initial.get(name)
         op = self._graph.get_operation_by_name(initializer) if initializer else None
         return op if op is not None and op.type in _ASSIGNS else None
 
 
-def variables_of(graph: Graph) -> dict[str, Any]:
+def variables_of(graph: Graph) -> dict[str, Variable]:
     """The variables that are compared, by name: all but those of strings."""
     found = graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)
     return {str(v.name).removesuffix(":0"): v for v in found if v.dtype.base_dtype != tf.string}
@@ -230,7 +230,7 @@ def kinds_of(analysed: Analysed) -> dict[str, str]:
     return kinds
 
 
-def joined_batch(batches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def joined_batch(batches: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
     """The workers' batches one after the other, by tensor.
 
     Raises:
@@ -258,7 +258,7 @@ def joined_batch(batches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return joined
 
 
-def _change(run: tuple[Values, Values], name: str) -> Any:
+def _change(run: tuple[Values, Values], name: str) -> Array:
     return np.asarray(run[1][name], np.float64) - np.asarray(run[0][name], np.float64)
 
 
@@ -281,7 +281,7 @@ def _fixed_batch(message: str) -> str:
     )
 
 
-def check_fits(graph: Graph, batch: Mapping[str, Any]) -> None:
+def check_fits(graph: Graph, batch: Mapping[str, Value]) -> None:
     """Refuses a graph whose static shapes the joined batch contradicts; nothing is run.
 
     Raises:
@@ -293,7 +293,7 @@ def check_fits(graph: Graph, batch: Mapping[str, Any]) -> None:
         tf.graph_util.import_graph_def(graph_def, name="")
 
 
-def _open_batch(graph_def: GraphDef, batch: Mapping[str, Any], as_large: bool = False) -> None:
+def _open_batch(graph_def: GraphDef, batch: Mapping[str, Value], as_large: bool = False) -> None:
     """Opens the first dimension of fed placeholders that the joined batch does not fit, or makes it as large."""
     nodes = {node.name: node for node in graph_def.node}
     for name, value in batch.items():

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from parallax.runtime.verify.claimed import KEPT_FILE, RESULT_FILE, START_FILE, 
 from parallax.runtime.verify.claims import Claims, false_claim
 from parallax.runtime.verify.single import STARTS, OneProcess
 from parallax.runtime.worker.one_graph import place_of
-from parallax.types import Graph
+from parallax.types import Array, Graph, Value
 
 CLAIM_TOLERANCE = 1e-3
 """Of a tensor's size, or of the size of a sum's terms: what is small because terms cancel is less exact than a
@@ -124,7 +123,7 @@ def try_claims(
     one: OneProcess,
     claims: Claims,
     fetch: str,
-    batches: Sequence[Any],
+    batches: Sequence[Mapping[str, Value]],
     folder: Path,
     size: int,
     margins: Margins,
@@ -164,13 +163,15 @@ def try_claims(
     ).write(folder)
 
 
-def _starts(folder: Path, steps: int) -> Iterator[Any]:
+def _starts(folder: Path, steps: int) -> Iterator[Mapping[str, Array]]:
     for step in range(steps):
         with np.load(folder / START_FILE.format(step=step)) as values:
             yield values
 
 
-def _hear(noise: dict[tuple[int, str], float], claims: Claims, step: int, folder: Path, moved: dict[str, Any]) -> None:
+def _hear(
+    noise: dict[tuple[int, str], float], claims: Claims, step: int, folder: Path, moved: dict[str, Value]
+) -> None:
     """Adds how far the one process is from itself, when it begins a rounding away."""
     with np.load(folder / _EXPECTED_FILE.format(step=step)) as expected:
         for tensor in moved:

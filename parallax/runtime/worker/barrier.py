@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from parallax.types import Comm
+from parallax.types import Comm, MpiRequest
 
 _RARE_PAUSE_S = 0.02
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 5e-5, 2e-3  # short beside a small variable, and beside a chunk
@@ -23,7 +22,7 @@ def wait_for_all(world: Comm) -> None:
         time.sleep(_RARE_PAUSE_S)
 
 
-def wait_for(request: Any) -> None:
+def wait_for(request: MpiRequest) -> None:
     """Waits for what MPI has begun, as `barrier` waits.
 
     Args:

@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
@@ -22,7 +21,7 @@ from parallax.logger import log
 from parallax.runtime.worker.hooks import TrainingRuns
 from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.settings.environment import onednn_is_off, set_defaults
-from parallax.types import RunContext, RunValues
+from parallax.types import ConfigProto, GraphDef, RunArgs, RunContext, RunValues
 
 v1 = tf.compat.v1
 
@@ -57,7 +56,7 @@ class Products:
     on_gpu: int = 0
 
 
-def options_with(options: Any, compute_dtype: str | None) -> Any:
+def options_with(options: ConfigProto, compute_dtype: str | None) -> ConfigProto:
     """A session's options that ask for products in `compute_dtype` besides; nothing else in them is changed.
 
     TensorFlow reads from this process's environment what else is rounded: that is set too, where it is not set.
@@ -75,7 +74,7 @@ def options_with(options: Any, compute_dtype: str | None) -> Any:
     return found
 
 
-def products_of(graphs: Iterable[Any]) -> Products:
+def products_of(graphs: Iterable[GraphDef]) -> Products:
     """Counts in GraphDefs that TensorFlow has rewritten, one for each device."""
     found = [node for graph in graphs for node in graph.node if _PRODUCT.search(node.op) and "T" in node.attr]
     whole = [node for node in found if node.attr["T"].type == tf.float32.as_datatype_enum]
@@ -154,7 +153,7 @@ class EffectHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._looks = False
         self.finished = False
 
-    def before_run(self, run_context: RunContext) -> Any:
+    def before_run(self, run_context: RunContext) -> RunArgs:
         """Asks for the graph that is run, when it trains."""
         self._looks = not self.finished and self._training.step is not None
         return (

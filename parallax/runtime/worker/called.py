@@ -10,7 +10,6 @@ import io
 import pickle
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import cloudpickle
 
@@ -19,7 +18,7 @@ from parallax.runtime.worker.ranks import current_process_group
 from parallax.types import Buffer
 
 
-def packed_function(function: Callable[[], Any]) -> bytes:
+def packed_function(function: Callable[[], object]) -> bytes:
     """A function for workers, with what it takes from around it, the paths of modules and the script's arguments.
 
     Raises:
@@ -38,12 +37,12 @@ def packed_function(function: Callable[[], Any]) -> bytes:
     return stream.getvalue()
 
 
-def unpacked_function(data: Buffer) -> Callable[[], Any]:
+def unpacked_function(data: Buffer) -> Callable[[], object]:
     """The function that `packed_function` has packed; this process gets the paths and arguments of the other."""
     stream = io.BytesIO(data)
     path, sys.argv = pickle.load(stream)
     sys.path += [folder for folder in path if folder not in sys.path]
-    function: Callable[[], Any] = pickle.load(stream)
+    function: Callable[[], object] = pickle.load(stream)
     return function
 
 

@@ -7,12 +7,12 @@ workers on few cores is a tenth of the step. What is run again and again is made
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from tensorflow.core.protobuf import config_pb2
 
-from parallax.types import Graph
+from parallax.types import Graph, Hook, Session, TensorShape, Value
 
 
 @runtime_checkable
@@ -31,12 +31,12 @@ class DirectRuns:
         waits_for: hooks that must see all runs until they have finished.
     """
 
-    def __init__(self, raw: Any, waits_for: Sequence[Finishing] = ()) -> None:
+    def __init__(self, raw: Session, waits_for: Sequence[Finishing] = ()) -> None:
         self._raw = raw
         self._waits_for = list(waits_for)
         self._ready: dict[tuple[tuple[str, ...], tuple[str, ...]], _Ready | None] = {}
 
-    def run(self, tensors: tuple[str, ...], feeds: Mapping[str, Any]) -> list[Any] | None:
+    def run(self, tensors: tuple[str, ...], feeds: Mapping[str, Value]) -> list[Value] | None:
         """What is asked for, None for each operation; or None when this run must go the long way.
 
         Args:
@@ -62,7 +62,7 @@ class DirectRuns:
 class _Ready:
     """One set of fetches and feeds."""
 
-    def __init__(self, raw: Any, tensors: Sequence[str], fed: Sequence[str]) -> None:
+    def __init__(self, raw: Session, tensors: Sequence[str], fed: Sequence[str]) -> None:
         given = [raw.graph.get_tensor_by_name(name) for name in fed]
         self._takes = [(tensor.dtype.base_dtype.as_numpy_dtype, _dims(tensor.shape)) for tensor in given]
         self._places = [":" in name for name in tensors]
@@ -71,7 +71,7 @@ class _Ready:
         options.target.extend(name for name in tensors if ":" not in name)
         self._call = raw._make_callable_from_options(options)  # make_callable takes no feeds by this way
 
-    def run(self, values: Sequence[Any]) -> list[Any] | None:
+    def run(self, values: Sequence[Value]) -> list[Value] | None:
         for value, (dtype, dims) in zip(values, self._takes, strict=True):
             if type(value) is not np.ndarray or value.dtype != dtype or not _fits(value.shape, dims):
                 return None  # TensorFlow converts it, or says what is wrong with it
@@ -79,7 +79,7 @@ class _Ready:
         return [next(found) if is_tensor else None for is_tensor in self._places]
 
 
-def _dims(shape: Any) -> tuple[int | None, ...] | None:
+def _dims(shape: TensorShape) -> tuple[int | None, ...] | None:
     return None if shape.rank is None else tuple(shape.as_list())
 
 
@@ -90,7 +90,7 @@ def _fits(shape: tuple[int, ...], dims: tuple[int | None, ...] | None) -> bool:
     return all(known is None or known == own for own, known in zip(shape, dims, strict=True))
 
 
-def can_be_direct(graph: Graph, hooks: Sequence[Any], target: str) -> bool:
+def can_be_direct(graph: Graph, hooks: Sequence[Hook], target: str) -> bool:
     """Whether nothing has to happen around runs, from some run on: there are no hooks for good, and no queue runners.
 
     Args:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from parallax.runtime.worker.ranks import current_process_group
 from parallax.runtime.worker.run_log import StepTimes
 from parallax.transform.building.editor import Counter
 from parallax.transform.building.wire import GRADIENTS, ROWS, Rounding
+from parallax.types import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def _more(found: float, expected: float) -> str:
 
 def exchange_report(
     counters: Sequence[Counter],
-    counted: Sequence[Any],
+    counted: Sequence[Value],
     size: int,
     plan: Plan | None = None,
     before: tuple[tuple[int, Plan], ...] = (),
@@ -213,7 +213,7 @@ def measured_step(own: StepTimes | None) -> float | None:
     return statistics.median(everybody) if everybody else None
 
 
-def rounding_report(roundings: Sequence[Rounding], measured: Sequence[Any]) -> tuple[Rounded, ...]:
+def rounding_report(roundings: Sequence[Rounding], measured: Sequence[Value]) -> tuple[Rounded, ...]:
     """What was rounded of each kind, over all workers, every one of which must call it.
 
     Args:

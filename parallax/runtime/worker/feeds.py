@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
@@ -14,16 +14,16 @@ from parallax.analysis.propagation.train_ops import last_of, train_ops
 from parallax.errors import ConfigError
 from parallax.graph.view import GraphView
 from parallax.strict import shown
-from parallax.types import Graph
+from parallax.types import Graph, Operation, Tensor, Value
 
 _SHOWN = 8
 """Ops that a message names."""
 
-Feeds = Callable[[int, int, int], dict[str, Any]]
+Feeds = Callable[[int, int, int], dict[str, Value]]
 """(step, worker, number of workers) -> batch by the names of tensors."""
 
 
-def train_op(graph: Graph, name: str | None) -> Any:
+def train_op(graph: Graph, name: str | None) -> Operation | Tensor:
     """What a step runs: what is named, else the training op that an optimizer made and no other one depends on.
 
     Raises:
@@ -78,7 +78,7 @@ def missing_feeds(what: str, placeholders: list[str]) -> ConfigError:
     )
 
 
-def named_batch(graph: Graph, batch: Any) -> dict[str, Any]:
+def named_batch(graph: Graph, batch: object) -> dict[str, Value]:
     """A batch by the names of tensors; the user may leave `:0` out."""
     if not isinstance(batch, dict) or not all(isinstance(name, str) for name in batch):
         raise ConfigError(f"A function of feeds must give a dict from names to arrays, and gave {batch!r}.")
@@ -117,13 +117,13 @@ def _feeds_of_file(path: Path) -> Feeds:
                 "feeds is [steps, rows, ...], or [steps] of scalars."
             )
 
-    def feeds(step: int, worker: int, size: int) -> dict[str, Any]:
+    def feeds(step: int, worker: int, size: int) -> dict[str, Value]:
         return {name: _share(path, name, array[step % len(array)], worker, size) for name, array in arrays.items()}
 
     return feeds
 
 
-def _share(path: Path, name: str, batch: Any, worker: int, size: int) -> Any:
+def _share(path: Path, name: str, batch: Value, worker: int, size: int) -> Value:
     """The rows of one worker; the whole of a scalar."""
     if not np.ndim(batch):
         return batch
@@ -147,7 +147,7 @@ def _feeds_of_function(text: str) -> Feeds:
     return function  # type: ignore[no-any-return]
 
 
-def _module_of(file: Path) -> Any:
+def _module_of(file: Path) -> ModuleType:
     """A file as a module; the running script is not run again."""
     main = sys.modules["__main__"]
     if Path(getattr(main, "__file__", None) or "").resolve() == file:

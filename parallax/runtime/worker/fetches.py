@@ -16,7 +16,7 @@ from tensorflow.python.framework.indexed_slices import IndexedSlicesValue
 
 from parallax.analysis.reading.lazy.updates import LazyTable
 from parallax.errors import SessionError
-from parallax.types import Graph
+from parallax.types import FeedDict, Fetch, Fetches, Graph, Nest, Operation, Tensor, Value
 
 REPLICAS = 1
 """Replicas a worker: one process trains on one device."""
@@ -40,7 +40,7 @@ class Leaf:
     """
 
     names: tuple[str, ...]
-    like: Any
+    like: Fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,15 @@ class Request:
         feeds: tensor name -> value.
     """
 
-    structure: Any
+    structure: Nest
     names: tuple[str, ...]
-    feeds: dict[str, Any]
+    feeds: dict[str, Value]
 
 
 def read_request(
     graph: Graph,
-    fetches: Any,
-    feed_dict: Mapping[Any, Any] | None,
+    fetches: Fetches,
+    feed_dict: FeedDict | None,
     per_replica: bool = True,
     is_known: Callable[[str], bool] = lambda name: True,
 ) -> Request:
@@ -80,7 +80,7 @@ def read_request(
     names: list[str] = []
     known = _Known(graph, is_known)
 
-    def leaf(fetch: Any) -> Leaf:
+    def leaf(fetch: Fetch) -> Leaf:
         found = Leaf(_names_of(known, fetch), fetch)
         names.extend(found.names)
         return found
@@ -88,14 +88,14 @@ def read_request(
     structure = map_structure(leaf, fetches)
     if feed_dict is not None and not isinstance(feed_dict, Mapping):
         raise SessionError(f"feed_dict must be a dict from tensors to what is fed, and {feed_dict!r} was given.")
-    feeds: dict[str, Any] = {}
+    feeds: dict[str, Value] = {}
     for key, value in (feed_dict or {}).items():
         one = _of_one_replica(key, value) if per_replica else value
         feeds.update(_feed(known, key, one))
     return Request(structure, tuple(names), feeds)
 
 
-def map_structure(function: Callable[[Any], Any], structure: Any) -> Any:
+def map_structure(function: Callable[[Any], object], structure: Nest) -> Nest:
     """Applies a function to the leaves of nested lists, tuples, named tuples and dicts, keeping their form."""
     if isinstance(structure, list):
         return [map_structure(function, item) for item in structure]
@@ -107,7 +107,7 @@ def map_structure(function: Callable[[Any], Any], structure: Any) -> Any:
     return function(structure)
 
 
-def put_together(request: Request, values: Sequence[Any], is_plain: Callable[[Leaf], bool] | None) -> Any:
+def put_together(request: Request, values: Sequence[Value], is_plain: Callable[[Leaf], bool] | None) -> Nest:
     """The values of all names of a request in the form in which they were asked for.
 
     Args:
@@ -117,14 +117,14 @@ def put_together(request: Request, values: Sequence[Any], is_plain: Callable[[Le
     """
     found = iter(values)
 
-    def one(leaf: Leaf) -> Any:
+    def one(leaf: Leaf) -> Value | PerReplica:
         value = _value(leaf, [next(found) for _ in leaf.names])
         return value if is_plain is None or is_plain(leaf) else PerReplica([value])
 
     return map_structure(one, request.structure)
 
 
-def _value(leaf: Leaf, values: list[Any]) -> Any:
+def _value(leaf: Leaf, values: list[Value]) -> Value:
     """The value of one fetch from the values of its names."""
     if isinstance(leaf.like, tf.IndexedSlices):
         return IndexedSlicesValue(*values, *[None] * (3 - len(values)))
@@ -138,14 +138,14 @@ def _value(leaf: Leaf, values: list[Any]) -> Any:
     return np.concatenate(values, axis=cut_axes[0] if cut_axes else 0)
 
 
-def _ragged_value(flat: Any, row_splits: Sequence[Any]) -> Any:
+def _ragged_value(flat: Value, row_splits: Sequence[Value]) -> Value:
     """A ragged tensor's value; the outermost splits come first."""
     return tf.compat.v1.ragged.RaggedTensorValue(
         _ragged_value(flat, row_splits[1:]) if len(row_splits) > 1 else flat, row_splits[0]
     )
 
 
-def _names_of(known: _Known, fetch: Any) -> tuple[str, ...]:
+def _names_of(known: _Known, fetch: Fetch) -> tuple[str, ...]:
     if fetch is None:
         raise SessionError("A fetch must be a tensor, operation, variable or name of the user's graph, and is None.")
     pieces = getattr(fetch, "_variable_list", None) or [fetch]
@@ -165,7 +165,7 @@ class _Known:
     graph: Graph
     is_known: Callable[[str], bool]
 
-    def element(self, thing: Any) -> Any:
+    def element(self, thing: Fetch) -> Tensor | Operation:
         """The tensor or operation that something stands for."""
         try:
             found = self.graph.as_graph_element(thing, allow_tensor=True, allow_operation=True)
@@ -175,7 +175,7 @@ class _Known:
             raise SessionError(_not_in_graph(thing, "it was added later."))
         return found
 
-    def name(self, thing: Any) -> str:
+    def name(self, thing: Fetch) -> str:
         """The name of that."""
         return str(self.element(thing).name)
 
@@ -194,7 +194,7 @@ def check_computed(name: str, tables: Sequence[LazyTable]) -> None:
         )
 
 
-def _not_in_graph(thing: Any, reason: str) -> str:
+def _not_in_graph(thing: Fetch, reason: str) -> str:
     name = getattr(thing, "name", thing)
     return (
         f"A fetch or feed must be in the graph that was given to parallel_run, and {name!r} is not: {reason} "
@@ -202,7 +202,7 @@ def _not_in_graph(thing: Any, reason: str) -> str:
     )
 
 
-def _of_one_replica(key: Any, value: Any) -> Any:
+def _of_one_replica(key: Fetch, value: Value) -> Value:
     """What is fed to the one replica."""
     if not isinstance(value, list) and type(value) is not tuple:
         return value
@@ -215,7 +215,7 @@ def _of_one_replica(key: Any, value: Any) -> Any:
     return value[0]
 
 
-def _feed(known: _Known, key: Any, value: Any) -> dict[str, Any]:
+def _feed(known: _Known, key: Fetch, value: Value) -> dict[str, Value]:
     if isinstance(key, tf.SparseTensor):
         parts = (key.indices, key.values, key.dense_shape)
         return {known.name(t): v for t, v in zip(parts, value, strict=True)}

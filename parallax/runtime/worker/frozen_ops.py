@@ -11,15 +11,15 @@ from __future__ import annotations
 import functools
 import sys
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
 from parallax.errors import CheckpointError
+from parallax.types import OpLibrary
 
 
 @functools.cache
-def frozen_ops() -> Any:
+def frozen_ops() -> OpLibrary:
     """The ops, registered once loaded.
 
     Raises:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
@@ -15,7 +14,7 @@ from parallax.plans.plan import Plan
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import WorkerGraph, transform
-from parallax.types import Graph
+from parallax.types import Graph, MetaGraphDef
 
 
 def write_planned(view: GraphView, rewrites: Rewrites, plan: Plan, seed: int, folder: Path) -> None:
@@ -52,7 +51,7 @@ def write_events(folder: Path, rank: int, worker_graph: WorkerGraph) -> None:
             tf.compat.v1.summary.FileWriter(str(place), graph).close()
 
 
-def write_text(folder: Path, rank: int, imported: Any) -> None:
+def write_text(folder: Path, rank: int, imported: Graph) -> None:
     """Writes a worker's graph and collections as a MetaGraphDef in text, which `tf.train.import_meta_graph` reads.
 
     Args:
@@ -69,7 +68,7 @@ def write_text(folder: Path, rank: int, imported: Any) -> None:
         place.write_text(str(meta_graph(imported)), encoding="utf-8")
 
 
-def meta_graph(graph: Graph) -> Any:
+def meta_graph(graph: Graph) -> MetaGraphDef:
     """A graph as a MetaGraphDef."""
     with graph.as_default():  # variables are not written while TensorFlow executes eagerly
         return tf.compat.v1.train.export_meta_graph(graph=graph)

@@ -29,7 +29,21 @@ from parallax.runtime.worker.runs import Runs
 from parallax.transform.building.editor import Counter
 from parallax.transform.building.wire import Rounding
 from parallax.transform.pipeline import WorkerGraph
-from parallax.types import Coordinator, Graph, RunContext, RunValues, Session
+from parallax.types import (
+    Coordinator,
+    FeedDict,
+    Fetches,
+    Graph,
+    Hook,
+    Nest,
+    RunArgs,
+    RunContext,
+    RunMetadata,
+    RunOptions,
+    RunValues,
+    Session,
+    Value,
+)
 
 v1 = tf.compat.v1
 
@@ -47,7 +61,7 @@ class Run:
         is_counted: whether positions have it already.
     """
 
-    context: Any
+    context: RunContext
     names: tuple[str, ...]
     fed: set[str]
     gather: Gather | None = None
@@ -80,7 +94,7 @@ class WorkerContext:
     names: Names
     watch: Heartbeat
     analysed: Analysed
-    raw: Any = None
+    raw: Session = None
     run: Run | None = None
     plan: Plan | None = None
     counters: tuple[Counter, ...] = ()
@@ -91,7 +105,9 @@ class WorkerContext:
     log: RunLog | None = None
     positions: Positions | None = None
 
-    def position_feeds(self, names: tuple[str, ...], fed: Mapping[str, Any], gather: Gather | None) -> dict[str, Any]:
+    def position_feeds(
+        self, names: tuple[str, ...], fed: Mapping[str, Value], gather: Gather | None
+    ) -> dict[str, Value]:
         """What a run feeds so that iterators go on where they were."""
         return {} if self.positions is None else self.positions.feeds(self.names, names, fed, gather)
 
@@ -111,7 +127,7 @@ class WorkerContext:
         self.plan, self.counters, self.roundings = plan, worker_graph.counters, worker_graph.roundings
         self.accumulation.steps = worker_graph.accumulate_steps
 
-    def read(self, fetches: Any, feeds: Mapping[Any, Any] | None, per_replica: bool) -> Request:
+    def read(self, fetches: Fetches, feeds: FeedDict | None, per_replica: bool) -> Request:
         """Checks and names fetches and feeds."""
         return read_request(self.graph, fetches, feeds, per_replica, self._is_known)
 
@@ -119,7 +135,7 @@ class WorkerContext:
         check_computed(name, self.analysed.captured.lazy)
         return self.names.has(name)
 
-    def values(self, request: Request, found: Sequence[Any], per_replica: bool) -> Any:
+    def values(self, request: Request, found: Sequence[Value], per_replica: bool) -> Nest:
         """What a request gets, in the form in which it was asked for."""
         return put_together(request, found, self._is_saved_path if per_replica else None)
 
@@ -135,7 +151,7 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
         self._worker = worker
 
     @property
-    def graph(self) -> Any:
+    def graph(self) -> Graph:
         """The user's graph."""
         return self._worker.graph
 
@@ -145,8 +161,12 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
         return ""
 
     def run(
-        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Any = None, run_metadata: Any = None
-    ) -> Any:
+        self,
+        fetches: Fetches,
+        feed_dict: FeedDict | None = None,
+        options: RunOptions | None = None,
+        run_metadata: RunMetadata | None = None,
+    ) -> Nest:
         """As `tf.compat.v1.Session.run`; raises SessionError when something is not in the user's graph."""
         worker = self._worker
         request = worker.read(fetches, feed_dict, per_replica=False)
@@ -169,11 +189,11 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
             worker.ran(request.names, began_s)
             return worker.values(request, resolved.values(found), per_replica=False)
 
-    def partial_run_setup(self, fetches: Any, feeds: Any = None) -> None:
+    def partial_run_setup(self, fetches: Fetches, feeds: object = None) -> None:
         """Not supported: collectives need whole runs."""
         raise SessionError("A run must be whole, because all workers take part: use run in place of partial_run.")
 
-    def partial_run(self, handle: Any, fetches: Any, feed_dict: Any = None) -> None:
+    def partial_run(self, handle: object, fetches: Fetches, feed_dict: object = None) -> None:
         """Not supported: collectives need whole runs."""
         self.partial_run_setup(fetches)
 
@@ -181,7 +201,7 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
 class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """One of the user's hooks; `begin` has been called on it."""
 
-    def __init__(self, hook: Any, worker: WorkerContext) -> None:
+    def __init__(self, hook: Hook, worker: WorkerContext) -> None:
         self._hook = hook
         self._worker = worker
         self._asked: tuple[Request, Resolved] | None = None
@@ -191,7 +211,7 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._worker.raw = session
         self._call(self._hook.after_create_session, PlainSession(self._worker), coord)
 
-    def before_run(self, run_context: RunContext) -> Any:
+    def before_run(self, run_context: RunContext) -> RunArgs:
         """Passes the hook's wishes on, in the worker's names."""
         run = self._run()
         constraints = self._call(self._hook.before_run, run.context)
@@ -283,7 +303,7 @@ class LastHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Called when the session is there."""
         self._worker.raw = session
 
-    def before_run(self, run_context: RunContext) -> Any:
+    def before_run(self, run_context: RunContext) -> RunArgs:
         """Resolves the whole run, and has it watched."""
         run = self._worker.run
         if run is None:
@@ -295,7 +315,7 @@ class LastHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return v1.train.SessionRunArgs(None, resolved.empty)
 
 
-def begin_hooks(hooks: Sequence[Any], graph: Graph) -> None:
+def begin_hooks(hooks: Sequence[Hook], graph: Graph) -> None:
     """Has the hooks build what they need in the user's graph."""
     with graph.as_default():
         for hook in hooks:

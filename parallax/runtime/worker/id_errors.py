@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from parallax.errors import SessionError
 from parallax.graph.row_updates import GATHER_ROWS
 from parallax.graph.view import GraphView, split_tensor
 from parallax.transform.swap import as_planned
+from parallax.types import OpError
 
 # The kernel of a gather says the first; the check before a pull (parallax/native/leg.cc) the second.
 _OF_GATHER = re.compile(r"indices\[[\d,]*\] = (-?\d+) is not in \[0, (\d+)\)")
@@ -18,7 +18,7 @@ _PASSES_ON = ("Identity", "ReadVariableOp", "Enter", "RefEnter", "Switch", "RefS
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 
 
-def id_error(error: Any, view: GraphView) -> SessionError | None:
+def id_error(error: OpError, view: GraphView) -> SessionError | None:
     """The error that names table and id; None when something else went wrong.
 
     Args:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from parallax.transform.building.reduce_and_broadcast import MEETINGS
 from parallax.transform.passes.gradients_to_servers import FRONTS_GIVE
 from parallax.transform.pipeline import WorkerGraph
 from parallax.transform.swap import as_planned, renamed_tensor
+from parallax.types import Value
 
 _READS = ("Identity", "ReadVariableOp")
 _GIVES = ("AccumulatorApplyGradient", "SparseAccumulatorApplyGradient")
@@ -45,16 +45,16 @@ class Resolved:
     """
 
     tensors: tuple[str, ...]
-    empty: dict[str, Any]
+    empty: dict[str, Value]
     collectives: str
     fed: Mapping[str, str] = field(default_factory=dict)
     had: tuple[bool, ...] = ()
 
-    def feeds(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def feeds(self, given: Mapping[str, Value]) -> dict[str, Value]:
         """What is fed in the user's names, in those of this worker's graph."""
         return {self.fed.get(name, name): value for name, value in given.items()} if self.fed else dict(given)
 
-    def values(self, found: Sequence[Any]) -> Sequence[Any]:
+    def values(self, found: Sequence[Value]) -> Sequence[Value]:
         """What a run of `tensors` has given, for each name asked for; None for what cannot be had."""
         if all(self.had):
             return found[: len(self.had)]

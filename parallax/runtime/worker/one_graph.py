@@ -10,7 +10,6 @@ import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from parallax.analysis.reading.digests import (
     GraphDifference,
@@ -23,7 +22,7 @@ from parallax.analysis.reading.launcher_graph import LauncherGraph, hold, unpack
 from parallax.errors import OtherGraphError
 from parallax.logger import log
 from parallax.report.text import counted
-from parallax.types import Comm, Graph, Operation
+from parallax.types import Comm, Graph, NodeDef, Operation, TensorProto
 
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "parallax")
 _NAMED = 3  # ops that a message lists
@@ -68,7 +67,7 @@ def take_launchers_graph(graph: Graph, launcher: LauncherGraph, workers: Comm) -
     _tell(launcher, mine, workers)
 
 
-def _of_worker_0(launcher: LauncherGraph, mine: dict[str, Any], workers: Comm) -> dict[str, Any]:
+def _of_worker_0(launcher: LauncherGraph, mine: dict[str, NodeDef], workers: Comm) -> dict[str, TensorProto]:
     """The large constants that some worker built with another value than worker 0, with worker 0's values."""
     digests = {name: value_digest(mine[name]) for name in launcher.digests}
     first = workers.bcast(digests, 0)
@@ -82,7 +81,7 @@ def _of_worker_0(launcher: LauncherGraph, mine: dict[str, Any], workers: Comm) -
     return found
 
 
-def _tell(launcher: LauncherGraph, mine: dict[str, Any], workers: Comm) -> None:
+def _tell(launcher: LauncherGraph, mine: dict[str, NodeDef], workers: Comm) -> None:
     """Says once which values were not the same everywhere."""
     names = [
         node.name

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from parallax.graph.view import split_tensor
 from parallax.runtime.worker.accumulation import Gather
 from parallax.runtime.worker.names import Names
 from parallax.transform.passes.inputs import InputIterator, Maker
+from parallax.types import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +71,19 @@ class Positions:
     consumed: int = 0
     taken: dict[str, Taken] = field(init=False)
     _names: Names | None = None
-    _known: dict[tuple[Any, ...], _Does] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], _Does] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.taken = {name: Taken() for name in self.inputs}
 
-    def feeds(self, names: Names, fetched: tuple[str, ...], fed: Iterable[str], gather: Gather | None) -> Any:
+    def feeds(
+        self, names: Names, fetched: tuple[str, ...], fed: Iterable[str], gather: Gather | None
+    ) -> dict[str, Value]:
         """What a run feeds besides, so that iterators which it begins go on where they were."""
         begins = self._does(names, fetched, frozenset(fed), gather).begins
         return self.start_feeds(begins) if begins else {}
 
-    def start_feeds(self, begins: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    def start_feeds(self, begins: Sequence[tuple[str, str]]) -> dict[str, Value]:
         """What puts iterators where they were, for the (iterator, op) that begin them."""
         found = {}
         for name, maker in begins:

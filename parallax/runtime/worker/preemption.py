@@ -18,11 +18,11 @@ Runs are counted by each worker: those that all workers run together are in one 
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from parallax.runtime.supervisor.control import is_preempted, send
 from parallax.runtime.worker.barrier import barrier
-from parallax.types import Comm
+from parallax.types import Comm, MpiRequest
 
 
 class Preempted(BaseException):
@@ -45,7 +45,7 @@ class Preemption:
         self._is_told = False
         self._verdict: tuple[int, bool] | None = None  # the last that has come: about which run, and what
         self._answers: dict[int, int] = {}  # rank -> run
-        self._sent: list[Any] = []  # messages must stay until they are taken
+        self._sent: list[MpiRequest] = []  # messages must stay until they are taken
 
     def is_told(self) -> bool:
         """Whether this is worker 0, and it has heard of a preemption."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.client.timeline import Timeline
@@ -21,7 +20,7 @@ from parallax.errors import ConfigError
 from parallax.runtime.worker.graph_files import meta_graph
 from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
 from parallax.settings.parts import ProfileConfig
-from parallax.types import Coordinator, RunContext, RunValues, Session
+from parallax.types import Coordinator, RunArgs, RunContext, RunValues, Session
 
 v1 = tf.compat.v1
 
@@ -49,7 +48,7 @@ class ProfileHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         graph = meta_graph(session.graph)
         self._write("metagraph", graph.SerializeToString())
 
-    def before_run(self, run_context: RunContext) -> Any:
+    def before_run(self, run_context: RunContext) -> RunArgs:
         """Asks for a trace when the run is a step that is to be traced."""
         self._step = None
         step = self._training.step

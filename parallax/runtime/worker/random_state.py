@@ -10,7 +10,9 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+
+from parallax.types import Argument
 
 _LARGEST = 2**32  # NumPy's seeds are below
 
@@ -49,9 +51,9 @@ class AlikeUntilBuilt:
 class _Seeded:
     """One generator of a module: knows whether somebody else has seeded it."""
 
-    def __init__(self, module: Any, *names: str) -> None:
+    def __init__(self, module: ModuleType, *names: str) -> None:
         self._module = module
-        self._own: dict[str, Callable[..., Any]] = {name: getattr(module, name) for name in names}
+        self._own: dict[str, Callable[..., object]] = {name: getattr(module, name) for name in names}
         self._taken = False
 
     def give(self, seed: int) -> None:
@@ -65,8 +67,8 @@ class _Seeded:
         if not self._taken:
             self._own["seed"](seed)
 
-    def _noticing(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def noticed(*args: Any, **kwargs: Any) -> Any:
+    def _noticing(self, function: Callable[..., object]) -> Callable[..., object]:
+        def noticed(*args: Argument, **kwargs: Argument) -> object:
             self._taken = True
             return function(*args, **kwargs)
 

@@ -22,7 +22,7 @@ from parallax.runtime.supervisor.preload import listening_on, prove_to
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
 from parallax.runtime.worker.standing_by import stand_by
 from parallax.settings.environment import reach_directly, settings
-from parallax.types import Buffer, Comm
+from parallax.types import Buffer, Comm, ConfigProto
 
 WORKER_TASK, SERVER_TASK = "worker", "ps"
 """Job names in the TensorFlow cluster."""
@@ -62,13 +62,13 @@ class ProcessGroup:
         self.worker_addresses = tuple(addresses[: self.size])
         self.server_addresses = tuple(addresses[self.size :])
         self.target = ""
-        self.host_workers: Any = None
+        self.host_workers: Comm = None
         self.when_built: list[Callable[[int], None]] = []
         self.at_end: list[Callable[[], None]] = []
         self._held = held
         self._server: Any = None  # lives as long as the process
 
-    def start(self, config: Any = None) -> None:
+    def start(self, config: ConfigProto | None = None) -> None:
         """Starts this rank's TensorFlow server, if the job has servers, and Horovod on a worker.
 
         Every worker must call it; it waits for the others.
@@ -84,7 +84,7 @@ class ProcessGroup:
         if not self.is_server:
             self._start_horovod()
 
-    def _start_server(self, config: Any) -> None:
+    def _start_server(self, config: ConfigProto | None) -> None:
         import tensorflow as tf
 
         held = self._held

@@ -16,6 +16,7 @@ from typing import Any
 from parallax.graph.view import GraphView, split_tensor
 from parallax.runtime.worker.accumulation import Gather
 from parallax.runtime.worker.names import Names, fetch_text
+from parallax.types import Value
 
 _REMEMBERED = 256  # runs between two comparisons whose fetches a message can name
 
@@ -66,7 +67,7 @@ class Runs:
         self._writers = writers
         self._trains = trains
         self._names: Names | None = None
-        self._kinds: dict[tuple[Any, ...], Kind] = {}
+        self._kinds: dict[tuple[object, ...], Kind] = {}
         self._before: list[Kind] = []  # of plans that are no longer in force
         self._order: dict[int, Any] = {}
         self._recent: dict[int, deque[tuple[str, str]]] = {}
@@ -76,7 +77,7 @@ class Runs:
         names: Names,
         fetched: tuple[str, ...],
         for_hooks: tuple[str, ...],
-        fed: Mapping[str, Any] | set[str],
+        fed: Mapping[str, Value] | set[str],
         gather: Gather | None,
     ) -> Kind:
         """Counts a run that has ended.

@@ -29,7 +29,17 @@ from parallax.runtime.worker.fetches import Request
 from parallax.runtime.worker.hooks import PlainSession, Run, WorkerContext
 from parallax.runtime.worker.id_errors import id_error
 from parallax.runtime.worker.names import fetch_text
-from parallax.types import Comm
+from parallax.types import (
+    ArrayOnWorker0,
+    Comm,
+    FeedDict,
+    Fetches,
+    MonitoredSession,
+    Nest,
+    RunMetadata,
+    RunOptions,
+    Value,
+)
 
 _GOOD_ENDS = (tf.errors.OutOfRangeError, StopIteration)
 """Errors that only say that the data has ended."""
@@ -71,7 +81,7 @@ class RunGuard(Protocol):
         self,
         fetched: tuple[str, ...],
         for_hooks: tuple[str, ...],
-        fed: Mapping[str, Any] | set[str],
+        fed: Mapping[str, Value] | set[str],
         gather: Gather | None,
         seconds: float,
     ) -> None:
@@ -84,10 +94,10 @@ class RunGuard(Protocol):
 class ValueAccess(Protocol):
     """Reads and writes single variables (checkpoint/values.py); every worker must make the same calls."""
 
-    def read(self, op: str) -> Any:
+    def read(self, op: str) -> ArrayOnWorker0:
         """The value on worker 0; None elsewhere."""
 
-    def write(self, op: str, value: Any) -> None:
+    def write(self, op: str, value: ArrayOnWorker0) -> None:
         """Writes worker 0's value wherever it is held."""
 
 
@@ -106,13 +116,17 @@ class DefaultSession(PlainSession):
         run: of the session, with hooks; also takes whether feeds and values come in lists per replica.
     """
 
-    def __init__(self, worker: WorkerContext, run: Callable[..., Any]) -> None:
+    def __init__(self, worker: WorkerContext, run: Callable[..., Nest]) -> None:
         super().__init__(worker)
         self._run_all = run
 
     def run(
-        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Any = None, run_metadata: Any = None
-    ) -> Any:
+        self,
+        fetches: Fetches,
+        feed_dict: FeedDict | None = None,
+        options: RunOptions | None = None,
+        run_metadata: RunMetadata | None = None,
+    ) -> Nest:
         """As `Session.run`, without lists per replica."""
         return self._run_all(fetches, feed_dict, options, run_metadata, per_replica=False)
 
@@ -128,7 +142,7 @@ class Session(PlainSession):
     def __init__(
         self,
         worker: WorkerContext,
-        monitored: Any,
+        monitored: MonitoredSession,
         size: int,
         workers: Comm,
         direct: DirectRuns | None = None,
@@ -157,8 +171,12 @@ class Session(PlainSession):
         self._verification = make(self._worker)
 
     def run(
-        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Any = None, run_metadata: Any = None
-    ) -> Any:
+        self,
+        fetches: Fetches,
+        feed_dict: FeedDict | None = None,
+        options: RunOptions | None = None,
+        run_metadata: RunMetadata | None = None,
+    ) -> Nest:
         """Runs fetches of the user's graph.
 
         Args:
@@ -179,8 +197,13 @@ class Session(PlainSession):
         return self._run(fetches, feed_dict, options, run_metadata, per_replica=True)
 
     def _run(
-        self, fetches: Any, feed_dict: Mapping[Any, Any] | None, options: Any, run_metadata: Any, per_replica: bool
-    ) -> Any:
+        self,
+        fetches: Fetches,
+        feed_dict: FeedDict | None,
+        options: RunOptions | None,
+        run_metadata: RunMetadata | None,
+        per_replica: bool,
+    ) -> Nest:
         worker = self._worker
         self._check_open()
         request = worker.read(fetches, feed_dict, per_replica)
@@ -231,7 +254,7 @@ class Session(PlainSession):
         return values
 
     @property
-    def workers(self) -> Any:
+    def workers(self) -> Comm:
         """The workers as a communicator of mpi4py, for what a script adds up or waits for; ranks are worker ids.
 
         Nothing of Parallax goes over it. `MPI.COMM_WORLD` has the servers too, which never answer.

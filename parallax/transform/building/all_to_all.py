@@ -13,12 +13,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
 from parallax.errors import TransformError
-from parallax.types import DType, Tensor
+from parallax.types import DType, OpLibrary, Tensor
 
 ALL_TO_ALL = "ParallaxAllToAll"
 WORKERS, HOST = "workers", "host"
@@ -30,7 +29,7 @@ def library() -> Path:
 
 
 @functools.cache
-def native_ops() -> Any:
+def native_ops() -> OpLibrary:
     """The ops of the library.
 
     Raises:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import tensorflow as tf
 
@@ -28,7 +27,7 @@ from parallax.transform.building.node_edits import (
 from parallax.transform.building.reduce_and_broadcast import HorovodReducer, NoReducer, QueueReducer, Reducer
 from parallax.transform.building.shares import BatchShare
 from parallax.transform.building.wire import Wire
-from parallax.types import Graph, GraphDef, Tensor
+from parallax.types import Array, AttrValue, Graph, GraphDef, Handle, Operation, Tensor
 
 SCOPE = "parallax"
 """All nodes that the transform adds are under this name."""
@@ -191,21 +190,21 @@ class Editor:
     together: Reducer
     meetings: QueueReducer
     wire: Wire
-    inputs: dict[str, Any] = field(default_factory=dict)
-    waits: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    waits: dict[str, Operation] = field(default_factory=dict)
     shares: dict[str, BatchShare] = field(default_factory=dict)
-    kept: dict[str, Any] = field(default_factory=dict)
-    kept_sizes: dict[GradientPiece, Any] = field(default_factory=dict)
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    kept_sizes: dict[GradientPiece, Tensor] = field(default_factory=dict)
     keepings: list[GradientAccumulation] = field(default_factory=list)
-    redirected: dict[Edge, Any] = field(default_factory=dict)
-    redirected_parts: dict[Edge, list[Any]] = field(default_factory=dict)
-    arrivals: dict[Edge, list[Any]] = field(default_factory=dict)
-    partitions: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    waits_for: dict[tuple[str, str], Any] = field(default_factory=dict)
-    no_ops: dict[str, list[Any]] = field(default_factory=dict)
-    attributes: dict[tuple[str, str], Any] = field(default_factory=dict)
-    replaced: dict[str, Any] = field(default_factory=dict)
-    constants: dict[str, Any] = field(default_factory=dict)
+    redirected: dict[Edge, NamedTensor | Tensor] = field(default_factory=dict)
+    redirected_parts: dict[Edge, list[Tensor]] = field(default_factory=dict)
+    arrivals: dict[Edge, list[Operation]] = field(default_factory=dict)
+    partitions: dict[str, tuple[Handle, ...]] = field(default_factory=dict)
+    waits_for: dict[tuple[str, str], Operation | None] = field(default_factory=dict)
+    no_ops: dict[str, list[Operation]] = field(default_factory=dict)
+    attributes: dict[tuple[str, str], AttrValue] = field(default_factory=dict)
+    replaced: dict[str, Tensor] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
     whole: dict[str, str] = field(default_factory=dict)
     cuts: list[Cut] = field(default_factory=list)
     counters: list[Counter] = field(default_factory=list)
@@ -213,7 +212,7 @@ class Editor:
     cut_whole: list[CutWhole] = field(default_factory=list)
     held_by_row: list[str] = field(default_factory=list)
 
-    def tensor(self, name: str) -> Any:
+    def tensor(self, name: str) -> Tensor:
         """A tensor of the user's graph, for new ops to take."""
         return self.inputs[name] if name in self.inputs else self._stand_in(self.named(name))
 
@@ -232,14 +231,14 @@ class Editor:
                 )
         return self.inputs[tensor.name]
 
-    def operation(self, name: str) -> Any:
+    def operation(self, name: str) -> Operation:
         """A node of the user's graph, for new ops to wait for."""
         if name not in self.waits:
             with self.scratch.as_default(), self.scratch.name_scope(None), tf.control_dependencies(None):
                 self.waits[name] = tf.no_op(name=f"{_WAIT}/{len(self.waits)}")
         return self.waits[name]
 
-    def reference(self, variable: str) -> Any:
+    def reference(self, variable: str) -> Handle:
         """A reference variable of the user's graph, for new ops to write."""
         name = f"{variable}:0"
         if name not in self.inputs or self.inputs[name].op.type != "VariableV2":
@@ -249,11 +248,11 @@ class Editor:
                 )
         return self.inputs[name]
 
-    def leaving(self, name: str) -> Any:
+    def leaving(self, name: str) -> Tensor:
         """A gradient as those outside of autodiff see it: of all batches of an update."""
         return self.kept[name] if name in self.kept else self.tensor(name)
 
-    def rows_of(self, piece: GradientPiece) -> Any:
+    def rows_of(self, piece: GradientPiece) -> Tensor:
         """How many gradient rows a piece has, of all batches of an update; int32."""
         if piece in self.kept_sizes or piece.dealt is None:
             return self.kept_sizes[piece] if piece in self.kept_sizes else tf.size(self.tensor(piece.ids))
@@ -262,7 +261,7 @@ class Editor:
         numbers = numbers[begin : begin + tf.size(self.tensor(piece.ids))]
         return tf.math.count_nonzero(tf.equal(numbers, piece.dealt.part), dtype=tf.int32)
 
-    def at(self, edge: Edge) -> Any:
+    def at(self, edge: Edge) -> Tensor:
         """What an edge takes now."""
         found = self.redirected.get(edge)
         return self._stand_in(found) if found is not None else self.tensor(self.view.inputs(edge.node)[edge.slot])
@@ -277,7 +276,7 @@ class Editor:
         self.replaced[node] = tensor
         self._wait_no_more(node, no_wait)
 
-    def become_no_op(self, node: str, waits: list[Any], no_wait: Container[str] = ()) -> None:
+    def become_no_op(self, node: str, waits: list[Operation], no_wait: Container[str] = ()) -> None:
         """A node of the user's graph gives nothing any more; it waits for new ops, and for what it waited for."""
         self.no_ops[node] = waits
         self._wait_no_more(node, no_wait)
@@ -288,11 +287,11 @@ class Editor:
             if control in no_wait:
                 self.waits_for[node, control] = None
 
-    def become_constant(self, node: str, value: Tensor) -> None:
+    def become_constant(self, node: str, value: Array) -> None:
         """A node of the user's graph becomes a constant."""
         self.constants[node] = value
 
-    def finish(self) -> Any:
+    def finish(self) -> GraphDef:
         """The changed graph as a GraphDef, without recorded shapes."""
         graph_def = without_shapes(self.view.graph_def)
         nodes = {node.name: node for node in graph_def.node}

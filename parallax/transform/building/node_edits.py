@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from parallax.types import GraphDef, NodeDef, Operation, Tensor
+from parallax.types import Array, GraphDef, NodeDef, Operation, Tensor
 
 _SHAPES = "_output_shapes"
 
@@ -62,7 +62,7 @@ def make_identity(node: NodeDef, tensor: Tensor) -> None:
         node.attr["_class"].CopyFrom(kept)
 
 
-def make_constant(node: NodeDef, value: Tensor) -> None:
+def make_constant(node: NodeDef, value: Array) -> None:
     """A node that gives `value`, after all that it took or waited for."""
     controls = [f"^{name.lstrip('^').split(':')[0]}" for name in node.input]
     node.op = "Const"

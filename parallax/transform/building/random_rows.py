@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -41,8 +40,8 @@ def random_rows(
     ownership: Ownership,
     holder: int,
     seeds: tuple[int, int] = (0, 0),
-    stream: Sequence[Any] = (),
-    bounds: Sequence[Any] = (),
+    stream: Sequence[Tensor] = (),
+    bounds: Sequence[Tensor] = (),
 ) -> Tensor:
     """One holder's rows of a random tensor, bit for bit, run by run.
 

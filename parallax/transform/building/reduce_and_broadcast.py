@@ -8,7 +8,8 @@ collectives, all workers must run the same exchanges, else they wait for each ot
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import tensorflow as tf
 
@@ -174,7 +175,7 @@ def _label(queue: Tensor) -> str:
     return str(queue.op.name).rpartition("/")[0]
 
 
-def _folded(function: Any) -> Any:
+def _folded(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[list[Tensor]], Tensor]:
     """Puts many values together two by two."""
 
     def fold(values: list[Tensor]) -> Tensor:

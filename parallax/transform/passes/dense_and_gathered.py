@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import tensorflow as tf
 
@@ -18,7 +17,7 @@ from parallax.transform.building.editor import SCOPE, Counter, Editor
 from parallax.transform.building.merge_equal_rows import merge_equal_rows, merge_rows_of_equal_keys
 from parallax.transform.building.reduce_and_broadcast import Reducer
 from parallax.transform.building.wire import GRADIENTS
-from parallax.types import Tensor
+from parallax.types import Operation, Tensor
 
 
 def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
@@ -76,7 +75,7 @@ def _built(
     return together.all_reduce(tensor, kind)
 
 
-def _held_by_worker_0(editor: Editor, values: Tensor, shared: SharedRows) -> Any:
+def _held_by_worker_0(editor: Editor, values: Tensor, shared: SharedRows) -> Tensor:
     """Joined rows in which those of shared pieces are the sum over the workers on worker 0, and zero elsewhere."""
     found = []
     for piece, rows in zip(shared.pieces, _split(editor, values, shared.pieces), strict=True):
@@ -88,14 +87,14 @@ def _held_by_worker_0(editor: Editor, values: Tensor, shared: SharedRows) -> Any
     return tf.concat(found, 0)
 
 
-def _split(editor: Editor, rows: Tensor, pieces: tuple[GradientPiece, ...]) -> list[Any]:
+def _split(editor: Editor, rows: Tensor, pieces: tuple[GradientPiece, ...]) -> list[Tensor]:
     """The rows of each piece."""
     if len(pieces) < 2:
         return [rows]
     return list(tf.split(rows, [editor.rows_of(piece) for piece in pieces]))
 
 
-def _scaled(editor: Editor, rewrites: Rewrites, values: Tensor, batch: str) -> Any:
+def _scaled(editor: Editor, rewrites: Rewrites, values: Tensor, batch: str) -> Tensor:
     """Gradient rows times what a worker's count for among all workers'."""
     terms, size = rewrites.terms, editor.worker.size
     if batch:
@@ -103,7 +102,7 @@ def _scaled(editor: Editor, rewrites: Rewrites, values: Tensor, batch: str) -> A
     return values * tf.constant(1.0 / size if terms.synchronous and terms.average_sparse else 1.0, values.dtype)
 
 
-def _mean_of_rows(editor: Editor, mean: Any, rows: Tensor) -> Any:
+def _mean_of_rows(editor: Editor, mean: Tensor, rows: Tensor) -> Tensor:
     """The mean over all workers' rows, from each worker's mean over its own (which may be none)."""
     count = tf.raw_ops.Shape(input=rows)[0]  # tf.shape would take the user's whole static shape
     weight = tf.cast(count, mean.dtype)
@@ -123,7 +122,7 @@ def collect_rows(editor: Editor, rewrites: Rewrites) -> None:
         editor.redirect(collect.indices, indices)
 
 
-def _collected(editor: Editor, collect: Collect) -> tuple[Any, Any]:
+def _collected(editor: Editor, collect: Collect) -> tuple[Tensor, Tensor]:
     """(values `[m, row...]`, indices `[m]`) over all workers; the same on all."""
     indices = open_end(editor.at(collect.indices[0]), [None])
     values = editor.at(collect.values[0]) if collect.values else None
@@ -140,7 +139,7 @@ def _collected(editor: Editor, collect: Collect) -> tuple[Any, Any]:
     return tf.reshape(all_values, [-1, *row_shape]), tf.cast(all_indices, indices.dtype)
 
 
-def _densified(editor: Editor, values: Tensor, indices: Tensor, rows: int) -> tuple[Any, Any]:
+def _densified(editor: Editor, values: Tensor, indices: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Summed over a whole table, with a column that counts who touched a row: only the union is given on.
 
     A sparse Momentum, Adam or Ftrl update leaves alone the rows that nobody touched, so they must not reach the update.
@@ -151,12 +150,12 @@ def _densified(editor: Editor, values: Tensor, indices: Tensor, rows: int) -> tu
     return tf.gather(total[:, :-1], touched), touched
 
 
-def _gathered(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Any, Any]:
+def _gathered(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     values, indices = _sent_to_all(editor, collect, *merge_equal_rows(values, indices))
     return merge_equal_rows(values, indices) if collect.merge else (values, indices)
 
 
-def _as_one_process(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Any, Any]:
+def _as_one_process(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Every row that the one process would have, piece by piece."""
     pieces = collect.pieces
     parts = list(zip(pieces, _split(editor, values, pieces), _split(editor, indices, pieces), strict=True))
@@ -174,8 +173,8 @@ def _as_one_process(editor: Editor, collect: Collect, values: Tensor, indices: T
 
 
 def _of_all_workers(
-    editor: Editor, collect: Collect, piece: GradientPiece, rows: Tensor, numbers: Any
-) -> tuple[Any, Any]:
+    editor: Editor, collect: Collect, piece: GradientPiece, rows: Tensor, numbers: Tensor
+) -> tuple[Tensor, Tensor]:
     """The rows of all workers for one lookup; those of equal ids, or equal keys where they say it, are added up."""
     sent = _sent_to_all(editor, collect, rows, numbers)
     if piece.of:
@@ -183,7 +182,7 @@ def _of_all_workers(
     return merge_equal_rows(*sent) if piece.kind == "unique" else sent
 
 
-def _sent_to_all(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Any, Any]:
+def _sent_to_all(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     indices = tf.cast(indices, tf.int32 if collect.rows < INT32_ROWS else tf.int64)
     sent = tf.size(indices, out_type=tf.int64)
     counted = count(editor, collect, values, indices, [sent, sent, sent * (editor.worker.size - 1)])
@@ -197,14 +196,14 @@ def _from_all(editor: Editor, rows: Tensor) -> Tensor:
     return all_gather(rows) if editor.worker.size > 1 else open_end(rows)
 
 
-def count(editor: Editor, collect: Collect, values: Tensor, indices: Tensor, numbers: list[Any]) -> Any:
+def count(editor: Editor, collect: Collect, values: Tensor, indices: Tensor, numbers: list[Tensor]) -> Operation:
     """Counts one run of an allgather exchange."""
     row_bytes = int(values.shape[1]) * editor.wire.rows_type(values.dtype).size
     counter = Counter("", ALLGATHER, (collect.variable,), row_bytes, indices.dtype.size, True, ALLGATHER, 1.0)
     return add_counter(editor, counter, numbers)
 
 
-def add_counter(editor: Editor, counter: Counter, numbers: list[Any]) -> Any:
+def add_counter(editor: Editor, counter: Counter, numbers: list[Tensor]) -> Operation:
     """Adds a variable that counts; returns the op that adds 1 and then `numbers` to it."""
     from dataclasses import replace
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -34,7 +33,7 @@ from parallax.transform.building.random_rows import (
 )
 from parallax.transform.passes.partitions import rows_of
 from parallax.transform.passes.seeds import seeds_of
-from parallax.types import Operation, Tensor
+from parallax.types import Array, Operation, Tensor
 
 _ELEMENTWISE = frozenset("Abs Add AddV2 Cast Identity Maximum Minimum Mul Neg RealDiv Square StopGradient Sub".split())
 _STATEFUL = {
@@ -239,7 +238,7 @@ class _Cut:
         del one.tensor_shape.dim[:]
         return self._filled(shape, tf.constant(tensor_util.MakeNdarray(one)))
 
-    def _of_array(self, node: str, whole: Any) -> Tensor:
+    def _of_array(self, node: str, whole: Array) -> Tensor:
         """The rows of an array, which the worker's graph then has no more, where it is large and nothing else takes it.
 
         Every worker's script makes the whole array, and no array travels.

@@ -23,7 +23,7 @@ from parallax.graph.ops import op_definition
 from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.seeds import mixed
-from parallax.types import GraphDef, NodeDef
+from parallax.types import FunctionDef, GraphDef, NodeDef
 
 INPUTS = "parallax_inputs"
 """The scope of what is added: unlike what is under `parallax/`, it is the same by every plan of a job."""
@@ -273,7 +273,7 @@ def _node(tensor: str) -> str:
     return tensor.removeprefix("^").split(":")[0]
 
 
-def _outside(tensor: str, function: Any, prefix: str) -> str:
+def _outside(tensor: str, function: FunctionDef, prefix: str) -> str:
     """A tensor of a function's body (`node:output:number`) as one of the graph."""
     if tensor.startswith("^"):
         return f"^{prefix}{tensor[1:]}"

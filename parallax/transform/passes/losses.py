@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from parallax.plans.losses import ReportedScalar, Selected, Summed, UnevenBatch
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.shares import BatchShare
+from parallax.types import Tensor
 
 
 def share_batches(editor: Editor, rewrites: Rewrites) -> None:
@@ -59,7 +58,7 @@ def weigh_losses(editor: Editor, rewrites: Rewrites) -> None:
             _report(editor, reported, size)
 
 
-def _part(editor: Editor, whole: Any, batch: str) -> Any:
+def _part(editor: Editor, whole: Tensor, batch: str) -> Tensor:
     """What stands for a worker in place of a whole denominator: a W-th of it, or its share's part."""
     size = editor.worker.size
     return editor.shares[batch].part_of(whole, size) if batch else whole / tf.constant(size, whole.dtype)

@@ -7,15 +7,13 @@ and puts the rows in order: each worker does that by itself, unless the read tak
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
 from parallax.plans.rewrites import Rewrites, Table
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.server_device import device_of
-from parallax.types import Tensor
+from parallax.types import Tensor, TensorShape
 
 
 def place_tables(editor: Editor, rewrites: Rewrites) -> None:
@@ -80,7 +78,7 @@ def row_places(rows: int, ownership: Ownership) -> Tensor:
     return tf.gather(starts, slot) + turn
 
 
-def whole_of(parts: list[Tensor], rows: int, shape: Any) -> Tensor:
+def whole_of(parts: list[Tensor], rows: int, shape: TensorShape) -> Tensor:
     """All rows, in the user's order, of what partitions hold."""
     if len(parts) == 1:
         whole = tf.identity(parts[0])

@@ -9,8 +9,6 @@ applies its own gradients at once, one worker at a time for each partition (lock
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
@@ -22,7 +20,7 @@ from parallax.transform.building.server_device import device_of
 from parallax.transform.passes.initial_rows import OwnRows
 from parallax.transform.passes.locks import Locks
 from parallax.transform.passes.partitions import partition_name, put_together, whole_of
-from parallax.types import Tensor
+from parallax.types import Operation, Tensor, TensorShape
 
 _READS = ("Identity", "ReadVariableOp")
 
@@ -44,11 +42,11 @@ class _Servers:
         self.synchronous = rewrites.terms.synchronous
         self.leads = editor.worker.rank == 0
         self.own = OwnRows(editor, rewrites)
-        self.ops: dict[str, list[Any]] = {}
+        self.ops: dict[str, list[Operation]] = {}
         self.driven = self._driven(rewrites)
         self.locks = Locks(editor, rewrites) if not self.synchronous else None
-        self.done: dict[str, Any] = {}
-        self.given: dict[str, list[Any]] = {}
+        self.done: dict[str, Operation] = {}
+        self.given: dict[str, list[Operation]] = {}
         slices = [cut for cut in rewrites.slices if cut.table in self.tables]
         self.cut = {edge: self.tables[cut.table] for cut in slices for edge in cut.edges}
         self.gathers: dict[str, list[GatherRows]] = {}
@@ -92,7 +90,7 @@ class _Servers:
         nodes = (*(split_tensor(t)[0] for t in self.view.inputs(node)), *self.view.controls(node))
         return [before for before in dict.fromkeys(nodes) if before in self.owned]
 
-    def _copy(self, one: Owned, number: int) -> Any:
+    def _copy(self, one: Owned, number: int) -> Operation:
         """The node of one partition, beside it."""
         definition = type(self.view.nodes[one.node])()
         definition.CopyFrom(self.view.nodes[one.node])
@@ -110,7 +108,7 @@ class _Servers:
             definition, self.editor.scratch, inputs=inputs, control_inputs=list(dict.fromkeys(waits))
         )
 
-    def _input(self, edge: Edge, number: int) -> Any:
+    def _input(self, edge: Edge, number: int) -> Tensor:
         """What an input is for one partition."""
         parts = self.editor.redirected_parts.get(edge)
         if parts is not None:
@@ -128,7 +126,7 @@ class _Servers:
             return self.ops[node][number].outputs[output]
         return self.editor.tensor(tensor)
 
-    def _cut(self, edge: Edge, table: Table) -> list[Any]:
+    def _cut(self, edge: Edge, table: Table) -> list[Tensor]:
         """A whole value by partition; what can be made by row is made beside the partition."""
         if table.is_scalar:
             return [self.editor.at(edge)]
@@ -137,13 +135,13 @@ class _Servers:
         with tf.name_scope("parallax/local_rows/"):
             return [self.own.at(edge, variable, rows, ownership, number, place) for number, place in places]
 
-    def _waits(self, one: Owned, control: str, number: int) -> list[Any]:
+    def _waits(self, one: Owned, control: str, number: int) -> list[Operation]:
         """What a copy waits for where the node waited for `control`."""
         if control not in self.owned:
             return [self.editor.operation(control)]
         return [self.ops[control][number]] if self.owned[control].table == one.table else self.ops[control]
 
-    def _finished(self, node: str) -> Any:
+    def _finished(self, node: str) -> Operation:
         """An op of this worker after which a node on servers is known to have run."""
         if self.owned[node].writes:
             return self.editor.operation(node)  # becomes a NoOp that waits for all of it
@@ -166,10 +164,10 @@ class _Servers:
                         waiting.append(before)
         return sorted(w for w in found if not any(w in self.view.ancestors([o]) for o in found - {w}))
 
-    def _given(self, node: str) -> list[Any]:
+    def _given(self, node: str) -> list[Operation]:
         """The ops by which this worker gives what worker 0 needs for a node and all before it."""
         if node not in self.given:
-            found: list[Any] = []
+            found: list[Operation] = []
             for slot, tensor in enumerate(self.view.inputs(node)):
                 edge, before = Edge(node, slot), split_tensor(tensor)[0]
                 if edge in self.editor.arrivals:
@@ -193,7 +191,7 @@ class _Servers:
                 self._sum(one, reduction, parts)
             self._gather(tensor, parts)
 
-    def _sum(self, one: Owned, reduction: AllReduce, parts: list[Any] | None) -> None:
+    def _sum(self, one: Owned, reduction: AllReduce, parts: list[Tensor] | None) -> None:
         tensor = reduction.tensor
         value = None
         if parts is not None:
@@ -208,7 +206,7 @@ class _Servers:
         self.editor.redirect(reduction.edges, value)
         self.editor.whole[tensor] = str(value.name)
 
-    def _gather(self, tensor: str, parts: list[Any] | None) -> None:
+    def _gather(self, tensor: str, parts: list[Tensor] | None) -> None:
         for gather in self.gathers.get(tensor, ()):
             table = self.tables[gather.table]
             value = None
@@ -219,7 +217,7 @@ class _Servers:
             self.editor.redirect(gather.edges, value)
             self.editor.whole[tensor] = str(value.name)
 
-    def _shared(self, node: str, tensor: str, value: Tensor, shape: Any) -> Any:
+    def _shared(self, node: str, tensor: str, value: Tensor, shape: TensorShape) -> Tensor:
         """A value on this worker, from worker 0 where only that has it."""
         arrives = any(edge in self.editor.arrivals for edge in self.view.consumers(tensor))
         if node not in self.driven and not (node not in self.owned and arrives):
@@ -228,12 +226,12 @@ class _Servers:
             dtype = value.dtype.base_dtype if value is not None else tf.dtypes.as_dtype(self.view.dtype(tensor))
             return self.editor.meetings.deliver(value, dtype, tf.TensorShape(shape))
 
-    def _gave(self, node: str, tensor: str) -> list[Any]:
+    def _gave(self, node: str, tensor: str) -> list[Operation]:
         if node in self.owned:
             return self._given(node)
         return [op for e in self.view.consumers(tensor) for op in self.editor.arrivals.get(e, ())]
 
-    def _parts_of_input(self, tensor: str) -> list[Any] | None:
+    def _parts_of_input(self, tensor: str) -> list[Tensor] | None:
         """A tensor by partition, where this worker has it: of a variable, of a node, or of a gradient given by all."""
         node, output = split_tensor(tensor)
         if node in self.editor.partitions:
@@ -267,7 +265,7 @@ class _Servers:
             node = split_tensor(self.view.inputs(node)[0])[0]
         return node
 
-    def _refresh(self, table: Table, waits: list[Any]) -> tuple[Any, Any]:
+    def _refresh(self, table: Table, waits: list[Operation]) -> tuple[Tensor, Operation]:
         """Gives this worker's copy of a variable the servers' value; (that value afterwards, the op that does it)."""
         with tf.name_scope("parallax/refresh/"), tf.control_dependencies(waits):
             whole = self._read(table)
@@ -278,7 +276,7 @@ class _Servers:
             with tf.control_dependencies([write]):
                 return tf.identity(whole), write
 
-    def _read(self, table: Table) -> Any:
+    def _read(self, table: Table) -> Tensor:
         """What the servers have of a variable, whole."""
         is_resource, dtype = self.view.op(table.op) == "VarHandleOp", tf.dtypes.as_dtype(table.dtype)
         parts = []

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import types_pb2
@@ -20,7 +19,7 @@ from parallax.graph.control_flow import branches_of
 from parallax.graph.ops import op_definition
 from parallax.graph.view import GraphView
 from parallax.transform.building.all_to_all import native_ops
-from parallax.types import GraphDef, NodeDef
+from parallax.types import DType, GraphDef, NodeDef
 
 STREAMS = "parallax_streams"
 """The scope of these variables: unlike what is under `parallax/`, they are the same by every plan of a job."""
@@ -152,7 +151,7 @@ def _keep_attributes(node: NodeDef, *kept: str) -> None:
         del node.attr[name]
 
 
-def _constant(node: NodeDef, value: object, dtype: Any = tf.int64) -> NodeDef:
+def _constant(node: NodeDef, value: object, dtype: DType = tf.int64) -> NodeDef:
     node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
     node.attr["dtype"].type = dtype.as_datatype_enum
     return node

@@ -7,7 +7,6 @@ as the user wrote them.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -78,7 +77,7 @@ def slice_rows(editor: Editor, rewrites: Rewrites) -> None:
 def gather_rows(editor: Editor, rewrites: Rewrites) -> None:
     """Where local rows are read whole, or may be fetched, they are put together in the user's order."""
     tables = {t.op: t for t in rewrites.tables}
-    places: dict[tuple[int, Ownership], Any] = {}
+    places: dict[tuple[int, Ownership], Tensor] = {}
     for gather in rewrites.gathers:
         table = tables[gather.table]
         if table.servers:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tensorflow.core.framework import types_pb2
 
@@ -101,7 +100,7 @@ def _groups(view: GraphView, tables: Mapping[str, str]) -> tuple[list[tuple[str,
         view: the user's graph.
         tables: variable op -> the table with whose rows its own are, of those that are not whole on every worker.
     """
-    found: dict[tuple[Any, ...], list[str]] = {}
+    found: dict[tuple[object, ...], list[str]] = {}
     whole: dict[str, str] = {}
     for variable in (node for node in view.nodes if view.op(node) in _VARIABLES):
         numbers, reason = _row_numbers(view, variable)

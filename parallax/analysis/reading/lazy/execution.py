@@ -6,7 +6,6 @@ Every write is followed in the order in which it runs; a read has the value that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -26,6 +25,7 @@ from parallax.analysis.reading.lazy.handles import LOOKUP, READ, WRITES_ROWS, Ha
 from parallax.analysis.reading.lazy.not_lazy import NotLazyError
 from parallax.analysis.reading.lazy.order import Order
 from parallax.graph.view import GraphView, Shape, split_tensor
+from parallax.types import Array
 
 _BOOL = 10  # types.proto
 _NO_NUMBERS = ("div", "rsqrt", "reciprocal", "sqrt", "pow", "log")
@@ -226,7 +226,7 @@ class Execution:
         return f"op {self._view.op(node)} {node!r}"
 
 
-def _constant(view: GraphView, tensor: str) -> Any | None:
+def _constant(view: GraphView, tensor: str) -> Array | None:
     """The value of a constant, cast as the graph casts it (numpy array); None for other tensors."""
     node = node_of(source_of(view, tensor))
     if view.op(node) == "Const":

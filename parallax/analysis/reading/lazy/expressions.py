@@ -6,15 +6,17 @@ Boolean values are 0 and 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 STATE, GRADIENT, SCALAR, CONSTANT = "state", "gradient", "scalar", "constant"
 LEAVES = (STATE, GRADIENT, SCALAR, CONSTANT)
-_EXACT: dict[str, Callable[..., Any]] = {
+_EXACT: dict[str, np.ufunc] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -54,7 +56,7 @@ class Expressions:
         dtype: numpy's type of the elements.
     """
 
-    def __init__(self, dtype: Any) -> None:
+    def __init__(self, dtype: type[np.generic]) -> None:
         self.dtype = dtype
         self._made: dict[Any, Expression] = {}
         self._without_gradient: dict[Expression, Expression] = {}
@@ -64,7 +66,7 @@ class Expressions:
         """A state, the gradient or a scalar."""
         return self._one(op, (), value)
 
-    def constant(self, value: Any) -> Expression:
+    def constant(self, value: npt.ArrayLike) -> Expression:
         """A constant, rounded to the type of the elements."""
         return self._one(CONSTANT, (), float(np.asarray(value).astype(self.dtype)))
 

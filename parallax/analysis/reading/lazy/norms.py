@@ -7,12 +7,12 @@ add nothing, and without such reductions nobody makes the dense gradient. The su
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from parallax.analysis.reading.lazy.elementwise import PASSES
 from parallax.analysis.reading.lazy.group import source_of
 from parallax.analysis.reading.lazy.handles import input_name, node_of
 from parallax.graph.view import Edge, GraphView
+from parallax.types import GraphDef
 
 _SUMS = ("Sum", "L2Loss")
 _ONE_OPERAND = ("Square", "Abs", "Neg", "Sign", "Cast", *PASSES)
@@ -86,7 +86,7 @@ def _is_single(view: GraphView, tensor: str) -> bool:
     return shape is not None and all(length == 1 for length in shape)
 
 
-def take_rows(out: Any, view: GraphView, norms: RowNorms) -> None:
+def take_rows(out: GraphDef, view: GraphView, norms: RowNorms) -> None:
     """Changes a copy of the graph: reductions take rows, of nodes that are added."""
     nodes = {node.name: node for node in out.node}
     for edge, tensor in norms.instead.items():

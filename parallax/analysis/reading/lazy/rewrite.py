@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tensorflow.core.framework import graph_pb2
 
@@ -12,6 +11,7 @@ from parallax.analysis.reading.lazy.handles import READ, Handles, input_name, no
 from parallax.analysis.reading.lazy.norms import norms_by_row, take_rows
 from parallax.graph.row_updates import UPDATE_ROWS
 from parallax.graph.view import GraphView
+from parallax.types import GraphDef, NodeDef
 
 _BOOL, _INT32 = 10, 3  # types.proto
 
@@ -45,7 +45,7 @@ class RowUpdate:
     program: str
 
 
-def rewritten(view: GraphView, handles: Handles, updates: Sequence[RowUpdate]) -> Any:
+def rewritten(view: GraphView, handles: Handles, updates: Sequence[RowUpdate]) -> GraphDef:
     """A copy of the graph with row updates in place of writes.
 
     The writes stay as NoOps, which wait for the update. What computed their values goes; reads of the states stay, for
@@ -93,7 +93,7 @@ def _later(name: str, view: GraphView, unread: set[str] | frozenset[str]) -> lis
     return list(dict.fromkeys(found))
 
 
-def _wait_instead(copy: Any, node: Any, view: GraphView, unread: set[str]) -> None:
+def _wait_instead(copy: NodeDef, node: NodeDef, view: GraphView, unread: set[str]) -> None:
     """Copies a node, which waits for what was before unread reads in place of those."""
     copy.CopyFrom(node)
     controls = view.controls(node.name)
@@ -105,7 +105,7 @@ def _wait_instead(copy: Any, node: Any, view: GraphView, unread: set[str]) -> No
     copy.input.extend([*data, *(f"^{name}" for name in waits)])
 
 
-def _forget(node: Any, gone: set[str]) -> None:
+def _forget(node: NodeDef, gone: set[str]) -> None:
     """A node need not be where one is that went."""
     if "_class" not in node.attr:
         return
@@ -115,7 +115,7 @@ def _forget(node: Any, gone: set[str]) -> None:
         node.attr["_class"].list.s.extend(places)
 
 
-def _add(out: Any, view: GraphView, one: RowUpdate) -> None:
+def _add(out: GraphDef, view: GraphView, one: RowUpdate) -> None:
     """Appends the node and what it takes."""
     dtype = view.nodes[one.states[0]].attr["dtype"].type
     device = view.nodes[one.states[0]].device
@@ -138,7 +138,7 @@ def _add(out: Any, view: GraphView, one: RowUpdate) -> None:
     node.attr["program"].s = one.program.encode()
 
 
-def _scalar(out: Any, view: GraphView, tensor: str, dtype: int, name: str) -> str:
+def _scalar(out: GraphDef, view: GraphView, tensor: str, dtype: int, name: str) -> str:
     """A tensor of one element as one of no dimension, of the update's type."""
     given = input_name(tensor)
     if view.dtype(tensor) == _BOOL:

@@ -9,7 +9,6 @@ become one node, `ParallaxUpdateRows`, which is given the gradient's rows and th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from parallax.analysis.reading.lazy.execution import Execution
 from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, Connected, UpdatedTogether, connected, group_of, order_of
@@ -45,7 +44,7 @@ class LazyTable:
     removed: tuple[str, ...] = ()
 
 
-def lazy_updates(graph_def: GraphDef, known: GraphView | None = None) -> tuple[Any, tuple[LazyTable, ...]]:
+def lazy_updates(graph_def: GraphDef, known: GraphView | None = None) -> tuple[GraphDef, tuple[LazyTable, ...]]:
     """Makes updates of whole tables updates by row, where they are proven the same.
 
     Args:
