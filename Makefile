@@ -14,7 +14,7 @@ test: lint
 
 # What is known in a minute and a half: nothing of it loads TensorFlow.
 check: lint
-	$(BIN)/pytest -m 'pure and not slow'
+	$(BIN)/pytest -n 2 -m 'pure and not slow'
 
 lint: install
 	$(BIN)/ruff check .
