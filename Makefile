@@ -8,9 +8,10 @@ BIN := $(VENV)/bin
 demo: install
 	$(BIN)/parallax run --workers 2 examples/nlp/language_model.py
 
-# Two tests at a time: a job's processes wait for each other much of the time. `pytest PATH` by hand runs one at a time.
+# Three tests at a time on two cores: a job's processes wait for each other much of the time. `pytest PATH` by hand runs
+# one at a time.
 test: lint
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 3
 
 # What is known in a minute and a half: nothing of it loads TensorFlow.
 check: lint

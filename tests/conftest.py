@@ -122,14 +122,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def group_of(nodeid: str) -> str:
-    """A group is a file, which may have fixtures for all its tests, but for two folders.
+    """A group is a file, which may have fixtures for all its tests, but for two folders and a file.
 
     All tests on emulated hosts are one group: of two clusters at once each would disturb the other's rates and files.
     In tests/equality the tests of a job, or of some workers in memory, are one, whose name stands in `<>` in theirs.
+    Where each test takes long and shares nothing with others, each is a group.
     """
     file, _, test = nodeid.partition("::")
     if file.startswith("tests/lab/"):
         return "lab"
+    if file == "tests/exactness/test_exactness.py":
+        return nodeid
     job = re.search("<.*?>", test) if file.startswith("tests/equality/") else None
     return job[0] if job else file
 

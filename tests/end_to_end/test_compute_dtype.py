@@ -50,7 +50,13 @@ def rounded(value):
 
 
 @needs_bfloat16
-@pytest.mark.parametrize("settings", [{}, {"run_option": "PS"}], ids=["workers", "servers"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="workers"),
+        pytest.param({"run_option": "PS"}, id="servers", marks=pytest.mark.slow),
+    ],
+)
 def test_products_are_rounded_and_what_travels_or_stays_is_not(computed, settings):
     servers = 1 * bool(settings)
     done, found = computed("--compute-dtype", BFLOAT16, settings=settings, servers=servers)

@@ -37,8 +37,10 @@ PLAIN = Program(
 )
 
 
-SEED, GRAPHS, GROUP = 1, 300, 30
-"""So many take about 110 s of processor, a group, which is one test, 11 s; `python -m ops.exactness` tries more."""
+SEED, GRAPHS, QUICK, GROUP = 1, 300, 180, 30
+"""A group, which is one test, takes about 12 s of processor. Those after QUICK are for `-m slow`, and
+`python -m ops.exactness` tries more.
+"""
 ONE_ROUTE = Trials(SEED, workers=None, routes="one", claims=False)
 OPEN: dict[int, str] = {}
 """Graphs of the seed whose faults are known and not mended yet; a mended one must be taken out."""
@@ -61,7 +63,9 @@ def test_a_transform_broken_on_purpose_is_wrong_with_a_minimal_program_that_runs
     assert try_program(least.source(), ["allgather"])["allgather"].kind == "equal"
 
 
-@pytest.mark.parametrize("first", range(0, GRAPHS, GROUP))
+@pytest.mark.parametrize(
+    "first", [pytest.param(n, marks=[pytest.mark.slow] * (n >= QUICK)) for n in range(0, GRAPHS, GROUP)]
+)
 def test_graphs_of_the_grammar_are_equal_or_refused(first: int) -> None:
     faults = {}
     for number, outcomes in tried(ONE_ROUTE, range(first, first + GROUP), processes=1, until=math.inf):

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
+from ops.exactness.session import as_written
 from parallax.functions.keras_optimizers import merged_rows
 from parallax.keras.fitting import history_of, read_fit, result_of, run_fit, take_state
 
@@ -36,7 +37,7 @@ class OneWorkerSession:
 
     def __init__(self, graph):
         self.workers, self.values = Alone(), self
-        self._session = v1.Session(graph=graph.graph)
+        self._session = v1.Session(graph=graph.graph, config=as_written())
         self._variables = {variable.handle.op.name: variable for variable in graph.made.values()}
         self._session.run([variable.initializer for variable in graph.made.values()])
 

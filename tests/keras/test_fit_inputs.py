@@ -19,7 +19,7 @@ W = np.random.RandomState(3).rand(22).astype("float32")
 
 def compiled(**options):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3, "tanh"), layers.Dense(1, "sigmoid")])
-    given = {"optimizer": keras.optimizers.Adam(0.05), "metrics": ["accuracy"], **options}
+    given = {"optimizer": keras.optimizers.SGD(0.1, momentum=0.9), "metrics": ["accuracy"], **options}
     model.compile(loss="binary_crossentropy", **given)
     return model
 

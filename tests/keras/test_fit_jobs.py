@@ -34,7 +34,7 @@ def differences(first, second):
 
 @pytest.mark.parametrize(
     ("workers", "cut"),
-    [(2, "even"), pytest.param(4, "even", marks=pytest.mark.slow), (2, "uneven")],
+    [*(pytest.param(n, "even", marks=pytest.mark.slow) for n in (2, 4)), (2, "uneven")],
 )
 def test_a_script_with_callbacks_and_two_fits_comes_to_what_plain_keras_comes_to(start, tmp_path, workers, cut):  # noqa: F811
     script, here, plain = SCRIPTS / "fit_and_go_on.py", tmp_path / "here", tmp_path / "plain"
