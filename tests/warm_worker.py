@@ -58,13 +58,23 @@ class Starter:
 
     @property
     def folder(self) -> str:
-        """Where their sockets are; what has been asked for meanwhile is started."""
+        """Where their sockets are; what has been asked for meanwhile is started, and again what has ended.
+
+        A server has of the environment that was asked with what is read at the start alone, and the rest from here: by
+        the mark of a test's processes it would be ended with these.
+        """
         for wanted in self._folder.glob("*.wanted"):
+            known = self._servers.get(wanted.stem)
+            if known is not None and known.poll() is not None:
+                del self._servers[wanted.stem]
             if wanted.stem not in self._servers and len(self._servers) < _MOST_SERVERS:
+                asked = json.loads(wanted.read_text())
+                read_at_start = {name: value for name, value in asked.items() if name.startswith(_AT_START)}
+                others = {name: value for name, value in os.environ.items() if not name.startswith(_AT_START)}
                 self._servers[wanted.stem] = subprocess.Popen(
                     [sys.executable, "-m", "tests.warm_worker", "serve", f"{self._folder}/{wanted.stem}"],
                     cwd=Path(__file__).parents[1],
-                    env=json.loads(wanted.read_text()),
+                    env={**others, **read_at_start},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
