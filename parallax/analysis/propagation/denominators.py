@@ -4,8 +4,8 @@ Each worker's loss is then its own sum divided by a W-th of the whole denominato
 is the one process's loss, and so is the mean of their gradients, whatever part of the mask each worker has. A mean over
 elements that a mask has chosen is such a division too; its denominator is the number of elements.
 
-Proven are sums of what lies along the batch and depends on no trained variable (batch_axis.py). Of any other such
-division the plan notes what is assumed.
+Proven are sums of what lies along the batch and has no gradient by a trained variable (batch_axis.py). Of any other
+such division the plan notes what is assumed.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ _OF_SHAPES = "Shape Size Const Cast FloorDiv FloorMod Prod GatherV2 AddV2 Maximu
 _READS_SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
 _GATHERS = ("GatherV2", "Gather", "GatherNd")
 _PASSES = ("Identity", "StopGradient", "Reshape", "Cast", "Squeeze", "ExpandDims")
+_WITHOUT_GRADIENT = (
+    *("Equal", "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual", "ApproximateEqual"),
+    *("LogicalAnd", "LogicalOr", "LogicalNot", "IsNan", "IsInf", "IsFinite", "ArgMax", "ArgMin", "Where"),
+    "StopGradient",
+)
+"""Ops through which no gradient goes, as what they give is of whole numbers or truth values, or is meant to stop it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +158,7 @@ class _DivisionRules:
         self.axes = BatchAxes(view, walk.states, self._joined).supposing(dict.fromkeys(self._uneven))
 
     def sums_behind(self, tensor: str, op: str) -> frozenset[str]:
-        """The sums (or means) over the batch, free of trained variables, that make a scalar; empty where others do."""
+        """The sums (or means) over the batch, without gradients, that make a scalar; empty where others do."""
         view, found = self._walk.view, set[str]()
         waiting = [tensor]
         while waiting:
@@ -160,7 +166,7 @@ class _DivisionRules:
             node = split_tensor(one)[0]
             if self._walk.states[one].kind in ("same", "fed"):
                 continue
-            if self._is_over(node, op) and not self._needs_variables(node):
+            if (self._is_over(node, op) and not self._needs_variables(node)) or (op == "Sum" and self._counts(node)):
                 found.add(one)
             elif view.shape(one) == () and (view.op(node) in FORWARD_ELEMENTWISE or view.op(node) in _PASSES):
                 waiting += view.inputs(node)
@@ -244,8 +250,8 @@ class _DivisionRules:
 
     @cached_property
     def _chosen(self) -> tuple[str, ...]:
-        """Rows of the batch that a mask of data chooses; where two choices meet, each worker has as many of both."""
-        return tuple(tensor for tensor, place in self._uneven.items() if not self._needs_variables(place))
+        """Rows of the batch that a mask chooses; where two choices meet, each worker has as many of both."""
+        return tuple(self._uneven)
 
     @cached_property
     def _uneven(self) -> dict[str, str]:
@@ -299,18 +305,40 @@ class _DivisionRules:
             return False
         summed = view.inputs(node)[0]
         factors = view.inputs(split_tensor(summed)[0]) if view.op(split_tensor(summed)[0]) == "Mul" else ()
-        axes = self._joined if op == "Sum" else self.axes
+        axes = self._with_chosen if op == "Sum" else self.axes
         return any(axes.of(t) is not None for t in (summed, *factors))
 
+    def _counts(self, node: str) -> bool:
+        """Whether a node gives how many rows a mask of the batch has chosen."""
+        view = self._walk.view
+        if view.op(node) == "StridedSlice" and view.shape(f"{node}:0") == ():
+            first = view.constant(view.inputs(node)[1])
+            if first is None or first.reshape(-1)[0] != 0:
+                return False
+            node = split_tensor(view.inputs(node)[0])[0]
+            counted = view.inputs(node)[0] if view.op(node) == "Shape" else ""
+        else:
+            counted = view.inputs(node)[0] if view.op(node) == "Size" else ""
+        return bool(counted) and self.axes.of(counted) is None and self._with_chosen.of(counted) == 0
+
+    @cached_property
+    def _with_chosen(self) -> BatchAxes:
+        """The axes where rows that a mask chooses are joined too: a sum need not know how many each worker has."""
+        chosen = {tensor: AxisPart(0) for tensor in self._uneven}
+        return BatchAxes(self._walk.view, self._walk.states, self._joined).supposing(chosen)
+
     def _needs_variables(self, node: str) -> bool:
-        """Whether the values that a node gives are made of variables'; of what only its shape is read they are not."""
+        """Whether a node's values have gradients by trained variables, as far as ops tell.
+
+        Of what only its shape is read they have none, and none of what is compared or chosen by.
+        """
         view = self._walk.view
         waiting, seen = [node], {node}
         while waiting:
             one = waiting.pop()
             if one in self._walk.known.shared:
                 return True
-            if view.op(one) not in _READS_SHAPES:
+            if view.op(one) not in (*_READS_SHAPES, *_WITHOUT_GRADIENT):
                 waiting += (new := {split_tensor(t)[0] for t in view.inputs(one)} - seen)
                 seen |= new
         return False
