@@ -340,3 +340,48 @@ def test_a_kernel_that_does_not_tell_sockets_apart_ends_the_process(library, tmp
     variables = {**environment(library), "LD_PRELOAD": f"{library}:{old}"}
     done = subprocess.run([sys.executable, "-c", ""], env=variables, capture_output=True, text=True)
     assert done.returncode == -6 and "needs Linux 4.12" in done.stderr
+
+
+# Waits as Open MPI's loop of events does.
+LOOP = """
+#include <sys/epoll.h>
+int wait_for(int fd, int ms) {
+    struct epoll_event one;
+    return epoll_wait(fd, &one, 1, ms);
+}
+"""
+# Connects, and prints whether there is something to read: before it has said a word, after, and when that is read.
+LISTENS = """
+import ctypes, select, socket, sys
+loop, port = ctypes.CDLL(sys.argv[1]), int(sys.argv[2])
+assert ctypes.CDLL(None).parallax_fence_peer(b"127.0.0.1", port) == 0
+with socket.socket() as one, select.epoll() as waiting:
+    one.connect(("127.0.0.1", port))
+    waiting.register(one.fileno(), select.EPOLLIN)
+    print(loop.wait_for(waiting.fileno(), 500), loop.wait_for(waiting.fileno(), 0))
+    try:
+        one.sendall(b"word")
+        print(loop.wait_for(waiting.fileno(), 5000), one.recv(1000).decode())
+        print(loop.wait_for(waiting.fileno(), 0))
+    except OSError as error:
+        print(error.strerror)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "secret", "said"),
+    [
+        ("libopen-pal.so", SECRET, ["0 0", "1 WORD", "0"]),
+        ("other.so", SECRET, ["1 1", "1 WORD", "0"]),
+        ("libopen-pal.so", "08" * 32, ["1 1"]),  # it is closed
+    ],
+)
+def test_open_mpi_is_told_of_what_comes_behind_the_answer_and_not_of_the_answer(
+    library, ports, tmp_path, name, secret, said
+):
+    (tmp_path / "loop.c").write_text(LOOP)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(tmp_path / name), str(tmp_path / "loop.c")], check=True)
+    words = [sys.executable, "-c", LISTENS, str(tmp_path / name), str(ports[0])]
+    done = subprocess.run(words, env=environment(library, secret), capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[: len(said)] == said

@@ -20,6 +20,10 @@
  * at the next. Who connects sends it when he hears that the connection is made, be it from connect() or from
  * getsockopt(SO_ERROR), and checks the answer before he reads anything else.
  *
+ * Open MPI is not told that there is something to read while there is the answer alone (wait_for_messages.c): it would
+ * read on and on for the greeting that follows, do nothing else meanwhile, and two processes that connect to each other
+ * at one time would both wait so for ever.
+ *
  * It needs Linux 4.12, whose cookies tell sockets apart.
  */
 #define _GNU_SOURCE
@@ -161,8 +165,7 @@ static int is_tcp(int fd) {
     return next(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &size) == 0 && protocol == IPPROTO_TCP;
 }
 
-/* Whether code at this address is Open MPI's: its libraries, or a component that it has loaded. */
-static int is_open_mpi(void *code) {
+int parallax_is_open_mpi(void *code) {
     Dl_info found;
     if (!dladdr(code, &found) || found.dli_fname == NULL) return 0;
     const char *slash = strrchr(found.dli_fname, '/');
@@ -318,6 +321,16 @@ static int take_answer(int fd, int flags) {
     return 0;
 }
 
+int parallax_fence_had_the_answer_alone(int fd) {
+    uint8_t come[MAC_BYTES + 1];
+    if ((unsigned)fd >= DESCRIPTORS || atomic_load_explicit(&kinds[fd], memory_order_relaxed) != UNANSWERED) return 0;
+    if (kind_of(fd) != UNANSWERED) return 0;
+    NEXT(recv);
+    ssize_t size = next(fd, come, sizeof come, MSG_PEEK | MSG_DONTWAIT);
+    if (size < 1 || size > MAC_BYTES) return 0; /* it is closed, or there is more */
+    return size < MAC_BYTES || take_answer(fd, MSG_DONTWAIT) == 0;
+}
+
 /* 0 at the price of a load, for all that is not a new connection. */
 static inline int may_not_read(int fd, int flags) {
     if ((unsigned)fd >= DESCRIPTORS || atomic_load_explicit(&kinds[fd], memory_order_relaxed) < UNANSWERED) return 0;
@@ -328,7 +341,7 @@ int parallax_fence_listener(int fd) { return has_key ? set_kind(fd, LISTENER) : 
 
 int listen(int fd, int backlog) {
     NEXT(listen);
-    if (has_key && is_tcp(fd) && (kind_of(fd) == LISTENER || is_open_mpi(__builtin_return_address(0)))) {
+    if (has_key && is_tcp(fd) && (kind_of(fd) == LISTENER || parallax_is_open_mpi(__builtin_return_address(0)))) {
         int seconds = DEFER_S;
         if (set_kind(fd, LISTENER) != 0 || setsockopt(fd, IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds) != 0)
             return -1;
@@ -358,7 +371,7 @@ int accept(int fd, struct sockaddr *address, socklen_t *size) { return accept4(f
 int connect(int fd, const struct sockaddr *address, socklen_t size) {
     NEXT(connect);
     int proves = has_key && address != NULL && is_tcp(fd) &&
-                 (is_peer(address, size) || is_open_mpi(__builtin_return_address(0)));
+                 (is_peer(address, size) || parallax_is_open_mpi(__builtin_return_address(0)));
     if (proves && kept_by(fd) == 0) return -1;
     int result = next(fd, address, size), why = errno;
     if (!proves) return result;
