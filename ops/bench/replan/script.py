@@ -39,7 +39,7 @@ def build(rows: int, width: int) -> Any:
 def main() -> None:
     """Trains and changes plans; prints every loss, and a sum over rows of the tables in the end."""
     rows, width, folder, route, steps = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5], int(sys.argv[5])
-    saved = parallax.CheckPointConfig(ckpt_dir=None if folder == "-" else folder)
+    saved = parallax.CheckPointConfig() if folder == "-" else parallax.CheckPointConfig(folder, save_ckpt_steps=2**31)
     sess, _, rank, _ = parallax.parallel_run(
         build(rows, width),
         parallax_config=parallax.Config(seed=1, routes={"table": route, "small": "ps"}, ckpt_config=saved),
