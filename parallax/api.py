@@ -230,23 +230,21 @@ def _checked_cluster(call: Call) -> Cluster:
 
 
 def _worker(call: Call) -> tuple[Session, int, int, int] | int:
-    from parallax.runtime.open_session import open_session
+    from parallax.runtime.open_session import SessionExtras, open_session
     from parallax.runtime.verify.sides import run_worker
 
     graph, config, wanted = call.graph, call.config, call.wanted
     verifying = wanted.role == Role.VERIFY_WORKER
-    session, size, rank = open_session(
-        graph,
-        config,
-        current_process_group().parcel,
-        verifying,
-        Path(wanted.graph) if wanted.graph else None,
-        None if verifying else trace_options(wanted.trace, wanted.trace_steps),
-        None if verifying else measure_options(wanted),
-        replan_options(config, wanted),
-        Path(wanted.job_folder or "") if verifying else None,
+    extras = SessionExtras(
+        equal_randomness=verifying,
+        graph_folder=Path(wanted.graph) if wanted.graph else None,
+        trace=None if verifying else trace_options(wanted.trace, wanted.trace_steps),
+        measure=None if verifying else measure_options(wanted),
+        replan=replan_options(config, wanted),
+        kept=Path(wanted.job_folder or "") if verifying else None,
         has_values=wanted.call is not None,
     )
+    session, size, rank = open_session(graph, config, current_process_group().parcel, extras)
     if verifying:
         run_worker(graph, session, size, rank, wanted)
         return 0

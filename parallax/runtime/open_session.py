@@ -59,24 +59,11 @@ _LARGE_BYTES = 64 * 2**20
 """From this size on it is told that a value is made whole; a checkpoint too holds so much at once."""
 
 
-def open_session(
-    graph: Graph,
-    config: Config,
-    parcel: JobMessage,
-    equal_randomness: bool = False,
-    graph_folder: Path | None = None,
-    trace: TraceOptions | None = None,
-    measure: MeasureOptions | None = None,
-    replan: ReplanOptions | None = None,
-    kept: Path | None = None,
-    has_values: bool = False,
-) -> tuple[Session, int, int]:
-    """The session of this worker, the number of workers and this one's rank; every worker must call it.
+@dataclass(frozen=True, slots=True)
+class SessionExtras:
+    """What a session does beside training.
 
-    Args:
-        graph: the user's graph.
-        config: hooks and session options.
-        parcel: what the launcher decided.
+    Attributes:
         equal_randomness: for verification, all workers draw the same random numbers.
         graph_folder: where this worker's graph is written for TensorBoard, if anywhere.
         trace: which steps are traced, if any.
@@ -84,40 +71,65 @@ def open_session(
         replan: whether a better plan is looked for, and what is done about it.
         kept: for verification, where tensors of each step are left.
         has_values: whether `session.values` shall read and write single variables.
+    """
+
+    equal_randomness: bool = False
+    graph_folder: Path | None = None
+    trace: TraceOptions | None = None
+    measure: MeasureOptions | None = None
+    replan: ReplanOptions | None = None
+    kept: Path | None = None
+    has_values: bool = False
+
+
+def open_session(
+    graph: Graph, config: Config, parcel: JobMessage, extras: SessionExtras | None = None
+) -> tuple[Session, int, int]:
+    """The session of this worker, the number of workers and this one's rank; every worker must call it.
+
+    Args:
+        graph: the user's graph.
+        config: hooks and session options.
+        parcel: what the launcher decided.
+        extras: what else is wanted.
 
     Raises:
         OtherGraphError: when this worker built a graph of another structure than the launcher.
         PlanError: when the plan is not this graph's.
         SessionError: when this process has opened a session before.
     """
+    extras = extras or SessionExtras()
     members, watch = current_process_group(), current_heartbeat()
     watch.open()
     with watch.run("parallel_run", "parallel_run"):
-        made = _make_graph(graph, config, parcel, members, equal_randomness)
+        made = _make_graph(graph, config, parcel, members, extras.equal_randomness)
         worker = _context(graph, made, members, watch)
-        if graph_folder is not None:
-            write_events(graph_folder, members.rank, made.worker_graph)
-        if equal_randomness:  # a comparison from the initial values
+        if extras.graph_folder is not None:
+            write_events(extras.graph_folder, members.rank, made.worker_graph)
+        if extras.equal_randomness:  # a comparison from the initial values
             config = replace(config, ckpt_config=CheckPointConfig(), guard=False)
-        training = _training(worker, made, members, equal_randomness)
-        hooks: list[Hook] = [
-            *_profile(config, members.rank, worker, training),
-            *_trace(trace, worker, training, made.worker_graph),
-        ]
-        hooks += [KeptTensors(kept, members.rank, training)] if kept is not None else []
-        first = _first_steps(measure, replan, members, worker, training, made.analysed)
-        hooks += [first] if first is not None else []
-        hooks += [EffectHook(training, members)] if config.compute_dtype is not None else []
+        training = _training(worker, made, members, extras.equal_randomness)
+        first = _first_steps(extras, members, worker, training, made.analysed)
+        hooks = _hooks(config, extras, members, worker, training, made, first)
         guard = _guard(config, members, worker, made.analysed, made.worker_graph)
         later = initialization_phases(made.analysed.captured)[1:]
         monitored, direct, saved, memory, values = monitored_session(
-            graph, made.worker_graph, config, worker, later, hooks, guard, has_values, made.place, made.recovered
+            graph,
+            made.worker_graph,
+            config,
+            worker,
+            later,
+            hooks,
+            guard,
+            extras.has_values,
+            made.place,
+            made.recovered,
         )
         over = ChangeOver(members, worker, made.analysed, made.place, made.worker_graph, saved, guard, memory)
         between_steps: list[BetweenStepsHook] = []
-        if replan is not None and first is not None:
-            between_steps.append(_replan(replan, config, members, worker, first, made, over))
-        if searches(config, made.plan, equal_randomness):
+        if extras.replan is not None and first is not None:
+            between_steps.append(_replan(extras.replan, config, members, worker, first, made, over))
+        if searches(config, made.plan, extras.equal_randomness):
             wished = config.of_variables("partitions")
             between_steps.append(PartitionSearch(members, worker, training, made.alone.spec, wished, over))
         layout = Layout(made.plan.hosts, parcel.servers)
@@ -241,18 +253,37 @@ def tell_of_whole_values(values: Sequence[editor.CutWhole]) -> None:
             )
 
 
-def _first_steps(
-    measure: MeasureOptions | None,
-    replan: ReplanOptions | None,
+def _hooks(
+    config: Config,
+    extras: SessionExtras,
     members: ProcessGroup,
     worker: WorkerContext,
     training: TrainingRuns,
-    analysed: Analysed,
+    made: _Made,
+    first: FirstSteps | None,
+) -> list[Hook]:
+    """What looks at the session's runs, in order."""
+    found: list[Hook] = [
+        *_profile(config, members.rank, worker, training),
+        *_trace(extras.trace, worker, training, made.worker_graph),
+    ]
+    if extras.kept is not None:
+        found.append(KeptTensors(extras.kept, members.rank, training))
+    if first is not None:
+        found.append(first)
+    if config.compute_dtype is not None:
+        found.append(EffectHook(training, members))
+    return found
+
+
+def _first_steps(
+    extras: SessionExtras, members: ProcessGroup, worker: WorkerContext, training: TrainingRuns, analysed: Analysed
 ) -> FirstSteps | None:
     """The hook that measures the first steps, if anybody wants to know what they touch."""
-    if replan is not None:  # what is measured for a file is measured in the same steps
+    measure = extras.measure
+    if extras.replan is not None:  # what is measured for a file is measured in the same steps
         path, cluster = (None, "") if measure is None else (measure.path, measure.cluster)
-        measure = MeasureOptions(path, replan.steps, cluster)
+        measure = MeasureOptions(path, extras.replan.steps, cluster)
     if measure is None:
         return None
     first = FirstSteps(measure, members, worker, training, analysed)

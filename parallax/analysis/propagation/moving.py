@@ -8,16 +8,18 @@ there the old value goes into the new one by addition alone. In other graphs eac
 
 from __future__ import annotations
 
+from parallax.analysis.propagation.own_state import depends_on_batch
 from parallax.analysis.propagation.uneven import batch_by_node
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.graph.batches import is_part
 from parallax.graph.ops import StateOp, state_op
-from parallax.graph.view import Edge, split_tensor
+from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.rewrites import AllReduce
 
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
 _LINEAR = ("AddV2", "Add", "Sub", "AddN", "Neg", "Identity", "Cast", "RealDiv", "StopGradient")
+_COPIES = ("Identity", "Cast", "Reshape")
 _SHOWN = 3
 
 
@@ -48,6 +50,11 @@ def notes_of(walk: Walk) -> tuple[str, ...]:
             f"each worker writes {_names(walk, own)} from its own batches, and worker 0's is kept: one process would "
             "write it from those of all workers. What adds up over the workers, say so of: aggregation='sum'"
         )
+    if given := _of_worker_0(walk):
+        notes.append(
+            f"{_names(walk, given)} take on all workers what worker 0 computes of its own batch: one process would "
+            "compute it of all workers' batches"
+        )
     return tuple(notes)
 
 
@@ -67,6 +74,24 @@ def _of_own_batches(walk: Walk) -> list[str]:
             )
             found |= {v for v in written if v in walk.assumed.own and not is_part(view.nodes[v])}
     return sorted(found)
+
+
+def _of_worker_0(walk: Walk) -> list[str]:
+    """The variables to which what worker 0 computes of its batch is written, on all workers; not a value fed whole."""
+    view, variables, found = walk.view, walk.known.captured.variables, set()
+    taken = [one for one in walk.broadcasts if depends_on_batch(walk, one.tensor) and not _is_fed(view, one.tensor)]
+    for node in {edge.node for one in taken for edge in one.edges} - walk.known.initial:
+        state = state_op(view.op(node), len(view.inputs(node)))
+        if state is not None:
+            found |= {v for s in state.state if (v := variable_of_tensor(view, variables, view.inputs(node)[s]))}
+    return sorted(found)
+
+
+def _is_fed(view: GraphView, tensor: str) -> bool:
+    """Whether a tensor is what a placeholder is fed, as it is."""
+    while view.op(split_tensor(tensor)[0]) in _COPIES:
+        tensor = view.inputs(split_tensor(tensor)[0])[0]
+    return view.op(split_tensor(tensor)[0]).startswith("Placeholder")
 
 
 def _is_average(walk: Walk, tensor: str, variable: str) -> bool:

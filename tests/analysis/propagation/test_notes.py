@@ -64,3 +64,15 @@ def test_a_mean_that_may_be_over_what_a_batch_chooses_is_told():
     note, others = notes(build)
     assert note.startswith("Mean may be a mean over what each worker's batch chooses")
     assert others.startswith("examples of a batch meet at Cumsum")
+
+
+def test_what_worker_0_computes_of_its_batch_for_all_is_told_and_what_is_fed_is_not():
+    def build(fed):
+        each = losses()
+        train(tf.reduce_mean(each))
+        last = v1.get_variable("last", [6], trainable=False)
+        v1.assign(last, v1.placeholder(tf.float32, [6]) if fed else tf.square(each))
+
+    (note,) = notes(lambda: build(False))
+    assert note.startswith("last take on all workers what worker 0 computes of its own batch")
+    assert notes(lambda: build(True)) == ()
