@@ -31,6 +31,8 @@ KEPT = ("tests/equality/test_in_memory.py", "-k", "several_batches")
 UNEVEN = ("tests/keras/test_losses.py",)
 SERVED = ("tests/equality/test_equality.py", "-k", "optimizer_on_servers")
 OWNERSHIP = ("tests/graph/test_ownership.py",)
+JOINED = ("tests/transform/test_joined_messages.py",)
+OVERLAPPING = ("tests/runtime/worker/test_overlapping.py",)
 STALLS = ("tests/runtime/launcher/test_stall.py",)
 
 
@@ -74,6 +76,34 @@ MUTANTS = (
         "return together.add_gradients(tensor, 1.0 / workers)",
         "return together.add_gradients(tensor)",
         EXACT,
+    ),
+    Mutant(
+        "parts that travel together lose their scales",
+        "transform/passes/joined_messages.py",
+        'joined.attr["scales"].list.f.extend(one.attr["scales"].list.f[0] for one in members)',
+        'joined.attr["scales"].list.f.extend(1.0 for one in members)',
+        JOINED,
+    ),
+    Mutant(
+        "all-reduces of other levels travel together",
+        "transform/passes/joined_messages.py",
+        "levels[node] = max((levels[name] + (view.op(name) == ALL_REDUCE) for name in needed), default=0)",
+        "levels[node] = 0",
+        JOINED,
+    ),
+    Mutant(
+        "a run that overlaps with another does not wait for its variables",
+        "transform/passes/turns.py",
+        "return shared or str(node.name)",
+        "return None",
+        OVERLAPPING,
+    ),
+    Mutant(
+        "what a run that overlaps is fed is not copied",
+        "runtime/worker/overlapping.py",
+        "copied = [np.array(value) for value in values]",
+        "copied = list(values)",
+        OVERLAPPING,
     ),
     Mutant(
         "the numbers of collected rows lead nowhere",
@@ -120,8 +150,8 @@ MUTANTS = (
     Mutant(
         "the least is the largest",
         "transform/building/collectives.py",
-        '"min": mpi_ops.Min',
-        '"min": mpi_ops.Max',
+        "kind=kind, scales",
+        'kind={"min": "max"}.get(kind, kind), scales',
         MEETINGS,
     ),
     Mutant(

@@ -16,6 +16,7 @@ from ops.bench.race import command as race
 from ops.bench.regret import command as regret
 from ops.bench.replan import command as replan
 from ops.bench.safety import command as safety
+from ops.bench.twin import command as twin
 
 
 def main() -> None:
@@ -34,6 +35,7 @@ def main() -> None:
     checkpoint.add_command(commands)
     increments.add_command(commands)
     replan.add_command(commands)
+    twin.add_command(commands)
     arguments = parser.parse_args()
     arguments.run(arguments)
 

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from parallax.graph.view import GraphView, split_tensor, tensor_name
+from parallax.transform.passes.joined_messages import members_of
 
-_REDUCTIONS = {1: "Sum", 3: "Min", 4: "Max"}
-"""Horovod's numbers of reductions."""
+_ALL_REDUCE = "ParallaxAllReduce"
+_REDUCTIONS = {"sum": "Sum", "min": "Min", "max": "Max"}
 _FRAMES = ("Enter", "RefEnter")
 _PROCESS = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 
@@ -87,7 +88,8 @@ def check_meetings(views: Sequence[GraphView], fetches: Sequence[Iterable[str]],
     for view, names, given in zip(views, fetches, fed, strict=True):
         cut_off = frozenset(given)
         nodes = {split_tensor(name)[0] if ":" in name else name for name in names if name not in cut_off}
-        needed.append({node for node in view.ancestors(nodes, cut_off) if is_collective(view.op(node))})
+        joined = members_of(view.graph_def)
+        needed.append({n for n in view.ancestors(nodes, cut_off) if is_collective(view.op(n)) or n in joined})
     _check_alike("the run", needed)
 
 
@@ -220,7 +222,11 @@ def _meet(joined: Any, node: Any, of_workers: Sequence[Any]) -> None:
     inputs = [[_input(rank, name) for name in one.input] for rank, one in enumerate(of_workers)]
     given = [[name for name in names if not name.startswith("^")] for names in inputs]
     comes = [
-        name if name.startswith("^") else f"^{split_tensor(tensor_name(name))[0]}" for names in inputs for name in names
+        name if name.startswith("^") else f"^{split_tensor(tensor_name(name))[0]}"
+        for names in inputs
+        for name in names
+        # Each result of an all-reduce is made of all workers' parts; who waits for one that is fed has it computed.
+        if name.startswith("^") or node.op != _ALL_REDUCE
     ]
     controls = dict.fromkeys(comes)
     results, types = _COLLECTIVES[node.op](writer, node, f"together/{node.name}", given)
@@ -229,15 +235,14 @@ def _meet(joined: Any, node: Any, of_workers: Sequence[Any]) -> None:
 
 
 def _all_reduce(writer: _Writer, node: Any, name: str, given: Given) -> tuple[Given, list[int]]:
-    kind, of = node.attr["reduce_op"].i, node.attr["T"].type
-    if kind not in _REDUCTIONS:
-        raise NotImplementedError(f"{node.name!r} reduces by Horovod's number {kind}, which no graph here has.")
-    parts = writer.node("Pack", f"{name}/parts", [part for (part,) in given], T=of, N=len(given))
-    scaled = _times(writer, f"{name}/before", parts, of, node.attr["prescale_factor"].f)
-    axis = writer.const(f"{name}/axis", np.int32(0))
-    reduced = writer.node(_REDUCTIONS[kind], f"{name}/reduced", [scaled, axis], T=of)
-    made = _times(writer, f"{name}/after", reduced, of, node.attr["postscale_factor"].f)
-    return [[made]] * len(given), [of]
+    of, reduction = node.attr["T"].type, _REDUCTIONS[node.attr["kind"].s.decode()]
+    made = []
+    for number, parts in enumerate(zip(*given, strict=True)):
+        packed = writer.node("Pack", f"{name}/parts_{number}", parts, T=of, N=len(given))
+        scaled = _times(writer, f"{name}/scaled_{number}", packed, of, node.attr["scales"].list.f[number])
+        axis = writer.const(f"{name}/axis_{number}", np.int32(0))
+        made.append(writer.node(reduction, f"{name}/reduced_{number}", [scaled, axis], T=of))
+    return [made] * len(given), [of] * len(made)
 
 
 def _times(writer: _Writer, name: str, tensor: str, of: int, factor: float) -> str:
@@ -300,7 +305,7 @@ def _checked(writer: _Writer, name: str, told: str, counts: str) -> str:
 
 
 _COLLECTIVES: Mapping[str, Callable[[_Writer, Any, str, Given], tuple[Given, list[int]]]] = {
-    "HorovodAllreduce": _all_reduce,
+    _ALL_REDUCE: _all_reduce,
     "HorovodAllgather": _all_gather,
     "HorovodBroadcast": _broadcast,
     "ParallaxAllToAll": _all_to_all,

@@ -29,6 +29,8 @@ from ops.lab.limits import limited_memory
 from parallax.runtime.supervisor.processes import tied_argv
 
 _TOOLS = ("ip", "mount", "nsenter", "sh", "tc", "unshare")
+_LIFTED_BYTES_PER_S = 10_000_000_000
+"""More than processors put through."""
 _TRIAL = """
 ip link add one type veth peer name other || { echo veth; exit 1; }
 ip link add three type bridge || { echo bridge; exit 1; }
@@ -88,7 +90,7 @@ class Lab(Hosts):
             for name, address in addresses.items():
                 pid = ends.enter_context(_namespace(self.folder, name, (*OF_A_HOST, "--mount-proc")))
                 rate = self._rate_by_name[name]
-                links.connect(pid, address, self._bridge_pid, f"to-{name}", rate, self._mtu)
+                links.connect(pid, address, self._bridge_pid, _port(name), rate, self._mtu)
                 limit = self._memory_bytes
                 group = None if limit is None else ends.enter_context(limited_memory(name, limit))
                 self._host_by_name[name] = EmulatedHost(name, address, pid, rate, limit, group)
@@ -99,9 +101,21 @@ class Lab(Hosts):
     def __exit__(self, *_: object) -> None:
         self._ends.close()
 
+    def lift_rates(self, are_lifted: bool) -> None:
+        """Lets links that have a rate carry as much as the machine can, or gives them their rates again."""
+        for host in self.hosts:
+            if host.rate_bytes_per_s is not None:
+                rate = _LIFTED_BYTES_PER_S if are_lifted else host.rate_bytes_per_s
+                links.change_rate(host.pid, self._bridge_pid, _port(host.name), rate, self._mtu)
+
     def check(self) -> tuple[LinkSpeed, ...]:
         """Measures every link both ways; a second or two for each host."""
         return measure(self, self._mtu)
+
+
+def _port(host: str) -> str:
+    """The bridge's end of a host's cable."""
+    return f"to-{host}"
 
 
 def why_not() -> str:

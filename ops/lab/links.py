@@ -60,10 +60,20 @@ def connect(pid: int, address: str, bridge_pid: int, port: str, rate_bytes_per_s
     for place, name in ((pid, "eth0"), (bridge_pid, port)):
         if rate_bytes_per_s is not None:
             _one_packet_at_a_time(place, name, mtu)
-            rate = ("rate", f"{8 * rate_bytes_per_s}bit", "burst", str(burst_bytes(rate_bytes_per_s, mtu)))
-            _in(place, "tc", "qdisc", "add", "dev", name, "root", "tbf", *rate, "limit", str(_QUEUE_BYTES))
+            _in(place, "tc", "qdisc", "add", "dev", name, "root", *_bucket(rate_bytes_per_s, mtu))
     _in(bridge_pid, "ip", "link", "set", port, "master", BRIDGE, "up")
     _address(pid, "eth0", address)
+
+
+def change_rate(pid: int, bridge_pid: int, port: str, rate_bytes_per_s: int, mtu: int = MTU) -> None:
+    """Gives a cable that has a rate another one, at both its ends; what is on its way stays on it."""
+    for place, name in ((pid, "eth0"), (bridge_pid, port)):
+        _in(place, "tc", "qdisc", "change", "dev", name, "root", *_bucket(rate_bytes_per_s, mtu))
+
+
+def _bucket(rate_bytes_per_s: int, mtu: int) -> tuple[str, ...]:
+    rate = ("rate", f"{8 * rate_bytes_per_s}bit", "burst", str(burst_bytes(rate_bytes_per_s, mtu)))
+    return ("tbf", *rate, "limit", str(_QUEUE_BYTES))
 
 
 def _one_packet_at_a_time(pid: int, name: str, mtu: int) -> None:

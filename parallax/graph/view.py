@@ -7,7 +7,7 @@ can be printed and compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, wraps
 from typing import Any, NamedTuple, TypeVar
 
@@ -36,13 +36,17 @@ class Edge(NamedTuple):
 class GraphView:
     """Looks things up in a GraphDef that carries `_output_shapes`; never changes it.
 
+    Args:
+        graph_def: the graph.
+        instead: node -> the tensors that it shall be seen to take in place of those that it takes.
+
     Attributes:
         graph_def: the graph.
         nodes: its nodes, by name.
         remembered: what was found out about the graph and is asked for again (`once_per_view`).
     """
 
-    def __init__(self, graph_def: GraphDef) -> None:
+    def __init__(self, graph_def: GraphDef, instead: Mapping[str, tuple[str, ...]] | None = None) -> None:
         self.graph_def = graph_def
         self.nodes: dict[str, NodeDef] = {node.name: node for node in graph_def.node}
         self.remembered: dict[Any, Any] = {}
@@ -59,6 +63,7 @@ class GraphView:
             taken = list(node.input)
             data = tuple([tensor_name(one) for one in taken if one[0] != "^"])
             controls = tuple([one[1:] for one in taken if one[0] == "^"]) if len(data) < len(taken) else ()
+            data = data if instead is None else instead.get(name, data)
             self._inputs[name], self._controls[name] = data, controls
             for slot, tensor in enumerate(data):
                 self._consumers.setdefault(tensor, []).append(Edge(name, slot))
@@ -88,6 +93,19 @@ class GraphView:
     def consumers(self, tensor: str) -> list[Edge]:
         """The edges that take a tensor, in the order of the graph."""
         return self._consumers.get(tensor, [])
+
+    def takers(self, tensor: str) -> list[Edge]:
+        """The edges that take a tensor as it is, or a copy of it, as what a call gives is (reading/inline.py)."""
+        found = []
+        for edge in self.consumers(tensor):
+            found += [edge, *(self.takers(f"{edge.node}:0") if self.op(edge.node) == "Identity" else ())]
+        return found
+
+    def source(self, tensor: str) -> str:
+        """The tensor that a copy is of."""
+        while self.op(split_tensor(tensor)[0]) == "Identity":
+            tensor = self.inputs(split_tensor(tensor)[0])[0]
+        return tensor
 
     def users(self, node: str) -> Iterator[str]:
         """The nodes that take any output of a node, or wait for it; a node may come more than once."""

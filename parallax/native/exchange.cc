@@ -5,23 +5,19 @@
 // agreed on first. The node's name is what the workers have in common (parallax_open).
 #include <mpi.h>
 
-#include <condition_variable>
-#include <deque>
-#include <functional>
-#include <map>
-#include <mutex>
-#include <string>
-#include <thread>
+#include <algorithm>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "channel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
 namespace {
 
+using parallax::Channel;
 using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -30,53 +26,6 @@ using tensorflow::TensorShape;
 using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
-
-// What is done for one node, one thing after the other. Lives as long as the process: at its end the thread waits.
-class Channel {
- public:
-  explicit Channel(MPI_Comm comm) : comm_(comm) {
-    MPI_Comm_size(comm_, &size_);
-    std::thread([this] { Run(); }).detach();
-  }
-
-  MPI_Comm comm() const { return comm_; }
-  int size() const { return size_; }
-
-  void Do(std::function<void()> work) {
-    {
-      std::lock_guard<std::mutex> hold(mutex_);
-      waiting_.push_back(std::move(work));
-    }
-    came_.notify_one();
-  }
-
- private:
-  void Run() {
-    for (;;) {
-      std::function<void()> work;
-      {
-        std::unique_lock<std::mutex> hold(mutex_);
-        came_.wait(hold, [this] { return !waiting_.empty(); });
-        work = std::move(waiting_.front());
-        waiting_.pop_front();
-      }
-      work();
-    }
-  }
-
-  const MPI_Comm comm_;
-  int size_ = 0;
-  std::mutex mutex_;
-  std::condition_variable came_;
-  std::deque<std::function<void()>> waiting_;
-};
-
-std::mutex channels_mutex;
-
-std::map<std::string, Channel*>& Channels() {
-  static auto* channels = new std::map<std::string, Channel*>;
-  return *channels;
-}
 
 std::vector<int> Starts(const std::vector<int>& counts) {
   std::vector<int> starts(counts.size(), 0);
@@ -120,11 +69,7 @@ class AllToAllOp : public AsyncOpKernel {
 
  private:
   Channel* Find() {
-    if (channel_ == nullptr) {
-      std::lock_guard<std::mutex> hold(channels_mutex);
-      auto found = Channels().find(name());
-      if (found != Channels().end()) channel_ = found->second;
-    }
+    if (channel_ == nullptr) channel_ = parallax::FindChannel(name());
     return channel_;
   }
 
@@ -198,15 +143,3 @@ REGISTER_OP("ParallaxAllToAll")
     .Doc("Sends splits[k] rows to worker k; received has the rows of all workers, by worker.");
 
 REGISTER_KERNEL_BUILDER(Name("ParallaxAllToAll").Device(tensorflow::DEVICE_CPU), AllToAllOp);
-
-// Whether nodes called `name` have a communicator.
-extern "C" int parallax_is_open(const char* name) {
-  std::lock_guard<std::mutex> hold(channels_mutex);
-  return Channels().count(name) > 0;
-}
-
-// Gives nodes called `name` their communicator, a Fortran handle; the same one on all workers, used for nothing else.
-extern "C" void parallax_open(const char* name, int communicator) {
-  std::lock_guard<std::mutex> hold(channels_mutex);
-  Channels()[name] = new Channel(MPI_Comm_f2c(communicator));
-}

@@ -72,11 +72,15 @@ class Selected:
     Attributes:
         node: gives the mean; who takes it sees it times W times this worker's share of all chosen elements.
         values: the chosen elements.
+        rows: what a mask has chosen: rows of the batch, as many as there are elements, or a part of them.
         counted: edges of autodiff that divide by their number; they take a W-th of the number on all workers.
+        is_whole: whether an all-reduce makes it that of all workers, so that who takes it sees it as it is.
         batch: where one is named, this worker's share of its rows is taken in place of a W-th.
     """
 
     node: str
     values: str
+    rows: str
     counted: tuple[Edge, ...]
+    is_whole: bool = False
     batch: str = field(default="", repr=False)

@@ -93,7 +93,9 @@ def monitored_session(
         )
         direct = None
         if can_be_direct(imported, hooks[:-1], members.target):
-            direct = DirectRuns(worker.raw, [hook for hook in hooks if isinstance(hook, Finishing)])
+            waits_for = [hook for hook in hooks if isinstance(hook, Finishing)]
+            direct = DirectRuns(worker.raw, waits_for, worker_graph.overlaps)
+            members.at_end.append(direct.settle)
         return monitored, direct, saved, memory, values
 
 

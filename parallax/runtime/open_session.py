@@ -189,7 +189,8 @@ def _make_graph(
         recovered = state_in_memory(saved, members.workers)
     if saved.keeps_state and plan.synchronous:
         place = _going_on(place, _positions_of(recovered, saved, members.workers))
-    worker_graph = transform(analysed.captured.view, rewrites, place, saved.remembers_rows)
+    overlaps = config.overlap and not equal_randomness
+    worker_graph = transform(analysed.captured.view, rewrites, place, saved.remembers_rows, overlaps)
     if members.rank == 0:
         tell_of_whole_values(worker_graph.cut_whole)
         tell_of_lost_positions(worker_graph)

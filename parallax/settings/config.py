@@ -118,6 +118,10 @@ class Config:
         lazy_updates: True: where an optimizer's update of a table changes rows that no gradient touched, these rows are
             brought up to date when they are read; the numbers are the same, and a step takes the time of the rows that
             it touches. False: as the graph has it.
+        overlap: True: a `run` gives back what it fetches as soon as it is there, and all-reduces, pushes and updates go
+            on while the next one begins; every value is the one that runs one after the other give. Whatever else is
+            asked of the session waits for them. False, the default: a `run` ends with its updates. With servers, no
+            effect.
         compute_dtype: `bfloat16`: matrix products and convolutions are computed in it where TensorFlow offers that, on
             CPUs with oneDNN; None, the default: as they are.
         guard: whether workers are compared while they train, after steps 1, 2, 4, 8 and then now and again, at less
@@ -200,6 +204,7 @@ class Config:
         rule=checked.number,
     )
     lazy_updates: bool = setting(True, rule=checked.truth)
+    overlap: bool = setting(False, rule=checked.truth)
     compute_dtype: str | None = setting(
         None,
         Option(

@@ -32,6 +32,7 @@ from parallax.transform.passes.dense_and_gathered import collect_rows, reduce_gr
 from parallax.transform.passes.exchange import exchange_rows
 from parallax.transform.passes.gradients_to_servers import scatter_gradients
 from parallax.transform.passes.inputs import IteratorsOfGraph, keep_inputs
+from parallax.transform.passes.joined_messages import JoinedMessage, join_all_reduces
 from parallax.transform.passes.losses import share_batches, weigh_losses
 from parallax.transform.passes.partitions import place_tables
 from parallax.transform.passes.rows_up_to_date import keep_up_to_date, lazily_updated
@@ -41,6 +42,7 @@ from parallax.transform.passes.shards import set_shards
 from parallax.transform.passes.streams import RandomStreams, keep_streams
 from parallax.transform.passes.tables import gather_rows, slice_rows, spread_tables
 from parallax.transform.passes.touched_rows import NO_ROW_MEMORY, RowMemory, remember_touched_rows
+from parallax.transform.passes.turns import add_gates
 from parallax.types import GraphDef
 
 PASSES: tuple[Callable[[Editor, Rewrites], None], ...] = (
@@ -69,6 +71,7 @@ class WorkerGraph:
         whole: tensor of local rows -> the tensor that has all rows, for fetches.
         held_by_row: tensors that hold local rows only.
         cuts: what is fed with nothing when a fetch does not need it.
+        joined: all-reduces that travel together; parts that a run does not need are fed with nothing, too.
         counters: what counts the exchanges.
         roundings: what measures rounding on the wire.
         counter_initializers: ops that set all of these to zero, and forget touched rows.
@@ -78,6 +81,7 @@ class WorkerGraph:
         partitions: variable op -> the variable ops of its partitions on servers.
         local_variables: variable ops that each worker keeps for itself.
         synchronous: whether every step takes the gradients of all workers.
+        overlaps: whether it has gates at which runs that overlap take turns.
         cut_whole: values that this worker makes whole although rows of them are wanted only.
         accumulate_steps: of how many batches gradients are kept before they travel.
         keepings: how; empty where every batch makes an update.
@@ -92,6 +96,7 @@ class WorkerGraph:
     whole: dict[str, str]
     held_by_row: frozenset[str]
     cuts: tuple[Cut, ...]
+    joined: tuple[JoinedMessage, ...]
     counters: tuple[Counter, ...]
     roundings: tuple[Rounding, ...]
     counter_initializers: tuple[str, ...]
@@ -101,6 +106,7 @@ class WorkerGraph:
     partitions: dict[str, tuple[str, ...]]
     local_variables: frozenset[str]
     synchronous: bool
+    overlaps: bool
     cut_whole: tuple[CutWhole, ...]
     accumulate_steps: int = 1
     keepings: tuple[GradientAccumulation, ...] = ()
@@ -119,7 +125,9 @@ def _keep_fetchable(editor: Editor) -> None:
 
 
 @cycles_wait
-def transform(view: GraphView, rewrites: Rewrites, worker: Worker, remembers_rows: bool = False) -> WorkerGraph:
+def transform(
+    view: GraphView, rewrites: Rewrites, worker: Worker, remembers_rows: bool = False, overlaps: bool = False
+) -> WorkerGraph:
     """Makes the graph of one worker. Pure: the view is not changed, and no cluster or Horovod job is needed.
 
     Args:
@@ -127,6 +135,7 @@ def transform(view: GraphView, rewrites: Rewrites, worker: Worker, remembers_row
         rewrites: what is to be changed.
         worker: whose graph it is.
         remembers_rows: whether it shall be remembered which rows updates touch.
+        overlaps: whether runs shall be able to overlap, where workers train together and without servers.
 
     Raises:
         TransformError: when the graph cannot be edited, or a promise does not hold afterwards.
@@ -148,6 +157,10 @@ def transform(view: GraphView, rewrites: Rewrites, worker: Worker, remembers_row
     read = keep_up_to_date(changed, lazy)
     touched = remember_touched_rows(changed, editor, rewrites) if remembers_rows else NO_ROW_MEMORY
     cleared = [name for one in touched.tables for name in (one.clear, *one.clear_partitions) if name]
+    joined = join_all_reduces(changed)
+    can_overlap = overlaps and worker.size > 1 and rewrites.terms.synchronous and not worker.servers
+    if can_overlap:
+        add_gates(changed)
     check(changed, rewrites, worker)
     check_exchanges(changed, rewrites)
     check_servers(changed, rewrites)
@@ -156,6 +169,8 @@ def transform(view: GraphView, rewrites: Rewrites, worker: Worker, remembers_row
         whole=read | {tensor: read.get(whole, whole) for tensor, whole in editor.whole.items()},
         held_by_row=frozenset((*rewrites.held_by_row, *editor.held_by_row)),
         cuts=tuple(editor.cuts),
+        joined=joined,
+        overlaps=can_overlap,
         counters=tuple(editor.counters),
         roundings=tuple(editor.wire.roundings),
         counter_initializers=(*editor.counter_initializers, *(r.initializer for r in editor.wire.roundings), *cleared),

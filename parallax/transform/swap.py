@@ -6,7 +6,8 @@ nodes that are as they were, with all that they need, are those which run alread
 `parallax/plan_NUMBER/`, and take what they share from there. What is added is
 
 - a variable that a plan holds in other places than the one before, for its rows are to be moved,
-- what the transform made, so that collectives have the same names on all workers, whatever is alike on one of them,
+- what the transform made, so that collectives have the same names on all workers, whatever is alike on one of them;
+  but gates, whose key says all about them (passes/turns.py),
 - what differs in any attribute or input,
 
 and whatever takes something of these or waits for it.
@@ -24,6 +25,7 @@ from parallax.errors import TransformError
 from parallax.graph.view import split_tensor
 from parallax.transform.building.editor import SCOPE, GradientAccumulation
 from parallax.transform.passes.seeds import mixed
+from parallax.transform.passes.turns import SCOPE as TURNS
 from parallax.transform.pipeline import WorkerGraph
 from parallax.types import GraphDef, NodeDef, OpDef
 
@@ -139,7 +141,7 @@ def _changed(running: WorkerGraph, new: WorkerGraph) -> set[str]:
     waiting = [
         node.name
         for node in new.graph_def.node
-        if (node.name.startswith(own) and node.name not in kept)
+        if (node.name.startswith(own) and node.name not in kept and not node.name.startswith(f"{TURNS}/"))
         or node.name in elsewhere
         or before.get(node.name) != node
     ]
@@ -254,6 +256,7 @@ def _in_session(new: WorkerGraph, graph_def: GraphDef, names: Mapping[str, str])
         graph_def=graph_def,
         whole={name: renamed_tensor(tensor, names) for name, tensor in new.whole.items()},
         cuts=tuple(replace(cut, tensor=renamed_tensor(cut.tensor, names)) for cut in new.cuts),
+        joined=tuple(replace(one, members=tensors(one.members), parts=tensors(one.parts)) for one in new.joined),
         counters=tuple(replace(one, tensor=renamed_tensor(one.tensor, names)) for one in new.counters),
         roundings=tuple(
             replace(one, tensor=renamed_tensor(one.tensor, names), initializer=renamed_tensor(one.initializer, names))

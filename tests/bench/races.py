@@ -9,7 +9,7 @@ def turns(*step_s, wire_bytes=0, hosts=2):
     """Rounds of ten steps; host 0 receives all that is counted, the others send a half each."""
     received = (10 * wire_bytes, *[0] * (hosts - 1)) if wire_bytes else ()
     sent = (0, *[5 * wire_bytes] * (hosts - 1)) if wire_bytes else ()
-    return tuple(Turn(10, 10 * s, received, sent, cpu_s=0.5) for s in step_s)
+    return tuple(Turn(10, 10 * s, received, sent, cpu_s=0.5, switches=800) for s in step_s)
 
 
 def ran(system, *step_s, wire_bytes=0, hosts=2, problem=""):

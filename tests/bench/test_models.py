@@ -31,6 +31,7 @@ TINY = {
         "target_length": 4,
     },
     "recsys": {"features": 5, "most_rows": 2000, "hidden": 16, "batch_size": 32},
+    "twin": {"network": "nmt", "batch_size": 4, "step_s": 0.0, "divisor": 64, "values": "real"},
 }
 every_model = pytest.mark.parametrize("name", TINY)
 
@@ -177,5 +178,5 @@ def test_least_bytes_are_those_counted_by_hand(partitions, hosts, workers, dense
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="one of dense, embed, generated, lm, nmt, recsys, and 'x' was given"):
+    with pytest.raises(ValueError, match="one of dense, embed, generated, lm, nmt, recsys, twin, and 'x' was given"):
         model_of("x")

@@ -21,10 +21,10 @@ def race(tmp_path):
     """Runs a race with further arguments; gives exit status, output, log and results."""
     mark = {"RACE_TEST": str(tmp_path)}
 
-    def race(*words):
+    def race(*words, sizes=SIZES, model="embed"):
         file = tmp_path / "results.json"
-        sizes = [word for size in SIZES for word in ("--size", size)]
-        argv = [sys.executable, "-m", "ops.bench", "race", "--hosts", "2", "--local", "--model", "embed", *sizes]
+        given = [word for size in sizes for word in ("--size", size)]
+        argv = [sys.executable, "-m", "ops.bench", "race", "--hosts", "2", "--local", "--model", model, *given]
         done = subprocess.run(
             [*argv, "--turn-seconds", "0.1", "--json", str(file), *words],
             cwd=ROOT,
@@ -62,6 +62,20 @@ def test_a_race_without_a_lab_measures_all_systems_and_says_what_it_cannot_show(
     assert [system for system, _ in found] == ["horovod", "tf-ps"]
     rounds = re.findall(r"round (\d) of 2, (\S+):", stderr)
     assert rounds == [(number, system) for number in "12" for system in (*systems, "alone")]
+
+
+@pytest.mark.timeout(300)
+def test_in_the_twin_all_systems_take_the_accelerators_time_and_train_alike_with_real_values(race):
+    words = ("--accelerators", "2019", "--systems", "parallax,horovod", "--rounds", "1", "--turn-seconds", "0.5")
+    sizes = ("step_s=0.02", "dilation=10", "batch_size=2", "values=real")
+    status, stdout, stderr, results = race(*words, sizes=sizes, model="nmt")
+    assert status == 0, stdout + stderr
+    [one] = results.races
+    assert (one.model, one.device_s, one.dilation) == ("twin", pytest.approx(0.2), 10.0)
+    assert one.compute_s >= 0.2 and all(run.step_s >= 0.2 for run in one.runs)
+    found = re.findall(r"(\S+) against parallax: \d+ steps, largest relative difference", stdout)
+    assert found == ["horovod"] and "WRONG" not in stdout
+    assert all(len(set(run.losses)) == len(run.losses) for run in one.runs)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 import base64
 import re
 import struct
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -94,6 +95,18 @@ def test_a_race_without_a_lab_has_no_column_of_bytes():
 def test_bytes_are_shown_where_links_are_not_limited():
     text = table_text(results(race(2, 250_000, [ran("parallax", 0.02, wire_bytes=500_000)], rate=0)))
     assert "500 kB" in text and "2.00" in text and "binds" not in text
+
+
+def test_a_twin_is_reported_in_dilated_time_and_its_throughput_is_not():
+    runs = [ran("parallax", 1.5, wire_bytes=25_000_000), ran("horovod", 3.0, wire_bytes=50_000_000)]
+    twin = replace(race(2, 25_000_000, runs, compute_s=1.3), device_s=1.25, dilation=100.0, cores=2)
+    lines = table_text(results(twin)).splitlines()
+    assert "time is dilated 100 times" in lines[2] and "1,250 ms for 12.5 ms" in lines[2] and "1,300 ms" in lines[2]
+    cells = [re.split(r" {2,}", line) for line in lines if line.startswith(("system", "parallax", "horovod"))]
+    ours, theirs = (dict(zip(cells[0], row, strict=True)) for row in cells[1:])
+    assert (ours["median step"], ours["undilated"], ours["words/s"]) == ("1,500 ms", "15.0 ms", "13,333")
+    assert (ours["x bound"], ours["binds"], theirs["binds"]) == ("1.20", "compute", "wire")
+    assert ours["of cores"] == "2 %"  # 0.05 s of two cores' 1.5 s
 
 
 def test_differences_must_be_given_for_every_race():

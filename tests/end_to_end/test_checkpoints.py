@@ -155,6 +155,7 @@ def test_checkpoints_of_asynchronous_workers_have_weights_and_steps_that_belong_
     done = start("-m", "parallax.cli", "run", "--workers", 2, script, folder, 30, 0).finish()
     assert done.status == 0, str(done)
     assert all("all have done 60, with 120 rows pushed" in done.lines(rank) for rank in range(2)), str(done)
+    assert done.stderr.count("spread rows of checkpoints are written by all 2 workers, each its share") == 1, str(done)
     prefixes = sorted(str(path.with_suffix("")) for path in folder.glob("*.index"))
     assert len(prefixes) > 3 and str(folder / "model.ckpt-60") in prefixes, str(done)
     for prefix in prefixes:

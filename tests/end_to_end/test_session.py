@@ -56,6 +56,16 @@ def test_one_worker_alone_is_traced_while_a_rate_keeps_its_default(start, tmp_pa
     assert len(list((tmp_path / "traces").rglob("run_meta_*"))) == 2
 
 
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [("train", "the job stalled: a run that every rank must take part in"), ("gradient_1:0", "Have all workers fetch")],
+)
+def test_workers_that_fetch_other_parts_of_one_message_are_told(start, other, told):
+    done = start(*RUN, SCRIPTS / "fetches_apart.py", other).finish()
+    assert done.status != 0 and told in done.stderr, str(done)
+    assert all("alike" in done.lines(rank) and "went on" not in done.lines(rank) for rank in (0, 1)), str(done)
+
+
 # That one seed draws the same again is shown by the first test here too, and that it seeds what the script does not by
 # tests/transform.
 @pytest.mark.parametrize("kinds", [["reference"], pytest.param(["reference", "resource"], marks=pytest.mark.slow)])

@@ -30,6 +30,7 @@ def build(rows):
     w = v1.get_variable("w", [4, 2], F)
     out = tf.gather(table, ids) @ w
     error = tf.reduce_mean(tf.square(out - y))
+    weights = tf.abs(y)
     loss = {loss}
     return v1.train.AdagradOptimizer(0.3).minimize(loss)
 
@@ -38,17 +39,52 @@ def normalised(x, axes, keepdims=False):
     mean, variance = tf.nn.moments(x, axes, keepdims=keepdims)
     return (x - mean) / tf.sqrt(variance + 0.1)
 """
+NEAR = "tf.reduce_mean(tf.boolean_mask(tf.square(out - y), out[:, 0] > -0.1))"
+KEPT = "tf.reduce_mean(tf.boolean_mask(tf.square(out - y), y[:, 0] > -0.5))"
+SHARE = "tf.reduce_sum(tf.square(out - y) * weights) / (0.1 + tf.reduce_sum(weights))"
+LENGTH = "tf.cast(tf.shape(y)[0], F)"
 LOSSES = {
     "a root": "tf.sqrt(error + 1e-6) + 0.01 * tf.nn.l2_loss(table)",
     "a product of two means": "error * tf.reduce_mean(tf.abs(out))",
     "the mean and its logarithm": "0.5 * tf.math.log(error + 1.0) + 2.0 * error",
     "a weight made of the loss": "error * tf.stop_gradient(1.0 / (error + 0.1))",
+    "the square of a mean over a mask": f"tf.square({KEPT})",
+    "the logarithm of a mean over what is near": f"tf.math.log({NEAR} + 1.0) + 0.1 * {KEPT}",
+    "a product of means over masks": f"{KEPT} * {NEAR}",
+    "a quotient of means over masks": f"{NEAR} / (0.5 + {KEPT})",
+    "a mean by a mean over a mask": f"error / (0.5 + {KEPT})",
+    "a weight made of a mean over a mask": f"error * tf.stop_gradient({KEPT})",
+    "data less the mean of what is chosen": (
+        "tf.reduce_mean(tf.square(out[:, 0] - tf.reduce_mean(tf.boolean_mask(y[:, 0], y[:, 1] > -0.5))))"
+    ),
+    "the root of a weighed mean": f"tf.sqrt({SHARE})",
+    "a weight made of a weighed mean": f"error * tf.stop_gradient({SHARE})",
+    "data less their weighed mean": (
+        "tf.reduce_mean(tf.square(out - tf.reduce_sum(y * weights) / tf.reduce_sum(weights)))"
+    ),
+    "a mean times the batch's length": f"error * {LENGTH}",
+    "a mean by the logarithm of the length": f"error / tf.math.log(1.0 + {LENGTH})",
+    "roots of means by column": "tf.reduce_mean(tf.sqrt(tf.reduce_mean(tf.square(out - y), 0)))",
+    "the entropy of a mean": ("error + tf.reduce_sum(tf.math.xlogy(*[tf.reduce_mean(tf.nn.softmax(out), 0)] * 2))"),
+    "the least of means by column": "error + tf.reduce_sum(tf.maximum(tf.reduce_mean(tf.square(out), 0), 0.2))",
+    "the distance of two means": ("tf.reduce_sum(tf.square(tf.reduce_mean(out, 0) - tf.reduce_mean(y, 0)))"),
+    "losses weighed by a softmax of them": "tf.reduce_logsumexp(tf.stack([error, tf.reduce_mean(tf.abs(out))]))",
+    "advantages made of estimates, normalised": (
+        "tf.reduce_mean(out * normalised(tf.stop_gradient(y - out), [0, 1])) + error"
+    ),
+    "products along the batch by its size": f"tf.einsum('bi,bi->', out, y) / (2.0 * {LENGTH})",
+    "a fold by the length": f"tf.foldl(lambda a, e: a + e, tf.reduce_sum(tf.square(out - y), 1)) / {LENGTH}",
+    "the root of a sum by the length": f"tf.sqrt(tf.reduce_sum(tf.square(out - y)) / (2.0 * {LENGTH}))",
+    "a sum by the length less one": f"tf.reduce_sum(tf.square(out - y)) / ({LENGTH} - 1.0)",
+    "a sum by the root of the length": f"tf.reduce_sum(tf.square(out - y)) / tf.sqrt({LENGTH})",
+    "rows that the length is added to": f"tf.reduce_mean(tf.square(out - y + 0.1 * {LENGTH}))",
     "data normalised along the batch": "tf.reduce_mean(tf.square(out - normalised(y, [0])))",
     "data normalised as a whole": "tf.reduce_mean(tf.square(out - normalised(y, [0, 1], True)))",
 }
 GRAPH = """
 y = v1.placeholder(tf.float32, [None, 2], name="y")
 w = v1.get_variable("w", [2, 2])
+LENGTH = tf.cast(tf.shape(y)[0], tf.float32)
 out = y @ w
 """
 
@@ -67,8 +103,32 @@ def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
         ("tf.sqrt(tf.reduce_mean(tf.square(out), name='error'))", "error:0 is a mean over the batch"),
         ("tf.reduce_mean(out / tf.reduce_mean(tf.abs(out), 0, name='size'))", "size computes statistics of the batch"),
         ("tf.norm(out)", "norm/Sum"),
+        (
+            "tf.reduce_mean(tf.square(out - tf.reduce_mean(tf.boolean_mask(out, y[:, 0] > 0.0), name='center')))",
+            "center computes statistics of the batch",
+        ),
+        ("tf.reduce_sum(tf.reduce_mean(tf.square(out), 0))", None),
+        ("tf.reduce_mean(tf.norm(tf.gradients(tf.reduce_sum(tf.tanh(out)), y)[0], axis=1))", None),
+        ("tf.reduce_sum(tf.square(out) / LENGTH) + tf.reduce_sum(out) * (1.0 / LENGTH)", None),
+        ("tf.reduce_sum(out) / (LENGTH * tf.cast(tf.shape(out)[1], tf.float32) + 1e-8)", None),
+        ("tf.reduce_sum(tf.square(out), name='all') / tf.cast(tf.shape(y)[1], tf.float32)", "grows with the length"),
+        ("tf.reduce_sum(out) / LENGTH + tf.reduce_sum(w * w) / LENGTH", "takes the length of each worker's batch"),
+        ("tf.reduce_mean(out * tf.cast(tf.size(tf.unique(y[:, 0])[0]), tf.float32))", "how many distinct values"),
+        ("tf.reduce_mean(out[:, 0] * tf.cast(tf.range(tf.shape(y)[0]), tf.float32))", "the places of its examples"),
     ],
-    ids=["a mean", "means and weights", "a root", "statistics", "a norm of the batch"],
+    ids=[
+        *("a mean", "means and weights", "a root", "statistics", "a norm of the batch", "the center of what is chosen"),
+        *(
+            "means by column",
+            "a penalty for a gradient",
+            "sums by the length",
+            "a sum by both lengths",
+            "a sum by the width",
+            "weights by the length",
+            "distinct values",
+        ),
+        "places",
+    ],
 )
 def test_the_plan_says_what_is_more_or_less_than_a_mean_over_the_batch(loss: str, said: str | None) -> None:
     names = {"tf": tf, "v1": v1}

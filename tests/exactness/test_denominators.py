@@ -27,6 +27,18 @@ LOSSES = {
     "a sum by weights without a gradient": (
         f"tf.reduce_sum({EACH}) / (0.1 + tf.reduce_sum(tf.stop_gradient(tf.square(out[:, 0]))))"
     ),
+    "products by weights": "tf.einsum('bi,bi->', tf.square(out - y), tf.abs(y)) / tf.reduce_sum(tf.abs(y))",
+    "a quotient that a function gives": (
+        f"tf.function(lambda e, k: tf.reduce_sum(e * k) / tf.reduce_sum(k))({EACH}, tf.cast({KEPT}, F))"
+    ),
+    "the root of a quotient that a function within another gives": (
+        "tf.function(lambda e, k: tf.sqrt(tf.function(lambda a, b: tf.reduce_sum(a * b) / tf.reduce_sum(b))(e, k)))"
+        f"({EACH}, tf.cast({KEPT}, F))"
+    ),
+    "a mean of what a function chooses": (
+        f"tf.function(lambda e, k: tf.reduce_mean(tf.boolean_mask(e, k)))({EACH}, {KEPT})"
+    ),
+    "the root of a mean that a function gives": f"tf.function(lambda e: tf.sqrt(tf.reduce_mean(e)))({EACH})",
 }
 
 

@@ -45,14 +45,11 @@ def test_the_mean_of_three_workers_is_as_exact_as_its_type(dtype: Any) -> None:
         assert values == pytest.approx([2.0, 0.1], rel=4 * float(np.finfo(dtype.as_numpy_dtype).eps))
 
 
-def test_a_sum_is_scaled_before_and_after() -> None:
-    from horovod.tensorflow import mpi_ops
-
+def test_the_parts_of_a_sum_are_scaled() -> None:
     def build(rank: int) -> Any:
-        part = tf.constant([4.0 * (rank + 1)])
-        return mpi_ops._allreduce(part, op=mpi_ops.Sum, prescale_factor=0.25, postscale_factor=10.0, name="sum")
+        return all_reduce(tf.constant([4.0 * (rank + 1)]), "sum", 0.25)
 
-    assert [values.tolist() for values in run_by_workers(2, build)] == [[30.0], [30.0]]
+    assert [values.tolist() for values in run_by_workers(2, build)] == [[3.0], [3.0]]
 
 
 def test_parts_of_other_shapes_are_refused() -> None:

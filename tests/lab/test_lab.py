@@ -68,6 +68,16 @@ def test_counters_give_the_bytes_on_the_wire(lab):
     assert 3_000_000 < after["host0"][1] - before["host0"][1] < 3_300_000
 
 
+def test_a_lifted_link_carries_more_and_then_its_rate_again():
+    if why_not():
+        pytest.skip(why_not())
+    with Lab(2, rate_bytes_per_s=4_000_000) as lab:
+        lab.lift_rates(True)
+        assert send(lab, 20_000_000) < 3.5  # by its rate five seconds
+        lab.lift_rates(False)
+        assert 1.9 < send(lab, 8_000_000) < 3.5
+
+
 def test_a_link_carries_its_rate_and_a_lab_leaves_nothing():
     if why_not():
         pytest.skip(why_not())

@@ -81,7 +81,7 @@ def test_what_a_session_keeps_is_there_once_and_what_changes_has_a_name_of_its_o
 def test_collectives_have_new_names_on_all_workers_and_the_same_ones() -> None:
     def meets(rank: int) -> list[str]:
         found = beside(made("allreduce", rank), {}, made("alltoall", rank), 2)
-        return sorted(n.name for n in found.added.node if n.op.startswith(("Horovod", "ParallaxAllToAll")))
+        return sorted(n.name for n in found.added.node if n.op.startswith(("Horovod", "ParallaxAll")))
 
     assert meets(0) == meets(1)
     assert all(name.startswith("parallax/plan_2/parallax/") for name in meets(0))

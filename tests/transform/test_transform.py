@@ -23,7 +23,7 @@ from parallax.runtime.worker.names import Names
 from parallax.settings.config import Config
 from parallax.transform import pipeline
 from parallax.transform.between_passes import check_pass
-from parallax.transform.building.all_to_all import ALL_TO_ALL
+from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL
 from parallax.transform.building.editor import Worker, open_editor
 from parallax.transform.check import check, check_exchanges
 from parallax.transform.passes.seeds import set_seeds
@@ -51,9 +51,13 @@ def worker_graph(build: Any, rank: int = 0, **options: Any) -> WorkerGraph:
 
 
 def collectives(made: WorkerGraph, where: str = "") -> dict[str, int]:
-    """Collectives by kind, those that only a fetch of a whole table needs left out."""
+    """Collectives by kind, those that only a fetch of a whole table needs left out; joined ones count one by one."""
     names = [n for n in made.graph_def.node if n.op.startswith(("Horovod", ALL_TO_ALL)) and "/whole/" not in n.name]
-    return dict(Counter(n.op.removeprefix("Horovod").removeprefix("Parallax") for n in names if where in n.name))
+    found = Counter(n.op.removeprefix("Horovod").removeprefix("Parallax") for n in names if where in n.name)
+    members = [name for one in made.joined for name in one.members]
+    alone = [n.name for n in made.graph_def.node if n.op == ALL_REDUCE and n.attr["N"].i == 1]
+    found["AllReduce"] = sum(where in name for name in (*members, *alone))
+    return {kind: number for kind, number in found.items() if number}
 
 
 def two_equal_tables(rows: int) -> None:
@@ -64,7 +68,7 @@ def two_equal_tables(rows: int) -> None:
 
 def test_two_tables_of_equal_width_share_one_exchange() -> None:
     made = worker_graph(two_equal_tables)
-    assert collectives(made) == {"AllToAll": 3, "Allreduce": 1}
+    assert collectives(made) == {"AllToAll": 3, "AllReduce": 1}
 
 
 def test_tables_of_another_width_or_type_have_their_own() -> None:
@@ -74,9 +78,9 @@ def test_tables_of_another_width_or_type_have_their_own() -> None:
 @pytest.mark.parametrize(
     ("route", "expected"),
     [
-        ("alltoall", {"AllToAll": 3, "Allreduce": 1}),
-        ("allgather", {"Allgather": 2, "Allreduce": 1}),
-        ("allreduce", {"Allreduce": 2}),
+        ("alltoall", {"AllToAll": 3, "AllReduce": 1}),
+        ("allgather", {"Allgather": 2, "AllReduce": 1}),
+        ("allreduce", {"AllReduce": 2}),
     ],
 )
 def test_each_route_has_its_collectives_and_no_other(route: str, expected: dict[str, int]) -> None:
@@ -92,11 +96,11 @@ def test_each_route_has_its_collectives_and_no_other(route: str, expected: dict[
 def test_clipping_by_the_global_norm_adds_one_scalar_for_each_sparse_gradient() -> None:
     plain = worker_graph(lambda rows: models.two_lookups(rows, "Adagrad", False))
     clipped = worker_graph(lambda rows: models.two_lookups(rows, "Adagrad", True))
-    assert collectives(clipped)["Allreduce"] == collectives(plain)["Allreduce"] + 2
+    assert collectives(clipped)["AllReduce"] == collectives(plain)["AllReduce"] + 2
 
 
 def test_a_tied_table_is_all_reduced_like_any_dense_variable() -> None:
-    assert collectives(worker_graph(models.tied)) == {"Allreduce": 1}
+    assert collectives(worker_graph(models.tied)) == {"AllReduce": 1}
 
 
 def test_ids_that_come_from_another_lookup_wait_for_it_in_a_second_exchange() -> None:
@@ -282,7 +286,7 @@ def decided_by(build: Any, **constraints: Any) -> tuple[GraphView, Rewrites]:
 
 
 def test_kept_gradients_are_pushed_with_their_own_ids() -> None:
-    assert collectives(kept(two_equal_tables)) == {"AllToAll": 4, "Allreduce": 1}
+    assert collectives(kept(two_equal_tables)) == {"AllToAll": 4, "AllReduce": 1}
 
 
 def test_a_run_without_the_update_meets_nobody_but_for_its_rows() -> None:

@@ -1,4 +1,7 @@
-"""The command `python -m ops.bench checkpoint`: one job that saves while it stands and beside training, by turns."""
+"""The command `python -m ops.bench checkpoint`: one job that saves while it stands and beside training, by turns.
+
+While it stands it saves twice: once worker 0 alone sees the folder and writes, and once all workers.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from ops.bench.on_lab import output_of
+from ops.bench.race.command import rate
+from ops.lab.lab import Lab, why_not
 from parallax.report.text import bytes_text
 
 LINE = "checkpoint bench "
@@ -27,11 +33,14 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "checkpoint",
         help="checkpoints beside training, and while it waits",
-        description="Trains a table on workers of this machine, and saves each round's step twice: while training "
-        "waits, and beside training. Prints how long training waited, and what processes held above their share.",
+        description="Trains a table on workers of this machine, or of emulated hosts, and saves each round's step "
+        "three times: while training waits, by worker 0 alone and by all workers, and beside training. Prints the "
+        "seconds until each is on the disk, how long training waited, and what processes held above their share.",
     )
     parser.add_argument("--gigabytes", type=float, default=2.0, metavar="GB", help="table and slot together (2)")
     parser.add_argument("--workers", type=int, default=4, metavar="N", help="on this machine (4)")
+    parser.add_argument("--hosts", type=int, metavar="N", help="emulated ones of a worker each, which see one disk")
+    parser.add_argument("--rate", type=rate, default="200mbit", help="of each emulated host's link (200mbit)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="checkpoints of each kind (3)")
     parser.set_defaults(run=run)
 
@@ -41,17 +50,29 @@ def run(arguments: argparse.Namespace) -> None:
     rows = int(arguments.gigabytes * 1e9 / (8 * _WIDTH))
     with tempfile.TemporaryDirectory(prefix="parallax-bench-") as folder:
         words = [str(_SCRIPT), str(rows), str(_WIDTH), folder, str(arguments.rounds)]
-        done = subprocess.run(
-            [sys.executable, "-m", "parallax.cli", "run", "--workers", str(arguments.workers), *words],
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        if arguments.hosts is None:
+            output = _on_this_machine(["run", "--workers", str(arguments.workers), *words])
+        elif reason := why_not():
+            sys.exit(f"checkpoint: {reason}")
+        else:
+            with Lab(arguments.hosts, arguments.rate or None) as lab:
+                output = output_of(lab, ["run", "-r", str(lab.resource_file(1)), *words])
+    print("\n".join(report([json.loads(line.split(LINE, 1)[1]) for line in output.splitlines() if LINE in line])))
+
+
+def _on_this_machine(words: list[str]) -> str:
+    """What a command of Parallax prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "parallax.cli", *words],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     if done.returncode:
         sys.exit("\n".join(["checkpoint: the job failed:", *done.stdout.splitlines()[-_LAST_LINES:]]))
-    print("\n".join(report([json.loads(line.split(LINE, 1)[1]) for line in done.stdout.splitlines() if LINE in line])))
+    return done.stdout
 
 
 def report(lines: list[dict[str, Any]]) -> list[str]:
@@ -68,13 +89,15 @@ def report(lines: list[dict[str, Any]]) -> list[str]:
     said = [
         f"{bytes_text(first['bytes'])}, {len(by_rank)} workers; before, a worker holds at most "
         f"{bytes_text(max(one['share'] for one in rounds[0]))} (PSS); memory above that is of the worker that has most",
-        f"{'waits, s':>9}{'above':>9}   |{'waits, s':>9}{'of it':>7}{'written, s':>11}{'above':>9}{'copied':>9}"
+        f"{'one, s':>9}{'above':>9}   |{'all, s':>9}{'above':>9}   |"
+        f"{'waits, s':>9}{'of it':>7}{'written, s':>11}{'above':>9}{'copied':>9}"
         f"{'steps':>6}{'ms each':>8}{'before':>7}   bits",
     ]
     for workers in rounds:
         most = {key: max(float(one[key]) for one in workers) for key in workers[0] if key != "equal"}
         said.append(
-            f"{most['stood_s']:9.2f}{bytes_text(round(most['stood_above'])):>9}   |{most['waited_s']:9.3f}"
+            f"{most['alone_s']:9.2f}{bytes_text(round(most['alone_above'])):>9}   |{most['stood_s']:9.2f}"
+            f"{bytes_text(round(most['stood_above'])):>9}   |{most['waited_s']:9.3f}"
             f"{most['waited_s'] / most['stood_s']:7.1%}{most['written_s']:11.1f}{bytes_text(round(most['above'])):>9}"
             f"{bytes_text(round(most['copied'])):>9}{most['steps']:6.0f}{most['step_meanwhile_s'] * 1e3:8.1f}"
             f"{most['step_s'] * 1e3:7.1f}   {'equal' if workers[0]['equal'] else 'DIFFERENT'}"
@@ -83,6 +106,10 @@ def report(lines: list[dict[str, Any]]) -> list[str]:
         max(one["waited_s"] for one in workers) / max(one["stood_s"] for one in workers) for workers in rounds
     )
     above = max(one["above"] for workers in rounds for one in workers)
+    writing = statistics.median(
+        max(one["stood_s"] for one in workers) / max(one["alone_s"] for one in workers) for workers in rounds
+    )
+    said.append(f"All workers write it in {writing:.2f} of the time that worker 0 alone takes (median).")
     said.append(
         f"Training waits {share:.1%} of the time that it waits without (median; at most 5 % asked), and a process "
         f"holds at most {bytes_text(above)} above its share (300 MB asked)."

@@ -1,7 +1,8 @@
 """The job that `python -m ops.bench checkpoint` runs: a table with Zipf ids, trained and saved in both ways.
 
-`script.py ROWS WIDTH FOLDER ROUNDS`: in each round the workers stand still while a checkpoint is written; then one of
-the same step is frozen, and they train until that is written too. Both are compared, byte by byte, on worker 0.
+`script.py ROWS WIDTH FOLDER ROUNDS`: in each round the workers stand still while a checkpoint is written by worker 0,
+whose folder the others do not see, and while one is written by all, in turns the one or the other first. Then one of
+the same step is frozen, and they train until that is written too. All are compared, byte by byte, on worker 0.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def main() -> None:
         for number in range(rounds):
             found = one_round(loop, saved, sess._worker.raw, memory, folder, BEFORE + number)
             if rank == 0:
-                found["equal"] = equal(folder / "stood", folder / "beside")
+                found["equal"] = all([equal(folder / name, folder / "beside") for name in ("alone", "stood")])
             print(f"{LINE}{json.dumps({'rank': rank, **found})}", flush=True)
 
 
@@ -116,9 +117,9 @@ def one_round(
     usual = [loop.step() for _ in range(before)]
     share_bytes = memory.peak()
     step = int(raw.run(saved.step))
-    began_s = time.monotonic()
-    moved = replace(saved.storage, folder=str(folder / "stood")).save(raw, step)
-    stood_s, stood_bytes = time.monotonic() - began_s, memory.peak()
+    names = ("alone", "stood") if before % 2 else ("stood", "alone")
+    standing = {name: stands(saved, raw, memory, folder, name, step) for name in names}
+    (alone_s, alone_bytes, _), (stood_s, stood_bytes, moved_bytes) = standing["alone"], standing["stood"]
     began_s = time.monotonic()
     if refusal := beside.begin(raw, step):
         sys.exit(f"Nothing was written beside training: {refusal}")
@@ -128,8 +129,10 @@ def one_round(
         meanwhile.append(loop.step())
     copied_bytes = beside.take().copied_bytes
     return {
-        "bytes": moved.moved_bytes,
+        "bytes": moved_bytes,
         "share": share_bytes,
+        "alone_s": alone_s,
+        "alone_above": alone_bytes - share_bytes,
         "stood_s": stood_s,
         "stood_above": stood_bytes - share_bytes,
         "waited_s": waited_s,
@@ -140,6 +143,16 @@ def one_round(
         "step_s": float(np.median(usual)),
         "step_meanwhile_s": float(np.median(meanwhile)),
     }
+
+
+def stands(saved: Checkpoints, raw: Any, memory: Memory, folder: Path, name: str, step: int) -> tuple[float, int, int]:
+    """Saves while training waits, `alone` by worker 0: seconds, the most that was held, and the checkpoint's bytes."""
+    comm = saved.storage.comm
+    is_blind = name == "alone" and comm.Get_rank() > 0
+    began_s = time.monotonic()
+    moved = replace(saved.storage, folder=str(folder / ("unseen" if is_blind else name))).save(raw, step)
+    assert moved.writers == ((0,) if name == "alone" else tuple(range(comm.Get_size()))), moved
+    return time.monotonic() - began_s, memory.peak(), moved.moved_bytes
 
 
 def equal(one: Path, other: Path) -> bool:

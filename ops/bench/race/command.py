@@ -14,6 +14,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from ops.bench.race.accelerators import MODEL, has_losses, slowed, twin_sizes
 from ops.bench.race.agreement import agreements
 from ops.bench.race.field import NotRunning
 from ops.bench.race.models import model_of
@@ -22,8 +23,11 @@ from ops.bench.race.results import Race, Ran, Results
 from ops.bench.race.rounds import Wanted, run_race
 from ops.bench.race.systems import SYSTEMS
 from ops.lab import why_not
+from ops.twin.clusters import CLUSTERS
 
 _UNITS = {"": 1 / 8, "bit": 1 / 8, "kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
+_DEFAULT_RATE = 25_000_000
+_NO_LOSSES = "Losses: the layers give zeros. `--size values=real` computes them, and compares them."
 _DEFAULT_SYSTEMS = "parallax,horovod,horovod-dense,tf-ps"
 
 
@@ -35,12 +39,21 @@ def add_command(commands: Any) -> None:
         description="Runs systems side by side on emulated hosts, in interleaved turns. Exit status 1: losses of "
         "synchronous systems differ, or none of the systems ran.",
     )
-    parser.add_argument("--hosts", type=_numbers, default=[4], metavar="N[,N...]", help="hosts; a race for each (4)")
+    parser.add_argument(
+        "--hosts", type=_numbers, metavar="N[,N...]", help="hosts; a race for each (4, or the cluster's)"
+    )
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="workers on each host (1)")
-    parser.add_argument("--rate", type=rate, default="200mbit", help="of each link, as 200mbit or 1gbit (200mbit)")
-    parser.add_argument("--model", default="embed", help="embed (the default), lm, nmt, dense, recsys")
+    parser.add_argument("--rate", type=rate, help="of each link, as 200mbit or 1gbit (200mbit, or the cluster's)")
+    parser.add_argument("--model", help="embed (the default), lm, nmt, dense, recsys, twin")
+    parser.add_argument(
+        "--accelerators",
+        choices=tuple(CLUSTERS),
+        metavar="CLUSTER",
+        help=f"the twin of a cluster: {', '.join(CLUSTERS)}. Models are lm (the default), nmt, resnet50, inception_v3; "
+        "--rate is the cluster's own",
+    )
     parser.add_argument("--size", action="append", default=[], metavar="NAME=VALUE", help="a size of the model")
-    parser.add_argument("--systems", type=_systems, default=_DEFAULT_SYSTEMS, help=", ".join(SYSTEMS))
+    parser.add_argument("--systems", type=systems_of, default=_DEFAULT_SYSTEMS, help=", ".join(SYSTEMS))
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each system (5)")
     parser.add_argument("--turn-seconds", type=float, default=5.0, metavar="S", help="about how long a turn is (5)")
     parser.add_argument("--start-limit", type=float, default=300.0, metavar="S", help="for a system to be warm (300)")
@@ -64,9 +77,11 @@ def run(arguments: argparse.Namespace) -> None:
         _shortfalls(reason),
         (),
     )
-    wanted = _wanted(arguments)
+    wanted = wanted_of(arguments)
+    if not has_losses(wanted.model, wanted.sizes):
+        results = replace(results, shortfalls=(*results.shortfalls, _NO_LOSSES))
     try:
-        for hosts in arguments.hosts:
+        for hosts in arguments.hosts or [CLUSTERS[arguments.accelerators].hosts if arguments.accelerators else 4]:
             with place_of(hosts, wanted.rate_bytes_per_s or None, not reason) as place:
                 race = run_race(place, wanted, _tell)
             results = replace(results, races=(*results.races, race))
@@ -82,19 +97,22 @@ def run(arguments: argparse.Namespace) -> None:
     sys.exit(0 if agree and ran else 1)
 
 
-def _wanted(arguments: argparse.Namespace) -> Wanted:
-    sizes = dict(_pair(text) for text in arguments.size)
+def wanted_of(arguments: argparse.Namespace) -> Wanted:
+    """What the command line asks for.
+
+    Raises:
+        SystemExit: there is no such model, or it has no such sizes.
+    """
     try:
-        kinds = {one.name: type(one.default) for one in fields(type(model_of(arguments.model)))}  # type: ignore[arg-type]
-        model_of(arguments.model, **{name: _value(name, text, kinds) for name, text in sizes.items()})
+        model, sizes, link = _model(arguments)
     except ValueError as error:
         sys.exit(f"race: {error}")
     return Wanted(
-        arguments.model,
-        {name: _value(name, text, kinds) for name, text in sizes.items()},
+        model,
+        sizes,
         arguments.systems,
         arguments.workers,
-        arguments.rate,
+        link,
         arguments.rounds,
         arguments.turn_seconds,
         arguments.start_limit,
@@ -102,6 +120,20 @@ def _wanted(arguments: argparse.Namespace) -> Wanted:
         arguments.inter_threads,
         dict(_pair(text) for text in arguments.env),
     )
+
+
+def _model(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], int]:
+    """Name and sizes of the model, and the rate of the links."""
+    cluster = arguments.accelerators
+    model = MODEL if cluster else arguments.model or "embed"
+    kinds = {one.name: type(one.default) for one in fields(type(model_of(model)))}  # type: ignore[arg-type]
+    sizes = {name: _value(name, text, kinds) for name, text in map(_pair, arguments.size)}
+    link = _DEFAULT_RATE if arguments.rate is None else arguments.rate
+    if cluster:
+        sizes = twin_sizes(cluster, arguments.model or "lm", sizes)
+        link = slowed(CLUSTERS[cluster].rate_bytes_per_s if arguments.rate is None else arguments.rate, sizes)
+    model_of(model, **sizes)
+    return model, sizes, link
 
 
 def _value(name: str, text: str, kinds: dict[str, type]) -> Any:
@@ -193,7 +225,8 @@ def _numbers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
 
-def _systems(text: str) -> tuple[str, ...]:
+def systems_of(text: str) -> tuple[str, ...]:
+    """Names of systems, each once."""
     names = tuple(dict.fromkeys(text.split(",")))
     wrong = [name for name in names if name not in SYSTEMS]
     if wrong:

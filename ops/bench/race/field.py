@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ops.bench.race.measure import available_bytes, cpu_s, peak_bytes, settled_counters, started_at
+from ops.bench.race.measure import available_bytes, cpu_s, peak_bytes, settled_counters, started_at, switches
 from ops.bench.race.place import Place
 from ops.bench.race.results import Turn
 from ops.bench.race.systems import commands_of
@@ -113,13 +113,16 @@ class Entry:
         self._turns += 1
         self._signal(signal.SIGCONT)
         write_json(self._folder / f"turn-{number}.json", {"steps": steps})
-        self._answers("ready", number, deadline_s)
-        if not number:
-            self._find()  # now only: what comes later belongs to the systems that are started later
+        if number:
+            self._answers("ready", number, deadline_s)
+        else:
+            self._await_start(deadline_s)
+        switched = switches(self._pids())
         counters, cpu = self._place.counters(), cpu_s(self._pids())
         write_json(self._folder / f"go-{number}.json", {})
         done = self._answers("done", number, deadline_s)
         cpu = cpu_s(self._pids()) - cpu
+        switched = switches(self._pids()) - switched
         self._signal(signal.SIGSTOP)
         after = settled_counters(self._place)
         bytes_by_host = [tuple(b - a for a, b in zip(counters[host], after[host], strict=True)) for host in after]
@@ -129,10 +132,20 @@ class Entry:
             tuple(received for received, _ in bytes_by_host),
             tuple(sent for _, sent in bytes_by_host),
             cpu,
+            switched,
         )
         losses = tuple(sum(of_step) / len(done) for of_step in zip(*(one["losses"] for one in done), strict=True))
         durations = [[b - a for a, b in zip(one["times"], one["times"][1:], strict=False)] for one in done]
         return Taken(turn, losses, tuple(max(of_step) for of_step in zip(*durations, strict=True)))
+
+    def _await_start(self, deadline_s: float) -> None:
+        """Until all workers are at their first turn. Not measured, so what is sent once need not take its time."""
+        self._place.lift_rates(True)
+        try:
+            self._answers("ready", 0, deadline_s)
+        finally:
+            self._place.lift_rates(False)
+        self._find()  # now only: what comes later belongs to the systems that are started later
 
     def finish(self) -> tuple[int, ...]:
         """Lets the processes end by themselves, within a grace; gives the peak memory of each."""

@@ -25,6 +25,17 @@ def cpu_s(pids: Iterable[int]) -> float:
     return seconds
 
 
+def switches(pids: Iterable[int]) -> int:
+    """How often threads of these processes were taken off a core so far; of those that still run."""
+    found = 0
+    for pid in pids:
+        for thread in Path(f"/proc/{pid}/task").glob("*/status"):
+            with contextlib.suppress(OSError):
+                text = thread.read_text()
+                found += sum(int(line.split()[1]) for line in text.splitlines() if "ctxt_switches" in line)
+    return found
+
+
 def started_at(pid: int) -> int | None:
     """When a process was started, in the kernel's ticks: with its number, its identity. None when there is none."""
     try:

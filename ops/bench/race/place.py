@@ -41,6 +41,9 @@ class Place(Protocol):
     def counters(self) -> dict[str, tuple[int, int]]:
         """Host -> bytes (received, sent) so far; empty where nothing counts them."""
 
+    def lift_rates(self, are_lifted: bool) -> None:
+        """Lets links carry what they can, or gives them their rates again."""
+
 
 class InLab:
     """The hosts of a lab, which is up."""
@@ -69,6 +72,10 @@ class InLab:
     def counters(self) -> dict[str, tuple[int, int]]:
         """Of the hosts' interfaces."""
         return self.lab.counters()
+
+    def lift_rates(self, are_lifted: bool) -> None:
+        """Those of all hosts."""
+        self.lab.lift_rates(are_lifted)
 
 
 class OnThisMachine:
@@ -103,6 +110,9 @@ class OnThisMachine:
     def counters(self) -> dict[str, tuple[int, int]]:
         """None."""
         return {}
+
+    def lift_rates(self, are_lifted: bool) -> None:
+        """There are no links."""
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ class Turn:
         received_bytes: by host, as its interface counted; empty without a lab.
         sent_bytes: the same.
         cpu_s: processor time of all processes of the system.
+        switches: how often their threads were taken off a core.
     """
 
     steps: int
@@ -25,6 +26,7 @@ class Turn:
     received_bytes: tuple[int, ...]
     sent_bytes: tuple[int, ...]
     cpu_s: float
+    switches: int = 0
 
     @property
     def step_s(self) -> float:
@@ -84,6 +86,9 @@ class Race:
         formula: of `least_bytes`, with its numbers.
         compute_s: seconds of a step of all workers at once, on this machine's cores, without any exchange.
         runs: the systems, in the order they were asked for.
+        device_s: seconds of a step on the accelerator whose twin this is, dilated; 0 where cores compute.
+        dilation: times that a second is longer than on the cluster whose twin this is.
+        cores: of this machine, which all hosts share; 0 where it was not recorded.
     """
 
     model: str
@@ -97,6 +102,14 @@ class Race:
     formula: str
     compute_s: float
     runs: tuple[Ran, ...]
+    device_s: float = 0.0
+    dilation: float = 1.0
+    cores: int = 0
+
+    @property
+    def computing_s(self) -> float:
+        """Seconds that nobody's step can be shorter than, of the accelerator or of the cores."""
+        return self.device_s or self.compute_s
 
     @property
     def wire_s(self) -> float:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from ops.bench.race.accelerators import has_losses, twin_of
 from ops.bench.race.field import RESERVE_BYTES, Entry, NoMemory, NotRunning
 from ops.bench.race.measure import available_bytes
 from ops.bench.race.models import model_of
@@ -99,7 +101,7 @@ def run_race(place: Place, wanted: Wanted, tell: Callable[[str], None]) -> Race:
         heats += 1
     if heats > 1:
         tell(f"Memory did not suffice for all at once: the systems took their turns in {heats} groups.")
-    runs = [_ran(runner) for runner in runners]
+    runs = [_ran(runner, has_losses(wanted.model, wanted.sizes)) for runner in runners]
     return _race(place, wanted, runs, least_bytes, formula)
 
 
@@ -181,8 +183,8 @@ def _drop(runner: _Runner, error: NotRunning, tell: Any) -> None:
     tell(f"{runner.system}: {runner.problem}")
 
 
-def _ran(runner: _Runner) -> Ran:
-    synchronous = runner.system not in OTHER_LOSSES
+def _ran(runner: _Runner, are_compared: bool) -> Ran:
+    synchronous = are_compared and runner.system not in OTHER_LOSSES
     return Ran(runner.system, synchronous, tuple(runner.turns), tuple(runner.losses), runner.peaks, runner.problem)
 
 
@@ -191,7 +193,8 @@ def _race(place: Place, wanted: Wanted, runs: Sequence[Ran], least_bytes: float,
     alone = runs[-1]
     if not alone.turns:
         raise NotRunning(f"The model does not run on one process: {alone.problem}")
-    hosts = len(place.hosts)
+    hosts, twin = len(place.hosts), twin_of(wanted.model, wanted.sizes)
+    device_s = twin.device_s if twin else 0.0
     return Race(
         wanted.model,
         tuple((name, getattr(model, name)) for name in model.__dataclass_fields__),  # type: ignore[attr-defined]
@@ -204,6 +207,9 @@ def _race(place: Place, wanted: Wanted, runs: Sequence[Ran], least_bytes: float,
         formula,
         alone.step_s,
         tuple(runs[:-1]),
+        device_s,
+        twin.dilation if twin and device_s else 1.0,
+        len(os.sched_getaffinity(0)),
     )
 
 

@@ -62,16 +62,16 @@ def systems(races: Sequence[Race]) -> tuple[str, ...]:
 
 
 def units_per_s(race: Race, system: str) -> float | None:
-    """What a system did of all workers together, by its median step; None when it failed or was not there."""
+    """What a system did of all workers together, by its median step, in undilated time; None when it failed."""
     for run in race.runs:
         if run.system == system and run.turns and not run.problem:
-            return race.units / run.step_s
+            return race.units / run.step_s * race.dilation
     return None
 
 
 def bound_per_s(race: Race) -> float | None:
     """T_bound: the most units a second that the least bytes allow; None when nothing bounds them."""
-    return race.units / race.wire_s if race.wire_s else None
+    return race.units / race.wire_s * race.dilation if race.wire_s else None
 
 
 def growths(races: Sequence[Race], system: str) -> tuple[Growth | None, ...]:

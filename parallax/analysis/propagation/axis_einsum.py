@@ -22,6 +22,16 @@ def einsum(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
     return None if is_elsewhere or letter not in out else out.index(letter)
 
 
+def sums_over_batch(axes: BatchAxes, node: str) -> bool:
+    """Whether an Einsum adds up over the joined axis what its operands have for one example: no two examples meet."""
+    inputs = axes.view.inputs(node) if axes.view.op(node) == "Einsum" else ()
+    if not inputs or all(axes.of(t) is None for t in inputs):
+        return False
+    joined, out = joined_letters(axes, node, inputs)
+    others = [(t, term) for t, term in zip(inputs, _equation(axes, node)[0], strict=True) if axes.known(t) is None]
+    return len(joined) == 1 and not joined & set(out) and all(axes.fits(t) and not joined & set(x) for t, x in others)
+
+
 def joined_letters(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> tuple[set[str], str]:
     """(the letters of the joined axes, the letters of the result); none where an ellipsis hides them."""
     terms, out = _equation(axes, node)

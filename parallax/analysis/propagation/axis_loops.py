@@ -58,6 +58,7 @@ def body_of(library: FunctionLibrary, name: str) -> Body:
     for node in shaped.node:
         if node.name in arguments:
             node.op = ARGUMENT
+            node.attr["T"].CopyFrom(node.attr["dtype"])
     results = [tensor_name(flat_names[function.ret[arg.name]]) for arg in function.signature.output_arg]
     return Body(GraphView(shaped), tuple(f"{name}:0" for name in arguments), tuple(results))
 

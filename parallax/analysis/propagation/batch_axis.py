@@ -117,10 +117,15 @@ class BatchAxes:
 
     def within(self, body: axis_loops.Body, parts: Sequence[AxisPart | None]) -> list[AxisPart | None]:
         """What a function gives of arguments that are so."""
+        inner = self.inside(body, parts)
+        return [inner.part(tensor) for tensor in body.results]
+
+    def inside(self, body: axis_loops.Body, parts: Sequence[AxisPart | None]) -> BatchAxes:
+        """The answers about a function's own tensors, for arguments that are so."""
         inner = BatchAxes(body.view, axis_loops.states_within(body, parts))
         inner._bodies = self._bodies
         inner._suppose({t: part for t, part in zip(body.arguments, parts, strict=True) if part != ALIKE})
-        return [inner.part(tensor) for tensor in body.results]
+        return inner
 
     def left_at(self, merge: str, tensor: str) -> Sequence[Branch]:
         """The branches that a Merge leaves by one of its inputs."""
@@ -344,22 +349,6 @@ def _cross_entropy(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int |
     return 0 if joined and axes.known(inputs[0]) == 0 else None
 
 
-def _by_numbers(name: str, whole: int) -> _Rule:
-    """Ops that do something along some axes, by a constant: `whole` there leaves an axis alone."""
-
-    def rule(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
-        axis, numbers = axes.known(inputs[0]), axes.constant(inputs[1])
-        if axis is None or axis == MIXED or numbers is None:
-            return None
-        if name == "axes":
-            shape = axes.shape(inputs[0])
-            return axis if shape and axis not in {int(n) % len(shape) for n in numbers.reshape(-1)} else None
-        mine = numbers[axis]
-        return axis if bool((mine == whole).all() if hasattr(mine, "all") else mine == whole) else None
-
-    return rule
-
-
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(WHOLE_OR_ROWS, _first_of),
     **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _batch_product),
@@ -386,12 +375,12 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("Softmax", "LogSoftmax", "L2Normalize"), _over_last),
     **dict.fromkeys(("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"), _cross_entropy),
     **dict.fromkeys(("ParallelDynamicStitch", "DynamicStitch"), axis_rows.stitch),
-    "Tile": _by_numbers("multiples", 1),
-    "Pad": _by_numbers("paddings", 0),
-    "PadV2": _by_numbers("paddings", 0),
-    "ReverseV2": _by_numbers("axes", 0),
+    "Tile": axis_numbers.tile,
+    "Pad": axis_numbers.by_numbers("paddings", 0),
+    "PadV2": axis_numbers.by_numbers("paddings", 0),
+    "ReverseV2": axis_numbers.by_numbers("axes", 0),
     "Roll": axis_cuts.roll,
-    **dict.fromkeys(("Cumsum", "Cumprod"), _by_numbers("axes", 0)),
+    **dict.fromkeys(("Cumsum", "Cumprod"), axis_numbers.by_numbers("axes", 0)),
 }
 _RULES_OF_MANY = {**axis_loops.RULES_OF_MANY, "TopKV2": axis_rows.top_k}
 """Op type -> what each output of an op is."""

@@ -10,28 +10,27 @@ such division the plan notes what is assumed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from parallax.analysis.propagation import curved
-from parallax.analysis.propagation.axis_part import MIXED, AxisPart
-from parallax.analysis.propagation.batch_axis import BatchAxes
+from parallax.analysis.propagation import curved, lengths
+from parallax.analysis.propagation.axis_einsum import sums_over_batch
+from parallax.analysis.propagation.chosen_rows import PASSES, ChosenRows
+from parallax.analysis.propagation.examples_apart import trained_losses
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
 from parallax.analysis.propagation.states import SAME
+from parallax.analysis.propagation.suspicious import sums_of_losses
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.gradients import autodiff_ops
 from parallax.graph.batches import reported_values
-from parallax.graph.view import Edge, split_tensor
+from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.losses import Divided, Selected
 from parallax.plans.rewrites import AllReduce
 
 _DIVISIONS = ("RealDiv", "Div", "DivNoNan")
 _OVER_BATCH = ("Sum", "Mean")
-_OF_SHAPES = "Shape Size Const Cast FloorDiv FloorMod Prod GatherV2 AddV2 Maximum Reshape Range Fill".split()
-"""What autodiff counts the elements of a mean with."""
 _READS_SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
-_GATHERS = ("GatherV2", "Gather", "GatherNd")
-_PASSES = ("Identity", "StopGradient", "Reshape", "Cast", "Squeeze", "ExpandDims")
 _WITHOUT_GRADIENT = (
     *("Equal", "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual", "ApproximateEqual"),
     *("LogicalAnd", "LogicalOr", "LogicalNot", "IsNan", "IsInf", "IsFinite", "ArgMax", "ArgMin", "Where"),
@@ -52,6 +51,9 @@ class Denominators:
         unproven_means: means of which it cannot be seen whether they are over chosen elements.
         curved: means over the batch that a loss is a curved function of (curved.py).
         statistics: nodes that give means over a worker's own batch, which go back into each of its examples.
+        bent: nodes that take the length of a worker's own batch as a number (lengths.py).
+        numbers: nodes that make numbers of examples' places or distinct values in a worker's own batch.
+        summed: losses that are sums over the batch, of which nothing else tells.
     """
 
     sums: frozenset[str] = frozenset()
@@ -61,26 +63,36 @@ class Denominators:
     unproven_means: tuple[str, ...] = ()
     curved: frozenset[str] = frozenset()
     statistics: tuple[str, ...] = ()
+    bent: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    summed: tuple[str, ...] = ()
 
 
 def find_denominators(walk: Walk, before: Denominators) -> Denominators:
     """What a finished walk shows of losses' denominators; what was found `before` stays."""
     look = _DivisionRules(walk)
-    sums, divided, selected = set(before.sums), list(before.divided), list(before.selected)
+    sums, divided = set(before.sums), list(before.divided)
+    means = {one.node: one for one in before.selected}
     unproven, unproven_means = [], []
+    losses = trained_losses(walk)
+    edges = {(edge.node, edge.slot) for one in divided if not one.is_mean for edge in one.edges}
+    grown = lengths.Lengths(walk, look.chosen.axes, look.made, losses, edges)
+    look.lengths = frozenset() if look.divide_others(grown.values()) else grown.values()
+    sums |= look.lengths
     for node in walk.view.topological_order():
         if node not in look.forward:
             continue
         if walk.view.op(node) in _DIVISIONS:
             numerator, tensor = walk.view.inputs(node)
             known = any(tensor == one.tensor for one in divided) or walk.states[tensor].kind in ("same", "fed")
-            if known or walk.view.shape(tensor) != () or not look.is_of_loss(node, numerator, tensor):
+            if known or walk.view.shape(tensor) != () or not look.is_used(node, tensor):
                 continue
             by = [op for op in _OVER_BATCH if look.sums_behind(tensor, op) and look.is_over_batch(numerator, op)]
-            if not by and look.is_of_size(numerator) and look.sums_behind(tensor, "Sum"):
+            behind = look.sums_behind(tensor, "Sum") if not by and look.is_of_size(numerator) else frozenset()
+            if behind and not behind & look.lengths:
                 by = ["Sum"]  # as a mask is scaled by all elements over those that are left
             if not by:
-                if not look.is_of_size(tensor):
+                if look.is_of_loss(node, numerator, tensor) and not look.is_of_size(tensor):
                     unproven.append((node, tensor))
                 continue
             found = look.sums_behind(tensor, by[0])
@@ -89,20 +101,33 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
                 divided.append(Divided(tensor, look.divided_by(tensor)))
             else:
                 divided += [Divided(one, tuple(walk.view.consumers(one)), is_mean=True) for one in sorted(found)]
-        elif walk.view.op(node) == "Mean" and not any(node == one.node for one in selected):
-            mean, may_be_chosen = look.selected(node)
+        elif walk.view.op(node) == "Mean" and node not in means:
+            mean, may_be_chosen = look.chosen.mean(node)
             if mean is not None:
-                selected.append(mean)
+                means[node] = mean
             elif may_be_chosen:
                 unproven_means.append(node)
+    curves = curved.Curves(walk, look.made, look.chosen.axes, means.keys() | look.quotients(divided, grown))
+    wholes = curves.find_curved(before.curved, sums, look.has_gradient)
+    statistics = curves.find_statistics()
+    selected = [replace(one, is_whole=f"{one.node}:0" in wholes) for one in means.values()]
+    trained = walk.view.ancestors([split_tensor(loss)[0] for loss in losses])
+    unproven_means += [
+        one.node
+        for one in selected
+        if one.node in trained and not (one.is_whole or one.counted or one.node in statistics)
+    ]
     return Denominators(
         frozenset(sums),
         tuple(divided),
-        tuple(selected),
+        tuple(one for one in selected if one.is_whole or (look.is_counted(one) and one.node not in statistics)),
         tuple(unproven),
         tuple(unproven_means),
-        curved.find_curved(walk, look.made, look.axes, before.curved, sums),
-        curved.find_statistics(walk, look.made, look.axes),
+        wholes,
+        statistics,
+        () if look.lengths else tuple(grown.bent),
+        tuple(grown.numbers),
+        () if sums_of_losses(walk.view) else tuple(grown.summed),
     )
 
 
@@ -115,7 +140,7 @@ def visit(walk: Walk, node: str) -> None:
     curved.visit(walk, node)
 
 
-def notes_of(found: Denominators) -> tuple[str, ...]:
+def notes_of(view: GraphView, found: Denominators) -> tuple[str, ...]:
     """What the plan says of losses' denominators, a sentence each."""
     notes = [
         f"a loss is divided by {one.tensor}, which is added up over the workers: each worker's loss is its part times W"
@@ -124,6 +149,7 @@ def notes_of(found: Denominators) -> tuple[str, ...]:
     notes += [
         f"{one.node} is a mean over chosen elements, and counts for as many as each worker has"
         for one in found.selected
+        if not one.is_whole
     ]
     notes += [
         f"{node} divides a loss by {tensor}, which depends on each worker's batch: workers are taken to have it equal"
@@ -142,7 +168,7 @@ def notes_of(found: Denominators) -> tuple[str, ...]:
             f"{found.statistics[0]}{others} computes statistics of the batch, which are each worker's own: one process "
             "would take those of all workers' batches"
         )
-    return tuple(notes)
+    return (*notes, *lengths.notes_of(view, found.bent, found.numbers, found.summed))
 
 
 class _DivisionRules:
@@ -153,9 +179,8 @@ class _DivisionRules:
         self._walk = walk
         self.made = autodiff_ops(walk.known.captured)
         self.forward = view.nodes.keys() - self.made - walk.known.initial
-        self._joined = BatchAxes(view, walk.states)
-        # A mask leaves workers unequally many rows, of which no mean over the workers may be taken.
-        self.axes = BatchAxes(view, walk.states, self._joined).supposing(dict.fromkeys(self._uneven))
+        self.chosen = ChosenRows(walk, self.made, self.forward)
+        self.lengths: frozenset[str] = frozenset()
 
     def sums_behind(self, tensor: str, op: str) -> frozenset[str]:
         """The sums (or means) over the batch, without gradients, that make a scalar; empty where others do."""
@@ -166,9 +191,10 @@ class _DivisionRules:
             node = split_tensor(one)[0]
             if self._walk.states[one].kind in ("same", "fed"):
                 continue
-            if (self._is_over(node, op) and not self._needs_variables(node)) or (op == "Sum" and self._counts(node)):
+            is_sum = self._is_over(node, op) and not self.has_gradient(node)
+            if is_sum or (op == "Sum" and (self.chosen.counts(node) or one in self.lengths)):
                 found.add(one)
-            elif view.shape(one) == () and (view.op(node) in FORWARD_ELEMENTWISE or view.op(node) in _PASSES):
+            elif view.shape(one) == () and (view.op(node) in FORWARD_ELEMENTWISE or view.op(node) in PASSES):
                 waiting += view.inputs(node)
             else:
                 return frozenset()
@@ -189,7 +215,7 @@ class _DivisionRules:
         view, op = self._walk.view, self._walk.view.op(node)
         if op == "Sum" and view.shape(view.inputs(node)[0]) == ():
             return True
-        return op in _PASSES or (op == "Mul" and len(self._own(node)) == 1)
+        return op in PASSES or (op == "Mul" and len(self._own(node)) == 1)
 
     def is_of_size(self, tensor: str) -> bool:
         """Whether a tensor tells of the batch its size alone; batches are taken to be equally large."""
@@ -201,7 +227,7 @@ class _DivisionRules:
                 continue
             seen.add(node)
             if view.op(node) in _READS_SHAPES:
-                if any(t in self._uneven or self._place(t) for t in view.inputs(node)):
+                if any(t in self.chosen.uneven or self.chosen.place(t) for t in view.inputs(node)):
                     return False
                 continue
             if not view.inputs(node):
@@ -211,14 +237,37 @@ class _DivisionRules:
 
     def is_of_loss(self, division: str, numerator: str, tensor: str) -> bool:
         """Whether a loss is divided by a tensor, or what a loss's elements are multiplied with."""
-        if self.is_differentiated(tensor) or division in self._reported:
+        if self.is_differentiated(tensor) or division in self.reported:
             return True
         return division in self._walk.known.training and self.is_of_size(numerator)
 
     @cached_property
-    def _reported(self) -> set[str]:
+    def reported(self) -> set[str]:
         """The nodes of which reported values are computed."""
         return self._walk.view.ancestors([split_tensor(t)[0] for t in reported_values(self._walk.view)])
+
+    def is_used(self, division: str, tensor: str) -> bool:
+        """Whether gradients or reported values are computed of a division by a tensor."""
+        is_needed = division in self.reported or division in self._walk.known.training
+        return is_needed or self.is_differentiated(tensor)
+
+    def divide_others(self, lengths: Set[str]) -> bool:
+        """Whether lengths divide sums over the batch and other scalars alike: one division is for all of them."""
+        view, found = self._walk.view, set[bool]()
+        for edge in (edge for length in lengths for edge in self.divided_by(length) if edge.node in self.forward):
+            found.add(self.is_over_batch(view.inputs(edge.node)[0], "Sum"))
+        return len(found) > 1
+
+    def is_counted(self, mean: Selected) -> bool:
+        """Whether a loss, or a value that is reported, is made of a mean over chosen elements."""
+        return bool(mean.counted) or mean.node in self.reported
+
+    def quotients(self, divided: Sequence[Divided], grown: lengths.Lengths) -> set[str]:
+        """The scalars that are a sum over the batch, divided by what is added up over the workers, or by its length."""
+        view = self._walk.view
+        found = {edge.node for one in divided if not one.is_mean for edge in one.edges}
+        found |= {node for node in self.forward if view.op(node) in _DIVISIONS and grown.is_mean(node)}
+        return {n for n in found & self.forward if self.is_over_batch(view.inputs(n)[0], "Sum")}
 
     def is_differentiated(self, tensor: str) -> bool:
         """Whether autodiff went back through a division by a tensor: it divides by it too."""
@@ -226,72 +275,8 @@ class _DivisionRules:
 
     def divided_by(self, tensor: str) -> tuple[Edge, ...]:
         """The divisions by a tensor, those of autodiff too."""
-        edges = self._walk.view.consumers(tensor)
+        edges = self._walk.view.takers(tensor)
         return tuple(e for e in edges if self._walk.view.op(e.node) in _DIVISIONS and e.slot == 1)
-
-    def selected(self, node: str) -> tuple[Selected | None, bool]:
-        """A mean over all that a mask of the batch has chosen, or that is made of it row by row; and whether it may be.
-
-        The mean comes with where autodiff divides by the number of its elements. Where it is made of chosen rows in a
-        way that is not followed, it may be over as many elements as they are.
-        """
-        view = self._walk.view
-        values = view.inputs(node)[0]
-        shape = view.shape(values)
-        is_fixed = shape is not None and None not in shape
-        if view.shape(f"{node}:0") != () or is_fixed or not self._chosen or self.axes.of(values) is not None:
-            return None, False
-        needed = view.ancestors([split_tensor(values)[0]])
-        assumed = {tensor: AxisPart(0) for tensor in self._chosen if split_tensor(tensor)[0] in needed}
-        counted = self._counted_by(values) if assumed else ()
-        if not counted or BatchAxes(view, self._walk.states).supposing(assumed).of(values) is None:
-            return None, bool(counted)
-        return Selected(node, values, counted), False
-
-    @cached_property
-    def _chosen(self) -> tuple[str, ...]:
-        """Rows of the batch that a mask chooses; where two choices meet, each worker has as many of both."""
-        return tuple(self._uneven)
-
-    @cached_property
-    def _uneven(self) -> dict[str, str]:
-        """Rows of the batch that a mask along it chooses, with the node that says which."""
-        view, found = self._walk.view, dict[str, str]()
-        for gather in sorted(self.forward):
-            if view.op(gather) not in _GATHERS or self._joined.of(view.inputs(gather)[0]) not in (0, MIXED):
-                continue
-            if view.inputs(gather)[2:] and view.constant(view.inputs(gather)[2]) != 0:
-                continue
-            if place := self._place(view.inputs(gather)[1]):
-                found[f"{gather}:0"] = place
-        return found
-
-    def _place(self, tensor: str) -> str:
-        """The node that gives numbers of the elements that a mask along the batch chooses; empty for other numbers."""
-        view, node = self._walk.view, split_tensor(tensor)[0]
-        while view.op(node) in _PASSES or (view.op(node) == "StridedSlice" and self._is_column(node)):
-            node = split_tensor(view.inputs(node)[0])[0]
-        is_place = view.op(node) == "Where" and self._joined.of(view.inputs(node)[0]) in (0, MIXED)
-        return node if is_place else ""
-
-    def _is_column(self, node: str) -> bool:
-        """Whether a cut takes all rows of a matrix of one column."""
-        view, attr = self._walk.view, self._walk.view.nodes[node].attr
-        shape, masks = view.shape(view.inputs(node)[0]), (attr["begin_mask"].i & attr["end_mask"].i)
-        taken = not (attr["new_axis_mask"].i | attr["ellipsis_mask"].i) and attr["shrink_axis_mask"].i == 2
-        return shape is not None and shape[1:] == (1,) and bool(masks & 1) and taken
-
-    def _counted_by(self, values: str) -> tuple[Edge, ...]:
-        """Where autodiff divides by the number of elements of a tensor."""
-        view, found = self._walk.view, []
-        for node in sorted(self.made):
-            if node not in view.nodes or view.op(node) != "RealDiv":
-                continue
-            needed = view.ancestors([split_tensor(view.inputs(node)[1])[0]]) & self.made
-            shapes = {view.inputs(n)[0] for n in needed if view.op(n) == "Shape"}
-            if shapes == {values} and all(view.op(n) in _OF_SHAPES for n in needed):
-                found.append(Edge(node, 1))
-        return tuple(found)
 
     def _own(self, node: str) -> list[str]:
         """The inputs that differ between workers."""
@@ -301,33 +286,16 @@ class _DivisionRules:
     def _is_over(self, node: str, op: str) -> bool:
         """Whether a node takes the sum (or mean) of what lies along the batch, or of its products with what does."""
         view = self._walk.view
+        if view.shape(f"{node}:0") == () and op == "Sum" and sums_over_batch(self.chosen.axes, node):
+            return True
         if view.op(node) != op or view.shape(f"{node}:0") != ():
             return False
         summed = view.inputs(node)[0]
         factors = view.inputs(split_tensor(summed)[0]) if view.op(split_tensor(summed)[0]) == "Mul" else ()
-        axes = self._with_chosen if op == "Sum" else self.axes
+        axes = self.chosen.with_chosen if op == "Sum" else self.chosen.axes
         return any(axes.of(t) is not None for t in (summed, *factors))
 
-    def _counts(self, node: str) -> bool:
-        """Whether a node gives how many rows a mask of the batch has chosen."""
-        view = self._walk.view
-        if view.op(node) == "StridedSlice" and view.shape(f"{node}:0") == ():
-            first = view.constant(view.inputs(node)[1])
-            if first is None or first.reshape(-1)[0] != 0:
-                return False
-            node = split_tensor(view.inputs(node)[0])[0]
-            counted = view.inputs(node)[0] if view.op(node) == "Shape" else ""
-        else:
-            counted = view.inputs(node)[0] if view.op(node) == "Size" else ""
-        return bool(counted) and self.axes.of(counted) is None and self._with_chosen.of(counted) == 0
-
-    @cached_property
-    def _with_chosen(self) -> BatchAxes:
-        """The axes where rows that a mask chooses are joined too: a sum need not know how many each worker has."""
-        chosen = {tensor: AxisPart(0) for tensor in self._uneven}
-        return BatchAxes(self._walk.view, self._walk.states, self._joined).supposing(chosen)
-
-    def _needs_variables(self, node: str) -> bool:
+    def has_gradient(self, node: str) -> bool:
         """Whether a node's values have gradients by trained variables, as far as ops tell.
 
         Of what only its shape is read they have none, and none of what is compared or chosen by.

@@ -10,21 +10,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
+from parallax.analysis.propagation.axis_einsum import sums_over_batch
 from parallax.analysis.propagation.axis_meets import is_real, meets, reduces_batch
 from parallax.analysis.propagation.axis_part import ALIKE, AxisPart
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
 from parallax.analysis.propagation.walk import Walk
-from parallax.graph.view import split_tensor
+from parallax.graph.control_flow import MERGES, SWITCHES
+from parallax.graph.view import GraphView, split_tensor
 
 _SHOWN = 3
 _OF_SHAPE = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
 _SUMS = ("Sum", "Mean", "L2Loss")
+_BODIES = {
+    **dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch")),
+    **dict.fromkeys(("Case", "StatelessCase"), ("branches",)),
+    **dict.fromkeys(("While", "StatelessWhile"), ("body",)),
+}
+"""By op the attributes that name the functions of its branches."""
+_DECIDED = {**dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), 0), **dict.fromkeys(SWITCHES, 1)}
+"""By op which of its inputs says what branch is taken."""
+_LOOPS = ("While", "StatelessWhile")
+_CHOOSES = ("Where", "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
+"""After these, workers have unequally many rows."""
+_GATHERS = ("GatherV2", "Gather", "ResourceGather", "GatherNd")
+_PUTS_BACK = (*_GATHERS, "SegmentSum", "SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
+"""Of rows that were chosen they give rows to examples again."""
+_DIVISIONS = ("RealDiv", "Div", "DivNoNan")
 _STRAIGHT = (
     *("Identity", "Reshape", "Squeeze", "ExpandDims", "Cast", "CheckNumerics", "Snapshot", "PreventGradient", "Neg"),
-    *("Add", "AddV2", "AddN", "Sub", "Mul", "RealDiv", "Div", "DivNoNan", "Pack", "StopGradient"),
+    *("Add", "AddV2", "AddN", "Sub", "Mul", *_DIVISIONS, "Pack", "StopGradient"),
 )
 """What a loss is put together with of its parts."""
+_PUT_TOGETHER = (*_STRAIGHT, *SWITCHES, *MERGES, "Enter", "NextIteration", "Exit")
 _DRAWS = (
     *("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal"),
     *("StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessTruncatedNormalV2"),
@@ -80,38 +98,153 @@ def meetings(walk: Walk) -> tuple[list[str], list[str]]:
     Of what goes into them it is known how it lies along the batch, but not of what comes out.
     """
     losses = trained_losses(walk)
-    view, axes = walk.view, BatchAxes(walk.view, walk.states).supposing(_drawn(walk))
-    parts, told = _parts_of(walk, losses), _told(walk)
-    needed = _needed(walk, axes, [split_tensor(loss)[0] for loss in losses])
-    means, lost, told_of, found, unproven = set[str](), set[str](), set[str](), set[str](), set[str]()
-    for node in view.topological_order():
-        if node not in needed:
-            continue
-        inputs = [t for t in view.inputs(node) if t in walk.states]
-        outputs = [t for t in view.outputs(node) if not axes.fits(t) and axes.of(t) is None]
-        if not outputs:
-            continue
-        if node in told or told_of & set(inputs):
-            told_of.update(outputs)
-        elif means & set(inputs):
-            (means if node in parts else told_of).update(outputs)
-            found.update(split_tensor(t)[0] for t in inputs if t in means and node not in parts)
-        elif lost & set(inputs) or any(axes.of(t) is not None for t in inputs):
-            is_sum = view.op(node) in _SUMS and axes.of(inputs[0]) is not None
-            if is_sum and node in parts:
-                means.update(outputs)
-            elif meets(axes, node, lost) or (is_sum and reduces_batch(axes, node)) or _is_curve(walk, node, lost):
-                found.add(node)
-                told_of.update(outputs)
-            else:
-                unproven.update(() if lost & set(inputs) else (node,))
-                lost.update(outputs)
-    return sorted(found), sorted(unproven)
+    axes = BatchAxes(walk.view, walk.states).supposing(_drawn(walk))
+    look = _Look(axes, losses, losses, ("Mean",))
+    look.follow(_told(walk))
+    return sorted(look.found), sorted(look.unproven)
 
 
-def _is_curve(walk: Walk, node: str, lost: Set[str]) -> bool:
+class _Look:
+    """Follows the examples of a batch through a graph, or a branch of it, and finds where they meet.
+
+    Args:
+        axes: how tensors lie along the batch.
+        results: what is looked at: losses, or what a branch gives.
+        losses: those of them that are losses, or that losses are sums of.
+        over_chosen: op types of which nobody else speaks where they take together what a batch chooses.
+
+    Attributes:
+        found: nodes where they meet.
+        unproven: others at which the proof ends that they stay apart.
+        means: tensors that are means over the batch, or made of such.
+    """
+
+    def __init__(
+        self, axes: BatchAxes, results: Sequence[str], losses: Sequence[str], over_chosen: tuple[str, ...] = _SUMS
+    ) -> None:
+        self._axes = axes
+        self._over_chosen = over_chosen
+        self._parts = _parts_of(axes, losses)
+        self._needed = _needed(axes, [split_tensor(tensor)[0] for tensor in results])
+        self._lost, self._chosen, self._told_of = set[str](), set[str](), set[str]()
+        self.found, self.unproven, self.means = set[str](), set[str](), set[str]()
+
+    def follow(self, told: Set[str]) -> None:
+        """Goes from the first node to the last; those that are `told` are spoken of already."""
+        axes = self._axes
+        for node in axes.view.topological_order():
+            if node not in self._needed:
+                continue
+            inputs = {t for t in axes.view.inputs(node) if t in axes.states}
+            outputs = [t for t in axes.view.outputs(node) if not axes.fits(t) and axes.of(t) is None]
+            if not outputs:
+                continue
+            if node in told or self._told_of & inputs:
+                self._told_of.update(outputs)
+            elif self.means & inputs:
+                (self.means if node in self._parts else self._told_of).update(outputs)
+                self.found.update(split_tensor(t)[0] for t in self.means & inputs if node not in self._parts)
+            elif self._lost & inputs or any(axes.of(t) is not None for t in inputs):
+                self._take(node, outputs)
+
+    def _take(self, node: str, outputs: list[str]) -> None:
+        """What becomes of examples at a node whose result does not lie along the batch."""
+        axes, op, inputs = self._axes, self._axes.view.op(node), self._axes.view.inputs(node)
+        is_sum = (op in _SUMS and axes.of(inputs[0]) is not None) or self._is_divided_sum(node)
+        branches = self._branches(node) if op in _BODIES else []
+        if (is_sum and node in self._parts) or any(branch.means for branch in branches):
+            self.means.update(outputs)
+        if any(branch.found for branch in branches) or self._meets(node, is_sum):
+            self.found.add(node)
+            self._told_of.update(outputs)
+        elif not self.means & set(outputs):
+            self.unproven.update(() if self._lost & set(inputs) else (node,))
+            self._lost.update(outputs)
+            if op in _CHOOSES or (op not in _PUTS_BACK and self._chosen & set(inputs)):
+                self._chosen.update(outputs)
+            elif op in _GATHERS and self._chosen & set(inputs[1:]):
+                self._chosen.update(outputs)
+
+    def _meets(self, node: str, is_sum: bool) -> bool:
+        """Whether examples meet at a node for certain, or are as many as a worker's own batch has chosen."""
+        axes, op, inputs = self._axes, self._axes.view.op(node), self._axes.view.inputs(node)
+        if is_sum:
+            return node not in self._parts and (op not in _SUMS or reduces_batch(axes, node))
+        if op in _DECIDED and inputs[_DECIDED[op]] in self._lost:
+            return True
+        if op in self._over_chosen and inputs[0] in self._chosen and axes.shape(f"{node}:0") == ():
+            return True
+        if op in _LOOPS and _carries(axes, node):
+            return True
+        return meets(axes, node, self._lost) or _is_curve(axes.view, node, self._lost)
+
+    def _is_divided_sum(self, node: str) -> bool:
+        """Whether an Einsum adds up over the batch and a number divides it, as it does a sum."""
+        takers = self._axes.view.takers(f"{node}:0") if self._axes.view.op(node) == "Einsum" else ()
+        is_divided = any(self._axes.view.op(edge.node) in _DIVISIONS and edge.slot == 0 for edge in takers)
+        return is_divided and sums_over_batch(self._axes, node)
+
+    def _branches(self, node: str) -> list[_Look]:
+        """The branches of a conditional of the new kind, or a loop's body, followed to the end."""
+        axes, attr = self._axes, self._axes.view.nodes[node].attr
+        named = [one for name in _BODIES[axes.view.op(node)] for one in (attr[name].func, *attr[name].list.func)]
+        given = axes.view.inputs(node)[int(axes.view.op(node) in _DECIDED) :]
+        taken = [i for i, t in enumerate(axes.view.outputs(node)) if self._needed & _takers(axes.view, t)]
+        found = []
+        for body in (axes.body(one.name) for one in named if one.name):
+            results = [body.results[i] for i in taken]
+            branch = _Look(
+                axes.inside(body, [axes.part(tensor) for tensor in given]),
+                results,
+                results if node in self._parts else (),
+            )
+            branch._parts -= _unlike_means(branch._axes, branch._parts)
+            for inner, tensor in zip(body.arguments, given, strict=True):
+                branch._lost.update([inner] if tensor in self._lost else [])
+                branch._chosen.update([inner] if tensor in self._chosen else [])
+            branch.follow(set())
+            found.append(branch)
+        return found
+
+
+def _carries(axes: BatchAxes, node: str) -> bool:
+    """Whether a loop goes from example to example and takes along what it made of those before; sums are none."""
+    view, body = axes.view, axes.body(axes.view.nodes[node].attr["body"].func.name)
+    examples = {
+        split_tensor(inner)[0]
+        for inner, tensor in zip(body.arguments, view.inputs(node), strict=True)
+        if view.op(giver := split_tensor(tensor)[0]) == "TensorListFromTensor" and axes.of(view.inputs(giver)[0]) == 0
+    }
+    for before, after in zip(body.arguments, body.results, strict=True):
+        variable, last = split_tensor(before)[0], split_tensor(body.view.source(after))[0]
+        needed = body.view.ancestors([last])
+        if variable in needed and examples & needed and last != variable and is_real(body.view, before):
+            is_sum = body.view.op(last) in ("Add", "AddV2") and before in map(body.view.source, body.view.inputs(last))
+            if not is_sum or len(body.view.takers(before)) > 1:
+                return True
+    return False
+
+
+def _unlike_means(axes: BatchAxes, parts: Set[str]) -> set[str]:
+    """The nodes that divide by what examples hold, and sums that nothing divides: within a branch nobody mends them."""
+    view, found = axes.view, set[str]()
+    for node in parts:
+        if view.op(node) in _DIVISIONS:
+            behind = _needed(axes, [split_tensor(view.inputs(node)[1])[0]])
+            found |= {node} if any(axes.of(t) is not None for n in behind for t in view.outputs(n)) else set()
+        elif view.op(node) in ("Sum", "L2Loss"):
+            divisions = [edge for edge in view.takers(f"{node}:0") if view.op(edge.node) in _DIVISIONS]
+            found |= set() if divisions else {node}
+    return found
+
+
+def _takers(view: GraphView, tensor: str) -> set[str]:
+    return {edge.node for edge in view.consumers(tensor)}
+
+
+def _is_curve(view: GraphView, node: str, lost: Set[str]) -> bool:
     """Whether a node bends a real scalar that the batch determines, in whatever way: a root of an error, a product."""
-    view, op = walk.view, walk.view.op(node)
+    op = view.op(node)
     scalars = [t for t in view.inputs(node) if t in lost and view.shape(t) == () and is_real(view, t)]
     if op in _STRAIGHT:
         return op == "Mul" and len(scalars) == 2
@@ -130,31 +263,33 @@ def _drawn(walk: Walk) -> dict[str, AxisPart]:
     return found
 
 
-def _parts_of(walk: Walk, losses: Sequence[str]) -> set[str]:
+def _parts_of(axes: BatchAxes, losses: Sequence[str]) -> set[str]:
     """The nodes that give what losses are sums of, times or divided by something, and those sums."""
-    view, found = walk.view, set[str]()
+    view, found = axes.view, set[str]()
     waiting = [split_tensor(loss)[0] for loss in losses]
     while waiting:
         node = waiting.pop()
         if node in found:
             continue
         op, inputs = view.op(node), view.inputs(node)
-        if op in _STRAIGHT or op in _SUMS:
+        if op in (*_SUMS, *_PUT_TOGETHER, *_BODIES, "Einsum"):
             found.add(node)
-        if op in _STRAIGHT or (op in _SUMS and (view.shape(inputs[0]) == () or _is_packed(walk, inputs[0]))):
+        if op in _PUT_TOGETHER or (op in _SUMS and _is_reduced(axes, inputs[0])):
             waiting += [split_tensor(t)[0] for t in inputs]
     return found
 
 
-def _is_packed(walk: Walk, tensor: str) -> bool:
-    """Whether a tensor is scalars in a row, as Keras adds up losses."""
-    node = split_tensor(tensor)[0]
-    return walk.view.op(node) == "Pack" and all(walk.view.shape(t) == () for t in walk.view.inputs(node))
+def _is_reduced(axes: BatchAxes, tensor: str) -> bool:
+    """Whether a tensor is a number, numbers in a row, as Keras adds up losses, or what is reduced over the batch."""
+    view, node = axes.view, split_tensor(tensor)[0]
+    if view.shape(tensor) == () or view.op(node) == "Pack":
+        return view.op(node) != "Pack" or all(view.shape(t) == () for t in view.inputs(node))
+    return view.op(node) in _SUMS and axes.of(tensor) is None and axes.of(view.inputs(node)[0]) is not None
 
 
-def _needed(walk: Walk, axes: BatchAxes, losses: Sequence[str]) -> set[str]:
+def _needed(axes: BatchAxes, losses: Sequence[str]) -> set[str]:
     """The nodes that losses are computed of, as far as it takes to see how their tensors lie along the batch."""
-    view, found = walk.view, set(losses)
+    view, found = axes.view, set(losses)
     waiting = list(losses)
     while waiting:
         node = waiting.pop()

@@ -158,7 +158,7 @@ def _initial_random_ops(walk: Walk) -> tuple[str, ...]:
 
 def _notes(walk: Walk) -> tuple[str, ...]:
     return (
-        *notes_of(walk.assumed.denominators),
+        *notes_of(walk.view, walk.assumed.denominators),
         *own_state.notes_of(walk),
         *moving.notes_of(walk),
         *uneven.notes_of(walk),

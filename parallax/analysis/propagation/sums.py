@@ -11,6 +11,7 @@ from collections.abc import Mapping, Set
 
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.examples_apart import trained_losses
+from parallax.analysis.propagation.lengths import is_other_length
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.gradients import autodiff_ops
 from parallax.errors import GraphError
@@ -82,10 +83,11 @@ def _sums_behind(walk: Walk, axes: BatchAxes, losses: Set[str]) -> set[str]:
         elif op in _ADDS:
             waiting += inputs
         elif op == "Mul":
-            own = [t for t in inputs if walk.states[t].kind not in _EQUAL]
+            own = [t for t in inputs if walk.states[t].kind not in _EQUAL and not is_other_length(axes, t)]
             waiting += own if len(own) == 1 else []
-        elif op in _DIVISIONS and walk.states[inputs[1]].kind in _EQUAL and not _is_put_together(walk, inputs[1]):
-            waiting.append(inputs[0])
+        elif op in _DIVISIONS and not _is_put_together(walk, inputs[1]):
+            is_alike = walk.states[inputs[1]].kind in _EQUAL or is_other_length(axes, inputs[1])
+            waiting += inputs[:1] if is_alike else ()
     return found
 
 
@@ -104,10 +106,10 @@ def _cotangents(walk: Walk, made: Set[str], node: str) -> tuple[Edge, ...]:
     """Where autodiff spreads what it has for a sum over what was summed."""
     view = walk.view
     summed = view.inputs(node)[0]
-    shapes = [e.node for e in view.consumers(summed) if view.op(e.node) == "Shape" and e.node in made]
-    spread = [e.node for n in shapes for e in view.consumers(f"{n}:0") if view.op(e.node) in _SPREADS and e.slot == 1]
+    shapes = [e.node for e in view.takers(summed) if view.op(e.node) == "Shape" and e.node in made]
+    spread = [e.node for n in shapes for e in view.takers(f"{n}:0") if view.op(e.node) in _SPREADS and e.slot == 1]
     if view.op(node) == "L2Loss":
-        spread = [e.node for e in view.consumers(summed) if view.op(e.node) == "Mul" and e.node in made]
+        spread = [e.node for e in view.takers(summed) if view.op(e.node) == "Mul" and e.node in made]
         own = [(n, t) for n in spread for t in enumerate(view.inputs(n)) if view.shape(t[1]) == ()]
         return tuple(Edge(n, slot) for n, (slot, _) in own)
     return tuple(Edge(n, 0) for n in dict.fromkeys(spread) if n in made and not _is_of_mean(walk, n))

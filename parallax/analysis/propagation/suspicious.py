@@ -149,16 +149,19 @@ def sums_of_losses(view: GraphView, divided: bool = False) -> list[str]:
 
 
 def _losses(view: GraphView) -> list[str]:
-    """The ops at which `tf.gradients` began: those whose gradient functions take its first gradients."""
-    found: dict[str, None] = {}
+    """The ops at which `tf.gradients` began: those whose gradient functions take its first gradients.
+
+    What only leads to a gradient that another loss is made of, as a penalty for its length is, is none.
+    """
+    found: dict[str, str] = {}
     for node in view.nodes:
         begins = re.fullmatch(r"(.*/)?grad_ys_\d+", node)
         for edge in view.consumers(f"{node}:0") if begins else ():
             scope = begins[1] or "" if begins else ""
             forward = re.match(rf"{re.escape(scope)}(.+?)_grad/", edge.node)
             if forward and forward[1] in view.nodes:
-                found[forward[1]] = None
-    return list(found)
+                found[forward[1]] = node
+    return [loss for loss in found if not any(found[loss] in view.ancestors([o]) for o in found if o != loss)]
 
 
 def _sums(view: GraphView, loss: str, content: set[str], fixed: set[str]) -> set[tuple[str, str]]:
@@ -181,16 +184,31 @@ def _sums(view: GraphView, loss: str, content: set[str], fixed: set[str]) -> set
         elif op == "Mul":
             pairs = ((needs[0], tensors[1]), (needs[1], tensors[0]))
             waiting += [
-                (n, divisor, (*factors, _number(view, by))) for n, by in pairs if split_tensor(by)[0] not in content
+                (n, divisor, (*factors, _number(view, by)))
+                for n, by in pairs
+                if split_tensor(by)[0] not in content and not _is_of_length(view, by, content)
             ]
         elif op in _DIVIDES and needs[1] in content:
             waiting.append((needs[0], needs[1], factors))
         elif op in _TAKES_ALL and _is_open(view, tensors[0]):
-            found.add((node, divisor))
+            if not _is_divided_by_length(view, needs[0], content):
+                found.add((node, divisor))
         elif op in _TAKES_ALL and tensors[0] in fixed and _takes_first_axis(view, node):
             if not _is_mean(view, tensors[0], factors):
                 found.add((node, divisor))
     return found
+
+
+def _is_of_length(view: GraphView, tensor: str, content: set[str]) -> bool:
+    """Whether a tensor is computed of the shape of what the batch determines."""
+    nodes = view.ancestors([split_tensor(tensor)[0]])
+    return any(view.op(n) in _OF_SHAPE and split_tensor(view.inputs(n)[0])[0] in content for n in nodes)
+
+
+def _is_divided_by_length(view: GraphView, node: str, content: set[str]) -> bool:
+    """Whether the elements of a sum are divided by a length, one by one."""
+    by = view.inputs(node)[1:2] if view.op(node) in _DIVIDES else view.inputs(node) if view.op(node) == "Mul" else ()
+    return any(split_tensor(t)[0] not in content and _is_of_length(view, t, content) for t in by)
 
 
 def _along_fixed_batches(view: GraphView, content: set[str]) -> set[str]:

@@ -23,8 +23,8 @@ from parallax.plans.step_bytes import BATCH, LiveBytes
 from parallax.profiles.plan_inputs import PlanInputs
 
 _SHOWN_PARTS = 4
-_CHUNKS_EACH, _CHUNKS_OF_WORKER_0 = 2, 4
-"""Of rows on their way to a checkpoint: what a worker reads of its own and sends; what worker 0 receives, puts in
+_CHUNKS_READ, _CHUNKS_WRITTEN = 2, 4
+"""Of rows on their way to a checkpoint: what a worker reads and sends; and what one that writes receives, puts in
 order, and keeps for a file, which TensorFlow copies."""
 
 
@@ -139,7 +139,8 @@ def memory_plan(
     chunk_bytes = min(fixed.chunk_bytes, max((one.variable.value_bytes for one in held), default=0))
     members = [("worker", rank, host) for rank, host in enumerate(plan.layout.host_by_rank)]
     members += [("server", number, host) for number, host in enumerate(plan.servers)]
-    moved = [_moved(kind, number, plan.num_workers, chunk_bytes) for kind, number, _ in members]
+    all_write = any(one.route in (ALLTOALL, PS) for one in held)
+    moved = [_moved(kind, number, all_write, chunk_bytes) for kind, number, _ in members]
     series = [_series(held, live, kind, number, m) for (kind, number, _), m in zip(members, moved, strict=True)]
     uses = [_use(held, one, member, fixed.base_bytes) for one, member in zip(series, members, strict=True)]
     launcher = _launcher(fixed)
@@ -196,11 +197,10 @@ class _Series:
         return float(self.gradients[peak]), float(self.activations[peak] + self.of_batch[peak])
 
 
-def _moved(kind: str, number: int, workers: int, chunk_bytes: int) -> float:
-    """What a process holds of rows on their way to a checkpoint."""
-    if kind == "server":
-        return 0.0
-    return _CHUNKS_EACH * chunk_bytes / workers + (0 if number else _CHUNKS_OF_WORKER_0 * chunk_bytes)
+def _moved(kind: str, number: int, all_write: bool, chunk_bytes: int) -> float:
+    """What a process holds at most of rows on their way to a checkpoint: of spread rows each worker writes a share."""
+    writes = kind == "worker" and (all_write or number == 0)
+    return float((_CHUNKS_READ + _CHUNKS_WRITTEN) * chunk_bytes) if writes else 0.0
 
 
 def _series(held: Sequence[HeldVariable], live: LiveBytes, kind: str, number: int, moved: float) -> _Series:

@@ -2,10 +2,11 @@
  *
  * Once a cycle (HOROVOD_CYCLE_TIME) Horovod asks all workers which tensors are ready, also when none is: messages and
  * switches of threads that take the processor from those that compute. Loaded with LD_PRELOAD, this prolongs the sleep
- * between two cycles to LONGEST_US at least, and ends it when parallax_tensor_is_coming() is called, which the graph does
- * before every collective (parallax/native/announce.cc). The next CYCLES sleeps are then as short as Horovod wants
- * them: other tensors may follow, and the other workers have to be ready too. A cycle is a collective itself, so who
- * comes early waits in MPI for the others. On with PARALLAX_IDLE_US, off without it or with 0.
+ * between two cycles to FIRST_US at least, each to twice the one before up to LONGEST_US, and ends it when
+ * parallax_tensor_is_coming() is called, which the graph does before every collective of Horovod's
+ * (parallax/native/announce.cc). The next CYCLES sleeps are then as short as Horovod wants them: other tensors may
+ * follow, and the other workers have to be ready too. A cycle is a collective itself, so who comes early waits in MPI
+ * for the others. On with PARALLAX_IDLE_US, off without it or with 0.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -14,7 +15,8 @@
 #include <string.h>
 #include <time.h>
 
-#define LONGEST_US 5000
+#define FIRST_US 5000L
+#define LONGEST_US 160000L
 #define CYCLES 4
 
 typedef int (*sleep_function)(const struct timespec *, struct timespec *);
@@ -23,6 +25,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t came;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int short_sleeps = CYCLES;
+static long idle_us = FIRST_US; /* the next sleep in which nothing is expected */
 
 static void use_the_monotonic_clock(void) {
     pthread_condattr_t attributes;
@@ -37,6 +40,7 @@ void parallax_tensor_is_coming(void) {
     pthread_mutex_lock(&mutex);
     int sleeps_long = short_sleeps == 0;
     short_sleeps = CYCLES;
+    idle_us = FIRST_US;
     pthread_mutex_unlock(&mutex);
     if (sleeps_long) pthread_cond_signal(&came);
 }
@@ -59,12 +63,13 @@ int nanosleep(const struct timespec *wanted, struct timespec *rest) {
     pthread_once(&once, use_the_monotonic_clock);
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
-    int is_longer = wanted->tv_sec > 0 || wanted->tv_nsec > LONGEST_US * 1000L;
-    long ns = until.tv_nsec + (is_longer ? wanted->tv_nsec : LONGEST_US * 1000L);
-    until.tv_sec += (is_longer ? wanted->tv_sec : 0) + ns / 1000000000;
-    until.tv_nsec = ns % 1000000000;
     pthread_mutex_lock(&mutex);
     int waits = short_sleeps == 0, ended = 0;
+    int is_longer = wanted->tv_sec > 0 || wanted->tv_nsec > idle_us * 1000;
+    long ns = until.tv_nsec + (is_longer ? wanted->tv_nsec : idle_us * 1000);
+    until.tv_sec += (is_longer ? wanted->tv_sec : 0) + ns / 1000000000;
+    until.tv_nsec = ns % 1000000000;
+    if (waits && idle_us < LONGEST_US) idle_us *= 2;
     while (short_sleeps == 0 && ended == 0) ended = pthread_cond_timedwait(&came, &mutex, &until);
     if (short_sleeps > 0) --short_sleeps;
     pthread_mutex_unlock(&mutex);

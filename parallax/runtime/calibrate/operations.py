@@ -2,7 +2,8 @@
 
 What is measured of an operation is a share of a run with several of them, one after the other, as in a step:
 
-    all-reduce, allgather   3: each waits for Horovod to have found it ready on all members
+    all-reduce              3, one after the other
+    allgather               3: each waits for Horovod to have found it ready on all members
     all-to-all              3, as a pull and a push have: of the first the members tell each other how much comes
     pull, push              2, as in a step of one of each: a run that servers take part in has a cost of its own
 
@@ -97,7 +98,7 @@ class Operations:
     def _all_reduce(self) -> tuple[Operation, list[Tensor]]:
         values = given = tf.compat.v1.placeholder(tf.float32, [None])
         for _ in range(_CHAIN["allreduce"]):
-            values = collectives.all_reduce(values)
+            values = collectives.all_reduce(values, is_alike=True)
         return values.op, [given]
 
     def _all_to_all(self) -> tuple[Operation, list[Tensor]]:

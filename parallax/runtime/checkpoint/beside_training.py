@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
@@ -77,7 +78,7 @@ class BesideTraining:
         """
         began_s = time.monotonic()
         check_one_step(self.storage.comm, step)
-        image, refusal = self._image(session)
+        image, refusal = self._image(session, self.storage.comm.bcast(f"checkpoint {uuid.uuid4().hex}"))
         if image is not None:
             self.storage.marks.forget(session)
         refusals = self.storage.comm.allgather(refusal)  # and nobody trains before all have frozen
@@ -155,12 +156,12 @@ class BesideTraining:
         one.copied_bytes = max(self.comm.gather(one.copied_bytes) or [one.copied_bytes])
         return moved
 
-    def _image(self, session: Session) -> tuple[Image | None, str]:
+    def _image(self, session: Session, name: str) -> tuple[Image | None, str]:
         """The image, or why there is none."""
         if isinstance(self.freezer, str):
             return None, self.freezer
         try:
-            return self.freezer.freeze(session, self.comm), ""
+            return self.freezer.freeze(session, self.comm, name), ""
         except CannotFreeze as error:
             return None, str(error)
 

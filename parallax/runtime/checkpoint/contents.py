@@ -1,7 +1,8 @@
 """What one checkpoint has: all variables, or, of tables whose touched rows are known, these rows alone.
 
-All workers bring their rows in one order. Which rows of a table are touched worker 0 puts together from who remembers
-it, and tells all: a byte a row, once.
+All workers bring their rows in one order. Rows that several processes hold are dealt to all workers that write, in
+runs; all else, and the touched rows of increments, which are few, worker 0 writes. Which rows of a table are touched it
+puts together from who remembers it, and tells all: a byte a row, once.
 """
 
 from __future__ import annotations
@@ -12,20 +13,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallax.runtime.checkpoint.held import ReadableRows, ReadableVariable
+from parallax.runtime.checkpoint.dealing import DealtRows, deal, rounds, run_of
+from parallax.runtime.checkpoint.held import ReadableRows, ReadableVariable, RowsOnServers, ShardedRows
 from parallax.runtime.checkpoint.links import HEADER, Header, RowsWritten
 from parallax.runtime.checkpoint.stored import OWN_KEYS, chunks, slice_text
 from parallax.runtime.worker.barrier import barrier
 from parallax.types import Array, Comm, Session, Value
 
+_SPREAD = (ShardedRows, RowsOnServers)
+
 
 class Content(NamedTuple):
-    """A tensor of a checkpoint or a slice of one, as `Writer.add` takes it; `value` is None on other workers than 0."""
+    """A tensor of a checkpoint or a slice of one, as `Writer.add` takes it.
+
+    `value` is None on workers that do not write it. Of what `is_dealt` each has a slice of its own.
+    """
 
     key: str
     slice_spec: str
     dtype: str
     value: Value | None
+    is_dealt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +59,24 @@ class Contents:
     header: Header | None = None
     _written: list[RowsWritten] = field(default_factory=list)
 
-    def pieces(self, comm: Comm, session: Session, chunk_bytes: int) -> Iterator[Content]:
-        """All of it in chunks; every worker must go through them."""
+    @property
+    def has_spread_rows(self) -> bool:
+        """Whether there is something to write for more workers than one."""
+        return any(isinstance(one, _SPREAD) for one in self.held)
+
+    def pieces(self, comm: Comm, session: Session, chunk_bytes: int, writers: Sequence[int]) -> Iterator[Content]:
+        """All of it in chunks; every worker must go through them.
+
+        Args:
+            comm: communicator of the workers.
+            session: to read with.
+            chunk_bytes: the most of a piece, if a row has no more.
+            writers: the workers that write, ascending; worker 0 is one of them.
+        """
         for one in self.held:
+            if isinstance(one, _SPREAD):
+                yield from _dealt(one, session, chunk_bytes, writers)
+                continue
             for first, count in chunks(one.stored.rows, one.stored.row_bytes, chunk_bytes):
                 rows = one.read(session, first, count)
                 yield Content(one.stored.key, one.stored.slice_spec(first, count), one.stored.dtype, rows)
@@ -85,6 +108,15 @@ class Contents:
                 spec = _spec((total, *(stored.shape or ())[1:]), at, number)
                 yield Content(values_key, spec, stored.dtype, one.read_marked(session, first, here))
                 at += number
+
+
+def _dealt(one: DealtRows, session: Session, chunk_bytes: int, writers: Sequence[int]) -> Iterator[Content]:
+    """A variable in runs of rows, one for each worker that writes in each round."""
+    stored, rank = one.stored, one.comm.Get_rank()
+    for first, counts in rounds(one, writers, chunk_bytes):
+        rows = deal(one, session, first, counts)
+        spec = stored.slice_spec(*run_of(rank, first, counts))
+        yield Content(stored.key, spec, stored.dtype, rows if rank in counts else None, is_dealt=True)
 
 
 def _marked(marks: ReadableVariable, comm: Comm, session: Session, chunk_bytes: int) -> Array:

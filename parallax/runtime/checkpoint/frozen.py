@@ -1,13 +1,12 @@
 """The variables of a job as they were at one instant, read as the variables themselves are read.
 
-Each process freezes the rows that it reads for checkpoints: a worker its own of a spread table, worker 0 those that all
-have, and, by TensorFlow, those on servers. What has no rows worker 0 copies in the same run. Images are read in a graph
-and a session of their own, in the order of the rows and once: memory of rows that were read is given back.
+A worker freezes its own rows of a spread table; worker 0 also those that all have, and, by TensorFlow, those on
+servers, which any worker may read. What has no rows worker 0 copies in the same run. Images are read in a graph and a
+session of their own, in the order of the rows and once: memory of rows that were read is given back.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +108,7 @@ class Image:
         held: the variables; every worker has them in the same order.
         session: to read them with, of this image alone; None where nothing was frozen.
         name: in each process that has a part of it.
-        ops: of each of these processes.
+        ops: of each of the processes that this worker has frozen.
         process: the one that holds this worker's own part; None without one.
     """
 
@@ -152,8 +151,9 @@ class Freezer:
             that this worker reads.
         values: of each of the variables that this worker copies, in their order; None for the others.
         image: is fed with the name of the image.
-        freezes: in the worker's graph, one for each process that has rows which this worker reads.
-        ops: in a graph of their own, likewise.
+        freezes: in the worker's graph, one for each process that this worker freezes.
+        ops: in a graph of their own, one for each process that has rows which this worker reads; first those that it
+            freezes.
         options: for a session on it.
         has_own: whether the first of the processes is this worker's.
     """
@@ -167,24 +167,25 @@ class Freezer:
     options: ConfigProto
     has_own: bool
 
-    def freeze(self, session: Session, comm: Comm) -> Image:
+    def freeze(self, session: Session, comm: Comm, name: str) -> Image:
         """An image of the variables as they are now; nobody may write one of them while it is made.
 
         Args:
             session: TensorFlow's session on the worker's graph.
             comm: communicator of the workers, by which the image will be read.
+            name: of the image, the same on all workers.
 
         Raises:
             CannotFreeze: no image was made.
         """
-        name = f"checkpoint {uuid.uuid4().hex}"
+        frozen = self.ops[: len(self.freezes)]
         graph = self.ops[0].bytes.graph if self.ops else tf.Graph()
         reading = v1.Session(session.sess_str, graph=graph, config=self.options) if self.ops else None
         wanted = [value for value in self.values if value is not None]
         try:
             processes, found = session.run([list(self.freezes), wanted], {self.image: name})
         except tf.errors.ResourceExhaustedError as error:
-            _thaw(reading, name, self.ops)
+            _thaw(reading, name, frozen)
             raise CannotFreeze(str(error.message).strip().splitlines()[0]) from error
         copies = iter(found)
         values = [None if value is None else next(copies) for value in self.values]
@@ -192,7 +193,7 @@ class Freezer:
         for one, places, value in zip(self.held, self.rows, values, strict=True):
             rows = tuple(FrozenRows(one.stored, name, number, self.ops[process]) for process, number in places)
             held.append(_frozen(one, rows, value, comm))
-        return Image(tuple(held), reading, name, self.ops, int(processes[0]) if self.has_own else None)
+        return Image(tuple(held), reading, name, frozen, int(processes[0]) if self.has_own else None)
 
 
 def freezer(held: tuple[StoredVariable, ...], comm: Comm) -> Freezer:
@@ -209,7 +210,7 @@ def freezer(held: tuple[StoredVariable, ...], comm: Comm) -> Freezer:
     for entry in sorted(read, key=lambda entry: bool(entry[2].variable.dtype != tf.resource)):  # as the op takes them
         by_process.setdefault(_process(entry[2].rows), []).append(entry)
     home = _process(image)
-    names = sorted(by_process, key=lambda name: (name != home, name))
+    names = sorted(by_process, key=lambda name: (name != home, name))  # servers by name, as on all workers
     numbers: list[dict[int, tuple[int, int]]] = [{} for _ in held]
     for process, name in enumerate(names):
         for number, (at, part, _) in enumerate(by_process[name]):
@@ -225,7 +226,9 @@ def freezer(held: tuple[StoredVariable, ...], comm: Comm) -> Freezer:
         tuple(tuple(places for _, places in sorted(by_part.items())) for by_part in numbers),
         tuple(_value(one) if is_first else None for one in held),
         image,
-        tuple(_freeze(image, name, [ops for _, _, ops in by_process[name]]) for name in names),
+        tuple(
+            _freeze(image, name, [ops for *_, ops in by_process[name]]) for name in names if is_first or name == home
+        ),
         tuple(_image_ops(reading, name) for name in names),
         options,
         home in by_process,
@@ -262,7 +265,7 @@ def _read_here(one: StoredVariable, is_first: bool) -> tuple[RowOps, ...]:
         return (one.ops,)
     if isinstance(one, ReplicatedRows) and is_first:
         return (one.ops,)
-    return one.partitions if isinstance(one, RowsOnServers) and is_first else ()
+    return one.partitions if isinstance(one, RowsOnServers) else ()
 
 
 def _value(one: StoredVariable) -> Tensor | None:

@@ -2,7 +2,8 @@
 
 One class for each way to hold a variable, all with the same two calls, which every worker makes in the same order:
 `read` brings rows to worker 0, `write` takes them from worker 0 to whoever holds them. No other process gets rows that
-it does not hold, and nobody gets more than the range.
+it does not hold, and nobody gets more than the range. Rows that several processes hold can be dealt to several workers
+too (dealing.py).
 
 Between workers rows travel as bytes by mpi4py, which knows all types and needs no ops of equal names on all workers;
 between worker 0 and servers, by TensorFlow. A range of rows is a range of local rows on each owner, which ops under
@@ -19,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
+from parallax.runtime.checkpoint.dealing import DealtRows, bytes_of, deal, empty
 from parallax.runtime.checkpoint.stored import Stored
 from parallax.runtime.worker.barrier import barrier
 from parallax.transform.building.up_to_date import up_to_date
@@ -150,22 +152,17 @@ class ShardedRows(Generic[Rows]):
     ownership: Ownership
     comm: Comm
 
+    def readers(self, takers: Sequence[int]) -> Sequence[int]:
+        """Each worker reads its own."""
+        return range(self.ownership.holders)
+
+    def read_held(self, session: Session, holder: int, low: int, high: int) -> Array:
+        """This worker's own local rows."""
+        return self.ops.read(session, low, high)
+
     def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
         """Each worker sends its rows of the range; worker 0 puts them in order."""
-        rank = self.comm.Get_rank()
-        low, high = self.ownership.local_range(rank, first, count)
-        mine = self.ops.read(session, low, high) if low < high else self._rows(0)
-        barrier(self.comm)
-        if rank:
-            self.comm.Gatherv(_bytes(mine), None)
-            return None
-        lengths = self._lengths(first, count)
-        by_owner, rows = self._rows(count), self._rows(count)
-        self.comm.Gatherv(_bytes(mine), [_bytes(by_owner), [n * self.stored.row_bytes for n in lengths]])
-        for owner, theirs in enumerate(np.split(by_owner, np.cumsum(lengths)[:-1])):
-            for here, there in self.ownership.pieces(owner, first):
-                rows[here] = theirs[there]
-        return rows
+        return _on_worker_0(self, session, first, count)
 
     def read_marked(self, session: Session, first: int, marked: Array) -> ArrayOnWorker0:
         """Each worker sends those of its rows that are marked; worker 0 puts them in order."""
@@ -175,12 +172,12 @@ class ShardedRows(Generic[Rows]):
         mine = self.ops.pick(session, own.low, own.numbers) if len(own.numbers) else self._rows(0)
         barrier(self.comm)
         if rank:
-            self.comm.Gatherv(_bytes(mine), None)
+            self.comm.Gatherv(bytes_of(mine), None)
             return None
         total = int(np.count_nonzero(marked))
         by_owner, rows = self._rows(total), self._rows(total)
         lengths = [len(one.numbers) for one in picks]
-        self.comm.Gatherv(_bytes(mine), [_bytes(by_owner), [n * self.stored.row_bytes for n in lengths]])
+        self.comm.Gatherv(bytes_of(mine), [bytes_of(by_owner), [n * self.stored.row_bytes for n in lengths]])
         for one, theirs in zip(picks, np.split(by_owner, np.cumsum(lengths)[:-1]), strict=True):
             rows[one.places] = theirs
         return rows
@@ -192,13 +189,13 @@ class ShardedRows(Generic[Rows]):
         mine = self._rows(high - low)
         barrier(self.comm)
         if rank:
-            self.comm.Scatterv(None, _bytes(mine))
+            self.comm.Scatterv(None, bytes_of(mine))
         else:
             by_owner, lengths = self._rows(count), self._lengths(first, count)
             for owner, theirs in enumerate(np.split(by_owner, np.cumsum(lengths)[:-1])):
                 for here, there in self.ownership.pieces(owner, first):
                     theirs[there] = rows[here]
-            self.comm.Scatterv([_bytes(by_owner), [n * self.stored.row_bytes for n in lengths]], _bytes(mine))
+            self.comm.Scatterv([bytes_of(by_owner), [n * self.stored.row_bytes for n in lengths]], bytes_of(mine))
         if low < high:
             self.ops.write(session, low, mine)
 
@@ -208,7 +205,7 @@ class ShardedRows(Generic[Rows]):
         return [high - low for low, high in ranges]
 
     def _rows(self, count: int) -> Array:
-        return _empty(self.stored, count)
+        return empty(self.stored, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,31 +220,37 @@ class RowsOnServers(Generic[Rows]):
     copy: ReplicatedRows[RowOps] | None
     comm: Comm
 
+    @property
+    def ownership(self) -> Ownership:
+        """The rows of the partitions."""
+        return Ownership.even(len(self.partitions))
+
+    def readers(self, takers: Sequence[int]) -> Sequence[int]:
+        """The partitions by turns; each is read by one worker in a round, in order."""
+        return [takers[number % len(takers)] for number in range(len(self.partitions))]
+
+    def read_held(self, session: Session, holder: int, low: int, high: int) -> Array:
+        """Local rows of a partition."""
+        return self.partitions[holder].read(session, low, high)
+
     def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
         """Worker 0 reads its range of each partition, and puts the rows in order."""
-        if self.comm.Get_rank():
-            return None
-        rows, ownership = _empty(self.stored, count), Ownership.even(len(self.partitions))
-        for number, ops in enumerate(self.partitions):
-            low, high = ownership.local_range(number, first, count)
-            for here, _ in ownership.pieces(number, first) if low < high else ():
-                rows[here] = ops.read(session, low, high)
-        return rows
+        return _on_worker_0(self, session, first, count)
 
     def read_marked(self, session: Session, first: int, marked: Array) -> ArrayOnWorker0:
         """Worker 0 has the marked rows of each partition come, and puts them in order."""
         if self.comm.Get_rank():
             return None
-        rows, ownership = _empty(self.stored, int(np.count_nonzero(marked))), Ownership.even(len(self.partitions))
+        rows = empty(self.stored, int(np.count_nonzero(marked)))
         for number, ops in enumerate(self.partitions):
-            one = Picked.of(ownership, number, first, marked)
+            one = Picked.of(self.ownership, number, first, marked)
             if len(one.numbers):
                 rows[one.places] = ops.pick(session, one.low, one.numbers)
         return rows
 
     def write(self: RowsOnServers[RowOps], session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
         """Worker 0 writes each partition's rows; the others go on when it has."""
-        ownership = Ownership.even(len(self.partitions))
+        ownership = self.ownership
         for number, ops in enumerate(self.partitions if self.comm.Get_rank() == 0 else ()):
             low, high = ownership.local_range(number, first, count)
             for here, _ in ownership.pieces(number, first) if low < high else ():
@@ -295,9 +298,9 @@ class ReplicatedRows(Generic[Rows]):
 
     def write(self: ReplicatedRows[RowOps], session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
         """Worker 0's rows go to all."""
-        mine = np.ascontiguousarray(rows) if self.comm.Get_rank() == 0 else _empty(self.stored, count)
+        mine = np.ascontiguousarray(rows) if self.comm.Get_rank() == 0 else empty(self.stored, count)
         barrier(self.comm)
-        self.comm.Bcast(_bytes(mine))
+        self.comm.Bcast(bytes_of(mine))
         if count:
             self.ops.write(session, first, mine)
 
@@ -319,6 +322,12 @@ class ReplicatedValue:
     def write(self, session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
         """Worker 0's value goes to all."""
         session.run(self.update, {self.new_value: self.comm.bcast(rows)})
+
+
+def _on_worker_0(one: DealtRows, session: Session, first: int, count: int) -> ArrayOnWorker0:
+    """Rows `[count, ...]` on worker 0, None elsewhere."""
+    rows = deal(one, session, first, {0: count})
+    return rows if one.comm.Get_rank() == 0 else None
 
 
 def hold(stored: tuple[Stored, ...], places: Places, comm: Comm) -> tuple[StoredVariable, ...]:
@@ -387,12 +396,3 @@ def _copied_value(stored: Stored, op: str, comm: Comm) -> ReplicatedValue:
 def _variable(stored: Stored, op: str) -> tuple[Handle, DType]:
     """The handle or reference in the default graph, and the element type."""
     return tf.compat.v1.get_default_graph().get_tensor_by_name(f"{op}:0"), tf.as_dtype(stored.dtype)
-
-
-def _empty(stored: Stored, count: int) -> Array:
-    return np.empty((count, *(stored.shape or ())[1:]), tf.as_dtype(stored.dtype).as_numpy_dtype)
-
-
-def _bytes(rows: Array) -> Array:
-    """The bytes of an array, which MPI sends whatever their type; no copy of what is contiguous."""
-    return np.ascontiguousarray(rows).reshape(-1).view(np.uint8)

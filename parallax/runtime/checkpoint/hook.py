@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, NoReturn
 
 import tensorflow as tf
 
+from parallax.logger import log
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.folder import FilesFailed
@@ -59,6 +60,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     _is_missing: bool = False  # what was to be saved then could not be written
     _warned: set[str] = field(default_factory=set)  # kinds of warnings that come once
     _saved_s: float = 0.0
+    _writers: tuple[int, ...] = ()  # that were told of last
     _preemption: Preemption = field(init=False)
     _runs: StepRuns = field(init=False)
 
@@ -160,6 +162,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         else:
             notes = moved.notes
             self.checkpoints.succession.last = moved.header
+            self._tell_writers(moved.writers)
             _LOG.info(
                 "Written: %s, %s in %.1f s, of which training waited %.3f s; %s of memory were held twice",
                 *(moved.prefix, bytes_text(moved.moved_bytes), moved.seconds, moved.waited_s),
@@ -167,6 +170,22 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             )
         for note in notes if self.checkpoints.storage.comm.Get_rank() == 0 else ():
             _LOG.warning("%s", note)
+
+    def _tell_writers(self, writers: tuple[int, ...]) -> None:
+        """Says which workers write spread rows, once and whenever it changes."""
+        if writers in ((), self._writers):
+            return
+        storage, self._writers = self.checkpoints.storage, writers
+        size = storage.comm.Get_size()
+        if storage.comm.Get_rank() or size == 1:
+            return
+        others = [rank for rank in range(size) if rank not in writers]
+        log.info(
+            f"The spread rows of checkpoints are written by {_workers(writers)}: {_workers(others)} cannot write to "
+            f"{storage.folder} as worker 0 sees it."
+            if others
+            else f"The spread rows of checkpoints are written by all {size} workers, each its share."
+        )
 
     def _look(self) -> None:
         """Takes in what came of a checkpoint beside training, once it has ended."""
@@ -277,3 +296,7 @@ class CallingHook(CheckpointHook):
         storage = self.checkpoints.storage
         held = next(h for h in storage.held if h.stored.op == self.checkpoints.step_op)
         return int(held.read(session, 0, 1)) if storage.comm.Get_rank() == 0 else 0
+
+
+def _workers(ranks: Sequence[int]) -> str:
+    return f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,4 +1,4 @@
-"""Writes and reads checkpoints with all workers: worker 0 has the files, the others bring and get rows.
+"""Writes and reads checkpoints with all workers: worker 0 reads the files, and whoever sees their folder writes them.
 
 Everything goes in chunks of at most CHUNK_BYTES; a row is never cut. Keys, shapes and types are compared before
 anything is changed, and all workers raise the same error. A checkpoint is read after the initial values are there and
@@ -17,7 +17,7 @@ from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.chain import States
 from parallax.runtime.checkpoint.folder import INCREMENT, Retention, absolute, file_errors, listed
-from parallax.runtime.checkpoint.held import StoredVariable
+from parallax.runtime.checkpoint.held import RowsOnServers, StoredVariable
 from parallax.runtime.checkpoint.links import Header
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
 from parallax.runtime.checkpoint.stored import CHUNK_BYTES
@@ -34,7 +34,7 @@ class Storage:
     """The variables of a job and the folder of their checkpoints.
 
     Attributes:
-        folder: where worker 0 writes and reads; the other workers need no such folder.
+        folder: where worker 0 writes and reads; the other workers write there too where they see it.
         held: all variables, in the same order on all workers, which keeps their calls in step.
         comm: communicator of the workers (mpi4py).
         chunk_bytes: the most that is moved at once.
@@ -57,9 +57,9 @@ class Storage:
         return (*self.held, *self.own, *self.marks.held)
 
     def writer(self, step: int, header: Header | None, chunk_bytes: int) -> Writer:
-        """Writes the files of a checkpoint, on worker 0."""
+        """Writes the files of a checkpoint, as this worker takes part."""
         name = f"{INCREMENT}-{step}" if header is not None and header.base else ""
-        return Writer(absolute(self.folder), step, chunk_bytes, self.retention, name)
+        return Writer(absolute(self.folder), step, chunk_bytes, self.retention, name, self.comm.Get_rank())
 
     def save(self, session: Session, step: int, header: Header | None = None) -> Moved:
         """Writes a checkpoint; every worker must call it, at the same step, and returns when it is done.
@@ -74,11 +74,19 @@ class Storage:
             CheckpointError: when the workers are not at one step.
         """
         check_one_step(self.comm, step)
+        self._bring_up_to_date(session)
         contents = self.marks.contents(self.everything, header)
         moved = write_contents(contents, self.comm, session, self.writer(step, header, self.chunk_bytes))
         self.marks.forget(session)
         barrier(self.comm)  # worker 0 forgets for servers, and nobody trains before
         return moved
+
+    def _bring_up_to_date(self, session: Session) -> None:
+        """On servers worker 0 brings rows up to date, as the other workers' graphs need not know of all updates."""
+        on_servers = [one for one in self.everything if isinstance(one, RowsOnServers)]
+        lacking = [op for one in on_servers for rows in one.partitions for op in rows.up_to_date]
+        if lacking and self.comm.Get_rank() == 0:
+            session.run(lacking)
 
     def next_step(self) -> int:
         """The number after the highest that a checkpoint of the folder has, from 1; every worker must call it."""

@@ -1,17 +1,24 @@
-"""Writes one checkpoint with all workers: they bring rows in chunks, and worker 0 has the files."""
+"""Writes one checkpoint with all workers: they bring rows in chunks, and those that see its folder write them.
+
+Worker 0 makes a folder for the files, of a name drawn at random. Each other worker that finds it and may write there
+leaves a sign, for which worker 0 looks. Whoever has left one writes runs of the rows that are spread into files of its
+own; where nobody has, worker 0 writes all. It also makes one checkpoint of the files, and gives it its name.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.chain import delete_others, delete_strays
-from parallax.runtime.checkpoint.contents import Contents
-from parallax.runtime.checkpoint.folder import FilesFailed, file_errors, listed
+from parallax.runtime.checkpoint.contents import Content, Contents
+from parallax.runtime.checkpoint.folder import file_errors, is_full, listed, reason
 from parallax.runtime.checkpoint.links import Header
 from parallax.runtime.checkpoint.writer import Writer
 from parallax.runtime.worker.barrier import barrier
@@ -31,6 +38,7 @@ class Moved:
         copied_bytes: the most memory that a worker held twice, as it had written it while the checkpoint was written.
         notes: what was skipped as it was damaged, or deleted to make room, a sentence each.
         header: what the checkpoint says of itself, on all workers; None where it says nothing.
+        writers: the workers that wrote spread rows; none where there are no such rows.
     """
 
     prefix: str
@@ -41,6 +49,7 @@ class Moved:
     copied_bytes: int = 0
     notes: tuple[str, ...] = ()
     header: Header | None = None
+    writers: tuple[int, ...] = ()
 
 
 def write_contents(
@@ -56,7 +65,7 @@ def write_contents(
         contents: what it has.
         comm: communicator of the workers.
         session: to read them with.
-        writer: of the checkpoint, on worker 0; no file is touched on the others.
+        writer: of the checkpoint, as this worker takes part.
         after_chunk: is called when this worker has brought its rows of a chunk.
 
     Raises:
@@ -64,46 +73,123 @@ def write_contents(
     """
     began_s = time.monotonic()
     on_worker_0(comm, writer.begin, _writing(writer))
-    total_bytes = largest_bytes = 0
-    failed: FilesFailed | None = None
-    for piece in contents.pieces(comm, session, writer.chunk_bytes):
+    writers = _writers(comm, writer) if contents.has_spread_rows else ()
+    own = _OwnFiles(comm, writer)
+    for piece in contents.pieces(comm, session, writer.chunk_bytes, writers):
         after_chunk()
-        if comm.Get_rank() or failed is not None:  # the others go on bringing rows, and hear at the end
-            continue
-        size = int(getattr(piece.value, "nbytes", 0))
-        total_bytes, largest_bytes = total_bytes + size, max(largest_bytes, size)
-        try:
-            with _writing(writer):
-                writer.add(*piece)
-        except FilesFailed as error:
-            failed = error
+        own.write(piece)
+    own.close()
+    found = comm.allgather((own.said, own.parts, own.total_bytes, max(own.largest_bytes, writer.largest_bytes)))
+    said = next(filter(None, (said for said, *_ in found)), None)
+    parts = [part for _, theirs, *_ in found[1:] for part in theirs]
 
     def finish() -> None:
-        if failed is not None:
-            raise failed
-        _finish(writer, contents.header)
+        if said is not None:
+            raise own.failed or OSError(said)
+        _finish(writer, contents.header, parts)
 
     on_worker_0(comm, finish, _writing(writer))  # the others wait: what they did next would find worker 0 missing
-    largest_bytes = max(largest_bytes, writer.largest_bytes)
     seconds = time.monotonic() - began_s
     return Moved(
         writer.prefix,
-        total_bytes,
-        largest_bytes,
+        sum(total_bytes for *_, total_bytes, _ in found),
+        max(largest_bytes for *_, largest_bytes in found),
         seconds,
         seconds,
         notes=tuple(writer.notes),
         header=contents.header,
+        writers=writers,
     )
 
 
-def _finish(writer: Writer, header: Header | None) -> None:
-    """Gives a checkpoint its name, and deletes what can no longer be read with any."""
+def _writers(comm: Comm, writer: Writer) -> tuple[int, ...]:
+    """The workers that see the folder of a checkpoint and may write there; worker 0, which has made it, is one."""
+    name = comm.bcast(writer.parts_name)
+    signed = comm.allgather(comm.Get_rank() == 0 or writer.join(name))
+
+    def joined() -> list[int]:
+        return [worker for worker, one in enumerate(signed) if one and (worker == 0 or writer.has_joined(worker))]
+
+    return tuple(comm.bcast(on_worker_0(comm, joined, _writing(writer))))
+
+
+@dataclass
+class _OwnFiles:
+    """What one worker writes of a checkpoint.
+
+    After an error of files it writes no more, but goes on to bring rows, and all hear of it at the end. Where the disk
+    is full it has worker 0, which alone deletes, make room, and tries again.
+    """
+
+    comm: Comm
+    writer: Writer
+    parts: tuple[str, ...] = ()
+    failed: Exception | None = None
+    total_bytes: int = 0
+    largest_bytes: int = 0
+    _may_ask: bool = True
+
+    @property
+    def said(self) -> str | None:
+        """What failed; None when nothing has."""
+        rank = self.comm.Get_rank()
+        return None if self.failed is None else f"{reason(self.failed)}{f' (worker {rank})' if rank else ''}"
+
+    def write(self, piece: Content) -> None:
+        """Writes what this worker has of a piece; of one that is dealt, every worker must call it."""
+        size = int(getattr(piece.value, "nbytes", 0))
+        self.total_bytes, self.largest_bytes = self.total_bytes + size, max(self.largest_bytes, size)
+
+        def add() -> None:
+            if piece.value is not None:
+                self.writer.add(piece.key, piece.slice_spec, piece.dtype, piece.value)
+
+        self._try(add)
+        if piece.is_dealt:
+            self._try_again(add)
+        else:  # worker 0's, which has made room if it could
+            self._may_ask = self.failed is None
+
+    def close(self) -> None:
+        """Ends this worker's files; every worker must call it."""
+
+        def close() -> None:
+            self.parts = self.writer.close()
+
+        self._try(close)
+        self._try_again(close)
+
+    def _try(self, do: Callable[[], None]) -> None:
+        if self.failed is not None:
+            return
+        try:
+            do()
+        except (tf.errors.OpError, OSError) as error:
+            self.failed = error
+
+    def _try_again(self, do: Callable[[], None]) -> None:
+        """Where a disk was full, does it again as long as worker 0 has room made; every worker must call it."""
+        while True:
+            asks = self.failed is not None and self._may_ask and is_full(self.failed)
+            barrier(self.comm)
+            asked = next(filter(None, self.comm.allgather(self.said if asks else None)), None)
+            if asked is None:
+                return
+            has_room = self.comm.bcast(self.writer.make_room(OSError(asked)) if self.comm.Get_rank() == 0 else None)
+            if asks and has_room:
+                self.failed = None
+                self._try(do)
+            elif asks:
+                self._may_ask = False
+
+
+def _finish(writer: Writer, header: Header | None, parts: Sequence[str]) -> None:
+    """Gives a checkpoint its name, and deletes what can no longer be read with any; `parts` are the other workers'."""
     if header is not None and header.base:
         delete_others(writer.folder, header)
-        writer.finish_files()
+        writer.finish_files(parts)
         return
-    writer.finish()
+    writer.finish(parts)
     delete_strays(writer.folder, listed(writer.folder))
 
 

@@ -111,7 +111,7 @@ class ChangeOver:
         refusal = decided = ""
         try:
             rewrites = rewrites_of(self._analysed, plan, self._place.equal_randomness)
-            new = transform(self._analysed.captured.view, rewrites, self._place)
+            new = transform(self._analysed.captured.view, rewrites, self._place, overlaps=self._planned.overlaps)
             added = beside(self._planned, self._names, new, self._number)
             places = places_of(added.worker_graph, added.names)
             stored = to_be_moved(self._analysed.captured.view, self._places, places)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from parallax.transform.building.all_to_all import ALL_REDUCE as ALL_REDUCE_OP
 from parallax.transform.building.all_to_all import ALL_TO_ALL
 from parallax.transform.swap import as_planned
 from parallax.types import NodeDef, StepStats
@@ -26,7 +27,7 @@ COLLECTIVES = frozenset(
         "Broadcast",
         "Reducescatter",
     )
-) | {ALL_TO_ALL}
+) | {ALL_TO_ALL, ALL_REDUCE_OP}
 GIVES = frozenset({"AccumulatorApplyGradient", "SparseAccumulatorApplyGradient"})
 """By these all workers meet on a server: what follows happens when the last has given."""
 
@@ -46,6 +47,7 @@ _KIND_BY_SCOPE = {
     "scatter": PUSH,
     "lock": PUSH,
     "all_reduce": ALL_REDUCE,
+    "joined": ALL_REDUCE,
     "broadcast": ALL_REDUCE,
     "meet": ALL_REDUCE,
     "shared_rows": ALL_REDUCE,

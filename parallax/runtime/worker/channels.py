@@ -1,26 +1,32 @@
-"""Gives every exchange of a worker's graph a communicator of its own, by which its node reaches the other workers."""
+"""Gives every exchange and all-reduce of a worker's graph a communicator of its own, by which its node meets others."""
 
 from __future__ import annotations
 
 import ctypes
 
-from parallax.transform.building.all_to_all import ALL_TO_ALL, HOST, library
-from parallax.types import Comm, GraphDef
+from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL, HOST, library
+from parallax.types import Comm, GraphDef, NodeDef
 
 
 def open_channels(graph_def: GraphDef, workers: Comm, host_workers: Comm = None) -> None:
-    """Opens the exchanges of a graph that are not open yet; every worker must call it with the same ones.
+    """Opens what is not open yet of a graph's exchanges and all-reduces; all workers must call it with the same ones.
 
     Args:
         graph_def: a worker's graph.
         workers: communicator of all workers.
         host_workers: of those of this host, where there are exchanges among them.
     """
-    exchanges = sorted((node.name, node.attr["among"].s.decode()) for node in graph_def.node if node.op == ALL_TO_ALL)
-    if not exchanges:
+    meetings = sorted((n.name, _is_in_host(n)) for n in graph_def.node if n.op in (ALL_TO_ALL, ALL_REDUCE))
+    joined = [n.name for n in graph_def.node if n.op == ALL_REDUCE and n.attr["N"].i > 1]
+    meetings += [(f"{name}:parts", False) for name in sorted(joined)]  # for runs that need some of its members
+    if not meetings:
         return
     native = ctypes.CDLL(str(library()))
-    for name, among in exchanges:  # in one order on all workers: making a communicator is a collective itself
+    for name, in_host in meetings:  # in one order on all workers: making a communicator is a collective itself
         if not native.parallax_is_open(name.encode()):
-            communicator = (host_workers if among == HOST else workers).Dup()
+            communicator = (host_workers if in_host else workers).Dup()
             native.parallax_open(name.encode(), ctypes.c_int(communicator.py2f()))
+
+
+def _is_in_host(node: NodeDef) -> bool:
+    return bool(node.op == ALL_TO_ALL and node.attr["among"].s.decode() == HOST)

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from tensorflow.core.protobuf import config_pb2
 
+from parallax.runtime.worker.overlapping import Overlapping
 from parallax.types import Graph, Hook, Session, TensorShape, Value
 
 
@@ -29,19 +30,22 @@ class DirectRuns:
     Args:
         raw: TensorFlow's session, in this process.
         waits_for: hooks that must see all runs until they have finished.
+        overlaps: whether its graph has gates at which runs take turns.
     """
 
-    def __init__(self, raw: Session, waits_for: Sequence[Finishing] = ()) -> None:
+    def __init__(self, raw: Session, waits_for: Sequence[Finishing] = (), overlaps: bool = False) -> None:
         self._raw = raw
+        self._overlapping = Overlapping(raw) if overlaps else None
         self._waits_for = list(waits_for)
         self._ready: dict[tuple[tuple[str, ...], tuple[str, ...]], _Ready | None] = {}
 
-    def run(self, tensors: tuple[str, ...], feeds: Mapping[str, Value]) -> list[Value] | None:
+    def run(self, tensors: tuple[str, ...], feeds: Mapping[str, Value], overlaps: bool = False) -> list[Value] | None:
         """What is asked for, None for each operation; or None when this run must go the long way.
 
         Args:
             tensors: names of tensors and operations in the worker's graph.
             feeds: tensor name -> value.
+            overlaps: whether what follows after the fetches may go on while the next run begins.
         """
         if self._waits_for:
             self._waits_for = [hook for hook in self._waits_for if not hook.finished]
@@ -55,17 +59,28 @@ class DirectRuns:
             return None
         ready = self._ready[key]
         if ready is None:
-            ready = self._ready[key] = _Ready(self._raw, *key)
+            ready = self._ready[key] = _Ready(self._raw, *key, self._overlapping if overlaps else None)
         return ready.run(tuple(feeds.values()))
+
+    def settle(self) -> None:
+        """Waits until no run is on its way; raises what one has failed with that was."""
+        if self._overlapping is not None:
+            self._overlapping.settle()
 
 
 class _Ready:
     """One set of fetches and feeds."""
 
-    def __init__(self, raw: Session, tensors: Sequence[str], fed: Sequence[str]) -> None:
+    def __init__(
+        self, raw: Session, tensors: Sequence[str], fed: Sequence[str], overlapping: Overlapping | None
+    ) -> None:
         given = [raw.graph.get_tensor_by_name(name) for name in fed]
         self._takes = [(tensor.dtype.base_dtype.as_numpy_dtype, _dims(tensor.shape)) for tensor in given]
         self._places = [":" in name for name in tensors]
+        self._overlapping = overlapping
+        self._flight = None if overlapping is None else overlapping.ready(tensors, fed)
+        if self._flight is not None:
+            return
         options = config_pb2.CallableOptions(feed=fed)
         options.fetch.extend(name for name in tensors if ":" in name)
         options.target.extend(name for name in tensors if ":" not in name)
@@ -75,7 +90,10 @@ class _Ready:
         for value, (dtype, dims) in zip(values, self._takes, strict=True):
             if type(value) is not np.ndarray or value.dtype != dtype or not _fits(value.shape, dims):
                 return None  # TensorFlow converts it, or says what is wrong with it
-        found = iter(self._call(*values))
+        if self._overlapping is not None and self._flight is not None:
+            found = iter(self._overlapping.run(self._flight, values))
+        else:
+            found = iter(self._call(*values))
         return [next(found) if is_tensor else None for is_tensor in self._places]
 
 

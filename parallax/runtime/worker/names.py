@@ -1,11 +1,11 @@
 """Which tensors of the worker's graph stand for the user's names, and what a run feeds besides.
 
-A variable, by whatever name, becomes its whole value; the parts of a fused exchange that a run does not need are fed
-with nothing.
+A variable, by whatever name, becomes its whole value; the parts of a fused exchange, or of joined all-reduces, that a
+run does not need are fed with nothing.
 
 A tensor that holds some rows only cannot be fetched, and the error says so. The collectives of a run are Horovod's ops,
-exchanges, gifts to accumulators, and meetings by their number: these alone have equal names on all workers. A run of
-asynchronous training has none, and is not watched.
+all-reduces, exchanges, gifts to accumulators, and meetings by their number: these alone have equal names on all
+workers. A run of asynchronous training has none, and is not watched.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import numpy as np
 from parallax.errors import SessionError
 from parallax.graph.view import GraphView, split_tensor
 from parallax.runtime.worker.accumulation import Gather, KeptGradients
-from parallax.transform.building.all_to_all import ALL_TO_ALL
+from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL
 from parallax.transform.building.reduce_and_broadcast import MEETINGS
 from parallax.transform.passes.gradients_to_servers import FRONTS_GIVE
+from parallax.transform.passes.joined_messages import view_apart
 from parallax.transform.pipeline import WorkerGraph
 from parallax.transform.swap import as_planned, renamed_tensor
 from parallax.types import Value
@@ -75,7 +76,8 @@ class Names:
         self._view = view
         self._renamed = renamed or {}
         self._worker_graph = worker_graph
-        self._worker_view = GraphView(worker_graph.graph_def)
+        self._worker_view = view_apart(worker_graph.graph_def)
+        self._joined = frozenset(member for one in worker_graph.joined for member in one.members)
         self._resolved: dict[tuple[tuple[str, ...], frozenset[str], Gather | None], Resolved] = {}
         self._kept: KeptGradients | None = None
         self._sources: dict[tuple[tuple[str, ...], frozenset[str]], frozenset[str]] = {}
@@ -158,8 +160,18 @@ class Names:
             for cut in self._worker_graph.cuts
             if _node(cut.tensor) in runs and not needed & set(cut.needed_by)
         }
+        empty |= self._parts_not_needed(runs)
         led = {a: b for a, b in feeds.items() if a != b}
         return Resolved(tuple(tensors), empty, self._digest(runs), led, tuple(had))
+
+    def _parts_not_needed(self, runs: set[str]) -> dict[str, Value]:
+        """Of messages of which a run needs some members only, the parts of the others."""
+        found: dict[str, Value] = {}
+        for message in self._worker_graph.joined:
+            if not runs.isdisjoint(message.members):
+                pairs = zip(message.members, message.parts, strict=True)
+                found.update({part: np.zeros(0, message.dtype) for member, part in pairs if member not in runs})
+        return found
 
     def for_all(self, names: Iterable[str], fed: Iterable[str]) -> dict[str, list[str]]:
         """For each fetch where workers meet for it; of fetches that meet alike one, of those that do not none.
@@ -216,7 +228,8 @@ class Names:
         if planned.startswith(MEETINGS):
             return "/".join(planned.split("/")[:3])
         gives = op in _GIVES and not planned.startswith(FRONTS_GIVE)
-        return node if op.startswith("Horovod") or op == ALL_TO_ALL or gives else ""
+        meets = op.startswith("Horovod") or op in (ALL_TO_ALL, ALL_REDUCE) or node in self._joined
+        return node if meets or gives else ""
 
     def _worker_name(self, name: str) -> str:
         whole = self._worker_graph.whole

@@ -223,7 +223,8 @@ class Session(PlainSession):
                     fetch = fetch_text(request.names, ())
                     for_all = partial(worker.names.for_all, request.names, request.feeds)
                     worker.watch.begin(fetch, resolved.collectives, for_all=for_all)
-                    found = self._direct.run(resolved.tensors, {**feeds, **resolved.empty})
+                    overlaps = bool(resolved.collectives)
+                    found = self._direct.run(resolved.tensors, {**feeds, **resolved.empty}, overlaps)
                 if found is None:  # the last hook says what the run waits for
                     arguments = tf.compat.v1.train.SessionRunArgs(fetches, feed_dict)
                     context = tf.compat.v1.train.SessionRunContext(arguments, PlainSession(worker))
@@ -323,7 +324,10 @@ class Session(PlainSession):
                 f"The gradients of the last {pending} batches were not applied: an update takes those of "
                 f"{self.accumulate_steps}."
             )
-        if self._guard is not None and (error is None or isinstance(error, _GOOD_ENDS)):
+        failed = self._failure_of_tails()
+        if failed is not None and (error is None or isinstance(error, _GOOD_ENDS)):
+            kind, error, trace = type(failed), failed, failed.__traceback__
+        if self._guard is not None and (error is None or isinstance(error, _GOOD_ENDS)) and failed is None:
             self._guard.close()
         try:
             is_end = bool(self._monitored.__exit__(kind, error, trace))
@@ -332,7 +336,19 @@ class Session(PlainSession):
             self._worker.watch.finish()
         if self._worker.log is not None and (error is None or is_end):
             self._worker.log.finish()
+        if failed is not None and error is failed and not is_end:
+            raise failed
         return is_end
+
+    def _failure_of_tails(self) -> BaseException | None:
+        """Waits until no run is on its way; what one has failed with that was."""
+        try:
+            if self._direct is not None:
+                with self._worker.watch.run("what the last steps have left to do", "end of steps"):
+                    self._direct.settle()
+        except Exception as failed:
+            return failed
+        return None
 
     def exchange_report(self) -> ExchangeReport:
         """Bytes of the training exchanges so far, predicted and counted, summed over the workers.

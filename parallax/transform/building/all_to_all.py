@@ -19,7 +19,7 @@ import tensorflow as tf
 from parallax.errors import TransformError
 from parallax.types import DType, OpLibrary, Tensor
 
-ALL_TO_ALL = "ParallaxAllToAll"
+ALL_TO_ALL, ALL_REDUCE = "ParallaxAllToAll", "ParallaxAllReduce"
 WORKERS, HOST = "workers", "host"
 
 
@@ -40,7 +40,7 @@ def native_ops() -> OpLibrary:
             f"Workers draw and exchange rows by ops of {library()}, which is not there. Build it: `make install`."
         )
     ops = tf.load_op_library(str(library()))
-    if not hasattr(ops, "parallax_candidates"):
+    if not hasattr(ops, "parallax_all_reduce"):
         raise TransformError(f"{library()} must be as new as Parallax, and is older. Build it: `make install`.")
     return ops
 

@@ -1,10 +1,13 @@
-"""Horovod's collectives as graph ops: the only place that builds them. The exchange of rows is in all_to_all.py.
+"""Collectives as graph ops: the only place that builds them. The exchange of rows is in all_to_all.py.
+
+All-reduces, which every step has, are an op of the project's own (parallax/native/all_reduce.cc): what travels is known
+when the graph is built, so nobody has to agree on it in a step. Gathering to all and broadcasts are Horovod's.
 
 Horovod declares its ops stateless, so TensorFlow may fold one whose inputs are constant, or merge two with equal
 inputs. Inputs therefore pass through `open_end`, which is never folded. The node's name is the name on the wire: all
 workers build the same nodes in the same order, else they wait for each other for ever.
 
-Before each of them an op wakes Horovod's thread, which sleeps while there is nothing to do (parallax/native).
+Before each of those an op wakes Horovod's thread, which sleeps while there is nothing to do (parallax/native).
 """
 
 from __future__ import annotations
@@ -44,20 +47,21 @@ def all_gather(tensor: Tensor) -> Tensor:
     return gathered
 
 
-def all_reduce(tensor: Tensor, kind: str = "sum", scale: float = 1.0) -> Tensor:
-    """The elementwise sum (times `scale`), minimum or maximum over the workers; of the same shape on all.
+def all_reduce(tensor: Tensor, kind: str = "sum", scale: float = 1.0, is_alike: bool = False) -> Tensor:
+    """The elementwise sum (of each part times `scale`), minimum or maximum over the workers; of the same shape on all.
 
-    bfloat16 travels as float32 and booleans as int32, which Horovod's MPI reductions know. Horovod keeps its factor as
-    float32, which is too coarse for float64.
+    bfloat16 travels as float32 and booleans as int32, which MPI can add up. The op keeps its factor as float32, which
+    is too coarse for float64. Where the shape is not known before the run, the workers compare their sizes first,
+    unless these `is_alike` says to be equal. Small ones travel together (passes/joined_messages.py).
     """
-    from horovod.tensorflow import mpi_ops
-
     if tensor.dtype == tf.float64 and scale != 1.0:
-        return all_reduce(tensor * scale, kind)
-    op = {"sum": mpi_ops.Sum, "min": mpi_ops.Min, "max": mpi_ops.Max}[kind]
+        return all_reduce(tensor * scale, kind, 1.0, is_alike)
     wire = {tf.bfloat16: tf.float32, tf.bool: tf.int32}.get(tensor.dtype, tensor.dtype)
-    with _announced(tensor):
-        reduced = mpi_ops._allreduce(tf.cast(tensor, wire), op=op, prescale_factor=scale, name="all_reduce")
+    elements = tensor.shape.num_elements()
+    elements = (-2 if is_alike else -1) if elements is None else elements
+    (reduced,) = native_ops().parallax_all_reduce(
+        parts=[tf.cast(tensor, wire)], kind=kind, scales=[scale], elements=elements, name="all_reduce"
+    )
     reduced.set_shape(tensor.shape)
     return tf.cast(reduced, tensor.dtype)
 

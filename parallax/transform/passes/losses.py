@@ -65,11 +65,14 @@ def _part(editor: Editor, whole: Tensor, batch: str) -> Tensor:
 
 
 def _weigh_selected(editor: Editor, one: Selected) -> None:
+    if one.is_whole and not one.counted:
+        return
     mean = editor.tensor(f"{one.node}:0")
     own = tf.cast(tf.raw_ops.Size(input=editor.tensor(one.values)), mean.dtype)
     share = _part(editor, editor.together.all_reduce(own), one.batch)
-    weighed = tf.where(own > 0, mean * own / share, tf.zeros_like(mean))  # a mean of nothing is no number
-    editor.redirect(editor.view.consumers(f"{one.node}:0"), weighed)
+    if not one.is_whole:
+        added = tf.where(own > 0, mean * own, tf.zeros_like(mean))  # a mean of nothing is no number
+        editor.redirect(editor.view.consumers(f"{one.node}:0"), added / share)
     editor.redirect(one.counted, share)
 
 

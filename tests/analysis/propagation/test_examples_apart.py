@@ -38,6 +38,12 @@ def nearest(u: Any) -> Any:
     return tf.reduce_min(tf.reduce_sum(tf.square(u[:, None] - u[None]), -1) + tf.eye(tf.shape(u)[0]) * 9.0, 1)
 
 
+def branch(given: Callable[[], Any], y: Any) -> Any:
+    """What is given in one branch, by a predicate that is alike on all workers, and zeros in the other."""
+    first = v1.train.get_or_create_global_step().read_value() < 3
+    return tf.cond(first, given, lambda: tf.zeros_like(given()))
+
+
 MEET: dict[str, tuple[str, Loss]] = {
     "negatives of the batch": (
         "MatMul",
@@ -85,6 +91,48 @@ MEET: dict[str, tuple[str, Loss]] = {
             ]
         ),
     ),
+    "a branch's mean over a mask": (
+        "StatelessIf",
+        lambda u, i, y: branch(lambda: tf.reduce_mean(tf.boolean_mask(per_row(u, i, y), y > 0.0)), y),
+    ),
+    "a branch's root of a mean": (
+        "StatelessIf",
+        lambda u, i, y: branch(lambda: tf.sqrt(tf.reduce_mean(per_row(u, i, y))), y),
+    ),
+    "the root of a branch's mean": (
+        "StatelessIf",
+        lambda u, i, y: tf.sqrt(branch(lambda: tf.reduce_mean(per_row(u, i, y)), y)),
+    ),
+    "a branch's quotient of sums": (
+        "StatelessIf",
+        lambda u, i, y: branch(lambda: tf.reduce_sum(per_row(u, i, y) * tf.abs(y)) / tf.reduce_sum(tf.abs(y)), y),
+    ),
+    "a branch by what is in the batch": (
+        "StatelessIf",
+        lambda u, i, y: tf.cond(
+            tf.reduce_any(y > 0), lambda: tf.reduce_mean(per_row(u, i, y)), lambda: 0.0 * tf.reduce_mean(u)
+        ),
+    ),
+    "a loop's mean over a mask": (
+        "StatelessWhile",
+        lambda u, i, y: tf.while_loop(
+            lambda step, _: step < 3,
+            lambda step, added: (step + 1, added + tf.reduce_mean(tf.boolean_mask(per_row(u, i, y), y > 0.0))),
+            [0, 0.0],
+        )[1],
+    ),
+    "what goes from row to row": (
+        "StatelessWhile",
+        lambda u, i, y: tf.reduce_mean(tf.scan(lambda kept, new: 0.5 * kept + new, per_row(u, i, y))),
+    ),
+    "rows that are repeated as they say": (
+        "Mean",
+        lambda u, i, y: tf.reduce_mean(tf.repeat(per_row(u, i, y), tf.cast(tf.abs(y), tf.int32) + 1)),
+    ),
+    "distinct rows": (
+        "Mean",
+        lambda u, i, y: tf.reduce_mean(tf.gather(v1.get_variable("tags", [9]), tf.unique(tf.cast(y, tf.int32))[0])),
+    ),
     "means of classes": (
         "UnsortedSegmentSum",
         lambda u, i, y: tf.reduce_mean(
@@ -98,10 +146,22 @@ APART: dict[str, Loss] = {
     "within an example": lambda u, i, y: tf.reduce_mean(per_row(tf.nn.softmax(u), tf.cumsum(i, 1), y)),
     "the largest of an example": lambda u, i, y: tf.reduce_mean(tf.square(tf.reduce_max(u, 1) - y)),
     "products of an example": lambda u, i, y: tf.reduce_mean(tf.einsum("bi,bj->bij", u, i)),
+    "products added up by the length": lambda u, i, y: tf.einsum("bi,bi->", u, i) / tf.cast(tf.shape(y)[0], tf.float32),
     "pairs of an example": lambda u, i, y: tf.reduce_mean(tf.nn.softmax(u[:, :, None] - i[:, None])),
     "put in order": lambda u, i, y: tf.reduce_mean(tf.sort(per_row(u, i, y))),
     "moved on within an example": lambda u, i, y: tf.reduce_mean(per_row(u, tf.roll(i, 1, 1), y)),
     "dropout": lambda u, i, y: tf.reduce_mean(per_row(tf.nn.dropout(u, 0.5), i, y)),
+    "a branch's mean": lambda u, i, y: branch(lambda: tf.reduce_mean(per_row(u, i, y)), y),
+    "a branch's sum by the size": lambda u, i, y: branch(
+        lambda: tf.reduce_sum(per_row(u, i, y)) / tf.cast(tf.shape(y)[0], tf.float32), y
+    ),
+    "rows of a branch": lambda u, i, y: tf.reduce_mean(branch(lambda: per_row(u, i, y), y)),
+    "a loop's mean": lambda u, i, y: tf.while_loop(
+        lambda step, _: step < 3,
+        lambda step, added: (step + 1, added + tf.reduce_mean(per_row(u * tf.cast(step, tf.float32), i, y))),
+        [0, 0.0],
+    )[1],
+    "copies": lambda u, i, y: tf.reduce_mean(tf.tile(per_row(u, i, y), [3])),
     "penalties": lambda u, i, y: tf.reduce_mean(per_row(u, i, y)) + 0.1 * tf.reduce_mean(tf.norm(u, axis=1)),
 }
 

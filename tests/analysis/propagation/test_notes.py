@@ -76,3 +76,12 @@ def test_what_worker_0_computes_of_its_batch_for_all_is_told_and_what_is_fed_is_
     (note,) = notes(lambda: build(False))
     assert note.startswith("last take on all workers what worker 0 computes of its own batch")
     assert notes(lambda: build(True)) == ()
+
+
+def test_what_is_computed_of_a_value_that_no_step_takes_is_not_told():
+    def build():
+        train(tf.reduce_mean(losses()))
+        kept = v1.get_variable("kept", [WIDTH, 6], trainable=False)
+        v1.assign(kept, tf.transpose(v1.placeholder(tf.float32, [6, WIDTH])))
+
+    assert notes(build) == ()

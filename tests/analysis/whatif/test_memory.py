@@ -113,10 +113,10 @@ def test_rows_on_their_way_to_a_checkpoint_and_the_launcher_are_counted_by_name(
     found = memory(analysed, fixed=FixedMemory(10 * MB, chunk, launcher, launcher_host=1))
     plain = memory(analysed)
     assert chunk < table
-    assert [use.moved_bytes for use in found.processes] == [chunk * 2 // 2 + 4 * chunk, chunk * 2 // 2, 0]
+    assert [use.moved_bytes for use in found.processes] == [6 * chunk, 6 * chunk, 0]
     assert (found.processes[2].kind, found.processes[2].total_bytes) == ("launcher", launcher)
     more = [one.needs_bytes - before.needs_bytes for one, before in zip(found.hosts, plain.hosts, strict=True)]
-    assert more == [5 * chunk, chunk + launcher]
+    assert more == [6 * chunk, 6 * chunk + launcher]
     assert found.largest_batch < plain.largest_batch
     rows = [line.split() for line in memory_table(found).splitlines() if line.startswith("launcher")]
     assert rows == [["launcher", "host1", *["0", "B"] * 5, "7", "MB", "7", "MB"]]

@@ -10,7 +10,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import parallax
+from parallax.runtime.checkpoint import checkpoints
 
+checkpoints.CHUNK_BYTES = 64  # so that both workers write rows of each variable
 folder, steps, begun = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 graph = tf.Graph()
 with graph.as_default():

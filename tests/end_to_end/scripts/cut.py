@@ -1,8 +1,9 @@
 """Trains from the latest checkpoint on, and may be cut off: by a kill, in the middle of an accumulation or of a save.
 
-Arguments: a folder for checkpoints, where it is cut (`never`, `accumulation` or `save`), one of the optimizers of the
-equality tests or `all`, and a file for the variables at the end. Each optimizer has a table that is looked up, one in
-parts, and a dense layer. An update takes several batches of a dataset, of which an epoch is over in the middle of one.
+Arguments: a folder for checkpoints, where it is cut (`never`, `accumulation`, `save` or `save of worker 1`), one of
+the optimizers of the equality tests or `all`, and a file for the variables at the end. Each optimizer has a table that
+is looked up, one in parts, and a dense layer. An update takes several batches of a dataset, of which an epoch is over
+in the middle of one.
 """
 
 import os
@@ -40,7 +41,7 @@ with graph.as_default():
     with tf.control_dependencies(trained):
         tf.group(tf.assign_add(step, 1), name="train")
 
-checkpoints.CHUNK_BYTES = 512 if chosen != "all" else 4096  # so that it is written in several pieces
+checkpoints.CHUNK_BYTES = 256 if chosen != "all" else 4096  # so that it is written in several pieces
 scopes = [name.replace(" ", "_") for name in names]
 config = parallax.Config(
     seed=7,
@@ -53,12 +54,12 @@ flush = Writer._flush
 
 
 def flush_or_die(writer):
-    if writer.step == IN_SAVE and len(writer._parts) == 2:
+    if writer.step == IN_SAVE and len(writer._parts) == 2 and (cut == "save" or worker_id == 1):
         os.kill(os.getpid(), signal.SIGKILL)
     flush(writer)
 
 
-if cut == "save":
+if cut.startswith("save"):
     Writer._flush = flush_or_die
 
 with sess:

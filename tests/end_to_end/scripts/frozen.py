@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import parallax
+from parallax.runtime.checkpoint import checkpoints
 from parallax.runtime.checkpoint.hook import CheckpointHook
 from parallax.runtime.checkpoint.stored import OWN_KEYS
 from parallax.runtime.checkpoint.writer import Writer
@@ -28,6 +29,7 @@ with graph.as_default():
     loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(emb, ids) @ weights - 1.0))
     tf.train.AdamOptimizer(0.1).minimize(loss, global_step=step, name="train")
 
+checkpoints.CHUNK_BYTES = 64  # four rows of the table: each round has some for each worker
 config = parallax.Config(
     run_option="PS",
     partitions={"emb": 3, "weights": 2},
@@ -45,7 +47,7 @@ def begins_later(writer):
 
 def train(steps):
     for number in range(steps):
-        sess.run("train", {ids: [np.array([1, 2, number, rank + 5]) % 23]})
+        sess.run("train", {ids: [np.array([1, 2, number + 10, rank + 5]) % 23]})
 
 
 def latest(name):
@@ -55,18 +57,21 @@ def latest(name):
 
 with sess:
     train(3)
+    replace(saved.storage, folder=str(folder / "lagging")).save(raw, 3)  # of rows that lack updates
     Writer.begin = begins_later
     assert saved.beside.begin(raw, 3) == ""
-    replace(saved.storage, folder=str(folder / "stood")).save(raw, 3)
+    moved = replace(saved.storage, folder=str(folder / "stood")).save(raw, 3)
+    assert moved.writers == (0, 1), moved
     train(20)
     may_begin.set()
     saved.beside.join()
-    saved.beside.take()
+    assert saved.beside.take().writers == (0, 1)
     [now] = sess.run(emb)
     if rank == 0:
-        stood, beside = latest("stood"), latest("beside")
-        assert stood.keys() == beside.keys() and len(stood) == 9, stood.keys()
+        lagging, stood, beside = latest("lagging"), latest("stood"), latest("beside")
+        assert lagging.keys() == stood.keys() == beside.keys() and len(stood) == 9, stood.keys()
         for key, value in stood.items():
+            np.testing.assert_array_equal(lagging[key], value, err_msg=key)
             np.testing.assert_array_equal(beside[key], value, err_msg=key)
         assert beside["global_step"] == 3 and not np.array_equal(now, beside["emb"])
     may_begin.clear()

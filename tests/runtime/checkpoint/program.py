@@ -2,11 +2,12 @@
 
     python -m tests.runtime.checkpoint.program RESULT.json FOLDER
 
-Rank 0 writes the names of the checks that were made. Only rank 0 touches FOLDER.
+Rank 0 writes the names of the checks that were made. All ranks see FOLDER, and write there.
 """
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import functools
 import json
@@ -42,7 +43,8 @@ from parallax.analysis.stages import analyse, rewrites_of  # noqa: E402
 from parallax.errors import CheckpointError, PlanError  # noqa: E402
 from parallax.plans.plan import PlanConstraints, one_host  # noqa: E402
 from parallax.runtime.checkpoint.beside_training import beside_training  # noqa: E402
-from parallax.runtime.checkpoint.folder import FilesFailed, latest  # noqa: E402
+from parallax.runtime.checkpoint.bundle import Bundle  # noqa: E402
+from parallax.runtime.checkpoint.folder import FilesFailed, Retention, latest  # noqa: E402
 from parallax.runtime.checkpoint.frozen import CannotFreeze  # noqa: E402
 from parallax.runtime.checkpoint.held import ShardedRows, hold  # noqa: E402
 from parallax.runtime.checkpoint.storage import Storage  # noqa: E402
@@ -228,6 +230,7 @@ def three_workers_write_what_saver_writes(use_resource, pattern=()):
         beside = one_process(use_resource, restore=prefix_of(f"beside-{use_resource}", STEPS))
         assert_equal(beside, wanted)
         assert moved.prefix == latest(str(FOLDER / folder)) == prefix_of(folder, STEPS)
+        assert moved.writers == (0, 1, 2), moved
         assert tf.train.latest_checkpoint(str(FOLDER / folder)) == moved.prefix
         # The largest thing that was ever whole in one process: a chunk. The largest table has 176 bytes.
         assert moved.largest_bytes == CHUNK_BYTES, moved
@@ -334,6 +337,54 @@ def one_chunk_is_enough_for_all():
     assert_equal(job.values(), wanted)
     if RANK == 0:
         assert len(list((FOLDER / "large").glob("model.ckpt-0.data-*"))) == 1
+
+
+def whoever_sees_the_folder_writes_its_share():
+    """All ranks, all but one, and rank 0 alone: equal checkpoints, which a Saver of whole variables reads."""
+    job = usual().at("shared")
+    job.train(1)
+    wanted = job.values()
+    for number, (blind, writers) in enumerate((((), (0, 1, 2)), ((1,), (0, 2)), ((1, 2), (0,)))):
+        name = f"shared-{number}"
+        job.at("elsewhere" if RANK in blind else name)
+        moved = job.storage.save(job.session, 1)
+        assert moved.writers == writers, moved
+        written = {s.file for s in Bundle(prefix_of(name, 1)).tensors["emb"].pieces}
+        assert len(written) >= len(writers), written
+        assert not (FOLDER / "elsewhere").exists()
+        if RANK == 0:
+            assert_equal(one_process(True, restore=prefix_of(name, 1)), wanted)
+            assert not list((FOLDER / name).glob("*unfinished*"))
+        barrier(COMM)
+
+
+def a_full_disk_of_one_worker_takes_older_checkpoints_and_is_told_by_all():
+    """Of rank 2 every write fails while a checkpoint is there which may go, and then every one."""
+    folder, job = FOLDER / "full of one", usual().at("full of one")
+    job.storage = replace(job.storage, retention=Retention(5))
+    for step in (1, 2):
+        job.storage.save(job.session, step)
+    wanted, flush = job.values(), Writer._flush
+    fails_always = False
+
+    def fails(writer):
+        if RANK == 2 and writer._waiting and (fails_always or (folder / "model.ckpt-1.index").exists()):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flush(writer)
+
+    Writer._flush = fails
+    try:
+        moved = job.storage.save(job.session, 3)
+        fails_always = True
+        message = refused(lambda: job.storage.save(job.session, 4))
+    finally:
+        Writer._flush = flush
+    assert "No space left on device (worker 2)" in message and "step 4 must be written to" in message, message
+    if RANK == 0:
+        assert len(moved.notes) == 1 and "No space left on device (worker 2)" in moved.notes[0], moved
+        assert moved.notes[0].endswith(f"Deleted to make room: {prefix_of('full of one', 1)}."), moved
+        assert_equal(one_process(True, restore=prefix_of("full of one", 3)), wanted)
+        assert latest(str(folder)) == prefix_of("full of one", 3) and not list(folder.glob("*unfinished*"))
 
 
 def a_failure_while_writing_keeps_the_one_before():
@@ -537,6 +588,8 @@ CHECKS = {
         for check in (
             training_goes_on_after_reading_as_it_would_have,
             one_chunk_is_enough_for_all,
+            whoever_sees_the_folder_writes_its_share,
+            a_full_disk_of_one_worker_takes_older_checkpoints_and_is_told_by_all,
             a_failure_while_writing_keeps_the_one_before,
             what_does_not_fit_is_refused,
             no_checkpoint_is_no_error,

@@ -143,3 +143,18 @@ def test_workers_that_bring_no_rows_bring_no_marked_ones_either() -> None:
     session, stored, marked = Any, Any, np.array([True, False, True])
     assert FrozenValue(stored, None).read_marked(session, 0, marked) is None
     np.testing.assert_array_equal(FrozenValue(stored, np.arange(5)).read_marked(session, 1, marked), [1, 3])
+
+
+def test_who_writes_is_said_once_and_again_when_it_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    comm = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 3)
+    job: Any = SimpleNamespace(storage=SimpleNamespace(comm=comm, folder="/kept"), step_op="step")
+    hook = CheckpointHook(job, Any)  # type: ignore[arg-type]
+    for writers in ((0, 1, 2), (0, 1, 2), (), (0, 2), (0,)):
+        hook._tell_writers(writers)
+    said = [line.partition("INFO: ")[2] for line in capsys.readouterr().err.splitlines()]
+    begin = "The spread rows of checkpoints are written by "
+    assert said == [
+        f"{begin}all 3 workers, each its share.",
+        f"{begin}workers 0, 2: worker 1 cannot write to /kept as worker 0 sees it.",
+        f"{begin}worker 0: workers 1, 2 cannot write to /kept as worker 0 sees it.",
+    ]

@@ -23,6 +23,8 @@ CHECKS = [
     "2 workers read it by alltoall, reference",
     "training_goes_on_after_reading_as_it_would_have",
     "one_chunk_is_enough_for_all",
+    "whoever_sees_the_folder_writes_its_share",
+    "a_full_disk_of_one_worker_takes_older_checkpoints_and_is_told_by_all",
     "a_failure_while_writing_keeps_the_one_before",
     "what_does_not_fit_is_refused",
     "no_checkpoint_is_no_error",

@@ -76,7 +76,8 @@ def traces_of(*steps_by_rank, offsets=None, within_host=frozenset(), hosts=None)
         ("parallax/push_0/all_to_all", "ParallaxAllToAll", "push"),
         ("parallax/collect/emb/all_gather", "HorovodAllgather", "push"),
         ("parallax/accumulate/0/0/give", "SparseAccumulatorApplyGradient", "push"),
-        ("parallax/all_reduce/all_reduce_1", "HorovodAllreduce", "all-reduce"),
+        ("parallax/all_reduce/all_reduce_1", "ParallaxAllReduce", "all-reduce"),
+        ("parallax/joined_0", "ParallaxAllReduce", "all-reduce"),
         ("parallax/lock/MutexLock", "MutexLock", "waiting"),
         ("parallax/scale/mul", "Mul", "compute"),
         ("my/parallax/pull_0/x", "Mul", "compute"),
@@ -259,13 +260,13 @@ def test_who_comes_late_for_having_waited_itself_is_not_the_slowest():
 def test_who_works_while_it_waits_elsewhere_is_waited_for_itself():
     # Rank 1 waits for rank 2 in one exchange and computes meanwhile; rank 0 waits in another one for it.
     side, main = "parallax/all_reduce/all_reduce", "parallax/push_0/all_to_all"
-    early, late = ("HorovodAllreduce", 500, 950), ("ParallaxAllToAll", 100, 950)
+    early, late = ("ParallaxAllReduce", 500, 950), ("ParallaxAllToAll", 100, 950)
     traces = traces_of(
         [step(0, node(side, *early), node(main, *late))],
         [
             step(
                 0,
-                node(side, "HorovodAllreduce", 100, 950),
+                node(side, "ParallaxAllReduce", 100, 950),
                 node("matmul", "MatMul", 100, 900),
                 node(main, "ParallaxAllToAll", 900, 950),
             )

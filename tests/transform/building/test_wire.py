@@ -13,7 +13,7 @@ from parallax.analysis.stages import analyse, plan_for
 from parallax.errors import PlanError
 from parallax.plans.plan import one_host
 from parallax.settings.config import Config
-from parallax.transform.building.all_to_all import ALL_TO_ALL
+from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL
 from parallax.transform.building.editor import Worker
 from parallax.transform.building.wire import GRADIENTS, ROWS, SAMPLED_ROWS, Wire
 from parallax.transform.pipeline import WorkerGraph, transform
@@ -21,7 +21,7 @@ from tests.equality import models
 from tests.transform.test_transform import decided
 
 v1 = tf.compat.v1
-SENT = (ALL_TO_ALL, "HorovodAllreduce", "HorovodAllgather")
+SENT = (ALL_TO_ALL, ALL_REDUCE, "HorovodAllgather")
 HALVES = (tf.bfloat16, tf.float16, tf.int16)  # bfloat16 is gathered as the integers of its bits
 
 
@@ -38,20 +38,20 @@ def sent(made: WorkerGraph, among: str = "workers") -> list[tuple[str, Any]]:
         if node.op in SENT and "/whole/" not in node.name:
             dtype = tf.dtypes.as_dtype(node.attr["T"].type)
             if dtype not in (tf.int32, tf.int64) and node.attr["among"].s in (b"", among.encode()):
-                found.append((node.op, dtype))
+                found += [(node.op, dtype)] * max(1, node.attr["N"].i)
     return sorted(found, key=str)
 
 
 def test_rows_and_gradient_rows_travel_halved_and_norms_do_not() -> None:
     kinds = sent(worker_graph("bfloat16"))
     assert {dtype for op, dtype in kinds if op == ALL_TO_ALL} == {tf.bfloat16}
-    assert [dtype for op, dtype in kinds if op == "HorovodAllreduce"] == [tf.float32] * 3  # two norms, one gradient
+    assert [dtype for op, dtype in kinds if op == ALL_REDUCE] == [tf.float32] * 3  # two norms, one gradient
 
 
-def test_float16_is_added_up_by_horovod_but_for_norms() -> None:
+def test_float16_is_added_up_as_it_travels_but_for_norms() -> None:
     kinds = sent(worker_graph("float16"))
     assert {dtype for op, dtype in kinds if op == ALL_TO_ALL} == {tf.float16}
-    assert sorted(str(d) for op, d in kinds if op == "HorovodAllreduce") == sorted(
+    assert sorted(str(d) for op, d in kinds if op == ALL_REDUCE) == sorted(
         str(d) for d in (tf.float16, tf.float32, tf.float32)
     )
 

@@ -79,8 +79,17 @@ def model_of(name: str, **sizes: Any) -> Model:
     from ops.bench.race.models.lm import LM
     from ops.bench.race.models.nmt import NMT
     from ops.bench.race.models.recsys import RecSys
+    from ops.bench.race.models.twin import Twin
 
-    known = {"dense": Dense, "embed": Embed, "generated": Generated, "lm": LM, "nmt": NMT, "recsys": RecSys}
+    known = {
+        "dense": Dense,
+        "embed": Embed,
+        "generated": Generated,
+        "lm": LM,
+        "nmt": NMT,
+        "recsys": RecSys,
+        "twin": Twin,
+    }
     if name not in known:
         raise ValueError(f"A model must be one of {', '.join(known)}, and {name!r} was given.")
     return known[name](**sizes)

@@ -139,7 +139,7 @@ _STEP_TIME = _Measure(
     lambda turn: 1000 * turn.step_s,
     {
         "-": ("wire bound (least bytes / rate)", lambda race: 1000 * race.wire_s),
-        ":": ("compute bound", lambda race: 1000 * race.compute_s),
+        ":": ("compute bound", lambda race: 1000 * race.computing_s),
     },
 )
 _WIRE_BYTES = _Measure(

@@ -86,15 +86,18 @@ def race_sheet(race: Race, differences: Mapping[str, float]) -> Sheet:
     ours = first_of_ours(race)
     columns = {
         "median step": lambda run: _ms(run.step_s),
+        "undilated": lambda run: _ms(run.step_s / race.dilation) if race.device_s else NONE,
         "min-max": _spread,
-        f"{race.unit}/s": lambda run: _whole(race.units / run.step_s),
+        f"{race.unit}/s": lambda run: _whole(race.units / run.step_s * race.dilation),
         "x slower": lambda run: _ratio(run.step_s, ours.step_s if ours else 0.0),
-        "x bound": lambda run: _ratio(run.step_s, max(race.wire_s, race.compute_s)),
+        "x bound": lambda run: _ratio(run.step_s, max(race.wire_s, race.computing_s)),
         "wire bytes": lambda run: _bytes(run.wire_bytes),
         "x least": lambda run: _ratio(run.wire_bytes, race.least_bytes),
         "wire time": lambda run: _ms(_wire_s(race, run)),
-        "binds": lambda run: _binds(_wire_s(race, run), race.compute_s),
+        "binds": lambda run: _binds(_wire_s(race, run), race.computing_s),
         "CPU s": lambda run: f"{statistics.median(turn.cpu_s / turn.steps for turn in run.turns):.3g}",
+        "switches": lambda run: _switches(race, run),
+        "of cores": lambda run: _share(race, run),
         "peak": lambda run: _bytes(max(run.peak_bytes, default=0)),
         "sum of peaks": lambda run: _bytes(sum(run.peak_bytes)),
         "loss diff": lambda run: _difference(run, differences),
@@ -173,9 +176,14 @@ def _bounds(race: Race) -> tuple[str, ...]:
     lines = []
     if race.least_bytes:
         lines.append(f"least bytes: {_bytes(race.least_bytes)} a host and step, each way: {race.formula}")
-    compute = f"compute time {_ms(race.compute_s)}"
+    compute = f"compute time {_ms(race.computing_s)}"
+    if race.device_s:
+        lines.append(
+            f"time is dilated {race.dilation:g} times: compute time is that of the accelerator, {_ms(race.device_s)} "
+            f"for {_ms(race.device_s / race.dilation)}; a step without any exchange took {_ms(race.compute_s)}"
+        )
     if race.wire_s:
-        binds = _binds(race.wire_s, race.compute_s)
+        binds = _binds(race.wire_s, race.computing_s)
         lines.append(f"wire time {_ms(race.wire_s)} (least bytes over rate), {compute}: {binds} binds")
     else:
         lines.append(f"{compute}; wire time is not known, as nothing limits the links or nothing crosses them")
@@ -185,16 +193,24 @@ def _bounds(race: Race) -> tuple[str, ...]:
 def _explained(sheet: Sheet, ours: Ran | None) -> Sheet:
     """With a line for each column that does not explain itself."""
     words = {
+        "undilated": "undilated: median step over the dilation; throughputs are undilated too",
         "x slower": f"x slower: median step over that of {ours.system}" if ours else "",
         "x bound": "x bound: median step over the larger of wire time (least bytes) and compute time",
         "wire bytes": "wire bytes: a step's, in the busiest direction of the busiest host's link; "
         "x least: over the least bytes",
         "binds": "binds: the larger of wire time (these bytes over rate) and compute time",
         "CPU s": "CPU s: a step's, all processes; peak: most memory of a process; sum of peaks: of all",
+        "switches": "switches: a step's and host's, how often threads were taken off a core",
+        "of cores": "of cores: CPU s over the time of all cores in a median step",
         "loss diff": "loss diff: largest difference of a step's loss from the others'",
     }
     notes_of = tuple(text for column, text in words.items() if text and column in sheet.columns)
     return Sheet(sheet.title, sheet.above, sheet.columns, sheet.rows, notes_of)
+
+
+def _switches(race: Race, run: Ran) -> str:
+    of_step = statistics.median(turn.switches / turn.steps for turn in run.turns)
+    return _whole(of_step / race.hosts) if of_step else NONE
 
 
 def _without_empty_columns(sheet: Sheet) -> Sheet:
@@ -224,6 +240,13 @@ def _difference(run: Ran, differences: Mapping[str, float]) -> str:
     if run.system not in differences:
         return NONE
     return f"{differences[run.system]:.1e}" if differences[run.system] else "0"
+
+
+def _share(race: Race, run: Ran) -> str:
+    if not race.cores:
+        return NONE
+    used = statistics.median(turn.cpu_s / (turn.seconds * race.cores) for turn in run.turns)
+    return f"{100 * used:.0f} %"
 
 
 def _spread(run: Ran) -> str:

@@ -19,6 +19,7 @@ _MODULE_BY_SYSTEM = {
     "parallax-allreduce": "parallax",
     "parallax-bf16": "parallax",
     "parallax-fp16": "parallax",
+    "parallax-overlap": "parallax",
     "horovod": "horovod",
     "horovod-dense": "horovod",
     "tf-ps": "tf_ps",

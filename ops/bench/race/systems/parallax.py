@@ -1,7 +1,7 @@
 """Parallax: the graph for one device and `parallel_run`.
 
 `parallax` takes the routes that the plan chooses. `parallax-ROUTE` asks for that route for every table of the model;
-`parallax-bf16` and `parallax-fp16` for half precision on the wire.
+`parallax-bf16` and `parallax-fp16` for half precision on the wire, `parallax-overlap` for steps that overlap.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ def main() -> None:
         train = built.optimizer.minimize(built.loss)
     _, _, asked = task.system.partition("-")
     wire = {"bf16": "bfloat16", "fp16": "float16"}.get(asked)
+    is_route = asked and wire is None and asked != "overlap"
     config = parallax.Config(
-        routes={table.name: asked for table in model.tables} if asked and wire is None else {},
+        routes={table.name: asked for table in model.tables} if is_route else {},
+        overlap=asked == "overlap",
         wire_dtype=wire,
         workers=task.workers,
         sess_config=task.session_config(),

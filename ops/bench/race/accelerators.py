@@ -1,0 +1,52 @@
+"""Races in the twin of a cluster: from the cluster's name to the model's sizes and the rate of the links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ops.bench.race.models import model_of
+from ops.bench.race.models.twin import Twin
+from ops.twin.clusters import CLUSTERS, DILATION, SLOWER
+from ops.twin.networks import network_of
+
+MODEL = "twin"
+
+
+def twin_sizes(cluster: str, network: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of the model: the cluster's for this network, but for those that are given.
+
+    Raises:
+        ValueError: the cluster has no pace for the network.
+    """
+    paces = CLUSTERS[cluster].paces
+    if network not in paces:
+        raise ValueError(
+            f"On accelerators of {cluster} a model must be one of {', '.join(paces)}, and {network!r} was given."
+        )
+    pace = paces[network]
+    return {
+        "network": network,
+        "step_s": round(pace.step_s(network_of(network).units_of_example), 6),
+        "batch_size": pace.batch,
+        "dilation": float(DILATION[network]),
+        "divisor": SLOWER // DILATION[network],
+        **given,
+    }
+
+
+def twin_of(model: str, sizes: Mapping[str, Any]) -> Twin | None:
+    """The model, if it is one whose layers may take an accelerator's time."""
+    found = model_of(model, **sizes)
+    return found if isinstance(found, Twin) else None
+
+
+def has_losses(model: str, sizes: Mapping[str, Any]) -> bool:
+    """Whether its losses are computed, and can be compared."""
+    twin = twin_of(model, sizes)
+    return twin is None or twin.values != "zeros"
+
+
+def slowed(rate_bytes_per_s: float, sizes: Mapping[str, Any]) -> int:
+    """The rate of a link in the twin: slower by the dilation of time, and by how much fewer the bytes are."""
+    return round(rate_bytes_per_s / (sizes["dilation"] * sizes["divisor"]))

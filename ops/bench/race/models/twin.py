@@ -1,0 +1,198 @@
+"""A network of the twin: its exchanges are real, and its layers take an accelerator's time (ops/twin)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ops.bench.race.models import Built, Table
+from ops.bench.race.models.draws import Uniform, generator, log_uniform, zipf
+from ops.twin.networks import Ids, LayerOf, Network, Rows, divided, layer_seconds, network_of
+
+if TYPE_CHECKING:
+    from ops.twin.accelerator import Compute
+
+SKEW = 1.0
+"""Exponent of the words' Zipf distribution: Zipf's law."""
+INITIAL, SPREAD = 0.1, 0.1
+"""Variables begin within the first of 0, and are drawn to signals that are about the second from 1."""
+LEARNING_RATE = {"adagrad": 0.1, "momentum": 0.01}
+MOMENTUM = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """A network whose layers take the time that they would take on an accelerator, times the dilation.
+
+    Its variables have the published shapes divided by `divisor`: the gradients of a step are as many, in as many
+    tensors, from as many rows, each with 1/divisor of the elements. Left whole are ids, and tables of one column.
+
+    Where values are computed and the network itself is too large for that, a layer draws its variables and rows to the
+    step's signal, a number that each worker is fed: its gradients tell a wrong exchange.
+
+    Attributes:
+        network: lm, nmt, resnet50, inception_v3, or stack, which cores can compute.
+        step_s: seconds of a step on the accelerator, before dilation.
+        batch_size: examples per worker and step.
+        dilation: times that the accelerator is slower. The links are to be slower by `dilation` times `divisor`.
+        divisor: of variables.
+        values: zeros, real (computed, at the accelerator's pace), or cores (computed, without an accelerator).
+    """
+
+    network: str = "lm"
+    step_s: float = 0.1
+    batch_size: int = 128
+    dilation: float = 64.0
+    divisor: int = 16
+    values: str = "zeros"
+
+    def __post_init__(self) -> None:
+        """Refuses sizes of which no model can be made."""
+        if self.dilation <= 0 or self.step_s < 0 or self.divisor < 1 or self.batch_size < 1:
+            raise ValueError(
+                "dilation, divisor and batch_size must be above 0 and step_s not below it, and "
+                f"{self.dilation}, {self.divisor}, {self.batch_size} and {self.step_s} were given."
+            )
+        if self.values not in ("zeros", "real", "cores"):
+            raise ValueError(f"values must be zeros, real or cores, and {self.values!r} was given.")
+        network = network_of(self.network)
+        if network.is_computed and self.divisor > 1:
+            raise ValueError(f"{self.network} is computed, so its divisor must be 1, and {self.divisor} was given.")
+        for table in _tables(network):
+            if table.width > 1 and table.width % self.divisor:
+                raise ValueError(f"divisor must divide the {table.width} columns of {table.name}.")
+
+    @property
+    def unit(self) -> str:
+        """The network's."""
+        return network_of(self.network).unit
+
+    @property
+    def units(self) -> int:
+        """Of a worker's step."""
+        return self.batch_size * network_of(self.network).units_of_example
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The network's, with their divided rows."""
+        return tuple(
+            Table(table.name, table.rows, self._width(table), tuple(ids.feed for ids in table.ids))
+            for table in _tables(network_of(self.network))
+        )
+
+    @property
+    def device_s(self) -> float:
+        """Seconds of a step on the accelerator, dilated; 0 without one."""
+        return 0.0 if self.values == "cores" else self.step_s * self.dilation
+
+    def build(self) -> Built:
+        """The network in the order of its layers, whose last output is the loss."""
+        import tensorflow as tf
+
+        from ops.twin.accelerator import Values, layer
+
+        v1, network = tf.compat.v1, network_of(self.network)
+        signal = v1.placeholder(tf.float32, [], name="signal")
+        feeds = {ids.feed: v1.placeholder(tf.int32, [self._count(ids)], name=ids.feed) for ids in _ids(network)}
+        seconds = layer_seconds(network, self.device_s)
+        x = None
+        for one in network.layers:
+            is_last = one is network.layers[-1]
+            x = layer(
+                Values(self.values),
+                _computing(network, x is not None, is_last),
+                [] if x is None else [x],
+                [signal, *self._rows(one, feeds), *self._weights(one)],
+                *seconds[one.name],
+                to_host=is_last,
+            )
+        return Built(x, _optimizer(network.optimizer), {**feeds, "signal": signal})
+
+    def batch(self, worker: int, step: int) -> dict[str, np.ndarray]:
+        """Zipf words, negatives as TensorFlow draws them, and the worker's number of the step."""
+        draw, network = generator(worker, step), network_of(self.network)
+        found: dict[str, np.ndarray] = {}
+        for table in _tables(network):
+            for ids in table.ids:
+                if ids.feed not in found:
+                    found[ids.feed] = self._drawn(draw, ids, table.rows)
+        return {**found, "signal": np.float32(1 + SPREAD * draw.standard_normal())}
+
+    def _drawn(self, draw: np.random.Generator, ids: Ids, rows: int) -> np.ndarray:
+        if ids.drawn:
+            return log_uniform(draw, rows, ids.drawn)[0]
+        return zipf(draw, SKEW, rows, [self._count(ids)])
+
+    def _count(self, ids: Ids) -> int:
+        """Of a worker's step."""
+        return ids.drawn or self.batch_size * ids.of_example
+
+    def _width(self, table: Rows) -> int:
+        return table.width if table.width == 1 else table.width // self.divisor
+
+    def _rows(self, one: LayerOf, feeds: dict[str, Any]) -> list[Any]:
+        """What the layer takes of its tables, [ids, width] each, or [ids] of a table of one column."""
+        import tensorflow as tf
+
+        found = []
+        for table in one.tables:
+            shape = [table.rows] if table.width == 1 else [table.rows, self._width(table)]
+            variable = tf.compat.v1.get_variable(table.name, shape, initializer=Uniform(table.name, INITIAL))
+            ids = [feeds[ids.feed] for ids in table.ids]
+            found.append(tf.nn.embedding_lookup(variable, ids[0] if len(ids) == 1 else tf.concat(ids, 0)))
+        return found
+
+    def _weights(self, one: LayerOf) -> list[Any]:
+        """The layer's variables, whole."""
+        import tensorflow as tf
+
+        found = []
+        for weights in one.weights:
+            shape = list(divided(weights.shape, self.divisor))
+            initial = Uniform(weights.name, INITIAL)
+            found.append(tf.convert_to_tensor(tf.compat.v1.get_variable(weights.name, shape, initializer=initial)))
+        return found
+
+
+def _tables(network: Network) -> tuple[Rows, ...]:
+    return tuple(table for one in network.layers for table in one.tables)
+
+
+def _ids(network: Network) -> tuple[Ids, ...]:
+    """Each feed once, though several tables may be looked up by it."""
+    return tuple(dict.fromkeys(ids for table in _tables(network) for ids in table.ids))
+
+
+def _computing(network: Network, has_input: bool, is_last: bool) -> Compute:
+    if network.is_computed:
+        return partial(_product, has_input, is_last)
+    return partial(_drawn_to_the_signal, has_input)
+
+
+def _product(has_input: bool, is_last: bool, *taken: Any) -> Any:
+    """A layer of the stack: of [batch, width] and weights [width, width]; the last gives the distance to the signal."""
+    import tensorflow as tf
+
+    x, signal, weights = taken if has_input else (taken[1], taken[0], taken[2])
+    x = tf.nn.tanh(tf.linalg.matmul(x, weights))
+    return tf.reduce_mean(tf.square(x - tf.nn.tanh(signal))) if is_last else x
+
+
+def _drawn_to_the_signal(has_input: bool, *taken: Any) -> Any:
+    """The sum so far, and half the squared distance of each element to the signal."""
+    import tensorflow as tf
+
+    before, (signal, *values) = (taken[:1], taken[1:]) if has_input else ((), taken)
+    return tf.add_n([*before, *(tf.reduce_sum(tf.square(value - signal)) / 2 for value in values)])
+
+
+def _optimizer(name: str) -> Any:
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    if name == "adagrad":
+        return v1.train.AdagradOptimizer(LEARNING_RATE[name])
+    return v1.train.MomentumOptimizer(LEARNING_RATE[name], MOMENTUM)

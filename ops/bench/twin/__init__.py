@@ -1,0 +1,1 @@
+"""Whether the twin tells what a cluster does: a network that cores can compute, computed and in the twin."""

@@ -1,0 +1,140 @@
+"""`python -m ops.bench twin`: steps of a network that cores compute, beside steps of its twin.
+
+The stack of ops/twin/networks/stack.py is raced on emulated hosts, computed by the cores. How long a step takes without
+any exchange is then the pace of the twin's accelerator, and the stack is raced in the twin, once for each dilation, on
+links that are as many times slower. Undilated, its steps should be those of the first race. What differs is that cores
+compute and exchange at one time in the first race only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ops.bench.race.accelerators import MODEL, slowed
+from ops.bench.race.command import rate, systems_of
+from ops.bench.race.field import NotRunning
+from ops.bench.race.place import place_of
+from ops.bench.race.results import Race
+from ops.bench.race.rounds import Wanted, run_race
+from ops.lab import why_not
+
+
+def add_command(commands: Any) -> None:
+    """Adds `twin` to the benchmark's command line."""
+    parser = commands.add_parser(
+        "twin",
+        help="steps of a computed network beside those of its twin",
+        description="Races a small network that cores compute, and the twin of it.",
+    )
+    parser.add_argument("--hosts", type=int, default=2, metavar="N", help="as many as there are cores, or fewer (2)")
+    parser.add_argument("--rate", type=rate, default="400mbit", help="of each link, before dilation (400mbit)")
+    parser.add_argument("--dilations", default="1,8", metavar="F[,F...]", help="of the twins (1,8)")
+    parser.add_argument("--batch", type=int, default=1024, metavar="N", help="examples of a worker's step (1024)")
+    parser.add_argument("--systems", type=systems_of, default="parallax,horovod,tf-ps", help="those of `race`")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each system (5)")
+    parser.add_argument("--turn-seconds", type=float, default=3.0, metavar="S", help="about how long a turn is (3)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Races and prints; exit status 1 when a system did not run in one of the races."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if reason := why_not():
+        sys.exit(f"twin: it needs an emulated cluster: {reason}")
+    found = compared(arguments, _tell)
+    print("\n".join(report(found[0], found[1:], arguments.rate, arguments.batch)))
+    sys.exit(0 if all(run.turns for race in found for run in race.runs) else 1)
+
+
+def compared(arguments: argparse.Namespace, tell: Callable[[str], None]) -> list[Race]:
+    """The race of the computed network, and those of its twins.
+
+    Raises:
+        SystemExit: the network does not run on one process.
+    """
+    computed = _race(arguments, {"values": "cores"}, 1.0, tell)
+    tell(f"computed: {computed.compute_s:.4f} s a step without any exchange")
+    dilations = [float(word) for word in arguments.dilations.split(",")]
+    return [computed, *(_race(arguments, {"step_s": computed.compute_s}, dilation, tell) for dilation in dilations)]
+
+
+def report(computed: Race, twins: Sequence[Race], rate_bytes_per_s: float, batch: int) -> Iterator[str]:
+    """A table, one row a system: undilated steps, and the twins' over the computed ones."""
+    yield (
+        f"stack on {computed.hosts} hosts, links of {rate_bytes_per_s * 8 / 1e6:.0f} Mbit/s, {batch} examples "
+        f"a worker; computing takes {1000 * computed.compute_s:.1f} ms a step"
+    )
+    heads = [f"twin, dilated {twin.dilation:g}" for twin in twins]
+    yield "  ".join([f"{'system':<18}{'computed':>24}", *(f"{head:>28}" for head in heads)])
+    for one in computed.runs:
+        cells = [_cell(computed, twin, one.system) for twin in twins]
+        yield "  ".join([f"{one.system:<18}{_step(computed, one.system):>24}", *(f"{cell:>28}" for cell in cells)])
+    yield "  ".join(
+        [f"{'(alone)':<18}{1000 * computed.compute_s:>21.1f} ms"]
+        + [f"{f'{1000 * twin.compute_s / twin.dilation:.1f} ms':>28}" for twin in twins]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Undilated:
+    """A system's step: its median, its fastest and its slowest round, in seconds."""
+
+    median_s: float
+    fastest_s: float
+    slowest_s: float
+
+
+def _undilated(race: Race, system: str) -> _Undilated | None:
+    run = race.run_of(system)
+    if not run.turns:
+        return None
+    steps = [turn.step_s / race.dilation for turn in run.turns]
+    return _Undilated(run.step_s / race.dilation, min(steps), max(steps))
+
+
+def _step(race: Race, system: str) -> str:
+    found = _undilated(race, system)
+    return _ms(found) if found else "failed"
+
+
+def _cell(computed: Race, twin: Race, system: str) -> str:
+    of, found = _undilated(computed, system), _undilated(twin, system)
+    if not of or not found:
+        return "failed"
+    return f"{_ms(found)}, {found.median_s / of.median_s:.2f}"
+
+
+def _ms(found: _Undilated) -> str:
+    return f"{1000 * found.median_s:.1f} ms ({1000 * found.fastest_s:.0f}-{1000 * found.slowest_s:.0f})"
+
+
+def _race(arguments: argparse.Namespace, sizes: dict[str, Any], dilation: float, tell: Callable[[str], None]) -> Race:
+    sizes = {"network": "stack", "batch_size": arguments.batch, "divisor": 1, "dilation": dilation, **sizes}
+    link = slowed(arguments.rate, sizes)
+    wanted = Wanted(
+        MODEL,
+        sizes,
+        arguments.systems,
+        workers=1,
+        rate_bytes_per_s=link,
+        rounds=arguments.rounds,
+        turn_s=arguments.turn_seconds,
+        start_limit_s=300.0,
+        intra_threads=1,
+        inter_threads=2,
+        environment={},
+    )
+    try:
+        with place_of(arguments.hosts, link, True) as place:
+            return run_race(place, wanted, tell)
+    except NotRunning as error:
+        sys.exit(f"twin: {error}")
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

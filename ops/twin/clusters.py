@@ -1,0 +1,102 @@
+"""Clusters that are emulated: how fast their links are, and how fast one accelerator trains each network.
+
+Each pace has its source. The paper is Kim et al., "Parallax: Sparsity-aware Data Parallel Training of Deep Neural
+Networks", EuroSys 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+GBIT = 1e9 / 8
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast one accelerator trains a network, without any exchange.
+
+    Attributes:
+        units_per_s: of the network's unit.
+        batch: examples of a step.
+        source: where the figure comes from; begins with `estimated` where nobody has measured it.
+    """
+
+    units_per_s: float
+    batch: int
+    source: str
+
+    def step_s(self, units_of_example: int) -> float:
+        """Seconds of a step."""
+        return self.batch * units_of_example / self.units_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Hosts of one accelerator each.
+
+    Attributes:
+        hosts: how many, unless others are asked for.
+        rate_bytes_per_s: of each host's link, each way.
+        accelerator: which.
+        paces: by network.
+    """
+
+    hosts: int
+    rate_bytes_per_s: float
+    accelerator: str
+    paces: Mapping[str, Pace]
+
+
+_PAPER = "throughput of Parallax on 48 devices over its speed-up from one device to 48, both of the paper"
+_TITAN_XP = {
+    # 274,000 and 204,000 words/s, 7,600 and 5,900 images/s; speed-ups of 9.4, 18.4, 39.8 and 43.6. The speed-ups are
+    # taken from memory of the paper, and not certain.
+    "lm": Pace(274_000 / 9.4, 128, _PAPER),
+    "nmt": Pace(204_000 / 18.4, 128, _PAPER),
+    "resnet50": Pace(7_600 / 39.8, 64, _PAPER),
+    "inception_v3": Pace(5_900 / 43.6, 64, _PAPER),
+}
+
+_NVIDIA = "NVIDIA DeepLearningExamples, TensorFlow"
+_RESNET50_A100, _RESNET50_V100, _GNMT_V100 = 909, 412, 14_106
+_A100 = {
+    # 909 images/s: A100 40 GB, TF32 and XLA, batches of 256, TensorFlow 1 of June 2020.
+    "resnet50": Pace(_RESNET50_A100, 256, f"{_NVIDIA}/Classification/ConvNets/resnet50v1.5/README.md"),
+    "inception_v3": Pace(
+        _RESNET50_A100 * 3.86 / 5.71,
+        256,
+        "estimated: ResNet-50's pace by the multiply-adds of both, 3.86e9 and 5.71e9 an image",
+    ),
+    # 14,106 words/s: V100, float32, batches of 128; 412 images/s: V100, float32 and XLA.
+    "nmt": Pace(
+        _GNMT_V100 * _RESNET50_A100 / _RESNET50_V100,
+        128,
+        f"estimated: GNMT on a V100 ({_NVIDIA}/Translation/GNMT/README.md), faster by what ResNet-50 is on an A100",
+    ),
+    "lm": Pace(
+        _TITAN_XP["lm"].units_per_s * _RESNET50_A100 / _TITAN_XP["resnet50"].units_per_s,
+        128,
+        "estimated: the TITAN Xp's pace, faster by what ResNet-50 is on an A100",
+    ),
+}
+
+CLUSTERS = {
+    # The paper's hosts had six of these accelerators, and 36 cores; here a host has one.
+    "2019": Cluster(8, 100 * GBIT, "TITAN Xp", _TITAN_XP),
+    "today-25gbit": Cluster(8, 25 * GBIT, "A100 40 GB, TF32", _A100),
+    "today-10gbit": Cluster(8, 10 * GBIT, "A100 40 GB, TF32", _A100),
+}
+"""By name, as `--accelerators` takes it."""
+
+SLOWER = 1024
+"""Times that a link is slower in the twin, unless asked otherwise: two cores can then fill the links of eight hosts.
+
+Time is dilated by one part of that (DILATION), and bytes are divided by the rest."""
+
+DILATION = {"lm": 64, "nmt": 16, "resnet50": 16, "inception_v3": 16}
+"""Times that time is dilated, by network, unless asked otherwise; SLOWER over it divides the bytes.
+
+The language model has short steps and the largest tables; of the other networks a step takes seconds in the twin even
+so. A host counts as many times the cores that it has here, for what is done for each message (docs/benchmarks.md).
+"""

@@ -1,0 +1,40 @@
+// What the nodes of a graph that workers meet in have of MPI: each a communicator and a thread of its own.
+#ifndef PARALLAX_NATIVE_CHANNEL_H_
+#define PARALLAX_NATIVE_CHANNEL_H_
+
+#include <mpi.h>
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <string>
+
+namespace parallax {
+
+// What is done for one node, one thing after the other. Lives as long as the process: at its end the thread waits.
+class Channel {
+ public:
+  explicit Channel(MPI_Comm comm);
+
+  MPI_Comm comm() const { return comm_; }
+  int size() const { return size_; }
+
+  void Do(std::function<void()> work);
+
+ private:
+  void Run();
+
+  const MPI_Comm comm_;
+  int size_ = 0;
+  std::mutex mutex_;
+  std::condition_variable came_;
+  std::deque<std::function<void()>> waiting_;
+};
+
+// The channel of the nodes of a name, nullptr before it was opened (parallax_open).
+Channel* FindChannel(const std::string& name);
+
+}  // namespace parallax
+
+#endif  // PARALLAX_NATIVE_CHANNEL_H_

@@ -1,0 +1,270 @@
+"""Runs that overlap: a run gives back what it fetches as soon as that is computed, and its tail goes on meanwhile.
+
+The tail of a step are its all-reduces, pushes and updates. While it goes on, the script prepares the next batch, and
+the next run begins: whatever reads a variable waits for the update of that variable, and for nothing else
+(parallax/native/turns.cc), so every value is the one that runs one after the other would read. Two runs are on their
+way at most. Anything else that the session is asked to do, whoever asks, waits until none is. A run that fails after it
+has given back its values has the next one fail, with its own error; the end of the data is told by the run that meets
+it, as a run also waits until it has taken its input, and has done whatever else keeps state before the workers meet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
+
+from parallax.errors import SessionError
+from parallax.graph.control_flow import branches_of
+from parallax.graph.view import GraphView, split_tensor
+from parallax.logger import log
+from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL, library, native_ops
+from parallax.transform.passes.turns import GATE, RUN_NUMBER, SCOPE, passes_on, ungated
+from parallax.types import Session, Value
+
+_MOST_ON_THEIR_WAY = 2
+_numbers = itertools.count(1)
+"""Of runs, in all sessions of this process."""
+
+
+@functools.cache
+def _native() -> ctypes.CDLL:
+    native = ctypes.CDLL(str(library()))
+    native.parallax_turns_begin.argtypes = [ctypes.c_int64, ctypes.POINTER(ctypes.c_char_p), ctypes.c_int]
+    native.parallax_turns_end.argtypes = [ctypes.c_int64, ctypes.c_char_p]
+    native.parallax_turns_forget.argtypes = [ctypes.c_int64]
+    return native
+
+
+@dataclass(frozen=True, slots=True)
+class OverlappingRun:
+    """Runs of the same fetches and feeds, made ready.
+
+    Attributes:
+        keys: what these runs touch that keeps state.
+        call: carries one out; takes the values that are fed, then its number.
+        collect: takes what a run has delivered, by its number.
+        fetched: how many tensors are fetched; of none the number of the run is delivered.
+    """
+
+    keys: ctypes.Array[ctypes.c_char_p]
+    call: Callable[..., Sequence[Value]]
+    collect: Callable[..., Sequence[Value]]
+    fetched: int
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A run on its way.
+
+    Attributes:
+        done: is set when it has ended.
+        is_told: whether its error has been raised where it was asked for its values.
+    """
+
+    done: Future[Any] = field(default_factory=Future)
+    is_told: bool = False
+
+
+class Overlapping:
+    """The runs of one session that overlap.
+
+    Args:
+        raw: TensorFlow's session, in this process, of a graph with gates (transform/passes/turns.py). From now on its
+            own runs wait until none of these is on its way.
+    """
+
+    def __init__(self, raw: Session) -> None:
+        self._raw = raw
+        self._make = raw._make_callable_from_options
+        self._flying: deque[_Flight] = deque()
+        self._last = 0
+        self._sets = 0
+        self._told = False
+        self._lock = threading.RLock()  # a script may run a session in several threads
+        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        raw.run = self._after_all(raw.run)
+        make = raw.make_callable
+        raw.make_callable = lambda *arguments, **named: self._after_all(make(*arguments, **named))
+        raw._make_callable_from_options = lambda options: self._after_all(self._make(options))
+
+    def ready(self, fetched: Sequence[str], fed: Sequence[str]) -> OverlappingRun | None:
+        """Makes runs ready; None where they cannot overlap.
+
+        Args:
+            fetched: names of tensors and operations.
+            fed: names of tensors.
+        """
+        with self._lock:
+            return self._ready(fetched, fed)
+
+    def _ready(self, fetched: Sequence[str], fed: Sequence[str]) -> OverlappingRun | None:
+        view = GraphView(self._raw.graph.as_graph_def())
+        cut_off = frozenset(fed)
+        runs = view.ancestors({_node(name) for name in fetched}, cut_off)
+        if not any(view.op(node) == GATE for node in runs):
+            return None
+        odd = ungated(view, sorted(runs))
+        if odd is not None:
+            self._tell(f"Steps do not overlap: {odd!r} ({view.op(odd)}) keeps state that a step cannot wait for.")
+            return None
+        touching: dict[str, list[str]] = {}
+        for node in runs:
+            for gate in view.controls(node):
+                if view.op(gate) == GATE:
+                    touching.setdefault(view.nodes[gate].attr["key"].s.decode(), []).append(node)
+        tensors = [name for name in fetched if ":" in name]
+        leaving = {
+            key: sorted(nodes) for key, nodes in touching.items() if not any(passes_on(view.nodes[n]) for n in nodes)
+        }
+        first = sorted({n for nodes in touching.values() for n in nodes} & _before_meetings(view, runs))
+        ended, collected = self._add(leaving, tensors, first)
+        options = config_pb2.CallableOptions(feed=[*fed, RUN_NUMBER])
+        options.target.extend([*(name for name in fetched if ":" not in name), *ended])
+        collect = self._make(config_pb2.CallableOptions(feed=[RUN_NUMBER], fetch=collected))
+        keys = [key.encode() for key in touching]
+        return OverlappingRun((ctypes.c_char_p * len(keys))(*keys), self._make(options), collect, len(tensors))
+
+    def _add(
+        self, leaving: dict[str, list[str]], tensors: Sequence[str], first: Sequence[str]
+    ) -> tuple[list[str], list[str]]:
+        """Adds to the graph what has runs leave, deliver after `first`, and be collected: (ops to run, tensors)."""
+        graph, ops = self._raw.graph, native_ops()
+        self._sets += 1
+        graph._unsafe_unfinalize()  # TensorFlow's monitored session has finalized it, against ops by mistake
+        with graph.as_default(), tf.control_dependencies(None), tf.name_scope(f"{SCOPE}/runs_{self._sets}/"):
+            run = graph.get_tensor_by_name(RUN_NUMBER)
+            ended = []
+            for key, nodes in leaving.items():
+                with tf.control_dependencies([graph.get_operation_by_name(node) for node in nodes]):
+                    ended.append(ops.parallax_leave(run=run, key=key, name="leave").name)
+            values = [graph.get_tensor_by_name(name) for name in tensors] or [run]
+            with tf.control_dependencies([graph.get_operation_by_name(node) for node in first]):
+                ended.append(ops.parallax_deliver(run=run, values=values, name="deliver").name)
+            taken = ops.parallax_collect(run=run, T=[value.dtype.base_dtype for value in values], name="collect")
+            collected = [tensor.name for tensor in taken]
+        graph.finalize()
+        return ended, collected
+
+    def run(self, ready: OverlappingRun, values: Sequence[Value]) -> list[Value]:
+        """Begins a run, and gives what it fetches; values are copied, as the script may write into its arrays.
+
+        Raises:
+            Exception: what this run, or one before it, has failed with.
+        """
+        copied = [np.array(value) for value in values]
+        flight = _Flight()
+        with self._lock:
+            self._land(_MOST_ON_THEIR_WAY - 1)
+            self._last += 1
+            number = next(_numbers)
+            _native().parallax_turns_begin(number, ready.keys, len(ready.keys))
+            self._flying.append(flight)
+            self._give(functools.partial(_fly, ready, number, copied, flight))
+        try:
+            return list(ready.collect(np.int64(number)))[: ready.fetched]
+        except tf.errors.AbortedError:
+            error = flight.done.exception()  # its own, or that of a run before
+            if error is not None and not isinstance(error, tf.errors.AbortedError):
+                flight.is_told = True
+            self.settle()  # raises what has failed before
+            raise error or SessionError("A run ended before it gave what it was asked for.") from None
+        finally:
+            _native().parallax_turns_forget(number)
+
+    def settle(self) -> None:
+        """Waits until no run is on its way.
+
+        Raises:
+            Exception: what the first run that failed has failed with.
+        """
+        with self._lock:
+            self._land(0)
+
+    def _land(self, most: int) -> None:
+        """Waits until `most` runs are on their way, or none after one that has failed."""
+        failed: BaseException | None = None
+        has_failed = False
+        while len(self._flying) > (0 if has_failed else most):
+            flight = self._flying[0]
+            error = flight.done.exception()  # waits; who is interrupted here leaves it where it is
+            self._flying.popleft()
+            has_failed = has_failed or error is not None
+            if not flight.is_told:
+                failed = failed or error
+        if has_failed and not self._flying:
+            _native().parallax_turns_reset()
+        if failed is not None:
+            raise failed
+
+    def _after_all(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(run)
+        def alone(*arguments: Any, **named: Any) -> Any:
+            if self._flying:
+                self.settle()
+            return run(*arguments, **named)
+
+        return alone
+
+    def _give(self, task: Callable[[], None]) -> None:
+        """Has a thread of its own carry out a run; at the end of the process nobody waits for it."""
+        if self._last <= _MOST_ON_THEIR_WAY:
+            threading.Thread(target=self._work, name=f"run_{self._last}", daemon=True).start()
+        self._tasks.put(task)
+
+    def _work(self) -> None:
+        while True:
+            self._tasks.get()()
+
+    def _tell(self, text: str) -> None:
+        if not self._told:
+            log.info(text)
+        self._told = True
+
+
+def _fly(ready: OverlappingRun, number: int, values: Sequence[Value], flight: _Flight) -> None:
+    try:
+        ready.call(*values, np.int64(number))
+    except BaseException as error:
+        flight.done.set_exception(error)
+        _native().parallax_turns_end(number, str(error).encode(errors="replace") or b"unknown")
+    else:
+        flight.done.set_result(None)
+        _native().parallax_turns_end(number, b"")
+
+
+def is_meeting(op: str) -> bool:
+    """Whether workers wait for each other in ops of a type."""
+    return op.startswith("Horovod") or op in (ALL_REDUCE, ALL_TO_ALL)
+
+
+def _before_meetings(view: GraphView, runs: set[str]) -> set[str]:
+    """Those of some nodes that depend on nothing for which workers meet, touch no variable, and are always run."""
+    after: set[str] = set()
+    found = set()
+    branches = branches_of(view)
+    for node in view.topological_order():
+        if node not in runs:
+            continue
+        if is_meeting(view.op(node)) or any(needed in after for needed in view.needed(node)):
+            after.add(node)
+        elif not branches[node] and not any(
+            view.op(split_tensor(tensor)[0]) == "VarHandleOp" for tensor in view.inputs(node)
+        ):
+            found.add(node)
+    return found
+
+
+def _node(name: str) -> str:
+    return split_tensor(name)[0] if ":" in name else name

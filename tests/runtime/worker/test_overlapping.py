@@ -1,0 +1,301 @@
+"""Runs that overlap in one process: every value is that of runs one after the other, whatever takes how long."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from parallax.runtime.worker import overlapping
+from parallax.runtime.worker.direct import DirectRuns
+from parallax.transform.passes.turns import add_gates
+
+v1 = tf.compat.v1
+STEP = "global_step/Read/ReadVariableOp:0"
+
+
+class Model:
+    """Two layers by momentum; what `tail` does stands between a gradient and its update, as an all-reduce would.
+
+    Args:
+        tail: is called in each run with the gradient's number.
+        overlaps: whether runs may.
+        backward: is called in each run when the loss is there and the first layer's gradient is not.
+    """
+
+    def __init__(self, tail: Any, overlaps: bool = True, backward: Any = None) -> None:
+        built = tf.Graph()
+        with built.as_default():
+            x = v1.placeholder(tf.float32, [4, 3], name="x")
+            first = v1.get_variable("first", initializer=np.ones((3, 3), np.float32) / 3)
+            second = v1.get_variable("second", initializer=np.ones((3, 1), np.float32))
+            noise = tf.random.uniform([4, 1], seed=5)
+            hidden = x @ first
+            if backward is not None:
+                hidden = tf.custom_gradient(lambda h: (tf.identity(h), partial(self._after, backward, -1)))(hidden)
+            loss = tf.reduce_mean(tf.square(tf.tanh(hidden) @ second - noise), name="loss")
+            step = v1.train.get_or_create_global_step()
+            optimizer = v1.train.MomentumOptimizer(v1.train.exponential_decay(0.2, step, 3, 0.9), 0.9)
+            pairs = optimizer.compute_gradients(loss)
+            late = [(self._after(tail, number, g), v) for number, (g, v) in enumerate(pairs)]
+            optimizer.apply_gradients(late, step, name="train")
+            v1.global_variables_initializer()
+            graph_def = built.as_graph_def()
+        if overlaps:
+            add_gates(graph_def)
+        self.built = built  # holds what numpy_function calls
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            tf.graph_util.import_graph_def(graph_def, name="")
+        self.graph.finalize()
+        config = v1.ConfigProto(inter_op_parallelism_threads=8)
+        self.session = v1.Session(graph=self.graph, config=config)
+        self.session.run("init")
+        self.direct = DirectRuns(self.session, overlaps=overlaps)
+
+    @staticmethod
+    def _after(tail: Any, number: int, gradient: Any) -> Any:
+        def wait(value: Any) -> Any:
+            tail(number)
+            return value
+
+        late = tf.numpy_function(wait, [gradient], tf.float32)
+        late.set_shape(gradient.shape)
+        return late
+
+    def step(self, batch: Any, fetches: tuple[str, ...] = ("train", "loss:0")) -> Any:
+        while True:  # the first time it only takes note
+            found = self.direct.run(fetches, {"x:0": batch}, overlaps=True)
+            if found is not None:
+                return found
+
+    def variables(self) -> list[Any]:
+        return list(self.session.run(["first/Read/ReadVariableOp:0", "second/Read/ReadVariableOp:0", STEP]))
+
+
+@pytest.fixture(autouse=True)
+def meetings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python functions stand for what workers meet in."""
+    monkeypatch.setattr(overlapping, "is_meeting", lambda op: op == "PyFunc")
+
+
+def nothing(number: int) -> None:
+    pass
+
+
+def drawn(seed: int) -> Iterator[Any]:
+    draw = np.random.default_rng(seed)
+    while True:
+        yield draw.normal(size=(4, 3)).astype(np.float32)
+
+
+@pytest.fixture
+def batches() -> Iterator[Any]:
+    return drawn(3)
+
+
+def trained(model: Model, batches: Any, steps: int) -> tuple[list[float], list[Any]]:
+    losses = [float(model.step(next(batches))[1]) for _ in range(steps)]
+    return losses, model.variables()
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_delays_in_any_order_change_no_value(chunk: int) -> None:
+    draw = random.Random(chunk)
+    expected = trained(Model(nothing, overlaps=False), drawn(chunk), 250)
+    found = trained(Model(lambda number: time.sleep(draw.choice((0, 0, 1e-4, 1e-3)))), drawn(chunk), 250)
+    assert found[0] == expected[0]
+    for ours, theirs in zip(found[1], expected[1], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_run_gives_its_loss_before_its_updates_and_others_wait_for_these(batches: Any) -> None:
+    gone_on = threading.Event()
+    model = Model(lambda number: gone_on.wait(20))
+    before = model.session.run(STEP)
+    loss = model.step(next(batches))[1]
+    assert np.isfinite(loss) and not gone_on.is_set()
+    threading.Timer(0.2, gone_on.set).start()
+    assert model.session.run(STEP) == before + 1 == model.session.make_callable(STEP)()
+    assert gone_on.is_set()
+
+
+def test_what_is_fed_may_be_written_to_after_the_run(batches: Any) -> None:
+    memory = np.zeros(12 + 16, np.float32)
+    begin = -memory.ctypes.data % 64 // 4  # TensorFlow itself copies what does not begin at 64 bytes
+    batch, gone_on = memory[begin : begin + 12].reshape(4, 3), threading.Event()
+    batch[:] = next(batches)
+    model, plain = Model(nothing, backward=lambda number: gone_on.wait(20)), Model(nothing, overlaps=False)
+    plain.step(batch.copy())
+    model.step(batch)
+    batch[:] = 100.0
+    gone_on.set()
+    np.testing.assert_array_equal(model.variables()[0], plain.variables()[0])
+
+
+def test_a_run_that_fails_afterwards_fails_the_next_one_and_then_it_goes_on(batches: Any) -> None:
+    fails = [False]
+
+    def tail(number: int) -> None:
+        if fails[0]:
+            time.sleep(0.05)
+            raise ValueError(f"lost gradient {number}")
+
+    model = Model(tail)
+    for _ in range(3):
+        model.step(next(batches))
+    model.direct.settle()
+    fails[0] = True
+    model.step(next(batches))
+    with pytest.raises(tf.errors.OpError, match="lost gradient"):
+        for _ in range(3):
+            model.step(next(batches))
+    fails[0] = False
+    assert np.isfinite(model.step(next(batches))[1])
+    model.direct.settle()
+
+
+def test_fetches_of_ops_alone_give_nothing_and_are_counted(batches: Any) -> None:
+    model = Model(nothing)
+    for _ in range(20):
+        assert model.step(next(batches), ("train",)) == [None]
+    assert model.session.run(STEP) == 20
+
+
+def test_the_end_of_the_data_is_told_by_the_run_that_meets_it() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        given = v1.data.make_one_shot_iterator(tf.data.Dataset.range(5)).get_next()
+        kept = v1.get_variable("kept", initializer=np.int64(0), use_resource=True)
+        kept.assign_add(given, name="train")
+        graph_def = graph.as_graph_def()
+    add_gates(graph_def)
+    with tf.Graph().as_default() as own:
+        tf.graph_util.import_graph_def(graph_def, name="")
+    session = v1.Session(graph=own)
+    session.run("kept/Assign")
+    direct, done = DirectRuns(session, overlaps=True), 0
+    op = next(node.name for node in graph_def.node if node.op == "AssignAddVariableOp")
+    with pytest.raises(tf.errors.OutOfRangeError):
+        for _ in range(20):
+            done += direct.run((op,), {}, overlaps=True) is not None
+    assert done == 5 and session.run("kept/Read/ReadVariableOp:0") == 10
+
+
+def test_several_threads_may_run(batches: Any) -> None:
+    model = Model(lambda number: time.sleep(1e-3))
+    shared = [next(batches) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: [model.step(batch) for batch in shared]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert model.variables()[2] == 24
+
+
+def test_reference_variables_are_left_to_runs_one_after_the_other() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        with v1.variable_scope("", use_resource=False):
+            old = v1.get_variable("old", initializer=1.0)
+        v1.assign_add(old, 1.0, name="add")
+        kept = v1.get_variable("kept", initializer=1.0, use_resource=True)
+        kept.assign_add(1.0, name="kept_add")
+        v1.global_variables_initializer()
+        graph_def = graph.as_graph_def()
+    add_gates(graph_def)
+    with tf.Graph().as_default() as own:
+        tf.graph_util.import_graph_def(graph_def, name="")
+    session = v1.Session(graph=own)
+    session.run("init")
+    direct = DirectRuns(session, overlaps=True)
+    done = sum(direct.run(("add", "kept_add"), {}, overlaps=True) is not None for _ in range(4))
+    assert session.run("old:0") == session.run("kept/Read/ReadVariableOp:0") == 1.0 + done
+
+
+def both_ways(build: Any, runs: int = 8) -> tuple[list[Any], list[Any]]:
+    """What runs of `shown:0` and `train` give that overlap, and that do not; `late` in the graph takes its time."""
+    found = []
+    for overlaps in (True, False):
+        graph = tf.Graph()
+        with graph.as_default():
+            with v1.variable_scope("", use_resource=True):
+                build()
+            v1.global_variables_initializer()
+            graph_def = graph.as_graph_def()
+        if overlaps:
+            add_gates(graph_def)
+        with tf.Graph().as_default() as own:
+            tf.graph_util.import_graph_def(graph_def, name="")
+        session = v1.Session(graph=own, config=v1.ConfigProto(inter_op_parallelism_threads=8))
+        session.run("init")
+        direct = DirectRuns(session, overlaps=overlaps)
+        given = [direct.run(("shown:0", "train"), {}, overlaps=True) for _ in range(runs)]
+        direct.settle()
+        found.append([float(values[0]) for values in given if values is not None])
+        del graph
+    return found[0], found[1]
+
+
+def late(value: Any) -> Any:
+    def wait(given: Any) -> Any:
+        time.sleep(0.02)
+        return given
+
+    held = tf.numpy_function(wait, [value], value.dtype)
+    held.set_shape(value.shape)
+    return held
+
+
+def updated(variable: Any, after: Any) -> None:
+    with tf.control_dependencies([after]):
+        tf.group(variable.assign_add(late(tf.constant(1.0))), name="train")
+
+
+def test_a_variable_that_a_loop_of_the_old_style_reads() -> None:
+    def build() -> None:
+        a = v1.get_variable("a", initializer=1.0)
+        total = v1.while_loop(lambda i, s: i < 2, lambda i, s: (i + 1, s + a.read_value()), [0, 0.0])[1]
+        updated(a, tf.identity(total, name="shown"))
+
+    v1.disable_control_flow_v2()
+    try:
+        found, expected = both_ways(build)
+    finally:
+        v1.enable_control_flow_v2()
+    assert found == expected == [2.0 * step for step in range(1, len(found) + 1)]
+
+
+def test_what_keeps_state_in_a_branch_that_is_not_taken() -> None:
+    def build() -> None:
+        a = v1.get_variable("a", initializer=1.0)
+        never = v1.placeholder_with_default(False, [])
+        value = v1.cond(never, lambda: a * tf.random.uniform([]), lambda: a + 0.0)
+        updated(a, tf.identity(value, name="shown"))
+
+    v1.disable_control_flow_v2()
+    try:
+        found, expected = both_ways(build)
+    finally:
+        v1.enable_control_flow_v2()
+    assert found == expected
+
+
+def test_a_handle_that_a_conditional_gives() -> None:
+    def build() -> None:
+        a, b = (v1.get_variable(name, initializer=1.0) for name in "ab")
+        handle = tf.cond(v1.placeholder_with_default(True, []), lambda: a.handle, lambda: b.handle)
+        shown = tf.identity(a.read_value(), name="shown")
+        with tf.control_dependencies([shown]):
+            add = tf.raw_ops.AssignAddVariableOp(resource=handle, value=late(tf.constant(1.0)))
+        tf.group(add, name="train")
+
+    found, expected = both_ways(build)
+    assert found == expected
