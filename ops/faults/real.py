@@ -215,17 +215,14 @@ class _Running:
         for pattern in self._scratch:
             found += [str(path) for path in Path("/").glob(pattern.lstrip("/"))]
         if self._lab is not None:
-            hosts = [
-                (name, self._lab.run_on(name, ["ls", "/dev/shm"], capture_output=True)) for name in self._lab.names
-            ]
-            found += [f"{name}: {listed.stdout!r}" for name, listed in hosts if listed.stdout]
+            found += [f"{name}: {file.name}" for name in self._lab.names for file in self._lab.own_files(name)]
         return sorted(set(found))
 
     def _clean(self) -> None:
         """Removes what a job has left that had to be killed here, so that the next one is not blamed for it."""
         remove_scratch(self._scratch)
         for name in self._lab.names if self._lab is not None else ():
-            self._lab.run_on(name, ["sh", "-c", "rm -f /dev/shm/vader_segment.*"])
+            remove_scratch(str(file) for file in self._lab.own_files(name))
 
     def _processes(self) -> Iterator[tuple[int, str, int | None]]:
         """The job's processes: number, command line, rank. On emulated hosts they are all that run there."""

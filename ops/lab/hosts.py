@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ops.lab import links
+from ops.lab.init import OWN_FOLDERS
 from ops.lab.limits import JOINED
 from ops.lab.rates import mbit
 
 HERE = Path(__file__).resolve().parent
 OF_A_HOST = ("--net", "--uts", "--ipc", "--mount", "--pid")
+_TEMPORARY = OWN_FOLDERS[1]  # Open MPI's files there have the host's name alone, which is the same in every lab
 
 _LISTEN = "0A"  # the state in /proc/net/tcp
 
@@ -87,7 +89,8 @@ class Hosts:
         name = next((one.name for one in self.hosts if one.address == host), host)
         one = self._host_by_name[name]
         joined = [] if one.group is None else ["sh", "-c", JOINED, str(one.group)]
-        return [*joined, "nsenter", "-t", str(one.pid), *OF_A_HOST, f"--wd={Path.cwd()}", "--", *argv]
+        nsenter = ["nsenter", "-t", str(one.pid), *OF_A_HOST, f"--wd={Path.cwd()}", "--"]
+        return [*joined, *nsenter, "env", f"TMPDIR={_TEMPORARY}", *argv]
 
     def argv_on_bridge(self, argv: Sequence[str]) -> list[str]:
         """The command that runs `argv` at the bridge, where no rate is between it and the links."""
@@ -129,6 +132,11 @@ class Hosts:
         file = self.folder / f"resource-{hashlib.sha256(text.encode()).hexdigest()[:8]}.yaml"
         file.write_text(text, encoding="utf-8")
         return file
+
+    def own_files(self, host: str) -> list[Path]:
+        """What is in the folders that no other host has, as this process can reach it."""
+        root = Path(f"/proc/{self._host_by_name[host].pid}/root")
+        return sorted(file for folder in OWN_FOLDERS for file in (root / folder.lstrip("/")).iterdir())
 
     def processes(self, host: str) -> dict[int, str]:
         """What runs on a host: number outside the lab -> command line. Dead ones are left out."""

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+OWN_FOLDERS = ("/dev/shm", "/var/tmp")  # each host has its own; TMPDIR is the second (hosts.py)
 _SETTINGS = {
     # Windows are bounded, so that the queues of the links can hold them all: see links.py.
     "ipv4/tcp_rmem": ("4096 131072 1048576",),
@@ -39,7 +40,8 @@ def main() -> None:
     if name != "bridge":
         socket.sethostname(name)
         subprocess.run(["mount", "--bind", hosts, "/etc/hosts"], check=True)
-        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)
+        for folder in OWN_FOLDERS:
+            subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)
     for file, values in _SETTINGS.items():
         _set(Path("/proc/sys/net") / file, values)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)

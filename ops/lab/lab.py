@@ -2,8 +2,9 @@
 
 Each host has its own network, process numbers, shared memory and name, so a process on one sees nothing of another but
 its network. The bridge is in a namespace too: nothing of a lab is in the machine's own network, and no packet leaves.
-The hosts share the machine's files, but for /etc/hosts and /dev/shm. What `ssh` is on real hosts is here an agent
-(agent.py), which asks the lab over a socket to run a command on a host, with an environment as bare as a login's.
+The hosts share the machine's files, but for /etc/hosts, /dev/shm and /var/tmp, where TMPDIR points. What `ssh` is on
+real hosts is here an agent (agent.py), which asks the lab over a socket to run a command on a host, with an environment
+as bare as a login's.
 
 Every host lives by one process (init.py), which the kernel ends with the lab, and with it all that runs there. So a lab
 that is killed leaves a folder in the place for temporary files, and nothing else.

@@ -94,9 +94,7 @@ class Launched:
         return [one for one in self._scratch() if one not in self._before]
 
     def _scratch(self):
-        folders = [path for name in self.lab.names for path in Path("/tmp").glob(f"ompi.{name}.*")]
-        shared = [self.lab.run_on(name, ["ls", "/dev/shm"], capture_output=True).stdout for name in self.lab.names]
-        return [*map(str, folders), *(text.decode() for text in shared if text)]
+        return [(name, file.name) for name in self.lab.names for file in self.lab.own_files(name)]
 
     def end(self):
         """Kills whatever is left."""
