@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant(
         "all-reduces of other levels travel together",
         "transform/passes/joined_messages.py",
-        "levels[node] = max((levels[name] + (view.op(name) == ALL_REDUCE) for name in needed), default=0)",
+        "levels[node] = max(counted, default=0)",
         "levels[node] = 0",
         JOINED,
     ),
@@ -157,8 +157,8 @@ MUTANTS = (
     Mutant(
         "the scale of a float64 is left out",
         "transform/building/collectives.py",
-        "return all_reduce(tensor * scale, kind)",
-        "return all_reduce(tensor, kind)",
+        "return all_reduce(tensor * scale, kind, 1.0, is_alike)",
+        "return all_reduce(tensor, kind, 1.0, is_alike)",
         MEETINGS,
     ),
     Mutant(

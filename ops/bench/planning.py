@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import resource
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
@@ -70,13 +69,14 @@ def run_timed(variables: int, tables: int, hosts: int) -> None:
     """Plans a large model by seconds, once."""
     from parallax.analysis.planner import make_plan
     from parallax.plans.plan import Layout
+    from parallax.runtime.measure.memory import peak_bytes
 
     spec, measured = large_model(variables, tables, hosts)
     layout = Layout((1,) * hosts, tuple(range(hosts)))
     began, cpu_began = time.perf_counter(), time.process_time()
     plan = make_plan(spec, layout, None, measured)
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    peak_mb = peak_bytes() / 1e6
     known = plan.prediction
     routes = [v.route for v in plan.variables]
     print(f"{variables} variables, {tables} of them tables, {hosts} hosts, a plan by seconds, one core")

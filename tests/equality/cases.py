@@ -39,6 +39,7 @@ IN_SHORT = (
     "samples in parts, resource, ps over 3",
     "clip rows, resource, allreduce over 3",
     "sorted rows, resource, allgather over 2",
+    "unique, buckets, resource, allgather over 2",
     "alternating, same, resource, alltoall over 3",
     "several tables, resource, alltoall over 3",
     "Adam, clipped, resource, ps over 3",

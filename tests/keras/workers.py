@@ -147,7 +147,7 @@ def means_of(model, found):
         one = {}
         for metric in metrics:
             total, count = (after[w.path] - before[w.path] for w in metric.variables)
-            one[metric.name] = total / count
+            one[metric.name] = total / count if count else 0.0  # as Keras has it
         results.append(one)
         before = after
     return results

@@ -31,7 +31,7 @@ from parallax.types import Array, AttrValue, Graph, GraphDef, Handle, Operation,
 
 SCOPE = "parallax"
 """All nodes that the transform adds are under this name."""
-_INPUT, _WAIT = "parallax_input", "parallax_wait"
+_INPUT, _REFERENCE, _WAIT = "parallax_input", "parallax_reference", "parallax_wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +161,12 @@ class Editor:
         meetings: how worker 0 tells the others something through servers.
         wire: the element types in which this worker sends.
         inputs: stand-ins for the user's tensors.
+        references: stand-ins for the user's reference variables, for ops that write them; others read them as inputs.
         waits: stand-ins for the user's nodes.
         shares: this worker's share of the batches that may be uneven, by their placeholders.
         kept: gradient as it leaves autodiff -> its mean over the batches that one update takes.
         kept_sizes: piece of kept rows -> how many rows are kept of it.
+        kept_keys: piece of kept rows that equal keys merge -> the keys that are kept of it.
         keepings: what is kept.
         redirected: what edges take instead.
         redirected_parts: what edges of nodes that run on servers take, for each partition.
@@ -191,10 +193,12 @@ class Editor:
     meetings: QueueReducer
     wire: Wire
     inputs: dict[str, Tensor] = field(default_factory=dict)
+    references: dict[str, Handle] = field(default_factory=dict)
     waits: dict[str, Operation] = field(default_factory=dict)
     shares: dict[str, BatchShare] = field(default_factory=dict)
     kept: dict[str, Tensor] = field(default_factory=dict)
     kept_sizes: dict[GradientPiece, Tensor] = field(default_factory=dict)
+    kept_keys: dict[GradientPiece, Tensor] = field(default_factory=dict)
     keepings: list[GradientAccumulation] = field(default_factory=list)
     redirected: dict[Edge, NamedTensor | Tensor] = field(default_factory=dict)
     redirected_parts: dict[Edge, list[Tensor]] = field(default_factory=dict)
@@ -241,12 +245,14 @@ class Editor:
     def reference(self, variable: str) -> Handle:
         """A reference variable of the user's graph, for new ops to write."""
         name = f"{variable}:0"
-        if name not in self.inputs or self.inputs[name].op.type != "VariableV2":
+        if name not in self.references:
             with self.scratch.as_default(), self.scratch.name_scope(None), tf.control_dependencies(None):
-                self.inputs[name] = tf.raw_ops.VariableV2(
-                    shape=self.view.shape(name), dtype=self.view.dtype(name), name=f"{_INPUT}/{len(self.inputs)}"
+                self.references[name] = tf.raw_ops.VariableV2(
+                    shape=self.view.shape(name),
+                    dtype=self.view.dtype(name),
+                    name=f"{_REFERENCE}/{len(self.references)}",
                 )
-        return self.inputs[name]
+        return self.references[name]
 
     def leaving(self, name: str) -> Tensor:
         """A gradient as those outside of autodiff see it: of all batches of an update."""
@@ -260,6 +266,10 @@ class Editor:
         numbers = tf.reshape(self.tensor(piece.dealt.numbers), [-1])
         numbers = numbers[begin : begin + tf.size(self.tensor(piece.ids))]
         return tf.math.count_nonzero(tf.equal(numbers, piece.dealt.part), dtype=tf.int32)
+
+    def keys_of(self, piece: GradientPiece) -> Tensor:
+        """What tells which rows of a piece are added up, `[n]`, of all batches of an update."""
+        return self.kept_keys[piece] if piece in self.kept_keys else tf.reshape(self.tensor(piece.of), [-1])
 
     def at(self, edge: Edge) -> Tensor:
         """What an edge takes now."""
@@ -308,7 +318,7 @@ class Editor:
         for (name, before), op in self.waits_for.items():
             set_control_input(nodes[name], before, op)
         made = self.copies.among(self.scratch.as_graph_def().node)
-        graph_def.node.extend([n for n in made if not n.name.startswith((f"{_INPUT}/", f"{_WAIT}/"))])
+        graph_def.node.extend([n for n in made if not n.name.startswith((f"{_INPUT}/", f"{_REFERENCE}/", f"{_WAIT}/"))])
         self._put_in_inputs(graph_def)
         if self.partitions or self.worker.servers:  # where servers run, all plans of a job give a node one place
             self._stay_here(graph_def)
@@ -323,13 +333,13 @@ class Editor:
     def _put_in_inputs(self, graph_def: GraphDef) -> None:
         """Puts the user's tensors and nodes where placeholders stood for them."""
         new = f"{SCOPE}/"  # TensorFlow writes the first output of what it built without a number
+        given = [*self.inputs.items(), *self.references.items()]
         stands_for = {
-            f"{tensor.op.name}": name.removesuffix(":0") if name.startswith(new) else name
-            for name, tensor in self.inputs.items()
+            f"{tensor.op.name}": name.removesuffix(":0") if name.startswith(new) else name for name, tensor in given
         }
-        stands_for.update({f"^{tensor.op.name}": f"^{split_tensor(name)[0]}" for name, tensor in self.inputs.items()})
+        stands_for.update({f"^{tensor.op.name}": f"^{split_tensor(name)[0]}" for name, tensor in given})
         stands_for.update({f"^{op.name}": f"^{name}" for name, op in self.waits.items()})
-        beside = {f"loc:@{t.op.name}".encode(): f"loc:@{split_tensor(n)[0]}".encode() for n, t in self.inputs.items()}
+        beside = {f"loc:@{t.op.name}".encode(): f"loc:@{split_tensor(n)[0]}".encode() for n, t in given}
         for node in graph_def.node:
             for i, name in enumerate(node.input):
                 if name.removesuffix(":0") in stands_for:

@@ -56,7 +56,10 @@ def _rows(editor: Editor, keep: AccumulateGradient, kept: list[_Kept], label: st
         all_values.append(_total(rows, f"{label}/values_{number}", kept, adds))
         all_indices.append(ids if adds else _total(ids, f"{label}/indices_{number}", kept))
         if keep.pieces:
-            editor.kept_sizes[keep.pieces[number]] = tf.size(all_indices[-1])
+            piece = keep.pieces[number]
+            if piece.of and not adds:
+                editor.kept_keys[piece] = _total(editor.keys_of(piece), f"{label}/keys_{number}", kept)
+            editor.kept_sizes[piece] = tf.size(all_indices[-1])
     editor.kept[keep.indices] = tf.concat(all_indices, 0)
     return tf.concat(all_values, 0)
 

@@ -178,7 +178,7 @@ def _of_all_workers(
     """The rows of all workers for one lookup; those of equal ids, or equal keys where they say it, are added up."""
     sent = _sent_to_all(editor, collect, rows, numbers)
     if piece.of:
-        return merge_rows_of_equal_keys(_from_all(editor, tf.reshape(editor.tensor(piece.of), [-1])), *sent)
+        return merge_rows_of_equal_keys(_from_all(editor, editor.keys_of(piece)), *sent)
     return merge_equal_rows(*sent) if piece.kind == "unique" else sent
 
 
