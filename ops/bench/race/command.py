@@ -21,7 +21,7 @@ from ops.bench.race.models import model_of
 from ops.bench.race.place import place_of
 from ops.bench.race.results import Race, Ran, Results
 from ops.bench.race.rounds import Wanted, run_race
-from ops.bench.race.systems import SYSTEMS
+from ops.bench.race.systems import BESIDE, SYSTEMS
 from ops.lab import why_not
 from ops.twin.clusters import CLUSTERS
 
@@ -60,6 +60,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each process within an op (1)")
     parser.add_argument("--inter-threads", type=int, default=2, metavar="N", help="of each process between ops (2)")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable for all processes")
+    parser.add_argument("--beside", type=Path, metavar="DIR", help=f"another checkout of the project, as {BESIDE}")
     parser.add_argument("--local", action="store_true", help="processes of this machine, no lab")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the results go")
     parser.add_argument("--html", type=Path, metavar="FILE", help="where the page goes, with a picture FILE.png")
@@ -103,6 +104,11 @@ def wanted_of(arguments: argparse.Namespace) -> Wanted:
     Raises:
         SystemExit: there is no such model, or it has no such sizes.
     """
+    if (BESIDE in arguments.systems) != (arguments.beside is not None):
+        sys.exit(f"race: {BESIDE} among the systems and --beside DIR belong together.")
+    beside = arguments.beside.resolve() if arguments.beside else None
+    if beside and not (beside / "parallax" / "__init__.py").is_file():
+        sys.exit(f"race: --beside must be a checkout of the project, and {beside} has no parallax/__init__.py.")
     try:
         model, sizes, link = _model(arguments)
     except ValueError as error:
@@ -119,6 +125,7 @@ def wanted_of(arguments: argparse.Namespace) -> Wanted:
         arguments.threads,
         arguments.inter_threads,
         dict(_pair(text) for text in arguments.env),
+        str(beside or ""),
     )
 
 

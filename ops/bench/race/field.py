@@ -78,7 +78,7 @@ class Entry:
         with self._log.open("ab") as log:
             for one in commands_of(self._place, self._task):
                 environment = {**self._task.more["environment"], **one.environment}
-                child = self._place.start(one.host, one.argv, environment, log)
+                child = self._place.start(one.host, one.argv, environment, log, one.root)
                 self._children.append(child)
                 if not one.is_server:
                     self._workers.append(child)

@@ -32,8 +32,10 @@ class Place(Protocol):
     def address(self, host: str) -> str:
         """In digits."""
 
-    def start(self, host: str, argv: Sequence[str], more: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Starts a command on a host with `more` in its environment; what it writes goes to `log`."""
+    def start(
+        self, host: str, argv: Sequence[str], more: Mapping[str, str], log: IO[bytes], root: Path = ROOT
+    ) -> subprocess.Popen[bytes]:
+        """Starts a command of a checkout on a host; `more` is in its environment, and what it writes goes to `log`."""
 
     def pids(self) -> frozenset[int]:
         """All processes that run here, as this process numbers them."""
@@ -59,10 +61,12 @@ class InLab:
         """In the lab's own network."""
         return self.lab.address(host)
 
-    def start(self, host: str, argv: Sequence[str], more: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    def start(
+        self, host: str, argv: Sequence[str], more: Mapping[str, str], log: IO[bytes], root: Path = ROOT
+    ) -> subprocess.Popen[bytes]:
         """Through nsenter."""
         return self.lab.start_on(
-            host, argv, env=_environment(more), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            host, argv, env=_environment(more, root), cwd=root, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
 
     def pids(self) -> frozenset[int]:
@@ -92,12 +96,14 @@ class OnThisMachine:
         """Loopback."""
         return "127.0.0.1"
 
-    def start(self, host: str, argv: Sequence[str], more: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    def start(
+        self, host: str, argv: Sequence[str], more: Mapping[str, str], log: IO[bytes], root: Path = ROOT
+    ) -> subprocess.Popen[bytes]:
         """As a child that ends with this process."""
         return subprocess.Popen(
             tied_argv(sys.executable, list(argv), os.getpid(), signal.SIGTERM),
-            env={**_environment(more), _MARK: self._mark},
-            cwd=ROOT,
+            env={**_environment(more, root), _MARK: self._mark},
+            cwd=root,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -153,6 +159,6 @@ def mpirun_options(place: Place) -> list[str]:
     return options
 
 
-def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+def _environment(more: Mapping[str, str], root: Path) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **more, "PYTHONPATH": path}

@@ -17,7 +17,7 @@ from ops.bench.race.measure import available_bytes
 from ops.bench.race.models import model_of
 from ops.bench.race.place import Place
 from ops.bench.race.results import Race, Ran, Turn
-from ops.bench.race.systems import OTHER_LOSSES
+from ops.bench.race.systems import BESIDE, OTHER_LOSSES
 from ops.bench.race.turns import Task
 
 WARM_UP_STEPS = 6
@@ -42,6 +42,7 @@ class Wanted:
         intra_threads: of each process.
         inter_threads: of each process.
         environment: variables that all processes get.
+        beside: another checkout, of which `parallax-beside` is.
     """
 
     model: str
@@ -55,6 +56,7 @@ class Wanted:
     intra_threads: int
     inter_threads: int
     environment: Mapping[str, str]
+    beside: str = ""
 
 
 @dataclass
@@ -145,7 +147,7 @@ def _start(runner: _Runner, place: Place, wanted: Wanted, ends: contextlib.ExitS
         len(place.hosts) * wanted.workers,
         wanted.intra_threads,
         wanted.inter_threads,
-        {"environment": dict(wanted.environment)},
+        {"environment": dict(wanted.environment), **({"beside": wanted.beside} if runner.system == BESIDE else {})},
     )
     runner.entry = ends.enter_context(Entry(place, task))
     try:

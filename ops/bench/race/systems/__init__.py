@@ -6,9 +6,10 @@ import importlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from ops.bench.race.place import Place
+from ops.bench.race.place import ROOT, Place
 from ops.bench.race.turns import Task
 
 _MODULE_BY_SYSTEM = {
@@ -20,12 +21,16 @@ _MODULE_BY_SYSTEM = {
     "parallax-bf16": "parallax",
     "parallax-fp16": "parallax",
     "parallax-overlap": "parallax",
+    "parallax-beside": "parallax",
     "horovod": "horovod",
     "horovod-dense": "horovod",
     "tf-ps": "tf_ps",
     "tf-ps-async": "tf_ps",
     "alone": "alone",
 }
+BESIDE = "parallax-beside"
+"""Parallax as another checkout has it, for comparisons of revisions; `more["beside"]` of its task is the folder."""
+
 SYSTEMS = tuple(name for name in _MODULE_BY_SYSTEM if name != "alone")
 """What can be asked for; `alone` is always run, to know the compute time."""
 
@@ -42,12 +47,14 @@ class Command:
         argv: what.
         environment: variables beside those that all processes get.
         is_server: it does not end by itself.
+        root: the checkout whose code it runs.
     """
 
     host: str
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     is_server: bool = False
+    root: Path = ROOT
 
 
 def commands_of(place: Place, task: Task) -> list[Command]:

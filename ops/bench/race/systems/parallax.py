@@ -2,24 +2,31 @@
 
 `parallax` takes the routes that the plan chooses. `parallax-ROUTE` asks for that route for every table of the model;
 `parallax-bf16` and `parallax-fp16` for half precision on the wire, `parallax-overlap` for steps that overlap.
+`parallax-beside` is `parallax` by the code of another checkout, whose own copy of this file is run.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
-from ops.bench.race.place import InLab, Place
-from ops.bench.race.systems import Command, script
-from ops.bench.race.turns import Task, Turns, task_of_this_process, write_task_with
+from ops.bench.race.place import ROOT, InLab, Place
+from ops.bench.race.systems import BESIDE, Command, script
+from ops.bench.race.turns import Task, Turns, task_of_this_process, write_task, write_task_with
 
 
 def commands(place: Place, task: Task) -> Iterator[Command]:
     """The user's script on the first host; it launches the workers."""
+    root = ROOT
+    if task.system == BESIDE:
+        root, task = Path(task.more["beside"]), replace(task, system="parallax")
+        write_task(task)
     if isinstance(place, InLab):
         resource = place.lab.resource_file(task.workers // len(place.hosts))
         write_task_with(task, resource=str(resource))
-    yield Command(place.hosts[0], script(task))
+    yield Command(place.hosts[0], script(task), root=root)
 
 
 def main() -> None:
