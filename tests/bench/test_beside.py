@@ -24,6 +24,7 @@ def test_the_other_checkout_runs_its_own_code_and_is_told_that_it_is_parallax(tm
     task = Task(BESIDE, "embed", {}, str(tmp_path / "task"), 2, 1, 2, {"beside": str(tmp_path / "other")})
     [command] = commands_of(place, task)
     assert command.root == tmp_path / "other"
+    assert command.argv[0] == str(tmp_path / "other" / ".venv" / "bin" / "python")
     assert command.argv[1:] == ("-m", "ops.bench.race.systems.parallax", str(task.file))
     assert json.loads(task.file.read_text())["system"] == "parallax"
     [own] = commands_of(place, replace(task, system="parallax", more={}))
@@ -43,5 +44,5 @@ def test_the_other_checkout_is_named_where_it_is_asked_for(tmp_path):
     for words in (("--systems", BESIDE), ("--beside", str(ROOT))):
         with pytest.raises(SystemExit, match="among the systems and --beside DIR belong together"):
             wanted(*words)
-    with pytest.raises(SystemExit, match=r"must be a checkout of the project, and .* has no parallax/__init__.py"):
+    with pytest.raises(SystemExit, match=r"must be a checkout of the project after `make install`, and .* is none"):
         wanted("--systems", BESIDE, "--beside", str(tmp_path))

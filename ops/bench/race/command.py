@@ -21,7 +21,7 @@ from ops.bench.race.models import model_of
 from ops.bench.race.place import place_of
 from ops.bench.race.results import Race, Ran, Results
 from ops.bench.race.rounds import Wanted, run_race
-from ops.bench.race.systems import BESIDE, SYSTEMS
+from ops.bench.race.systems import BESIDE, SYSTEMS, python_of
 from ops.lab import why_not
 from ops.twin.clusters import CLUSTERS
 
@@ -107,8 +107,8 @@ def wanted_of(arguments: argparse.Namespace) -> Wanted:
     if (BESIDE in arguments.systems) != (arguments.beside is not None):
         sys.exit(f"race: {BESIDE} among the systems and --beside DIR belong together.")
     beside = arguments.beside.resolve() if arguments.beside else None
-    if beside and not (beside / "parallax" / "__init__.py").is_file():
-        sys.exit(f"race: --beside must be a checkout of the project, and {beside} has no parallax/__init__.py.")
+    if beside and not ((beside / "parallax" / "__init__.py").is_file() and Path(python_of(beside)).is_file()):
+        sys.exit(f"race: --beside must be a checkout of the project after `make install`, and {beside} is none.")
     try:
         model, sizes, link = _model(arguments)
     except ValueError as error:

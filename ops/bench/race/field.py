@@ -11,15 +11,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from ops.bench.race.measure import available_bytes, cpu_s, peak_bytes, settled_counters, started_at, switches
-from ops.bench.race.place import Place
+from ops.bench.race.place import ROOT, Place
 from ops.bench.race.results import Turn
-from ops.bench.race.systems import commands_of
+from ops.bench.race.systems import commands_of, python_of
 from ops.bench.race.turns import Task, write_json, write_task
 
 RESERVE_BYTES = 1_500_000_000
@@ -72,11 +71,13 @@ class Entry:
         self._workers: list[subprocess.Popen[bytes]] = []
         self._start_by_pid: dict[int, int] = {}
         self._turns = 0
+        self._pythons = {python_of(ROOT)}
 
     def __enter__(self) -> Entry:
         write_task(self._task)
         with self._log.open("ab") as log:
             for one in commands_of(self._place, self._task):
+                self._pythons.add(python_of(one.root))
                 environment = {**self._task.more["environment"], **one.environment}
                 child = self._place.start(one.host, one.argv, environment, log, one.root)
                 self._children.append(child)
@@ -170,10 +171,10 @@ class Entry:
 
     def _ranks(self) -> list[int]:
         """The processes that run Python; what else there is (mpirun, its daemons) only waits for them."""
-        found = []
+        found, pythons = [], tuple(python.encode() for python in self._pythons)
         for pid in self._pids():
             with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(sys.executable.encode()):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(pythons):
                     found.append(pid)
         return found
 

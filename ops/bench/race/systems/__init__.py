@@ -68,6 +68,11 @@ def module_of(system: str) -> str:
     return f"{__name__}.{_MODULE_BY_SYSTEM[system]}"
 
 
-def script(task: Task, *words: str) -> tuple[str, ...]:
-    """The command line of a process that runs the system's script."""
-    return (sys.executable, "-m", module_of(task.system), str(task.file), *words)
+def python_of(root: Path) -> str:
+    """The interpreter whose environment a checkout runs in: that of this process for its own, else of its set-up."""
+    return sys.executable if root == ROOT else str(root / ".venv" / "bin" / "python")
+
+
+def script(task: Task, *words: str, root: Path = ROOT) -> tuple[str, ...]:
+    """The command line of a process that runs the system's script, of a checkout."""
+    return (python_of(root), "-m", module_of(task.system), str(task.file), *words)

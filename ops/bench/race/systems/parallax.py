@@ -26,7 +26,7 @@ def commands(place: Place, task: Task) -> Iterator[Command]:
     if isinstance(place, InLab):
         resource = place.lab.resource_file(task.workers // len(place.hosts))
         write_task_with(task, resource=str(resource))
-    yield Command(place.hosts[0], script(task), root=root)
+    yield Command(place.hosts[0], script(task, root=root), root=root)
 
 
 def main() -> None:
