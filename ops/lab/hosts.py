@@ -84,12 +84,15 @@ class Hosts:
         """The IP address of a host."""
         return self._host_by_name[host].address
 
-    def argv_on(self, host: str, argv: Sequence[str]) -> list[str]:
-        """The command that runs `argv` on a host, which is called by its name or its address; KeyError for no host."""
+    def argv_on(self, host: str, argv: Sequence[str], folder: str | Path | None = None) -> list[str]:
+        """The command that runs `argv` on a host, which is called by its name or its address; KeyError for no host.
+
+        It runs in `folder`, or where this process is.
+        """
         name = next((one.name for one in self.hosts if one.address == host), host)
         one = self._host_by_name[name]
         joined = [] if one.group is None else ["sh", "-c", JOINED, str(one.group)]
-        nsenter = ["nsenter", "-t", str(one.pid), *OF_A_HOST, f"--wd={Path.cwd()}", "--"]
+        nsenter = ["nsenter", "-t", str(one.pid), *OF_A_HOST, f"--wd={folder or Path.cwd()}", "--"]
         return [*joined, *nsenter, "env", f"TMPDIR={_TEMPORARY}", *argv]
 
     def argv_on_bridge(self, argv: Sequence[str]) -> list[str]:
@@ -98,7 +101,7 @@ class Hosts:
 
     def start_on(self, host: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         """Starts a command on a host; `options` are those of `subprocess.Popen`."""
-        return subprocess.Popen(self.argv_on(host, argv), **options)
+        return subprocess.Popen(self.argv_on(host, argv, options.get("cwd")), **options)
 
     def run_on(self, host: str, argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
         """Runs a command on a host; `options` are those of `subprocess.run`."""
