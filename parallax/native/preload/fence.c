@@ -50,7 +50,6 @@
 
 #include "sha256.h"
 
-#define DESCRIPTORS 65536 /* the kernel gives the lowest that is free; what is above is refused */
 #define PEERS 8192
 #define NONCE_BYTES 16
 #define HOST_BYTES 36 /* of the boot id, as text */
@@ -413,7 +412,10 @@ ssize_t read(int fd, void *bytes, size_t size) {
 
 ssize_t readv(int fd, const struct iovec *parts, int count) {
     NEXT(readv);
-    return may_not_read(fd, 0) ? -1 : next(fd, parts, count);
+    if (may_not_read(fd, 0)) return -1;
+    ssize_t size = next(fd, parts, count);
+    parallax_has_read(fd, parts, count, size, __builtin_return_address(0));
+    return size;
 }
 
 ssize_t recvfrom(int fd, void *bytes, size_t size, int flags, struct sockaddr *address, socklen_t *room) {
