@@ -99,6 +99,7 @@ def _work(task: Task, server: Any, cluster: Any, rank: int) -> None:
             save_summaries_steps=None,
             save_summaries_secs=None,
             log_step_count_steps=None,
+            stop_grace_period_secs=1,  # the chief's thread that waits for gradients ends with the process
         ) as sess:
             if is_chief:
                 write_json(Path(task.folder) / _CHIEF_IS_READY, {})
