@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -14,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from ops.bench.on_this_machine import printed_by
 from parallax.report.text import bytes_text
 
 _SCRIPT = Path(__file__).with_name("script.py")
 _CHUNK_BYTES = 64 * 2**20
-_LAST_LINES = 25
 
 
 def add_command(commands: Any) -> None:
@@ -41,16 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Runs the job, and prints what its folder has."""
     with tempfile.TemporaryDirectory(prefix="parallax-bench-") as folder:
         sizes = (arguments.rows, arguments.width, folder, arguments.increments, arguments.steps, arguments.ids)
-        done = subprocess.run(
-            [sys.executable, "-m", "parallax.cli", "run", "--workers", "2", str(_SCRIPT), *map(str, sizes)],
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        if done.returncode:
-            sys.exit("\n".join(["increments: the job failed:", *done.stdout.splitlines()[-_LAST_LINES:]]))
+        printed_by("increments", ["parallax.cli", "run", "--workers", "2", str(_SCRIPT), *map(str, sizes)])
         for line in report(Path(folder), arguments.increments, arguments.increments * arguments.steps):
             print(line)
 
