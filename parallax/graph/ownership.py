@@ -59,6 +59,11 @@ class Ownership:
         """Who holds a row."""
         return self.pattern[row % self.slots]
 
+    def local_row(self, row: int) -> int:
+        """Which of its holder's local rows a row is."""
+        turn, slot = divmod(row, self.slots)
+        return turn * self.shares[self.pattern[slot]] + self.places[slot]
+
     def row(self, holder: int, local: int) -> int:
         """The row that a holder has as local row `local`."""
         slots = self.slots_of(holder)

@@ -54,7 +54,7 @@ def report(folder: Path, wanted: int, last_step: int) -> list[str]:
     from parallax.runtime.checkpoint.bundle import Bundle
     from parallax.runtime.checkpoint.chain import chain_of
     from parallax.runtime.checkpoint.links import HEADER
-    from parallax.runtime.checkpoint.stored_rows import ranges_of, read_rows, stored_tensor
+    from parallax.runtime.checkpoint.stored_rows import ranges_of, read_rows, stored_parts
 
     chain, whole = chain_of(str(folder / f"increment-{last_step}")), Bundle(str(folder / f"model.ckpt-{last_step}"))
     if len(chain.increments) != wanted:
@@ -63,11 +63,10 @@ def report(folder: Path, wanted: int, last_step: int) -> list[str]:
     rows = [bundle.tensors[header.tables[0].rows].shape[0] for bundle, header in chain.increments]
     whole_bytes = _file_bytes(whole.prefix)
     began_s, differing = time.monotonic(), []
-    for key, tensor in whole.tensors.items():
-        stored = stored_tensor(tensor)
-        for place in ranges_of(whole, stored, _CHUNK_BYTES) if key != HEADER else ():
+    for stored in (part for key, tensor in whole.tensors.items() if key != HEADER for part in stored_parts(tensor)):
+        for place in ranges_of(whole, stored, _CHUNK_BYTES):
             if not np.array_equal(read_rows(chain, stored, *place), read_rows(whole, stored, *place)):
-                differing.append(key)
+                differing.append(stored.key)
     said = "equal to the whole one, bit for bit" if not differing else f"DIFFERENT in {', '.join(differing)}"
     return [
         f"whole: {bytes_text(whole_bytes)}; increments: median {bytes_text(round(statistics.median(each)))} "
