@@ -164,6 +164,19 @@ def import_is_allowed(importer, imported):
     return importer[1] == imported[1] or (None not in ranks and ranks[1] < ranks[0])
 
 
+def names_of(source):
+    """The names that a module may have: those that it defines, assigns or imports anywhere."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+    return found
+
+
 def module_of(target):
     """The module of the package that an import names, or that has the name which it names; None outside the package."""
     parts = target.split(".")
@@ -312,6 +325,21 @@ def test_seconds_are_counted_by_a_clock_that_nobody_sets():
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "datetime.now", "datetime.utcnow")
     ]
     assert wrong == []
+
+
+def test_what_ops_imports_is_there():
+    """mypy reads the package alone."""
+    paths = [path for folder in ("parallax", "ops") for path in (ROOT / folder).rglob("*.py")]
+    modules = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in paths}
+    wanted = {
+        (tuple(found.target.rsplit(".", 1)), _place(path, found.line))
+        for module, path in modules.items()
+        if module.startswith("ops.")
+        for found in imports(path.read_text(encoding="utf-8"), module, path.name == "__init__.py")
+        if found.target not in modules and found.target.rpartition(".")[0] in modules
+    }
+    known = {module: names_of(modules[module].read_text(encoding="utf-8")) for (module, _), _ in wanted}
+    assert [f"{place}: {module} has no {name}" for (module, name), place in wanted if name not in known[module]] == []
 
 
 def test_no_module_is_too_long():

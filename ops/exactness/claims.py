@@ -1,5 +1,25 @@
-"""What the analysis says of single tensors, tried: parallax/runtime/verify/claims.py says what that is and how."""
+"""What the analysis says of single tensors of a program; parallax/runtime/verify/claims.py says what that is."""
 
-from parallax.runtime.verify.claims import first_false, watched
+from __future__ import annotations
 
-__all__ = ["first_false", "watched"]
+from collections.abc import Sequence
+
+from parallax.analysis.propagation.walk import Walk
+from parallax.runtime.verify.claims import Claim, Claims, Values, false_claim
+
+
+def first_false(walk: Walk, expected: Values, found: Sequence[Values], tolerance: float) -> Claim | None:
+    """The first claim that does not hold in a run.
+
+    Args:
+        walk: that has the claims.
+        expected: what the one process has, in topological order.
+        found: what each worker has.
+        tolerance: of the size of a value, or of the terms of a sum.
+    """
+    claims = Claims(walk)
+    for tensor, value in expected.items():
+        tried = claims.tried(tensor, value, found)
+        if tried is not None and not tried.gap <= tolerance:
+            return false_claim(claims, tensor, tried)
+    return None

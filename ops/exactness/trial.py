@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ops.exactness.claims import first_false, watched
+from ops.exactness.claims import first_false
 from ops.exactness.runs import SEED, Built, NotFinite, Ran, Watched, one_process, workers
 from parallax.analysis.planner import make_plan, part_routes, placements
 from parallax.analysis.propagation.propagate import walked
@@ -36,6 +36,7 @@ from parallax.errors import ParallaxError, PlanError
 from parallax.graph.spec import VariableClass
 from parallax.plans.plan import Plan, PlanConstraints, one_host
 from parallax.plans.rewrites import Rewrites
+from parallax.runtime.verify.claims import watched
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import transform

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
+
+from ops.faults.running import wait
 
 _SIZE = "16m"  # some ten checkpoints
 _FILL = 1 << 20
 _LIMIT_S = 120.0
-_POLL_S = 0.2
 WARNING = "Training goes on"
 
 
@@ -32,7 +32,7 @@ class SmallDisk:
 
     def fill_and_free(self, said: Callable[[], str]) -> str:
         """Fills the disk until the job warns, then frees it and waits for the next checkpoint; gives what was wrong."""
-        if not _wait(lambda: self._steps() > 0):
+        if not wait(lambda: self._steps() > 0, _LIMIT_S):
             return "has seen no checkpoint"
         filler = self.folder / "filler"
         with filler.open("ab", buffering=0) as file:
@@ -43,23 +43,14 @@ class SmallDisk:
                         pass
                 return WARNING in said()
 
-            warned = _wait(is_warned)
+            warned = wait(is_warned, _LIMIT_S)
         filler.unlink()
         if not warned:
             return "was full, and no warning came"
         before = self._steps()
-        return "" if _wait(lambda: self._steps() > before) else "was free again, and no checkpoint came"
+        return "" if wait(lambda: self._steps() > before, _LIMIT_S) else "was free again, and no checkpoint came"
 
     def _steps(self) -> int:
         """The step of the last checkpoint that is there."""
         steps = [int(path.stem.rpartition("-")[2]) for path in self.folder.glob("model.ckpt-*.index")]
         return max(steps, default=-1)
-
-
-def _wait(there: Callable[[], bool]) -> bool:
-    deadline_s = time.monotonic() + _LIMIT_S
-    while not there():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(_POLL_S)
-    return True

@@ -16,13 +16,12 @@ from typing import Any
 
 import parallax
 from ops.faults.job import launch_within
-from ops.faults.training import LIMITS
+from ops.faults.training import IDS, LIMITS, ROWS, built
 from parallax import api
 from parallax.runtime.supervisor.processes import JOB_ID
 
 LAST_STEP, CHECKPOINT_STEPS = 240, 10
 MOST_RESTARTS = 20
-ROWS, WIDTH, IDS = 20_000, 8, 256
 STEPS, VALUES, HURRY = "steps", "values.npz", "hurry"
 _PAUSE_S = 0.25
 
@@ -38,7 +37,8 @@ def main() -> None:
         restart=parallax.RestartConfig(MOST_RESTARTS),
         seed=1,
     )
-    graph, state = _graph()
+    graph = built()
+    state = {variable.op.name: variable for variable in graph.get_collection("variables")}
     api.launch = partial(launch_within, LIMITS, api.launch)
     resource = None if where == "local" else where
     sess, size, worker, _ = parallax.parallel_run(graph, resource, parallax_config=config)
@@ -46,21 +46,6 @@ def main() -> None:
         values = _train(sess, size, worker, folder, state)
     if worker == 0:
         _write(folder, values)
-
-
-def _graph() -> tuple[Any, dict[str, Any]]:
-    """A graph, and its variables and slots by name."""
-    import tensorflow.compat.v1 as tf
-
-    graph = tf.Graph()
-    with graph.as_default():
-        ids = tf.placeholder(tf.int64, [IDS], name="ids")
-        table = tf.get_variable("table", [ROWS, WIDTH])
-        dense = tf.get_variable("dense", [WIDTH, 1])
-        loss = tf.reduce_mean(tf.square(tf.matmul(tf.nn.embedding_lookup(table, ids), dense) - 1.0))
-        step = tf.train.get_or_create_global_step()
-        tf.train.AdagradOptimizer(0.1).minimize(loss, global_step=step, name="train")
-        return graph, {v.op.name: v for v in tf.global_variables()}
 
 
 def _train(sess: Any, size: int, worker: int, folder: Path, state: dict[str, Any]) -> dict[str, Any]:

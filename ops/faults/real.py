@@ -15,19 +15,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from ops.faults.disk import SmallDisk
 from ops.faults.drawn import Drawn, drawn
-from ops.faults.found import environment_of, parent_of, words_of
+from ops.faults.running import RunningJob, daemon_of, wait
 from ops.lab import Lab, why_not
-from parallax.runtime.supervisor.processes import processes_with, remove_scratch, scratch_patterns
+from parallax.runtime.supervisor.processes import remove_scratch, scratch_patterns
 
-_RANK = "OMPI_COMM_WORLD_RANK"
-_MARK = "PARALLAX_FAULTS"
 _HANG_S = 90.0  # from the fault
 _EMPTY_S = 30.0  # from the launcher's end
 _SHOWN = 2000
@@ -78,35 +75,20 @@ class _Running:
     def __init__(self, folder: Path, what: Drawn, lab: Lab | None) -> None:
         self._what = what
         self._lab = lab
-        self._mark = folder.name
-        self._stderr = folder / "stderr"
-        self._own = folder / "own"
-        self._own.mkdir()
         self._scratch: set[str] = set()
         self._disk = SmallDisk(folder / "disk", is_mounted=what.fault.victim == "disk")
         servers = [1] * len(what.job.workers) if what.job.servers else ()
         where = "local" if lab is None else str(lab.resource_file(list(what.job.workers), servers))
-        words = [sys.executable, "-m", "ops.faults.job", self._mark, where]
+        argv = ["ops.faults.job", folder.name, where]
         if what.job.kind != "tiny":
-            words[2:] = ["ops.faults.training", self._mark, where, what.job.kind, str(self._disk.folder)]
-        environment = {**os.environ, _MARK: self._mark, "TF_CPP_MIN_LOG_LEVEL": "2"}
-        if lab is None:
-            environment["TMPDIR"] = str(self._own)
-        with self._stderr.open("wb") as stderr:
-            self._process = subprocess.Popen(
-                words if lab is None else lab.argv_on("host0", words),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                start_new_session=True,
-            )
+            argv = ["ops.faults.training", folder.name, where, what.job.kind, str(self._disk.folder)]
+        self._job = RunningJob(folder, folder.name, argv, lab)
 
     def meets(self) -> Trial:
         """Waits for a moment, does what the fault says, and looks how the job ends."""
         fault, job = self._what.fault, self._what.job
         try:
-            if not self._wait(self._is_there, job.ready_s) or self._process.poll() is not None:
+            if not wait(self._is_there, job.ready_s) or self._job.process.poll() is not None:
                 return Trial(f"start: not all ranks came: {self._running()}: {self._said()}", 0.0)
             time.sleep(self._what.after_s)
             if fault.victim == "disk" and (wrong := self._disk.fill_and_free(self._said)):
@@ -114,52 +96,44 @@ class _Running:
             began_s = time.monotonic()
             self._hit()
             if fault.status is None:
-                if not self._wait(lambda: set(self._left()) <= set(self._pids("launcher").values()), _HANG_S):
-                    return Trial(f"hangs: {self._left()}: {self._said()}", _HANG_S)
+                if not wait(lambda: set(self._job.pids()) <= set(self._pids("launcher").values()), _HANG_S):
+                    return Trial(f"hangs: {self._job.pids()}: {self._said()}", _HANG_S)
                 self._kill("launcher")
-            elif not self._wait(lambda: self._process.poll() is not None, _HANG_S):
+            elif not wait(lambda: self._job.process.poll() is not None, _HANG_S):
                 return Trial(f"hangs: {self._said()}", _HANG_S)
             seconds = time.monotonic() - began_s
             return Trial(self._wrong(), seconds)
         finally:
             if self._lab is not None:
                 self._link("up")
-            for pid in self._left():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            self._process.kill()
-            self._process.wait()
+            self._job.kill()
             self._clean()
             self._disk.close()
 
     def _is_there(self) -> bool:
         """Whether all ranks run; nothing more is waited for when the launcher has ended."""
-        for pid in self._pids("worker").values():
-            with contextlib.suppress(OSError):
-                self._scratch.update(scratch_patterns(environment_of(pid)))
-        return self._process.poll() is not None or len(self._pids("worker")) == self._what.job.ranks
+        for one in self._job.seen():
+            self._scratch.update(scratch_patterns(one.environment))
+        return self._job.process.poll() is not None or len(self._pids("worker")) == self._what.job.ranks
 
     def _wrong(self) -> str:
         fault = self._what.fault
-        self._wait(lambda: not self._left() and not self._files_left(), _EMPTY_S)
-        if left := self._left():
+        wait(lambda: not self._job.pids() and not self._files_left(), _EMPTY_S)
+        if left := self._job.pids():
             return f"left: {left}"
         if files := self._files_left():
             return f"left: {files}"
         if fault.status is None:
             return ""
-        said, status = self._said(), self._process.returncode
+        said, status = self._said(), self._job.process.returncode
         if (128 - status if status < 0 else status) != fault.status:
             return f"status {status} and not {fault.status}: {said}"
         pattern = "^parallax: " + fault.words.replace("NAME", self._what.name)
         # What it shows of the victim's own words may be longer than what is shown here.
-        return "" if re.search(pattern, self._all_said(), re.MULTILINE) else f"said {said}"
+        return "" if re.search(pattern, self._job.said(), re.MULTILINE) else f"said {said}"
 
     def _said(self) -> str:
-        return self._all_said()[-_SHOWN:]
-
-    def _all_said(self) -> str:
-        return self._stderr.read_text(errors="replace")
+        return self._job.said()[-_SHOWN:]
 
     def _hit(self) -> None:
         fault, rank = self._what.fault, self._what.rank
@@ -181,37 +155,34 @@ class _Running:
 
     def _pids(self, kind: str) -> dict[int, int]:
         """The processes of a kind: rank -> number, or any key where there are no ranks."""
+        if kind == "daemon":
+            daemons = {rank: daemon_of(pid) for rank, pid in self._pids("agent").items()}
+            return {rank: pid for rank, pid in daemons.items() if pid is not None}
         found: dict[int, int] = {}
-        for pid, words, rank in self._processes():
+        for one in self._job.seen():
             is_kind = {
-                "agent": rank is not None and "supervisor.agent" in words,
-                "worker": rank is not None and "supervisor.agent" not in words,
-                "mpirun": rank is None and words.startswith(str(Path(sys.executable).with_name("mpirun"))),
-                "launcher": rank is None and words.startswith(f"{sys.executable} -m ops.faults."),
-                "daemon": False,
+                "agent": one.is_agent,
+                "worker": one.rank is not None and not one.is_agent,
+                "mpirun": one.is_mpirun,
+                "launcher": one.rank is None and one.words.startswith(f"{sys.executable} -m ops.faults."),
             }[kind]
             if is_kind:
-                key = pid if rank is None else rank
-                found[key] = min(pid, found.get(key, pid))  # a supervisor's guard comes after it
-        if kind == "daemon":
-            parents = {rank: parent_of(pid) for rank, pid in self._pids("agent").items()}
-            return {rank: pid for rank, pid in parents.items() if Path(words_of(pid).split()[0]).name == "orted"}
+                key = one.pid if one.rank is None else one.rank
+                found[key] = min(one.pid, found.get(key, one.pid))  # a supervisor's guard comes after it
         return found
 
     def _running(self) -> list[str]:
         """What runs of the job, and where in the kernel it waits."""
         found = []
-        for pid, words, rank in self._processes():
+        for one in self._job.seen():
             with contextlib.suppress(OSError):
-                found.append(f"rank {rank}: {words[-_WORDS:]} in {Path(f'/proc/{pid}/wchan').read_text()}")
+                place = Path(f"/proc/{one.pid}/wchan").read_text()
+                found.append(f"rank {one.rank}: {one.words[-_WORDS:]} in {place}")
         return found
-
-    def _left(self) -> list[int]:
-        return [pid for pid, _, _ in self._processes()]
 
     def _files_left(self) -> list[str]:
         """What Open MPI has left in temporary folders."""
-        found = [str(path) for path in self._own.iterdir()]
+        found = [str(path) for path in self._job.own.iterdir()]
         for pattern in self._scratch:
             found += [str(path) for path in Path("/").glob(pattern.lstrip("/"))]
         if self._lab is not None:
@@ -223,24 +194,3 @@ class _Running:
         remove_scratch(self._scratch)
         for name in self._lab.names if self._lab is not None else ():
             remove_scratch(str(file) for file in self._lab.own_files(name))
-
-    def _processes(self) -> Iterator[tuple[int, str, int | None]]:
-        """The job's processes: number, command line, rank. On emulated hosts they are all that run there."""
-        if self._lab is not None:
-            pids = [pid for name in self._lab.names for pid in self._lab.processes(name)]
-        else:
-            pids = list(processes_with({_MARK: self._mark}))
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                words = words_of(pid)
-                rank = environment_of(pid).get(_RANK)
-                if words:
-                    yield pid, words, None if rank is None else int(rank)
-
-    def _wait(self, there: Callable[[], bool], limit_s: float) -> bool:
-        deadline_s = time.monotonic() + limit_s
-        while not there():
-            if time.monotonic() > deadline_s:
-                return False
-            time.sleep(0.1)
-        return True

@@ -11,24 +11,21 @@ import contextlib
 import os
 import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from ops.faults.drawn import OF_HOSTS, OF_OTHERS, OF_SERVERS, OF_WORKERS, Fault
-from ops.faults.found import environment_of, parent_of, words_of
 from ops.faults.going_on import HURRY, LAST_STEP, STEPS, VALUES
+from ops.faults.running import RunningJob, Seen, daemon_of, wait
 from ops.lab import Lab, why_not
-from parallax.runtime.supervisor.processes import JOB_ID, processes_with
+from parallax.runtime.supervisor.processes import JOB_ID
 
 KINDS = ("hangs", "status", "values", "left")
 """How what was wrong begins."""
-_RANK, _MARK = "OMPI_COMM_WORLD_RANK", "PARALLAX_FAULTS"
 _FAULTS_OF_A_JOB = 4
 _MOMENTS_S = (0.5, 12.0)  # after the first step since the fault before
 _HANG_S = 240.0
@@ -105,25 +102,9 @@ class _GoingOn:
 
     def __init__(self, folder: Path, kind: str, lab: Lab | None) -> None:
         folder.mkdir()
-        self._folder, self._lab, self._kind = folder, lab, kind
-        self._stderr = folder / "stderr"
-        self._own = folder / "own"
-        self._own.mkdir()
-        servers = [1, 1] if kind == "servers" else ()
-        where = "local" if lab is None else str(lab.resource_file([1, 1], servers))
-        words = [sys.executable, "-m", "ops.faults.going_on", folder.name, where, kind, str(folder)]
-        environment = {**os.environ, _MARK: str(folder), "TF_CPP_MIN_LOG_LEVEL": "2"}
-        if lab is None:
-            environment["TMPDIR"] = str(self._own)
-        with self._stderr.open("wb") as stderr:
-            self._process = subprocess.Popen(
-                words if lab is None else lab.argv_on("host0", words),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                start_new_session=True,
-            )
+        self._folder = folder
+        where = "local" if lab is None else str(lab.resource_file([1, 1], [1, 1] if kind == "servers" else ()))
+        self._job = RunningJob(folder, str(folder), ["ops.faults.going_on", folder.name, where, kind, str(folder)], lab)
 
     def meets(self, random: Random, faults: int, undisturbed: Path | None) -> tuple[list[Struck], str]:
         """Lets faults meet the job; gives those that did, and what was wrong in the end."""
@@ -131,10 +112,10 @@ class _GoingOn:
         try:
             for _ in range(faults):
                 since_s = time.monotonic()
-                if not self._wait(lambda since_s=since_s: self._next_step_s(since_s) is not None, _HANG_S):
+                if not wait(lambda since_s=since_s: self._next_step_s(since_s) is not None, _HANG_S):
                     return found, f"hangs: no step: {self._said()}"
                 time.sleep(random.uniform(*_MOMENTS_S))
-                if self._process.poll() is not None or self._steps()[-1][1] > LAST_STEP - 50:
+                if self._job.process.poll() is not None or self._steps()[-1][1] > LAST_STEP - 50:
                     break
                 if (one := self._strike(random)) is None:
                     return found, f"hangs: no step came again: {self._said()}"
@@ -142,20 +123,20 @@ class _GoingOn:
             (self._folder / HURRY).touch()
             return found, self._wrong(undisturbed)
         finally:
-            self._kill()
+            self._job.kill()
 
     def _strike(self, random: Random) -> Struck | None:
         """Does one fault; None when no step came afterwards."""
         current = self._steps()[-1][0]
         ranks = self._ranks(current)
-        spare = [pid for pid, job in self._jobs() if job != current]
+        spare = [one.pid for one, job in self._jobs() if job != current]
         struck_s = time.monotonic()
         if spare and random.random() < _SPARE_SHARE:
             os.kill(random.choice(spare), signal.SIGKILL)
             return Struck("spare SIGKILL", None, False)
         fault, pid = random.choice(list(self._victims(current, ranks)))
         os.kill(pid, fault.number)
-        if not self._wait(lambda: self._next_step_s(struck_s, other_than=current) is not None, _HANG_S):
+        if not wait(lambda: self._next_step_s(struck_s, other_than=current) is not None, _HANG_S):
             return None
         next_s = self._next_step_s(struck_s, other_than=current) or 0.0
         return Struck(str(fault), next_s - struck_s, fault.number in _STOPS)
@@ -167,51 +148,34 @@ class _GoingOn:
             "server": (OF_SERVERS, ranks["server"]),
             "agent": ([f for f in OF_OTHERS if f.victim == "agent"], ranks["agent"]),
             "mpirun": ([f for f in OF_OTHERS if f.victim == "mpirun"], ranks["mpirun"]),
-            "daemon": ([f for f in OF_HOSTS if f.victim == "daemon"], self._daemons(ranks["agent"])),
+            "daemon": (
+                [f for f in OF_HOSTS if f.victim == "daemon"],
+                [pid for pid in map(daemon_of, ranks["agent"]) if pid],
+            ),
         }
         pairs = {victim: [(f, pid) for f in some for pid in pids] for victim, (some, pids) in of_victim.items()}
         most = max(len(found) for found in pairs.values())
         for found in pairs.values():
             yield from (found[number % len(found)] for number in range(most) if found)
 
-    def _daemons(self, agents: list[int]) -> list[int]:
-        found = []
-        for pid in agents:
-            with contextlib.suppress(OSError):
-                parent = parent_of(pid)
-                if Path(words_of(parent).split()[0]).name == "orted":
-                    found.append(parent)
-        return found
-
     def _ranks(self, job: str) -> dict[str, list[int]]:
         """The processes of one job, by kind; a supervisor's guard, which comes after it, is left out."""
         found: dict[str, list[int]] = {"worker": [], "server": [], "agent": [], "mpirun": []}
-        agents: dict[str, int] = {}
-        for pid, own in self._jobs():
-            with contextlib.suppress(OSError):
-                words, rank = words_of(pid), environment_of(pid).get(_RANK)
-                if own != job:
-                    continue
-                if rank is None:
-                    if words.startswith(str(Path(sys.executable).with_name("mpirun"))):
-                        found["mpirun"].append(pid)
-                elif "supervisor.agent" in words:
-                    agents[rank] = min(pid, agents.get(rank, pid))
-                else:
-                    found["server" if "worker.server" in words else "worker"].append(pid)
+        agents: dict[int, int] = {}
+        for one, own in self._jobs():
+            if own != job:
+                continue
+            if one.is_mpirun:
+                found["mpirun"].append(one.pid)
+            elif one.rank is not None and one.is_agent:
+                agents[one.rank] = min(one.pid, agents.get(one.rank, one.pid))
+            elif one.rank is not None:
+                found["server" if "worker.server" in one.words else "worker"].append(one.pid)
         return {**found, "agent": list(agents.values())}
 
-    def _jobs(self) -> Iterator[tuple[int, str]]:
+    def _jobs(self) -> Iterator[tuple[Seen, str]]:
         """All processes of launched jobs, with their job's mark."""
-        for pid in self._pids():
-            with contextlib.suppress(OSError):
-                if (job := environment_of(pid).get(JOB_ID)) is not None:
-                    yield pid, job
-
-    def _pids(self) -> list[int]:
-        if self._lab is not None:
-            return [pid for name in self._lab.names for pid in self._lab.processes(name)]
-        return list(processes_with({_MARK: str(self._folder)}))
+        return ((one, one.environment[JOB_ID]) for one in self._job.seen() if JOB_ID in one.environment)
 
     def _steps(self) -> list[tuple[str, int, float]]:
         """The steps made so far: the job, the step, when."""
@@ -224,32 +188,17 @@ class _GoingOn:
         return next((at_s for job, _, at_s in self._steps() if at_s > since_s and job != other_than), None)
 
     def _wrong(self, undisturbed: Path | None) -> str:
-        if not self._wait(lambda: self._process.poll() is not None, _HANG_S):
+        if not wait(lambda: self._job.process.poll() is not None, _HANG_S):
             return f"hangs: {self._said()}"
-        if self._process.returncode:
-            return f"status {self._process.returncode}: {self._said()}"
-        self._wait(lambda: not self._pids() and not list(self._own.iterdir()), _EMPTY_S)
-        if left := [*self._pids(), *self._own.iterdir()]:
+        if self._job.process.returncode:
+            return f"status {self._job.process.returncode}: {self._said()}"
+        wait(lambda: not self._job.pids() and not list(self._job.own.iterdir()), _EMPTY_S)
+        if left := [*self._job.pids(), *self._job.own.iterdir()]:
             return f"left: {left}"
         return "" if undisturbed is None else _difference(undisturbed, self._folder / VALUES)
 
     def _said(self) -> str:
-        return self._stderr.read_text(errors="replace")[-_SHOWN:]
-
-    def _kill(self) -> None:
-        for pid in self._pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._process.kill()
-        self._process.wait()
-
-    def _wait(self, there: Callable[[], bool], limit_s: float) -> bool:
-        deadline_s = time.monotonic() + limit_s
-        while not there():
-            if time.monotonic() > deadline_s:
-                return False
-            time.sleep(0.1)
-        return True
+        return self._job.said()[-_SHOWN:]
 
 
 def _difference(wanted_file: Path, found_file: Path) -> str:

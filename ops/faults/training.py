@@ -11,6 +11,8 @@ import time
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 import parallax
 from ops.faults.drawn import TRAINING
 from ops.faults.job import launch_within
@@ -33,19 +35,18 @@ def main() -> None:
         ckpt_config=parallax.CheckPointConfig(folder, CHECKPOINT_STEPS, keep_last=2, preemption_grace_s=GRACE_S),
         seed=1,
     )
-    graph, feeds = _graph()
+    graph, draw = built(), np.random.RandomState(1)
     api.launch = partial(launch_within, LIMITS, api.launch)
     resource = None if where == "local" else where
-    sess, _, worker, _ = parallax.parallel_run(graph, resource, sync=kind != "asynchronous", parallax_config=config)
+    sess, *_ = parallax.parallel_run(graph, resource, sync=kind != "asynchronous", parallax_config=config)
     with sess:
         while True:
-            sess.run("train", feeds(worker))
+            sess.run("train", {"ids:0": [draw.randint(0, ROWS, IDS)]})
             time.sleep(_PAUSE_S)
 
 
-def _graph() -> tuple[Any, Any]:
-    """A graph, and what a worker feeds."""
-    import numpy as np
+def built() -> Any:
+    """A graph that looks up ids in a table, and trains by an op `train`."""
     import tensorflow.compat.v1 as tf
 
     graph = tf.Graph()
@@ -56,8 +57,7 @@ def _graph() -> tuple[Any, Any]:
         loss = tf.reduce_mean(tf.square(tf.matmul(tf.nn.embedding_lookup(table, ids), dense) - 1.0))
         step = tf.train.get_or_create_global_step()
         tf.train.AdagradOptimizer(0.1).minimize(loss, global_step=step, name="train")
-    draw = np.random.RandomState(1)
-    return graph, lambda worker: {"ids:0": [draw.randint(0, ROWS, IDS)]}
+    return graph
 
 
 if __name__ == "__main__":

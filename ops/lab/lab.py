@@ -22,6 +22,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
+
 from ops.lab import links
 from ops.lab.check import LinkSpeed, measure
 from ops.lab.gate import Gate
@@ -155,19 +157,10 @@ def _namespace(folder: Path, name: str, kinds: tuple[str, ...]) -> Iterator[int]
     try:
         if process.stdout is None or process.stdout.readline() != b"ready\n":
             raise RuntimeError(f"The namespaces of {name} could not be made: see above.")
-        yield _child_of(process.pid)
+        yield psutil.Process(process.pid).children()[0].pid
     finally:
         process.kill()
         process.wait()
         if process.stdout is not None:
             process.stdout.read()  # until the last process of the namespaces is gone
             process.stdout.close()
-
-
-def _child_of(pid: int) -> int:
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
-                    return int(folder.name)
-    raise RuntimeError(f"Process {pid} has no child.")

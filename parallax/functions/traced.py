@@ -128,11 +128,6 @@ def limit_whole(limit: Callable[[], float]) -> None:
     _whole.limit = limit
 
 
-def whole_limit() -> float:
-    """How many bytes of traced variables this process may make whole."""
-    return _whole.limit()
-
-
 def traced_variable(initial: ConcreteFunction, **kwargs: Argument) -> Variable:
     """A variable without memory.
 

@@ -7,6 +7,7 @@ value, which one the row indices, and which are scalars that must be the same on
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,7 +15,8 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import op_def_registry
 
 from parallax.graph.row_updates import FIRST_STATE, UPDATE_ROWS
-from parallax.types import OpDef
+from parallax.graph.view import split_tensor, tensor_name
+from parallax.types import NodeDef, OpDef
 
 _APPLY = re.compile(r"^(Resource)?(Sparse)?Apply\w+$")
 _SCATTER = re.compile(r"^(Resource)?Scatter(Add|Sub|Mul|Div|Min|Max|Update)$")
@@ -45,6 +47,8 @@ READS = frozenset(
     """.split()
 )
 """Ops that take a handle or reference and leave its value alone."""
+PASSES_ON = ("Enter", "Identity", "RefEnter", "RefIdentity", "RefSwitch", "Switch")
+"""Ops that give the handle or reference which they take."""
 CONTROL_FLOW = frozenset(
     """
     If StatelessIf While StatelessWhile Case StatelessCase PartitionedCall StatefulPartitionedCall Switch RefSwitch
@@ -71,6 +75,14 @@ class StateOp:
     value: int | None
     indices: int | None
     others: tuple[int, ...]
+
+
+def source_of(name: str, nodes: Mapping[str, NodeDef]) -> str:
+    """The variable op that a handle or reference comes from; of any other tensor, the node that makes it."""
+    node = split_tensor(tensor_name(name))[0]
+    while node in nodes and nodes[node].op in PASSES_ON:
+        node = split_tensor(tensor_name(nodes[node].input[0]))[0]
+    return node
 
 
 def state_op(op: str, input_count: int) -> StateOp | None:

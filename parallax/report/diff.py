@@ -8,7 +8,7 @@ from typing import Any
 
 from parallax.plans.plan import Plan, RouteCost, VariablePlan
 from parallax.plans.prediction import Prediction
-from parallax.report.text import bytes_text, counted, flip_texts, held_by, members_texts, ms_text
+from parallax.report.text import aligned, bytes_text, counted, flip_texts, held_by, members_texts, ms_text
 
 _SHOWN = 60
 """Letters of a value that has no words of its own."""
@@ -54,15 +54,13 @@ def difference_text(found: Sequence[PlanDifference], names: tuple[str, str] = ("
     """
     if not found:
         return "The plans are equal.\n"
-    rows = [("variable", "what", *names)]
+    rows = []
     named = ""
     for one in found:
         variable = one.variable or "(plan)"
         rows.append(("" if variable == named else variable, one.what, one.first or "none", one.second or "none"))
         named = variable
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.insert(1, "  ".join("-" * width for width in widths))
+    lines = aligned(("variable", "what", *names), rows)
     differing = len({d.variable for d in found if d.variable})
     return "\n".join([*lines, f"{counted(differing, 'variable')} of the plans differ."]) + "\n"
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from parallax.plans.memory import HostUse, MemoryPlan, ProcessUse
-from parallax.report.text import bytes_text, name_ranks
+from parallax.report.text import aligned, bytes_text, name_ranks
 
 _COLUMNS = ("process", "host", "values", "slots", "gradients, buffers", "saving", "activations", "base", "total")
 
 
 def memory_table(memory: MemoryPlan) -> str:
     """What `parallax plan --memory` prints; processes with the same figures on a host share a row."""
-    rows = [_COLUMNS]
+    rows = []
     alike: dict[tuple[object, ...], list[ProcessUse]] = {}
     for use in memory.processes:
         alike.setdefault((use.kind, use.host, _figures(use)), []).append(use)
     for (kind, host, figures), uses in alike.items():
         numbers = name_ranks([use.number for use in uses], str(kind)) if kind != "launcher" else "launcher"
         rows.append((numbers, memory.hosts[int(str(host))].name, *figures))  # type: ignore[misc]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.insert(1, "  ".join("-" * width for width in widths))
+    lines = aligned(_COLUMNS, rows)
     lines += [_host_text(host) for host in memory.hosts]
     parts = ", ".join(f"{part.what} {bytes_text(part.held_bytes)}" for part in memory.dominating)
     lines.append(f"Most is held by {parts}.")

@@ -125,10 +125,14 @@ def explanation(plan: Plan, name: str) -> str:
 
 def aligned(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table, its heading underlined."""
-    everything = [heading, *rows]
-    widths = [max(len(row[column]) for row in everything) for column in range(len(heading))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in everything]
-    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
+    underline = ["-" * max(map(len, column)) for column in zip(heading, *rows, strict=True)]
+    return in_columns([heading, underline, *rows])
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, its cells below those of the row before."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def bytes_text(count: int | None) -> str:
@@ -353,10 +357,9 @@ def profile_table(profile: ModelProfile, notes: tuple[str, ...] = ()) -> str:
         (t.name, f"{t.ids:.1f}", *(f"{rows:.1f}" for _, rows in t.joined_rows), f"{t.busiest_share:.2f} x the mean")
         for t in profile.tables
     ]
-    widths = [max(len(row[i]) for row in (header, *lines)) for i in range(len(header))]
     text = [f"Profile of {counted(profile.steps, 'step')} ({profile.source}), graph {profile.graph[:12]}"]
     if lines:
-        text += ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in (header, *lines)]
+        text += in_columns([header, *lines])
     if profile.compute_s is not None:
         text.append(f"A worker computes {profile.compute_s * 1000:.3g} ms in a step.")
     if profile.memory_bytes is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from parallax.errors import ConfigError
 
-COMMANDS = RUN, PLAN, VERIFY, CHECK, CALIBRATE, DOCTOR, PROFILE, SHOW, DIFF, SIMULATE, CHECKPOINT = (
+RUN, PLAN, VERIFY, CHECK, CALIBRATE, DOCTOR, PROFILE, SHOW, DIFF, SIMULATE, CHECKPOINT = (
     "run",
     "plan",
     "verify",

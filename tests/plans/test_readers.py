@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import strategies as st
 
 from parallax.analysis.planner import make_plan
 from parallax.cluster.resource_file import parse_resource_text
@@ -18,7 +19,7 @@ from parallax.report.diff import difference_text, differences
 from parallax.report.html.page import plan_page
 from parallax.report.text import explanation, plan_table, profile_table
 from parallax.strict import shown
-from tests.mutations import mutated_bytes, mutated_json
+from tests.mutations import for_all, mutated_bytes, mutated_json
 from tests.report.html.plans import language_model, measured, timed, untimed, with_flips
 
 PLANS = [timed(), untimed(), with_flips()]
@@ -35,19 +36,21 @@ def everything_shown(plan: Plan, other: Plan) -> tuple[str, str]:
 
 @pytest.mark.parametrize("count", HOW_MANY)
 def test_mutated_plans_are_refused_or_can_be_shown(count: int) -> None:
-    taken = 0
-    texts = [plan.to_json() for plan in PLANS]
-    for seed in range(count):
-        before = PLANS[seed % len(PLANS)]
+    taken = []
+
+    def check(drawn: tuple[Plan, str]) -> None:
+        before, text = drawn
         try:
-            plan = plan_from_json(mutated_json(texts[seed % len(PLANS)], seed))
+            plan = plan_from_json(text)
         except PlanError as error:
-            assert str(error).isprintable(), seed
-            continue
-        taken += 1
+            assert str(error).isprintable()
+            return
+        taken.append(plan)
         on_terminal, page = everything_shown(plan, before)
-        assert on_terminal.isprintable() and "<script>alert" not in page, seed
-    assert count / 50 < taken < count / 2
+        assert on_terminal.isprintable() and "<script>alert" not in page
+
+    for_all(count, check, st.one_of([st.tuples(st.just(plan), mutated_json(plan.to_json())) for plan in PLANS]))
+    assert count / 50 < len(taken) < count / 2
 
 
 def planned_with(cluster: str, model: str) -> None:
@@ -63,12 +66,15 @@ def test_mutated_profiles_are_refused_or_can_be_planned_with(count: int) -> None
     known = measured()
     assert known.cluster is not None and known.model is not None
     cluster, model = known.cluster.to_json(), known.model.to_json()
-    for seed in range(count):
-        texts = (mutated_json(cluster, seed), model) if seed % 2 else (cluster, mutated_json(model, seed))
+
+    def check(texts: tuple[str, str]) -> None:
         try:
             planned_with(*texts)
         except ParallaxError as error:
-            assert str(error).isprintable(), seed
+            assert str(error).isprintable()
+
+    of_cluster, of_model = mutated_json(cluster), mutated_json(model)
+    for_all(count, check, st.tuples(of_cluster, st.just(model)) | st.tuples(st.just(cluster), of_model))
 
 
 RESOURCES = (
@@ -80,12 +86,14 @@ RESOURCES = (
 
 @pytest.mark.parametrize("count", HOW_MANY)
 def test_mutated_resource_files_are_refused_or_have_plain_names(count: int) -> None:
-    for seed in range(count):
-        text = mutated_bytes(RESOURCES[seed % len(RESOURCES)].encode(), seed).decode(errors="replace")
+    def check(content: bytes) -> None:
         try:
-            assert all(host.address.isprintable() for host in parse_resource_text(text, "machines").hosts), seed
+            found = parse_resource_text(content.decode(errors="replace"), "machines")
+            assert all(host.address.isprintable() for host in found.hosts)
         except ParallaxError as error:
-            assert str(error).isprintable(), seed
+            assert str(error).isprintable()
+
+    for_all(count, check, st.one_of([mutated_bytes(text.encode()) for text in RESOURCES]))
 
 
 def test_what_was_received_is_said_with_its_place() -> None:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from ops.bench.on_lab import output_of
+from ops.bench.on_this_machine import printed_by
 from ops.bench.race.command import rate
 from ops.lab.lab import Lab, why_not
 from parallax.report.text import bytes_text
@@ -25,7 +24,6 @@ LINE = "checkpoint bench "
 
 _SCRIPT = Path(__file__).with_name("script.py")
 _WIDTH = 64
-_LAST_LINES = 25
 
 
 def add_command(commands: Any) -> None:
@@ -51,28 +49,13 @@ def run(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="parallax-bench-") as folder:
         words = [str(_SCRIPT), str(rows), str(_WIDTH), folder, str(arguments.rounds)]
         if arguments.hosts is None:
-            output = _on_this_machine(["run", "--workers", str(arguments.workers), *words])
+            output = printed_by("checkpoint", ["parallax.cli", "run", "--workers", str(arguments.workers), *words])
         elif reason := why_not():
             sys.exit(f"checkpoint: {reason}")
         else:
             with Lab(arguments.hosts, arguments.rate or None) as lab:
                 output = output_of(lab, ["run", "-r", str(lab.resource_file(1)), *words])
     print("\n".join(report([json.loads(line.split(LINE, 1)[1]) for line in output.splitlines() if LINE in line])))
-
-
-def _on_this_machine(words: list[str]) -> str:
-    """What a command of Parallax prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "parallax.cli", *words],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if done.returncode:
-        sys.exit("\n".join(["checkpoint: the job failed:", *done.stdout.splitlines()[-_LAST_LINES:]]))
-    return done.stdout
 
 
 def report(lines: list[dict[str, Any]]) -> list[str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import tensorflow.compat.v1 as tf
 
 import parallax
@@ -52,7 +53,8 @@ class Memory:
 
     def _watch(self) -> None:
         while True:
-            held = sum(_pss(process) for process in ["self", *_images()])
+            own = psutil.Process()
+            held = sum(map(_pss, [own, *own.children()]))
             with self._lock:
                 self.peak_bytes = max(self.peak_bytes, held)
             time.sleep(_LOOK_S)
@@ -168,23 +170,11 @@ def equal(one: Path, other: Path) -> bool:
     return same
 
 
-def _pss(process: str) -> int:
+def _pss(process: psutil.Process) -> int:
     try:
-        lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return int(process.memory_full_info().pss)
+    except psutil.Error:  # it has just ended
         return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-
-
-def _images() -> list[str]:
-    """The processes that hold images of this one."""
-    found: list[str] = []
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            found += (task / "children").read_text(encoding="ascii").split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
 
 
 if __name__ == "__main__":

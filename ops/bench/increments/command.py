@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -14,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from ops.bench.on_this_machine import printed_by
 from parallax.report.text import bytes_text
 
 _SCRIPT = Path(__file__).with_name("script.py")
 _CHUNK_BYTES = 64 * 2**20
-_LAST_LINES = 25
 
 
 def add_command(commands: Any) -> None:
@@ -41,16 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Runs the job, and prints what its folder has."""
     with tempfile.TemporaryDirectory(prefix="parallax-bench-") as folder:
         sizes = (arguments.rows, arguments.width, folder, arguments.increments, arguments.steps, arguments.ids)
-        done = subprocess.run(
-            [sys.executable, "-m", "parallax.cli", "run", "--workers", "2", str(_SCRIPT), *map(str, sizes)],
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        if done.returncode:
-            sys.exit("\n".join(["increments: the job failed:", *done.stdout.splitlines()[-_LAST_LINES:]]))
+        printed_by("increments", ["parallax.cli", "run", "--workers", "2", str(_SCRIPT), *map(str, sizes)])
         for line in report(Path(folder), arguments.increments, arguments.increments * arguments.steps):
             print(line)
 
@@ -66,7 +54,7 @@ def report(folder: Path, wanted: int, last_step: int) -> list[str]:
     from parallax.runtime.checkpoint.bundle import Bundle
     from parallax.runtime.checkpoint.chain import chain_of
     from parallax.runtime.checkpoint.links import HEADER
-    from parallax.runtime.checkpoint.stored_rows import ranges_of, read_rows, stored_tensor
+    from parallax.runtime.checkpoint.stored_rows import ranges_of, read_rows, stored_parts
 
     chain, whole = chain_of(str(folder / f"increment-{last_step}")), Bundle(str(folder / f"model.ckpt-{last_step}"))
     if len(chain.increments) != wanted:
@@ -75,11 +63,10 @@ def report(folder: Path, wanted: int, last_step: int) -> list[str]:
     rows = [bundle.tensors[header.tables[0].rows].shape[0] for bundle, header in chain.increments]
     whole_bytes = _file_bytes(whole.prefix)
     began_s, differing = time.monotonic(), []
-    for key, tensor in whole.tensors.items():
-        stored = stored_tensor(tensor)
-        for place in ranges_of(whole, stored, _CHUNK_BYTES) if key != HEADER else ():
+    for stored in (part for key, tensor in whole.tensors.items() if key != HEADER for part in stored_parts(tensor)):
+        for place in ranges_of(whole, stored, _CHUNK_BYTES):
             if not np.array_equal(read_rows(chain, stored, *place), read_rows(whole, stored, *place)):
-                differing.append(key)
+                differing.append(stored.key)
     said = "equal to the whole one, bit for bit" if not differing else f"DIFFERENT in {', '.join(differing)}"
     return [
         f"whole: {bytes_text(whole_bytes)}; increments: median {bytes_text(round(statistics.median(each)))} "

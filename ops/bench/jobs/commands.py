@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ops.bench.on_lab import output_of
 from ops.bench.race.field import NotRunning
-from ops.bench.race.place import ROOT, InLab
+from ops.bench.race.place import InLab
 from ops.bench.race.turns import Task, write_task
 
 _SCRIPT = Path(__file__).with_name("script.py")
 _FEEDS = Path(__file__).with_name("feeds.py")
-_LAST_LINES = 15
 
 
 def calibrate(place: InLab, output: Path) -> None:
@@ -57,18 +54,7 @@ def _parallax(place: InLab, *words: str) -> None:
     Raises:
         NotRunning: it fails; with its last lines.
     """
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": path}
-    argv = [sys.executable, "-m", "parallax.cli", *words]
-    done = place.lab.run_on(
-        place.hosts[0],
-        argv,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if done.returncode:
-        lines = "\n".join(done.stdout.splitlines()[-_LAST_LINES:])
-        raise NotRunning(f"parallax {words[0]} ended with exit status {done.returncode}\n{lines}")
+    try:
+        output_of(place.lab, words)
+    except SystemExit as error:
+        raise NotRunning(str(error)) from error

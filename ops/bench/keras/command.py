@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
@@ -14,9 +12,8 @@ from typing import Any
 
 from ops.bench.keras.figures import Pair, Step, report, step_of
 from ops.bench.keras.script import SPELLINGS, Job
+from ops.bench.on_this_machine import printed_by
 from ops.bench.race.models.recsys import RecSys
-
-_LAST_LINES = 25
 
 
 def add_command(commands: Any) -> None:
@@ -62,13 +59,7 @@ def _measured(spelling: str, sizes: dict[str, int], arguments: argparse.Namespac
         job = Job(spelling, folder, *counts, sizes, bool(arguments.profile))
         file = Path(folder) / "job.json"
         file.write_text(json.dumps(asdict(job)), encoding="utf-8")
-        argv = [sys.executable, "-m", "ops.bench.keras.script", str(file)]
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-        done = subprocess.run(
-            argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        if done.returncode:
-            sys.exit("\n".join(["keras: a job failed:", *done.stdout.splitlines()[-_LAST_LINES:]]))
+        printed_by("keras", ["ops.bench.keras.script", str(file)])
         if arguments.profile:
             arguments.profile.mkdir(parents=True, exist_ok=True)
             (Path(folder) / f"{spelling}.prof").rename(arguments.profile / f"{spelling}.prof")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import cProfile
 import json
-import os
 import sys
 import time
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from ops.bench.race.measure import cpu_s
 from ops.bench.race.models.recsys import LEARNING_RATE, RecSys
@@ -161,16 +161,7 @@ def _config(job: Job) -> Any:
 
 def _processes_of(folder: str) -> list[int]:
     """Those that were started with the job's file: its workers, and what launched them."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue  # it has ended
-            if os.fsencode(folder) in command:
-                found.append(int(entry.name))
-    return found
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if folder in " ".join(p.info["cmdline"] or ())]
 
 
 if __name__ == "__main__":

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ops.bench.lazy.script import DENSE, LAZY, OPTIMIZERS, PLAIN, WHOLE, Job
+from ops.bench.on_this_machine import printed_by
 
-_LAST_LINES = 25
 _FOUR = ("momentum", "rmsprop", "adam", "adamw")
 
 
@@ -92,16 +90,7 @@ def _measured(how: str, optimizer: str, arguments: argparse.Namespace) -> Found:
         job = Job(how, optimizer, folder, workers, *sizes)
         file = Path(folder) / "job.json"
         file.write_text(json.dumps(asdict(job)), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-m", "ops.bench.lazy.script", str(file)],
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        if done.returncode:
-            sys.exit("\n".join(["lazy: a job failed:", *done.stdout.splitlines()[-_LAST_LINES:]]))
+        printed_by("lazy", ["ops.bench.lazy.script", str(file)])
         seconds = json.loads((Path(folder) / "figures.json").read_text(encoding="utf-8"))
         with np.load(Path(folder) / "weights.npz") as kept:
             return Found(statistics.median(seconds[1:]) / arguments.steps, {name: kept[name] for name in kept.files})

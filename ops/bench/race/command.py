@@ -14,6 +14,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ops.bench.race.accelerators import MODEL, has_losses, slowed, twin_sizes
 from ops.bench.race.agreement import agreements
 from ops.bench.race.field import NotRunning
@@ -212,9 +214,9 @@ def _shortfalls(reason: str) -> tuple[str, ...]:
 
 def _machine() -> str:
     model = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
-    memory = int(re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text()).group(1))  # type: ignore[union-attr]
     name = model.group(1) if model else platform.machine()
-    return f"{len(os.sched_getaffinity(0))} cores of {name}, {memory / 2**20:.0f} GiB, Linux {platform.release()}"
+    memory = psutil.virtual_memory().total / 2**30
+    return f"{len(os.sched_getaffinity(0))} cores of {name}, {memory:.0f} GiB, Linux {platform.release()}"
 
 
 def _tell(line: str) -> None:

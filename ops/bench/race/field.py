@@ -15,7 +15,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ops.bench.race.measure import available_bytes, cpu_s, peak_bytes, settled_counters, started_at, switches
+import psutil
+
+from ops.bench.race.measure import available_bytes, cpu_s, peak_bytes, settled_counters, switches
 from ops.bench.race.place import ROOT, Place
 from ops.bench.race.results import Turn
 from ops.bench.race.systems import commands_of, python_of
@@ -69,7 +71,7 @@ class Entry:
         self._others = place.pids()
         self._children: list[subprocess.Popen[bytes]] = []
         self._workers: list[subprocess.Popen[bytes]] = []
-        self._start_by_pid: dict[int, int] = {}
+        self._processes: list[psutil.Process] = []
         self._turns = 0
         self._pythons = {python_of(ROOT)}
 
@@ -92,7 +94,7 @@ class Entry:
         """Ends all processes; may be called again."""
         if all(child.returncode is not None for child in self._children):
             return
-        if not self._start_by_pid:
+        if not self._processes:
             self._find()
         self._signal(signal.SIGCONT)
         if any(child.poll() is None for child in self._workers):
@@ -162,20 +164,22 @@ class Entry:
             time.sleep(_POLL_S)
 
     def _find(self) -> None:
-        found = {pid: started_at(pid) for pid in self._place.pids() - self._others}
-        self._start_by_pid = {pid: start for pid, start in found.items() if start is not None}
+        self._processes = []
+        for pid in sorted(self._place.pids() - self._others):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._processes.append(psutil.Process(pid))
 
     def _pids(self) -> list[int]:
         """Those that still run; a number that the kernel has given to another process since is left out."""
-        return [pid for pid, start in sorted(self._start_by_pid.items()) if started_at(pid) == start]
+        return [process.pid for process in self._processes if process.is_running()]
 
     def _ranks(self) -> list[int]:
         """The processes that run Python; what else there is (mpirun, its daemons) only waits for them."""
-        found, pythons = [], tuple(python.encode() for python in self._pythons)
-        for pid in self._pids():
-            with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(pythons):
-                    found.append(pid)
+        found, pythons = [], tuple(self._pythons)
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):
+                if process.is_running() and "".join(process.cmdline()[:1]).startswith(pythons):
+                    found.append(process.pid)
         return found
 
     def _signal(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""What processes and interfaces have used, read from /proc."""
+"""What processes and interfaces have used."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import time
 from collections.abc import Iterable
 from pathlib import Path
+
+import psutil
 
 from ops.bench.race.place import Place
 
@@ -36,14 +38,6 @@ def switches(pids: Iterable[int]) -> int:
     return found
 
 
-def started_at(pid: int) -> int | None:
-    """When a process was started, in the kernel's ticks: with its number, its identity. None when there is none."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except OSError:
-        return None
-
-
 def peak_bytes(pids: Iterable[int]) -> tuple[int, ...]:
     """The most memory that each process has held so far, largest first."""
     found = []
@@ -57,10 +51,7 @@ def peak_bytes(pids: Iterable[int]) -> tuple[int, ...]:
 
 def available_bytes() -> int:
     """What this machine can still give to processes."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/meminfo has no MemAvailable.")
+    return int(psutil.virtual_memory().available)
 
 
 def settled_counters(place: Place) -> dict[str, tuple[int, int]]:

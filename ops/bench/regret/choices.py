@@ -17,9 +17,9 @@ from typing import Any
 from ops.bench.jobs import feeds
 from ops.bench.race.models import model_of
 from ops.bench.race.turns import Task, write_task
+from ops.bench.regret.alternatives import Alternative, alternatives
 from ops.bench.regret.cases import FAR, Case, Choice, Model
 from parallax.analysis.routes.placement import partition_count
-from parallax.analysis.search.alternatives import Alternative, alternatives
 from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import NO_ROUTE, PS, Layout, Plan, PlanConstraints
 from parallax.profiles.plan_inputs import PlanInputs

@@ -157,10 +157,6 @@ def _along_two_axes(axes: BatchAxes, node: str, inputs: tuple[str, ...], unprove
     return len(places) > 1
 
 
-def _is_joined(axes: BatchAxes, tensor: str) -> bool:
-    return axes.of(tensor) is not None
-
-
 def _is_of_samples(axes: BatchAxes, tensor: str) -> bool:
     """Whether samples drawn beside a batch may be what a tensor is of: looked up with its ids, and cut off again."""
     ops = {axes.view.op(node) for node in axes.view.ancestors([split_tensor(tensor)[0]])}

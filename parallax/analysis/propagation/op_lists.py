@@ -36,10 +36,6 @@ ONE_TO_ONE = ("Neg", "Add", "AddV2", "Sub", "BitwiseXor", "Invert")
 """With one operand that is equal on all workers and a scalar, distinct integers give distinct results (they wrap around
 and do not saturate)."""
 
-SELECTS = ("StridedSlice", "Slice", "DynamicPartition", "GatherV2", "Gather")
-"""The result has some of the elements of the first input, each at most once where the numbers or the mask that choose
-them are distinct; gradient_pieces.py checks that."""
-
 WHOLE_OR_ROWS = (
     "MatMul",
     "Conv2D",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tensorflow.core.framework import graph_pb2
 
+from parallax.analysis.reading.lazy.rewrite import wait_instead
 from parallax.graph.view import Edge, GraphView, split_tensor, tensor_name
 from parallax.types import GraphDef, NodeDef
 
@@ -36,7 +37,7 @@ def take_rows_of_variables(graph_def: GraphDef) -> GraphDef:
         else:
             out.node.add().CopyFrom(node)
     for node in out.node:
-        _wait_instead(node, view, instead)
+        wait_instead(node, lambda name: _later(name, view, instead))
     return out
 
 
@@ -87,17 +88,6 @@ def _take_rows(out: GraphDef, node: NodeDef, view: GraphView, read: str) -> None
     cast.attr.pop("_output_shapes", None)
     if "_output_shapes" in node.attr:
         cast.attr["_output_shapes"].CopyFrom(node.attr["_output_shapes"])
-
-
-def _wait_instead(node: NodeDef, view: GraphView, instead: dict[str, list[str]]) -> None:
-    """A node waits for the gathers, and for what the read waited for, in place of the read."""
-    controls = [name[1:] for name in node.input if name.startswith("^")]
-    if not any(name in instead for name in controls):
-        return
-    data = [name for name in node.input if not name.startswith("^")]
-    waits = dict.fromkeys(later for name in controls for later in _later(name, view, instead) if later != node.name)
-    del node.input[:]
-    node.input.extend([*data, *(f"^{name}" for name in waits)])
 
 
 def _later(name: str, view: GraphView, instead: dict[str, list[str]]) -> list[str]:

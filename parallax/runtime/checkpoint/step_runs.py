@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from parallax.graph.ops import PASSES_ON
 from parallax.graph.view import GraphView, split_tensor
 from parallax.runtime.worker.hooks import WorkerContext
 from parallax.runtime.worker.names import Names
 from parallax.types import Comm
 
-_PASSES_ON = ("Enter", "RefEnter", "Switch", "RefSwitch", "RefIdentity", "Identity")
 _WRITES = ("Assign", "Scatter", "ResourceScatter", "CountUpTo", "ResourceCountUpTo")
 _TAKES_ALONG = ("If", "StatelessIf", "While", "StatelessWhile", "Case", "PartitionedCall", "StatefulPartitionedCall")
 
@@ -62,7 +62,7 @@ def _writers(view: GraphView, variable: str) -> frozenset[str]:
                 op = view.op(edge.node)
                 if op in _TAKES_ALONG or (edge.slot == 0 and op.startswith(_WRITES)):
                     found.add(edge.node)
-                elif op in _PASSES_ON and edge.node not in seen:
+                elif op in PASSES_ON and edge.node not in seen:
                     seen.add(edge.node)
                     waiting.append(edge.node)
     return frozenset(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+from parallax.report.text import in_columns
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import (
     Launcher,
@@ -36,10 +37,7 @@ def dry_run_text(job: Job, launcher: Launcher) -> str:
     ]
     lines += ["Ranks:", ""]
     rows = [("rank", "role", "host", "own variables"), *(_row(job, launcher, rank) for rank in range(job.num_ranks))]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for row in rows:
-        lines.append("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]))
-    lines += ["", "Variables of every rank:", ""]
+    lines += [*in_columns(rows), "", "Variables of every rank:", ""]
     lines += [f"{name}={shlex.quote(common[name])}" for name in exported(job, launcher)]
     if job.cluster.is_local:
         lines.append("and all others of this process.")

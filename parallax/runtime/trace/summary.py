@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from parallax.report.text import in_columns
 from parallax.runtime.trace.clocks import Offset
 from parallax.runtime.trace.ops import COMPUTE, KINDS
 from parallax.runtime.trace.rows import RankTrace, length_us, union
@@ -71,8 +72,7 @@ def _table(traces: Sequence[RankTrace]) -> list[str]:
         means = [_ms(_step_us(trace)), "-" if outside_us is None else _ms(outside_us)]
         means += [_ms(sum(column) / count) for column in columns]
         rows.append((str(trace.rank), trace.host, *means, _clock(trace.offset)))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return in_columns(rows)
 
 
 def outside(trace: RankTrace) -> float | None:

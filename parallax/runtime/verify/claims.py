@@ -176,23 +176,6 @@ class Claims:
         return max(_relative(part, value[of]) for part, of in zip(parts, rows, strict=True))
 
 
-def first_false(walk: Walk, expected: Values, found: Sequence[Values], tolerance: float) -> Claim | None:
-    """The first claim that does not hold in a run.
-
-    Args:
-        walk: that has the claims.
-        expected: what the one process has, in topological order.
-        found: what each worker has.
-        tolerance: of the size of a value, or of the terms of a sum.
-    """
-    claims = Claims(walk)
-    for tensor, value in expected.items():
-        tried = claims.tried(tensor, value, found)
-        if tried is not None and not tried.gap <= tolerance:
-            return false_claim(claims, tensor, tried)
-    return None
-
-
 def false_claim(claims: Claims, tensor: str, tried: Tried) -> Claim:
     """What is told of a claim that was tried and is false."""
     return Claim(tensor, claims.op(tensor), tried.said, f"is off by {tried.gap:.2g} of its size")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parallax.report.text import counted
+from parallax.report.text import counted, in_columns
 from parallax.runtime.verify.judging import Judged, Verdict
 
 FOLDED_FROM = 40
@@ -27,9 +27,7 @@ def table_text(judged: Sequence[Judged], own: Sequence[str]) -> str:
     if folds:
         rows += _by_kind([one for one in judged if one.verdict == Verdict.EQUAL])
     rows += [(name, "own", "", "", "not compared: every worker keeps its own") for name in sorted(own)]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]) for row in rows]
-    return "\n".join(lines) + "\n"
+    return "\n".join(in_columns(rows)) + "\n"
 
 
 def verdict_text(judged: Sequence[Judged], num_workers: int, steps: int, tolerance: float) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parallax.report.text import counted
+from parallax.report.text import counted, in_columns
 from parallax.runtime.verify.claimed import KEPT_FILE, RESULT_FILE, START_FILE, ClaimGroups, save
 from parallax.runtime.verify.claims import Claims, false_claim
 from parallax.runtime.verify.single import STARTS, OneProcess
@@ -91,14 +91,10 @@ class Trials:
 
     def text(self) -> str:
         """The table, what was left out, and the verdict, for the user."""
-        heads = ("claim of a tensor", "hold", "not told", "false", "largest error", "of")
-        lines: list[tuple[str, ...]] = [heads]
+        lines: list[tuple[str, ...]] = [("claim of a tensor", "hold", "not told", "false", "largest error", "of")]
         for row in self.rows:
             lines.append((row.said, *map(str, row.counts), f"{row.largest:.1e}", row.tensor))
-        widths = [max(len(line[column]) for line in lines) for column in range(len(heads) - 1)]
-        text = [
-            "  ".join([*(c.ljust(w) for c, w in zip(line, widths, strict=False)), line[-1]]).rstrip() for line in lines
-        ]
+        text = in_columns(lines)
         if self.too_large:
             shown = ", ".join(self.too_large[:_SHOWN]) + (", ..." if len(self.too_large) > _SHOWN else "")
             count = counted(len(self.too_large), "tensor")

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from tensorflow.python.framework import op_def_registry
 
 from parallax.errors import SessionError
-from parallax.graph.ops import state_op
+from parallax.graph.ops import source_of, state_op
 from parallax.graph.view import GraphView, split_tensor
 from parallax.transform.pipeline import WorkerGraph
 
-_PASSES_ON = ("Identity", "Enter", "RefEnter", "RefIdentity", "Switch", "RefSwitch")
 _ACTS = ("Print", "PyFunc", "EagerPyFunc")
 """Ops that give a tensor and do something besides; others that act give none."""
 
@@ -156,10 +155,7 @@ def _writes_shared(view: GraphView, node: str, local: Collection[str]) -> bool:
     state = state_op(view.op(node), len(view.inputs(node)))
     if state is None:
         return False
-    variable = split_tensor(view.inputs(node)[state.state[0]])[0]
-    while view.op(variable) in _PASSES_ON:
-        variable = split_tensor(view.inputs(variable)[0])[0]
-    return variable not in local
+    return source_of(view.inputs(node)[state.state[0]], view.nodes) not in local
 
 
 def _acts(view: GraphView, node: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from parallax.errors import SessionError
+from parallax.graph.ops import PASSES_ON
 from parallax.graph.row_updates import GATHER_ROWS
 from parallax.graph.view import GraphView, split_tensor
 from parallax.transform.swap import as_planned
@@ -14,7 +15,7 @@ from parallax.types import OpError
 _OF_GATHER = re.compile(r"indices\[[\d,]*\] = (-?\d+) is not in \[0, (\d+)\)")
 _OF_PULL = re.compile(r"\[(An id must be a row of its table: [^\]]*)\] \[([^\]]*)\]")
 _NODE = re.compile(r"\{\{node ([^}]*)\}\}")
-_PASSES_ON = ("Identity", "ReadVariableOp", "Enter", "RefEnter", "Switch", "RefSwitch")
+_PASSES_ON = (*PASSES_ON, "ReadVariableOp")
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 
 

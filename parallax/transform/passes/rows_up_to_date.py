@@ -9,17 +9,16 @@ comes through a Switch or Enter has others of its kind beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from parallax.errors import TransformError
-from parallax.graph.ops import state_op
+from parallax.graph.ops import PASSES_ON, source_of, state_op
 from parallax.graph.row_updates import BRING_UP_TO_DATE, GATHER_ROWS, READ_ROWS, UPDATE_ROWS, row_update_ops, states_of
 from parallax.graph.view import split_tensor, tensor_name
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.types import GraphDef, NodeDef
 
-_PASSES_ON = ("Identity", "Switch", "RefSwitch", "Enter")
 _LEAVES_VALUES_ALONE = ("VarIsInitializedOp", "VariableShape", "DestroyResourceOp", BRING_UP_TO_DATE, UPDATE_ROWS)
 
 
@@ -29,7 +28,7 @@ def lazily_updated(editor: Editor) -> tuple[tuple[str, ...], ...]:
     for node in editor.view.graph_def.node:
         if node.op != UPDATE_ROWS:
             continue
-        members = [_root(handle, editor.view.nodes) for handle in states_of(node)]
+        members = [source_of(handle, editor.view.nodes) for handle in states_of(node)]
         if members[0] in editor.partitions:
             for parts in zip(*(editor.partitions[member] for member in members), strict=True):
                 found[tuple(str(part.op.name) for part in parts)] = None
@@ -84,9 +83,11 @@ class _Pass:
     def run(self) -> dict[str, str]:
         """Changes all nodes that take a member, or what a read of one gives."""
         for node in list(self.graph_def.node):
-            if node.op in _PASSES_ON or node.op in _LEAVES_VALUES_ALONE:
+            if node.op in PASSES_ON or node.op in _LEAVES_VALUES_ALONE:
                 continue
-            roots = {_root(name, self.nodes): slot for slot, name in enumerate(node.input) if not name.startswith("^")}
+            roots = {
+                source_of(name, self.nodes): slot for slot, name in enumerate(node.input) if not name.startswith("^")
+            }
             for member in (one for one in roots if one in self.members):
                 self._meets(node, roots[member], self.members[member])
         for node in self.graph_def.node:
@@ -124,9 +125,9 @@ class _Pass:
     def _along(self, handle: str, to: str) -> str:
         """The handle of a variable, through copies of the ops that another handle has come through."""
         name, output = split_tensor(tensor_name(handle))
-        if self.nodes[name].op not in _PASSES_ON:
+        if self.nodes[name].op not in PASSES_ON:
             return to
-        if _root(handle, self.nodes) == to:
+        if source_of(handle, self.nodes) == to:
             return handle
         copy_name = f"{SCOPE}/up_to_date/{name}/{to}"
         if copy_name not in self.added:
@@ -143,16 +144,8 @@ class _Pass:
         made = self.added[name] = type(node)(name=name, op=BRING_UP_TO_DATE, device=node.device)
         made.input.extend(handles)
         made.attr["N"].i = len(handles)
-        made.attr["T"].type = self.nodes[_root(handles[0], self.nodes)].attr["dtype"].type
+        made.attr["T"].type = self.nodes[source_of(handles[0], self.nodes)].attr["dtype"].type
         return name
-
-
-def _root(name: str, nodes: Mapping[str, NodeDef]) -> str:
-    """The variable op that a handle comes from; what else a tensor comes from is of no interest."""
-    node = split_tensor(tensor_name(name))[0]
-    while node in nodes and nodes[node].op in _PASSES_ON:
-        node = split_tensor(tensor_name(nodes[node].input[0]))[0]
-    return node
 
 
 def _become(node: NodeDef, op: str, inputs: Iterable[str], dtype: str, states: int, which: int) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tensorflow.core.framework import types_pb2
 
 from parallax.errors import TransformError
-from parallax.graph.ops import CONTROL_FLOW, READS, state_op
+from parallax.graph.ops import CONTROL_FLOW, READS, source_of, state_op
 from parallax.graph.row_updates import UPDATE_ROWS
 from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.plans.rewrites import Rewrites
@@ -143,16 +143,8 @@ def _writers_by_variable(graph_def: GraphDef, nodes: Mapping[str, NodeDef]) -> d
     for node in graph_def.node:
         described = state_op(node.op, sum(not name.startswith("^") for name in node.input))
         for slot in described.state if described is not None else ():
-            found.setdefault(_root(node.input[slot], nodes), []).append(node.name)
+            found.setdefault(source_of(node.input[slot], nodes), []).append(node.name)
     return found
-
-
-def _root(name: str, nodes: Mapping[str, NodeDef]) -> str:
-    """The variable op that a handle or reference comes from."""
-    node = split_tensor(tensor_name(name))[0]
-    while node in nodes and nodes[node].op in _PASSES_ON:
-        node = split_tensor(tensor_name(nodes[node].input[0]))[0]
-    return node
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from ops.bench.regret.alternatives import alternatives
 from parallax.analysis.planner import make_plan
 from parallax.analysis.routes.candidates import candidates_of
 from parallax.analysis.routes.owners import all_slots, equal_shares, kinds_of, shares_of
 from parallax.analysis.search import flips as flips_module
 from parallax.analysis.search import milp
-from parallax.analysis.search.alternatives import alternatives
 from parallax.analysis.search.route_all import problem_of, setting_of
 from parallax.errors import PlanError
 from parallax.graph.spec import GraphSpec, Slot

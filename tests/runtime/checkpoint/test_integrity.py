@@ -15,7 +15,7 @@ from parallax.runtime.checkpoint import bundle as bundle_module
 from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.checksum import BLOCK_BYTES, crc32c, joined, masked
 from parallax.runtime.checkpoint.sorted_string_table import table
-from tests.mutations import mutated_bytes
+from tests.mutations import for_all, mutated_bytes
 
 v1 = tf.compat.v1
 WORDS = [b"one", b"", b"x" * 20]
@@ -151,10 +151,13 @@ def test_mutated_indexes_raise_nothing_foreign(small: str, tmp_path: Path, count
         (tmp_path / file.name).write_bytes(file.read_bytes())
     content, copy = index.read_bytes(), str(tmp_path / Path(small).name)
     assert with_right_checksums(content) == content
-    for seed in range(count):
-        body = mutated_bytes(content[:-48], seed)[: len(content) - 48].ljust(len(content) - 48, b"\0") + content[-48:]
-        (tmp_path / index.name).write_bytes(mutated_bytes(content, seed))
-        assert refused(copy) or mutated_bytes(content, seed) == content, seed
-        (tmp_path / index.name).write_bytes(with_right_checksums(body))  # as one who knows the format would
+
+    def check(mutated: bytes, body: bytes) -> None:
+        (tmp_path / index.name).write_bytes(mutated)
+        assert refused(copy) or mutated == content
+        fitted = body[: len(content) - 48].ljust(len(content) - 48, b"\0") + content[-48:]
+        (tmp_path / index.name).write_bytes(with_right_checksums(fitted))  # as one who knows the format would
         refused(copy)
+
+    for_all(count, check, mutated_bytes(content), mutated_bytes(content[:-48]))
     assert table(content, "index")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
+
+from markupsafe import Markup
 
 from ops.bench.race.report.pictures import colours, family_svg
 from ops.bench.race.report.sheets import Differences, Row, Sheet, notes, sheets
 from ops.bench.race.results import Results
 from ops.bench.race.scaling import families, systems
+from parallax.report.html.table import listed
 
-_STYLE = """
+_STYLE = Markup("""
 body { font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 1240px; margin: 2em auto; padding: 0 1.5em; }
 h1 { font-size: 1.5em; margin-bottom: .2em; }
 h2 { font-size: 1.2em; margin: 2.2em 0 .3em; border-top: 1px solid #ccc; padding-top: 1em; }
@@ -36,7 +38,7 @@ tr.ours { background: #eef4fb; }
   section.race, img, tr { break-inside: avoid; }
   div.wide { overflow: visible; }
 }
-"""
+""")
 
 
 def write_html(results: Results, path: Path, differences: Differences = ()) -> None:
@@ -52,56 +54,49 @@ def write_html(results: Results, path: Path, differences: Differences = ()) -> N
     of_families = sheets(results, differences)
     for family, tables in zip(families(results.races), of_families, strict=True):
         races = [results.races[index] for index in family]
-        parts.append(f"<h2>{escape(races[0].model)}</h2>")
+        parts.append(Markup("<h2>{}</h2>").format(races[0].model))
         parts.append(_picture(family_svg(races, colour_by_system), f"Step time by system, {races[0].model}"))
         # The throughputs first: they are the sum of what the tables of the races say.
         parts += [_section(sheet, colour_by_system) for sheet in (*tables[len(races) :], *tables[: len(races)])]
     explained = notes([sheet for tables in of_families for sheet in tables])
     if explained:
-        parts.append(f"<h2>Columns</h2>{_list(explained)}")
+        parts.append(Markup("<h2>Columns</h2>{}").format(listed(explained)))
     Path(path).write_text(_page(results, parts), encoding="utf-8")
 
 
-def _page(results: Results, parts: Sequence[str]) -> str:
+def _page(results: Results, parts: Sequence[Markup]) -> str:
     models = ", ".join(dict.fromkeys(race.model for race in results.races))
-    title = escape(f"Race: {models}" if models else "Race")
-    head = [
-        "<!DOCTYPE html>",
-        '<html lang="en">',
-        f'<head><meta charset="utf-8"><title>{title}</title>',
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>',
-        f"<body><h1>{title}</h1>",
-        f"<p>{escape(results.machine)}, {escape(results.date)}</p>",
-        f"<pre>{escape(results.command)}</pre>",
-    ]
-    if results.shortfalls:
-        head.append(f"<p>Not shown here:</p>{_list(results.shortfalls)}")
-    return "\n".join([*head, *parts, "</body></html>"]) + "\n"
+    title = f"Race: {models}" if models else "Race"
+    head = Markup(
+        '<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{0}</title>\n'
+        '<meta name="viewport" content="width=device-width"><style>{1}</style></head>\n'
+        "<body><h1>{0}</h1>\n<p>{2}, {3}</p>\n<pre>{4}</pre>"
+    ).format(title, _STYLE, results.machine, results.date, results.command)
+    missing = Markup("<p>Not shown here:</p>{}").format(listed(results.shortfalls)) if results.shortfalls else None
+    return str(Markup("\n").join([head, *filter(None, [missing, *parts]), Markup("</body></html>\n")]))
 
 
-def _picture(svg: str, words: str) -> str:
+def _picture(svg: str, words: str) -> Markup:
     data = base64.b64encode(svg.encode()).decode()
-    return f'<img alt="{escape(words)}" src="data:image/svg+xml;base64,{data}">'
+    return Markup('<img alt="{}" src="data:image/svg+xml;base64,{}">').format(words, data)
 
 
-def _section(sheet: Sheet, colour_by_system: dict[str, str]) -> str:
-    headings = "".join(f"<th>{escape(column)}</th>" for column in sheet.columns)
-    rows = "\n".join(_row(row, len(sheet.columns), colour_by_system) for row in sheet.rows)
-    table = f"<table><thead><tr>{headings}</tr></thead><tbody>\n{rows}\n</tbody></table>"
-    above = f"<h3>{escape(sheet.title)}</h3>{_list(sheet.above)}"
-    return f'<section class="race">{above}\n<div class="wide">{table}</div></section>'
+def _section(sheet: Sheet, colour_by_system: dict[str, str]) -> Markup:
+    headings = Markup().join(Markup("<th>{}</th>").format(column) for column in sheet.columns)
+    rows = Markup("\n").join(_row(row, len(sheet.columns), colour_by_system) for row in sheet.rows)
+    return Markup(
+        '<section class="race"><h3>{}</h3>{}\n<div class="wide"><table><thead><tr>{}</tr></thead><tbody>\n{}\n'
+        "</tbody></table></div></section>"
+    ).format(sheet.title, listed(sheet.above), headings, rows)
 
 
-def _row(row: Row, count: int, colour_by_system: dict[str, str]) -> str:
+def _row(row: Row, count: int, colour_by_system: dict[str, str]) -> Markup:
     colour = colour_by_system.get(row.name)
-    square = f'<i style="background:{colour}"></i>' if colour else ""
-    name = f"<td>{square}{escape(row.name)}</td>"
+    square = Markup('<i style="background:{}"></i>').format(colour) if colour else ""
+    name = Markup("<td>{}{}</td>").format(square, row.name)
     if row.problem:
-        return f'<tr>{name}<td class="failed" colspan="{count - 1}">failed: {escape(row.problem)}</td></tr>'
-    ours = ' class="ours"' if row.name.startswith("parallax") else ""
-    return f"<tr{ours}>{name}{''.join(f'<td>{escape(cell)}</td>' for cell in row.cells)}</tr>"
-
-
-def _list(lines: Sequence[str]) -> str:
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f"<ul>{items}</ul>" if items else ""
+        failed = Markup('<tr>{}<td class="failed" colspan="{}">failed: {}</td></tr>')
+        return failed.format(name, count - 1, row.problem)
+    ours = Markup(' class="ours"') if row.name.startswith("parallax") else ""
+    cells = Markup().join(Markup("<td>{}</td>").format(cell) for cell in row.cells)
+    return Markup("<tr{}>{}{}</tr>").format(ours, name, cells)

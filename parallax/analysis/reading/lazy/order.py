@@ -53,7 +53,3 @@ class Order:
     def run_together(self, one: int, other: int) -> bool:
         """Whether a node waits for any of one set and for any of another."""
         return any(found & one and found & other for found in self._together)
-
-    def all_run_together(self, bits: int) -> bool:
-        """Whether a node waits for all of a set."""
-        return any(found & bits == bits for found in self._together)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tensorflow.core.framework import graph_pb2
@@ -60,12 +60,23 @@ def rewritten(view: GraphView, handles: Handles, updates: Sequence[RowUpdate]) -
         if node.name in update_of:
             out.node.add(name=node.name, op="NoOp", device=node.device, input=[f"^{update_of[node.name]}"])
         elif node.name not in inner or node.op == READ:
-            _wait_instead(out.node.add(), node, view, unread)
+            out.node.add().CopyFrom(node)
+            wait_instead(out.node[-1], lambda name: _later(name, view, unread))
             _forget(out.node[-1], inner)
     take_rows(out, view, norms_by_row(view, [node for one in updates for node in one.dense]))
     for one in updates:
         _add(out, view, one)
     return out
+
+
+def wait_instead(node: NodeDef, later: Callable[[str], list[str]]) -> None:
+    """Has a node wait, in place of each node that it waits for, for those that `later` gives."""
+    controls = [name[1:] for name in node.input if name.startswith("^")]
+    waits = list(dict.fromkeys(one for name in controls for one in later(name) if one != node.name))
+    if waits != controls:
+        data = [name for name in node.input if not name.startswith("^")]
+        del node.input[:]
+        node.input.extend([*data, *(f"^{name}" for name in waits)])
 
 
 def waits_of(view: GraphView, handles: Handles, writes: Sequence[str], inner: frozenset[str]) -> tuple[str, ...]:
@@ -91,18 +102,6 @@ def _later(name: str, view: GraphView, unread: set[str] | frozenset[str]) -> lis
     needed = [*view.controls(name), *(node_of(one) for one in view.inputs(name))]
     found = [later for one in needed if view.op(one) != "VarHandleOp" for later in _later(one, view, unread)]
     return list(dict.fromkeys(found))
-
-
-def _wait_instead(copy: NodeDef, node: NodeDef, view: GraphView, unread: set[str]) -> None:
-    """Copies a node, which waits for what was before unread reads in place of those."""
-    copy.CopyFrom(node)
-    controls = view.controls(node.name)
-    if not any(name in unread for name in controls):
-        return
-    data = [name for name in node.input if not name.startswith("^")]
-    waits = dict.fromkeys(later for name in controls for later in _later(name, view, unread) if later != node.name)
-    del copy.input[:]
-    copy.input.extend([*data, *(f"^{name}" for name in waits)])
 
 
 def _forget(node: NodeDef, gone: set[str]) -> None:

@@ -1,0 +1,125 @@
+"""A trial's job while it runs: how it is started, which processes it has, and what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from ops.lab import Lab
+from parallax.runtime.supervisor.processes import processes_with
+
+_RANK, _MARK = "OMPI_COMM_WORLD_RANK", "PARALLAX_FAULTS"
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A process of a job.
+
+    Attributes:
+        pid: its number on this machine.
+        words: its command line.
+        environment: the variables that it was started with.
+    """
+
+    pid: int
+    words: str
+    environment: Mapping[str, str]
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that it belongs to; None of what starts ranks."""
+        rank = self.environment.get(_RANK)
+        return None if rank is None else int(rank)
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether it is a supervisor, or the guard of one."""
+        return self.rank is not None and "supervisor.agent" in self.words
+
+    @property
+    def is_mpirun(self) -> bool:
+        """Whether it is mpirun."""
+        return self.rank is None and self.words.startswith(str(Path(sys.executable).with_name("mpirun")))
+
+
+class RunningJob:
+    """A job that runs, on this machine or on the hosts of a lab.
+
+    Args:
+        folder: of the trial.
+        mark: in the environment of all its processes.
+        argv: what Python runs of ops.faults.
+        lab: the hosts; None for this machine.
+    """
+
+    def __init__(self, folder: Path, mark: str, argv: list[str], lab: Lab | None) -> None:
+        self.lab = lab
+        self.own = folder / "own"
+        self.own.mkdir()
+        self._mark, self._stderr = mark, folder / "stderr"
+        words = [sys.executable, "-m", *argv]
+        temporary = {"TMPDIR": str(self.own)} if lab is None else {}
+        with self._stderr.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                words if lab is None else lab.argv_on("host0", words),
+                env={**os.environ, _MARK: mark, "TF_CPP_MIN_LOG_LEVEL": "2", **temporary},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                start_new_session=True,
+            )
+
+    def pids(self) -> list[int]:
+        """The job's processes. On emulated hosts they are all that run there."""
+        if self.lab is not None:
+            return [pid for name in self.lab.names for pid in self.lab.processes(name)]
+        return list(processes_with({_MARK: self._mark}))
+
+    def seen(self) -> Iterator[Seen]:
+        """The job's processes, and what the kernel tells of each; dead ones that nobody has waited for are left out."""
+        for pid in self.pids():
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                if words := process.cmdline():
+                    yield Seen(pid, " ".join(words), process.environ())
+
+    def said(self) -> str:
+        """What the launcher has written to stderr."""
+        return self._stderr.read_text(errors="replace")
+
+    def kill(self) -> None:
+        """Ends all that is left."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+
+
+def daemon_of(pid: int) -> int | None:
+    """The daemon of Open MPI that has started a supervisor; None of one that mpirun has started itself."""
+    with contextlib.suppress(psutil.Error):
+        parent = psutil.Process(pid).parent()
+        if parent is not None and parent.name() == "orted":
+            return parent.pid
+    return None
+
+
+def wait(there: Callable[[], bool], limit_s: float) -> bool:
+    """Waits until something is there; gives whether it came in time."""
+    deadline_s = time.monotonic() + limit_s
+    while not there():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(_POLL_S)
+    return True
