@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallax.analysis.propagation.axis_part import MIXED
+from parallax.graph.view import GraphView
 
 if TYPE_CHECKING:
     from parallax.analysis.propagation.batch_axis import BatchAxes
@@ -46,6 +47,12 @@ def joined_letters(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> tuple
     return found, out
 
 
+def terms_of(view: GraphView, node: str) -> list[str]:
+    """The letters of each operand."""
+    terms, _, _ = view.nodes[node].attr["equation"].s.decode().replace(" ", "").partition("->")
+    return [str(term) for term in terms.split(",")]
+
+
 def _equation(axes: BatchAxes, node: str) -> tuple[list[str], str]:
-    terms, _, out = axes.view.nodes[node].attr["equation"].s.decode().replace(" ", "").partition("->")
-    return terms.split(","), out
+    terms = terms_of(axes.view, node)
+    return terms, axes.view.nodes[node].attr["equation"].s.decode().replace(" ", "").partition("->")[2]
