@@ -130,6 +130,7 @@ def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
         ("tf.reduce_mean(out + tf.gather(w, tf.range(tf.shape(y)[0]) % 2))", "the places of its examples"),
         ("tf.reduce_mean(out * tf.one_hot(tf.range(tf.shape(y)[0]) % 2, 2))", "the places of its examples"),
         ("0.1 * tf.einsum('bi,bi->', out, y)", "grows with the length"),
+        ("0.1 * tf.einsum('b,b->', out[:, 0], v1.placeholder(tf.float32, [None]))", "grows with the length"),
     ],
     ids=[
         *("a mean", "means and weights", "a root", "statistics", "a norm of the batch", "the center of what is chosen"),
@@ -146,6 +147,7 @@ def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
         "rows by place",
         "columns by place",
         "a sum of products",
+        "a sum of products of rows",
     ],
 )
 def test_the_plan_says_what_is_more_or_less_than_a_mean_over_the_batch(loss: str, said: str | None) -> None:

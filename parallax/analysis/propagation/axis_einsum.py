@@ -26,7 +26,7 @@ def einsum(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
 def sums_over_batch(axes: BatchAxes, node: str) -> bool:
     """Whether an Einsum adds up over the joined axis what its operands have for one example: no two examples meet."""
     inputs = axes.view.inputs(node) if axes.view.op(node) == "Einsum" else ()
-    if not inputs or all(axes.of(t) is None for t in inputs):
+    if not [t for t in inputs if axes.of(t) is not None]:  # asks of each, and so all are known
         return False
     joined, out = joined_letters(axes, node, inputs)
     others = [(t, term) for t, term in zip(inputs, _equation(axes, node)[0], strict=True) if axes.known(t) is None]

@@ -79,8 +79,9 @@ def _is_rearranged(axes: BatchAxes, tensor: str) -> bool:
 
 def _einsum(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
     """The letter of the joined axis is summed over, or is not one letter for all that are joined."""
+    found = [axes.of(tensor) for tensor in inputs]  # asks of each, and so all are known
     letters, out = joined_letters(axes, node, inputs)
-    return bool(letters) and (len(letters) > 1 or not letters <= set(out))
+    return any(axis is not None for axis in found) and bool(letters) and (len(letters) > 1 or not letters <= set(out))
 
 
 def _over_last(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
