@@ -98,6 +98,14 @@ y = v1.placeholder(tf.float32, [None, 2], name="y")
 w = v1.get_variable("w", [2, 2])
 LENGTH = tf.cast(tf.shape(y)[0], tf.float32)
 out = y @ w
+
+
+def mean_of(x):
+    return tf.reduce_mean(tf.square(x @ w - 1.0))
+
+
+def moved(by):
+    return y + 0.1 * tf.stop_gradient(by(tf.gradients(mean_of(y), y)[0]))
 """
 
 
@@ -130,6 +138,9 @@ def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
         ("tf.reduce_mean(out + tf.gather(w, tf.range(tf.shape(y)[0]) % 2))", "the places of its examples"),
         ("tf.reduce_mean(out * tf.one_hot(tf.range(tf.shape(y)[0]) % 2, 2))", "the places of its examples"),
         ("0.1 * tf.einsum('bi,bi->', out, y)", "grows with the length"),
+        ("mean_of(y) + mean_of(moved(lambda g: g))", "adds to the examples"),
+        ("mean_of(moved(lambda g: g / tf.norm(g)))", "adds to the examples"),
+        ("mean_of(moved(tf.sign)) + mean_of(moved(lambda g: tf.nn.l2_normalize(g, 1)))", None),
         ("0.1 * tf.einsum('b,b->', out[:, 0], v1.placeholder(tf.float32, [None]))", "grows with the length"),
     ],
     ids=[
@@ -147,6 +158,9 @@ def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
         "rows by place",
         "columns by place",
         "a sum of products",
+        "examples moved along their gradients",
+        "examples moved along their gradients' direction",
+        "examples moved by signs and directions of their own",
         "a sum of products of rows",
     ],
 )

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from parallax.analysis.propagation import examples_apart, moving, own_state, sums, uneven, visit_node, whole_batch
+from parallax.analysis.propagation import (
+    example_gradients,
+    examples_apart,
+    moving,
+    own_state,
+    sums,
+    uneven,
+    visit_node,
+    whole_batch,
+)
 from parallax.analysis.propagation.denominators import Denominators, notes_of
 from parallax.analysis.propagation.gradient_pieces import keeps_of
 from parallax.analysis.propagation.passages import check_kept
@@ -164,6 +173,7 @@ def _notes(walk: Walk) -> tuple[str, ...]:
         *uneven.notes_of(walk),
         *whole_batch.notes_of(walk),
         *examples_apart.notes_of(walk),
+        *example_gradients.notes_of(walk),
     )
 
 
