@@ -78,6 +78,18 @@ LOSSES = {
     "a sum by the length less one": f"tf.reduce_sum(tf.square(out - y)) / ({LENGTH} - 1.0)",
     "a sum by the root of the length": f"tf.reduce_sum(tf.square(out - y)) / tf.sqrt({LENGTH})",
     "rows that the length is added to": f"tf.reduce_mean(tf.square(out - y + 0.1 * {LENGTH}))",
+    "a mean by a sum of weights": f"error / (0.1 + tf.reduce_sum(weights)) * {LENGTH}",
+    "a mean over a mask, scaled to what is left": (
+        f"tf.reduce_mean(tf.square(out - y) * weights) * {LENGTH} / tf.reduce_sum(weights)"
+    ),
+    "a weight by a sum of weights": "error + w[0, 0] / tf.reduce_sum(weights)",
+    "a sum times the inverse of a sum of weights": (
+        "tf.reduce_sum(tf.square(out - y) * weights) * (1.0 / tf.reduce_sum(weights))"
+    ),
+    "a quotient over elements of a sequence": (
+        "(lambda s: tf.reduce_sum(tf.square(s) * weights[:, None]) / tf.reduce_sum(weights))"
+        "(tf.tensordot(tf.stack([out, y], 1), w[:2], 1))"
+    ),
     "data normalised along the batch": "tf.reduce_mean(tf.square(out - normalised(y, [0])))",
     "data normalised as a whole": "tf.reduce_mean(tf.square(out - normalised(y, [0, 1], True)))",
 }
@@ -86,6 +98,14 @@ y = v1.placeholder(tf.float32, [None, 2], name="y")
 w = v1.get_variable("w", [2, 2])
 LENGTH = tf.cast(tf.shape(y)[0], tf.float32)
 out = y @ w
+
+
+def mean_of(x):
+    return tf.reduce_mean(tf.square(x @ w - 1.0))
+
+
+def moved(by):
+    return y + 0.1 * tf.stop_gradient(by(tf.gradients(mean_of(y), y)[0]))
 """
 
 
@@ -115,6 +135,13 @@ def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
         ("tf.reduce_sum(out) / LENGTH + tf.reduce_sum(w * w) / LENGTH", "takes the length of each worker's batch"),
         ("tf.reduce_mean(out * tf.cast(tf.size(tf.unique(y[:, 0])[0]), tf.float32))", "how many distinct values"),
         ("tf.reduce_mean(out[:, 0] * tf.cast(tf.range(tf.shape(y)[0]), tf.float32))", "the places of its examples"),
+        ("tf.reduce_mean(out + tf.gather(w, tf.range(tf.shape(y)[0]) % 2))", "the places of its examples"),
+        ("tf.reduce_mean(out * tf.one_hot(tf.range(tf.shape(y)[0]) % 2, 2))", "the places of its examples"),
+        ("0.1 * tf.einsum('bi,bi->', out, y)", "grows with the length"),
+        ("mean_of(y) + mean_of(moved(lambda g: g))", "adds to the examples"),
+        ("mean_of(moved(lambda g: g / tf.norm(g)))", "adds to the examples"),
+        ("mean_of(moved(tf.sign)) + mean_of(moved(lambda g: tf.nn.l2_normalize(g, 1)))", None),
+        ("0.1 * tf.einsum('b,b->', out[:, 0], v1.placeholder(tf.float32, [None]))", "grows with the length"),
     ],
     ids=[
         *("a mean", "means and weights", "a root", "statistics", "a norm of the batch", "the center of what is chosen"),
@@ -128,6 +155,13 @@ def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
             "distinct values",
         ),
         "places",
+        "rows by place",
+        "columns by place",
+        "a sum of products",
+        "examples moved along their gradients",
+        "examples moved along their gradients' direction",
+        "examples moved by signs and directions of their own",
+        "a sum of products of rows",
     ],
 )
 def test_the_plan_says_what_is_more_or_less_than_a_mean_over_the_batch(loss: str, said: str | None) -> None:

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.errors import GraphError
 from tests.keras.here import difference, fit_plainly, outcome
-from tests.keras.two_here import fit_by_two
+from tests.keras.two_here import fit_by_two, plan_of_fit
 
 ROWS = 13  # batches of five, cut into two and three, and a last one of three
 X = np.random.RandomState(1).rand(ROWS, 4).astype("float32")
@@ -28,7 +29,27 @@ def weighed(y, out):
     return tf.reduce_sum(each(y, out) * weights) / tf.reduce_sum(weights)
 
 
+def length(y):
+    return tf.cast(tf.shape(y)[0], tf.float32)
+
+
 LOSSES = {
+    "a sum over a mask": lambda y, out: 0.1 * tf.reduce_sum(tf.boolean_mask(each(y, out), y[:, 0] > 0.0)),
+    "a mean, and a penalty of what a mask leaves": lambda y, out: (
+        tf.reduce_mean(each(y, out)) + 0.1 * tf.nn.l2_loss(tf.boolean_mask(out, y[:, 0] > 0.0))
+    ),
+    "a sum of products": lambda y, out: tf.reduce_mean(each(y, out)) + 0.1 * tf.einsum("bi,bi->", out, y),
+    "one sum twice": lambda y, out: 0.1 * tf.reduce_sum(each(y, out)) + 0.05 * tf.reduce_sum(each(y, out)),
+    "a sum, and sums of rows": lambda y, out: (
+        0.1 * tf.reduce_sum(out) + tf.reduce_mean(tf.square(tf.reduce_sum(out, 1) - y[:, 0]))
+    ),
+    "an L2 loss, and squares": lambda y, out: tf.reduce_mean(tf.square(out)) + 0.1 * tf.nn.l2_loss(out),
+    "a mean over a mask, scaled": lambda y, out: (
+        tf.reduce_mean(each(y, out) * tf.abs(y[:, 0])) * length(y) / tf.reduce_sum(tf.abs(y[:, 0]))
+    ),
+    "a sum times an inverse": lambda y, out: (
+        (1.0 / tf.reduce_sum(tf.abs(y[:, 0]))) * tf.reduce_sum(each(y, out) * tf.abs(y[:, 0]))
+    ),
     "the root of a mean over a mask": lambda y, out: tf.sqrt(kept(y, out)),
     "a quotient of a mean and one over a mask": lambda y, out: tf.reduce_mean(each(y, out)) / (1.0 + kept(y, out)),
     "the logarithm of a weighed mean": lambda y, out: tf.math.log(weighed(y, out)),
@@ -76,3 +97,49 @@ def test_a_loss_of_the_whole_batch_is_plain_keras_s(loss):
     here, expected = outcome(fit_by_two, make), outcome(fit_plainly, make)
     assert np.isfinite(expected["found"]["last"]).all()
     assert difference(here, expected) <= 1e-5
+
+
+SEQUENCES = np.random.RandomState(3).randn(ROWS, 3, 4).astype("float32")
+KEPT = np.random.RandomState(4).rand(ROWS, 3).astype("float32")
+OF_SEQUENCES = {
+    "a mean over elements that a mask leaves": lambda kept, out: tf.reduce_mean(
+        tf.boolean_mask(tf.reduce_sum(tf.square(out), 2), kept > 0.4)
+    ),
+    "a weighed mean": lambda kept, out: tf.reduce_sum(tf.reduce_sum(tf.square(out), 2) * kept) / tf.reduce_sum(kept),
+    "a sum by the length of sequences": lambda kept, out: (
+        tf.reduce_sum(tf.square(out)) / tf.cast(tf.shape(kept)[1], tf.float32) / 10.0
+    ),
+    "the root of a mean": lambda kept, out: tf.sqrt(tf.reduce_mean(tf.square(out[:, -1]))),
+}
+
+
+@pytest.mark.parametrize("loss", OF_SEQUENCES)
+def test_a_loss_of_what_a_dense_layer_makes_of_sequences_is_plain_keras_s(loss):
+    def make(train):
+        model = OwnStep(OF_SEQUENCES[loss])
+        model.compile(keras.optimizers.SGD(0.05))
+        return model, train(model, SEQUENCES, KEPT, **OPTIONS).history
+
+    assert difference(outcome(fit_by_two, make), outcome(fit_plainly, make)) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda y, out: 0.1 * tf.reduce_sum(each(y, out)), []),
+        (lambda y, out: 0.1 * tf.nn.l2_loss(tf.map_fn(tf.square, out)), ["L2Loss", "adds up what is not proven"]),
+    ],
+    ids=["a sum that counts in full", "a sum that is followed no further"],
+)
+def test_the_plan_says_of_sums_what_is_so(loss, said):
+    model = OwnStep(loss)
+    model.compile(keras.optimizers.SGD(0.05))
+    notes = plan_of_fit(model, X, Y, **OPTIONS).notes
+    assert len(notes) == bool(said) and all(word in note for note in notes for word in said)
+
+
+def test_a_sum_of_which_something_else_is_made_is_refused():
+    model = OwnStep(lambda y, out: tf.reduce_sum(out) + tf.square(tf.reduce_sum(out) / length(y)))
+    model.compile(keras.optimizers.SGD(0.05))
+    with pytest.raises(GraphError, match="A loss must be a mean over the batch"):
+        plan_of_fit(model, X, Y, **OPTIONS)

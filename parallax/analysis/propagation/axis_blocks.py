@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from parallax.analysis.propagation.axis_lengths import ALIKE_LENGTH, lengths_of_reshape
 from parallax.analysis.propagation.axis_part import MIXED, AxisPart
 from parallax.graph.view import Shape, split_tensor
 
@@ -24,6 +25,10 @@ def reshape(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | N
     part, before, out = axes.known_part(inputs[0]), axes.shape(inputs[0]), axes.shape(f"{node}:0")
     if part is None or before is None or not out:
         return None
+    lengths = lengths_of_reshape(axes, node, inputs)
+    if part.axis == 0 and before[0] is None and None not in lengths[1:]:
+        return AxisPart(0)  # what the rows of one example are made of is of this example, however many they become
+    out = tuple(None if length == ALIKE_LENGTH else length for length in lengths)
     if part.axis == MIXED:
         return _reshaped_blocks(part, before, out)
     width, lead = _size(before[part.axis + 1 :]), before[: part.axis]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parallax.analysis.propagation.axis_part import MIXED
+from parallax.graph.view import GraphView
 
 if TYPE_CHECKING:
     from parallax.analysis.propagation.batch_axis import BatchAxes
@@ -25,7 +26,7 @@ def einsum(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
 def sums_over_batch(axes: BatchAxes, node: str) -> bool:
     """Whether an Einsum adds up over the joined axis what its operands have for one example: no two examples meet."""
     inputs = axes.view.inputs(node) if axes.view.op(node) == "Einsum" else ()
-    if not inputs or all(axes.of(t) is None for t in inputs):
+    if not [t for t in inputs if axes.of(t) is not None]:  # asks of each, and so all are known
         return False
     joined, out = joined_letters(axes, node, inputs)
     others = [(t, term) for t, term in zip(inputs, _equation(axes, node)[0], strict=True) if axes.known(t) is None]
@@ -46,6 +47,12 @@ def joined_letters(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> tuple
     return found, out
 
 
+def terms_of(view: GraphView, node: str) -> list[str]:
+    """The letters of each operand."""
+    terms, _, _ = view.nodes[node].attr["equation"].s.decode().replace(" ", "").partition("->")
+    return [str(term) for term in terms.split(",")]
+
+
 def _equation(axes: BatchAxes, node: str) -> tuple[list[str], str]:
-    terms, _, out = axes.view.nodes[node].attr["equation"].s.decode().replace(" ", "").partition("->")
-    return terms.split(","), out
+    terms = terms_of(axes.view, node)
+    return terms, axes.view.nodes[node].attr["equation"].s.decode().replace(" ", "").partition("->")[2]

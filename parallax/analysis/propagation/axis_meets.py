@@ -10,6 +10,7 @@ from collections.abc import Callable, Set
 
 import tensorflow as tf
 
+from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.axis_einsum import joined_letters
 from parallax.analysis.propagation.axis_part import MIXED
 from parallax.analysis.propagation.batch_axis import BatchAxes
@@ -78,8 +79,9 @@ def _is_rearranged(axes: BatchAxes, tensor: str) -> bool:
 
 def _einsum(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
     """The letter of the joined axis is summed over, or is not one letter for all that are joined."""
+    found = [axes.of(tensor) for tensor in inputs]  # asks of each, and so all are known
     letters, out = joined_letters(axes, node, inputs)
-    return bool(letters) and (len(letters) > 1 or not letters <= set(out))
+    return any(axis is not None for axis in found) and bool(letters) and (len(letters) > 1 or not letters <= set(out))
 
 
 def _over_last(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
@@ -122,10 +124,22 @@ def _cut(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]
         return False
     if attr["shrink_axis_mask"].i & 1:
         return True
-    if axis != 0 or any(b is None or b.size < 1 for b in bounds):
-        return False
     is_whole = attr["begin_mask"].i & 1 and attr["end_mask"].i & 1
-    return not is_whole or any(int(b.reshape(-1)[0]) != 1 for b in bounds[2:3] if b is not None)
+    if any(b is None or b.size < 1 for b in bounds):
+        return axis == 0 and not is_whole and any(_is_part_of_length(axes, tensor) for tensor in inputs[1:3])
+    return axis == 0 and (not is_whole or int(bounds[2].reshape(-1)[0] if bounds[2] is not None else 1) != 1)
+
+
+def _is_part_of_length(axes: BatchAxes, tensor: str) -> bool:
+    """Whether the first number of a bound is computed of the batch's length, and is not the length itself."""
+    view, node = axes.view, split_tensor(tensor)[0]
+    if view.op(node) != "Pack":
+        return False
+    first = view.inputs(node)[0]
+    if is_length(axes, first) or axes.fits(first):
+        return False
+    behind = view.ancestors([split_tensor(first)[0]])
+    return any(is_length(axes, f"{n}:0") for n in behind if view.op(n) in ("StridedSlice", "Size"))
 
 
 def _gathered(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
@@ -143,8 +157,19 @@ def _dealt(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[st
 
 
 def _counted(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
-    """What examples add at places that they say themselves."""
-    return axes.of(inputs[0]) == 0
+    """What examples of real numbers add at places that they say themselves."""
+    return axes.of(inputs[0]) == 0 and is_real(axes.view, inputs[1])
+
+
+def _put_into(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
+    """What examples of real numbers put or add at places that they say themselves, into what all workers have alike."""
+    return axes.fits(inputs[0]) and axes.of(inputs[1]) == 0 and is_real(axes.view, inputs[2])
+
+
+def _over_matrix(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
+    """What takes matrices as a whole, where the joined axis is one of theirs."""
+    found = [(axes.of(tensor), axes.shape(tensor)) for tensor in inputs]
+    return any(axis is not None and shape is not None and max(axis, 0) >= len(shape) - 2 for axis, shape in found)
 
 
 def _along_two_axes(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
@@ -182,6 +207,11 @@ def is_real(view: GraphView, tensor: str) -> bool:
     return bool(tf.as_dtype(view.dtype(tensor)).is_floating)
 
 
+def is_bool(view: GraphView, tensor: str) -> bool:
+    """Whether a tensor has truth values."""
+    return bool(tf.as_dtype(view.dtype(tensor)).is_bool)
+
+
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("Max", "Min", "Prod", "EuclideanNorm", "ArgMax", "ArgMin"), _reduction),
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _product),
@@ -195,4 +225,8 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("DynamicPartition", "UnsortedSegmentSum", "UnsortedSegmentMax", "SegmentMean"), _dealt),
     **dict.fromkeys(("UnsortedSegmentMin", "SegmentMax", "SegmentMin"), _dealt),
     "ScatterNd": _counted,
+    **dict.fromkeys(("TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate"), _put_into),
+    **dict.fromkeys(("TensorScatterMax", "TensorScatterMin"), _put_into),
+    **dict.fromkeys(("Svd", "Qr", "SelfAdjointEigV2", "Cholesky", "MatrixInverse", "MatrixDeterminant"), _over_matrix),
+    **dict.fromkeys(("LogMatrixDeterminant", "MatrixSolve", "MatrixSolveLs", "MatrixTriangularSolve"), _over_matrix),
 }

@@ -89,7 +89,8 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
                 continue
             by = [op for op in _OVER_BATCH if look.sums_behind(tensor, op) and look.is_over_batch(numerator, op)]
             behind = look.sums_behind(tensor, "Sum") if not by and look.is_of_size(numerator) else frozenset()
-            if behind and not behind & look.lengths:
+            is_settled = walk.states[numerator].kind == "same" or not look.behind(numerator) & look.lengths
+            if behind and is_settled and not behind & look.lengths:
                 by = ["Sum"]  # as a mask is scaled by all elements over those that are left
             if not by:
                 if look.is_of_loss(node, numerator, tensor) and not look.is_of_size(tensor):
@@ -97,6 +98,8 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
                 continue
             found = look.sums_behind(tensor, by[0])
             sums |= found
+            if look.is_equal_everywhere(node, numerator):
+                continue
             if by[0] == "Sum":
                 divided.append(Divided(tensor, look.divided_by(tensor)))
             else:
@@ -200,6 +203,10 @@ class _DivisionRules:
                 return frozenset()
         return frozenset(found)
 
+    def behind(self, tensor: str) -> frozenset[str]:
+        """All that a tensor is computed of, by first outputs."""
+        return frozenset(f"{node}:0" for node in self._walk.view.ancestors([split_tensor(tensor)[0]]))
+
     def is_over_batch(self, tensor: str, op: str) -> bool:
         """Whether a scalar is a sum (or mean) over the batch, times what all workers have, or several added up."""
         view = self._walk.view
@@ -234,6 +241,20 @@ class _DivisionRules:
                 return False
             waiting += view.inputs(node)
         return True
+
+    def is_equal_everywhere(self, division: str, numerator: str) -> bool:
+        """Whether a numerator is equal on all workers, and so is what is made of the quotient by itself.
+
+        A quotient that sums of a worker's own are multiplied with divides these.
+        """
+        walk, view = self._walk, self._walk.view
+        if walk.states[numerator].kind != "same":
+            return False
+        if self.behind(numerator) & (walk.assumed.denominators.sums | walk.assumed.denominators.curved):
+            return True
+        quotient = f"{division}:0"
+        takers = [e.node for e in view.consumers(quotient) if e.node in self.forward]
+        return not all(view.op(t) == "Mul" and len({*self._own(t), quotient}) == 2 for t in takers)
 
     def is_of_loss(self, division: str, numerator: str, tensor: str) -> bool:
         """Whether a loss is divided by a tensor, or what a loss's elements are multiplied with."""

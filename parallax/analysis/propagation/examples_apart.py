@@ -15,6 +15,7 @@ from parallax.analysis.propagation.axis_meets import is_real, meets, reduces_bat
 from parallax.analysis.propagation.axis_part import ALIKE, AxisPart
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
+from parallax.analysis.propagation.own_numbers import OwnNumbers
 from parallax.analysis.propagation.walk import Walk
 from parallax.graph.control_flow import MERGES, SWITCHES
 from parallax.graph.view import GraphView, split_tensor
@@ -31,7 +32,8 @@ _BODIES = {
 _DECIDED = {**dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), 0), **dict.fromkeys(SWITCHES, 1)}
 """By op which of its inputs says what branch is taken."""
 _LOOPS = ("While", "StatelessWhile")
-_CHOOSES = ("Where", "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
+_UNIQUE = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
+_CHOOSES = ("Where", *_UNIQUE)
 """After these, workers have unequally many rows."""
 _GATHERS = ("GatherV2", "Gather", "ResourceGather", "GatherNd")
 _PUTS_BACK = (*_GATHERS, "SegmentSum", "SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
@@ -122,11 +124,12 @@ class _Look:
     def __init__(
         self, axes: BatchAxes, results: Sequence[str], losses: Sequence[str], over_chosen: tuple[str, ...] = _SUMS
     ) -> None:
-        self._axes = axes
+        self._axes, self._results = axes, frozenset(results)
         self._over_chosen = over_chosen
         self._parts = _parts_of(axes, losses)
         self._needed = _needed(axes, [split_tensor(tensor)[0] for tensor in results])
         self._lost, self._chosen, self._told_of = set[str](), set[str](), set[str]()
+        self._distinct, self._numbers = set[str](), OwnNumbers(axes)
         self.found, self.unproven, self.means = set[str](), set[str](), set[str]()
 
     def follow(self, told: Set[str]) -> None:
@@ -150,7 +153,7 @@ class _Look:
     def _take(self, node: str, outputs: list[str]) -> None:
         """What becomes of examples at a node whose result does not lie along the batch."""
         axes, op, inputs = self._axes, self._axes.view.op(node), self._axes.view.inputs(node)
-        is_sum = (op in _SUMS and axes.of(inputs[0]) is not None) or self._is_divided_sum(node)
+        is_sum = (op in _SUMS and axes.of(inputs[0]) is not None) or self._is_sum_of_products(node)
         branches = self._branches(node) if op in _BODIES else []
         if (is_sum and node in self._parts) or any(branch.means for branch in branches):
             self.means.update(outputs)
@@ -160,10 +163,10 @@ class _Look:
         elif not self.means & set(outputs):
             self.unproven.update(() if self._lost & set(inputs) else (node,))
             self._lost.update(outputs)
-            if op in _CHOOSES or (op not in _PUTS_BACK and self._chosen & set(inputs)):
-                self._chosen.update(outputs)
-            elif op in _GATHERS and self._chosen & set(inputs[1:]):
-                self._chosen.update(outputs)
+            for rows, begins in ((self._chosen, _CHOOSES), (self._distinct, _UNIQUE)):
+                taken = inputs[1:] if op in _GATHERS else () if op in _PUTS_BACK else inputs
+                if op in begins or rows & set(taken):
+                    rows.update(outputs)
 
     def _meets(self, node: str, is_sum: bool) -> bool:
         """Whether examples meet at a node for certain, or are as many as a worker's own batch has chosen."""
@@ -172,24 +175,26 @@ class _Look:
             return node not in self._parts and (op not in _SUMS or reduces_batch(axes, node))
         if op in _DECIDED and inputs[_DECIDED[op]] in self._lost:
             return True
-        if op in self._over_chosen and inputs[0] in self._chosen and axes.shape(f"{node}:0") == ():
-            return True
+        if op in _SUMS and axes.shape(f"{node}:0") == ():
+            is_of_chosen = op in self._over_chosen and inputs[0] in self._chosen
+            if is_of_chosen or inputs[0] in self._distinct:
+                return True
         if op in _LOOPS and _carries(axes, node):
             return True
-        return meets(axes, node, self._lost) or _is_curve(axes.view, node, self._lost)
+        is_own = self._numbers.meets(node)
+        return is_own or meets(axes, node, self._lost) or _is_curve(axes.view, node, self._lost)
 
-    def _is_divided_sum(self, node: str) -> bool:
-        """Whether an Einsum adds up over the batch and a number divides it, as it does a sum."""
-        takers = self._axes.view.takers(f"{node}:0") if self._axes.view.op(node) == "Einsum" else ()
-        is_divided = any(self._axes.view.op(edge.node) in _DIVISIONS and edge.slot == 0 for edge in takers)
-        return is_divided and sums_over_batch(self._axes, node)
+    def _is_sum_of_products(self, node: str) -> bool:
+        """Whether an Einsum adds up over the batch for a loss, as a sum does."""
+        return node in self._parts and sums_over_batch(self._axes, node)
 
     def _branches(self, node: str) -> list[_Look]:
         """The branches of a conditional of the new kind, or a loop's body, followed to the end."""
         axes, attr = self._axes, self._axes.view.nodes[node].attr
         named = [one for name in _BODIES[axes.view.op(node)] for one in (attr[name].func, *attr[name].list.func)]
         given = axes.view.inputs(node)[int(axes.view.op(node) in _DECIDED) :]
-        taken = [i for i, t in enumerate(axes.view.outputs(node)) if self._needed & _takers(axes.view, t)]
+        outputs = axes.view.outputs(node)
+        taken = [i for i, t in enumerate(outputs) if t in self._results or self._needed & _takers(axes.view, t)]
         found = []
         for body in (axes.body(one.name) for one in named if one.name):
             results = [body.results[i] for i in taken]
@@ -226,12 +231,17 @@ def _carries(axes: BatchAxes, node: str) -> bool:
 
 
 def _unlike_means(axes: BatchAxes, parts: Set[str]) -> set[str]:
-    """The nodes that divide by what examples hold, and sums that nothing divides: within a branch nobody mends them."""
+    """The nodes that divide or multiply by what examples hold, and sums that nothing divides.
+
+    Within a branch nobody mends them.
+    """
     view, found = axes.view, set[str]()
     for node in parts:
         if view.op(node) in _DIVISIONS:
             behind = _needed(axes, [split_tensor(view.inputs(node)[1])[0]])
             found |= {node} if any(axes.of(t) is not None for n in behind for t in view.outputs(n)) else set()
+        elif view.op(node) == "Mul" and not any(axes.fits(t) for t in view.inputs(node)):
+            found.add(node)
         elif view.op(node) in ("Sum", "L2Loss"):
             divisions = [edge for edge in view.takers(f"{node}:0") if view.op(edge.node) in _DIVISIONS]
             found |= set() if divisions else {node}

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parallax.analysis.propagation.axis_blocks import is_length
+from parallax.analysis.propagation.axis_einsum import sums_over_batch
 from parallax.analysis.propagation.axis_meets import is_real, reduces_batch
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
@@ -38,6 +39,7 @@ _KEEPS = (
     *("PreventGradient", "CheckNumerics", "Snapshot", "Relu", "Tile", "Fill", "BroadcastTo", "GatherV2", "IdentityN"),
 )
 """The result grows as the first input that is a value does."""
+_LOOKS_UP = ("GatherV2", "Gather", "ResourceGather", "OneHot")
 _SHAPES = {"Reshape": (1,), "Tile": (1,), "Fill": (0,), "BroadcastTo": (1,), "StridedSlice": (1, 2, 3)}
 """By op the inputs that say a shape or a place; of GatherV2 the numbers and the axis do."""
 _PRODUCTS = ("Mul", "MulNoNan", "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
@@ -144,6 +146,8 @@ class Lengths:
             return None
         if op in ("Sum", "Mean"):
             return self._of_reduction(node)
+        if op == "Einsum" and view.shape(tensor) == () and sums_over_batch(self._axes, node):
+            return self._of_products(node)
         if op in _DIVISIONS or op in _PRODUCTS:
             is_summed = op not in _DIVISIONS and op not in FORWARD_ELEMENTWISE and self._axes.of(tensor) is None
             return None if is_summed else self._of_product(node)  # of examples, as far as can be seen
@@ -201,15 +205,22 @@ class Lengths:
         """Whether a node gives whole numbers of examples' places or of distinct values, or real ones made of them."""
         view, op, inputs, outputs = self._view, self._view.op(node), self._view.inputs(node), self._view.outputs(node)
         counted = op == "Range" and any(_is_length_alone(self._growth(t)) for t in inputs)
-        if not counted and not (op in (*_KEEPS, *_SUMS, "Mul") and self._places & set(inputs)):
+        follows = op in FORWARD_ELEMENTWISE or op in (*_KEEPS, *_LOOKS_UP, *_SUMS)
+        if not counted and not (follows and self._places & set(inputs)):
             return False
-        if op == "GatherV2" and inputs[0] not in self._places:
+        if op in _LOOKS_UP and not self._is_looked_up(op, inputs):
             return False
         if is_real(view, outputs[0]):
             self.numbers.append(node)
         else:
             self._places.update(outputs)
         return True
+
+    def _is_looked_up(self, op: str, inputs: tuple[str, ...]) -> bool:
+        """Whether examples' places are taken, or what all workers have is taken by them."""
+        if op == "OneHot" or inputs[0] in self._places:
+            return inputs[0] in self._places
+        return inputs[1] in self._places and self._axes.fits(inputs[0])
 
     def _of_reduction(self, node: str) -> Growth | None:
         summed = self._view.inputs(node)[0]
@@ -235,6 +246,12 @@ class Lengths:
         sign = -1.0 if is_division else 1.0
         found = Growth(first.sums + sign * second.sums, first.lengths + sign * second.lengths)
         return self._left(node, found, is_division and self._view.shape(f"{node}:0") == ())
+
+    def _of_products(self, node: str) -> Growth | None:
+        """A sum over the batch of products."""
+        factors = [self._growth(t) for t in self._view.inputs(node)]
+        sums = [one.sums for one in factors if one is not None and one.lengths == 0.0]
+        return Growth(1.0 + sum(sums), 0.0) if len(sums) == len(factors) else None
 
     def _left(self, node: str, found: Growth, is_division: bool) -> Growth:
         """What is left where a sum is divided by the length."""

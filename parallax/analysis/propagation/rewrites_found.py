@@ -9,8 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from parallax.analysis.propagation import examples_apart, moving, own_state, uneven, visit_node, whole_batch
-from parallax.analysis.propagation.denominators import notes_of
+from parallax.analysis.propagation import (
+    example_gradients,
+    examples_apart,
+    moving,
+    own_state,
+    sums,
+    uneven,
+    visit_node,
+    whole_batch,
+)
+from parallax.analysis.propagation.denominators import Denominators, notes_of
 from parallax.analysis.propagation.gradient_pieces import keeps_of
 from parallax.analysis.propagation.passages import check_kept
 from parallax.analysis.propagation.server_nodes import owned_nodes
@@ -158,10 +167,19 @@ def _initial_random_ops(walk: Walk) -> tuple[str, ...]:
 
 def _notes(walk: Walk) -> tuple[str, ...]:
     return (
-        *notes_of(walk.view, walk.assumed.denominators),
+        *notes_of(walk.view, _told_of_denominators(walk)),
         *own_state.notes_of(walk),
         *moving.notes_of(walk),
         *uneven.notes_of(walk),
         *whole_batch.notes_of(walk),
         *examples_apart.notes_of(walk),
+        *example_gradients.notes_of(walk),
     )
+
+
+def _told_of_denominators(walk: Walk) -> Denominators:
+    """What losses are divided by, without the sums that count in full where batches may be uneven."""
+    found = walk.assumed.denominators
+    if not uneven.batch_by_node(walk.view):
+        return found
+    return replace(found, summed=tuple(node for node in found.summed if not sums.is_counted_in_full(walk, node)))

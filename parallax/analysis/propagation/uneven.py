@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from parallax.analysis.propagation import sums
 from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.states import SAME
-from parallax.analysis.propagation.sums import find_sums
 from parallax.analysis.propagation.walk import Walk
 from parallax.errors import GraphError
 from parallax.graph.batches import WEIGHT, batch_of, length_by_step, reported_as, reported_values
@@ -73,27 +73,27 @@ def weighed(walk: Walk, rewrites: Rewrites) -> Rewrites:
     means = {one.tensor for one in rewrites.divided if one.is_mean}
     reduced = [_weighed_mean(one, batches, one.tensor in means) for one in rewrites.all_reduces]
     reported = tuple(_reported(walk, batches))
-    sums = [
+    weights = [
         AllReduce(f"{one.node}:0", tuple(walk.view.consumers(f"{one.node}:0")), "workers_mean")
         for one in reported
         if one.kind == WEIGHT
     ]
     return replace(
         rewrites,
-        all_reduces=(*reduced, *sums),
+        all_reduces=(*reduced, *weights),
         scales=_of_batches(rewrites.scales, batches),
         scatters=_of_batches(rewrites.scatters, batches),
         divided=tuple(_of_division(one, batches) for one in rewrites.divided if not one.is_mean),
         selected=tuple(_of_selection(one, batches) for one in rewrites.selected),
         batches=_uneven(walk.view, batches),
-        summed=find_sums(walk, batches),
+        summed=sums.find_sums(walk, batches),
         reported=tuple(one for one in reported if one.kind != WEIGHT),
     )
 
 
 def notes_of(walk: Walk) -> tuple[str, ...]:
-    """What the plan says of extremes that are reported, and of ops that a worker without examples cannot run."""
-    return (*_notes_of_extremes(walk), *_notes_of_empty(walk))
+    """What the plan says of extremes that are reported, of ops that need examples, and of sums not followed."""
+    return (*_notes_of_extremes(walk), *_notes_of_empty(walk), *_notes_of_sums(walk))
 
 
 def _notes_of_extremes(walk: Walk) -> tuple[str, ...]:
@@ -111,6 +111,11 @@ def _notes_of_extremes(walk: Walk) -> tuple[str, ...]:
         f"{view.op(found[0])} {found[0]!r} is of each worker's batch, and what a step reports is the mean over the "
         "workers: one process would report that of all examples",
     )
+
+
+def _notes_of_sums(walk: Walk) -> tuple[str, ...]:
+    batches = batch_by_node(walk.view)
+    return sums.notes_of(walk, batches) if batches else ()
 
 
 def _notes_of_empty(walk: Walk) -> tuple[str, ...]:

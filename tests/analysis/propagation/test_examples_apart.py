@@ -34,6 +34,11 @@ def at_rank(values: Any) -> Any:
     return in_order[tf.shape(in_order)[0] // 2]
 
 
+def of_sequence(u: Any, i: Any) -> Any:
+    """Rows `[2 * batch, 3]`: what a dense layer makes of each of a sequence's two elements."""
+    return tf.reshape(tf.tensordot(tf.stack([u, i], 1), tf.ones([4, 3]), 1), [-1, 3])
+
+
 def nearest(u: Any) -> Any:
     return tf.reduce_min(tf.reduce_sum(tf.square(u[:, None] - u[None]), -1) + tf.eye(tf.shape(u)[0]) * 9.0, 1)
 
@@ -139,8 +144,69 @@ MEET: dict[str, tuple[str, Loss]] = {
             tf.square(u - tf.gather(tf.math.unsorted_segment_mean(u, tf.cast(y > 0, tf.int32), 2), [0]))
         ),
     ),
+    "rows that are not the batch's, among its rows": (
+        "Mean",
+        lambda u, i, y: tf.reduce_mean(tf.square(tf.concat([u * i, tf.zeros([1, 4])], 0))),
+    ),
+    "the first half": ("StridedSlice", lambda u, i, y: tf.reduce_mean(per_row(u, i, y)[: tf.shape(y)[0] // 2])),
+    "weights by how often a class is there": (
+        "DenseBincount",
+        lambda u, i, y: tf.reduce_mean(
+            per_row(u, i, y)
+            / (1.0 + tf.gather(tf.math.bincount(tf.cast(y > 0, tf.int32), minlength=2, dtype=tf.float32), [0]))
+        ),
+    ),
+    "weights by how often a class is there, in whole numbers": (
+        "Cast",
+        lambda u, i, y: tf.reduce_mean(
+            per_row(u, i, y)
+            / tf.cast(
+                1
+                + tf.gather(tf.math.unsorted_segment_sum(tf.ones_like(y, tf.int32), tf.cast(y > 0, tf.int32), 2), [0]),
+                tf.float32,
+            )
+        ),
+    ),
+    "a choice by whether any target is large": (
+        "SelectV2",
+        lambda u, i, y: tf.reduce_mean(tf.where(tf.reduce_any(y > 1.0), 2.0, 1.0) * per_row(u, i, y)),
+    ),
+    "what examples add to what is alike": (
+        "TensorScatterAdd",
+        lambda u, i, y: tf.reduce_mean(
+            tf.square(tf.tensor_scatter_nd_add(tf.zeros([2]), tf.cast(y > 0, tf.int32)[:, None], predicted(u, i)))
+        ),
+    ),
+    "singular values": ("Svd", lambda u, i, y: tf.reduce_mean(tf.linalg.svd(u, compute_uv=False)) + predicted(u, i)[0]),
+    "a penalty of distinct rows": (
+        "L2Loss",
+        lambda u, i, y: (
+            tf.reduce_mean(per_row(u, i, y))
+            + 0.1 * tf.nn.l2_loss(tf.gather(v1.get_variable("tags", [9]), tf.unique(tf.cast(y, tf.int32))[0]))
+        ),
+    ),
+    "columns of a sequence by tensordot": (
+        "MatMul",
+        lambda u, i, y: tf.reduce_mean(tf.square(tf.matmul(of_sequence(u, i), of_sequence(u, i), transpose_a=True))),
+    ),
+    "a branch's product of means": (
+        "StatelessIf",
+        lambda u, i, y: branch(lambda: tf.reduce_mean(per_row(u, i, y)) * tf.reduce_mean(tf.abs(u)), y),
+    ),
+    "a loop's pairs": (
+        "StatelessWhile",
+        lambda u, i, y: tf.while_loop(
+            lambda step, _: step < 3,
+            lambda step, added: (step + 1, added + tf.reduce_mean(tf.square(u @ tf.transpose(u)))),
+            [0, 0.0],
+        )[1],
+    ),
 }
 APART: dict[str, Loss] = {
+    "a sequence by tensordot": lambda u, i, y: tf.reduce_mean(of_sequence(u, i)),
+    "a sequence of which each example is made flat": lambda u, i, y: tf.reduce_mean(
+        tf.matmul(tf.reshape(tf.stack([u, i], 1), [tf.shape(y)[0], -1]), tf.ones([8, 1]))
+    ),
     "rows": lambda u, i, y: tf.reduce_mean(per_row(u, i, y)),
     "a sum by the size": lambda u, i, y: tf.reduce_sum(per_row(u, i, y)) / tf.cast(tf.shape(y)[0], tf.float32),
     "within an example": lambda u, i, y: tf.reduce_mean(per_row(tf.nn.softmax(u), tf.cumsum(i, 1), y)),
