@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from parallax.analysis.timing.intervals import Interval, beside, length, union
-from parallax.analysis.timing.schedule import StepActivities, shortest_overlapping
+from parallax.analysis.timing.schedule import StepActivities
 
 _STEPS = 8
 _FIRST, _LAST = 1, 5
@@ -55,8 +55,13 @@ def listed_alone(step: StepActivities) -> ListSchedule:
     return ListSchedule(max(steps.ends(begins), default=0.0), steps.busy(begins, 0.0, float("inf")))
 
 
-def listed_overlapping(step: StepActivities) -> ListSchedule:
-    """A schedule of steps that overlap."""
+def listed_overlapping(step: StepActivities, least_s: float = 0.0) -> ListSchedule:
+    """A schedule of steps that overlap.
+
+    Args:
+        step: its activities.
+        least_s: what no period is below (`shortest_overlapping`); a stretch in which what was put off is done may be.
+    """
     steps = _Steps(step, _STEPS)
     urgency, size = steps.urgency(), steps.size
     found: list[ListSchedule] = []
@@ -67,8 +72,7 @@ def listed_overlapping(step: StepActivities) -> ListSchedule:
         first_s, last_s = (max(ends[: size * (number + 1)], default=0.0) for number in (_FIRST, _LAST))
         found.append(ListSchedule((last_s - first_s) / (_LAST - _FIRST), steps.busy(begins, first_s, last_s)))
     best = min(found, key=lambda one: one.step_s)
-    # What was put off before may make a stretch shorter than what any schedule can keep.
-    return ListSchedule(max(best.step_s, shortest_overlapping(step)), best.busy)
+    return ListSchedule(max(best.step_s, least_s), best.busy)
 
 
 class _Steps:

@@ -78,7 +78,7 @@ def _of_step(timed: _Timed, dependencies: Dependencies) -> StepLimits:
     if not dependencies.can_overlap:
         return found
     overlapping_us = shortest_overlapping(step)
-    overlapping = listed_overlapping(step).hidden_frac(DEVICE) or 0.0
+    overlapping = listed_overlapping(step, overlapping_us).hidden_frac(DEVICE) or 0.0
     return replace(
         found,
         shortest_us=max(found.shortest_us, overlapping_us),  # steps one after the other keep all borders
