@@ -16,13 +16,15 @@ borders over the cycles through borders: what is bound to itself over n steps ta
 (Reiter 1968, "Scheduling parallel computations"). Between two borders the seconds are those of a longest path, or those
 of what lies between on one resource, with the earliest head and the shortest tail. The largest ratio is found by Karp's
 theorem (1978, "A characterization of the minimum cycle mean in a digraph").
+Nor is the period below the bound of one step alone for what lies, over the border, between the beginning of an activity
+and that of the same in the next step.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +32,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Bits = NDArray[np.uint8]
+
+_WINDOWS = 2
+"""Of how many activities of each resource, the longest, it is asked what must pass until the next step's begins."""
 
 _MOST_BYTES = 1 << 28
 """Of who comes before whom; of larger steps heads and tails are longest paths alone, and the bound is lower."""
@@ -57,38 +62,23 @@ class Activity:
             raise ValueError(f"An activity takes 0 seconds or more, and {self.name} is to take {self.seconds}.")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class StepActivities:
-    """The activities of a step, each after those that it needs.
-
-    Args:
-        activities: in any order.
-        borders: (of a step, of the next step): the second begins when the first is over.
+    """The activities of a step, each after those that it needs; made by `step_of_activities`.
 
     Attributes:
-        names: of the activities, in an order in which they can be carried out.
+        names: of the activities.
         seconds: `[n]`.
         resources: `[n]`, None where an activity takes none.
         needs: `[n]`, the numbers of the activities that each needs.
-        borders: as numbers, each pair once.
-
-    Raises:
-        ValueError: two have one name, one needs what is not there, or some need each other in a circle.
+        borders: (of a step, of the next step), as numbers: the second begins when the first is over.
     """
 
-    def __init__(self, activities: Sequence[Activity], borders: Sequence[tuple[str, str]] = ()) -> None:
-        by_name = {one.name: one for one in activities}
-        if len(by_name) < len(activities):
-            raise ValueError("Each activity has a name of its own, and some have the same.")
-        wanted = {name for one in activities for name in one.needs} | {name for pair in borders for name in pair}
-        if missing := sorted(wanted - by_name.keys()):
-            raise ValueError(f"An activity needs {missing[0]}, which is none of the step.")
-        ordered = _in_order(activities)
-        number = {one.name: place for place, one in enumerate(ordered)}
-        self.names = tuple(number)
-        self.seconds: Floats = np.array([one.seconds for one in ordered], dtype=float)
-        self.resources = tuple(one.resource for one in ordered)
-        self.needs = tuple(tuple(sorted({number[name] for name in one.needs})) for one in ordered)
-        self.borders = tuple(dict.fromkeys((number[a], number[b]) for a, b in borders))
+    names: tuple[str, ...]
+    seconds: Floats
+    resources: tuple[str | None, ...]
+    needs: tuple[tuple[int, ...], ...]
+    borders: tuple[tuple[int, int], ...]
 
     def users(self) -> tuple[tuple[int, ...], ...]:
         """`[n]`, the numbers of the activities that need each."""
@@ -105,6 +95,33 @@ class StepActivities:
             if resource is not None:
                 found[resource] = found.get(resource, 0.0) + float(seconds)
         return found
+
+
+def step_of_activities(activities: Sequence[Activity], borders: Sequence[tuple[str, str]] = ()) -> StepActivities:
+    """A step of activities, in whatever order they are given.
+
+    Args:
+        activities: of the step.
+        borders: (of a step, of the next step), by name.
+
+    Raises:
+        ValueError: two have one name, one needs what is not there, or some need each other in a circle.
+    """
+    by_name = {one.name: one for one in activities}
+    if len(by_name) < len(activities):
+        raise ValueError("Each activity has a name of its own, and some have the same.")
+    wanted = {name for one in activities for name in one.needs} | {name for pair in borders for name in pair}
+    if missing := sorted(wanted - by_name.keys()):
+        raise ValueError(f"An activity needs {missing[0]}, which is none of the step.")
+    ordered = _in_order(activities)
+    number = {one.name: place for place, one in enumerate(ordered)}
+    return StepActivities(
+        tuple(number),
+        np.array([one.seconds for one in ordered], dtype=float),
+        tuple(one.resource for one in ordered),
+        tuple(tuple(sorted({number[name] for name in one.needs})) for one in ordered),
+        tuple(dict.fromkeys((number[a], number[b]) for a, b in borders)),
+    )
 
 
 def shortest_alone(step: StepActivities) -> float:
@@ -130,7 +147,12 @@ def shortest_overlapping(step: StepActivities) -> float:
     if not borders:
         return found
     between = _between(step, [b for _, b in borders], [a for a, _ in borders])
-    return max(found, largest_cycle_mean(between))
+    found = max(found, largest_cycle_mean(between))
+    for resource in step.loads():
+        places = [place for place, taken in enumerate(step.resources) if taken == resource]
+        longest = sorted(places, key=lambda place: -step.seconds[place])[:_WINDOWS]
+        found = max([found, *(shortest_alone(_window(step, place)) for place in longest)])
+    return found
 
 
 def jackson(heads: Floats, seconds: Floats, tails: Floats) -> float:
@@ -245,6 +267,49 @@ def _before(order: Sequence[int], needs: Sequence[Sequence[int]], columns: NDArr
 def _mark(bits: Bits, column: int | None) -> None:
     if column is not None:
         bits[column >> 3] |= 128 >> (column & 7)
+
+
+def _window(step: StepActivities, one: int) -> StepActivities:
+    """What must pass from the beginning of an activity to its beginning in the next step, as a step of its own.
+
+    That are the activities behind the one of the first step, itself included, and before the one of the second.
+    """
+    size, users = len(step.names), step.users()
+    next_of: dict[int, list[int]] = {}
+    last_of: dict[int, list[int]] = {}
+    for a, b in step.borders:
+        next_of.setdefault(a, []).append(size + b)
+        last_of.setdefault(size + b, []).append(a)
+
+    def following(place: int) -> list[int]:
+        first = place - place % size
+        return [*(first + user for user in users[place % size]), *next_of.get(place, ())]
+
+    def preceding(place: int) -> list[int]:
+        first = place - place % size
+        return [*(first + needed for needed in step.needs[place % size]), *last_of.get(place, ())]
+
+    after, before = _reached(one, following), _reached(size + one, preceding)
+    kept = sorted(after & before - {size + one})
+    number = {place: position for position, place in enumerate(kept)}
+    return StepActivities(
+        tuple(map(str, kept)),
+        step.seconds[[place % size for place in kept]],
+        tuple(step.resources[place % size] for place in kept),
+        tuple(tuple(number[needed] for needed in preceding(place) if needed in number) for place in kept),
+        (),
+    )
+
+
+def _reached(first: int, following: Callable[[int], list[int]]) -> set[int]:
+    """All that is reached from the first, itself included."""
+    found, waiting = {first}, [first]
+    while waiting:
+        for place in following(waiting.pop()):
+            if place not in found:
+                found.add(place)
+                waiting.append(place)
+    return found
 
 
 def _between(step: StepActivities, starts: Sequence[int], ends: Sequence[int]) -> Floats:

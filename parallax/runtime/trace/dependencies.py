@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from parallax.analysis.timing.schedule import Activity, StepActivities
+from parallax.analysis.timing.schedule import Activity, StepActivities, step_of_activities
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView
 from parallax.transform.passes.turns import keys_of
@@ -21,7 +21,7 @@ DEVICE, LINK, HOST = "device", "link", "host"
 """Resources: what computes, what leaves the host, and what stays in it."""
 
 
-class Taken(NamedTuple):
+class TimeOn(NamedTuple):
     """What an activity takes."""
 
     seconds: float
@@ -44,16 +44,16 @@ class Dependencies:
     within: Mapping[str, str]
     can_overlap: bool
 
-    def step(self, taken: Mapping[str, Taken]) -> StepActivities:
+    def step(self, taken: Mapping[str, TimeOn]) -> StepActivities:
         """The activities of a step.
 
         Args:
             taken: by activity; those that are not named take no time.
         """
-        nothing = Taken(0.0, None)
+        nothing = TimeOn(0.0, None)
         activities = [Activity(name, *taken.get(name, nothing), needed) for name, needed in self.needs.items()]
         activities += [Activity(name, *found) for name, found in taken.items() if name not in self.needs]
-        return StepActivities(activities, self.borders)
+        return step_of_activities(activities, self.borders)
 
 
 def dependencies_of(view: GraphView, ran: Iterable[str]) -> Dependencies:

@@ -16,7 +16,7 @@ from parallax.analysis.timing.intervals import Interval, shares
 from parallax.analysis.timing.list_schedule import hidden_frac, listed_alone, listed_overlapping
 from parallax.analysis.timing.schedule import shortest_alone, shortest_overlapping
 from parallax.graph.view import GraphView
-from parallax.runtime.trace.dependencies import DEVICE, HOST, LINK, Dependencies, Taken, dependencies_of
+from parallax.runtime.trace.dependencies import DEVICE, HOST, LINK, Dependencies, TimeOn, dependencies_of
 from parallax.runtime.trace.ops import COLLECTIVES, WAITING, Op, Step
 from parallax.runtime.trace.waits import Wait
 from parallax.transform.swap import as_planned
@@ -160,10 +160,10 @@ class _Timed:
         is_whole = activity == owner and as_planned(owner) == op.name
         return f"{op.name}: within" if op.type in COLLECTIVES and not is_whole else activity
 
-    def taken(self) -> dict[str, Taken]:
+    def taken(self) -> dict[str, TimeOn]:
         """What each activity takes, in microseconds; what takes the least is left out."""
         return {
-            name: Taken(time_us, resource)
+            name: TimeOn(time_us, resource)
             for resource, intervals in self._of_resource.items()
             for name, time_us in shares(intervals).items()
         }

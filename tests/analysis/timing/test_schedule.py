@@ -17,6 +17,7 @@ from parallax.analysis.timing.schedule import (
     largest_cycle_mean,
     shortest_alone,
     shortest_overlapping,
+    step_of_activities,
 )
 
 DEVICE, LINK = "device", "link"
@@ -29,7 +30,7 @@ def layers(forward: list[float], backward: list[float], reduced: list[float]) ->
     for n in reversed(range(number)):
         found.append(Activity(f"b{n}", backward[n], DEVICE, (f"b{n + 1}" if n + 1 < number else f"f{n}",)))
         found.append(Activity(f"r{n}", reduced[n], LINK, (f"b{n}",)))
-    return StepActivities(found, [(f"r{n}", f"f{n}") for n in range(number)])
+    return step_of_activities(found, [(f"r{n}", f"f{n}") for n in range(number)])
 
 
 # --- by hand ---
@@ -41,7 +42,7 @@ def test_a_chain_is_as_long_as_its_parts_and_overlaps_with_nothing() -> None:
         Activity("compute", 3, DEVICE, ("pull",)),
         Activity("push", 4, LINK, ("compute",)),
     )
-    step = StepActivities([push, pull, compute], [("push", "pull")])
+    step = step_of_activities([push, pull, compute], [("push", "pull")])
     assert step.names == ("pull", "compute", "push")
     assert (shortest_alone(step), listed_alone(step).step_s) == (9, 9)
     assert (shortest_overlapping(step), listed_overlapping(step).step_s) == (9, 9)
@@ -50,7 +51,7 @@ def test_a_chain_is_as_long_as_its_parts_and_overlaps_with_nothing() -> None:
 
 def test_without_the_border_the_link_is_the_longest_part() -> None:
     pull, compute = Activity("pull", 2, LINK), Activity("compute", 3, DEVICE, ("pull",))
-    step = StepActivities([pull, compute, Activity("push", 4, LINK, ("compute",))])
+    step = step_of_activities([pull, compute, Activity("push", 4, LINK, ("compute",))])
     assert shortest_overlapping(step) == 6
     found = listed_overlapping(step)
     assert 6 <= found.step_s <= 7 and 0.4 < found.hidden_frac(DEVICE) <= 0.5, "with two steps on their way at most"
@@ -79,32 +80,42 @@ def test_what_one_resource_must_do_before_an_activity_makes_its_head() -> None:
     wide = [Activity(f"c{n}", 1, DEVICE) for n in range(4)]
     every = tuple(one.name for one in wide)
     send = Activity("send", 3, LINK, every)
-    step = StepActivities([*wide, send, *(Activity(f"d{n}", 1, DEVICE, ("send",)) for n in range(5))])
+    step = step_of_activities([*wide, send, *(Activity(f"d{n}", 1, DEVICE, ("send",)) for n in range(5))])
     assert shortest_alone(step) == 4 + 3 + 5, "the longest path is 5"
 
 
 def test_what_lies_between_two_borders_on_one_resource_makes_the_period() -> None:
     wide = [Activity(f"c{n}", 1, DEVICE, ("pull",)) for n in range(4)]
     push = Activity("push", 2, LINK, tuple(one.name for one in wide))
-    step = StepActivities([Activity("pull", 1, LINK), *wide, push], [("push", "pull")])
+    step = step_of_activities([Activity("pull", 1, LINK), *wide, push], [("push", "pull")])
     assert shortest_overlapping(step) == 1 + 4 + 2, "the longest path is 1 + 1 + 2"
 
 
+def test_what_must_pass_from_a_layer_to_the_next_steps_makes_the_period() -> None:
+    # Rows are pulled before the layer and pushed after it, and its variable is all-reduced: all of it until it begins.
+    pull, layer = Activity("pull", 3, LINK), Activity("layer", 2, DEVICE, ("pull", "read"))
+    ends = [Activity("push", 3, LINK, ("layer",)), Activity("reduce", 4, LINK, ("layer",)), Activity("read", 0)]
+    step = step_of_activities([pull, layer, *ends], [("push", "pull"), ("reduce", "read")])
+    # The rows' cycle takes 8, that of the variable 6, and the link 10.
+    assert shortest_overlapping(step) == 2 + 3 + 4 + 3
+    assert listed_overlapping(step).step_s == 12
+
+
 def test_what_takes_no_resource_delays_and_loads_nothing() -> None:
-    step = StepActivities([Activity("wait", 5), Activity("other", 5), Activity("c", 1, DEVICE, ("wait", "other"))])
+    step = step_of_activities([Activity("wait", 5), Activity("other", 5), Activity("c", 1, DEVICE, ("wait", "other"))])
     assert shortest_alone(step) == listed_alone(step).step_s == 6
     assert shortest_overlapping(step) == 1
 
 
 def test_what_must_not_be_beside_itself_makes_the_period() -> None:
-    step = StepActivities([Activity("queue", 5), Activity("c", 1, DEVICE)], [("queue", "queue")])
+    step = step_of_activities([Activity("queue", 5), Activity("c", 1, DEVICE)], [("queue", "queue")])
     assert shortest_overlapping(step) == listed_overlapping(step).step_s == 5
 
 
 def test_a_cycle_over_two_borders_counts_half() -> None:
     # a -> b in a step, b to the next step's c, c -> d, d to the next step's a.
     chain = [Activity("a", 1), Activity("b", 2, None, ("a",)), Activity("c", 3), Activity("d", 4, None, ("c",))]
-    step = StepActivities(chain, [("b", "c"), ("d", "a")])
+    step = step_of_activities(chain, [("b", "c"), ("d", "a")])
     assert shortest_overlapping(step) == pytest.approx((1 + 2 + 3 + 4) / 2)
 
 
@@ -115,7 +126,7 @@ def test_jacksons_schedule_lets_the_longest_tail_go_first() -> None:
 
 
 def test_a_step_of_nothing_takes_no_time() -> None:
-    nothing = StepActivities([])
+    nothing = step_of_activities([])
     assert shortest_alone(nothing) == shortest_overlapping(nothing) == 0
     assert listed_alone(nothing).step_s == listed_overlapping(nothing).step_s == 0
     assert listed_alone(nothing).hidden_frac(DEVICE) is None
@@ -132,7 +143,7 @@ def test_a_step_of_nothing_takes_no_time() -> None:
 )
 def test_what_is_no_step_is_refused(activities: list[Activity], borders: list[tuple[str, str]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        StepActivities(activities, borders)
+        step_of_activities(activities, borders)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
@@ -168,7 +179,7 @@ def drawn(seed: int, number: int) -> StepActivities:
         needs = tuple(f"a{k}" for k in range(n) if draw.random() < 0.35)
         activities.append(Activity(f"a{n}", draw.randint(0, 5), draw.choice([DEVICE, LINK, LINK, None]), needs))
     borders = [(f"a{a}", f"a{b}") for a in range(number) for b in range(number) if draw.random() < 0.1]
-    return StepActivities(activities, borders)
+    return step_of_activities(activities, borders)
 
 
 def of_several(step: StepActivities, count: int) -> StepActivities:
@@ -186,7 +197,7 @@ def of_several(step: StepActivities, count: int) -> StepActivities:
         for s in range(count)
         for n in range(len(step.names))
     ]
-    return StepActivities(found)
+    return step_of_activities(found)
 
 
 def optimum(step: StepActivities) -> float:
@@ -239,7 +250,7 @@ def test_so_many_steps_that_overlap_take_no_less_than_their_periods(seed: int) -
 @pytest.mark.parametrize("seed", range(200, 230))
 def test_without_resources_the_period_is_kept_exactly(seed: int) -> None:
     with_resources = drawn(seed, 6)
-    step = StepActivities(
+    step = step_of_activities(
         [
             Activity(name, float(seconds), None, tuple(with_resources.names[k] for k in needs))
             for name, seconds, needs in zip(
