@@ -21,13 +21,16 @@ from parallax.runtime.trace.ops import COLLECTIVES, WAITING, Op, Step
 from parallax.runtime.trace.waits import Wait
 from parallax.transform.swap import as_planned
 
+_MOST_STEPS = 5
+"""The last ones that are looked at: of a graph of 5,000 nodes each takes half a second, for which the job waits."""
+
 _SLACK_US = 5
 """By which the times of two ops may seem to overlap: TensorFlow gives whole microseconds, and begins counting late."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """One rank's steps, and the shortest ones of their ops: means over the traced steps.
+    """One rank's steps, and the shortest ones of their ops: means over the last of the traced steps.
 
     Attributes:
         measured_us: of a step, waiting included.
@@ -59,14 +62,11 @@ def step_limits(
     """
     if any(op.server is not None for step in steps for op in step.ops):
         return None
+    steps = [step for step in steps if any(op.type in COLLECTIVES for op in step.ops)][-_MOST_STEPS:]
     owners = _Owners(view)
     ran = {owner for step in steps for op in step.ops if (owner := owners.of(op.name)) is not None}
     dependencies = dependencies_of(view, ran)
-    found = [
-        _of_step(_Timed(owners, dependencies, step, waited, within_host), dependencies)
-        for step in steps
-        if any(op.type in COLLECTIVES for op in step.ops)
-    ]
+    found = [_of_step(_Timed(owners, dependencies, step, waited, within_host), dependencies) for step in steps]
     return _mean(found) if found else None
 
 

@@ -163,6 +163,13 @@ def test_a_loop_is_one_activity():
     assert found.shortest_us == 10 + 12 + 6
 
 
+def test_the_last_five_steps_are_looked_at():
+    longer = replace(one_after_the_other().ops[-1], end_us=510)
+    first = Step(2, (*one_after_the_other().ops[:-1], longer))
+    assert limits(first, *[one_after_the_other()] * 4).measured_us == (510 + 4 * 110) / 5
+    assert limits(first, *[one_after_the_other()] * 5).measured_us == 110
+
+
 def test_without_exchanges_or_with_servers_there_are_no_limits():
     assert limits(Step(3, (op("forward_1", 0, 10),))) is None
     assert limits(Step(3, (op("forward_1", 0, 10, server=0), reduced("reduce_1", 10, 20)))) is None
