@@ -15,6 +15,9 @@ from parallax.strict import Amount, Count, Finite, Text
 Route = Annotated[str, Meta(pattern="^(allreduce|allgather|alltoall|ps|none)$")]
 """One of plan.py's names of routes."""
 
+SESSION, COMPUTE = "session", "compute"
+"""Names of the phases that are no exchange."""
+
 LINK, TOUCHED = "link", "touched_rows"
 """What a choice of route may hinge on: the rate of all links, scaled alike; the touched rows of the variable."""
 

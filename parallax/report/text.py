@@ -9,7 +9,7 @@ from dataclasses import fields
 
 from parallax.graph.spec import OPEN_SHAPE
 from parallax.plans.plan import NO_ROUTE, PS, Plan, RouteCost, VariablePlan
-from parallax.plans.prediction import LINK, Flip
+from parallax.plans.prediction import COMPUTE, LINK, SESSION, Flip
 from parallax.profiles.profiles import ModelProfile
 
 _SHOWN_PARTITIONS = 8
@@ -190,7 +190,7 @@ def step_texts(plan: Plan) -> list[str]:
     if known.step_s is None:
         return [known.unknown] if known.unknown and plan.profiles else []
     what = "A step takes" if known.has_compute else "The exchanges of a step (compute was not measured) take"
-    lines = [f"{what} {ms_text(known.step_s)}, as predicted: {_phases(plan)}."]
+    lines = [f"{what} {ms_text(known.step_s)}, as predicted: {_phases(plan)}.", *_hidden(plan)]
     if known.lower_bound_s is not None and known.gap is not None:
         proof = "proven" if known.gap == 0 else f"at most {100 * known.gap:.2g} % from the best"
         lines.append(f"No choice takes less than {ms_text(known.lower_bound_s)} ({proof}; of {known.bound_of}).")
@@ -202,6 +202,26 @@ def _phases(plan: Plan) -> str:
     return (
         ", ".join(f"{phase.name} {ms_text(phase.end_s - phase.start_s)}" for phase in plan.prediction.phases) or "none"
     )
+
+
+def _hidden(plan: Plan) -> list[str]:
+    """How much of the predicted exchanges lies beside compute, and how much could, where both are known."""
+    computing = [(phase.start_s, phase.end_s) for phase in plan.prediction.phases if phase.name == COMPUTE]
+    exchanges = [phase for phase in plan.prediction.phases if phase.name not in (COMPUTE, SESSION)]
+    computed_s = sum(end_s - start_s for start_s, end_s in computing)
+    exchanged_s = sum(phase.end_s - phase.start_s for phase in exchanges)
+    if not computed_s or not exchanged_s:
+        return []
+    hidden_s = sum(
+        max(0.0, min(phase.end_s, end_s) - max(phase.start_s, start_s))
+        for phase in exchanges
+        for start_s, end_s in computing
+    )
+    possible = min(1.0, computed_s / exchanged_s)
+    return [
+        f"Communication hidden: {100 * hidden_s / exchanged_s:.0f} % of at most {100 * possible:.0f} %; no step is "
+        f"shorter than the longer of exchanges and compute, {ms_text(max(computed_s, exchanged_s))}."
+    ]
 
 
 def _terms(cost: RouteCost) -> list[str]:

@@ -109,6 +109,17 @@ def test_a_twin_is_reported_in_dilated_time_and_its_throughput_is_not():
     assert ours["of cores"] == "2 %"  # 0.05 s of two cores' 1.5 s
 
 
+def test_a_twins_steps_are_compared_with_the_shortest_one_alone_or_where_steps_overlap():
+    runs = [ran("parallax", 1.5), ran("parallax-overlap", 1.3), ran("tf-ps", 1.8)]
+    twin = replace(race(2, 25_000_000, runs), device_s=1.0, shortest_s=1.2, overlapping_s=1.0)
+    lines = table_text(results(twin)).splitlines()
+    assert "order of the graph: 1,200 ms alone, 1,000 ms where steps overlap" in lines[4]
+    cells = [re.split(r" {2,}", line) for line in lines if line.startswith(("system", "parallax", "tf-ps"))]
+    found = {row[0]: dict(zip(cells[0], row, strict=True))["x shortest"] for row in cells[1:]}
+    assert found == {"parallax": "1.25", "parallax-overlap": "1.30", "tf-ps": "1.50"}
+    assert "x shortest" not in table_text(results(*two_and_four_hosts())), "it is not known where cores compute"
+
+
 def test_differences_must_be_given_for_every_race():
     with pytest.raises(ValueError, match="there are 2 races, and differences for 1"):
         table_text(results(*two_and_four_hosts()), DIFFERENCES[:1])

@@ -1,6 +1,7 @@
 """`parallax run --trace`: files of each rank, the merged one, and the rank that the others waited for."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ from parallax.runtime.trace.ops import KINDS
 pytestmark = pytest.mark.timeout(150)
 
 LATE = Path(__file__).parent / "scripts" / "late.py"
+HIDDEN = (
+    r"Communication hidden on rank \d: (\d+) % of (\d+) % possible \((\d+) % where steps overlap\); shortest schedule "
+    r"of its ops ([\d.]+) ms \(([\d.]+) where steps overlap\); measured ([\d.]+) ms\."
+)
 RUN = ("-m", "parallax.cli", "run", "--workers", 2)
 
 
@@ -45,6 +50,10 @@ def test_a_rank_that_is_late_for_every_step_is_named(start, tmp_path):
     assert [event["name"] for event in long] == ["waiting for rank 1"] * 3, str(done)
     text = (folder / "summary.txt").read_text()
     assert "\nThe slowest is rank 1 on host " in text, text
+    (told,) = re.findall(rf"^{HIDDEN}$", text, re.MULTILINE)
+    hidden, possible, overlapping, shortest, period, measured = map(float, told)
+    assert hidden <= possible <= overlapping <= 100, text
+    assert 0 < period <= shortest <= measured, text
     assert [line for line in done.lines(0) if line in text.splitlines()] == text.splitlines(), str(done)
 
 

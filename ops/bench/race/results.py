@@ -89,6 +89,9 @@ class Race:
         device_s: seconds of a step on the accelerator whose twin this is, dilated; 0 where cores compute.
         dilation: times that a second is longer than on the cluster whose twin this is.
         cores: of this machine, which all hosts share; 0 where it was not recorded.
+        shortest_s: seconds that no schedule of Parallax's exchanges and the accelerator's layers is below, of a step
+            alone; 0 where it is not known.
+        overlapping_s: the same, from step to step of steps that overlap.
     """
 
     model: str
@@ -105,6 +108,8 @@ class Race:
     device_s: float = 0.0
     dilation: float = 1.0
     cores: int = 0
+    shortest_s: float = 0.0
+    overlapping_s: float = 0.0
 
     @property
     def computing_s(self) -> float:
@@ -115,6 +120,10 @@ class Race:
     def wire_s(self) -> float:
         """Seconds that the least bytes take on a link."""
         return self.least_bytes / self.rate_bytes_per_s if self.rate_bytes_per_s else 0.0
+
+    def shortest_of(self, system: str) -> float:
+        """Seconds that a system's step is compared with: those of steps that overlap for `parallax-overlap` alone."""
+        return self.overlapping_s if system == "parallax-overlap" else self.shortest_s
 
     def run_of(self, system: str) -> Ran:
         """The run of one system; KeyError when it was not in the race."""

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ops.bench.race.accelerators import has_losses, twin_of
 from ops.bench.race.field import RESERVE_BYTES, Entry, NoMemory, NotRunning
@@ -17,6 +17,7 @@ from ops.bench.race.measure import available_bytes
 from ops.bench.race.models import model_of
 from ops.bench.race.place import Place
 from ops.bench.race.results import Race, Ran, Turn
+from ops.bench.race.shortest import Shortest, shortest_of
 from ops.bench.race.systems import BESIDE, OTHER_LOSSES
 from ops.bench.race.turns import Task
 
@@ -24,6 +25,8 @@ WARM_UP_STEPS = 6
 """The first ones are far slower than the others: TensorFlow prepares the graph, connections are made, links fill."""
 
 ALONE = "alone"
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,9 @@ def run_race(place: Place, wanted: Wanted, tell: Callable[[str], None]) -> Race:
         wanted: what.
         tell: is called with a line whenever something has happened.
     """
-    least_bytes, formula = _least(wanted, len(place.hosts))
+    asked = wanted.model, dict(wanted.sizes), len(place.hosts), wanted.workers
+    least_bytes, formula = _in_a_process(least_of, *asked)
+    shortest = _in_a_process(shortest_of, *asked, _rate(place, wanted))
     runners = [_Runner(system) for system in (*wanted.systems, ALONE)]
     waiting, heats = runners, 0
     while waiting:
@@ -104,7 +109,7 @@ def run_race(place: Place, wanted: Wanted, tell: Callable[[str], None]) -> Race:
     if heats > 1:
         tell(f"Memory did not suffice for all at once: the systems took their turns in {heats} groups.")
     runs = [_ran(runner, has_losses(wanted.model, wanted.sizes)) for runner in runners]
-    return _race(place, wanted, runs, least_bytes, formula)
+    return _race(place, wanted, runs, least_bytes, formula, shortest)
 
 
 def _run_heat(runners: list[_Runner], place: Place, wanted: Wanted, tell: Callable[[str], None]) -> list[_Runner]:
@@ -190,7 +195,14 @@ def _ran(runner: _Runner, are_compared: bool) -> Ran:
     return Ran(runner.system, synchronous, tuple(runner.turns), tuple(runner.losses), runner.peaks, runner.problem)
 
 
-def _race(place: Place, wanted: Wanted, runs: Sequence[Ran], least_bytes: float, formula: str) -> Race:
+def _rate(place: Place, wanted: Wanted) -> int:
+    """Of each link; 0 where nothing limits it."""
+    return wanted.rate_bytes_per_s if place.is_lab else 0
+
+
+def _race(
+    place: Place, wanted: Wanted, runs: Sequence[Ran], least_bytes: float, formula: str, shortest: Shortest | None
+) -> Race:
     model = model_of(wanted.model, **wanted.sizes)
     alone = runs[-1]
     if not alone.turns:
@@ -202,7 +214,7 @@ def _race(place: Place, wanted: Wanted, runs: Sequence[Ran], least_bytes: float,
         tuple((name, getattr(model, name)) for name in model.__dataclass_fields__),  # type: ignore[attr-defined]
         hosts,
         wanted.workers,
-        wanted.rate_bytes_per_s if place.is_lab else 0,
+        _rate(place, wanted),
         model.units * hosts * wanted.workers,
         model.unit,
         least_bytes,
@@ -212,21 +224,19 @@ def _race(place: Place, wanted: Wanted, runs: Sequence[Ran], least_bytes: float,
         device_s,
         twin.dilation if twin and device_s else 1.0,
         len(os.sched_getaffinity(0)),
+        *((shortest.alone_s, shortest.overlapping_s) if shortest else ()),
     )
 
 
-def _least(wanted: Wanted, hosts: int) -> tuple[float, str]:
-    """(bytes, formula) of the least; nothing where nobody can tell.
-
-    In a process of its own, which gives back the memory of the graph that it builds.
-    """
+def _in_a_process(function: Callable[..., _Found], *arguments: Any) -> _Found:
+    """What a function gives that builds a graph: in a process of its own, which gives back the memory of the graph."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context) as pool:
-        return pool.submit(least_of, wanted.model, dict(wanted.sizes), hosts, wanted.workers).result()
+        return pool.submit(function, *arguments).result()
 
 
 def least_of(name: str, sizes: dict[str, Any], hosts: int, workers: int) -> tuple[float, str]:
-    """The least bytes of a host and their formula."""
+    """The least bytes of a host and their formula; nothing where nobody can tell."""
     try:
         from ops.bench.race.least import least_bytes
     except ImportError:

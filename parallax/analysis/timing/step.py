@@ -39,10 +39,8 @@ from parallax.analysis.timing.pricing import (
 )
 from parallax.analysis.timing.topology import Topology
 from parallax.plans.plan import Layout
-from parallax.plans.prediction import Phase
+from parallax.plans.prediction import COMPUTE, SESSION, Phase
 from parallax.profiles.plan_inputs import PlanInputs
-
-SESSION, COMPUTE = "session", "compute"
 
 
 @dataclass(frozen=True, slots=True)

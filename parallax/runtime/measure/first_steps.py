@@ -19,6 +19,7 @@ import tensorflow as tf
 from parallax.analysis.measuring.count_ids import LookedUpIds
 from parallax.analysis.measuring.ids import TableIds, asked, fetchable, table_profiles, tables_of, unmeasured
 from parallax.analysis.stages import Analysed
+from parallax.analysis.timing.intervals import length
 from parallax.errors import ConfigError
 from parallax.graph.view import split_tensor
 from parallax.profiles.files import write_model_profile
@@ -28,7 +29,6 @@ from parallax.report.text import profile_table
 from parallax.runtime.measure.memory import peak_bytes, reset_peak, variable_bytes
 from parallax.runtime.measure.options import MeasureOptions
 from parallax.runtime.trace.ops import COMPUTE, read_step
-from parallax.runtime.trace.rows import length_us
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
 from parallax.runtime.worker.ranks import ProcessGroup
@@ -162,7 +162,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         found = []
         for number, stats in enumerate(self._traced):
             ops = [op for op in read_step(number, stats).ops if op.kind == COMPUTE and op.server is None]
-            found.append(length_us((op.start_us, op.end_us) for op in ops) / 1e6)
+            found.append(length((op.start_us, op.end_us) for op in ops) / 1e6)
         return found
 
     def _own_peak(self) -> int | None:

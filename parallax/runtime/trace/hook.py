@@ -10,13 +10,16 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import tensorflow as tf
 
+from parallax.graph.view import GraphView
 from parallax.report.show import show
 from parallax.runtime.trace.chrome import trace_text
 from parallax.runtime.trace.clocks import SAME_CLOCK, Offset, Ping, best_offset, offset_at
+from parallax.runtime.trace.limits import step_limits
 from parallax.runtime.trace.offsets import Bounds, both, offset_between, server_bounds
 from parallax.runtime.trace.ops import Step, read_step
 from parallax.runtime.trace.options import MERGED, SUMMARY, TraceOptions, rank_file
@@ -139,7 +142,9 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         came = arrivals(steps, self._within_host(), parcel.hosts[rank])
         waited = waits(rank, came, last_arrivals(comm.allgather(came)))
         known = tuple(servers.get(number) for number in range(len(parcel.servers)))
-        return rank_trace(rank, self._host, offset, steps, waited, known), steps
+        limits = step_limits(GraphView(self._worker.names.run_view.graph_def), steps, waited, self._within_host())
+        trace = rank_trace(rank, self._host, offset, steps, waited, known)
+        return replace(trace, limits=limits), steps
 
     def _within_host(self) -> frozenset[str]:
         """The collectives that are among the workers of a host: those of a process set."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from parallax.analysis.timing.intervals import Interval, length, union
 from parallax.runtime.trace.clocks import SAME_CLOCK, Offset, offset_at
+from parallax.runtime.trace.limits import StepLimits
 from parallax.runtime.trace.ops import COLLECTIVES, KINDS, WAITING, Op, Step
 from parallax.runtime.trace.waits import Wait
 
 GAP_US = 100.0
 """Work of one kind with shorter pauses is drawn as one; sums leave the pauses out."""
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ class RankTrace:
         collectives: whole ops, with the waiting in them.
         waits: whom it waited for.
         servers: the offsets of servers' clocks; None where it is not known and times are uncorrected.
+        limits: of its steps, where they are known.
     """
 
     rank: int
@@ -80,6 +81,7 @@ class RankTrace:
     collectives: tuple[Op, ...]
     waits: tuple[Wait, ...]
     servers: tuple[Offset | None, ...] = ()
+    limits: StepLimits | None = None
 
 
 def corrected(step: Step, own: Sequence[Offset], servers: dict[int, Offset]) -> Step:
@@ -126,24 +128,6 @@ def rank_trace(
     return RankTrace(rank, host, offset, tuple(times), tuple(spans), collectives, tuple(waited), servers)
 
 
-def union(intervals: Iterable[Interval], gap_us: float = 0.0) -> list[Interval]:
-    """The intervals that the given ones cover, those no more than `gap_us` apart joined; empty ones are left out."""
-    found: list[Interval] = []
-    for start_us, end_us in sorted(intervals):
-        if end_us <= start_us:
-            continue
-        if found and start_us <= found[-1][1] + gap_us:
-            found[-1] = (found[-1][0], max(found[-1][1], end_us))
-        else:
-            found.append((start_us, end_us))
-    return found
-
-
-def length_us(intervals: Iterable[Interval]) -> float:
-    """How long the intervals are together, what overlaps counted once."""
-    return sum(end_us - start_us for start_us, end_us in union(intervals))
-
-
 def lanes(ops: Iterable[Op]) -> list[list[Op]]:
     """Ops in as few rows as it takes for none to overlap another of its row."""
     found: list[list[Op]] = []
@@ -172,8 +156,8 @@ def _times(step: Step, by_row: dict[str, list[Interval]]) -> TracedStep:
     start_us = min((op.start_us for op in step.ops), default=0)
     end_us = max((op.end_us for op in step.ops), default=0)
     of_servers = [one for row, intervals in by_row.items() if row not in KINDS for one in intervals]
-    us_by_kind = {kind: length_us(by_row[kind]) for kind in KINDS}
-    return TracedStep(step.number, start_us, end_us, us_by_kind, length_us(of_servers))
+    us_by_kind = {kind: length(by_row[kind]) for kind in KINDS}
+    return TracedStep(step.number, start_us, end_us, us_by_kind, length(of_servers))
 
 
 def _waiting_for(waited: Sequence[Wait]) -> Callable[[Interval], str]:

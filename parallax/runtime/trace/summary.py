@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from parallax.analysis.timing.intervals import length, union
 from parallax.report.text import in_columns
 from parallax.runtime.trace.clocks import Offset
 from parallax.runtime.trace.ops import COMPUTE, KINDS
-from parallax.runtime.trace.rows import RankTrace, length_us, union
+from parallax.runtime.trace.rows import RankTrace
 from parallax.runtime.trace.waits import causes
 
 
@@ -34,7 +35,7 @@ def slowest(traces: Sequence[RankTrace]) -> Slowest | None:
     in_the_end = causes({trace.rank: trace.waits for trace in traces}, busy)
     found: Slowest | None = None
     for candidate in sorted(trace.rank for trace in traces):
-        total_us = sum(length_us((c.start_us, c.end_us) for c in by if c.whom == candidate) for by in in_the_end)
+        total_us = sum(length((c.start_us, c.end_us) for c in by if c.whom == candidate) for by in in_the_end)
         if total_us > 0 and total_us / (steps * others) > (found.waited_us if found else 0.0):
             found = Slowest(candidate, total_us / (steps * others))
     return found
@@ -56,7 +57,7 @@ def summary(traces: Sequence[RankTrace], asked: tuple[int, int]) -> str:
     lines.append("`outside` passes from a step's last op to the next one's first: the script's own Python, feeds and")
     lines.append("fetches, and what tracing takes. `clock` is what was added, and how wrong it may be.")
     lines += [_server_clock(number, offset) for number, offset in enumerate(traces[0].servers)]
-    lines += [*_idle(traces), _verdict(traces)]
+    lines += [*_idle(traces), *_limits(traces), _verdict(traces)]
     return "\n".join(lines) + "\n"
 
 
@@ -95,6 +96,23 @@ def _idle(traces: Sequence[RankTrace]) -> list[str]:
     return [
         f"More time passes outside the steps than in them: {_ms(outside_us)} ms on rank {most.rank}. Look at what the "
         "script does between two runs (batches made in Python, other fetches)."
+    ]
+
+
+def _limits(traces: Sequence[RankTrace]) -> list[str]:
+    """Says how much of exchanges is hidden, and how short a step can be, of the rank whose shortest step is longest."""
+    known = [(trace.rank, trace.limits) for trace in traces if trace.limits is not None]
+    if not known:
+        return []
+    rank, limits = max(known, key=lambda one: one[1].shortest_us)
+    more_frac = more_us = ""
+    if limits.overlapping_frac is not None and limits.overlapping_us is not None:
+        more_frac = f" ({100 * limits.overlapping_frac:.0f} % where steps overlap)"
+        more_us = f" ({_ms(limits.overlapping_us)} where steps overlap)"
+    return [
+        f"Communication hidden on rank {rank}: {100 * limits.hidden_frac:.0f} % of {100 * limits.possible_frac:.0f} % "
+        f"possible{more_frac}; shortest schedule of its ops {_ms(limits.shortest_us)} ms{more_us}; measured "
+        f"{_ms(limits.measured_us)} ms."
     ]
 
 

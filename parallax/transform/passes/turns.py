@@ -37,14 +37,7 @@ _KEEPS_NOTHING = frozenset({"Assert", "ParallaxAnnounce", "ParallaxLeave", "Para
 def add_gates(graph_def: GraphDef) -> None:
     """Puts gates into a worker's graph, which is changed."""
     view = GraphView(graph_def)
-    branches = branches_of(view)
-    waits: dict[str, list[str]] = {}
-    for node in graph_def.node:
-        loops = sum(branch.is_loop for branch in branches.get(node.name, ()))
-        in_loop = loops > (node.op in ("Enter", "RefEnter"))  # a loop's entry waits outside of it
-        keys = [] if in_loop else _keys(view, node)
-        if keys:
-            waits[node.name] = keys
+    waits = keys_of(view)
     if not waits:
         return
     native_ops()  # graphs with gates are known from now on
@@ -57,6 +50,19 @@ def add_gates(graph_def: GraphDef) -> None:
                 gate = graph_def.node.add(op=GATE, name=gates[key], input=[RUN_NUMBER.removesuffix(":0")])
                 gate.attr["key"].s = key.encode()
             view.nodes[name].input.append(f"^{gates[key]}")
+
+
+def keys_of(view: GraphView) -> dict[str, list[str]]:
+    """For each node at which runs take turns, what it touches that keeps state."""
+    branches = branches_of(view)
+    found: dict[str, list[str]] = {}
+    for node in view.graph_def.node:
+        loops = sum(branch.is_loop for branch in branches.get(node.name, ()))
+        in_loop = loops > (node.op in ("Enter", "RefEnter"))  # a loop's entry waits outside of it
+        keys = [] if in_loop else _keys(view, node)
+        if keys:
+            found[node.name] = keys
+    return found
 
 
 def ungated(view: GraphView, nodes: Iterable[str]) -> str | None:

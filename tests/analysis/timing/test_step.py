@@ -9,6 +9,7 @@ from parallax.analysis.timing.step import given_of
 from parallax.plans.plan import Layout, PlanConstraints
 from parallax.profiles.plan_inputs import PlanInputs
 from parallax.profiles.profiles import AlphaBeta, ClusterProfile
+from parallax.report.text import step_texts
 from tests.analysis.measured import MB, equal_hosts, host, model
 from tests.analysis.specs import dense, sparse, spec
 
@@ -58,6 +59,22 @@ def test_rows_are_pulled_for_every_batch_and_gradients_travel_once() -> None:
     ids_s, rows_s = 750 * 4 / (25 * MB), 750 * 256 / (25 * MB)
     gradients_s = 2 * 0.005 + 3 * (ids_s + rows_s)  # the ids of 3000 rows go before them
     assert seconds == pytest.approx([3 * (0.005 + ids_s), 3 * (0.005 + rows_s), 3 * 0.02, gradients_s])
+
+
+def test_what_compute_hides_of_the_exchanges_is_told_beside_what_it_could() -> None:
+    # The all-reduce of 25,000 elements takes 6 ms of rounds, 6 on the link and 0.15 beside it.
+    plan = make_plan(
+        spec(dense("w", (25_000,))),
+        FOUR,
+        None,
+        PlanInputs(measured(0.0).cluster, model(compute_s=0.00243, overlap_s=0.00122)),
+    )
+    assert step_texts(plan)[1] == (
+        "Communication hidden: 10 % of at most 20 %; no step is shorter than the longer of exchanges and compute, "
+        "12.2 ms."
+    )
+    unknown = make_plan(spec(dense("w", (25_000,))), FOUR, None, measured(0.0))
+    assert not any("hidden" in line for line in step_texts(unknown)), "compute was not measured"
 
 
 def compute_s(workers: int, shared: float | None, **measured_model: float) -> float:

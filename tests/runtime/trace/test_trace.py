@@ -6,13 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from parallax.analysis.timing.intervals import union
 from parallax.errors import ConfigError
 from parallax.runtime.trace.chrome import trace_text
 from parallax.runtime.trace.clocks import SAME_CLOCK, Offset, Ping, best_offset, offset_at
 from parallax.runtime.trace.offsets import Bounds, offset_between, server_bounds
 from parallax.runtime.trace.ops import KINDS, Step, kind_of, read_step
 from parallax.runtime.trace.options import make_ready, trace_options
-from parallax.runtime.trace.rows import corrected, lanes, rank_trace, union
+from parallax.runtime.trace.rows import corrected, lanes, rank_trace
 from parallax.runtime.trace.summary import outside, slowest, summary
 from parallax.runtime.trace.waits import arrivals, last_arrivals, waits
 
@@ -191,7 +192,7 @@ def test_who_gives_early_to_a_server_waits_for_who_gives_last():
 
 def test_overlapping_and_near_intervals_are_joined():
     assert union([(5, 5), (10, 20), (15, 30), (40, 50)]) == [(10, 30), (40, 50)]
-    assert union([(10, 20), (25, 30), (40, 50)], gap_us=5) == [(10, 30), (40, 50)]
+    assert union([(10, 20), (25, 30), (40, 50)], gap=5) == [(10, 30), (40, 50)]
 
 
 def test_ops_of_one_lane_do_not_overlap():

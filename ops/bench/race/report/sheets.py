@@ -91,6 +91,7 @@ def race_sheet(race: Race, differences: Mapping[str, float]) -> Sheet:
         f"{race.unit}/s": lambda run: _whole(race.units / run.step_s * race.dilation),
         "x slower": lambda run: _ratio(run.step_s, ours.step_s if ours else 0.0),
         "x bound": lambda run: _ratio(run.step_s, max(race.wire_s, race.computing_s)),
+        "x shortest": lambda run: _ratio(run.step_s, race.shortest_of(run.system)),
         "wire bytes": lambda run: _bytes(run.wire_bytes),
         "x least": lambda run: _ratio(run.wire_bytes, race.least_bytes),
         "wire time": lambda run: _ms(_wire_s(race, run)),
@@ -187,6 +188,11 @@ def _bounds(race: Race) -> tuple[str, ...]:
         lines.append(f"wire time {_ms(race.wire_s)} (least bytes over rate), {compute}: {binds} binds")
     else:
         lines.append(f"{compute}; wire time is not known, as nothing limits the links or nothing crosses them")
+    if race.shortest_s:
+        lines.append(
+            f"shortest step, where links and accelerators carry out one thing at a time in the order of the graph: "
+            f"{_ms(race.shortest_s)} alone, {_ms(race.overlapping_s)} where steps overlap"
+        )
     return tuple(lines)
 
 
@@ -196,6 +202,8 @@ def _explained(sheet: Sheet, ours: Ran | None) -> Sheet:
         "undilated": "undilated: median step over the dilation; throughputs are undilated too",
         "x slower": f"x slower: median step over that of {ours.system}" if ours else "",
         "x bound": "x bound: median step over the larger of wire time (least bytes) and compute time",
+        "x shortest": "x shortest: median step over the shortest one that the exchanges and layers of Parallax's plan "
+        "allow: of a step alone or, for parallax-overlap, of steps that overlap",
         "wire bytes": "wire bytes: a step's, in the busiest direction of the busiest host's link; "
         "x least: over the least bytes",
         "binds": "binds: the larger of wire time (these bytes over rate) and compute time",

@@ -1,0 +1,152 @@
+"""The shortest step of a twin: the accelerator's layers and Parallax's exchanges, in the order that the graph demands.
+
+The graph is that of one worker, by the plan that Parallax makes. A layer takes the accelerator for its seconds, an
+exchange the link for its bytes over the rate: an all-reduce 2 (H-1)/H of its tensors (Patarasuk and Yuan 2009), an
+all-to-all the rows that go to other hosts, which are those of some batches. All else takes no time. What no schedule of
+these is below is in parallax/analysis/timing/schedule.py.
+
+Simplified: rounds, headers and the cores' work are left out, and a link carries one exchange at a time. Of a model
+without an accelerator nothing is known, as its ops take the cores for a time that depends on who else has them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ops.bench.race.accelerators import twin_of
+
+LAYER = "TwinLaunch"
+STEPS = 2
+"""Whose rows are taken the mean of; they vary little from step to step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortest:
+    """Seconds that a step is not below, by any schedule.
+
+    Attributes:
+        alone_s: where one step follows the other.
+        overlapping_s: where steps overlap.
+    """
+
+    alone_s: float
+    overlapping_s: float
+
+
+def shortest_of(
+    name: str, sizes: Mapping[str, Any], hosts: int, workers: int, rate_bytes_per_s: float
+) -> Shortest | None:
+    """The shortest step of a model; None where it is not known.
+
+    Known it is of a twin with an accelerator and one worker on each of several hosts, whose links have a rate, if all
+    exchanges are those of which bytes are known: not on servers, and not by Horovod.
+    """
+    twin = twin_of(name, sizes)
+    if twin is None or not twin.device_s or workers != 1 or hosts < 2 or not rate_bytes_per_s:
+        return None
+    import tensorflow as tf
+
+    import parallax
+    from parallax.analysis.stages import analyse, plan_for, rewrites_of
+    from parallax.plans.plan import Layout
+    from parallax.transform.building.editor import Worker
+    from parallax.transform.pipeline import transform
+
+    graph = tf.Graph()
+    with graph.as_default():
+        built = twin.build()
+        train = built.optimizer.minimize(built.loss)
+    analysed, numbers = analyse(graph), tuple(range(hosts))
+    plan = plan_for(analysed, Layout((1,) * hosts, numbers), parallax.Config(seed=1))
+    if plan.servers:
+        return None
+    made = transform(analysed.captured.view, rewrites_of(analysed, plan), Worker(0, hosts, 1, hosts=numbers))
+    batches = [[twin.batch(rank, step) for step in range(STEPS)] for rank in numbers]
+    feeds = [
+        [{built.feeds[feed].name: value for feed, value in batch.items()} for batch in of_rank] for of_rank in batches
+    ]
+    return shortest_step(made.graph_def, (train.name, built.loss.op.name), feeds, rate_bytes_per_s)
+
+
+def shortest_step(
+    graph_def: Any, fetches: Sequence[str], feeds: Sequence[Sequence[Mapping[str, Any]]], rate_bytes_per_s: float
+) -> Shortest | None:
+    """The shortest step of a worker's graph; None where it exchanges something of which bytes are not known.
+
+    Args:
+        graph_def: the graph.
+        fetches: ops that a step runs.
+        feeds: by rank, what some steps feed, by tensor.
+        rate_bytes_per_s: of the link.
+    """
+    from parallax.analysis.timing.schedule import shortest_alone, shortest_overlapping
+    from parallax.graph.view import GraphView
+    from parallax.runtime.trace.dependencies import DEVICE, LINK, TimeOn, dependencies_of
+    from parallax.runtime.worker.overlapping import is_meeting
+
+    view = GraphView(graph_def)
+    runs = view.ancestors(fetches, frozenset(feeds[0][0]))
+    exchanges = sorted(node for node in runs if is_meeting(view.op(node)))
+    bytes_by_exchange = _exchanged_bytes(view, exchanges, feeds)
+    if bytes_by_exchange is None:
+        return None
+    taken = {node: TimeOn(sent / rate_bytes_per_s, LINK) for node, sent in bytes_by_exchange.items()}
+    for node in sorted(runs):
+        if view.op(node) == LAYER:
+            taken[node] = TimeOn(float(view.nodes[node].attr["seconds"].f), DEVICE)
+    step = dependencies_of(view, runs).step(taken)
+    overlapping_s = shortest_overlapping(step)
+    return Shortest(max(shortest_alone(step), overlapping_s), overlapping_s)
+
+
+def _exchanged_bytes(
+    view: Any, exchanges: Sequence[str], feeds: Sequence[Sequence[Mapping[str, Any]]]
+) -> dict[str, float] | None:
+    """By exchange, what a host sends in a step and receives, on average; None where one is not known."""
+    import tensorflow as tf
+
+    from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL
+
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(view.graph_def, name="")
+    hosts, found, counts = len(feeds), {}, {}
+    for node in exchanges:
+        taken = graph.get_operation_by_name(node).inputs
+        if view.op(node) == ALL_REDUCE:
+            elements = view.nodes[node].attr["elements"].i
+            if elements < 0:
+                return None
+            found[node] = 2 * (hosts - 1) / hosts * elements * taken[0].dtype.size
+            continue
+        known = [one for one in taken[1:] if not _needs_an_exchange(view, one.op.name, exchanges)]
+        if view.op(node) != ALL_TO_ALL or not known or not taken[0].shape[1:].is_fully_defined():
+            return None
+        counts[node] = known[0]
+        found[node] = float(math.prod(taken[0].shape[1:]) * taken[0].dtype.size)
+    for node, rows in _rows_of_others(graph, counts, feeds).items():
+        found[node] *= rows
+    return found
+
+
+def _needs_an_exchange(view: Any, node: str, exchanges: Sequence[str]) -> bool:
+    return not view.ancestors([node]).isdisjoint(exchanges)
+
+
+def _rows_of_others(
+    graph: Any, counts: Mapping[str, Any], feeds: Sequence[Sequence[Mapping[str, Any]]]
+) -> dict[str, float]:
+    """How many rows go between a rank and others in a step, by exchange: mean over the ranks and steps."""
+    import tensorflow as tf
+
+    sums = dict.fromkeys(counts, 0.0)
+    if not counts:
+        return sums
+    with tf.compat.v1.Session(graph=graph) as session:
+        for rank, of_rank in enumerate(feeds):
+            for fed in of_rank:
+                for node, splits in session.run(dict(counts), fed).items():
+                    sums[node] += float(splits.sum() - splits[rank])
+    return {node: rows / sum(map(len, feeds)) for node, rows in sums.items()}

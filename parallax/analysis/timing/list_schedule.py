@@ -1,0 +1,153 @@
+"""Schedules of a step's activities that can be kept: whatever is free takes the most urgent of what can begin.
+
+Most urgent is what the longest path leads away from (list scheduling; Graham 1966, "Bounds for certain multiprocessing
+anomalies"). Steps that overlap are carried out one into the other, two at most at one time, by two rules: earlier steps
+first, and the longest path over all steps first; the rule with the shorter period is taken. Its period is taken in the
+middle of some steps, so that it is measured, and not proven: a schedule may do in one stretch what it has put off.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from parallax.analysis.timing.intervals import Interval, beside, length, union
+from parallax.analysis.timing.schedule import StepActivities
+
+_STEPS = 8
+_FIRST, _LAST = 1, 5
+"""Of so many steps the period is taken from the end of the first of these to the end of the last: not of those that
+find resources free, and not of those beside which no later ones are carried out."""
+
+_Key = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ListSchedule:
+    """A schedule.
+
+    Attributes:
+        step_s: of one step, or from one step to the next.
+        busy: by resource, when it carries something out, in the seconds that were looked at.
+    """
+
+    step_s: float
+    busy: Mapping[str, tuple[Interval, ...]]
+
+    def hidden_frac(self, device: str) -> float | None:
+        """Of the time of all other resources the part that lies beside the device's; None where there is none."""
+        others = [one for resource, busy in self.busy.items() if resource != device for one in busy]
+        return hidden_frac(others, self.busy.get(device, ()))
+
+
+def hidden_frac(exchanges: Iterable[Interval], computing: Iterable[Interval]) -> float | None:
+    """Of the time in which something is exchanged the part in which something is computed too; None without any."""
+    exchanges = list(exchanges)
+    exchanged = length(exchanges)
+    return beside(exchanges, computing) / exchanged if exchanged else None
+
+
+def listed_alone(step: StepActivities) -> ListSchedule:
+    """A schedule of one step."""
+    steps = _Steps(step, 1)
+    begins = steps.carried_out([(0.0, -far) for far in steps.urgency()])
+    return ListSchedule(max(steps.ends(begins), default=0.0), steps.busy(begins, 0.0, float("inf")))
+
+
+def listed_overlapping(step: StepActivities, least_s: float = 0.0) -> ListSchedule:
+    """A schedule of steps that overlap.
+
+    Args:
+        step: its activities.
+        least_s: what no period is below (`shortest_overlapping`); a stretch in which what was put off is done may be.
+    """
+    steps = _Steps(step, _STEPS)
+    urgency, size = steps.urgency(), steps.size
+    found: list[ListSchedule] = []
+    for by_step in (True, False):
+        keys = [(float(by_step and place // size), -far) for place, far in enumerate(urgency)]
+        begins = steps.carried_out(keys)
+        ends = steps.ends(begins)
+        first_s, last_s = (max(ends[: size * (number + 1)], default=0.0) for number in (_FIRST, _LAST))
+        found.append(ListSchedule((last_s - first_s) / (_LAST - _FIRST), steps.busy(begins, first_s, last_s)))
+    best = min(found, key=lambda one: one.step_s)
+    return ListSchedule(max(best.step_s, least_s), best.busy)
+
+
+class _Steps:
+    """Several steps as one: activity k of step s has the number s (n + 1) + k, and the last number is that of its end.
+
+    At most two steps are on their way, as when runs overlap (parallax/runtime/worker/overlapping.py): each begins when
+    the second one before it has ended.
+    """
+
+    def __init__(self, step: StepActivities, count: int) -> None:
+        users = step.users()
+        self.size = size = len(step.names) + 1
+        self._seconds = [*map(float, step.seconds), 0.0] * count
+        self._resources = (*step.resources, None) * count
+        self._users: list[list[int]] = []
+        starts = [place for place, needs in enumerate(step.needs) if not needs]
+        for first in range(0, count * size, size):
+            self._users += [[first + user for user in taken or (size - 1,)] for taken in users]
+            self._users.append([first + 2 * size + one for one in starts if first + 2 * size < count * size])
+            for a, b in step.borders if first + size < count * size else ():
+                self._users[first + a].append(first + size + b)
+
+    def urgency(self) -> list[float]:
+        """The longest path from the beginning of each activity."""
+        far = [0.0] * len(self._users)
+        for one in reversed(range(len(far))):
+            far[one] = self._seconds[one] + max((far[user] for user in self._users[one]), default=0.0)
+        return far
+
+    def carried_out(self, keys: list[_Key]) -> list[float]:
+        """When each activity begins, where each resource takes the smallest key of what can begin."""
+        missing = [0] * len(self._users)
+        for users in self._users:
+            for user in users:
+                missing[user] += 1
+        begins = [0.0] * len(missing)
+        waiting: dict[str, list[tuple[_Key, int]]] = {name: [] for name in self._resources if name is not None}
+        free = dict.fromkeys(waiting, True)
+        running: list[tuple[float, int]] = []
+        ready, now = [one for one, count in enumerate(missing) if not count], 0.0
+
+        def begin(one: int) -> None:
+            begins[one] = now
+            heapq.heappush(running, (now + self._seconds[one], one))
+
+        while True:
+            for one in ready:
+                resource = self._resources[one]
+                if resource is None:
+                    begin(one)
+                else:
+                    heapq.heappush(waiting[resource], (keys[one], one))
+            if not running or running[0][0] > now:  # all that ends now has ended
+                for resource in waiting:
+                    if free[resource] and waiting[resource]:
+                        free[resource] = False
+                        begin(heapq.heappop(waiting[resource])[1])
+            if not running:
+                return begins
+            now, over = heapq.heappop(running)
+            free |= {} if self._resources[over] is None else {str(self._resources[over]): True}
+            ready = []
+            for user in self._users[over]:
+                missing[user] -= 1
+                if not missing[user]:
+                    ready.append(user)
+
+    def ends(self, begins: list[float]) -> list[float]:
+        """When each activity is over."""
+        return [begin + seconds for begin, seconds in zip(begins, self._seconds, strict=True)]
+
+    def busy(self, begins: list[float], first_s: float, last_s: float) -> dict[str, tuple[Interval, ...]]:
+        """By resource, when it carries something out between two times."""
+        found: dict[str, list[Interval]] = {name: [] for name in self._resources if name is not None}
+        for begin, end, resource in zip(begins, self.ends(begins), self._resources, strict=True):
+            if resource is not None:
+                found[resource].append((max(begin, first_s), min(end, last_s)))
+        return {name: tuple(union(intervals)) for name, intervals in found.items()}

@@ -1,0 +1,356 @@
+"""How short a step can be: bounds that no schedule of its activities is below.
+
+An activity takes seconds of one resource (a device, a link), which carries out one activity at a time, or of none. It
+begins when all that it needs are over. Where steps overlap, an activity of a step may also need one of the step before:
+such a pair crosses the *border*.
+
+One step alone. The head of an activity is the time before which it cannot begin, its tail the time that must pass after
+it. Both are longest paths, made longer by what must go through one resource: all of what comes before an activity is
+over when it begins, so that its head is not below the earliest head of those on one resource plus their seconds. On
+each resource the bound is the length of Jackson's preemptive schedule of heads, seconds and tails (Carlier 1982, "The
+one-machine sequencing problem"), which is found exactly; it holds for schedules that interrupt activities or share a
+resource too.
+
+Steps that overlap. Their period is not below the seconds of any resource, nor below the largest ratio of seconds to
+borders over the cycles through borders: what is bound to itself over n steps takes its seconds once in n periods
+(Reiter 1968, "Scheduling parallel computations"). Between two borders the seconds are those of a longest path, or those
+of what lies between on one resource, with the earliest head and the shortest tail. The largest ratio is found by Karp's
+theorem (1978, "A characterization of the minimum cycle mean in a digraph").
+Nor is the period below the bound of one step alone for what lies, over the border, between the beginning of an activity
+and that of the same in the next step.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Bits = NDArray[np.uint8]
+
+_WINDOWS = 2
+"""Of how many activities of each resource, the longest, it is asked what must pass until the next step's begins."""
+
+_MOST_BYTES = 1 << 28
+"""Of who comes before whom; of larger steps heads and tails are longest paths alone, and the bound is lower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """A part of a step.
+
+    Attributes:
+        name: of no other activity of the step.
+        seconds: that it takes.
+        resource: what it takes for itself meanwhile; None where others may be beside it.
+        needs: names of those of its step that are over when it begins.
+    """
+
+    name: str
+    seconds: float
+    resource: str | None = None
+    needs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Rejects seconds that are none."""
+        if not 0 <= self.seconds < math.inf:
+            raise ValueError(f"An activity takes 0 seconds or more, and {self.name} is to take {self.seconds}.")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepActivities:
+    """The activities of a step, each after those that it needs; made by `step_of_activities`.
+
+    Attributes:
+        names: of the activities.
+        seconds: `[n]`.
+        resources: `[n]`, None where an activity takes none.
+        needs: `[n]`, the numbers of the activities that each needs.
+        borders: (of a step, of the next step), as numbers: the second begins when the first is over.
+    """
+
+    names: tuple[str, ...]
+    seconds: Floats
+    resources: tuple[str | None, ...]
+    needs: tuple[tuple[int, ...], ...]
+    borders: tuple[tuple[int, int], ...]
+
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """`[n]`, the numbers of the activities that need each."""
+        found: list[list[int]] = [[] for _ in self.names]
+        for place, needed in enumerate(self.needs):
+            for one in needed:
+                found[one].append(place)
+        return tuple(map(tuple, found))
+
+    def loads(self) -> dict[str, float]:
+        """Seconds of each resource."""
+        found: dict[str, float] = {}
+        for resource, seconds in zip(self.resources, self.seconds, strict=True):
+            if resource is not None:
+                found[resource] = found.get(resource, 0.0) + float(seconds)
+        return found
+
+
+def step_of_activities(activities: Sequence[Activity], borders: Sequence[tuple[str, str]] = ()) -> StepActivities:
+    """A step of activities, in whatever order they are given.
+
+    Args:
+        activities: of the step.
+        borders: (of a step, of the next step), by name.
+
+    Raises:
+        ValueError: two have one name, one needs what is not there, or some need each other in a circle.
+    """
+    by_name = {one.name: one for one in activities}
+    if len(by_name) < len(activities):
+        raise ValueError("Each activity has a name of its own, and some have the same.")
+    wanted = {name for one in activities for name in one.needs} | {name for pair in borders for name in pair}
+    if missing := sorted(wanted - by_name.keys()):
+        raise ValueError(f"An activity needs {missing[0]}, which is none of the step.")
+    ordered = _in_order(activities)
+    number = {one.name: place for place, one in enumerate(ordered)}
+    return StepActivities(
+        tuple(number),
+        np.array([one.seconds for one in ordered], dtype=float),
+        tuple(one.resource for one in ordered),
+        tuple(tuple(sorted({number[name] for name in one.needs})) for one in ordered),
+        tuple(dict.fromkeys((number[a], number[b]) for a, b in borders)),
+    )
+
+
+def shortest_alone(step: StepActivities) -> float:
+    """Seconds that no schedule of one step is below."""
+    if not step.names:
+        return 0.0
+    forward = range(len(step.names))
+    heads = _heads(step, forward, step.needs)
+    tails = _heads(step, forward[::-1], step.users())
+    found = float((heads + step.seconds + tails).max())
+    for resource in step.loads():
+        places = [place for place in forward if step.resources[place] == resource]
+        found = max(found, jackson(heads[places], step.seconds[places], tails[places]))
+    return found
+
+
+def shortest_overlapping(step: StepActivities) -> float:
+    """Seconds from step to step that no schedule of steps that overlap is below."""
+    found = max(step.loads().values(), default=0.0)
+    # Who is bound to itself alone adds nothing to longer cycles: without that border they have a larger ratio.
+    found = max([found, *(float(step.seconds[a]) for a, b in step.borders if a == b)])
+    borders = [(a, b) for a, b in step.borders if a != b]
+    if not borders:
+        return found
+    between = _between(step, [b for _, b in borders], [a for a, _ in borders])
+    found = max(found, largest_cycle_mean(between))
+    for resource in step.loads():
+        places = [place for place, taken in enumerate(step.resources) if taken == resource]
+        longest = sorted(places, key=lambda place: -step.seconds[place])[:_WINDOWS]
+        found = max([found, *(shortest_alone(_window(step, place)) for place in longest)])
+    return found
+
+
+def jackson(heads: Floats, seconds: Floats, tails: Floats) -> float:
+    """The length of Jackson's preemptive schedule: of what can go on, the one with the longest tail does.
+
+    Args:
+        heads: `[n]`, when each can begin.
+        seconds: `[n]`, on the resource.
+        tails: `[n]`, what passes after the end of each.
+    """
+    waiting: list[tuple[float, int]] = []
+    left = [float(one) for one in seconds]
+    now, longest = 0.0, 0.0
+    coming = sorted(range(len(left)), key=lambda one: heads[one])
+    for place, one in enumerate(coming):
+        now = max(now, float(heads[one]))
+        heapq.heappush(waiting, (-float(tails[one]), one))
+        until = float(heads[coming[place + 1]]) if place + 1 < len(coming) else math.inf
+        while waiting and now < until:
+            tail, chosen = waiting[0]
+            spent = min(left[chosen], until - now)
+            left[chosen] -= spent
+            now += spent
+            if left[chosen] > 0:
+                break
+            heapq.heappop(waiting)
+            longest = max(longest, now - tail)
+    return longest
+
+
+def largest_cycle_mean(weights: Floats) -> float:
+    """The largest mean weight of a cycle's edges; 0 where there is none.
+
+    Args:
+        weights: `[n, n]`, of the edge from row to column; -inf where there is none.
+    """
+    number = len(weights)
+    walks = np.full((number + 1, number), -np.inf)  # the heaviest of so many edges that ends at each
+    walks[0] = 0.0
+    for edges in range(number):
+        walks[edges + 1] = (walks[edges][:, None] + weights).max(axis=0)
+    ends = np.isfinite(walks[number])
+    if not ends.any():
+        return 0.0
+    means = (walks[number, ends] - walks[:number, ends]) / (number - np.arange(number))[:, None]
+    return max(0.0, float(means.min(axis=0).max()))
+
+
+def _in_order(activities: Sequence[Activity]) -> list[Activity]:
+    """Each after those that it needs, else as given."""
+    users: dict[str, list[int]] = {}
+    missing = [len(set(one.needs)) for one in activities]
+    for place, one in enumerate(activities):
+        for name in set(one.needs):
+            users.setdefault(name, []).append(place)
+    ready = [place for place, count in enumerate(missing) if not count]
+    found = []
+    while ready:
+        one = activities[heapq.heappop(ready)]
+        found.append(one)
+        for place in users.get(one.name, ()):
+            missing[place] -= 1
+            if not missing[place]:
+                heapq.heappush(ready, place)
+    if len(found) < len(activities):
+        waiting = next(one.name for one, count in zip(activities, missing, strict=True) if count)
+        raise ValueError(f"Activities need each other in a circle, of which {waiting} waits.")
+    return found
+
+
+def _heads(step: StepActivities, order: Sequence[int], needs: Sequence[Sequence[int]]) -> Floats:
+    """`[n]`, heads; with the order turned around and users for needs, tails."""
+    heads: Floats = np.zeros(len(order))
+    columns, of_resource = _columns(step)
+    before = _before(order, needs, columns)
+    for one in order:
+        for needed in needs[one]:
+            heads[one] = max(heads[one], heads[needed] + step.seconds[needed])
+        if before is None or len(needs[one]) < 2:  # behind one need, that one's head has it all
+            continue
+        is_before = np.unpackbits(before[one], count=len(columns)).astype(bool)
+        for places in of_resource.values():
+            on_it = columns[places[is_before[places]]]
+            if on_it.size:
+                heads[one] = max(heads[one], heads[on_it].min() + step.seconds[on_it].sum())
+    return heads
+
+
+def _columns(step: StepActivities) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
+    """The activities that take time of a resource, and by resource the places of its own among these."""
+    columns = [n for n, resource in enumerate(step.resources) if resource is not None and step.seconds[n] > 0]
+    of_resource: dict[str, list[int]] = {}
+    for place, one in enumerate(columns):
+        of_resource.setdefault(str(step.resources[one]), []).append(place)
+    return np.array(columns, dtype=int), {name: np.array(places) for name, places in of_resource.items()}
+
+
+def _before(order: Sequence[int], needs: Sequence[Sequence[int]], columns: NDArray[np.int64]) -> Bits | None:
+    """`[n, columns / 8]`, a bit for each column that comes before an activity; None where that is too much."""
+    width = -(-len(columns) // 8)
+    if len(order) * width > _MOST_BYTES:
+        return None
+    column_of = {int(one): place for place, one in enumerate(columns)}
+    found = np.zeros((len(order), width), dtype=np.uint8)
+    for one in order:
+        for needed in needs[one]:
+            found[one] |= found[needed]
+            _mark(found[one], column_of.get(needed))
+    return found
+
+
+def _mark(bits: Bits, column: int | None) -> None:
+    if column is not None:
+        bits[column >> 3] |= 128 >> (column & 7)
+
+
+def _window(step: StepActivities, one: int) -> StepActivities:
+    """What must pass from the beginning of an activity to its beginning in the next step, as a step of its own.
+
+    That are the activities behind the one of the first step, itself included, and before the one of the second.
+    """
+    size, users = len(step.names), step.users()
+    next_of: dict[int, list[int]] = {}
+    last_of: dict[int, list[int]] = {}
+    for a, b in step.borders:
+        next_of.setdefault(a, []).append(size + b)
+        last_of.setdefault(size + b, []).append(a)
+
+    def following(place: int) -> list[int]:
+        first = place - place % size
+        return [*(first + user for user in users[place % size]), *next_of.get(place, ())]
+
+    def preceding(place: int) -> list[int]:
+        first = place - place % size
+        return [*(first + needed for needed in step.needs[place % size]), *last_of.get(place, ())]
+
+    after, before = _reached(one, following), _reached(size + one, preceding)
+    kept = sorted(after & before - {size + one})
+    number = {place: position for position, place in enumerate(kept)}
+    return StepActivities(
+        tuple(map(str, kept)),
+        step.seconds[[place % size for place in kept]],
+        tuple(step.resources[place % size] for place in kept),
+        tuple(tuple(number[needed] for needed in preceding(place) if needed in number) for place in kept),
+        (),
+    )
+
+
+def _reached(first: int, following: Callable[[int], list[int]]) -> set[int]:
+    """All that is reached from the first, itself included."""
+    found, waiting = {first}, [first]
+    while waiting:
+        for place in following(waiting.pop()):
+            if place not in found:
+                found.add(place)
+                waiting.append(place)
+    return found
+
+
+def _between(step: StepActivities, starts: Sequence[int], ends: Sequence[int]) -> Floats:
+    """`[starts, ends]`, the least seconds from the beginning of a start to the end of an end; -inf without a path."""
+    forward = range(len(step.names))
+    from_start = _longest(step, forward, step.needs, starts)
+    found: Floats = (from_start[list(ends)] + step.seconds[list(ends), None]).T
+    columns, of_resource = _columns(step)
+    before, after = _before(forward, step.needs, columns), _before(forward[::-1], step.users(), columns)
+    if before is None or after is None or len(starts) * len(ends) * len(columns) > _MOST_BYTES:
+        return found
+    to_end = _longest(step, forward[::-1], step.users(), ends)
+    heads, tails = from_start[columns].T, to_end[columns].T
+    precede, follow = _bits_with(before, ends, columns), _bits_with(after, starts, columns)
+    for row in range(len(starts)):
+        for places in of_resource.values():
+            lies = follow[row, places] & precede[:, places]
+            head = np.where(lies, heads[row, places], np.inf).min(axis=1)
+            tail = np.where(lies, tails[:, places], np.inf).min(axis=1)
+            load = head + lies @ step.seconds[columns[places]] + tail
+            found[row] = np.where(lies.any(axis=1), np.maximum(found[row], load), found[row])
+    return found
+
+
+def _longest(
+    step: StepActivities, order: Sequence[int], needs: Sequence[Sequence[int]], starts: Sequence[int]
+) -> Floats:
+    """`[n, starts]`, the longest path from the beginning of a start to that of each activity; -inf without one.
+
+    With the order turned around and users for needs, the path from the end of each to the end of a start.
+    """
+    found = np.full((len(order), len(starts)), -np.inf)
+    found[list(starts), range(len(starts))] = 0.0
+    for one in order:
+        for needed in needs[one]:
+            np.maximum(found[one], found[needed] + step.seconds[needed], out=found[one])
+    return found
+
+
+def _bits_with(bits: Bits, chosen: Sequence[int], columns: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """`[chosen, columns]`, those that the bits name, and the chosen one itself."""
+    named = np.unpackbits(bits[list(chosen)], axis=1, count=len(columns)).astype(bool)
+    found: NDArray[np.bool_] = named | (np.array(chosen)[:, None] == columns)
+    return found

@@ -1,0 +1,125 @@
+"""What each op of a worker's step needs, and what the next step's ops need of this one: activities from a graph.
+
+A loop of the old style is one activity, and an op that calls functions is one with all that it calls. Ops whose time is
+not known stay as activities of none, where they lie between ops that have been run. Between two steps there is what
+runs take turns at (parallax/transform/passes/turns.py): whatever touches a variable begins after all of the step before
+that touch it have ended. What is handed on to a loop under another name is touched by the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from parallax.analysis.timing.schedule import Activity, StepActivities, step_of_activities
+from parallax.graph.control_flow import branches_of
+from parallax.graph.view import GraphView
+from parallax.transform.passes.turns import keys_of
+
+DEVICE, LINK, HOST = "device", "link", "host"
+"""Resources: what computes, what leaves the host, and what stays in it."""
+
+
+class TimeOn(NamedTuple):
+    """What an activity takes."""
+
+    seconds: float
+    resource: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """The order of a step's activities.
+
+    Attributes:
+        needs: activity -> those that it needs; each after those that it needs.
+        borders: (of a step, of the next step): the second begins when the first is over.
+        within: node -> the activity that it is part of, of nodes in loops.
+        can_overlap: whether all that keeps state is known, so that steps can overlap.
+    """
+
+    needs: Mapping[str, tuple[str, ...]]
+    borders: tuple[tuple[str, str], ...]
+    within: Mapping[str, str]
+    can_overlap: bool
+
+    def step(self, taken: Mapping[str, TimeOn]) -> StepActivities:
+        """The activities of a step.
+
+        Args:
+            taken: by activity; those that are not named take no time.
+        """
+        nothing = TimeOn(0.0, None)
+        activities = [Activity(name, *taken.get(name, nothing), needed) for name, needed in self.needs.items()]
+        activities += [Activity(name, *found) for name, found in taken.items() if name not in self.needs]
+        return step_of_activities(activities, self.borders)
+
+
+def dependencies_of(view: GraphView, ran: Iterable[str]) -> Dependencies:
+    """The order of the nodes that a step runs, and of the loops that they are in.
+
+    Args:
+        view: the worker's graph.
+        ran: nodes of it. Others are looked through.
+    """
+    keys = keys_of(view)
+    kept = _between(view, {node for node in ran if node in view.nodes}, keys)
+    within = {}
+    for node, branches in branches_of(view).items():
+        loops = [branch.predicate for branch in branches if branch.is_loop]
+        if loops and node in kept:
+            within[node] = f"{loops[0]}: loop"
+    needs: dict[str, dict[str, None]] = {}
+    for node in kept:
+        activity = within.get(node, node)
+        wanted = (within.get(needed, needed) for needed in view.needed(node) if needed in kept)
+        needs.setdefault(activity, {}).update(dict.fromkeys(one for one in wanted if one != activity))
+    if any(view.gives_reference(node) for node in kept):
+        return Dependencies({name: tuple(found) for name, found in needs.items()}, (), within, False)
+    borders = _turns({node: found for node, found in keys.items() if node in kept}, within, needs)
+    return Dependencies({name: tuple(found) for name, found in needs.items()}, borders, within, True)
+
+
+def _turns(
+    keys_by_node: Mapping[str, Sequence[str]], within: Mapping[str, str], needs: dict[str, dict[str, None]]
+) -> tuple[tuple[str, str], ...]:
+    """The borders, where `needs` gets an activity of no time at the beginning and end of what several touch."""
+    touching: dict[str, dict[str, None]] = {}
+    for node, keys in keys_by_node.items():
+        for key in keys:
+            touching.setdefault(key, {})[within.get(node, node)] = None
+    keys_by_touching: dict[tuple[str, ...], str] = {}
+    for key, found in touching.items():
+        keys_by_touching.setdefault(tuple(found), key)
+    borders: list[tuple[str, str]] = []
+    for activities, key in keys_by_touching.items():
+        if len(activities) == 1:
+            borders.append((activities[0], activities[0]))
+            continue
+        begin, end = f"{key}: begin", f"{key}: end"
+        needs[begin], needs[end] = {}, dict.fromkeys(activities)
+        for activity in activities:
+            needs[activity][begin] = None
+        borders.append((end, begin))
+    return tuple(borders)
+
+
+def _between(view: GraphView, ran: Set[str], touching: Collection[str]) -> dict[str, None]:
+    """The nodes that were run, in topological order, with those on a path to one from another, or from a touching one.
+
+    Args:
+        view: the graph.
+        ran: the nodes.
+        touching: what touches something that keeps state.
+    """
+    order = view.topological_order()
+    after: set[str] = set()
+    for node in order:
+        if node in ran or node in touching or any(needed in after for needed in view.needed(node)):
+            after.add(node)
+    before: set[str] = set()
+    for node in reversed(order):
+        if node in ran or node in before:
+            before.update((node, *view.needed(node)))
+    return {node: None for node in order if node in after and node in before}

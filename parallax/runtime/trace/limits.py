@@ -1,0 +1,188 @@
+"""How far a rank's steps are from the shortest ones of the ops that were traced, and how much of exchanges they hide.
+
+An exchange is a collective without the waiting for others, and all other ops are the device's work. A moment in which
+several exchanges, or several ops of the device, are under way counts in equal parts for each of them: so a link is busy
+for as long as it was, and no more is done beside each other on one resource than was. What the graph says an op needs
+holds only where the trace agrees: an op that began before another had ended has not needed it in this step.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from parallax.analysis.timing.intervals import Interval, shares
+from parallax.analysis.timing.list_schedule import hidden_frac, listed_alone, listed_overlapping
+from parallax.analysis.timing.schedule import shortest_alone, shortest_overlapping
+from parallax.graph.view import GraphView
+from parallax.runtime.trace.dependencies import DEVICE, HOST, LINK, Dependencies, TimeOn, dependencies_of
+from parallax.runtime.trace.ops import COLLECTIVES, WAITING, Op, Step
+from parallax.runtime.trace.waits import Wait
+from parallax.transform.swap import as_planned
+
+_MOST_STEPS = 5
+"""The last ones that are looked at: of a graph of 5,000 nodes each takes half a second, for which the job waits."""
+
+_SLACK_US = 5
+"""By which the times of two ops may seem to overlap: TensorFlow gives whole microseconds, and begins counting late."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """One rank's steps, and the shortest ones of their ops: means over the last of the traced steps.
+
+    Attributes:
+        measured_us: of a step, waiting included.
+        hidden_frac: of the time of exchanges the part beside other ops.
+        possible_frac: that part in the step that list scheduling gives, or as measured where that is more.
+        shortest_us: no schedule of one step alone is below it.
+        overlapping_frac: as `possible_frac`, where steps overlap; None where they cannot.
+        overlapping_us: no schedule of steps that overlap has a shorter period; None where they cannot.
+    """
+
+    measured_us: float
+    hidden_frac: float
+    possible_frac: float
+    shortest_us: float
+    overlapping_frac: float | None = None
+    overlapping_us: float | None = None
+
+
+def step_limits(
+    view: GraphView, steps: Sequence[Step], waited: Sequence[Wait], within_host: frozenset[str]
+) -> StepLimits | None:
+    """The limits of a rank's steps; None where nothing is exchanged, or servers take part.
+
+    Args:
+        view: the graph that this rank runs.
+        steps: on rank 0's clock.
+        waited: what the rank waited at its meetings.
+        within_host: names of the collectives that are among the workers of a host.
+    """
+    if any(op.server is not None for step in steps for op in step.ops):
+        return None
+    steps = [step for step in steps if any(op.type in COLLECTIVES for op in step.ops)][-_MOST_STEPS:]
+    owners = _Owners(view)
+    ran = {owner for step in steps for op in step.ops if (owner := owners.of(op.name)) is not None}
+    dependencies = dependencies_of(view, ran)
+    found = [_of_step(_Timed(owners, dependencies, step, waited, within_host), dependencies) for step in steps]
+    return _mean(found) if found else None
+
+
+def _of_step(timed: _Timed, dependencies: Dependencies) -> StepLimits:
+    step = replace(dependencies, needs=timed.kept_needs(dependencies)).step(timed.taken())
+    hidden = hidden_frac(timed.exchanges(), timed.intervals(DEVICE)) or 0.0
+    alone = listed_alone(step).hidden_frac(DEVICE) or 0.0
+    found = StepLimits(timed.step_us, hidden, max(hidden, alone), shortest_alone(step))
+    if not dependencies.can_overlap:
+        return found
+    overlapping_us = shortest_overlapping(step)
+    overlapping = listed_overlapping(step, overlapping_us).hidden_frac(DEVICE) or 0.0
+    return replace(
+        found,
+        shortest_us=max(found.shortest_us, overlapping_us),  # steps one after the other keep all borders
+        overlapping_frac=max(found.possible_frac, overlapping),
+        overlapping_us=overlapping_us,
+    )
+
+
+def _mean(found: Sequence[StepLimits]) -> StepLimits:
+    def mean(of: Iterable[float | None]) -> float | None:
+        known = [one for one in of if one is not None]
+        return statistics.fmean(known) if known else None
+
+    return StepLimits(
+        statistics.fmean(one.measured_us for one in found),
+        statistics.fmean(one.hidden_frac for one in found),
+        statistics.fmean(one.possible_frac for one in found),
+        statistics.fmean(one.shortest_us for one in found),
+        mean(one.overlapping_frac for one in found),
+        mean(one.overlapping_us for one in found),
+    )
+
+
+class _Owners:
+    """Which node of the graph an op of a trace belongs to."""
+
+    def __init__(self, view: GraphView) -> None:
+        self._nodes = {as_planned(name): name for name in view.nodes}
+        self._calls = {
+            as_planned(name)
+            for name, node in view.nodes.items()
+            if any(value.HasField("func") or value.list.func for value in node.attr.values())
+        }
+        self._found: dict[str, str | None] = {}
+
+    def of(self, name: str) -> str | None:
+        """The node of that name, or the one that calls the function it is of; None of what TensorFlow has added."""
+        if name not in self._found:
+            parts = name.split("/")
+            callers = ("/".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
+            caller = next((self._nodes[one] for one in callers if one in self._calls), None)
+            self._found[name] = self._nodes.get(name, caller)
+        return self._found[name]
+
+
+class _Timed:
+    """The ops of a step by activity, with their times."""
+
+    def __init__(
+        self,
+        owners: _Owners,
+        dependencies: Dependencies,
+        step: Step,
+        waited: Sequence[Wait],
+        within_host: frozenset[str],
+    ) -> None:
+        until_us = {(w.meeting.name, w.start_us): w.end_us for w in waited if w.meeting.step == step.number}
+        self._of_resource: dict[str, list[tuple[str, float, float]]] = {DEVICE: [], LINK: [], HOST: []}
+        self._begin_us: dict[str, float] = {}
+        self._end_us: dict[str, float] = {}
+        ops = [op for op in step.ops if op.kind != WAITING or op.type in COLLECTIVES]
+        self.step_us = max(op.end_us for op in step.ops) - min(op.start_us for op in step.ops)
+        for op in ops:
+            name = self._activity(owners, dependencies, op)
+            exchanges = op.type in COLLECTIVES
+            resource = (HOST if op.name in within_host else LINK) if exchanges else DEVICE
+            start_us = until_us.get((op.name, op.start_us), op.start_us) if exchanges else op.start_us
+            self._of_resource[resource].append((name, start_us, op.end_us))
+            self._begin_us[name] = min(self._begin_us.get(name, op.start_us), op.start_us)
+            self._end_us[name] = max(self._end_us.get(name, op.end_us), op.end_us)
+
+    @staticmethod
+    def _activity(owners: _Owners, dependencies: Dependencies, op: Op) -> str:
+        """An exchange within a loop or a function is one of its own."""
+        owner = owners.of(op.name)
+        if owner is None:
+            return f"{op.name}: added"
+        activity = dependencies.within.get(owner, owner)
+        is_whole = activity == owner and as_planned(owner) == op.name
+        return f"{op.name}: within" if op.type in COLLECTIVES and not is_whole else activity
+
+    def taken(self) -> dict[str, TimeOn]:
+        """What each activity takes, in microseconds; what takes the least is left out."""
+        return {
+            name: TimeOn(time_us, resource)
+            for resource, intervals in self._of_resource.items()
+            for name, time_us in shares(intervals).items()
+        }
+
+    def intervals(self, resource: str) -> list[Interval]:
+        """When a resource was busy."""
+        return [(start_us, end_us) for _, start_us, end_us in self._of_resource[resource]]
+
+    def exchanges(self) -> list[Interval]:
+        """When something was exchanged."""
+        return [*self.intervals(LINK), *self.intervals(HOST)]
+
+    def kept_needs(self, dependencies: Dependencies) -> Mapping[str, tuple[str, ...]]:
+        """What each activity needs, without what had not ended when it began."""
+        over_us: dict[str, float] = {}
+        found = {}
+        for name, needs in dependencies.needs.items():
+            begin_us = self._begin_us.get(name, float("inf"))
+            found[name] = tuple(one for one in needs if over_us.get(one, 0.0) <= begin_us + _SLACK_US)
+            until_us = max((over_us.get(one, 0.0) for one in found[name]), default=0.0)
+            over_us[name] = self._end_us.get(name, until_us)
+        return found
