@@ -73,7 +73,8 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
     look = _DivisionRules(walk)
     sums, divided = set(before.sums), list(before.divided)
     means = {one.node: one for one in before.selected}
-    unproven, unproven_means = [], []
+    unproven: list[tuple[str, str]] = []
+    unproven_means: list[str] = []
     losses = trained_losses(walk)
     edges = {(edge.node, edge.slot) for one in divided if not one.is_mean for edge in one.edges}
     grown = lengths.Lengths(walk, look.chosen.axes, look.made, losses, edges)
@@ -83,27 +84,7 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
         if node not in look.forward:
             continue
         if walk.view.op(node) in _DIVISIONS:
-            numerator, tensor = walk.view.inputs(node)
-            known = any(tensor == one.tensor for one in divided) or walk.states[tensor].kind in ("same", "fed")
-            if known or walk.view.shape(tensor) != () or not look.is_used(node, tensor):
-                continue
-            by = [op for op in _OVER_BATCH if look.sums_behind(tensor, op) and look.is_over_batch(numerator, op)]
-            behind = look.sums_behind(tensor, "Sum") if not by and look.is_of_size(numerator) else frozenset()
-            is_settled = walk.states[numerator].kind == "same" or not look.behind(numerator) & look.lengths
-            if behind and is_settled and not behind & look.lengths:
-                by = ["Sum"]  # as a mask is scaled by all elements over those that are left
-            if not by:
-                if look.is_of_loss(node, numerator, tensor) and not look.is_of_size(tensor):
-                    unproven.append((node, tensor))
-                continue
-            found = look.sums_behind(tensor, by[0])
-            sums |= found
-            if look.is_equal_everywhere(node, numerator):
-                continue
-            if by[0] == "Sum":
-                divided.append(Divided(tensor, look.divided_by(tensor)))
-            else:
-                divided += [Divided(one, tuple(walk.view.consumers(one)), is_mean=True) for one in sorted(found)]
+            _look_at_division(look, node, sums, divided, unproven)
         elif walk.view.op(node) == "Mean" and node not in means:
             mean, may_be_chosen = look.chosen.mean(node)
             if mean is not None:
@@ -132,6 +113,34 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
         tuple(grown.numbers),
         () if sums_of_losses(walk.view) else tuple(grown.summed),
     )
+
+
+def _look_at_division(
+    look: _DivisionRules, node: str, sums: set[str], divided: list[Divided], unproven: list[tuple[str, str]]
+) -> None:
+    """Adds to the sums, the divided losses or what is unproven of them, as a division shows."""
+    view, states = look.walk.view, look.walk.states
+    numerator, tensor = view.inputs(node)
+    known = any(tensor == one.tensor for one in divided) or states[tensor].kind in ("same", "fed")
+    if known or view.shape(tensor) != () or not look.is_used(node, tensor):
+        return
+    by = [op for op in _OVER_BATCH if look.sums_behind(tensor, op) and look.is_over_batch(numerator, op)]
+    behind = look.sums_behind(tensor, "Sum") if not by and look.is_of_size(numerator) else frozenset()
+    is_settled = states[numerator].kind == "same" or not look.behind(numerator) & look.lengths
+    if behind and is_settled and not behind & look.lengths:
+        by = ["Sum"]  # as a mask is scaled by all elements over those that are left
+    if not by:
+        if look.is_of_loss(node, numerator, tensor) and not look.is_of_size(tensor):
+            unproven.append((node, tensor))
+        return
+    found = look.sums_behind(tensor, by[0])
+    sums |= found
+    if look.is_equal_everywhere(node, numerator):
+        return
+    if by[0] == "Sum":
+        divided.append(Divided(tensor, look.divided_by(tensor)))
+    else:
+        divided += [Divided(one, tuple(view.consumers(one)), is_mean=True) for one in sorted(found)]
 
 
 def visit(walk: Walk, node: str) -> None:
@@ -175,11 +184,15 @@ def notes_of(view: GraphView, found: Denominators) -> tuple[str, ...]:
 
 
 class _DivisionRules:
-    """What divisions are judged by."""
+    """What divisions are judged by.
+
+    Attributes:
+        walk: that has been taken.
+    """
 
     def __init__(self, walk: Walk) -> None:
         view = walk.view
-        self._walk = walk
+        self.walk = walk
         self.made = autodiff_ops(walk.known.captured)
         self.forward = view.nodes.keys() - self.made - walk.known.initial
         self.chosen = ChosenRows(walk, self.made, self.forward)
@@ -187,12 +200,12 @@ class _DivisionRules:
 
     def sums_behind(self, tensor: str, op: str) -> frozenset[str]:
         """The sums (or means) over the batch, without gradients, that make a scalar; empty where others do."""
-        view, found = self._walk.view, set[str]()
+        view, found = self.walk.view, set[str]()
         waiting = [tensor]
         while waiting:
             one = waiting.pop()
             node = split_tensor(one)[0]
-            if self._walk.states[one].kind in ("same", "fed"):
+            if self.walk.states[one].kind in ("same", "fed"):
                 continue
             is_sum = self._is_over(node, op) and not self.has_gradient(node)
             if is_sum or (op == "Sum" and (self.chosen.counts(node) or one in self.lengths)):
@@ -205,11 +218,11 @@ class _DivisionRules:
 
     def behind(self, tensor: str) -> frozenset[str]:
         """All that a tensor is computed of, by first outputs."""
-        return frozenset(f"{node}:0" for node in self._walk.view.ancestors([split_tensor(tensor)[0]]))
+        return frozenset(f"{node}:0" for node in self.walk.view.ancestors([split_tensor(tensor)[0]]))
 
     def is_over_batch(self, tensor: str, op: str) -> bool:
         """Whether a scalar is a sum (or mean) over the batch, times what all workers have, or several added up."""
-        view = self._walk.view
+        view = self.walk.view
         node = split_tensor(tensor)[0]
         while self._passes(node):
             node = split_tensor(self._own(node)[0])[0]
@@ -219,18 +232,18 @@ class _DivisionRules:
 
     def _passes(self, node: str) -> bool:
         """Whether a scalar stays the sum that it was, times what all workers have."""
-        view, op = self._walk.view, self._walk.view.op(node)
+        view, op = self.walk.view, self.walk.view.op(node)
         if op == "Sum" and view.shape(view.inputs(node)[0]) == ():
             return True
         return op in PASSES or (op == "Mul" and len(self._own(node)) == 1)
 
     def is_of_size(self, tensor: str) -> bool:
         """Whether a tensor tells of the batch its size alone; batches are taken to be equally large."""
-        view, waiting, seen = self._walk.view, [tensor], set[str]()
+        view, waiting, seen = self.walk.view, [tensor], set[str]()
         while waiting:
             one = waiting.pop()
             node = split_tensor(one)[0]
-            if node in seen or self._walk.states[one].kind in ("same", "fed"):
+            if node in seen or self.walk.states[one].kind in ("same", "fed"):
                 continue
             seen.add(node)
             if view.op(node) in _READS_SHAPES:
@@ -247,7 +260,7 @@ class _DivisionRules:
 
         A quotient that sums of a worker's own are multiplied with divides these.
         """
-        walk, view = self._walk, self._walk.view
+        walk, view = self.walk, self.walk.view
         if walk.states[numerator].kind != "same":
             return False
         if self.behind(numerator) & (walk.assumed.denominators.sums | walk.assumed.denominators.curved):
@@ -260,21 +273,21 @@ class _DivisionRules:
         """Whether a loss is divided by a tensor, or what a loss's elements are multiplied with."""
         if self.is_differentiated(tensor) or division in self.reported:
             return True
-        return division in self._walk.known.training and self.is_of_size(numerator)
+        return division in self.walk.known.training and self.is_of_size(numerator)
 
     @cached_property
     def reported(self) -> set[str]:
         """The nodes of which reported values are computed."""
-        return self._walk.view.ancestors([split_tensor(t)[0] for t in reported_values(self._walk.view)])
+        return self.walk.view.ancestors([split_tensor(t)[0] for t in reported_values(self.walk.view)])
 
     def is_used(self, division: str, tensor: str) -> bool:
         """Whether gradients or reported values are computed of a division by a tensor."""
-        is_needed = division in self.reported or division in self._walk.known.training
+        is_needed = division in self.reported or division in self.walk.known.training
         return is_needed or self.is_differentiated(tensor)
 
     def divide_others(self, lengths: Set[str]) -> bool:
         """Whether lengths divide sums over the batch and other scalars alike: one division is for all of them."""
-        view, found = self._walk.view, set[bool]()
+        view, found = self.walk.view, set[bool]()
         for edge in (edge for length in lengths for edge in self.divided_by(length) if edge.node in self.forward):
             found.add(self.is_over_batch(view.inputs(edge.node)[0], "Sum"))
         return len(found) > 1
@@ -285,7 +298,7 @@ class _DivisionRules:
 
     def quotients(self, divided: Sequence[Divided], grown: lengths.Lengths) -> set[str]:
         """The scalars that are a sum over the batch, divided by what is added up over the workers, or by its length."""
-        view = self._walk.view
+        view = self.walk.view
         found = {edge.node for one in divided if not one.is_mean for edge in one.edges}
         found |= {node for node in self.forward if view.op(node) in _DIVISIONS and grown.is_mean(node)}
         return {n for n in found & self.forward if self.is_over_batch(view.inputs(n)[0], "Sum")}
@@ -296,17 +309,17 @@ class _DivisionRules:
 
     def divided_by(self, tensor: str) -> tuple[Edge, ...]:
         """The divisions by a tensor, those of autodiff too."""
-        edges = self._walk.view.takers(tensor)
-        return tuple(e for e in edges if self._walk.view.op(e.node) in _DIVISIONS and e.slot == 1)
+        edges = self.walk.view.takers(tensor)
+        return tuple(e for e in edges if self.walk.view.op(e.node) in _DIVISIONS and e.slot == 1)
 
     def _own(self, node: str) -> list[str]:
         """The inputs that differ between workers."""
-        inputs = self._walk.view.inputs(node)
-        return [t for t in inputs if self._walk.states[t].kind not in ("same", "fed")]
+        inputs = self.walk.view.inputs(node)
+        return [t for t in inputs if self.walk.states[t].kind not in ("same", "fed")]
 
     def _is_over(self, node: str, op: str) -> bool:
         """Whether a node takes the sum (or mean) of what lies along the batch, or of its products with what does."""
-        view = self._walk.view
+        view = self.walk.view
         if view.shape(f"{node}:0") == () and op == "Sum" and sums_over_batch(self.chosen.axes, node):
             return True
         if view.op(node) != op or view.shape(f"{node}:0") != ():
@@ -321,11 +334,11 @@ class _DivisionRules:
 
         Of what only its shape is read they have none, and none of what is compared or chosen by.
         """
-        view = self._walk.view
+        view = self.walk.view
         waiting, seen = [node], {node}
         while waiting:
             one = waiting.pop()
-            if one in self._walk.known.shared:
+            if one in self.walk.known.shared:
                 return True
             if view.op(one) not in (*_READS_SHAPES, *_WITHOUT_GRADIENT):
                 waiting += (new := {split_tensor(t)[0] for t in view.inputs(one)} - seen)
