@@ -17,6 +17,8 @@ from parallax.keras.steps import step_graph, traced_training
 from tests.keras.in_memory import EXAMPLES, IDS, Trained, Workers, model, spec
 
 O = keras.optimizers  # noqa: E741
+HAS_MUON = hasattr(O, "Muon") and not keras.__version__.startswith("3.12.")
+"""Keras 3.12's own Muon asks TensorFlow's variables for a path, which they do not have."""
 TOLERANCE = 1e-5
 """Relative, after six steps in float32; sums over workers are in another order."""
 HALF_TOLERANCE = 2e-2
@@ -26,7 +28,13 @@ HALF_TOLERANCE = 2e-2
 def optimizers(newer: tuple[str, ...] = ("Muon", "ScheduleFreeAdamW")) -> dict[str, Callable[[], Any]]:
     """All of Keras's, and those that came later where this Keras has them."""
     names = "SGD Adagrad RMSprop Adadelta Adam AdamW Adamax Nadam Ftrl Lion Lamb Adafactor".split()
-    return {name: partial(getattr(O, name), 0.1) for name in (*names, *(one for one in newer if hasattr(O, one)))}
+    there = [one for one in newer if (HAS_MUON if one == "Muon" else hasattr(O, one))]
+    return {name: partial(getattr(O, name), 0.1) for name in (*names, *there)}
+
+
+def spelled(members: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of slots without what Keras's versions spell in different ways: SGD and sgd, rmsprop and rm_sprop."""
+    return tuple(one.lower().replace("rm_sprop", "rmsprop") for one in members)
 
 
 OPTIMIZERS = {
@@ -143,7 +151,7 @@ def test_a_table_and_its_slots_have_owners_and_end_as_in_plain_keras(name: str) 
     found = workers(name).result("alltoall")
     check(found)
     assert found.routes["emb/embeddings"] == "sparse by alltoall"
-    assert found.members == MEMBERS.get(name, found.members)
+    assert spelled(found.members) == spelled(MEMBERS.get(name, found.members))
 
 
 @pytest.mark.slow
@@ -177,7 +185,7 @@ def test_three_workers_end_as_plain_keras() -> None:
     check(Workers(EVERY["Adam, global_clipnorm"], 3).result("alltoall"))
 
 
-@pytest.mark.skipif(not hasattr(O, "Muon"), reason="this Keras has no Muon")
+@pytest.mark.skipif(not HAS_MUON, reason="this Keras has no Muon that trains with TensorFlow")
 def test_an_update_that_multiplies_the_whole_table_says_so_and_every_worker_holds_the_table() -> None:
     found = Workers(partial(O.Muon, 0.01, exclude_embeddings=False)).result("alltoall")
     check(found)

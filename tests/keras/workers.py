@@ -154,10 +154,14 @@ def means_of(model, found):
 
 
 def in_keras(model, batches, step="train"):
-    """Plain Keras's (values of all trained variables, results of metrics so far), after each batch."""
+    """Plain Keras's (values of all trained variables, results of metrics), after and of each batch.
+
+    Keras 3.12 goes on counting from batch to batch, and later ones begin anew.
+    """
     found = []
     run = model.train_on_batch if step == "train" else model.test_on_batch
     for batch in batches:
+        model.reset_metrics()
         results = run(*batch, return_dict=True)
         values = {v.path: v.numpy() for v in model.variables}
         found.append((values, {name: float(value) for name, value in results.items()}))
