@@ -155,6 +155,9 @@ def _cotangents(walk: Walk, made: Set[str], node: str) -> tuple[Edge, ...]:
     spread = [e.node for n in shapes for e in view.takers(f"{n}:0") if view.op(e.node) in _SPREADS and e.slot == 1]
     kept = _kept_shape(walk, node)
     fits = [n for n in spread if kept is None or view.shape(view.inputs(n)[0]) in (kept, None)]
+    others = {e.node for e in view.takers(summed) if view.op(e.node) in ("Sum", "Mean")} - made - {node}
+    if not fits and not others:  # what is not known of the shape cannot be another reduction's
+        fits = [n for n in spread if _may_be(view.shape(view.inputs(n)[0]), kept)]
     return tuple(Edge(n, 0) for n in dict.fromkeys(fits) if n in made and not _is_of_mean(walk, n))
 
 
@@ -175,6 +178,14 @@ def _kept_shape(walk: Walk, node: str) -> Shape:
         return None
     gone = {int(axis) % len(shape) for axis in over.reshape(-1)} if shape else set()
     return tuple(1 if axis in gone else length for axis, length in enumerate(shape))
+
+
+def _may_be(shape: Shape, other: Shape) -> bool:
+    """Whether two shapes may be one, where lengths of either are not known."""
+    if shape is None or other is None:
+        return True
+    pairs = list(zip(shape, other, strict=False))
+    return len(shape) == len(other) and all(None in pair or pair[0] == pair[1] for pair in pairs)
 
 
 def _of_squares(walk: Walk, made: Set[str], summed: str) -> tuple[Edge, ...]:
