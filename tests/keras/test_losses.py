@@ -132,6 +132,7 @@ CASES = {
     "the mean of the batch": (plain, (X, Y)),
     "sample weights": (plain, (X, Y, weights())),
     "reduction sum, weighted": (reduced("sum"), (X, Y, weights())),
+    "a sum along the batch": (lambda: plain(loss=summed), (X, Y)),
     "the mean by sample weights": (reduced("mean_with_sample_weight"), (X, Y, weights())),
     "several outputs": (of_several_outputs, (X, of_outputs)),
     "regularizers and added losses": (regularized, (X, Y)),
@@ -140,7 +141,6 @@ CASES = {
 }
 SLOW_CASES = {
     "reduction sum": (reduced("sum"), (X, Y)),
-    "a sum along the batch": (lambda: plain(loss=summed), (X, Y)),
     "reduction mean": (reduced("mean"), (X, Y, weights())),
     "a masked sequence": (lambda: recurrent(return_sequences=True), (X, SEQUENCE)),
     "the last of a masked sequence": (recurrent, (X, Y)),
