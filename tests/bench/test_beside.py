@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import tensorflow as tf  # noqa: F401  # of the tier of graphs
 
 from ops.bench.race.command import add_command, wanted_of
 from ops.bench.race.place import ROOT, OnThisMachine
