@@ -55,7 +55,8 @@ class Model:
         with self.graph.as_default():
             tf.graph_util.import_graph_def(graph_def, name="")
         self.graph.finalize()
-        config = v1.ConfigProto(inter_op_parallelism_threads=8)
+        # its own, as those of the process may be one, which a tail that waits would take from the loss
+        config = v1.ConfigProto(inter_op_parallelism_threads=8, use_per_session_threads=True)
         self.session = v1.Session(graph=self.graph, config=config)
         self.session.run("init")
         self.direct = DirectRuns(self.session, overlaps=overlaps)
