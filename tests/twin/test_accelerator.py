@@ -88,7 +88,7 @@ def test_a_layer_waits_for_what_comes_late_from_the_host(graph):
 def test_what_waits_takes_no_thread_and_no_core(graph):
     x = v1.placeholder(tf.float32, [2])
     waits = [to_host(x + n) for n in range(10)]
-    config = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
+    config = v1.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
     with v1.Session(config=config) as session:
         session.run([*waits, x + 100.0], {x: [1, 2]})
         ends = {}

@@ -127,7 +127,7 @@ def row_ops():
 
 def _as_written():
     """Arithmetic stays as the graph has it, so that two graphs can be compared bit for bit."""
-    config = v1.ConfigProto(inter_op_parallelism_threads=1)
+    config = v1.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     config.graph_options.optimizer_options.opt_level = -1
     return config

@@ -19,6 +19,8 @@ from parallax.transform.passes.turns import add_gates
 
 v1 = tf.compat.v1
 STEP = "global_step/Read/ReadVariableOp:0"
+OWN_THREADS = v1.ConfigProto(inter_op_parallelism_threads=8, use_per_session_threads=True)
+"""A tail that waits takes a thread from the loss; those of the process may be as few as its first session asked for."""
 
 
 class Model:
@@ -55,9 +57,7 @@ class Model:
         with self.graph.as_default():
             tf.graph_util.import_graph_def(graph_def, name="")
         self.graph.finalize()
-        # its own, as those of the process may be one, which a tail that waits would take from the loss
-        config = v1.ConfigProto(inter_op_parallelism_threads=8, use_per_session_threads=True)
-        self.session = v1.Session(graph=self.graph, config=config)
+        self.session = v1.Session(graph=self.graph, config=OWN_THREADS)
         self.session.run("init")
         self.direct = DirectRuns(self.session, overlaps=overlaps)
 
@@ -235,7 +235,7 @@ def both_ways(build: Any, runs: int = 8) -> tuple[list[Any], list[Any]]:
             add_gates(graph_def)
         with tf.Graph().as_default() as own:
             tf.graph_util.import_graph_def(graph_def, name="")
-        session = v1.Session(graph=own, config=v1.ConfigProto(inter_op_parallelism_threads=8))
+        session = v1.Session(graph=own, config=OWN_THREADS)
         session.run("init")
         direct = DirectRuns(session, overlaps=overlaps)
         given = [direct.run(("shown:0", "train"), {}, overlaps=True) for _ in range(runs)]
