@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     what.add_argument("--real", type=int, metavar="N", help="run N real jobs, each with a fault")
     parser.add_argument("--restart", action="store_true", help="with --real: N faults, in jobs that go on after each")
     parser.add_argument("--first", type=int, default=0, metavar="S", help="the first seed (0)")
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="P", help="that simulate (all cores)")
+    help_processes = "that simulate (all cores); with --restart, jobs at a time (1)"
+    parser.add_argument("--processes", type=int, metavar="P", help=help_processes)
     arguments = parser.parse_args(argv)
     if arguments.planted:
         from ops.faults.planted import find_all
@@ -34,17 +36,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return find_all()
     if arguments.restart and arguments.real is None:
         parser.error("--restart belongs to --real N")
+    for number in (signal.SIGHUP, signal.SIGINT):  # which commands in the background ignore, and so would jobs
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: None)
     if arguments.restart:
         from ops.faults import restarted
 
-        return restarted.run_all(arguments.real, arguments.first)
+        return restarted.run_all(arguments.real, arguments.first, arguments.processes or 1)
     if arguments.real is not None:
         from ops.faults.real import run_all
 
         return run_all(arguments.real, arguments.first)
     if arguments.seed is not None:
         return _show(arguments.seed)
-    return _simulated(arguments.simulated, arguments.first, arguments.processes)
+    return _simulated(arguments.simulated, arguments.first, arguments.processes or os.cpu_count() or 1)
 
 
 def _simulated(number: int, first: int, processes: int) -> int:

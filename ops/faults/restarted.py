@@ -8,12 +8,15 @@ job, which must harm nothing. Jobs run on this machine and, where root can make 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -42,59 +45,111 @@ class Struck:
 
     Attributes:
         what: the fault, and whom it met.
-        seconds: until the next step; None where the job had no reason to be started again.
+        seconds: until the next step of a job that was started again; None where no such step came.
         is_silent: the victim was stopped, which the limits of silence find out.
+        is_harmless: the job has no reason to be started again.
     """
 
     what: str
     seconds: float | None
-    is_silent: bool
+    is_silent: bool = False
+    is_harmless: bool = False
 
 
-def run_all(number: int, first: int) -> int:
-    """Has `number` faults meet jobs, from seed `first` on, and prints what was wrong and how long steps kept away."""
+def run_all(number: int, first: int, at_a_time: int = 1) -> int:
+    """Has `number` faults or a few more meet jobs, from seed `first` on, and prints what was wrong.
+
+    Args:
+        number: of faults.
+        first: the first seed; each job has the next one.
+        at_a_time: how many jobs run beside each other, each on hosts of its own.
+    """
     reason = why_not()
     if reason:
         print(f"Jobs of this machine only, for no emulated cluster can be made: {reason}.")
-    struck: list[Struck] = []
-    wrong: list[str] = []
-    jobs = 0
-    with contextlib.ExitStack() as ends:
-        lab = None if reason else ends.enter_context(Lab(2))
-        folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="parallax-faults-")))
-        undisturbed: dict[tuple[str, str], Path] = {}
-        while len(struck) < number:
-            random = Random(first + jobs)
-            job = random.choice(_JOBS if lab is not None else _JOBS[:2])
-            own = lab if job[1] == "hosts" else None
-            if job not in undisturbed:
-                undisturbed[job] = _undisturbed(folder / f"undisturbed-{len(undisturbed)}", job[0], own)
-            trial = _GoingOn(folder / f"job-{jobs}", job[0], own)
-            found, what = trial.meets(random, min(_FAULTS_OF_A_JOB, number - len(struck)), undisturbed[job])
-            print(f"seed {first + jobs}, {job[0]}, {job[1]}: {what or 'trained, values equal'}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="parallax-faults-") as folder:
+        trials = _Trials(number, first, Path(folder), has_hosts=not reason)
+        with ThreadPoolExecutor(at_a_time) as pool:
+            for ended in [pool.submit(trials.run) for _ in range(at_a_time)]:
+                ended.result()
+    return trials.told()
+
+
+class _Trials:
+    """Jobs that faults meet, one after the other in each thread that runs some.
+
+    Args:
+        number: of faults.
+        first: the first seed.
+        folder: for what the jobs write.
+        has_hosts: whether jobs run on emulated hosts too.
+    """
+
+    def __init__(self, number: int, first: int, folder: Path, has_hosts: bool) -> None:
+        self._number, self._folder, self._has_hosts = number, folder, has_hosts
+        self._seeds = itertools.count(first)
+        self._lock = threading.Lock()
+        self._expected = 0  # faults that have met jobs, or shall meet those that run
+        self._undisturbed: dict[tuple[str, str], Path] = {}
+        self._undisturbed_lock = threading.Lock()
+        self._struck: list[Struck] = []
+        self._wrong: list[str] = []
+        self._jobs = 0
+
+    def run(self) -> None:
+        """Runs jobs until enough faults have met some."""
+        with contextlib.ExitStack() as ends:
+            lab = ends.enter_context(Lab(2)) if self._has_hosts else None
+            while (seed := self._next()) is not None:
+                random = Random(seed)
+                kind, where = random.choice(_JOBS if lab is not None else _JOBS[:2])
+                own = lab if where == "hosts" else None
+                undisturbed = self._values_of_undisturbed(kind, where, own)
+                found, what = _GoingOn(self._folder / f"job-{seed}", kind, own).meets(
+                    random, _FAULTS_OF_A_JOB, undisturbed
+                )
+                self._note(f"seed {seed}, {kind}, {where}", found, what)
+
+    def told(self) -> int:
+        """Prints how many faults there were, what was wrong, and how long steps kept away; 0 where nothing was."""
+        struck, wrong = self._struck, self._wrong
+        print(f"{len(struck)} faults in {self._jobs} jobs, {self._jobs - len(wrong)} ended trained with equal values.")
+        print(", ".join(f"{kind}: {sum(what.startswith(kind) for what in wrong)}" for kind in KINDS))
+        for is_silent, name in ((False, "that tell of themselves"), (True, "that are found by silence")):
+            seconds = [one.seconds for one in struck if one.seconds is not None and one.is_silent == is_silent]
+            if seconds:
+                median_s, worst_s = statistics.median(seconds), max(seconds)
+                print(f"{len(seconds)} faults {name}; to the next step {median_s:.1f} s median, {worst_s:.1f} worst.")
+        return 1 if wrong else 0
+
+    def _next(self) -> int | None:
+        with self._lock:
+            if self._expected >= self._number:
+                return None
+            self._expected += _FAULTS_OF_A_JOB
+            return next(self._seeds)
+
+    def _note(self, job: str, found: list[Struck], what: str) -> None:
+        with self._lock:
+            print(f"{job}: {what or 'trained, values equal'}", flush=True)
             for one in found:
                 print(f"  {one.what}: {'no restart' if one.seconds is None else f'{one.seconds:.1f} s'}", flush=True)
-            struck += found
-            wrong += [what] if what else []
-            jobs += 1
-            if what and not found:
-                break  # it does not start
-    print(f"{len(struck)} faults in {jobs} jobs, {jobs - len(wrong)} ended trained with equal values.")
-    print(", ".join(f"{kind}: {sum(what.startswith(kind) for what in wrong)}" for kind in KINDS))
-    for is_silent, name in ((False, "that tell of themselves"), (True, "that are found by silence")):
-        seconds = [one.seconds for one in struck if one.seconds is not None and one.is_silent == is_silent]
-        if seconds:
-            median_s, worst_s = statistics.median(seconds), max(seconds)
-            print(f"{len(seconds)} faults {name}; to the next step {median_s:.1f} s median, {worst_s:.1f} worst.")
-    return 1 if wrong else 0
+            self._struck += found
+            self._wrong += [what] if what else []
+            self._jobs += 1
+            does_start = bool(found or not what)
+            self._expected += len(found) - _FAULTS_OF_A_JOB if does_start else self._number
 
-
-def _undisturbed(folder: Path, kind: str, lab: Lab | None) -> Path:
-    """The values of a job without faults."""
-    found, what = _GoingOn(folder, kind, lab).meets(Random(0), 0, None)
-    if what or found:
-        raise RuntimeError(f"A job without faults must end well: {what}")
-    return folder / VALUES
+    def _values_of_undisturbed(self, kind: str, where: str, lab: Lab | None) -> Path:
+        """The values of a job without faults."""
+        with self._undisturbed_lock:
+            if (kind, where) not in self._undisturbed:
+                folder = self._folder / f"undisturbed-{kind}-{where}"
+                found, what = _GoingOn(folder, kind, lab).meets(Random(0), 0, None)
+                if what or found:
+                    raise RuntimeError(f"A job without faults must end well: {what}")
+                self._undisturbed[kind, where] = folder / VALUES
+            return self._undisturbed[kind, where]
 
 
 class _GoingOn:
@@ -117,29 +172,29 @@ class _GoingOn:
                 time.sleep(random.uniform(*_MOMENTS_S))
                 if self._job.process.poll() is not None or self._steps()[-1][1] > LAST_STEP - 50:
                     break
-                if (one := self._strike(random)) is None:
-                    return found, f"hangs: no step came again: {self._said()}"
+                one = self._strike(random)
+                if one.seconds is None and not one.is_harmless:
+                    return found, f"hangs: no step came again after {one.what}: {self._said()}"
                 found.append(one)
             (self._folder / HURRY).touch()
             return found, self._wrong(undisturbed)
         finally:
             self._job.kill()
 
-    def _strike(self, random: Random) -> Struck | None:
-        """Does one fault; None when no step came afterwards."""
+    def _strike(self, random: Random) -> Struck:
+        """Does one fault, and waits for what comes of it."""
         current = self._steps()[-1][0]
         ranks = self._ranks(current)
         spare = [one.pid for one, job in self._jobs() if job != current]
         struck_s = time.monotonic()
         if spare and random.random() < _SPARE_SHARE:
             os.kill(random.choice(spare), signal.SIGKILL)
-            return Struck("spare SIGKILL", None, False)
+            return Struck("spare SIGKILL", None, is_harmless=True)
         fault, pid = random.choice(list(self._victims(current, ranks)))
         os.kill(pid, fault.number)
-        if not wait(lambda: self._next_step_s(struck_s, other_than=current) is not None, _HANG_S):
-            return None
-        next_s = self._next_step_s(struck_s, other_than=current) or 0.0
-        return Struck(str(fault), next_s - struck_s, fault.number in _STOPS)
+        wait(lambda: self._next_step_s(struck_s, other_than=current) is not None, _HANG_S)
+        next_s = self._next_step_s(struck_s, other_than=current)
+        return Struck(str(fault), None if next_s is None else next_s - struck_s, fault.number in _STOPS)
 
     def _victims(self, job: str, ranks: dict[str, list[int]]) -> Iterator[tuple[Fault, int]]:
         """Each fault, with each process of the job that it may meet; every kind of victim equally often."""

@@ -18,6 +18,9 @@ Shape = tuple[int | None, ...] | None
 """A static shape: None where the rank is unknown, None in it where a dimension is."""
 
 
+NEXT_ITERATIONS = ("NextIteration", "RefNextIteration")
+"""What comes around to the Merge at the head of a while loop of the old style."""
+
 EXAMPLES = "_parallax_examples"
 """The attribute of a placeholder that says how many examples a worker's batch will have, where its shape is open."""
 _REFERENCE = 100  # TensorFlow numbers the reference to a type 100 above the type
@@ -222,7 +225,7 @@ class GraphView:
             raise GraphError(f"The graph names node {node!r} as an input and does not hold it.")
         needed = [*[split_tensor(t)[0] for t in self._inputs[node]], *self._controls[node]]
         if self.op(node) in ("Merge", "RefMerge"):
-            needed = [n for n in needed if self.op(n) not in ("NextIteration", "RefNextIteration")]
+            needed = [n for n in needed if self.op(n) not in NEXT_ITERATIONS]
         return sorted(set(needed), key=self._position.__getitem__, reverse=True) if len(needed) > 1 else needed
 
 

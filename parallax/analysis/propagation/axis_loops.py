@@ -20,7 +20,7 @@ from parallax.analysis.propagation.states import LOCAL, SAME, State
 from parallax.analysis.reading.functions import is_stateful
 from parallax.analysis.reading.inline import inline_calls, knowing
 from parallax.graph.control_flow import SWITCHES, is_loop_merge, predicate_of
-from parallax.graph.view import GraphView, Shape, split_tensor, tensor_name
+from parallax.graph.view import NEXT_ITERATIONS, GraphView, Shape, split_tensor, tensor_name
 from parallax.types import FunctionLibrary
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def _put_together(array: int, at: int | None) -> Callable[[BatchAxes, str, tuple
 
 
 RULES = {
-    **dict.fromkeys(("Enter", "RefEnter", "Exit", "RefExit", "NextIteration", "RefNextIteration"), passes),
+    **dict.fromkeys(("Enter", "RefEnter", "Exit", "RefExit", *NEXT_ITERATIONS), passes),
     **dict.fromkeys(SWITCHES, switch),
     "TensorArrayScatterV3": _taken_apart(2, 3),
     "TensorArrayWriteV3": _written(2, 3, 1),

@@ -15,11 +15,12 @@ from parallax.analysis.propagation.op_lists import ELEMENTWISE
 from parallax.analysis.propagation.states import Plain, State
 from parallax.analysis.propagation.walk import Walk
 from parallax.graph.ops import SEGMENT_LOOKUPS
+from parallax.graph.view import NEXT_ITERATIONS
 
 Rule = Callable[[Walk, str, list[State]], bool]
 """Gives a node's outputs their states, from those of its inputs; False where it does not apply."""
 
-_PASS_ON = ("Identity", "RefIdentity", "Enter", "RefEnter", "NextIteration", "RefNextIteration", "Exit", "RefExit")
+_PASS_ON = ("Identity", "RefIdentity", "Enter", "RefEnter", *NEXT_ITERATIONS, "Exit", "RefExit")
 
 RULES: dict[str, Rule] = {
     "ReadVariableOp": rules_rows.read_variable,

@@ -18,7 +18,7 @@ from parallax.analysis.propagation.train_ops import train_ops
 from parallax.analysis.reading.capture import Captured
 from parallax.analysis.reading.gradients import RECORDED, gradient_updates
 from parallax.graph.spec import GradientSource, GraphSpec, VariableClass
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, once_per_view, split_tensor
 
 _SHOWN = 5
 _PLACEHOLDERS = ("Placeholder", "PlaceholderV2")
@@ -126,17 +126,14 @@ def sums_of_losses(view: GraphView, divided: bool = False) -> list[str]:
         view: the graph.
         divided: whether to speak of sums that are divided by what the batch determines, in place of those that are not.
     """
-    content = _after(view, [n for n in view.nodes if _gives_data(view, n)], frozenset(_OF_SHAPE))
-    fixed = _along_fixed_batches(view, content)
     found = []
-    for loss in _losses(view):
-        sums = _sums(view, loss, content, fixed)
+    for loss, sums in _sums_by_loss(view):
         if divided:
             found += [
                 f"The loss {loss} is a sum over the batch ({node}), divided by {divisor}, which the batch determines: "
                 "one process would divide by that of all workers' batches together. Where they differ between workers, "
                 "losses must be weighed."
-                for node, divisor in sorted(sums)
+                for node, divisor in sums
                 if divisor
             ]
         elif plain := sorted(node for node, divisor in sums if not divisor):
@@ -146,6 +143,13 @@ def sums_of_losses(view: GraphView, divided: bool = False) -> list[str]:
                 "Use reduce_mean."
             )
     return found
+
+
+@once_per_view
+def _sums_by_loss(view: GraphView) -> list[tuple[str, list[tuple[str, str]]]]:
+    content = _after(view, [n for n in view.nodes if _gives_data(view, n)], frozenset(_OF_SHAPE))
+    fixed = _along_fixed_batches(view, content)
+    return [(loss, sorted(_sums(view, loss, content, fixed))) for loss in _losses(view)]
 
 
 def _losses(view: GraphView) -> list[str]:

@@ -24,7 +24,7 @@ from parallax.graph.batches import is_part
 from parallax.graph.control_flow import MERGES, SWITCHES, Branch, Branches, is_loop_merge, predicate_of
 from parallax.graph.ops import seed_slots, state_op
 from parallax.graph.spec import GradientSource
-from parallax.graph.view import Edge, split_tensor
+from parallax.graph.view import NEXT_ITERATIONS, Edge, split_tensor
 from parallax.plans.rewrites import AllReduce, Scatter
 
 _RANDOM = re.compile(
@@ -207,7 +207,7 @@ def _only_hyperparameter(walk: Walk, node: str) -> bool:
 def _inherit(walk: Walk, node: str, op: str) -> None:
     """The result is as its worst input; row states that no rule took are read whole or become opaque."""
     states = [_plain(walk, node, slot) for slot in range(len(walk.view.inputs(node)))]
-    if op in ("NextIteration", "RefNextIteration") or (op in MERGES and is_loop_merge(walk.view, node)):
+    if op in NEXT_ITERATIONS or (op in MERGES and is_loop_merge(walk.view, node)):
         states.append(LOCAL)
     elif op in MERGES:  # constants of a branch do not show in their inputs when the branch is taken
         states.append(walk.condition(_left(walk, node)))

@@ -1,12 +1,14 @@
 """Runs a job and starts it again when it fails; restart.py decides. Each job is launched by a thread of its own.
 
 The main thread waits, for signals come to it alone, and hands them to the job that runs. Once that has made a run, a
-spare job is started beside it (spare.py), which becomes the next one if that is on the same hosts. While a job runs on
-fewer hosts than it may, the others are asked now and then whether they answer; if so, it saves, ends and goes on there.
+spare job is started beside it (spare.py), which becomes the next one if that is on the same hosts; one that was ready
+and has failed is replaced. While a job runs on fewer hosts than it may, the others are asked now and then whether they
+answer; if so, it saves, ends and goes on there.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -38,6 +40,7 @@ from parallax.runtime.launcher.restart import (
 from parallax.runtime.launcher.spare import Launch, RunningJob, SpareJob
 
 FIRST_ASK_S, LONGEST_ASK_S = 10.0, 1280.0
+FIRST_REPLACED_S = 1.0
 _POLL_S = 0.05
 
 JobOn = Callable[[tuple[str, ...]], Job]
@@ -99,6 +102,8 @@ class _Restarting:
         self._spare: SpareJob | None = None
         self._ended_spares: list[SpareJob] = []
         self._is_told = False  # what the spare takes
+        self._next_spare_s = math.inf  # when the next one may be started
+        self._replaced_s = FIRST_REPLACED_S  # how long after the end of this one
         self._starts = 0  # of jobs, without the first
         self._asking = _HostsAsked()
 
@@ -136,13 +141,13 @@ class _Restarting:
     def _run(self, running: RunningJob) -> JobEnd:
         """Waits for a job's end; starts the spare when it trains, and ends it when the loop has ended."""
         may_start = self._standing_by is not None and self._state.restarts < self._state.most
+        self._next_spare_s, self._replaced_s = 0.0 if may_start else math.inf, FIRST_REPLACED_S
         while not running.wait(_POLL_S):
             running.contact.signals += self._caught[len(running.contact.signals) :]
             progress = running.contact.progress
             if progress.has_finished or self._caught:
                 self._drop_spare()
-            elif may_start and progress.has_run:
-                may_start = False
+            elif progress.has_run and time.monotonic() >= self._next_spare_s:
                 self._start_spare()
             if not (progress.has_finished or self._caught or running.contact.shall_yield):
                 running.contact.shall_yield = self._has_more_hosts(running)
@@ -197,17 +202,26 @@ class _Restarting:
     def _start_spare(self) -> None:
         """Starts the job that comes next, if this one fails, on the hosts of this one."""
         if self._standing_by is not None:
+            self._next_spare_s = math.inf
             job = _numbered(self._job_on(self._hosts), self._starts + 1)
             streams = bytes_of(sys.stdout), bytes_of(sys.stderr)
             self._spare, self._is_told = SpareJob(self._launch, job, self._standing_by, streams), False
 
     def _look_at_spare(self) -> None:
-        """Tells what the spare takes when it is ready, and lets go of one that has failed."""
+        """Tells what the spare takes when it is ready, and lets go of one that has failed.
+
+        One that was never ready may have failed for want of memory, which the job needs more than another try.
+        """
         spare = self._spare
         if spare is None:
             return
         if not spare.is_alive:
-            _say("The spare job has failed; a restart will import TensorFlow anew.")
+            text = "The spare job has failed; a restart will import TensorFlow anew"
+            if self._is_told:
+                self._next_spare_s = time.monotonic() + self._replaced_s
+                self._replaced_s = min(2 * self._replaced_s, LONGEST_ASK_S)
+                text += " until another one is ready"
+            _say(f"{text}.")
             self._drop_spare()
         elif not self._is_told and (taken := spare.ready_bytes) is not None:
             self._is_told = True

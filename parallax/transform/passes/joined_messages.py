@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.graph.control_flow import branches_of
-from parallax.graph.view import GraphView, split_tensor, tensor_name
+from parallax.graph.view import NEXT_ITERATIONS, GraphView, split_tensor, tensor_name
 from parallax.transform.building.all_to_all import ALL_REDUCE
 from parallax.types import GraphDef, NodeDef
 
@@ -70,12 +70,15 @@ def _messages(view: GraphView, found: list[NodeDef]) -> Iterator[list[NodeDef]]:
             alike.setdefault(key, []).append(node)
     for nodes in alike.values():
         message: list[NodeDef] = []
+        filled = 0
         for node in nodes:
-            if (_size(node) or 0) < MESSAGE_BYTES:
+            size = _size(node) or 0
+            if size < MESSAGE_BYTES:
                 message.append(node)
-            if sum(_size(one) or 0 for one in message) >= MESSAGE_BYTES:
+                filled += size
+            if filled >= MESSAGE_BYTES:
                 yield from (message,) if len(message) > 1 else ()
-                message = []
+                message, filled = [], 0
         yield from (message,) if len(message) > 1 else ()
 
 
@@ -85,19 +88,27 @@ def _levels_and_places(view: GraphView) -> tuple[dict[str, int], dict[str, int]]
     TensorFlow adds nodes in the order in which they can run, gradients from the last layer to the first. What a
     transform adds is as late as what it takes.
     """
-    levels: dict[str, int] = dict.fromkeys(view.nodes, 0)
-    places: dict[str, int] = {}
     branches = branches_of(view)
-    before: dict[str, int] = {}
-    while levels != before:  # a second time only where a loop's end has another level than its head
-        before = dict(levels)
-        for number, node in enumerate(view.topological_order()):
-            needed = [*(split_tensor(tensor)[0] for tensor in view.inputs(node)), *view.controls(node)]
-            counted = [levels[name] + (view.op(name) == ALL_REDUCE and not branches[name]) for name in needed]
-            levels[node] = max(counted, default=0)
-            is_users = not node.startswith("parallax/")
-            places[node] = number if is_users else max((places.get(name, 0) for name in needed), default=0)
+    counted = {name for name in view.nodes if view.op(name) == ALL_REDUCE and not branches[name]}
+    order = [(node, _taken(view, node)) for node in view.topological_order()]
+    levels: dict[str, int] = dict.fromkeys(view.nodes, 0)
+    is_changed = True
+    while is_changed:  # a second time only where a loop's end has another level than its head
+        is_changed = False
+        for node, taken in order:
+            level = max([levels[name] + (name in counted) for name in taken], default=0)
+            is_changed = is_changed or (level != levels[node] and view.op(node) in NEXT_ITERATIONS)
+            levels[node] = level
+    places: dict[str, int] = {}
+    for number, (node, taken) in enumerate(order):
+        is_users = not node.startswith("parallax/")
+        places[node] = number if is_users else max([places.get(name, 0) for name in taken], default=0)
     return levels, places
+
+
+def _taken(view: GraphView, node: str) -> list[str]:
+    """The nodes that a node takes tensors of or waits for."""
+    return [*[split_tensor(tensor)[0] for tensor in view.inputs(node)], *view.controls(node)]
 
 
 def _join(graph_def: GraphDef, members: list[NodeDef], name: str) -> JoinedMessage:

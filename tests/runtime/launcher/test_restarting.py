@@ -21,6 +21,7 @@ from parallax.runtime.launcher.launch import JobEnd
 from parallax.runtime.launcher.restarting import RestartOptions, launch_restarting
 
 LIMIT_S = 20.0
+LATER = "later"
 RAN = Progress(has_started=True, has_run=True, step=4, has_saved=True)
 KILLED = JobEnd(137, None, EndCause(cause.KILLED, (1,)), "rank 1 was killed by SIGKILL", RAN)
 WELL = JobEnd(0)
@@ -35,7 +36,7 @@ class Played:
     Attributes:
         ends: how they end.
         awaits_spare: they run until a spare job is ready.
-        spares: how many of these fail as soon as they are started, for each that is started.
+        spares: for each that is started, whether it fails at once, or LATER, when it has been told as ready.
     """
 
     ends: list
@@ -49,7 +50,11 @@ class Played:
     def launch(self, job, stdout, stderr, contact):
         if STANDING_BY in job.environment:
             contact.progress = Progress(ready_bytes=(10, 20))
-            if self.spares and self.spares.pop(0):
+            fails = self.spares.pop(0) if self.spares else False
+            if fails == LATER:
+                time.sleep(4 * restarting._POLL_S)
+                return JobEnd(137, None, EndCause(cause.KILLED))
+            if fails:
                 self._ready.release()
                 return JobEnd(1, None, EndCause(cause.RAISED))
             stdout.write(b"spare speaks\n")
@@ -103,7 +108,15 @@ def test_a_spare_that_fails_is_told_and_the_next_job_starts_anew(capfdbinary):
     played = Played([KILLED, WELL], spares=[True])
     assert run(played, standing_by=STANDING_BY).status == 0
     assert [is_spare for _, is_spare in played.jobs] == [False, False]
-    assert b"The spare job has failed" in capfdbinary.readouterr()[1]
+    assert b"The spare job has failed; a restart will import TensorFlow anew.\n" in capfdbinary.readouterr()[1]
+
+
+def test_a_spare_that_was_ready_and_fails_is_replaced(capfdbinary, monkeypatch):
+    monkeypatch.setattr(restarting, "FIRST_REPLACED_S", 0.1)
+    played = Played([KILLED, WELL], spares=[LATER, LATER])
+    assert run(played, standing_by=STANDING_BY) == WELL
+    assert [is_spare for _, is_spare in played.jobs] == [False, True] and played.parcels == [b"parcel"]
+    assert capfdbinary.readouterr()[1].count(b"will import TensorFlow anew until another one is ready.\n") == 2
 
 
 def test_without_a_spare_nothing_is_started_before_a_failure_and_files_of_output_stay(tmp_path):
