@@ -7,10 +7,12 @@
 - seeds: no random op is unseeded.
 
 Besides, every lookup of a table is a pull, and no op of the worker's own writes what servers hold: such a node is a
-NoOp or an Identity (`check_servers`).
+NoOp or an Identity.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from parallax.errors import TransformError
 from parallax.graph.view import Edge, tensor_name
@@ -22,6 +24,12 @@ from parallax.types import GraphDef, NodeDef
 def check(graph_def: GraphDef, rewrites: Rewrites, worker: Worker) -> None:
     """Raises TransformError, naming the op, when a promise of a pass does not hold."""
     nodes = {node.name: node for node in graph_def.node}
+    _check_passes(nodes, rewrites, worker)
+    check_exchanges(nodes, rewrites)
+    check_servers(nodes, rewrites)
+
+
+def _check_passes(nodes: Mapping[str, NodeDef], rewrites: Rewrites, worker: Worker) -> None:
     for table in rewrites.tables:
         if table.servers:
             continue
@@ -43,14 +51,13 @@ def check(graph_def: GraphDef, rewrites: Rewrites, worker: Worker) -> None:
             raise TransformError(
                 f"Input {edge.slot} of {edge.node!r} must take {what}, and takes {tensor!r} as it was."
             )
-    for node in graph_def.node:
+    for name, node in nodes.items():
         if "seed" in node.attr and "seed2" in node.attr and not (node.attr["seed"].i or node.attr["seed2"].i):
-            raise TransformError(f"Random op {node.name!r} must have a seed, and has none.")
+            raise TransformError(f"Random op {name!r} must have a seed, and has none.")
 
 
-def check_servers(graph_def: GraphDef, rewrites: Rewrites) -> None:
+def check_servers(nodes: Mapping[str, NodeDef], rewrites: Rewrites) -> None:
     """Raises TransformError when an op of the worker's own still writes what servers hold."""
-    nodes = {node.name: node for node in graph_def.node}
     for one in rewrites.owned:
         if one.writes and nodes[one.node].op not in ("NoOp", "Identity"):
             raise TransformError(
@@ -76,9 +83,8 @@ def _input(node: NodeDef, slot: int) -> str:
     return tensor_name(data[slot]) if slot < len(data) else ""
 
 
-def check_exchanges(graph_def: GraphDef, rewrites: Rewrites) -> None:
+def check_exchanges(nodes: Mapping[str, NodeDef], rewrites: Rewrites) -> None:
     """Raises TransformError when an update still takes joined rows that were to be pushed or collected."""
-    nodes = {node.name: node for node in graph_def.node}
     exchanged = [(*p.values, *p.indices) for p in rewrites.pushes if not rewrites.table(p.table).servers]
     exchanged += [(*c.values, *c.indices) for c in rewrites.collects]
     for edges in exchanged:

@@ -26,7 +26,7 @@ from parallax.transform.building.editor import (
     open_editor,
 )
 from parallax.transform.building.wire import Rounding
-from parallax.transform.check import check, check_exchanges, check_servers
+from parallax.transform.check import check
 from parallax.transform.passes.accumulate import keep_gradients
 from parallax.transform.passes.dense_and_gathered import collect_rows, reduce_gradients
 from parallax.transform.passes.exchange import exchange_rows
@@ -162,8 +162,6 @@ def transform(
     if can_overlap:
         add_gates(changed)
     check(changed, rewrites, worker)
-    check_exchanges(changed, rewrites)
-    check_servers(changed, rewrites)
     return WorkerGraph(
         graph_def=changed,
         whole=read | {tensor: read.get(whole, whole) for tensor, whole in editor.whole.items()},

@@ -259,13 +259,13 @@ def test_asynchronous_workers_merge_nothing_with_their_host() -> None:
 def test_an_update_left_in_the_worker_is_found_and_its_op_named() -> None:
     view, rewrites = decided(two_lookups)
     made = transform(view, rewrites, Worker(0, 2, 7, servers=(0,) * SERVERS)).graph_def
-    check_servers(made, rewrites)
+    check_servers({node.name: node for node in made.node}, rewrites)
     one = next(o for o in rewrites.owned if o.writes and not o.initial)
     node = next(n for n in made.node if n.name == one.node)
     node.CopyFrom(view.nodes[one.node])
     message = f"'{one.node}' must write the partitions of '{one.table}' on their servers, and is still {node.op}"
     with pytest.raises(TransformError, match=message):
-        check_servers(made, rewrites)
+        check_servers({node.name: node for node in made.node}, rewrites)
 
 
 def test_every_node_of_a_worker_has_its_device() -> None:

@@ -195,7 +195,7 @@ def test_an_update_with_raw_rows_is_found_and_its_op_named() -> None:
     edge = rewrites.pushes[0].values[0]
     next(n for n in made.node if n.name == edge.node).input[edge.slot] = view.inputs(edge.node)[edge.slot]
     with pytest.raises(TransformError, match=f"'{edge.node}' must take exchanged rows"):
-        check_exchanges(made, rewrites)
+        check_exchanges({node.name: node for node in made.node}, rewrites)
 
 
 def test_a_table_left_whole_and_a_lookup_left_local_are_found() -> None:

@@ -150,12 +150,13 @@ def _skeleton(node: NodeDef, bodies: _Bodies) -> NodeDef:
     for name, value in node.attr.items():
         if name in _OWN_NAMES or (name in SEEDS and value.HasField("i")):
             continue
+        copied = copy.attr[name]
         if name == "value" and has_value(node):
-            copy.attr[name].tensor.dtype = value.tensor.dtype
-            copy.attr[name].tensor.tensor_shape.CopyFrom(value.tensor.tensor_shape)
+            copied.tensor.dtype = value.tensor.dtype
+            copied.tensor.tensor_shape.CopyFrom(value.tensor.tensor_shape)
             continue
-        copy.attr[name].CopyFrom(value)
-        for function in _called(copy.attr[name]):
+        copied.CopyFrom(value)
+        for function in _called(copied) if name not in _PLAIN_NAMES else ():
             if function.name in bodies.functions:
                 function.name = bodies.digest(function.name)
     if "shared_name" in copy.attr:
