@@ -13,7 +13,7 @@ by which it is told what a run needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,32 +91,24 @@ def _levels_and_places(view: GraphView) -> tuple[dict[str, int], dict[str, int]]
     branches = branches_of(view)
     counted = {name for name in view.nodes if view.op(name) == ALL_REDUCE and not branches[name]}
     order = view.topological_order()
-    after = _after(view, counted)
-    levels: dict[str, int] = dict.fromkeys(view.nodes, 0)
-    taken = {node: _taken(view, node) for node in order if node in after}
+    taken = {node: _taken(view, node) for node in order}
+    levels: dict[str, int] = dict.fromkeys(order, 0)
+    behind: dict[str, int] = {}  # the levels of what takes a node, where these are not 0
     is_changed = True
     while is_changed:  # a second time only where a loop's end has another level than its head
         is_changed = False
         for node, names in taken.items():
-            level = max([levels[name] + (name in counted) for name in names], default=0)
-            is_changed = is_changed or (level != levels[node] and view.op(node) in NEXT_ITERATIONS)
-            levels[node] = level
+            level = max([behind[name] for name in names if name in behind], default=0)
+            if level != levels[node]:
+                is_changed = is_changed or view.op(node) in NEXT_ITERATIONS
+                levels[node] = level
+            if level or node in counted:
+                behind[node] = level + (node in counted)
     places: dict[str, int] = {}
     for number, node in enumerate(order):
         is_users = not node.startswith("parallax/")
-        places[node] = number if is_users else max([places.get(name, 0) for name in _taken(view, node)], default=0)
+        places[node] = number if is_users else max([places.get(name, 0) for name in taken[node]], default=0)
     return levels, places
-
-
-def _after(view: GraphView, nodes: Iterable[str]) -> set[str]:
-    """Those that take, directly or not, what some nodes give, or wait for them."""
-    found: set[str] = set()
-    waiting = list(nodes)
-    while waiting:
-        users = set(view.users(waiting.pop())) - found
-        found |= users
-        waiting += users
-    return found
 
 
 def _taken(view: GraphView, node: str) -> list[str]:
