@@ -122,15 +122,21 @@ def build_graph(flags: argparse.Namespace, rows: int) -> Model:
     bound = 0.5 / flags.width
     word_table = tf.get_variable("words", [rows, flags.width], initializer=tf.random_uniform_initializer(-bound, bound))
     context_table = tf.get_variable("contexts", [rows, flags.width], initializer=tf.zeros_initializer())
-    words = tf.nn.embedding_lookup(word_table, centers)
-    right = tf.reduce_sum(words * tf.nn.embedding_lookup(context_table, contexts), axis=1)
-    wrong = tf.reduce_sum(words[:, None] * tf.nn.embedding_lookup(context_table, negatives), axis=2)
-    counts = tf.cast(tf.not_equal(negatives, contexts[:, None]), tf.float32)  # not where the right word was drawn
-    loss = tf.reduce_mean(tf.nn.softplus(-right) + tf.reduce_sum(counts * tf.nn.softplus(wrong), axis=1))
+    batch = Batch(centers, contexts, negatives)
+    loss = tf.reduce_mean(skip_gram_nats(word_table, context_table, batch))
     # The mean makes gradients small: Adagrad begins far below their squares, so that their size does not matter.
     optimizer = tf.train.AdagradOptimizer(learning_rate, initial_accumulator_value=1e-8)
     vectors = tf.nn.l2_normalize(tf.nn.embedding_lookup(word_table, asked), axis=1)
-    return Model(Batch(centers, contexts, negatives), learning_rate, loss, optimizer.minimize(loss), asked, vectors)
+    return Model(batch, learning_rate, loss, optimizer.minimize(loss), asked, vectors)
+
+
+def skip_gram_nats(word_table: tf.Variable, context_table: tf.Variable, batch: Batch) -> tf.Tensor:
+    """Nats of each pair, [batch]: of the word around it, and of each negative one."""
+    words = tf.nn.embedding_lookup(word_table, batch.centers)
+    right = tf.reduce_sum(words * tf.nn.embedding_lookup(context_table, batch.contexts), axis=1)
+    wrong = tf.reduce_sum(words[:, None] * tf.nn.embedding_lookup(context_table, batch.negatives), axis=2)
+    counts = tf.cast(tf.not_equal(batch.negatives, batch.contexts[:, None]), tf.float32)  # 0 where it is the right one
+    return tf.nn.softplus(-right) + tf.reduce_sum(counts * tf.nn.softplus(wrong), axis=1)
 
 
 def train(

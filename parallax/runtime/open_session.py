@@ -302,7 +302,7 @@ def _guard(
     """The guard, where there are several workers that have anything equal."""
     if not config.guard or members.size == 1 or not worker_graph.synchronous:
         return None
-    updates = frozenset(gradient_updates(analysed.captured, analysed.sources))
+    updates = gradient_updates(analysed.captured, analysed.sources)
     guard = Guard(worker, members.workers.Dup(), analysed.captured.view, updates)
     worker.runs = guard.runs
 

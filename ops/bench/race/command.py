@@ -46,7 +46,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="workers on each host (1)")
     parser.add_argument("--rate", type=rate, help="of each link, as 200mbit or 1gbit (200mbit, or the cluster's)")
-    parser.add_argument("--model", help="embed (the default), lm, nmt, dense, recsys, twin")
+    parser.add_argument("--model", help="embed (the default), lm, nmt, dense, recsys, word2vec, translation, twin")
     parser.add_argument(
         "--accelerators",
         choices=tuple(CLUSTERS),

@@ -9,7 +9,7 @@ the op. The classes are those of parallax.graph.spec.VariableClass.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -118,11 +118,11 @@ def _by_key(pairs: Iterable[tuple[str, _Value]]) -> dict[str, list[_Value]]:
     return found
 
 
-def _updates_of(captured: Captured, updates: set[str]) -> dict[str, list[str]]:
+def _updates_of(captured: Captured, updates: Set[str]) -> dict[str, list[str]]:
     return _by_key((written_variable(captured, node), node) for node in captured.view.nodes if node in updates)
 
 
-def _check_trains(captured: Captured, updates: set[str]) -> None:
+def _check_trains(captured: Captured, updates: Set[str]) -> None:
     trainable = [name for name, v in captured.variables.items() if v.trainable]
     if not trainable:
         raise GraphError(
@@ -174,7 +174,7 @@ def _best_case(
             reasons.setdefault(error.part, error.reason)
 
 
-def _slot_owners(captured: Captured, updates: set[str], rewrites: Rewrites) -> dict[str, str]:
+def _slot_owners(captured: Captured, updates: Set[str], rewrites: Rewrites) -> dict[str, str]:
     """Slot variable op -> the variable op that it follows."""
     owner = {}
     for table in rewrites.tables:

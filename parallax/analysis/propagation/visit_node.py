@@ -10,6 +10,7 @@ rows become `opaque`.
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from functools import cache
 
 from parallax.analysis.propagation import denominators, passages, rule_of_op, rules_state, whole_batch
@@ -74,14 +75,16 @@ def is_random(op: str) -> bool:
 def draws_alike(walk: Walk, node: str) -> bool:
     """Whether a stateless random op gives a constant: drawn by a constant seed, in a shape that all workers have."""
     view, slots = walk.view, seed_slots(walk.view.op(node))
+    if not slots:
+        return False
     others = [walk.states.get(t) for slot, t in enumerate(view.inputs(node)) if slot not in slots]
-    if not slots or any(state != SAME for state in others):
+    if any(state != SAME for state in others):
         return False
     made_of = view.ancestors(split_tensor(view.inputs(node)[slot])[0] for slot in slots)
     return not any(view.op(n) in (*VARIABLES, *_PLACEHOLDERS) or is_stateful(view.op(n)) for n in made_of)
 
 
-def shared_variables(captured: Captured, sources: tuple[GradientSource, ...], updates: set[str]) -> set[str]:
+def shared_variables(captured: Captured, sources: tuple[GradientSource, ...], updates: Set[str]) -> set[str]:
     """Variables that training writes: those with a gradient, those declared trainable, and their slots.
 
     One that is declared so by default, and only adds up what a batch gives, is none of them; nor is one of which each

@@ -64,10 +64,15 @@ def written_variable(captured: Captured, node: str) -> str:
     return _written(captured, node, state) if state is not None else ""
 
 
-def gradient_updates(captured: Captured, sources: tuple[GradientSource, ...]) -> set[str]:
-    """The state-writing nodes that a gradient reaches through tensors."""
-    reached = _reached_by(captured, list(sources))
-    return {n for n in reached if state_op(captured.view.op(n), len(captured.view.inputs(n))) is not None}
+def gradient_updates(captured: Captured, sources: tuple[GradientSource, ...]) -> frozenset[str]:
+    """The state-writing nodes that a gradient reaches through tensors; asked again, it gives what it gave."""
+    asked, view = (gradient_updates, sources), captured.view
+    if asked not in captured.remembered:
+        reached = _reached_by(captured, list(sources))
+        found = frozenset(n for n in reached if state_op(view.op(n), len(view.inputs(n))) is not None)
+        captured.remembered[asked] = found
+    updates: frozenset[str] = captured.remembered[asked]
+    return updates
 
 
 def autodiff_ops(captured: Captured) -> frozenset[str]:

@@ -206,6 +206,9 @@ class _Cut:
         return self.view.op(split_tensor(tensor)[0])
 
     def _fill(self, node: str, shape: tuple[int, ...]) -> Tensor:
+        value = self.view.constant(self.view.inputs(node)[1])
+        if value is not None and value.tobytes().strip(b"\0") == b"":
+            return self._zeros(node, shape)
         return self._filled(shape, self.editor.at(Edge(node, 1)))
 
     def _filled(self, shape: tuple[int, ...], value: Tensor) -> Tensor:
@@ -213,7 +216,8 @@ class _Cut:
 
         TensorFlow would compute a Fill of constants before the first run, keep the result in memory for as long as the
         session lasts, and share it among variables, each of which copies it before its first update. An op with a
-        state, which it leaves alone, gives a part of the lengths: zeros, which change nothing.
+        state, which it leaves alone, gives a part of the lengths: zeros, which change nothing. Rows of zeros are such
+        an op themselves (`_zeros`).
         """
         local = self._local(shape)
         zeros = tf.raw_ops.Empty(shape=[len(local)], dtype=tf.int64, init=True)
@@ -222,7 +226,7 @@ class _Cut:
         return made
 
     def _zeros(self, node: str, shape: tuple[int, ...]) -> Tensor:
-        return self._filled(shape, tf.zeros([], self.view.dtype(f"{node}:0")))
+        return tf.raw_ops.Empty(shape=self._local(shape), dtype=self.view.dtype(f"{node}:0"), init=True)
 
     def _ones(self, node: str, shape: tuple[int, ...]) -> Tensor:
         return self._filled(shape, tf.ones([], self.view.dtype(f"{node}:0")))

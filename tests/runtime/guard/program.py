@@ -150,7 +150,7 @@ def train(case: Case, rank: int, size: int) -> tuple[int, list[int], str]:
     made = transform(view, rewrites, editor.Worker(rank, size, SEED, equal_randomness=case.equal_randomness))
     open_channels(made.graph_def, MPI.COMM_WORLD)
     worker = WorkerContext(graph, Names(view, made), Heartbeat(), analysed)
-    updates = frozenset(gradient_updates(analysed.captured, analysed.sources))
+    updates = gradient_updates(analysed.captured, analysed.sources)
     guard = Guard(worker, MPI.COMM_WORLD, view, updates)
     imported, compared = tf.Graph(), []
     with imported.as_default():

@@ -50,7 +50,7 @@ class Model(Protocol):
 
     @property
     def unit(self) -> str:
-        """What a step's throughput is counted in: `words`, `examples`, `images`."""
+        """What a step's throughput is counted in: `words`, `pairs`, `examples`, `images`."""
 
     @property
     def units(self) -> int:
@@ -79,7 +79,9 @@ def model_of(name: str, **sizes: Any) -> Model:
     from ops.bench.race.models.lm import LM
     from ops.bench.race.models.nmt import NMT
     from ops.bench.race.models.recsys import RecSys
+    from ops.bench.race.models.translation import Translation
     from ops.bench.race.models.twin import Twin
+    from ops.bench.race.models.word2vec import Word2Vec
 
     known = {
         "dense": Dense,
@@ -88,7 +90,9 @@ def model_of(name: str, **sizes: Any) -> Model:
         "lm": LM,
         "nmt": NMT,
         "recsys": RecSys,
+        "translation": Translation,
         "twin": Twin,
+        "word2vec": Word2Vec,
     }
     if name not in known:
         raise ValueError(f"A model must be one of {', '.join(known)}, and {name!r} was given.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +64,7 @@ class NMT:
         )
 
     def build(self) -> Built:
-        """Mean nats of a target word, padding counted with 0, by Adagrad."""
+        """Mean nats of a target word, padding counted with 0."""
         import tensorflow as tf
 
         v1 = tf.compat.v1
@@ -80,7 +81,13 @@ class NMT:
         with v1.variable_scope(scope, custom_getter=glorot(scope), auxiliary_name_scope=False):
             nats = translation_nats(Sizes(*sizes, smoothing=self.smoothing), **feeds)
         # Padding counts, so that all workers divide by the same number.
-        return Built(tf.reduce_mean(nats), v1.train.AdagradOptimizer(LEARNING_RATE), feeds)
+        return Built(tf.reduce_mean(nats), self.optimizer(), feeds)
+
+    def optimizer(self) -> Any:
+        """Adagrad."""
+        import tensorflow as tf
+
+        return tf.compat.v1.train.AdagradOptimizer(LEARNING_RATE)
 
     def batch(self, worker: int, step: int) -> dict[str, np.ndarray]:
         """Zipf words above the marks, padded after lengths that are drawn too."""
