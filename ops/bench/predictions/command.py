@@ -20,6 +20,8 @@ from ops.bench.race.field import NotRunning
 from ops.lab import why_not
 from ops.lab.rates import parse_rate
 
+_MODELS = "lm,nmt,recsys,dense,word2vec,translation"
+
 
 def add_command(commands: Any) -> None:
     """Adds `predictions` to the benchmark's command line."""
@@ -29,7 +31,7 @@ def add_command(commands: Any) -> None:
         description="Calibrates emulated hosts at some link rates, derives from it the profiles of other hosts and "
         "links, and compares the steps that plans predict there with those of the jobs that run these plans.",
     )
-    parser.add_argument("--models", type=_words, default="lm,nmt,recsys,dense", metavar="NAME[,NAME...]")
+    parser.add_argument("--models", type=_words, default=_MODELS, metavar="NAME[,NAME...]", help=f"default {_MODELS}")
     parser.add_argument("--rates", type=_rates, default="100mbit,400mbit", metavar="RATE[,RATE...]", help="calibrated")
     parser.add_argument("--held-out", type=parse_rate, default="200mbit", metavar="RATE", help="measured (200mbit)")
     parser.add_argument("--from-hosts", type=int, default=4, metavar="N", help="calibrated and measured (4)")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-MEDIAN_WANTED, WORST_WANTED = 0.15, 0.30
+MEDIAN_WANTED, WORST_WANTED = 0.08, 0.20
 
 
 @dataclass(frozen=True, slots=True)
