@@ -24,7 +24,8 @@ GOLDEN = Path(__file__).parent / "golden"
 # and for one example's data (extras of pyproject.toml), whose tests ask for them.
 WITHOUT = Path(__file__).parent / "without"
 ROOT = Path(__file__).parents[1]
-os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(WITHOUT)])
+GIVEN = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # another Keras, say
+os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), str(WITHOUT), *filter(None, GIVEN)]))
 # With it a forked `parallax` (tests/warm.py) needs no new Python to have hashes alike in all processes.
 os.environ["PYTHONHASHSEED"] = "0"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # and they need not compile the project's modules each time
