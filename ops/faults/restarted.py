@@ -214,19 +214,22 @@ class _GoingOn:
             yield from (found[number % len(found)] for number in range(most) if found)
 
     def _ranks(self, job: str) -> dict[str, list[int]]:
-        """The processes of one job, by kind; a supervisor's guard, which comes after it, is left out."""
+        """The processes of one job, by kind.
+
+        A supervisor's guard, which comes after it, is left out, and so is the copy of a worker that a checkpoint is
+        written from: it takes no signal but SIGKILL, and the job goes on without it.
+        """
         found: dict[str, list[int]] = {"worker": [], "server": [], "agent": [], "mpirun": []}
-        agents: dict[int, int] = {}
-        for one, own in self._jobs():
-            if own != job:
-                continue
+        own = [one for one, its_job in self._jobs() if its_job == job]
+        agents = {one.pid for one in own if one.rank is not None and one.is_agent}
+        for one in own:
             if one.is_mpirun:
                 found["mpirun"].append(one.pid)
-            elif one.rank is not None and one.is_agent:
-                agents[one.rank] = min(one.pid, agents.get(one.rank, one.pid))
-            elif one.rank is not None:
+            elif one.pid in agents and one.parent not in agents:
+                found["agent"].append(one.pid)
+            elif one.rank is not None and one.pid not in agents and one.parent in agents:
                 found["server" if "worker.server" in one.words else "worker"].append(one.pid)
-        return {**found, "agent": list(agents.values())}
+        return found
 
     def _jobs(self) -> Iterator[tuple[Seen, str]]:
         """All processes of launched jobs, with their job's mark."""

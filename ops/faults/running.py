@@ -27,11 +27,13 @@ class Seen:
 
     Attributes:
         pid: its number on this machine.
+        parent: the number of what has started it.
         words: its command line.
         environment: the variables that it was started with.
     """
 
     pid: int
+    parent: int
     words: str
     environment: Mapping[str, str]
 
@@ -91,7 +93,7 @@ class RunningJob:
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(pid)
                 if words := process.cmdline():
-                    yield Seen(pid, " ".join(words), process.environ())
+                    yield Seen(pid, process.ppid(), " ".join(words), process.environ())
 
     def said(self) -> str:
         """What the launcher has written to stderr."""
