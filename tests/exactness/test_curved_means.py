@@ -120,6 +120,10 @@ def length(rows):
     return tf.sqrt(tf.reduce_sum(tf.square(rows), 1) + 1e-8)
 
 
+def sent_back(by):
+    return tf.reduce_mean(tf.square(tf.custom_gradient(lambda rows: (rows, by))(out) - 1.0))
+
+
 def moved(by):
     return y + 0.1 * tf.stop_gradient(by(tf.gradients(mean_of(y), y)[0]))
 """
@@ -184,6 +188,15 @@ def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
         ),
         ("mean_of(y) + tf.reduce_sum(0.3 * tf.gradients(mean_of(y), w)[0])", None),
         ("mean_of(y) + tf.norm(tf.reduce_sum(by_examples(mean_tanh), 0))", "makes more than sums of gradients"),
+        ("sent_back(lambda dy: dy / tf.norm(dy))", "takes together, on their way back"),
+        ("sent_back(lambda dy: dy - tf.reduce_mean(dy, 0))", "takes together, on their way back"),
+        ("sent_back(lambda dy: tf.clip_by_value(dy, -0.1, 0.1))", "bends gradients on their way back"),
+        ("sent_back(lambda dy: tf.clip_by_norm(dy, 0.1))", "bends gradients on their way back"),
+        ("sent_back(tf.sign)", "bends gradients on their way back"),
+        ("sent_back(lambda dy: tf.nn.l2_normalize(dy, 1))", "bends gradients on their way back"),
+        ("sent_back(lambda dy: tf.nn.l2_normalize(dy, 1) / LENGTH)", None),
+        ("sent_back(lambda dy: tf.where(dy > 0.0, -dy, 0.5 * dy)) + sent_back(lambda dy: tf.nn.relu(dy * out))", None),
+        ("sent_back(lambda dy: tf.sign(dy) * tf.norm(dy, axis=1, keepdims=True))", None),
         ("0.1 * tf.einsum('b,b->', out[:, 0], v1.placeholder(tf.float32, [None]))", "grows with the length"),
     ],
     ids=[
@@ -210,6 +223,10 @@ def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
         *("gradients of a mean by the length", "the angle of two gradients"),
         *("the length of a variable's gradient", "a step that a loss is taken after"),
         *("a sum of a variable's gradient", "the length of the sum of gradients"),
+        *("gradients sent back by their length", "gradients sent back around their mean"),
+        *("gradients sent back within bounds", "gradients sent back up to a length", "signs sent back"),
+        *("directions sent back", "directions sent back by the batch's length"),
+        *("gradients sent back by their signs", "gradients sent back of equal size"),
         "a sum of products of rows",
     ],
 )
