@@ -104,6 +104,26 @@ def mean_of(x):
     return tf.reduce_mean(tf.square(x @ w - 1.0))
 
 
+def by_examples(critic, x=y):
+    return tf.gradients(critic(x), x)[0]
+
+
+def mean_tanh(x):
+    return tf.reduce_mean(tf.tanh(x @ w))
+
+
+def sum_tanh(x):
+    return tf.reduce_sum(tf.tanh(x @ w))
+
+
+def length(rows):
+    return tf.sqrt(tf.reduce_sum(tf.square(rows), 1) + 1e-8)
+
+
+def sent_back(by):
+    return tf.reduce_mean(tf.square(tf.custom_gradient(lambda rows: (rows, by))(out) - 1.0))
+
+
 def moved(by):
     return y + 0.1 * tf.stop_gradient(by(tf.gradients(mean_of(y), y)[0]))
 """
@@ -141,6 +161,42 @@ def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
         ("mean_of(y) + mean_of(moved(lambda g: g))", "adds to the examples"),
         ("mean_of(moved(lambda g: g / tf.norm(g)))", "adds to the examples"),
         ("mean_of(moved(tf.sign)) + mean_of(moved(lambda g: tf.nn.l2_normalize(g, 1)))", None),
+        ("mean_of(y) + tf.reduce_mean(tf.square(by_examples(mean_tanh)))", "takes gradients of a mean over the batch"),
+        ("mean_of(y) + tf.reduce_mean((length(by_examples(mean_tanh)) - 1.0) ** 2)", "takes gradients of a mean"),
+        ("tf.reduce_mean(tf.square(by_examples(mean_tanh)))", "is made of gradients of a mean over the batch"),
+        (
+            "(lambda x: mean_of(y) + tf.reduce_mean(tf.square(by_examples(mean_tanh, x))))"
+            "(v1.placeholder(tf.float32, [6, 2]))",
+            "takes gradients of a mean over the batch",
+        ),
+        (
+            "mean_of(y) + tf.reduce_mean((length(by_examples(sum_tanh)) - 1.0) ** 2 + length(by_examples("
+            "lambda x: tf.reduce_mean(tf.tanh(x @ w), 1))) ** 2)",
+            None,
+        ),
+        ("tf.reduce_mean(tf.square(by_examples(lambda x: tf.tanh(x @ w))[:, 0] + tf.sin(y[:, 1])))", None),
+        ("tf.reduce_mean(tf.square(LENGTH * by_examples(mean_tanh)))", None),
+        (
+            "(lambda a, b: tf.reduce_mean(tf.reduce_sum(a * b, 1) / (length(a) * length(b) + 1e-12)))"
+            "(by_examples(mean_tanh), by_examples(mean_of))",
+            None,
+        ),
+        ("mean_of(y) + 0.1 * tf.nn.l2_loss(tf.gradients(mean_of(y), w)[0])", "makes more than sums of gradients"),
+        (
+            "tf.reduce_mean(tf.tanh(y @ (w - 0.1 * tf.gradients(mean_of(y), w)[0])))",
+            "makes more than sums of gradients",
+        ),
+        ("mean_of(y) + tf.reduce_sum(0.3 * tf.gradients(mean_of(y), w)[0])", None),
+        ("mean_of(y) + tf.norm(tf.reduce_sum(by_examples(mean_tanh), 0))", "makes more than sums of gradients"),
+        ("sent_back(lambda dy: dy / tf.norm(dy))", "takes together, on their way back"),
+        ("sent_back(lambda dy: dy - tf.reduce_mean(dy, 0))", "takes together, on their way back"),
+        ("sent_back(lambda dy: tf.clip_by_value(dy, -0.1, 0.1))", "bends gradients on their way back"),
+        ("sent_back(lambda dy: tf.clip_by_norm(dy, 0.1))", "bends gradients on their way back"),
+        ("sent_back(tf.sign)", "bends gradients on their way back"),
+        ("sent_back(lambda dy: tf.nn.l2_normalize(dy, 1))", "bends gradients on their way back"),
+        ("sent_back(lambda dy: tf.nn.l2_normalize(dy, 1) / LENGTH)", None),
+        ("sent_back(lambda dy: tf.where(dy > 0.0, -dy, 0.5 * dy)) + sent_back(lambda dy: tf.nn.relu(dy * out))", None),
+        ("sent_back(lambda dy: tf.sign(dy) * tf.norm(dy, axis=1, keepdims=True))", None),
         ("0.1 * tf.einsum('b,b->', out[:, 0], v1.placeholder(tf.float32, [None]))", "grows with the length"),
     ],
     ids=[
@@ -161,6 +217,16 @@ def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
         "examples moved along their gradients",
         "examples moved along their gradients' direction",
         "examples moved by signs and directions of their own",
+        *("a penalty for a mean's gradient", "a penalty for a mean's gradient that is not of length one"),
+        *("nothing but a penalty for a mean's gradient", "a penalty for the gradient of a mean of fixed length"),
+        *("penalties for gradients of sums and of each example's mean", "an equation of derivatives"),
+        *("gradients of a mean by the length", "the angle of two gradients"),
+        *("the length of a variable's gradient", "a step that a loss is taken after"),
+        *("a sum of a variable's gradient", "the length of the sum of gradients"),
+        *("gradients sent back by their length", "gradients sent back around their mean"),
+        *("gradients sent back within bounds", "gradients sent back up to a length", "signs sent back"),
+        *("directions sent back", "directions sent back by the batch's length"),
+        *("gradients sent back by their signs", "gradients sent back of equal size"),
         "a sum of products of rows",
     ],
 )

@@ -13,12 +13,15 @@ import tensorflow as tf
 from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.axis_einsum import joined_letters
 from parallax.analysis.propagation.axis_part import MIXED
+from parallax.analysis.propagation.axis_rows import is_every_row
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
 from parallax.graph.view import GraphView, split_tensor
 
 _Rule = Callable[[BatchAxes, str, tuple[str, ...], Set[str]], bool]
 _REARRANGES = ("Reshape", "Transpose", "Identity")
+_ORDERS = ("TopKV2", "GatherV2", "Reshape", "Squeeze")
+"""With a vector they give its elements in another order, or as they are."""
 
 
 def meets(axes: BatchAxes, node: str, unproven: Set[str]) -> bool:
@@ -91,6 +94,12 @@ def _over_last(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Se
     return is_last and is_real(axes.view, inputs[0])
 
 
+def _transformed(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
+    """A Fourier transform along the last axis, of real or complex numbers, where that is the joined one."""
+    axis, shape = axes.of(inputs[0]), axes.shape(inputs[0])
+    return axis is not None and shape is not None and max(axis, 0) == len(shape) - 1
+
+
 def _along(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
     """Sums so far and reversals along the joined axis."""
     axis, over, shape = axes.of(inputs[0]), axes.constant(inputs[1]), axes.shape(inputs[0])
@@ -148,12 +157,32 @@ def _gathered(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set
     axis = axes.of(inputs[0])
     if axis is None or place is None or int(place) != max(axis, 0) or axes.of(inputs[1]) is not None:
         return False
+    if is_every_row(axes, inputs[0], inputs[1]):
+        return False
     return not axes.view.flag(node, "batch_dims") and not _is_of_data(axes, inputs[1])
 
 
 def _dealt(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
     """Examples of real numbers that are put into groups, or added up by groups, which other workers have too."""
     return axes.of(inputs[0]) in (0, MIXED) and is_real(axes.view, inputs[0])
+
+
+def _dealt_by_labels(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
+    """Examples that are added up by a vector of numbers that they have themselves.
+
+    A column of numbers, as the places of a sparse tensor have, says of which example a row is: these stay apart.
+    """
+    return _dealt(axes, node, inputs, unproven) and _are_labels(axes, inputs[1])
+
+
+def _are_labels(axes: BatchAxes, tensor: str) -> bool:
+    """Whether numbers are a vector that is fed or read, one for each example, or computed of such."""
+    view, node = axes.view, split_tensor(tensor)[0]
+    if axes.sources_of(node):
+        return len(axes.shape(tensor) or ()) == 1
+    own = [t for t in view.inputs(node)[: 1 if view.op(node) in _ORDERS else None] if not axes.fits(t)]
+    follows = view.op(node) in FORWARD_ELEMENTWISE or view.op(node) in _ORDERS
+    return follows and bool(own) and all(_are_labels(axes, t) for t in own)
 
 
 def _counted(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
@@ -217,6 +246,8 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _product),
     "Einsum": _einsum,
     **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2", "TopK"), _over_last),
+    **dict.fromkeys(("FFT", "IFFT", "RFFT", "IRFFT"), _transformed),
+    **dict.fromkeys(("FFT2D", "IFFT2D", "RFFT2D", "IRFFT2D"), _over_matrix),
     **dict.fromkeys(("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"), _along),
     "Roll": _rolled,
     **dict.fromkeys(("Split", "SplitV"), _split),
@@ -224,6 +255,8 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("GatherV2", "Gather"), _gathered),
     **dict.fromkeys(("DynamicPartition", "UnsortedSegmentSum", "UnsortedSegmentMax", "SegmentMean"), _dealt),
     **dict.fromkeys(("UnsortedSegmentMin", "SegmentMax", "SegmentMin"), _dealt),
+    **dict.fromkeys(("UnsortedSegmentProd", "SegmentProd"), _dealt),
+    "SegmentSum": _dealt_by_labels,
     "ScatterNd": _counted,
     **dict.fromkeys(("TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate"), _put_into),
     **dict.fromkeys(("TensorScatterMax", "TensorScatterMin"), _put_into),

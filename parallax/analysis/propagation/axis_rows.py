@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.axis_part import MIXED, AxisPart
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
 from parallax.graph.view import GraphView, split_tensor
@@ -134,6 +135,29 @@ def gather_nd(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart |
     if axis == 0 and numbers is not None and len(numbers) > 1 and axes.fits(inputs[0]):
         return AxisPart(0)
     return _chosen(axes, inputs[0], inputs[1], ("Identity",))
+
+
+def is_every_row(axes: BatchAxes, rows: str, numbers: str) -> bool:
+    """Whether numbers are the places of all rows of a tensor in their order, as `vectorized_map` takes its elements.
+
+    Where there is but one row they may all be zero instead.
+    """
+    view, node = axes.view, split_tensor(_behind(axes.view, numbers, ("Identity", "Cast")))[0]
+    inputs = view.inputs(node)
+    if view.op(node) == "SelectV2":
+        asked, value = split_tensor(inputs[0])[0], axes.constant(inputs[2])
+        least = axes.constant(view.inputs(asked)[1]) if view.op(asked) == "Greater" else None
+        is_asked = least is not None and int(least) == 1 and _measured(view, view.inputs(asked)[0]) == rows
+        return is_asked and value is not None and is_every_row(axes, rows, inputs[1])
+    if view.op(node) != "Range":
+        return False
+    start, step = axes.constant(inputs[0]), axes.constant(inputs[2])
+    if start is None or step is None or int(start) != 0 or int(step) != 1:
+        return False
+    limit = split_tensor(inputs[1])[0]
+    packed = split_tensor(view.inputs(limit)[0])[0] if view.op(limit) == "Max" else ""
+    lengths = view.inputs(packed) if packed and view.op(packed) == "Pack" else inputs[1:2]
+    return any(is_length(axes, length) and _measured(view, length) == rows for length in lengths)
 
 
 def top_k(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> list[AxisPart | None]:

@@ -312,6 +312,8 @@ def _gather(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | i
     axis = axes.known(ids)
     if axis is not None and axes.fits(params):
         return axis if axis == MIXED and at == 0 and len(ids_shape) == 1 else None if axis == MIXED else at + axis
+    if at == 0 and axes.known(params) == 0 and axis_rows.is_every_row(axes, params, ids):
+        return 0
     axis = axes.known(params)
     if axis is None or axis == MIXED or not axes.fits(ids) or at == axis:
         return axis_rows.gathered_again(axes, node, inputs)
@@ -372,7 +374,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_SEGMENTS, axis_rows.segment_sum(None)),
     "OneHot": _one_hot,
     **dict.fromkeys(_REDUCTIONS, _reduction),
-    **dict.fromkeys(("Softmax", "LogSoftmax", "L2Normalize"), _over_last),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "L2Normalize", "FFT", "IFFT", "RFFT", "IRFFT"), _over_last),
     **dict.fromkeys(("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"), _cross_entropy),
     **dict.fromkeys(("ParallelDynamicStitch", "DynamicStitch"), axis_rows.stitch),
     "Tile": axis_numbers.tile,

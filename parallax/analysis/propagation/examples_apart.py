@@ -14,6 +14,7 @@ from parallax.analysis.propagation.axis_einsum import sums_over_batch
 from parallax.analysis.propagation.axis_meets import is_real, meets, reduces_batch
 from parallax.analysis.propagation.axis_part import ALIKE, AxisPart
 from parallax.analysis.propagation.batch_axis import BatchAxes
+from parallax.analysis.propagation.folded import FoldedBatch
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
 from parallax.analysis.propagation.own_numbers import OwnNumbers
 from parallax.analysis.propagation.walk import Walk
@@ -129,7 +130,7 @@ class _Look:
         self._parts = _parts_of(axes, losses)
         self._needed = _needed(axes, [split_tensor(tensor)[0] for tensor in results])
         self._lost, self._chosen, self._told_of = set[str](), set[str](), set[str]()
-        self._distinct, self._numbers = set[str](), OwnNumbers(axes)
+        self._distinct, self._numbers, self._folds = set[str](), OwnNumbers(axes), FoldedBatch(axes)
         self.found, self.unproven, self.means = set[str](), set[str](), set[str]()
 
     def follow(self, told: Set[str]) -> None:
@@ -181,7 +182,7 @@ class _Look:
                 return True
         if op in _LOOPS and _carries(axes, node):
             return True
-        is_own = self._numbers.meets(node)
+        is_own = self._numbers.meets(node) or self._folds.meets(node)
         return is_own or meets(axes, node, self._lost) or _is_curve(axes.view, node, self._lost)
 
     def _is_sum_of_products(self, node: str) -> bool:

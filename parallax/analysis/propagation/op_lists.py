@@ -21,6 +21,7 @@ FORWARD_ELEMENTWISE = ELEMENTWISE | frozenset(
     """
     Relu Relu6 Elu Selu LeakyRelu Softplus Sin Cos Tan Erf Erfc Ceil Floor Round Rint Mod TruncateDiv TruncateMod
     LogicalXor BitwiseAnd BitwiseOr BitwiseXor Bitcast EnsureShape Sinh Cosh Atan Atan2 Xlogy Xdivy Lgamma Digamma
+    Complex Real Imag Conj ComplexAbs Angle
     """.split()
 )
 """As ELEMENTWISE, for ops of models: nothing follows from them for gradient rows."""

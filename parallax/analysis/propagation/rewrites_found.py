@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from parallax.analysis.propagation import (
+    bent_backward,
     example_gradients,
     examples_apart,
     moving,
@@ -174,6 +175,7 @@ def _notes(walk: Walk) -> tuple[str, ...]:
         *whole_batch.notes_of(walk),
         *examples_apart.notes_of(walk),
         *example_gradients.notes_of(walk),
+        *bent_backward.notes_of(walk),
     )
 
 

@@ -85,6 +85,34 @@ MEET: dict[str, tuple[str, Loss]] = {
     ),
     "neighbours": ("StridedSlice", lambda u, i, y: tf.reduce_mean(tf.square(u[1:] - u[:-1]))),
     "the first example": ("StridedSlice", lambda u, i, y: tf.reduce_mean(per_row(u, i, y)) + predicted(u, i)[0]),
+    "halves that a reshape makes": (
+        "StridedSlice",
+        lambda u, i, y: tf.reduce_mean(tf.square(tf.subtract(*[tf.reshape(u, [2, -1, 4])[place] for place in (0, 1)]))),
+    ),
+    "halves that are unstacked": (
+        "Unpack",
+        lambda u, i, y: tf.reduce_mean(tf.square(tf.subtract(*tf.unstack(tf.reshape(u, [2, -1, 4]))))),
+    ),
+    "deviations within groups": (
+        "Mean",
+        lambda u, i, y: tf.reduce_mean(tf.math.reduce_std(tf.reshape(u, [4, -1, 4]), 0) * tf.reduce_mean(i)),
+    ),
+    "a transform along the batch": (
+        "FFT",
+        lambda u, i, y: tf.reduce_mean(tf.abs(tf.signal.fft(tf.cast(tf.transpose(u), tf.complex64)))),
+    ),
+    "a transform along the batch and the row": (
+        "FFT2D",
+        lambda u, i, y: tf.reduce_mean(tf.abs(tf.signal.fft2d(tf.cast(u, tf.complex64)))),
+    ),
+    "sums of classes in order": (
+        "SegmentSum",
+        lambda u, i, y: tf.reduce_mean(tf.square(tf.math.segment_sum(u, tf.sort(tf.cast(y, tf.int32))))),
+    ),
+    "products of classes": (
+        "UnsortedSegmentProd",
+        lambda u, i, y: tf.reduce_mean(tf.math.unsorted_segment_prod(u, tf.cast(y > 0, tf.int32), 2)),
+    ),
     "halves": ("Split", lambda u, i, y: tf.reduce_mean(tf.square(tf.subtract(*tf.split(u, 2))))),
     "correlations": ("Einsum", lambda u, i, y: tf.reduce_sum(tf.square(tf.einsum("bi,bj->ij", u, i)))),
     "groups": (
@@ -228,6 +256,10 @@ APART: dict[str, Loss] = {
         [0, 0.0],
     )[1],
     "copies": lambda u, i, y: tf.reduce_mean(tf.tile(per_row(u, i, y), [3])),
+    "a transform of each row": lambda u, i, y: tf.reduce_mean(tf.abs(tf.signal.rfft(u, [4])) * tf.abs(y)[:, None]),
+    "rows that are taken one by one": lambda u, i, y: tf.reduce_mean(
+        tf.vectorized_map(lambda pair: tf.reduce_sum(pair[0] * tf.tanh(pair[1])), (u, i))
+    ),
     "penalties": lambda u, i, y: tf.reduce_mean(per_row(u, i, y)) + 0.1 * tf.reduce_mean(tf.norm(u, axis=1)),
 }
 
@@ -291,6 +323,22 @@ def test_the_longest_sequence_of_a_batch_is_no_meeting() -> None:
 
 def test_a_kernel_by_tensordot_is_no_meeting() -> None:
     notes, _ = notes_and_doubt(lambda u, i, y: tf.reduce_mean(tf.tensordot(u[:, None], tf.ones([4, 3]), 1)))
+    assert notes == []
+
+
+def test_rows_that_are_added_up_by_the_places_of_a_sparse_tensor_do_not_meet() -> None:
+    def loss(u: Any, i: Any, y: Any) -> Any:
+        bags = v1.sparse_placeholder(tf.int64, [None, None])
+        rows = tf.nn.embedding_lookup_sparse(v1.get_variable("words", [9, 4]), bags, None, combiner="sum")
+        return tf.reduce_mean(per_row(u, rows, y))
+
+    assert notes_and_doubt(loss)[0] == []
+
+
+def test_halves_that_are_treated_alike_do_not_meet() -> None:
+    notes, _ = notes_and_doubt(
+        lambda u, i, y: tf.reduce_mean(tf.reduce_sum(tf.square(tf.reshape(u * i, [2, -1, 4])), -1))
+    )
     assert notes == []
 
 
