@@ -26,9 +26,9 @@ def find_gradients(captured: Captured) -> tuple[GradientSource, ...]:
     """
     _refuse_hidden(captured)
     sources = _recorded(captured)
-    reached = _reached_by(captured, sources)
+    reached = _reached_by(captured, tuple(sources))
     recorded = {s.part for s in sources}
-    autodiff = _autodiff_ops(captured.view)
+    autodiff: set[str] | None = None
     updates = {}
     for node in captured.view.nodes:
         state = _gradient_update(captured, node)
@@ -38,6 +38,7 @@ def find_gradients(captured: Captured) -> tuple[GradientSource, ...]:
     for node, (state, part) in updates.items():
         if node in reached and part in recorded:
             continue
+        autodiff = _autodiff_ops(captured.view) if autodiff is None else autodiff
         found = _from_update(captured, node, state, autodiff)
         # Beside an update from the recorded gradient, only an optimizer takes another one, which autodiff has made.
         if part not in accounted or (state.kind == "apply" and found[0].found_by == NAME_SCOPE):
@@ -68,7 +69,7 @@ def gradient_updates(captured: Captured, sources: tuple[GradientSource, ...]) ->
     """The state-writing nodes that a gradient reaches through tensors; asked again, it gives what it gave."""
     asked, view = (gradient_updates, sources), captured.view
     if asked not in captured.remembered:
-        reached = _reached_by(captured, list(sources))
+        reached = _reached_by(captured, sources)
         found = frozenset(n for n in reached if state_op(view.op(n), len(view.inputs(n))) is not None)
         captured.remembered[asked] = found
     updates: frozenset[str] = captured.remembered[asked]
@@ -120,19 +121,22 @@ def _recorded(captured: Captured) -> list[GradientSource]:
     return sources
 
 
-def _reached_by(captured: Captured, sources: list[GradientSource]) -> set[str]:
+def _reached_by(captured: Captured, sources: tuple[GradientSource, ...]) -> frozenset[str]:
     """The nodes that a gradient reaches through tensors, and through variables that are not trained."""
-    view = captured.view
-    waiting = [node for source in sources for node in source.outside]
-    found = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        takers = [e.node for t in view.outputs(node) for e in view.consumers(t) if not _decides(view, e)]
-        for taker in (*takers, *_reads_after(captured, node)):
-            if taker not in found:
-                found.add(taker)
-                waiting.append(taker)
-    return found
+    view, asked = captured.view, (_reached_by, sources)
+    if asked not in captured.remembered:
+        waiting = [node for source in sources for node in source.outside]
+        found = set(waiting)
+        while waiting:
+            node = waiting.pop()
+            takers = [e.node for t in view.outputs(node) for e in view.consumers(t) if not _decides(view, e)]
+            for taker in (*takers, *_reads_after(captured, node)):
+                if taker not in found:
+                    found.add(taker)
+                    waiting.append(taker)
+        captured.remembered[asked] = frozenset(found)
+    reached: frozenset[str] = captured.remembered[asked]
+    return reached
 
 
 def _decides(view: GraphView, edge: Edge) -> bool:
