@@ -204,6 +204,7 @@ def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
         ("sent_back(lambda dy: tf.nn.l2_normalize(dy, 1) / LENGTH)", None),
         ("sent_back(lambda dy: tf.where(dy > 0.0, -dy, 0.5 * dy)) + sent_back(lambda dy: tf.nn.relu(dy * out))", None),
         ("sent_back(lambda dy: tf.sign(dy) * tf.norm(dy, axis=1, keepdims=True))", None),
+        ("tf.reduce_mean(tf.abs(tf.signal.rfft(out, [2])))", None),
         ("0.1 * tf.einsum('b,b->', out[:, 0], v1.placeholder(tf.float32, [None]))", "grows with the length"),
     ],
     ids=[
@@ -234,7 +235,7 @@ def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
         *("gradients sent back within bounds", "gradients sent back up to a length", "signs sent back"),
         *("directions sent back", "directions sent back by the batch's length"),
         *("gradients sent back by their signs", "gradients sent back of equal size"),
-        "a sum of products of rows",
+        *("gradients of a transform", "a sum of products of rows"),
     ],
 )
 def test_the_plan_says_what_is_more_or_less_than_a_mean_over_the_batch(loss: str, said: str | None) -> None:

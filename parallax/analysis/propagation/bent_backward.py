@@ -29,7 +29,7 @@ from parallax.analysis.reading.gradients import autodiff_ops
 from parallax.analysis.reading.recorded import Record
 from parallax.graph.view import Shape
 
-_BY_SIGN = frozenset(("Abs", "Relu", "LeakyRelu", "Max", "Min", "EuclideanNorm"))
+_BY_SIGN = frozenset(("Abs", "Relu", "LeakyRelu", "Max", "Min", "EuclideanNorm", "ComplexAbs"))
 _BY_SIZE = frozenset(("Maximum", "Minimum", "SquaredDifference"))
 _REDUCTIONS = ("Sum", "Mean", "Max", "Min", "EuclideanNorm", "L2Loss")
 
