@@ -43,6 +43,7 @@ NEAR = "tf.reduce_mean(tf.boolean_mask(tf.square(out - y), out[:, 0] > -0.1))"
 KEPT = "tf.reduce_mean(tf.boolean_mask(tf.square(out - y), y[:, 0] > -0.5))"
 SHARE = "tf.reduce_sum(tf.square(out - y) * weights) / (0.1 + tf.reduce_sum(weights))"
 LENGTH = "tf.cast(tf.shape(y)[0], F)"
+STEP = "w - 0.1 * tf.gradients(error, w)[0]"
 LOSSES = {
     "a root": "tf.sqrt(error + 1e-6) + 0.01 * tf.nn.l2_loss(table)",
     "a product of two means": "error * tf.reduce_mean(tf.abs(out))",
@@ -89,6 +90,14 @@ LOSSES = {
     "a quotient over elements of a sequence": (
         "(lambda s: tf.reduce_sum(tf.square(s) * weights[:, None]) / tf.reduce_sum(weights))"
         "(tf.tensordot(tf.stack([out, y], 1), w[:2], 1))"
+    ),
+    "the length of a variable's gradient": "error + 0.1 * tf.norm(tf.gradients(error, w)[0])",
+    "a step that the loss is taken after": f"tf.reduce_mean(tf.square(tf.gather(table, ids) @ ({STEP}) - y))",
+    "a penalty for the gradient of a sum": (
+        "error + tf.reduce_mean(tf.square(tf.gradients(tf.reduce_sum(tf.tanh(out)), out)[0]))"
+    ),
+    "the gradient of a mean, times the length": (
+        f"error + tf.reduce_mean(tf.square({LENGTH} * tf.gradients(tf.reduce_mean(tf.tanh(out)), out)[0]))"
     ),
     "data normalised along the batch": "tf.reduce_mean(tf.square(out - normalised(y, [0])))",
     "data normalised as a whole": "tf.reduce_mean(tf.square(out - normalised(y, [0, 1], True)))",
@@ -181,11 +190,9 @@ def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
             "(by_examples(mean_tanh), by_examples(mean_of))",
             None,
         ),
-        ("mean_of(y) + 0.1 * tf.nn.l2_loss(tf.gradients(mean_of(y), w)[0])", "makes more than sums of gradients"),
-        (
-            "tf.reduce_mean(tf.tanh(y @ (w - 0.1 * tf.gradients(mean_of(y), w)[0])))",
-            "makes more than sums of gradients",
-        ),
+        ("mean_of(y) + 0.1 * tf.nn.l2_loss(tf.gradients(mean_of(y), w)[0])", None),
+        ("(lambda u: mean_of(y) + tf.norm(tf.gradients(mean_tanh(y @ u), u)[0]))(2.0 * w)", None),
+        ("tf.reduce_mean(tf.tanh(y @ (w - 0.1 * tf.gradients(mean_of(y), w)[0])))", None),
         ("mean_of(y) + tf.reduce_sum(0.3 * tf.gradients(mean_of(y), w)[0])", None),
         ("mean_of(y) + tf.norm(tf.reduce_sum(by_examples(mean_tanh), 0))", "makes more than sums of gradients"),
         ("sent_back(lambda dy: dy / tf.norm(dy))", "takes together, on their way back"),
@@ -197,6 +204,7 @@ def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
         ("sent_back(lambda dy: tf.nn.l2_normalize(dy, 1) / LENGTH)", None),
         ("sent_back(lambda dy: tf.where(dy > 0.0, -dy, 0.5 * dy)) + sent_back(lambda dy: tf.nn.relu(dy * out))", None),
         ("sent_back(lambda dy: tf.sign(dy) * tf.norm(dy, axis=1, keepdims=True))", None),
+        ("tf.reduce_mean(tf.abs(tf.signal.rfft(out, [2])))", None),
         ("0.1 * tf.einsum('b,b->', out[:, 0], v1.placeholder(tf.float32, [None]))", "grows with the length"),
     ],
     ids=[
@@ -221,13 +229,13 @@ def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
         *("nothing but a penalty for a mean's gradient", "a penalty for the gradient of a mean of fixed length"),
         *("penalties for gradients of sums and of each example's mean", "an equation of derivatives"),
         *("gradients of a mean by the length", "the angle of two gradients"),
-        *("the length of a variable's gradient", "a step that a loss is taken after"),
-        *("a sum of a variable's gradient", "the length of the sum of gradients"),
+        *("the length of a variable's gradient", "the length of a tensor's gradient"),
+        *("a step that a loss is taken after", "a sum of a tensor's gradient", "the length of the sum of gradients"),
         *("gradients sent back by their length", "gradients sent back around their mean"),
         *("gradients sent back within bounds", "gradients sent back up to a length", "signs sent back"),
         *("directions sent back", "directions sent back by the batch's length"),
         *("gradients sent back by their signs", "gradients sent back of equal size"),
-        "a sum of products of rows",
+        *("gradients of a transform", "a sum of products of rows"),
     ],
 )
 def test_the_plan_says_what_is_more_or_less_than_a_mean_over_the_batch(loss: str, said: str | None) -> None:

@@ -29,7 +29,7 @@ from parallax.analysis.reading.gradients import autodiff_ops
 from parallax.analysis.reading.recorded import Record
 from parallax.graph.view import Shape
 
-_BY_SIGN = frozenset(("Abs", "Relu", "LeakyRelu", "Max", "Min", "EuclideanNorm"))
+_BY_SIGN = frozenset(("Abs", "Relu", "LeakyRelu", "Max", "Min", "EuclideanNorm", "ComplexAbs"))
 _BY_SIZE = frozenset(("Maximum", "Minimum", "SquaredDifference"))
 _REDUCTIONS = ("Sum", "Mean", "Max", "Min", "EuclideanNorm", "L2Loss")
 
@@ -39,15 +39,15 @@ def notes_of(walk: Walk) -> tuple[str, ...]:
     records = _trained(walk)
     if not any(_may_bend(walk, record) for record in records):
         return ()
-    axes, order = BatchAxes(walk.view, walk.states), walk.view.topological_order()
-    fixed = fixed_means(axes, autodiff_ops(walk.known.captured))
-    return tuple(
-        dict.fromkeys(
-            said
-            for record in records
-            if (said := _Backward(axes, record, fixed).follow([node for node in order if node in record.ops]))
-        )
-    )
+    axes, order, notes = BatchAxes(walk.view, walk.states), walk.view.topological_order(), dict[str, None]()
+    for record in records:
+        nodes = [node for node in order if node in record.ops]
+        if not _Backward(axes, record, None).bends(nodes):
+            continue
+        fixed = fixed_means(axes, autodiff_ops(walk.known.captured))
+        if said := _Backward(axes, record, fixed).follow(nodes):
+            notes[said] = None
+    return tuple(notes)
 
 
 def _trained(walk: Walk) -> list[Record]:
@@ -73,10 +73,11 @@ class _Backward:
     Args:
         axes: how tensors lie along the batch.
         record: the call.
-        fixed: what means over batches of fixed length divide by (degrees.py).
+        fixed: what means over batches of fixed length divide by (degrees.py); None to take every division by a number
+            for one by a length, which is soon known.
     """
 
-    def __init__(self, axes: BatchAxes, record: Record, fixed: dict[Shape, set[float]]) -> None:
+    def __init__(self, axes: BatchAxes, record: Record, fixed: dict[Shape, set[float]] | None) -> None:
         self._axes, self._view, self._fixed = axes, axes.view, fixed
         self._delivered = {values for _, values, _ in record.gradients}
         self._degrees: dict[str, float] = {}
@@ -90,6 +91,15 @@ class _Backward:
                 return said
         return next(self._wrongly_delivered(self._delivered), "")
 
+    def bends(self, nodes: list[str]) -> bool:
+        """Whether anything may be bent."""
+        return bool(self.follow(nodes) or self._bent or self._whole)
+
+    def _is_divided(self, node: str) -> bool:
+        if self._fixed is not None:
+            return divides_by_length(self._axes, node, self._fixed)
+        return self._view.op(node) in DIVISIONS and self._view.shape(self._view.inputs(node)[1]) == ()
+
     def _wrongly_delivered(self, tensors: Set[str]) -> Iterator[str]:
         """What is said of tensors that are no longer some times as large as what came back from the loss."""
         for tensor in sorted(tensors):
@@ -99,7 +109,7 @@ class _Backward:
     def _visit(self, node: str) -> str:
         view, op, inputs = self._view, self._view.op(node), self._view.inputs(node)
         own = [t for t in inputs if t in self._degrees]
-        is_divided = divides_by_length(self._axes, node, self._fixed)
+        is_divided = self._is_divided(node)
         if op in OF_SHAPE or not (own or is_divided):
             return ""
         if self._meets(op, own):

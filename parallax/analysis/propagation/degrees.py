@@ -20,7 +20,7 @@ KEEPS = frozenset(
     """
     Identity StopGradient PreventGradient Snapshot CheckNumerics EnsureShape Cast Neg Abs Relu LeakyRelu Reshape Squeeze
     ExpandDims Transpose Tile BroadcastTo StridedSlice Slice GatherV2 Gather GatherNd Sum Mean Max Min EuclideanNorm Pad
-    ReverseV2 Roll Cumsum Unpack SplitV Real Imag Conj ComplexAbs MatrixDiagPartV3 MatrixDiagV3 UnsortedSegmentSum
+    ReverseV2 Roll Cumsum Unpack SplitV Real Imag Conj ComplexAbs MatrixDiagPartV3 MatrixDiagV3 UnsortedSegmentSum Print
     """.split()
 )
 """A first input that is some times as large, by a positive factor, gives a result that is as many times as large."""
@@ -31,7 +31,9 @@ PRODUCTS = frozenset(
 )
 """The result is a sum of products of one element of each input."""
 DIVISIONS = ("RealDiv", "Div", "DivNoNan")
-ADDS = frozenset("Add AddV2 Sub AddN Maximum Minimum Pack ConcatV2 Select SelectV2 BiasAdd SquaredDifference".split())
+ADDS = frozenset(
+    "Add AddV2 Sub AddN Maximum Minimum Pack ConcatV2 Complex Select SelectV2 BiasAdd SquaredDifference".split()
+)
 """Inputs that all are some times as large give a result that is, or its square."""
 COMPARES = ("Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual")
 """Inputs that all are some times as large give the same result."""

@@ -3,8 +3,9 @@
 A mean over the batch has smaller gradients by single examples the more examples there are (degrees.py). Where these are
 added to examples, each worker moves its own farther than one process would; a penalty for their length is larger. The
 sign of such a gradient, or its direction for each example by itself, does not depend on the length of the batch, and
-nor does a gradient of a sum. Gradients by what all workers have are means over each worker's own batch: a loss may
-take them by sums alone.
+nor does a gradient of a sum. Gradients by variables that are trained are all workers' where a loss takes them;
+those by other tensors that all workers have are means over each worker's own batch, and a loss may take them by sums
+alone.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ class _Taken:
     def visit(self, node: str) -> str:
         """What the plan says of a node, if anything; else what it gives is known afterwards."""
         inputs, outputs = self._view.inputs(node), self._view.outputs(node)
-        if self._means & set(inputs):
-            return self._take_means(node)
+        if means := [t for slot, t in enumerate(inputs) if t in self._means and self._differs(node, slot)]:
+            return self._take_means(node, means)
         is_divided = False
         if node in self._made:
             is_divided = divides_by_length(self._axes, node, self._fixed)
@@ -140,15 +141,20 @@ class _Taken:
             )
         return f"{op} {node!r} takes gradients of a mean over the batch by its examples as numbers, {_SMALLER}"
 
-    def _take_means(self, node: str) -> str:
+    def _differs(self, node: str, slot: int) -> bool:
+        """Whether a node takes what is each worker's own; of what variables are trained with it takes all workers'."""
+        return self._walk.state_at(node, slot).kind != "same"
+
+    def _take_means(self, node: str, means: Sequence[str]) -> str:
         """What becomes of gradients by what all workers have: what is added up of them stays a mean over the batch."""
         view, op, inputs = self._view, self._view.op(node), self._view.inputs(node)
-        others = [t for t in inputs if t not in self._means and not self._axes.fits(t)]
+        others = [t for slot, t in enumerate(inputs) if t not in means and self._differs(node, slot)]
+        others = [t for t in others if not self._axes.fits(t)]
         if op in _SUMS:
             is_straight = not any(self.degree(t) or self._axes.of(t) is not None for t in others)
         elif op in PRODUCTS or op in DIVISIONS:
-            is_straight = not others and len(self._means & set(inputs)) == 1 and len(set(inputs)) == len(inputs)
-            is_straight &= op not in DIVISIONS or inputs[1] not in self._means
+            is_straight = not others and len(means) == 1
+            is_straight &= op not in DIVISIONS or inputs[1] not in means
         else:
             is_straight = not others and (op in _STRAIGHT or op == "Split" or node in self._made)
         if is_straight or not is_real(view, view.outputs(node)[0] if view.outputs(node) else inputs[0]):

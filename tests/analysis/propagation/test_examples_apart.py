@@ -39,6 +39,10 @@ def of_sequence(u: Any, i: Any) -> Any:
     return tf.reshape(tf.tensordot(tf.stack([u, i], 1), tf.ones([4, 3]), 1), [-1, 3])
 
 
+def labels(y: Any) -> Any:
+    return tf.cast(tf.abs(y), tf.int32)
+
+
 def nearest(u: Any) -> Any:
     return tf.reduce_min(tf.reduce_sum(tf.square(u[:, None] - u[None]), -1) + tf.eye(tf.shape(u)[0]) * 9.0, 1)
 
@@ -205,6 +209,22 @@ MEET: dict[str, tuple[str, Loss]] = {
             tf.square(tf.tensor_scatter_nd_add(tf.zeros([2]), tf.cast(y > 0, tf.int32)[:, None], predicted(u, i)))
         ),
     ),
+    "a mean over columns for all labels up to the largest": (
+        "Mean",
+        lambda u, i, y: tf.reduce_mean(
+            tf.square(predicted(u, i)[:, None] - tf.one_hot(labels(y), tf.reduce_max(labels(y)) + 1))
+        ),
+    ),
+    "a mean over a mask that is as long as the longest": (
+        "Mean",
+        lambda u, i, y: tf.reduce_mean(predicted(u, i)[:, None] * tf.sequence_mask(labels(y), dtype=tf.float32)),
+    ),
+    "a softmax over columns up to the largest": (
+        "Softmax",
+        lambda u, i, y: tf.reduce_mean(
+            tf.nn.softmax(tf.one_hot(labels(y), tf.reduce_max(labels(y)) + 1))[:, 0] * per_row(u, i, y)
+        ),
+    ),
     "singular values": ("Svd", lambda u, i, y: tf.reduce_mean(tf.linalg.svd(u, compute_uv=False)) + predicted(u, i)[0]),
     "a penalty of distinct rows": (
         "L2Loss",
@@ -317,6 +337,14 @@ def test_the_longest_sequence_of_a_batch_is_no_meeting() -> None:
     def loss(u: Any, i: Any, y: Any) -> Any:
         longest = tf.reduce_max(tf.cast(y > 0, tf.int32) + 1)
         return tf.reduce_mean(per_row(u * tf.cast(tf.range(1, 5) <= longest, tf.float32), i, y))
+
+    assert notes_and_doubt(loss)[0] == []
+
+
+def test_a_sum_over_columns_for_all_labels_up_to_the_largest_is_no_meeting() -> None:
+    def loss(u: Any, i: Any, y: Any) -> Any:
+        chosen = tf.one_hot(labels(y), tf.reduce_max(labels(y)) + 1)
+        return tf.reduce_mean(tf.reduce_sum(chosen * predicted(u, i)[:, None], 1))
 
     assert notes_and_doubt(loss)[0] == []
 
