@@ -55,7 +55,7 @@ def case_from_json(text: str) -> Case:
 
 def table(cases: Sequence[Case]) -> list[str]:
     """A line for each case, and how the errors compare with what is wanted."""
-    form = "{:<8} {:>5} {:>12} {:>10} {:>10} {:>7}  {}"
+    form = "{:<11} {:>5} {:>12} {:>10} {:>10} {:>7}  {}"
     lines = [form.format("model", "hosts", "link mbit/s", "predicted", "measured", "error", "fastest-slowest round")]
     for case in cases:
         spread = f"{1e3 * min(case.rounds_s):.1f}-{1e3 * max(case.rounds_s):.1f} ms"
