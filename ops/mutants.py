@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant(
         "all-reduces of other levels travel together",
         "transform/passes/joined_messages.py",
-        "levels[node] = max(counted, default=0)",
+        "levels[node] = level",
         "levels[node] = 0",
         JOINED,
     ),
