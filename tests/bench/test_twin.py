@@ -10,6 +10,7 @@ import tensorflow as tf
 from ops.bench.race.accelerators import has_losses, slowed, twin_sizes
 from ops.bench.race.command import add_command, wanted_of
 from ops.bench.race.models import model_of
+from ops.bench.twin import command
 
 v1 = tf.compat.v1
 
@@ -122,3 +123,11 @@ def test_a_cluster_without_a_pace_for_a_network_says_so():
 def test_losses_are_compared_where_they_are_computed(values, expected):
     assert has_losses("twin", {"values": values}) is expected
     assert has_losses("embed", {})
+
+
+def test_a_system_of_another_checkout_is_refused_before_anything_starts(capsys):
+    parser = argparse.ArgumentParser()
+    command.add_command(parser.add_subparsers())
+    with pytest.raises(SystemExit):
+        parser.parse_args(["twin", "--systems", "parallax,parallax-beside"])
+    assert "parallax-beside: it is of another checkout, which `race --beside DIR` is given" in capsys.readouterr().err

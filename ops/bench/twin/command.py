@@ -21,6 +21,7 @@ from ops.bench.race.field import NotRunning
 from ops.bench.race.place import place_of
 from ops.bench.race.results import Race
 from ops.bench.race.rounds import Wanted, run_race
+from ops.bench.race.systems import BESIDE
 from ops.lab import why_not
 
 
@@ -35,10 +36,18 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--rate", type=rate, default="400mbit", help="of each link, before dilation (400mbit)")
     parser.add_argument("--dilations", default="1,8", metavar="F[,F...]", help="of the twins (1,8)")
     parser.add_argument("--batch", type=int, default=1024, metavar="N", help="examples of a worker's step (1024)")
-    parser.add_argument("--systems", type=systems_of, default="parallax,horovod,tf-ps", help="those of `race`")
+    parser.add_argument("--systems", type=_systems, default="parallax,horovod,tf-ps", help="of `race`")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each system (5)")
     parser.add_argument("--turn-seconds", type=float, default=3.0, metavar="S", help="about how long a turn is (3)")
     parser.set_defaults(run=run)
+
+
+def _systems(text: str) -> tuple[str, ...]:
+    """Names of systems of this checkout."""
+    names = systems_of(text)
+    if BESIDE in names:
+        raise argparse.ArgumentTypeError(f"{BESIDE}: it is of another checkout, which `race --beside DIR` is given.")
+    return names
 
 
 def run(arguments: argparse.Namespace) -> None:
