@@ -172,6 +172,15 @@ def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
         ("mean_of(moved(tf.sign)) + mean_of(moved(lambda g: tf.nn.l2_normalize(g, 1)))", None),
         ("mean_of(y) + tf.reduce_mean(tf.square(by_examples(mean_tanh)))", "takes gradients of a mean over the batch"),
         ("mean_of(y) + tf.reduce_mean((length(by_examples(mean_tanh)) - 1.0) ** 2)", "takes gradients of a mean"),
+        (
+            "mean_of(y) + tf.reduce_mean(by_examples(lambda x: tf.reduce_sum(tf.tanh(x @ w)) * (1.0 / LENGTH)) ** 2)",
+            "takes gradients of a mean",
+        ),
+        (
+            "(lambda x: mean_of(y) + tf.reduce_sum(tf.reduce_mean(x @ tf.zeros([2, 0]), 0)) + tf.reduce_mean("
+            "tf.square(by_examples(mean_tanh, x))))(v1.placeholder(tf.float32, [6, 2]))",
+            "takes gradients of a mean over the batch",
+        ),
         ("tf.reduce_mean(tf.square(by_examples(mean_tanh)))", "is made of gradients of a mean over the batch"),
         (
             "(lambda x: mean_of(y) + tf.reduce_mean(tf.square(by_examples(mean_tanh, x))))"
@@ -226,6 +235,7 @@ def test_such_a_loss_is_that_of_the_joined_batch(loss: str) -> None:
         "examples moved along their gradients' direction",
         "examples moved by signs and directions of their own",
         *("a penalty for a mean's gradient", "a penalty for a mean's gradient that is not of length one"),
+        *("a penalty for the gradient of a sum by the inverse length", "a penalty beside a mean of no columns"),
         *("nothing but a penalty for a mean's gradient", "a penalty for the gradient of a mean of fixed length"),
         *("penalties for gradients of sums and of each example's mean", "an equation of derivatives"),
         *("gradients of a mean by the length", "the angle of two gradients"),

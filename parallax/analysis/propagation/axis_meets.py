@@ -124,7 +124,10 @@ def _split(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[st
 
 
 def _cut(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
-    """A cut along the joined first axis by constants, or to one example: they are taken by their place in the batch."""
+    """A cut along the joined first axis by constants, or to one example: they are taken by their place in the batch.
+
+    Of a vector that was put in order it is the place in each worker's own order.
+    """
     axis, bounds = axes.of(inputs[0]), [axes.constant(t) for t in inputs[1:]]
     if axis not in (0, MIXED) or not is_real(axes.view, inputs[0]):
         return False
@@ -134,9 +137,31 @@ def _cut(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]
     if attr["shrink_axis_mask"].i & 1:
         return True
     is_whole = attr["begin_mask"].i & 1 and attr["end_mask"].i & 1
+    if axis == MIXED and (is_whole or not _is_in_order(axes.view, inputs[0])):
+        return False  # what was put together of several batches may be taken apart again
     if any(b is None or b.size < 1 for b in bounds):
-        return axis == 0 and not is_whole and any(_is_part_of_length(axes, tensor) for tensor in inputs[1:3])
-    return axis == 0 and (not is_whole or int(bounds[2].reshape(-1)[0] if bounds[2] is not None else 1) != 1)
+        return not is_whole and any(_is_part_of_length(axes, tensor) for tensor in inputs[1:3])
+    return not is_whole or int(bounds[2].reshape(-1)[0] if bounds[2] is not None else 1) != 1
+
+
+def _sliced(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
+    """As `_cut`: some rows from a place on, where that or their number is a constant."""
+    axis, begin, size = axes.of(inputs[0]), axes.constant(inputs[1]), axes.constant(inputs[2])
+    if axis not in (0, MIXED) or not is_real(axes.view, inputs[0]):
+        return False
+    if axis == MIXED and not _is_in_order(axes.view, inputs[0]):
+        return False
+    is_all = begin is None or begin.size < 1 or int(begin.reshape(-1)[0]) == 0
+    shape = axes.shape(inputs[0]) or (None,)
+    return not is_all or (size is not None and size.size > 0 and int(size.reshape(-1)[0]) not in (-1, shape[0]))
+
+
+def _is_in_order(view: GraphView, tensor: str) -> bool:
+    """Whether a tensor is made of what was put in order, element by element."""
+    node = split_tensor(tensor)[0]
+    while view.op(node) in ("Neg", "Identity"):
+        node = split_tensor(view.inputs(node)[0])[0]
+    return view.op(node) in ("TopKV2", "TopK")
 
 
 def _is_part_of_length(axes: BatchAxes, tensor: str) -> bool:
@@ -252,6 +277,7 @@ _RULES: dict[str, _Rule] = {
     "Roll": _rolled,
     **dict.fromkeys(("Split", "SplitV"), _split),
     "StridedSlice": _cut,
+    "Slice": _sliced,
     **dict.fromkeys(("GatherV2", "Gather"), _gathered),
     **dict.fromkeys(("DynamicPartition", "UnsortedSegmentSum", "UnsortedSegmentMax", "SegmentMean"), _dealt),
     **dict.fromkeys(("UnsortedSegmentMin", "SegmentMax", "SegmentMin"), _dealt),

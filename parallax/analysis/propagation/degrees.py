@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 
+from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.axis_meets import reduces_batch
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.lengths import is_other_length
@@ -90,6 +91,8 @@ def fixed_means(axes: BatchAxes, made: Set[str]) -> dict[Shape, set[float]]:
         before, after = (axes.shape(t) for t in (view.inputs(node)[0], f"{node}:0"))
         if before is None or after is None or None in before or not before or not reduces_batch(axes, node):
             continue
+        if not _product(after):  # a mean of nothing, as of no columns, divides nothing
+            continue
         found.setdefault(before, set()).add(_product(before) / _product(after))
     return found
 
@@ -97,12 +100,16 @@ def fixed_means(axes: BatchAxes, made: Set[str]) -> dict[Shape, set[float]]:
 def divides_by_length(axes: BatchAxes, node: str, fixed: dict[Shape, set[float]]) -> bool:
     """Whether autodiff divides by how many examples a batch has, or by what is a sum over them.
 
+    To multiply by the inverse of the former is to divide by it.
+
     Args:
         axes: how tensors lie along the batch.
         node: what autodiff made.
         fixed: what `fixed_means` gives.
     """
     view = axes.view
+    if view.op(node) == "Mul":
+        return any(view.shape(t) == () and _is_inverse_length(axes, t) for t in view.inputs(node))
     if view.op(node) not in DIVISIONS:
         return False
     divisor = view.inputs(node)[1]
@@ -115,6 +122,14 @@ def divides_by_length(axes: BatchAxes, node: str, fixed: dict[Shape, set[float]]
         return False
     taken = _taken_lengths(axes, divisor)
     return not is_other_length(axes, divisor) if taken is None else taken
+
+
+def _is_inverse_length(axes: BatchAxes, tensor: str) -> bool:
+    """Whether a scalar is what all workers have, divided by how many examples a batch has."""
+    view, node = axes.view, _behind(axes.view, tensor)
+    if view.op(node) in ("Reciprocal", "Inv"):
+        return is_length(axes, view.inputs(node)[0])
+    return view.op(node) in DIVISIONS and axes.fits(view.inputs(node)[0]) and is_length(axes, view.inputs(node)[1])
 
 
 def _taken_lengths(axes: BatchAxes, tensor: str) -> bool | None:

@@ -89,6 +89,11 @@ MEET: dict[str, tuple[str, Loss]] = {
     ),
     "neighbours": ("StridedSlice", lambda u, i, y: tf.reduce_mean(tf.square(u[1:] - u[:-1]))),
     "the first example": ("StridedSlice", lambda u, i, y: tf.reduce_mean(per_row(u, i, y)) + predicted(u, i)[0]),
+    "the smallest of a batch": (
+        "StridedSlice",
+        lambda u, i, y: tf.reduce_mean(tf.sort(per_row(u, i, y))[:2]),
+    ),
+    "the first two by a slice": ("Slice", lambda u, i, y: tf.reduce_mean(tf.slice(per_row(u, i, y), [0], [2]))),
     "halves that a reshape makes": (
         "StridedSlice",
         lambda u, i, y: tf.reduce_mean(tf.square(tf.subtract(*[tf.reshape(u, [2, -1, 4])[place] for place in (0, 1)]))),
@@ -276,6 +281,7 @@ APART: dict[str, Loss] = {
         [0, 0.0],
     )[1],
     "copies": lambda u, i, y: tf.reduce_mean(tf.tile(per_row(u, i, y), [3])),
+    "a slice of each row": lambda u, i, y: tf.reduce_mean(tf.slice(u, [0, 1], [-1, 2]) * tf.abs(y)[:, None]),
     "a transform of each row": lambda u, i, y: tf.reduce_mean(tf.abs(tf.signal.rfft(u, [4])) * tf.abs(y)[:, None]),
     "rows that are taken one by one": lambda u, i, y: tf.reduce_mean(
         tf.vectorized_map(lambda pair: tf.reduce_sum(pair[0] * tf.tanh(pair[1])), (u, i))
