@@ -73,6 +73,21 @@ def test_open_shapes_and_conditionals_are_left_alone() -> None:
         v1.enable_control_flow_v2()
 
 
+def test_what_comes_out_of_a_loop_is_later_than_what_goes_around_in_it() -> None:
+    def build() -> None:
+        early, beside = reduced("early"), reduced("beside")
+        body = lambda n, x: (n + 1, x + early)  # noqa: E731
+        _, sums = v1.while_loop(lambda n, x: n < 3, body, (tf.constant(0), tf.zeros([4])))
+        reduced("late", of=sums), reduced("later", of=sums + beside)
+
+    v1.disable_control_flow_v2()
+    try:
+        members = joined(build)[1]
+    finally:
+        v1.enable_control_flow_v2()
+    assert members == [("early/all_reduce", "beside/all_reduce"), ("late/all_reduce", "later/all_reduce")]
+
+
 def test_each_keeps_its_scale() -> None:
     def build() -> None:
         for scale in (0.5, 1.0):
