@@ -31,7 +31,7 @@ from parallax.graph.view import GraphView, split_tensor
 from parallax.logger import log
 from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL, library, native_ops
 from parallax.transform.passes.turns import GATE, RUN_NUMBER, SCOPE, passes_on, ungated
-from parallax.types import Session, Value
+from parallax.types import Operation, Session, Value
 
 _MOST_ON_THEIR_WAY = 2
 _numbers = itertools.count(1)
@@ -147,11 +147,9 @@ class Overlapping:
             run = graph.get_tensor_by_name(RUN_NUMBER)
             ended = []
             for key, nodes in leaving.items():
-                with tf.control_dependencies([graph.get_operation_by_name(node) for node in nodes]):
-                    ended.append(ops.parallax_leave(run=run, key=key, name="leave").name)
+                ended.append(_after(ops.parallax_leave(run=run, key=key, name="leave"), nodes))
             values = [graph.get_tensor_by_name(name) for name in tensors] or [run]
-            with tf.control_dependencies([graph.get_operation_by_name(node) for node in first]):
-                ended.append(ops.parallax_deliver(run=run, values=values, name="deliver").name)
+            ended.append(_after(ops.parallax_deliver(run=run, values=values, name="deliver"), first))
             taken = ops.parallax_collect(run=run, T=[value.dtype.base_dtype for value in values], name="collect")
             collected = [tensor.name for tensor in taken]
         graph.finalize()
@@ -264,6 +262,15 @@ def _before_meetings(view: GraphView, runs: set[str]) -> set[str]:
         ):
             found.add(node)
     return found
+
+
+def _after(made: Operation, nodes: Sequence[str]) -> str:
+    """Has a new op wait for others, and gives its name.
+
+    `tf.control_dependencies` would set an attribute of the others, of which TensorFlow warns where they have run.
+    """
+    made._add_control_inputs([made.graph.get_operation_by_name(node) for node in nodes])
+    return str(made.name)
 
 
 def _node(name: str) -> str:

@@ -117,6 +117,14 @@ def test_delays_in_any_order_change_no_value(chunk: int) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_nothing_is_changed_that_has_run(batches: Any) -> None:
+    model = Model(nothing)
+    before = {op.name: op.node_def for op in model.graph.get_operations()}
+    trained(model, batches, 3)
+    model.step(next(batches), ("train", "loss:0", STEP))
+    assert {name: model.graph.get_operation_by_name(name).node_def for name in before} == before
+
+
 def test_a_run_gives_its_loss_before_its_updates_and_others_wait_for_these(batches: Any) -> None:
     gone_on = threading.Event()
     model = Model(lambda number: gone_on.wait(20))
