@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from ops.bench.jobs.steps import Rounds
+from ops.bench.predictions.command import add_command, wanted_of
 from ops.bench.predictions.measure import Wanted, cases, missing_cases
 from ops.bench.predictions.results import Case, case_from_json, table
+from ops.bench.race.accelerators import twin_sizes
 from ops.lab import why_not
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +51,45 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     found = cases(wanted, lambda: False, pytest.fail)  # there is no time for anything
     assert found == (known,)
     assert missing_cases(wanted, found) == 3
+
+
+class Place:
+    """Where two hosts would be."""
+
+    hosts = ("one", "other")
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+
+def test_a_case_of_the_twin_is_the_race_s_network_at_the_cluster_s_pace(tmp_path: Path) -> None:
+    wanted = Wanted(("lm",), (50 * MBIT,), 100 * MBIT, 4, 8, Rounds(3, 1.0), tmp_path, "today-10gbit")
+    task = wanted.task(Place(tmp_path), "job", "lm", plan_file="plan.json")
+    assert (task.model, task.sizes) == ("twin", twin_sizes("today-10gbit", "lm", {}))
+    assert task.more["config"] == {"plan_file": "plan.json"} and task.workers == 2
+
+
+def test_the_twin_s_links_are_the_cluster_s_slowed_down(tmp_path: Path) -> None:
+    parsed = parsed_arguments("--accelerators", "today-10gbit")
+    wanted = wanted_of(parsed, tmp_path)
+    assert set(wanted.models) == {"lm", "nmt", "resnet50", "inception_v3"} and wanted.accelerators == "today-10gbit"
+    assert wanted.held_out == round(10e9 / 8 / 1024)
+    held_out = wanted_of(parsed_arguments("--accelerators", "today-10gbit", "--held-out", "20mbit"), tmp_path).held_out
+    assert held_out == 20 * MBIT
+    with pytest.raises(ValueError, match="must be one of lm, nmt, resnet50, inception_v3, and 'recsys' was given"):
+        wanted_of(parsed_arguments("--accelerators", "2019", "--models", "recsys"), tmp_path)
+
+
+def test_without_accelerators_models_are_the_race_s(tmp_path: Path) -> None:
+    wanted = wanted_of(parsed_arguments(), tmp_path)
+    assert wanted.accelerators is None and wanted.held_out == 200 * MBIT and "word2vec" in wanted.models
+    assert wanted.task(Place(tmp_path), "job", "lm").sizes == {}
+
+
+def parsed_arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_command(parser.add_subparsers())
+    return parser.parse_args(["predictions", *words])
 
 
 @pytest.mark.slow

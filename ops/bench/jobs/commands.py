@@ -19,11 +19,19 @@ def calibrate(place: InLab, output: Path) -> None:
     _parallax(place, "calibrate", "--quick", "-r", str(place.lab.resource_file(1)), "-o", str(output))
 
 
-def derive(place: InLab, calibrations: Sequence[Path], output: Path) -> None:
-    """Writes the profile of the hosts of a lab, derived from calibrations of others on the same cores."""
+def derive(place: InLab, calibrations: Sequence[Path], output: Path, *, shares_cores: bool) -> None:
+    """Writes the profile of the hosts of a lab, derived from calibrations of others on the same cores.
+
+    Args:
+        place: the lab.
+        calibrations: files that exist.
+        output: the file to write.
+        shares_cores: whether workers compute on those cores, and not on accelerators of their own.
+    """
     named = [word for file in calibrations for word in ("--from", str(file))]
     resource = str(place.lab.resource_file(1))
-    _parallax(place, "calibrate", *named, "--share-cores", "-r", resource, "-o", str(output))
+    sharing = ("--share-cores",) if shares_cores else ()
+    _parallax(place, "calibrate", *named, *sharing, "-r", resource, "-o", str(output))
 
 
 def profile(place: InLab, task: Task, steps: int, output: Path) -> None:

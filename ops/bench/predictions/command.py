@@ -16,11 +16,14 @@ from typing import Any
 from ops.bench.jobs.steps import Rounds
 from ops.bench.predictions.measure import Wanted, cases, missing_cases
 from ops.bench.predictions.results import table
+from ops.bench.race.accelerators import slowed, twin_sizes
 from ops.bench.race.field import NotRunning
 from ops.lab import why_not
 from ops.lab.rates import parse_rate
+from ops.twin.clusters import CLUSTERS
 
 _MODELS = "lm,nmt,recsys,dense,word2vec,translation"
+_RATE = "200mbit"
 
 
 def add_command(commands: Any) -> None:
@@ -31,9 +34,17 @@ def add_command(commands: Any) -> None:
         description="Calibrates emulated hosts at some link rates, derives from it the profiles of other hosts and "
         "links, and compares the steps that plans predict there with those of the jobs that run these plans.",
     )
-    parser.add_argument("--models", type=_words, default=_MODELS, metavar="NAME[,NAME...]", help=f"default {_MODELS}")
+    parser.add_argument("--models", type=_words, metavar="NAME[,NAME...]", help=f"default {_MODELS}")
+    parser.add_argument(
+        "--accelerators",
+        choices=tuple(CLUSTERS),
+        metavar="CLUSTER",
+        help=f"predict the twin of a cluster: {', '.join(CLUSTERS)}. Models are its networks, links are the twin's",
+    )
     parser.add_argument("--rates", type=_rates, default="100mbit,400mbit", metavar="RATE[,RATE...]", help="calibrated")
-    parser.add_argument("--held-out", type=parse_rate, default="200mbit", metavar="RATE", help="measured (200mbit)")
+    parser.add_argument(
+        "--held-out", type=parse_rate, metavar="RATE", help="measured (200mbit, or the twin's slowed links)"
+    )
     parser.add_argument("--from-hosts", type=int, default=4, metavar="N", help="calibrated and measured (4)")
     parser.add_argument("--hosts", type=int, default=8, metavar="N", help="measured besides (8)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of each measurement (5)")
@@ -57,18 +68,10 @@ def run(arguments: argparse.Namespace) -> None:
         return
     began_s = time.monotonic()
     with folder_of(arguments.keep) as folder:
-        wanted = Wanted(
-            arguments.models,
-            arguments.rates,
-            arguments.held_out,
-            arguments.from_hosts,
-            arguments.hosts,
-            Rounds(arguments.rounds, arguments.turn_seconds),
-            folder,
-        )
         try:
+            wanted = wanted_of(arguments, folder)
             found = cases(wanted, lambda: _in_time(began_s, arguments.within), _tell)
-        except NotRunning as error:
+        except (NotRunning, ValueError) as error:
             sys.exit(f"predictions: {error}")
     print("\n".join(table(found)))
     if missing := missing_cases(wanted, found):
@@ -76,6 +79,30 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         text = json.dumps([{**asdict(case), "error": case.error} for case in found], indent=1)
         arguments.json.write_text(text + "\n", encoding="utf-8")
+
+
+def wanted_of(arguments: argparse.Namespace, folder: Path) -> Wanted:
+    """What the command line asks for.
+
+    Raises:
+        ValueError: the cluster's accelerators have no pace for a network.
+    """
+    name = arguments.accelerators
+    models, held_out = arguments.models or _words(_MODELS), arguments.held_out or parse_rate(_RATE)
+    if name:
+        models = arguments.models or tuple(CLUSTERS[name].paces)
+        rate = slowed(CLUSTERS[name].rate_bytes_per_s, twin_sizes(name, models[0], {}))  # the same for all networks
+        held_out = arguments.held_out or rate
+    return Wanted(
+        models,
+        arguments.rates,
+        held_out,
+        arguments.from_hosts,
+        arguments.hosts,
+        Rounds(arguments.rounds, arguments.turn_seconds),
+        folder,
+        name,
+    )
 
 
 @contextlib.contextmanager

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ops.bench.jobs import commands
 from ops.bench.jobs.steps import Rounds, step_seconds
 from ops.bench.predictions.results import Case, case_from_json
+from ops.bench.race.accelerators import MODEL, twin_sizes
 from ops.bench.race.place import InLab
+from ops.bench.race.turns import Task
 from ops.lab import Lab
 from ops.lab.rates import mbit
 from parallax.plans.plan import read_plan
@@ -26,13 +29,14 @@ class Wanted:
     """What is predicted and measured.
 
     Attributes:
-        models: names, as of a race.
+        models: names, as of a race, or with accelerators networks of the twin.
         rates: of the links that are calibrated, bytes per second.
         held_out: of the links on which steps are measured.
         from_hosts: how many hosts are calibrated, and measured first.
         hosts: how many more are measured.
         rounds: of each measurement.
         folder: where the pieces are.
+        accelerators: the cluster whose twin is predicted; None where cores compute.
     """
 
     models: tuple[str, ...]
@@ -42,11 +46,19 @@ class Wanted:
     hosts: int
     rounds: Rounds
     folder: Path
+    accelerators: str | None = None
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The numbers of hosts that are measured."""
         return tuple(dict.fromkeys((self.from_hosts, self.hosts)))
+
+    def task(self, place: InLab, piece: str, model: str, **config: object) -> Task:
+        """The task of one piece of a model: of a job of one worker on each host."""
+        raced, sizes = model, dict[str, Any]()
+        if self.accelerators is not None:
+            raced, sizes = MODEL, twin_sizes(self.accelerators, model, {})
+        return commands.task_of(place, f"{piece}-{model}", raced, sizes, config)
 
     def calibration(self, rate: int) -> Path:
         """The calibration at a rate."""
@@ -91,13 +103,14 @@ def _measure(wanted: Wanted, hosts: int, may_begin: Callable[[], bool], tell: Ca
     with Lab(hosts, wanted.held_out) as lab:
         place = InLab(lab)
         cluster = place.folder / "derived.json"
-        commands.derive(place, [wanted.calibration(rate) for rate in wanted.rates], cluster)
+        calibrations = [wanted.calibration(rate) for rate in wanted.rates]
+        commands.derive(place, calibrations, cluster, shares_cores=wanted.accelerators is None)
         for model in missing:
             if not may_begin():
                 return
             if not wanted.profile(model).exists():
                 tell(f"profiles {model}")
-                task = replace(commands.task_of(place, f"profile-{model}", model, {}), workers=max(wanted.sizes))
+                task = replace(wanted.task(place, "profile", model), workers=max(wanted.sizes))
                 commands.profile(place, task, PROFILED_STEPS, wanted.profile(model))
             case = _case(wanted, place, model, cluster)
             wanted.case(model, hosts).write_text(case.to_json(), encoding="utf-8")
@@ -110,12 +123,12 @@ def _measure(wanted: Wanted, hosts: int, may_begin: Callable[[], bool], tell: Ca
 def _case(wanted: Wanted, place: InLab, model: str, cluster: Path) -> Case:
     """Plans, runs just this plan, and times it."""
     file = place.folder / f"plan-{model}.json"
-    task = commands.task_of(place, f"plan-{model}", model, {})
+    task = wanted.task(place, "plan", model)
     commands.plan(place, task, cluster, wanted.profile(model), file)
     prediction = read_plan(file).prediction
     if prediction.step_s is None:
         raise ValueError(f"The plan of {model} has no predicted step: {prediction.unknown}.")
-    task = commands.task_of(place, f"job-{model}", model, {}, {"plan_file": str(file)})
+    task = wanted.task(place, "job", model, plan_file=str(file))
     (rounds_s,) = step_seconds(place, [task], wanted.rounds)
     phases = tuple((phase.name, phase.end_s - phase.start_s) for phase in prediction.phases)
     return Case(model, len(place.hosts), wanted.held_out, prediction.step_s, phases, rounds_s)
