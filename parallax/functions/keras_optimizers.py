@@ -26,11 +26,13 @@ def merged_rows(optimizer: KerasOptimizer) -> Iterator[None]:
         optimizer: a Keras optimizer, built.
     """
     rows: dict[Hashable, Tensor] = {}
+    rates: dict[Hashable, Tensor] = {}
     apply = optimizer.apply
 
     def merging(gradients: Sequence[Gradient], trainable_variables: Sequence[KerasVariable] | None = None) -> object:
         variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
         merged = [_merged(optimizer, g, v, rows) for g, v in zip(gradients, variables, strict=True)]
+        rates.clear()  # it may have been assigned since the last call
         return apply(merged, trainable_variables)
 
     with ExitStack() as stack:
@@ -38,7 +40,7 @@ def merged_rows(optimizer: KerasOptimizer) -> Iterator[None]:
         for updating in _updating(optimizer):
             stack.enter_context(_replaced(updating, "_all_reduce_sum_gradients", _as_they_are))
             if _row_update(updating) is not None:
-                stack.enter_context(_replaced(updating, "update_step", _by_row(updating, rows)))
+                stack.enter_context(_replaced(updating, "update_step", _by_row(updating, rows, rates)))
         yield
 
 
@@ -91,9 +93,12 @@ def _merged(
 
 
 def _by_row(
-    optimizer: KerasOptimizer, rows: dict[Hashable, Tensor]
+    optimizer: KerasOptimizer, rows: dict[Hashable, Tensor], rates: dict[Hashable, Tensor]
 ) -> Callable[[Tensor, Variable, LearningRate], None]:
-    """The optimizer's `update_step`, which takes values of rows where `rows` says of which."""
+    """The optimizer's `update_step`, which takes values of rows where `rows` says of which.
+
+    The learning rate is read once for all tables, and kept in `rates`.
+    """
     update_step, by_row = optimizer.update_step, _row_update(optimizer)
 
     def update(gradient: Tensor, variable: Variable, learning_rate: LearningRate) -> None:
@@ -101,7 +106,10 @@ def _by_row(
         if touched is None or by_row is None:
             update_step(gradient, variable, learning_rate)
         else:
-            by_row(optimizer, gradient, touched, variable, tf.cast(learning_rate, variable.dtype))
+            key = tf.compat.v1.get_default_graph(), id(optimizer), variable.dtype
+            if key not in rates:
+                rates[key] = tf.cast(learning_rate, variable.dtype)
+            by_row(optimizer, gradient, touched, variable, rates[key])
 
     return update
 

@@ -30,6 +30,42 @@ class PerReplica(list[Any]):
         return int(only)
 
 
+class Known:
+    """What runs may ask for: the user's graph, as it was given to parallel_run.
+
+    Args:
+        graph: the user's graph.
+        is_known: whether a name was in it then.
+    """
+
+    def __init__(self, graph: Graph, is_known: Callable[[str], bool]) -> None:
+        self._graph, self._is_known = graph, is_known
+        self._found: dict[int, tuple[Fetch, Tensor | Operation]] = {}  # tensors and ops are asked for again and again
+
+    def element(self, thing: Fetch) -> Tensor | Operation:
+        """The tensor or operation that something stands for.
+
+        Raises:
+            SessionError: it is not in the graph.
+        """
+        known = self._found.get(id(thing))
+        if known is not None:
+            return known[1]
+        try:
+            found = self._graph.as_graph_element(thing, allow_tensor=True, allow_operation=True)
+        except (KeyError, ValueError, TypeError) as error:
+            raise SessionError(_not_in_graph(thing, str(error.args[0]))) from error
+        if not self._is_known(found.name):
+            raise SessionError(_not_in_graph(thing, "it was added later."))
+        if found is thing:
+            self._found[id(thing)] = thing, found  # held, so that its id is nobody else's
+        return found
+
+    def name(self, thing: Fetch) -> str:
+        """The name of that."""
+        return str(self.element(thing).name)
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """One fetch: the names it is made of, and what it was.
@@ -58,27 +94,19 @@ class Request:
     feeds: dict[str, Value]
 
 
-def read_request(
-    graph: Graph,
-    fetches: Fetches,
-    feed_dict: FeedDict | None,
-    per_replica: bool = True,
-    is_known: Callable[[str], bool] = lambda name: True,
-) -> Request:
+def read_request(known: Known, fetches: Fetches, feed_dict: FeedDict | None, per_replica: bool = True) -> Request:
     """Checks and names fetches and feeds.
 
     Args:
-        graph: the user's graph.
+        known: the user's graph.
         fetches: as for `tf.compat.v1.Session.run`.
         feed_dict: tensor or name -> list with one entry per replica.
         per_replica: whether feeds come in such lists, or as they are.
-        is_known: whether a name was in the graph when it was given to parallel_run.
 
     Raises:
         SessionError: when something is not in the user's graph, or a list has the wrong length.
     """
     names: list[str] = []
-    known = _Known(graph, is_known)
 
     def leaf(fetch: Fetch) -> Leaf:
         found = Leaf(_names_of(known, fetch), fetch)
@@ -145,7 +173,7 @@ def _ragged_value(flat: Value, row_splits: Sequence[Value]) -> Value:
     )
 
 
-def _names_of(known: _Known, fetch: Fetch) -> tuple[str, ...]:
+def _names_of(known: Known, fetch: Fetch) -> tuple[str, ...]:
     if fetch is None:
         raise SessionError("A fetch must be a tensor, operation, variable or name of the user's graph, and is None.")
     pieces = getattr(fetch, "_variable_list", None) or [fetch]
@@ -156,28 +184,6 @@ def _names_of(known: _Known, fetch: Fetch) -> tuple[str, ...]:
     elif isinstance(fetch, tf.RaggedTensor):
         pieces = [fetch.flat_values, *fetch.nested_row_splits]
     return tuple(known.name(piece) for piece in pieces)
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """The user's graph, as it was given to parallel_run."""
-
-    graph: Graph
-    is_known: Callable[[str], bool]
-
-    def element(self, thing: Fetch) -> Tensor | Operation:
-        """The tensor or operation that something stands for."""
-        try:
-            found = self.graph.as_graph_element(thing, allow_tensor=True, allow_operation=True)
-        except (KeyError, ValueError, TypeError) as error:
-            raise SessionError(_not_in_graph(thing, str(error.args[0]))) from error
-        if not self.is_known(found.name):
-            raise SessionError(_not_in_graph(thing, "it was added later."))
-        return found
-
-    def name(self, thing: Fetch) -> str:
-        """The name of that."""
-        return str(self.element(thing).name)
 
 
 def check_computed(name: str, tables: Sequence[LazyTable]) -> None:
@@ -215,7 +221,7 @@ def _of_one_replica(key: Fetch, value: Value) -> Value:
     return value[0]
 
 
-def _feed(known: _Known, key: Fetch, value: Value) -> dict[str, Value]:
+def _feed(known: Known, key: Fetch, value: Value) -> dict[str, Value]:
     if isinstance(key, tf.SparseTensor):
         parts = (key.indices, key.values, key.dense_shape)
         return {known.name(t): v for t, v in zip(parts, value, strict=True)}

@@ -20,7 +20,7 @@ from parallax.analysis.stages import Analysed
 from parallax.errors import SessionError
 from parallax.plans.plan import Plan
 from parallax.runtime.worker.accumulation import Accumulation, Gather
-from parallax.runtime.worker.fetches import Leaf, Request, check_computed, put_together, read_request
+from parallax.runtime.worker.fetches import Known, Leaf, Request, check_computed, put_together, read_request
 from parallax.runtime.worker.heartbeat import Heartbeat
 from parallax.runtime.worker.names import Names, Resolved, fetch_text
 from parallax.runtime.worker.positions import Positions
@@ -105,6 +105,9 @@ class WorkerContext:
     log: RunLog | None = None
     positions: Positions | None = None
 
+    def __post_init__(self) -> None:
+        self._known = Known(self.graph, self._is_known)
+
     def position_feeds(
         self, names: tuple[str, ...], fed: Mapping[str, Value], gather: Gather | None
     ) -> dict[str, Value]:
@@ -129,7 +132,7 @@ class WorkerContext:
 
     def read(self, fetches: Fetches, feeds: FeedDict | None, per_replica: bool) -> Request:
         """Checks and names fetches and feeds."""
-        return read_request(self.graph, fetches, feeds, per_replica, self._is_known)
+        return read_request(self._known, fetches, feeds, per_replica)
 
     def _is_known(self, name: str) -> bool:
         check_computed(name, self.analysed.captured.lazy)
