@@ -16,6 +16,7 @@ from parallax.analysis.propagation.axis_part import MIXED
 from parallax.analysis.propagation.axis_rows import is_every_row
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
+from parallax.analysis.propagation.sparse_batches import are_counted_off
 from parallax.graph.view import GraphView, split_tensor
 
 _Rule = Callable[[BatchAxes, str, tuple[str, ...], Set[str]], bool]
@@ -189,7 +190,8 @@ def _gathered(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set
 
 def _dealt(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:
     """Examples of real numbers that are put into groups, or added up by groups, which other workers have too."""
-    return axes.of(inputs[0]) in (0, MIXED) and is_real(axes.view, inputs[0])
+    is_dealt = axes.of(inputs[0]) in (0, MIXED) and is_real(axes.view, inputs[0])
+    return is_dealt and not are_counted_off(axes, inputs[1])
 
 
 def _dealt_by_labels(axes: BatchAxes, node: str, inputs: tuple[str, ...], unproven: Set[str]) -> bool:

@@ -52,7 +52,10 @@ def tile(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | int 
     """Copies along another axis, or blocks of whole copies along a first joined one; both as often on all workers."""
     if axes.known(inputs[0]) != 0:
         return by_numbers("multiples", 1)(axes, node, inputs)
-    multiples = axes.constant(inputs[1])
+    multiples, packed = axes.constant(inputs[1]), split_tensor(inputs[1])[0]
+    if multiples is None and axes.view.op(packed) == "Pack":
+        first, shape = axes.constant(axes.view.inputs(packed)[0]), axes.shape(f"{node}:0") or ()
+        return 0 if first is not None and int(first) == 1 and None not in shape[1:] else None
     if multiples is None or int(multiples[0]) < 1:
         return None
     return AxisPart(MIXED, int(multiples[0])) if int(multiples[0]) > 1 else 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.axis_part import MIXED, AxisPart
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
+from parallax.analysis.propagation.sparse_batches import are_counted_off, are_examples, is_number_of_rows
 from parallax.graph.view import GraphView, split_tensor
 
 if TYPE_CHECKING:
@@ -125,8 +126,37 @@ def _chosen(axes: BatchAxes, rows: str, places: str, passes: tuple[str, ...]) ->
 def _is_masked_alike(axes: BatchAxes, rows: str, where: str) -> bool:
     mask = axes.view.inputs(where)[0]
     shape, chosen_of = axes.shape(rows), axes.shape(mask)
-    known = bool(shape) and bool(chosen_of) and None not in (chosen_of or ()) and axes.known(mask) == 0
-    return known and (shape or ())[: len(chosen_of or ())] == chosen_of
+    if not shape or not chosen_of or axes.known(mask) != 0:
+        return False
+    if None not in chosen_of:
+        return shape[: len(chosen_of)] == chosen_of
+    return len(shape) == len(chosen_of) and _is_made_of(axes, mask, axes.view.source(rows))
+
+
+def _is_made_of(axes: BatchAxes, mask: str, rows: str) -> bool:
+    """Whether a mask is made element by element of some rows, and so is as long as they are.
+
+    Others that it is made of besides have no longer axis.
+    """
+    view, node, shape = axes.view, split_tensor(mask)[0], axes.shape(rows) or ()
+    if _are_as_many(view, view.source(mask), rows):
+        return True
+    if view.op(node) not in FORWARD_ELEMENTWISE or view.op(node) == "Select":
+        return False
+    own, others = [], []
+    for tensor in view.inputs(node):
+        (others if axes.fits(tensor) else own).append(axes.shape(tensor))
+    narrow = all(other is not None and set(other) <= {1} and len(other) <= len(shape) for other in others)
+    full = all(len(one or ()) == len(shape) for one in own)
+    return narrow and full and any(_is_made_of(axes, t, rows) for t in view.inputs(node) if not axes.fits(t))
+
+
+def _are_as_many(view: GraphView, one: str, other: str) -> bool:
+    """Whether two tensors are one, or gathered by the same numbers."""
+    gathers = [split_tensor(tensor)[0] for tensor in (one, other)]
+    if one == other or not all(view.op(gather) in ("GatherV2", "Gather") for gather in gathers):
+        return one == other
+    return view.source(view.inputs(gathers[0])[1]) == view.source(view.inputs(gathers[1])[1])
 
 
 def gather_nd(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
@@ -195,6 +225,10 @@ def segment_sum(count: int | None) -> Callable[[BatchAxes, str, tuple[str, ...]]
         part = by_merged(axes, rows, inputs[1]) if is_sparse else axes.known_part(rows)
         if part is None or part.axis != 0:
             return None
+        if count is None and are_examples(axes, numbers):
+            return AxisPart(0)
+        if count is not None and is_number_of_rows(axes, inputs[count]) and are_counted_off(axes, numbers):
+            return AxisPart(0)
         length = _numbered(axes, numbers)
         if count is not None:
             return AxisPart(0) if length and _is_as_long(axes, inputs[count], length) else None

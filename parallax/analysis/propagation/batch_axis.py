@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from parallax.analysis.propagation import axis_blocks, axis_cuts, axis_einsum, axis_loops, axis_numbers, axis_rows
 from parallax.analysis.propagation.axis_part import ALIKE, MIXED, AxisPart
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE, WHOLE_OR_ROWS
+from parallax.analysis.propagation.sparse_batches import filled, is_shape_of_sparse, parsed
 from parallax.analysis.propagation.states import State
 from parallax.graph.control_flow import SWITCHES, Branch, Branches, branches_of, is_loop_merge, predicate_of
 from parallax.graph.view import GraphView, Shape, split_tensor
@@ -26,7 +27,13 @@ _EQUAL = ("same", "handle", "rows", "fed")
 _RANDOM = ("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "StatelessRandomUniformV2")
 _GATHERS = ("GatherV2", "Gather", "ResourceGather")
 _SEGMENTS = ("SegmentSum", "SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
+_SEGMENTS_OF_MANY = ("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
 _REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "ArgMin", "EuclideanNorm")
+_OF_STRINGS = (
+    *("StringToHashBucketFast", "StringToHashBucketStrong", "StringToHashBucket", "StringToNumber", "AsString"),
+    *("StringLower", "StringUpper", "StringStrip", "StringLength", "StaticRegexReplace", "StaticRegexFullMatch"),
+)
+"""Element by element, of one tensor."""
 _UNASKED = ("ParallelDynamicStitch", "DynamicStitch", "Fill", *_GATHERS, *_SEGMENTS)
 """Ops whose inputs need not be joined for the result to be."""
 
@@ -175,7 +182,8 @@ class BatchAxes:
         if self.view.op(node) not in (*_SOURCES, *_SOURCES_OF_MANY):
             return []
         tensors = [t for t in self.view.outputs(node) if t in self.states]
-        return [t for t in tensors if self.states[t].kind not in _EQUAL and self.shape(t) != ()]
+        own = [t for t in tensors if self.states[t].kind not in _EQUAL and self.shape(t) != ()]
+        return [t for t in own if not is_shape_of_sparse(self.view, t)]
 
     def _compute_alike(self, node: str, op: str, inputs: tuple[str, ...]) -> None:
         """What is computed of a loop's variables is alike if these are.
@@ -338,6 +346,12 @@ def _reduction(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | Non
     return axis if axes.view.flag(node, "keep_dims") else axis - sum(a < axis for a in gone)
 
 
+def _found_in_table(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
+    """What a table that nobody changes has for each key."""
+    table = axes.view.op(split_tensor(axes.view.source(inputs[0]))[0])
+    return axes.known_part(inputs[1]) if table in ("HashTable", "HashTableV2") and axes.fits(inputs[2]) else None
+
+
 def _over_last(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
     """What mixes the last axis only."""
     axis, shape = axes.known(inputs[0]), axes.shape(inputs[0])
@@ -370,9 +384,11 @@ _RULES: dict[str, _Rule] = {
     "Slice": axis_cuts.cut,
     **dict.fromkeys(_GATHERS, _gather),
     **dict.fromkeys(("GatherNd", "ResourceGatherNd"), axis_rows.gather_nd),
-    "UnsortedSegmentSum": axis_rows.segment_sum(2),
-    **dict.fromkeys(_SEGMENTS, axis_rows.segment_sum(None)),
+    **dict.fromkeys(_SEGMENTS_OF_MANY, axis_rows.segment_sum(2)),
+    **dict.fromkeys((*_SEGMENTS, "SegmentMean", "SegmentMax", "SegmentMin"), axis_rows.segment_sum(None)),
     "OneHot": _one_hot,
+    **dict.fromkeys(_OF_STRINGS, _elementwise),
+    **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), _found_in_table),
     **dict.fromkeys(_REDUCTIONS, _reduction),
     **dict.fromkeys(("Softmax", "LogSoftmax", "L2Normalize", "FFT", "IFFT", "RFFT", "IRFFT"), _over_last),
     **dict.fromkeys(("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"), _cross_entropy),
@@ -384,5 +400,11 @@ _RULES: dict[str, _Rule] = {
     "Roll": axis_cuts.roll,
     **dict.fromkeys(("Cumsum", "Cumprod"), axis_numbers.by_numbers("axes", 0)),
 }
-_RULES_OF_MANY = {**axis_loops.RULES_OF_MANY, "TopKV2": axis_rows.top_k}
+_RULES_OF_MANY = {
+    **axis_loops.RULES_OF_MANY,
+    "TopKV2": axis_rows.top_k,
+    "ParseExample": parsed,
+    "ParseExampleV2": parsed,
+    "SparseFillEmptyRows": filled,
+}
 """Op type -> what each output of an op is."""

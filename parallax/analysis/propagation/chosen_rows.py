@@ -11,6 +11,7 @@ from functools import cached_property
 
 from parallax.analysis.propagation.axis_part import MIXED, AxisPart
 from parallax.analysis.propagation.batch_axis import BatchAxes
+from parallax.analysis.propagation.sparse_batches import has_every_row, is_of_every_row
 from parallax.analysis.propagation.walk import Walk
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.losses import Selected
@@ -106,17 +107,20 @@ class ChosenRows:
         return Selected(node, values, min(assumed), counted), False
 
     def _chosen_for(self, values: str) -> set[str]:
-        """The chosen rows that a tensor is made of; what a scalar is made of is no longer there row by row."""
+        """The chosen rows that a tensor is made of, row by row; a scalar is not, nor what they are added up to."""
         view, found, seen = self._walk.view, set[str](), set[str]()
         waiting = [values]
         while waiting:
             tensor = waiting.pop()
+            node, number = split_tensor(tensor)
             if tensor in seen or view.shape(tensor) == ():
                 continue
             seen.add(tensor)
+            if has_every_row(view, node) or is_of_every_row(view, node, number):
+                continue
             if tensor in self.uneven:
                 found.add(tensor)
-            waiting += view.inputs(split_tensor(tensor)[0])
+            waiting += view.inputs(node)
         return found
 
     def _counted_by(self, values: str) -> tuple[Edge, ...]:

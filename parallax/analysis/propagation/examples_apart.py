@@ -17,6 +17,7 @@ from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.folded import FoldedBatch
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
 from parallax.analysis.propagation.own_numbers import OwnNumbers
+from parallax.analysis.propagation.sparse_batches import are_counted_off, is_of_every_row
 from parallax.analysis.propagation.walk import Walk
 from parallax.graph.control_flow import MERGES, SWITCHES
 from parallax.graph.view import GraphView, split_tensor
@@ -39,6 +40,7 @@ _CHOOSES = ("Where", *_UNIQUE)
 _GATHERS = ("GatherV2", "Gather", "ResourceGather", "GatherNd")
 _PUTS_BACK = (*_GATHERS, "SegmentSum", "SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
 """Of rows that were chosen they give rows to examples again."""
+_ADDED_UP = tuple(f"UnsortedSegment{how}" for how in ("Sum", "Max", "Min", "Prod"))
 _DIVISIONS = ("RealDiv", "Div", "DivNoNan")
 _STRAIGHT = (
     *("Identity", "Reshape", "Squeeze", "ExpandDims", "Cast", "CheckNumerics", "Snapshot", "PreventGradient", "Neg"),
@@ -165,9 +167,9 @@ class _Look:
             self.unproven.update(() if self._lost & set(inputs) else (node,))
             self._lost.update(outputs)
             for rows, begins in ((self._chosen, _CHOOSES), (self._distinct, _UNIQUE)):
-                taken = inputs[1:] if op in _GATHERS else () if op in _PUTS_BACK else inputs
+                taken = inputs[1:] if op in _GATHERS else () if self._puts_back(node) else inputs
                 if op in begins or rows & set(taken):
-                    rows.update(outputs)
+                    rows.update(t for t in outputs if not is_of_every_row(axes.view, *split_tensor(t)))
 
     def _meets(self, node: str, is_sum: bool) -> bool:
         """Whether examples meet at a node for certain, or are as many as a worker's own batch has chosen."""
@@ -184,6 +186,11 @@ class _Look:
             return True
         is_own = self._numbers.meets(node) or self._folds.meets(node)
         return is_own or meets(axes, node, self._lost) or _is_curve(axes.view, node, self._lost)
+
+    def _puts_back(self, node: str) -> bool:
+        """Whether a node gives rows to examples again, of rows that were chosen."""
+        op, inputs = self._axes.view.op(node), self._axes.view.inputs(node)
+        return op in _PUTS_BACK or (op in _ADDED_UP and are_counted_off(self._axes, inputs[1]))
 
     def _is_sum_of_products(self, node: str) -> bool:
         """Whether an Einsum adds up over the batch for a loss, as a sum does."""
