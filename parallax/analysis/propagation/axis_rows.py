@@ -9,7 +9,7 @@ from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.axis_part import MIXED, AxisPart
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
 from parallax.analysis.propagation.sparse_batches import are_counted_off, are_examples, is_number_of_rows
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, Shape, split_tensor
 
 if TYPE_CHECKING:
     from parallax.analysis.propagation.batch_axis import BatchAxes
@@ -48,6 +48,33 @@ def _behind(view: GraphView, tensor: str, ops: tuple[str, ...] = _PASSES) -> str
     while view.op(split_tensor(tensor)[0]) in ops:
         tensor = view.inputs(split_tensor(tensor)[0])[0]
     return tensor
+
+
+def gather(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | int | None:
+    """By ids of the batch from what is equal on all workers, or by equal ids along another axis than the joined one."""
+    params, ids = inputs[0], inputs[1]
+    place = axes.constant(inputs[2]) if len(inputs) > 2 else 0
+    shape, ids_shape = axes.shape(params), axes.shape(ids)
+    if axes.view.flag(node, "batch_dims") or place is None or ids_shape is None:
+        return None
+    if len(inputs) > 2 and shape is None:
+        return None
+    at = int(place) % len(shape) if len(inputs) > 2 and shape else 0
+    axis = axes.known(ids)
+    if axis is not None and axes.fits(params):
+        return axis if axis == MIXED and at == 0 and len(ids_shape) == 1 else None if axis == MIXED else at + axis
+    if at == 0 and axes.known(params) == 0 and is_every_row(axes, params, ids):
+        return 0
+    axis = axes.known(params)
+    if axis is None or axis == MIXED or not axes.fits(ids) or at == axis:
+        return gathered_again(axes, node, inputs)
+    return axis if axis < at else axis - 1 + len(ids_shape)
+
+
+def found_in_table(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
+    """What a table that nobody changes has for each key."""
+    table = axes.view.op(split_tensor(axes.view.source(inputs[0]))[0])
+    return axes.known_part(inputs[1]) if table in ("HashTable", "HashTableV2") and axes.fits(inputs[2]) else None
 
 
 def gathered_again(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
@@ -143,7 +170,8 @@ def _is_made_of(axes: BatchAxes, mask: str, rows: str) -> bool:
         return True
     if view.op(node) not in FORWARD_ELEMENTWISE or view.op(node) == "Select":
         return False
-    own, others = [], []
+    own: list[Shape] = []
+    others: list[Shape] = []
     for tensor in view.inputs(node):
         (others if axes.fits(tensor) else own).append(axes.shape(tensor))
     narrow = all(other is not None and set(other) <= {1} and len(other) <= len(shape) for other in others)

@@ -307,27 +307,6 @@ def _unpack(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
     return None if place == axis else axis - (place < axis)
 
 
-def _gather(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | int | None:
-    """By ids of the batch from what is equal on all workers, or by equal ids along another axis than the joined one."""
-    params, ids = inputs[0], inputs[1]
-    place = axes.constant(inputs[2]) if len(inputs) > 2 else 0
-    shape, ids_shape = axes.shape(params), axes.shape(ids)
-    if axes.view.flag(node, "batch_dims") or place is None or ids_shape is None:
-        return None
-    if len(inputs) > 2 and shape is None:
-        return None
-    at = int(place) % len(shape) if len(inputs) > 2 and shape else 0
-    axis = axes.known(ids)
-    if axis is not None and axes.fits(params):
-        return axis if axis == MIXED and at == 0 and len(ids_shape) == 1 else None if axis == MIXED else at + axis
-    if at == 0 and axes.known(params) == 0 and axis_rows.is_every_row(axes, params, ids):
-        return 0
-    axis = axes.known(params)
-    if axis is None or axis == MIXED or not axes.fits(ids) or at == axis:
-        return axis_rows.gathered_again(axes, node, inputs)
-    return axis if axis < at else axis - 1 + len(ids_shape)
-
-
 def _one_hot(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
     axis, out = axes.known(inputs[0]), axes.shape(f"{node}:0")
     if axis is None or axis == MIXED or out is None or not axes.others_are_equal(inputs, 0):
@@ -344,12 +323,6 @@ def _reduction(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | Non
     if axis in gone:
         return None
     return axis if axes.view.flag(node, "keep_dims") else axis - sum(a < axis for a in gone)
-
-
-def _found_in_table(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
-    """What a table that nobody changes has for each key."""
-    table = axes.view.op(split_tensor(axes.view.source(inputs[0]))[0])
-    return axes.known_part(inputs[1]) if table in ("HashTable", "HashTableV2") and axes.fits(inputs[2]) else None
 
 
 def _over_last(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
@@ -382,13 +355,13 @@ _RULES: dict[str, _Rule] = {
     "SplitV": axis_blocks.split,
     "StridedSlice": axis_cuts.strided_slice,
     "Slice": axis_cuts.cut,
-    **dict.fromkeys(_GATHERS, _gather),
+    **dict.fromkeys(_GATHERS, axis_rows.gather),
     **dict.fromkeys(("GatherNd", "ResourceGatherNd"), axis_rows.gather_nd),
     **dict.fromkeys(_SEGMENTS_OF_MANY, axis_rows.segment_sum(2)),
     **dict.fromkeys((*_SEGMENTS, "SegmentMean", "SegmentMax", "SegmentMin"), axis_rows.segment_sum(None)),
     "OneHot": _one_hot,
     **dict.fromkeys(_OF_STRINGS, _elementwise),
-    **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), _found_in_table),
+    **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), axis_rows.found_in_table),
     **dict.fromkeys(_REDUCTIONS, _reduction),
     **dict.fromkeys(("Softmax", "LogSoftmax", "L2Normalize", "FFT", "IFFT", "RFFT", "IRFFT"), _over_last),
     **dict.fromkeys(("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"), _cross_entropy),

@@ -30,7 +30,7 @@ class PerReplica(list[Any]):
         return int(only)
 
 
-class Known:
+class Fetchable:
     """What runs may ask for: the user's graph, as it was given to parallel_run.
 
     Args:
@@ -94,7 +94,7 @@ class Request:
     feeds: dict[str, Value]
 
 
-def read_request(known: Known, fetches: Fetches, feed_dict: FeedDict | None, per_replica: bool = True) -> Request:
+def read_request(known: Fetchable, fetches: Fetches, feed_dict: FeedDict | None, per_replica: bool = True) -> Request:
     """Checks and names fetches and feeds.
 
     Args:
@@ -173,7 +173,7 @@ def _ragged_value(flat: Value, row_splits: Sequence[Value]) -> Value:
     )
 
 
-def _names_of(known: Known, fetch: Fetch) -> tuple[str, ...]:
+def _names_of(known: Fetchable, fetch: Fetch) -> tuple[str, ...]:
     if fetch is None:
         raise SessionError("A fetch must be a tensor, operation, variable or name of the user's graph, and is None.")
     pieces = getattr(fetch, "_variable_list", None) or [fetch]
@@ -221,7 +221,7 @@ def _of_one_replica(key: Fetch, value: Value) -> Value:
     return value[0]
 
 
-def _feed(known: Known, key: Fetch, value: Value) -> dict[str, Value]:
+def _feed(known: Fetchable, key: Fetch, value: Value) -> dict[str, Value]:
     if isinstance(key, tf.SparseTensor):
         parts = (key.indices, key.values, key.dense_shape)
         return {known.name(t): v for t, v in zip(parts, value, strict=True)}

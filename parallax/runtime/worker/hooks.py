@@ -20,7 +20,7 @@ from parallax.analysis.stages import Analysed
 from parallax.errors import SessionError
 from parallax.plans.plan import Plan
 from parallax.runtime.worker.accumulation import Accumulation, Gather
-from parallax.runtime.worker.fetches import Known, Leaf, Request, check_computed, put_together, read_request
+from parallax.runtime.worker.fetches import Fetchable, Leaf, Request, check_computed, put_together, read_request
 from parallax.runtime.worker.heartbeat import Heartbeat
 from parallax.runtime.worker.names import Names, Resolved, fetch_text
 from parallax.runtime.worker.positions import Positions
@@ -106,7 +106,7 @@ class WorkerContext:
     positions: Positions | None = None
 
     def __post_init__(self) -> None:
-        self._known = Known(self.graph, self._is_known)
+        self._known = Fetchable(self.graph, self._is_known)
 
     def position_feeds(
         self, names: tuple[str, ...], fed: Mapping[str, Value], gather: Gather | None
