@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from parallax.analysis.propagation import axis_blocks, axis_cuts, axis_einsum, axis_loops, axis_numbers, axis_rows
 from parallax.analysis.propagation.axis_part import ALIKE, MIXED, AxisPart
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE, WHOLE_OR_ROWS
-from parallax.analysis.propagation.sparse_batches import filled, is_shape_of_sparse, parsed
+from parallax.analysis.propagation.sparse_batches import filled, is_shape_of_sparse, made_dense, parsed, product
 from parallax.analysis.propagation.states import State
 from parallax.graph.control_flow import SWITCHES, Branch, Branches, branches_of, is_loop_merge, predicate_of
 from parallax.graph.view import GraphView, Shape, split_tensor
@@ -29,9 +29,10 @@ _GATHERS = ("GatherV2", "Gather", "ResourceGather")
 _SEGMENTS = ("SegmentSum", "SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
 _SEGMENTS_OF_MANY = ("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
 _REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "ArgMin", "EuclideanNorm")
-_OF_STRINGS = (
+_OF_ONE = (
     *("StringToHashBucketFast", "StringToHashBucketStrong", "StringToHashBucket", "StringToNumber", "AsString"),
     *("StringLower", "StringUpper", "StringStrip", "StringLength", "StaticRegexReplace", "StaticRegexFullMatch"),
+    "Bucketize",
 )
 """Element by element, of one tensor."""
 _UNASKED = ("ParallelDynamicStitch", "DynamicStitch", "Fill", *_GATHERS, *_SEGMENTS)
@@ -360,7 +361,9 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_SEGMENTS_OF_MANY, axis_rows.segment_sum(2)),
     **dict.fromkeys((*_SEGMENTS, "SegmentMean", "SegmentMax", "SegmentMin"), axis_rows.segment_sum(None)),
     "OneHot": _one_hot,
-    **dict.fromkeys(_OF_STRINGS, _elementwise),
+    "SparseToDense": made_dense,
+    "SparseTensorDenseMatMul": product,
+    **dict.fromkeys(_OF_ONE, _elementwise),
     **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), axis_rows.found_in_table),
     **dict.fromkeys(_REDUCTIONS, _reduction),
     **dict.fromkeys(("Softmax", "LogSoftmax", "L2Normalize", "FFT", "IFFT", "RFFT", "IRFFT"), _over_last),

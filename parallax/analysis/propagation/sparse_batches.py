@@ -41,24 +41,45 @@ def is_shape_of_sparse(view: GraphView, tensor: str) -> bool:
 
 def has_every_row(view: GraphView, node: str) -> bool:
     """Whether a node adds up elements by example and has as many rows as the batch, whatever was chosen of it."""
+    if view.op(node) == "SparseToDense":
+        return _is_length_of_batch(view, view.inputs(node)[1])
     place = _SEGMENTS.get(view.op(node))
-    return place is not None and _are_of_filled(view, view.inputs(node)[place])
+    return place is not None and _are_of_filled(view, _first_column(view, view.inputs(node)[place]))
 
 
 def are_examples(axes: BatchAxes, numbers: str) -> bool:
     """Whether numbers say to which example of a sparse batch each of its elements belongs."""
-    view, places = axes.view, _first_column(axes.view, numbers)
-    if not places:
-        return False
-    is_fed = bool(axes.sources_of(split_tensor(places)[0])) and (axes.shape(places) or ())[1:] == (2,)
-    return is_fed or _are_of_filled(view, numbers)
+    places = _first_column(axes.view, numbers)
+    return bool(places) and _are_places(axes, places)
 
 
-def _are_of_filled(view: GraphView, numbers: str) -> bool:
+def _are_places(axes: BatchAxes, places: str) -> bool:
+    """Whether a matrix has the places of a sparse batch: fed, filled, or those of a mask of the batch."""
+    view, node = axes.view, split_tensor(places)[0]
+    if view.op(node) == "Where":
+        mask = view.inputs(node)[0]
+        return axes.known(mask) == 0 and len(axes.shape(mask) or ()) == 2
+    is_fed = bool(axes.sources_of(node)) and (axes.shape(places) or ())[1:] == (2,)
+    return is_fed or _are_of_filled(view, places)
+
+
+def _are_of_filled(view: GraphView, places: str) -> bool:
     """Whether the rows that had no element have been given one, up to a length that no choice says."""
-    places = _first_column(view, numbers)
     node, number = split_tensor(places) if places else ("", 0)
     return bool(node) and view.op(node) == _FILLS and number == 0 and _is_length_of_batch(view, view.inputs(node)[2])
+
+
+def made_dense(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
+    """Elements that lie along the batch are put where they belong, into a matrix that has all examples."""
+    are_placed = _are_places(axes, axes.view.source(inputs[0])) and _is_length_of_batch(axes.view, inputs[1])
+    return AxisPart(0) if are_placed and axes.known(inputs[2]) == 0 and axes.fits(inputs[3]) else None
+
+
+def product(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
+    """A sparse matrix of the batch times a matrix that all workers have alike."""
+    turned = any(axes.view.flag(node, name) for name in ("adjoint_a", "adjoint_b"))
+    are_placed = _are_places(axes, axes.view.source(inputs[0])) and _is_length_of_batch(axes.view, inputs[2])
+    return AxisPart(0) if are_placed and not turned and axes.known(inputs[1]) == 0 and axes.fits(inputs[3]) else None
 
 
 def _first_column(view: GraphView, tensor: str) -> str:

@@ -58,6 +58,14 @@ def column(table: Any) -> tuple[Any, Any]:
     return v1.feature_column.input_layer({"words": v1.placeholder(tf.string, [None])}, [embedded]), fed_targets()
 
 
+def indicator(table: Any) -> tuple[Any, Any]:
+    words = tf.feature_column.categorical_column_with_vocabulary_list("words", ["a", "b", "c"])
+    ages = tf.feature_column.bucketized_column(tf.feature_column.numeric_column("age"), [18.0, 30.0])
+    fed = {"words": v1.placeholder(tf.string, [None]), "age": v1.placeholder(tf.float32, [None, 1])}
+    found = v1.feature_column.input_layer(fed, [tf.feature_column.indicator_column(words), ages])
+    return tf.concat([found[:, :3], found[:, 3:4]], 1) * table[0], fed_targets()
+
+
 def ragged(table: Any, reduce: Callable[..., Any]) -> tuple[Any, Any]:
     return tf.reshape(reduce(tf.nn.embedding_lookup(table, fed_ragged()), axis=1), [-1, WIDTH]), fed_targets()
 
@@ -69,6 +77,8 @@ APART: dict[str, Rows] = {
     "sparse, weighted": weighted,
     "parsed": parsed,
     "a feature column": column,
+    "a column of words as numbers": indicator,
+    "a sparse matrix": lambda table: (tf.sparse.sparse_dense_matmul(fed_sparse(tf.float32), table), fed_targets()),
     "ragged means": lambda table: ragged(table, tf.reduce_mean),
     "ragged sums": lambda table: ragged(table, tf.reduce_sum),
     "ragged maxima": lambda table: ragged(table, tf.reduce_max),
