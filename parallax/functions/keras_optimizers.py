@@ -87,7 +87,7 @@ def _merged(
     values = tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(touched)[0])
     updating = _that_updates(optimizer, variable)
     if _row_update(updating) is not None and not updating.gradient_accumulation_steps:
-        rows[variable._value.ref()] = touched
+        rows[getattr(variable, "_value", variable).ref()] = touched  # of Keras, or a tf.Variable
         return values  # scaling and clipping make of them what they make of the dense gradient
     return tf.math.unsorted_segment_sum(values, touched, variable.shape[0])
 

@@ -53,11 +53,17 @@ def slot_name(path: str, trained: list[KerasVariable]) -> str:
     So TF1's optimizers name theirs: `emb/embeddings/adam/momentum`.
     """
     optimizer, _, slot = path.partition("/")
-    for variable in sorted(trained, key=lambda v: -len(v.path)):
-        head = f"{variable.path.replace('/', '_')}_"
+    by_head = {_head(one): getattr(one, "path", one.name.split(":")[0]) for one in trained}
+    for head in sorted(by_head, key=len, reverse=True):
         if slot.startswith(head):
-            return f"{variable.path}/{optimizer}/{slot.removeprefix(head)}"
+            return f"{by_head[head]}/{optimizer}/{slot.removeprefix(head)}"
     return path
+
+
+def _head(variable: KerasVariable) -> str:
+    """What Keras's name of a variable's slot begins with; a tf.Variable has a name with a number, and no path."""
+    path = getattr(variable, "path", variable.name.replace(":", "_"))
+    return f"{path.replace('/', '_')}_"
 
 
 @contextmanager

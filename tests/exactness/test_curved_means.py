@@ -65,6 +65,10 @@ LOSSES = {
     ),
     "a mean times the batch's length": f"error * {LENGTH}",
     "a mean by the logarithm of the length": f"error / tf.math.log(1.0 + {LENGTH})",
+    "an error by the variance of the targets": "error / tf.math.reduce_variance(y)",
+    "an error by the deviation of the targets, and by no less than something": (
+        "tf.reduce_mean(tf.abs(out - y)) / tf.maximum(tf.reduce_mean(tf.abs(y - tf.reduce_mean(y, 0))), 1e-6)"
+    ),
     "roots of means by column": "tf.reduce_mean(tf.sqrt(tf.reduce_mean(tf.square(out - y), 0)))",
     "the entropy of a mean": ("error + tf.reduce_sum(tf.math.xlogy(*[tf.reduce_mean(tf.nn.softmax(out), 0)] * 2))"),
     "the least of means by column": "error + tf.reduce_sum(tf.maximum(tf.reduce_mean(tf.square(out), 0), 0.2))",

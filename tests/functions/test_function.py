@@ -93,6 +93,31 @@ def test_a_slot_is_named_below_its_variable_and_variables_by_their_paths():
     assert rule.apply.__func__ is keras.optimizers.Optimizer.apply
 
 
+@pytest.mark.parametrize("make", [keras.optimizers.SGD, keras.optimizers.Adagrad, keras.optimizers.Adam])
+def test_an_optimizer_of_keras_updates_plain_variables_with_merged_rows(make):
+    table, kernel = tf.Variable(tf.ones([5, 2]), name="deep/table"), tf.Variable(tf.ones([2, 1]), name="kernel")
+    rule = make(0.1, name="rule")
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(tf.gather(table, ids) @ kernel))
+        rule.apply_gradients(zip(tape.gradient(loss, [table, kernel]), [table, kernel], strict=True))
+
+    trace = traced_step(step, arguments_of([np.array([3, 3, 1])], {}))
+    names = {one.name: one.trainable for one in trace.variables}
+    assert names["deep/table"] and names["kernel"]
+    assert all(name.startswith(("deep/table", "kernel", "rule/iter", "rule/learn", "iter", "learn")) for name in names)
+    trace.concrete(tf.constant([3, 3, 1], tf.int64))
+
+    dense, weights = tf.Variable(tf.ones([5, 2])), tf.Variable(tf.ones([2, 1]))
+    plain = make(0.1)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.square(tf.one_hot([3, 3, 1], 5) @ dense @ weights))
+    plain.apply_gradients(zip(tape.gradient(loss, [dense, weights]), [dense, weights], strict=True))
+    np.testing.assert_allclose(table.numpy(), dense.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(kernel.numpy(), weights.numpy(), rtol=1e-6)
+
+
 def test_the_batch_is_open_scalars_are_not_and_python_values_are_constants():
     seen = []
 

@@ -134,9 +134,11 @@ def _look_at_division(
             unproven.append((node, tensor))
         return
     found = look.sums_behind(tensor, by[0])
-    sums |= found
     if look.is_equal_everywhere(node, numerator):
+        # A mean below a numerator that is of all workers is the workers' mean itself, and not W times that.
+        sums |= found if by[0] == "Sum" else frozenset()
         return
+    sums |= found
     if by[0] == "Sum":
         divided.append(Divided(tensor, look.divided_by(tensor)))
     else:

@@ -32,8 +32,10 @@ from parallax.plans.rewrites import AllReduce, Rewrites, Scale, Scatter
 _COPIES = ("Identity", "Cast")
 _MEANS = ("mean", "workers_mean")
 _EXTREMES = ("Max", "Min")
-_NEED_EXAMPLES = ("Conv2D", "MaxPool")
+_NEED_EXAMPLES = ("Conv2D", "Conv3D", "MaxPool")
 """Of TensorFlow 2.21 with oneDNN: an empty result of a wrong shape, and a gradient that ends the process."""
+_ALWAYS_NEED_EXAMPLES = ("TensorScatterAdd",)
+"""Of TensorFlow 2.21, with oneDNN or without: indices into an empty tensor are refused, as CTC losses have them."""
 _Weighted = TypeVar("_Weighted", Scale, Scatter)
 
 
@@ -120,13 +122,20 @@ def _notes_of_sums(walk: Walk) -> tuple[str, ...]:
 
 def _notes_of_empty(walk: Walk) -> tuple[str, ...]:
     view, batches = walk.view, batch_by_node(walk.view)
-    found = sorted({view.op(node) for node in batches if view.op(node) in _NEED_EXAMPLES})
-    if not found:
-        return ()
-    return (
-        f"TensorFlow's {' and '.join(found)} can fail on CPUs where a worker has no example of a batch: leave each one "
-        "at least, or set TF_ENABLE_ONEDNN_OPTS=0",
-    )
+    ops = {view.op(node) for node in batches}
+    found, always = (sorted(ops & {*names}) for names in (_NEED_EXAMPLES, _ALWAYS_NEED_EXAMPLES))
+    notes = []
+    if found:
+        notes.append(
+            f"TensorFlow's {' and '.join(found)} can fail on CPUs where a worker has no example of a batch: leave each "
+            "one at least, or set TF_ENABLE_ONEDNN_OPTS=0"
+        )
+    if always:
+        notes.append(
+            f"TensorFlow's {' and '.join(always)} can fail where a worker has no example of a batch: leave each one at "
+            "least"
+        )
+    return tuple(notes)
 
 
 def _uneven(view: GraphView, batches: dict[str, str]) -> tuple[UnevenBatch, ...]:
