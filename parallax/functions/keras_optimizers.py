@@ -87,7 +87,8 @@ def _merged(
     values = tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(touched)[0])
     updating = _that_updates(optimizer, variable)
     if _row_update(updating) is not None and not updating.gradient_accumulation_steps:
-        rows[getattr(variable, "_value", variable).ref()] = touched  # of Keras, or a tf.Variable
+        held: Variable = variable._value if hasattr(variable, "_value") else variable  # of Keras, or a tf.Variable
+        rows[held.ref()] = touched
         return values  # scaling and clipping make of them what they make of the dense gradient
     return tf.math.unsorted_segment_sum(values, touched, variable.shape[0])
 
