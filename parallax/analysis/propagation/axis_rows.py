@@ -71,6 +71,24 @@ def gather(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | in
     return axis if axis < at else axis - 1 + len(ids_shape)
 
 
+def counted(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
+    """How often each number occurs in each row of a matrix."""
+    ids, size, weights = inputs
+    are_by_row = axes.known(ids) == 0 and len(axes.shape(ids) or ()) == 2 and _is_settled(axes, size)
+    return AxisPart(0) if are_by_row and (axes.known(weights) == 0 or axes.fits(weights)) else None
+
+
+def _is_settled(axes: BatchAxes, size: str) -> bool:
+    """Whether a number is alike on all workers, or at most what it is at least, as `minlength` and `maxlength` say."""
+    view, least = axes.view, split_tensor(axes.view.source(size))[0]
+    most = next((t for t in view.inputs(least) if view.op(split_tensor(t)[0]) == "Maximum"), "")
+    if axes.fits(size) or view.op(least) != "Minimum" or not most:
+        return axes.fits(size)
+    upper, lower = ([axes.constant(t) for t in view.inputs(node)] for node in (least, split_tensor(most)[0]))
+    bounds = [next((int(value) for value in values if value is not None), None) for values in (upper, lower)]
+    return bounds[0] is not None and bounds[1] is not None and bounds[1] >= bounds[0]
+
+
 def found_in_table(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
     """What a table that nobody changes has for each key."""
     table = axes.view.op(split_tensor(axes.view.source(inputs[0]))[0])

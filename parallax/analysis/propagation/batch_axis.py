@@ -361,6 +361,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_SEGMENTS_OF_MANY, axis_rows.segment_sum(2)),
     **dict.fromkeys((*_SEGMENTS, "SegmentMean", "SegmentMax", "SegmentMin"), axis_rows.segment_sum(None)),
     "OneHot": _one_hot,
+    "DenseBincount": axis_rows.counted,
     "SparseToDense": made_dense,
     "SparseTensorDenseMatMul": product,
     **dict.fromkeys(_OF_ONE, _elementwise),

@@ -67,7 +67,7 @@ class OwnNumbers:
         if op in _EXTREMES:
             return not is_real(axes.view, inputs[0]) and reduces_batch(axes, node)
         if op in _COUNTS:
-            return any(axes.of(t) in (0, MIXED) for t in inputs)
+            return axes.of(f"{node}:0") is None and any(axes.of(t) in (0, MIXED) for t in inputs)
         return op in _ADDS_BY_PLACE and axes.of(inputs[0]) in (0, MIXED) and not is_real(axes.view, f"{node}:0")
 
     def _place_of_own_length(self, node: str) -> int:

@@ -281,6 +281,9 @@ APART: dict[str, Loss] = {
         [0, 0.0],
     )[1],
     "copies": lambda u, i, y: tf.reduce_mean(tf.tile(per_row(u, i, y), [3])),
+    "how often an example has each number": lambda u, i, y: tf.reduce_mean(
+        tf.math.bincount(tf.cast(tf.abs(u), tf.int32), minlength=4, maxlength=4, axis=-1, dtype=tf.float32) * i
+    ),
     "a slice of each row": lambda u, i, y: tf.reduce_mean(tf.slice(u, [0, 1], [-1, 2]) * tf.abs(y)[:, None]),
     "a transform of each row": lambda u, i, y: tf.reduce_mean(tf.abs(tf.signal.rfft(u, [4])) * tf.abs(y)[:, None]),
     "rows that are taken one by one": lambda u, i, y: tf.reduce_mean(
