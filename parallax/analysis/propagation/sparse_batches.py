@@ -129,6 +129,8 @@ def are_counted_off(axes: BatchAxes, tensor: str) -> bool:
     view, node = axes.view, split_tensor(tensor)[0]
     while True:
         inputs = view.inputs(node)
+        if view.op(node) == "StridedSlice" and view.nodes[node].attr["new_axis_mask"].i != 2:
+            return False  # numbers that are left out or turned round are of other rows
         if view.op(node) in _PASSES or (view.op(node) in ("GatherV2", "Gather") and _is_mask(view, inputs[1])):
             node = split_tensor(inputs[0])[0]
         elif view.op(node) == "Tile" and _repeats_columns(view, axes, inputs):

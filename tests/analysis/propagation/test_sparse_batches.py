@@ -101,6 +101,10 @@ def every_other(rows: Any) -> Any:
     return tf.math.unsorted_segment_sum(rows, tf.range(tf.shape(rows)[0]) % 2, 2)
 
 
+def turned(rows: Any) -> Any:
+    return tf.math.unsorted_segment_sum(rows, tf.range(tf.shape(rows)[0])[::-1], tf.shape(rows)[0])
+
+
 def negatives(rows: Any) -> Any:
     return tf.nn.softmax(rows @ tf.transpose(rows)) @ rows
 
@@ -109,6 +113,10 @@ MEET: dict[str, Rows] = {
     "examples that a mask chooses": chosen,
     "sums of classes": by_classes,
     "sums of every other row": lambda table: (every_other(safely(table, fed_sparse())), tf.zeros([2])),
+    "rows that are turned round": lambda table: (
+        turned(tf.gather(table, v1.placeholder(tf.int64, [None]))),
+        fed_targets(),
+    ),
     "negatives of the batch": lambda table: (negatives(safely(table, fed_sparse())), fed_targets()),
     "negatives of a batch of ragged ids": lambda table: (negatives(ragged(table, tf.reduce_mean)[0]), fed_targets()),
     "negatives of a batch that is parsed": lambda table: (negatives(parsed(table)[0]), fed_targets()),
