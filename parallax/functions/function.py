@@ -132,7 +132,7 @@ class DistributedStep:
         self, args: tuple[Argument, ...], kwargs: dict[str, Argument]
     ) -> tuple[Arguments, StepGraph, GraphStep, tuple[str, ...]]:
         arguments = arguments_of(args, kwargs, getattr(self._step, "input_signature", None))
-        traced = traced_step(self._step, arguments, self._merges_rows)
+        traced = traced_step(self._step, arguments, self._merges_rows, self._returns)
         graph = StepGraph(traced.variables)
         step = graph.add(self._name, traced.concrete, is_uneven=True)
         return arguments, graph, step, rules_of(step.fetches, self._returns)
@@ -184,7 +184,7 @@ class _OpenStep:
         values = self._running.run(self._step, feeds, flat, every)
         self._variables.outdate()
         digest = digest_of(batch) if size > 1 else 0
-        found = iter(joined(values, self._rules, (rows, every) if every else (1, size), digest, self._running.comm))
+        found = iter(joined(values, self._rules, rows if every else 1, digest, self._running.comm))
         return tf.nest.map_structure(
             lambda one: None if one is None else tf.convert_to_tensor(next(found)), self._step.fetches
         )

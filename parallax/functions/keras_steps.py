@@ -1,4 +1,6 @@
-"""What a step that uses Keras 3 needs while it is traced: its optimizers see merged rows, its variables are named.
+"""What a step that uses Keras 3 needs while it is traced.
+
+Its optimizers see merged rows, its variables are named, and what its metrics count is marked (reports.py).
 
 Optimizers are met in the step itself, wherever it has them from, when they are first applied. A variable goes by the
 path that Keras gives it, and a slot below its variable.
@@ -11,10 +13,12 @@ from contextlib import ExitStack, contextmanager
 
 import tensorflow as tf
 from keras.src.backend.common.variables import Variable
+from keras.src.metrics.reduction_metrics import Mean
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from parallax.functions.keras_optimizers import merged_rows
 from parallax.functions.libraries import Seen
+from parallax.functions.reports import reported_means
 from parallax.types import Gradient, KerasOptimizer, KerasVariable, TensorLike
 
 
@@ -29,7 +33,7 @@ def seen(merges_rows: bool) -> Iterator[Callable[[], dict[int, Seen]]]:
         In a context: a function that gives, by the id of a tf.Variable, what Keras knows about it.
     """
     used: dict[int, KerasVariable] = {}
-    with _reads_noted(used), optimizers_seen(merges_rows) as optimizers:
+    with _reads_noted(used), reported_means(Mean), optimizers_seen(merges_rows) as optimizers:
         yield lambda: _seen(used, list(optimizers.values()))
 
 

@@ -1,7 +1,8 @@
 """What a step returns, of all workers: means of scalars, the rows of all in order, sums where the script says so.
 
 Each worker has the result of its rows. A scalar of a floating type is taken for a mean over the batch, a tensor whose
-first dimension is open for one of the batch's rows; of all others the script says which they are.
+first dimension is open for one of the batch's rows; of all others the script says which they are. Means are marked
+while the step is traced (reports.py), so that each is made what the plain mean over the workers is the whole one of.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.errors import ConfigError, GraphError, SessionError
+from parallax.functions.reports import reported_value
 from parallax.functions.shares import OTHER_INPUT
 from parallax.runtime.worker.barrier import barrier
 from parallax.types import Array, Comm, Nest, Tensor, Value
@@ -42,7 +44,7 @@ def rules_of(results: Nest, returns: Nest) -> tuple[str, ...]:
             raise GraphError(f"A step returns dense tensors, not {one}. Make it dense, or leave it out.")
     if returns is None:
         return tuple(_rule_of(one) for one in flat)
-    said = [returns] * len(flat) if isinstance(returns, str) else tf.nest.flatten(returns)
+    said = _words(returns, len(flat))
     if len(said) != len(flat) or any(one not in RULES for one in said):
         raise ConfigError(
             f"`returns` has one word for each tensor that the step returns, {len(flat)} here, and is {returns!r}. The "
@@ -51,11 +53,36 @@ def rules_of(results: Nest, returns: Nest) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _rule_of(tensor: Tensor) -> str:
+def marked_means(results: Nest, returns: Nest) -> Nest:
+    """What a step that is being traced returns, with its means over the batch marked as reported; as in `rules_of`."""
+    flat = tf.nest.flatten(results)
+    waiting = iter(_words(returns, sum(one is not None for one in flat)))
+    words = [None if one is None else next(waiting, None) for one in flat]
+    marked = [
+        reported_value(one) if isinstance(one, tf.Tensor) and (word or _plain_rule(one)) == "mean" else one
+        for one, word in zip(flat, words, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(results, marked)
+
+
+def _words(returns: Nest, count: int) -> list[str]:
+    if returns is None:
+        return []
+    return [returns] * count if isinstance(returns, str) else tf.nest.flatten(returns)
+
+
+def _plain_rule(tensor: Tensor) -> str:
+    """What a tensor is plainly of itself; empty where it might be one or the other."""
     if tensor.shape.rank == 0 and tensor.dtype.is_floating:
         return "mean"
     if tensor.shape.rank and tensor.shape[0] is None:
         return "rows"
+    return ""
+
+
+def _rule_of(tensor: Tensor) -> str:
+    if rule := _plain_rule(tensor):
+        return rule
     shape = "" if tensor.shape.rank is None else str(list(tensor.shape))
     raise GraphError(
         f"A step returns means over the batch (floating scalars) and rows of it, and {tensor.name!r} is "
@@ -63,27 +90,25 @@ def _rule_of(tensor: Tensor) -> str:
     )
 
 
-def joined(
-    values: Sequence[Value], rules: Sequence[str], rows: tuple[int, int], digest: int, comm: Comm
-) -> list[Array]:
+def joined(values: Sequence[Value], rules: Sequence[str], rows: int, digest: int, comm: Comm) -> list[Array]:
     """The results of the whole batch; every worker must call it.
 
     Args:
         values: of this worker's rows, flat.
         rules: of each.
-        rows: (this worker's, all).
+        rows: this worker's.
         digest: of this worker's whole input, below 2**16.
         comm: communicator of the workers.
 
     Raises:
         SessionError: on all workers, when their inputs differ, or what is the same does not.
     """
-    size, (mine, every) = comm.Get_size(), rows
+    size = comm.Get_size()
     if size == 1:
         return [np.asarray(value) for value in values]
     marks = [digest, *(_digest(value) for value, rule in zip(values, rules, strict=True) if rule == "same")]
     added = [
-        np.ravel(value).astype(np.float64) * (mine if rule == "mean" else 1) if mine else np.zeros(np.size(value))
+        np.ravel(value).astype(np.float64) if rows or rule == "mean" else np.zeros(np.size(value))
         for value, rule in zip(values, rules, strict=True)
         if rule in ("mean", "sum")
     ]
@@ -100,11 +125,11 @@ def joined(
     for value, rule in zip(values, rules, strict=True):
         value = np.asarray(value)
         if rule in ("mean", "sum"):
-            part = whole[place : place + value.size].reshape(value.shape) / (every if rule == "mean" else 1)
+            part = whole[place : place + value.size].reshape(value.shape) / (size if rule == "mean" else 1)
             place += value.size
             found.append(part.astype(value.dtype))
         else:
-            found.append(value if rule == "same" else _rows(value, mine, comm))
+            found.append(value if rule == "same" else _rows(value, rows, comm))
     return found
 
 

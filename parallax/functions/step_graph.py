@@ -9,7 +9,7 @@ nothing behind capture knows where such a graph came from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -137,9 +137,9 @@ class StepGraph:
         return tf.constant(value)
 
     def _variable(self, one: StepVariable) -> Variable:
-        """The graph's variable, which starts at zero (an empty text, False), or at its traced initial value."""
+        """The graph's variable."""
         if one.name not in self.made:
-            variable, initial = one.variable, initial_of(one.variable)
+            variable = one.variable
             with self.graph.as_default(), self.graph.name_scope(None):
                 self.made[one.name] = tf.compat.v1.get_variable(
                     one.name,
@@ -147,11 +147,16 @@ class StepGraph:
                     dtype=variable.dtype,
                     trainable=one.trainable,
                     use_resource=True,
-                    initializer=tf.compat.v1.zeros_initializer() if initial is None else partial(_imported, initial),
+                    initializer=self._initializer(one),
                 )
             if variable.aggregation == tf.VariableAggregation.SUM:
                 mark_part(self.made[one.name])
         return self.made[one.name]
+
+    def _initializer(self, one: StepVariable) -> Callable[..., Tensor]:
+        """What gives a variable its initial value: zero (an empty text, False), or its traced one."""
+        initial = initial_of(one.variable)
+        return tf.compat.v1.zeros_initializer() if initial is None else partial(_imported, initial)
 
 
 def _marked(feeds: Sequence[Tensor], step: str, signature: Nest) -> Tensor | None:

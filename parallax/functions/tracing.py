@@ -15,7 +15,9 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from parallax.errors import GraphError
+from parallax.functions.counting import check_sums
 from parallax.functions.libraries import Seen, libraries_seen
+from parallax.functions.results import marked_means
 from parallax.functions.step_graph import StepVariable
 from parallax.functions.traced import handle_of
 from parallax.types import Argument, ConcreteFunction, Handle, Nest, Tensor, TensorLike, TypeSpec, Variable
@@ -84,23 +86,31 @@ def arguments_of(
     return Arguments(structure, tuple(specs), tuple(tensors), tuple(others))
 
 
-def traced_step(step: Callable[..., Nest], arguments: Arguments, merges_rows: bool = True) -> StepTrace:
+def traced_step(
+    step: Callable[..., Nest], arguments: Arguments, merges_rows: bool = True, returns: Nest = None
+) -> StepTrace:
     """Traces a step.
 
     Args:
         step: a Python function, or a `tf.function`.
         arguments: of its first call.
         merges_rows: whether equal rows of sparse gradients are added up before an optimizer sees them.
+        returns: what the script says of its results (results.py).
+
+    Raises:
+        GraphError: it writes a metric's variable otherwise than by adding to it.
     """
     python_function = getattr(step, "python_function", step)
 
     def call(*tensors: Tensor) -> Nest:
         args, kwargs = _with_tensors(arguments.structure, tensors)
-        return python_function(*args, **kwargs)
+        return marked_means(python_function(*args, **kwargs), returns)
 
     with libraries_seen(merges_rows) as seen, _handles_noted() as by_handle:
         concrete = tf.function(call).get_concrete_function(*arguments.specs)
-        return StepTrace(concrete, tuple(_named(_taken(concrete, by_handle), seen())))
+        taken = _taken(concrete, by_handle)
+        check_sums(concrete, [one for one in taken if one.aggregation == tf.VariableAggregation.SUM])
+        return StepTrace(concrete, tuple(_named(taken, seen())))
 
 
 def _with_tensors(structure: Nest, tensors: Sequence[Tensor]) -> Nest:

@@ -17,8 +17,9 @@ from parallax.types import NodeDef, Operation, Tensor, Variable
 
 _BATCH, _LENGTH = "_parallax_batch", "_parallax_length"
 _REPORTED, _PART = "_parallax_reported", "_parallax_part"
-VALUE, WEIGHT = "value", "weight"
-"""What is reported: a scalar that is a mean over the batch, as a loss is; or the weight with which it is counted."""
+VALUE, COUNTED, WEIGHT = "value", "counted", "weight"
+"""What is reported: a scalar that is a mean over the batch, as a loss is, of which the workers' mean is taken, or which
+a metric adds to its part; or the weight with which a metric counts it."""
 
 
 def mark_batch(placeholder: Tensor, step: str) -> None:
@@ -43,11 +44,11 @@ def mark_length(length: Tensor, step: str) -> None:
 
 
 def mark_reported(identity: Tensor, kind: str) -> None:
-    """Says that a scalar is reported; who takes it then has what the workers' mean must be taken of.
+    """Says that a scalar is reported; who takes it then has what the workers' mean, or sum, must be taken of.
 
     Args:
         identity: the result of an Identity.
-        kind: VALUE or WEIGHT.
+        kind: VALUE, COUNTED or WEIGHT.
     """
     _set(identity.op, _REPORTED, kind)
 
@@ -77,13 +78,13 @@ def length_by_step(view: GraphView) -> dict[str, str]:
 
 
 def reported_as(node: NodeDef) -> str:
-    """What a node reports: VALUE, WEIGHT, or empty."""
+    """What a node reports: VALUE, COUNTED, WEIGHT, or empty."""
     return _mark(node, _REPORTED)
 
 
 def reported_values(view: GraphView) -> list[str]:
-    """The tensors that steps of a graph report as values."""
-    return [f"{node}:0" for node in view.nodes if reported_as(view.nodes[node]) == VALUE]
+    """The tensors that steps of a graph report as values, to metrics too."""
+    return [f"{node}:0" for node in view.nodes if reported_as(view.nodes[node]) in (VALUE, COUNTED)]
 
 
 def _set(op: Operation, name: str, value: str) -> None:

@@ -192,6 +192,16 @@ class GraphView:
                     waiting.append(needed)
         return found
 
+    def computed_of(self, nodes: Iterable[str]) -> set[str]:
+        """The nodes, and all that their inputs are computed of; what they only come after is not among it."""
+        found = set(nodes)
+        waiting = list(found)
+        while waiting:
+            needed = {split_tensor(t)[0] for t in self._inputs[waiting.pop()]} - found
+            found |= needed
+            waiting += needed
+        return found
+
     def topological_order(self) -> list[str]:
         """Every node after all that it needs; ties in the order of the graph.
 

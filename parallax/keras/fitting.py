@@ -20,13 +20,13 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.errors import ConfigError
+from parallax.functions.counting import check_sums
 from parallax.functions.numbered_rows import NumberedArrays
 from parallax.functions.running import RunningSteps
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.functions.traced import InFile, bytes_of, initial_of, portable_values, take_values
 from parallax.keras.arrays import numbered_training, numbered_validation
 from parallax.keras.callbacks import callback_list_for
-from parallax.keras.counting import check_sums
 from parallax.keras.inputs import batch_length, open_spec
 from parallax.keras.libraries import library_of
 from parallax.keras.randomness import random_states, take_random_states

@@ -17,9 +17,9 @@ from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, 
 from keras.src.utils.python_utils import pythonify_logs
 
 from parallax.functions.keras_steps import optimizers_seen, slot_name
+from parallax.functions.reports import reported_means
 from parallax.keras.epochs import NumberedEpochs
 from parallax.keras.logs import LateLogs
-from parallax.keras.reports import reported_means
 from parallax.keras.traced import making_large
 from parallax.types import (
     Argument,

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from parallax.functions.reports import reported_value
 from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable
 from parallax.keras.libraries import library_of
 from parallax.keras.logs import check_log, flat_logs
 from parallax.keras.metrics import is_of_metrics
-from parallax.keras.reports import reported_value
 from parallax.types import ConcreteFunction, KerasModel, Log, Logs, Nest, Tensor, Variable
 
 

@@ -16,7 +16,7 @@ import tf_keras
 from tf_keras.src.engine import base_layer_utils, data_adapter
 from tf_keras.src.optimizers.optimizer import Optimizer
 
-from parallax.keras.reports import reported_means
+from parallax.functions.reports import reported_means
 from parallax.keras.traced import making_large
 from parallax.types import (
     Argument,

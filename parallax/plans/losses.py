@@ -54,15 +54,26 @@ class Summed:
 
 @dataclass(frozen=True, slots=True)
 class ReportedScalar:
-    """`node` is a scalar that a step reports of its batch: its takers see what the workers' mean is the whole one of.
+    """`node` is a scalar that a step reports of its batch.
 
-    A `value` is multiplied by W times this worker's share of the rows of the `batch`; a `length` becomes a W-th of all
-    workers' rows.
+    Its takers see a `value` times W times this worker's share of the rows of the `batch`, so that the workers' mean is
+    the whole one; what is `counted`, times the share, so that their sum is; and all workers' rows for a `length`.
     """
 
     node: str
     kind: str
     batch: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartAdded:
+    """What `edge` adds to a variable of which each worker has a part, and takes as what is added by all together.
+
+    It is counted by this worker's share of the rows of the `batch`; where none is named, worker 0 alone adds it.
+    """
+
+    edge: Edge
+    batch: str = ""
 
 
 @dataclass(frozen=True, slots=True)

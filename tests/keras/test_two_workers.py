@@ -243,3 +243,96 @@ def test_a_loss_with_an_entry_for_each_example_is_refused():
     model.compile(tf_keras.optimizers.SGD(0.1))
     with pytest.raises(GraphError, match="an entry for each example.*tf.reduce_sum"):
         fit_by_two(model, X, Y, **OPTIONS)
+
+
+class Adds(keras.metrics.Metric):
+    """Adds up something for each batch."""
+
+    def __init__(self, of, **options):
+        super().__init__(**options)
+        self.of, self.total = of, self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, y, found, sample_weight=None):
+        self.total.assign_add(self.of(ops.abs(y - found)))
+
+    def result(self):
+        return self.total + 0.0
+
+
+def root(y, found):
+    return ops.sqrt(ops.mean(ops.square(y - found)))
+
+
+def test_what_metrics_add_once_a_batch_is_added_once():
+    def make(train):
+        own = {
+            "batches": lambda e: 1.0,
+            "means": ops.mean,
+            "halves": lambda e: 0.5 * ops.mean(e) + 1.0,
+            "sums": ops.sum,
+        }
+        own["roots"], own["of all"] = (
+            lambda e: ops.sqrt(ops.mean(e)),
+            lambda e: ops.mean(e) * ops.cast(ops.shape(e)[0], "float32"),
+        )
+        metrics = [*(Adds(of, name=name) for name, of in own.items()), root]
+        model = compiled(keras.Sequential([layers.Dense(1)]), metrics=metrics)
+        history = train(model, X, Y, validation_data=(X[:7], Y[:7]), **OPTIONS).history
+        return model, (history, [v.numpy() for metric in model.metrics for v in metric.variables])
+
+    check(make)
+
+
+def test_the_root_of_a_loss_is_evaluated_of_the_whole_batch():
+    def make(train):
+        model = compiled(keras.Sequential([layers.Dense(1)]), loss=root)
+        return model, train(model, X, Y, validation_data=(X[:7], Y[:7]), **OPTIONS).history
+
+    check(make)
+
+
+def all_metrics():
+    kinds = keras.metrics
+    by_label = [kinds.AUC(), kinds.AUC(curve="PR"), kinds.Precision(), kinds.Recall(), kinds.F1Score(threshold=0.5)]
+    by_label += [kinds.PrecisionAtRecall(0.5), kinds.BinaryIoU(), kinds.BinaryAccuracy(), kinds.FalsePositives()]
+    by_value = [kinds.R2Score(), kinds.RootMeanSquaredError(), kinds.CosineSimilarity(), kinds.LogCoshError()]
+    return by_label + by_value + [kinds.BinaryCrossentropy(), kinds.KLDivergence(), kinds.MeanAbsoluteError()]
+
+
+def test_metrics_of_keras_are_those_of_one_process_and_nothing_is_told_of_them():
+    weights = np.random.RandomState(4).rand(ROWS).astype("float32")
+
+    def make(train):
+        model = compiled(keras.Sequential([layers.Dense(1, activation="sigmoid")]))
+        model.compile("sgd", "mse", metrics=all_metrics(), weighted_metrics=all_metrics())
+        options = {**OPTIONS, "sample_weight": weights, "validation_data": (X[:7], Y[:7])}
+        if train is None:
+            return plan_of_fit(model, X, Y, **options).notes
+        return model, train(model, X, Y, **options).history
+
+    check(make)
+    assert make(None) == ()
+
+
+class Retrieves(keras.Sequential):
+    """Is evaluated by how examples rank among those of their batch."""
+
+    def test_step(self, data):
+        x, _ = data
+        scores = tf.matmul(self(x), x, transpose_b=True)
+        ranked = tf.math.in_top_k(tf.range(tf.shape(x)[0]), scores, 2)
+        self.metrics[0].update_state(tf.cast(ranked, tf.float32))
+        return {"loss": self.metrics[0].result()}
+
+
+@pytest.mark.parametrize(
+    ("op", "make"),
+    [
+        ("Max ", lambda: (keras.Sequential([layers.Dense(1)]), [Adds(ops.max)])),
+        ("MatMul ", lambda: (Retrieves([layers.Dense(4)]), [])),
+    ],
+)
+def test_what_metrics_make_of_examples_together_is_told(op, make):
+    model, metrics = make()
+    (note,) = plan_of_fit(compiled(model, metrics=metrics), X, X, validation_data=(X, X)).notes
+    assert note.startswith(f"examples of a batch meet at {op}")

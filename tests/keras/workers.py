@@ -34,14 +34,8 @@ class WithValues(StepGraph):
         super().__post_init__()
         self._values = {one.name: one.variable.numpy() for one in self.variables}
 
-    def _variable(self, one):
-        if one.name not in self.made:
-            value = self._values[one.name]
-            with self.graph.as_default(), self.graph.name_scope(None):
-                self.made[one.name] = v1.get_variable(
-                    one.name, initializer=value, trainable=one.trainable, use_resource=True
-                )
-        return self.made[one.name]
+    def _initializer(self, one):
+        return v1.constant_initializer(self._values[one.name])
 
 
 class KerasJob:

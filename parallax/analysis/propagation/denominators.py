@@ -19,6 +19,7 @@ from parallax.analysis.propagation.axis_einsum import sums_over_batch
 from parallax.analysis.propagation.chosen_rows import PASSES, ChosenRows
 from parallax.analysis.propagation.examples_apart import trained_losses
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
+from parallax.analysis.propagation.part_sums import results
 from parallax.analysis.propagation.states import SAME
 from parallax.analysis.propagation.suspicious import sums_of_losses
 from parallax.analysis.propagation.walk import Walk
@@ -78,7 +79,10 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
     losses = trained_losses(walk)
     edges = {(edge.node, edge.slot) for one in divided if not one.is_mean for edge in one.edges}
     grown = lengths.Lengths(walk, look.chosen.axes, look.made, losses, edges)
-    look.lengths = frozenset() if look.divide_others(grown.values()) else grown.values()
+    added = [t for t in results(walk.view) if t not in reported_values(walk.view)]
+    given = lengths.Lengths(walk, look.chosen.axes, look.made, results(walk.view), edges, added)
+    taken = grown.values() | given.values()
+    look.lengths = frozenset() if look.divide_others(taken) else taken
     sums |= look.lengths
     for node in walk.view.topological_order():
         if node not in look.forward:
@@ -91,7 +95,8 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
                 means[node] = mean
             elif may_be_chosen:
                 unproven_means.append(node)
-    curves = curved.Curves(walk, look.made, look.chosen.axes, means.keys() | look.quotients(divided, grown))
+    quotients = look.quotients(divided, grown) | look.quotients(divided, given)
+    curves = curved.Curves(walk, look.made, look.chosen.axes, means.keys() | quotients)
     wholes = curves.find_curved(before.curved, sums, look.has_gradient)
     statistics = curves.find_statistics()
     selected = [replace(one, is_whole=f"{one.node}:0" in wholes) for one in means.values()]
@@ -109,8 +114,8 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
         tuple(unproven_means),
         wholes,
         statistics,
-        () if look.lengths else tuple(grown.bent),
-        tuple(grown.numbers),
+        () if look.lengths else tuple(dict.fromkeys([*grown.bent, *given.bent])),
+        tuple(dict.fromkeys([*grown.numbers, *given.numbers])),
         () if sums_of_losses(walk.view) else tuple(grown.summed),
     )
 
@@ -279,8 +284,8 @@ class _DivisionRules:
 
     @cached_property
     def reported(self) -> set[str]:
-        """The nodes of which reported values are computed."""
-        return self.walk.view.ancestors([split_tensor(t)[0] for t in reported_values(self.walk.view)])
+        """The nodes of which reported values, and what is added to parts, are computed."""
+        return self.walk.view.computed_of(split_tensor(t)[0] for t in results(self.walk.view))
 
     def is_used(self, division: str, tensor: str) -> bool:
         """Whether gradients or reported values are computed of a division by a tensor."""

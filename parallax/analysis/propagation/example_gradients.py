@@ -28,7 +28,7 @@ from parallax.analysis.propagation.degrees import (
 from parallax.analysis.propagation.examples_apart import trained_losses
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.gradients import autodiff_ops
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import split_tensor
 
 _MOVES = ("Add", "AddV2", "Sub")
 _BY_SIGN = ("Abs", "Relu", "LeakyRelu", "Max", "Min", "EuclideanNorm")
@@ -42,7 +42,7 @@ def notes_of(walk: Walk) -> tuple[str, ...]:
     """What the plan says where losses take gradients as numbers."""
     view, made = walk.view, autodiff_ops(walk.known.captured)
     losses = trained_losses(walk)
-    needed = _made_of(view, losses)
+    needed = view.computed_of(split_tensor(loss)[0] for loss in losses)
     if not made & needed:
         return ()
     look = _Taken(walk, made & needed)
@@ -57,17 +57,6 @@ def notes_of(walk: Walk) -> tuple[str, ...]:
 
 
 _SMALLER = "which are smaller the more examples there are: one process would take those of a mean over all workers'"
-
-
-def _made_of(view: GraphView, tensors: Sequence[str]) -> set[str]:
-    """The nodes whose tensors go into tensors; not what these only wait for, such as a step of other variables."""
-    found, waiting = set[str](), [split_tensor(tensor)[0] for tensor in tensors]
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += [split_tensor(tensor)[0] for tensor in view.inputs(node)]
-    return found
 
 
 class _Taken:

@@ -17,8 +17,10 @@ from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.folded import FoldedBatch
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
 from parallax.analysis.propagation.own_numbers import OwnNumbers
+from parallax.analysis.propagation.part_sums import results
 from parallax.analysis.propagation.sparse_batches import are_counted_off, is_of_every_row
 from parallax.analysis.propagation.walk import Walk
+from parallax.graph.batches import reported_values
 from parallax.graph.control_flow import MERGES, SWITCHES
 from parallax.graph.view import GraphView, split_tensor
 
@@ -47,6 +49,10 @@ _STRAIGHT = (
     *("Add", "AddV2", "AddN", "Sub", "Mul", *_DIVISIONS, "Pack", "StopGradient"),
 )
 """What a loss is put together with of its parts."""
+_MOVES = ("Cumsum", "ReverseV2", "Transpose", "StridedSlice", "Slice", "ConcatV2", "Unpack")
+"""Of sums of several kinds they give sums."""
+_BY_KIND = ("UnsortedSegmentSum",)
+"""Adds up examples by what kind each is of."""
 _PUT_TOGETHER = (*_STRAIGHT, *SWITCHES, *MERGES, "Enter", "NextIteration", "Exit")
 _DRAWS = (
     *("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal"),
@@ -98,15 +104,19 @@ def trained_losses(walk: Walk) -> list[str]:
 
 
 def meetings(walk: Walk) -> tuple[list[str], list[str]]:
-    """The nodes of losses where examples meet, and the others at which the proof ends that they stay apart.
+    """The nodes of losses and results where examples meet, and others at which the proof ends that they stay apart.
 
     Of what goes into them it is known how it lies along the batch, but not of what comes out.
     """
-    losses = trained_losses(walk)
-    axes = BatchAxes(walk.view, walk.states).supposing(_drawn(walk))
+    axes, told = BatchAxes(walk.view, walk.states).supposing(_drawn(walk)), _told(walk)
+    reported = reported_values(walk.view)
+    losses = [*trained_losses(walk), *reported]
     look = _Look(axes, losses, losses, ("Mean",))
-    look.follow(_told(walk))
-    return sorted(look.found), sorted(look.unproven)
+    look.follow(told)
+    added = [tensor for tensor in results(walk.view) if tensor not in reported]
+    counted = _Look(axes, added, added, ("Mean",), is_added=True)
+    counted.follow(told)
+    return sorted(look.found | counted.found), sorted(look.unproven)
 
 
 class _Look:
@@ -117,6 +127,7 @@ class _Look:
         results: what is looked at: losses, or what a branch gives.
         losses: those of them that are losses, or that losses are sums of.
         over_chosen: op types of which nobody else speaks where they take together what a batch chooses.
+        is_added: whether the results are added up over the workers, so that sums of examples by kind are parts too.
 
     Attributes:
         found: nodes where they meet.
@@ -125,11 +136,16 @@ class _Look:
     """
 
     def __init__(
-        self, axes: BatchAxes, results: Sequence[str], losses: Sequence[str], over_chosen: tuple[str, ...] = _SUMS
+        self,
+        axes: BatchAxes,
+        results: Sequence[str],
+        losses: Sequence[str],
+        over_chosen: tuple[str, ...] = _SUMS,
+        is_added: bool = False,
     ) -> None:
         self._axes, self._results = axes, frozenset(results)
         self._over_chosen = over_chosen
-        self._parts = _parts_of(axes, losses)
+        self._parts = _parts_of(axes, losses, is_added)
         self._needed = _needed(axes, [split_tensor(tensor)[0] for tensor in results])
         self._lost, self._chosen, self._told_of = set[str](), set[str](), set[str]()
         self._distinct, self._numbers, self._folds = set[str](), OwnNumbers(axes), FoldedBatch(axes)
@@ -156,7 +172,8 @@ class _Look:
     def _take(self, node: str, outputs: list[str]) -> None:
         """What becomes of examples at a node whose result does not lie along the batch."""
         axes, op, inputs = self._axes, self._axes.view.op(node), self._axes.view.inputs(node)
-        is_sum = (op in _SUMS and axes.of(inputs[0]) is not None) or self._is_sum_of_products(node)
+        is_by_kind = op in _BY_KIND and node in self._parts
+        is_sum = ((op in _SUMS or is_by_kind) and axes.of(inputs[0]) is not None) or self._is_sum_of_products(node)
         branches = self._branches(node) if op in _BODIES else []
         if (is_sum and node in self._parts) or any(branch.means for branch in branches):
             self.means.update(outputs)
@@ -281,8 +298,9 @@ def _drawn(walk: Walk) -> dict[str, AxisPart]:
     return found
 
 
-def _parts_of(axes: BatchAxes, losses: Sequence[str]) -> set[str]:
+def _parts_of(axes: BatchAxes, losses: Sequence[str], is_added: bool = False) -> set[str]:
     """The nodes that give what losses are sums of, times or divided by something, and those sums."""
+    passes = (*_PUT_TOGETHER, *_MOVES) if is_added else _PUT_TOGETHER
     view, found = axes.view, set[str]()
     waiting = [split_tensor(loss)[0] for loss in losses]
     while waiting:
@@ -290,9 +308,9 @@ def _parts_of(axes: BatchAxes, losses: Sequence[str]) -> set[str]:
         if node in found:
             continue
         op, inputs = view.op(node), view.inputs(node)
-        if op in (*_SUMS, *_PUT_TOGETHER, *_BODIES, "Einsum"):
+        if op in (*_SUMS, *passes, *_BODIES, "Einsum") or (is_added and op in _BY_KIND):
             found.add(node)
-        if op in _PUT_TOGETHER or (op in _SUMS and _is_reduced(axes, inputs[0])):
+        if op in passes or (op in _SUMS and _is_reduced(axes, inputs[0])):
             waiting += [split_tensor(t)[0] for t in inputs]
     return found
 

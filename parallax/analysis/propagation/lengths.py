@@ -68,8 +68,9 @@ class Lengths:
         walk: the walk.
         axes: how tensors lie along the batch.
         made: the nodes that autodiff made.
-        losses: what is trained.
+        losses: what is trained, or given otherwise.
         divided: edges by which sums are divided by what is added up over the workers.
+        added: those of the losses that are added up over the workers, and may grow with the batch.
 
     Attributes:
         bent: nodes that take a length as a number.
@@ -78,14 +79,20 @@ class Lengths:
     """
 
     def __init__(
-        self, walk: Walk, axes: BatchAxes, made: Set[str], losses: Sequence[str], divided: Set[tuple[str, int]]
+        self,
+        walk: Walk,
+        axes: BatchAxes,
+        made: Set[str],
+        losses: Sequence[str],
+        divided: Set[tuple[str, int]],
+        added: Sequence[str] = (),
     ) -> None:
         self._walk, self._view, self._axes, self._divided = walk, walk.view, axes, divided
         self._grown: dict[str, Growth | None] = {}
         self._needed = self._view.ancestors([split_tensor(loss)[0] for loss in losses])
         self._places, self._mixed, self._spread = set[str](), set[str](), False
         self._added = set[str]()
-        terms = self._terms(losses)
+        terms = self._terms([loss for loss in losses if loss not in added])
         self.bent: list[str] = []
         self.numbers: list[str] = []
         for node in self._view.topological_order():

@@ -6,12 +6,10 @@ The plan says so. What is written beside training only, as the counts of a metri
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from parallax.analysis.propagation.states import SAME, Handle
 from parallax.analysis.propagation.walk import Walk
 from parallax.graph.ops import state_op
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import split_tensor
 
 _SHOWN = 3
 _SOURCES = ("Placeholder", "IteratorGetNext", "QueueDequeue", "ReaderRead")
@@ -53,17 +51,6 @@ def _is_source(walk: Walk, node: str) -> bool:
     return walk.view.op(node).startswith(_SOURCES) and walk.view.shape(f"{node}:0") != ()
 
 
-def computed_of(view: GraphView, nodes: Iterable[str]) -> set[str]:
-    """Some nodes, and all that their inputs are computed of; what they only come after is not among it."""
-    found = set(nodes)
-    waiting = list(found)
-    while waiting:
-        needed = {split_tensor(t)[0] for t in view.inputs(waiting.pop())} - found
-        found |= needed
-        waiting += needed
-    return found
-
-
 def _read_by_training(walk: Walk) -> set[str]:
     """What values that are written to shared variables are computed of; what they only come after is not among it."""
     view = walk.view
@@ -74,7 +61,7 @@ def _read_by_training(walk: Walk) -> set[str]:
             continue
         if any(_writes_shared(walk, node, slot) for slot in state.state):
             waiting.append(node)
-    return computed_of(view, waiting)
+    return view.computed_of(waiting)
 
 
 def _writes_shared(walk: Walk, node: str, slot: int) -> bool:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from parallax.analysis.propagation import visit_node
 from parallax.analysis.propagation.denominators import Denominators, find_denominators
 from parallax.analysis.propagation.gradient_pieces import mark, marked_by, piece_kinds
-from parallax.analysis.propagation.own_state import computed_of
 from parallax.analysis.propagation.passages import find_passages
 from parallax.analysis.propagation.rewrites_found import rewrites_found
 from parallax.analysis.propagation.states import LOCAL, SAME
@@ -24,6 +23,7 @@ from parallax.analysis.reading.capture import Captured
 from parallax.analysis.reading.functions import functions_of
 from parallax.analysis.reading.gradients import followed_variable, gradient_updates
 from parallax.errors import GraphError, ParallaxError
+from parallax.graph.batches import is_part
 from parallax.graph.control_flow import branches_of
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.spec import GradientSource
@@ -104,7 +104,7 @@ def _known(
         tables={part: _table(captured, part, placed.get(part, Placement())) for part in sorted(spread | placed.keys())},
         shared=visit_node.shared_variables(captured, sources, updates),
         training=training,
-        read=computed_of(view, updates - initializers),
+        read=view.computed_of(updates - initializers),
         initial=view.ancestors(initializers),
         initializers=initializers,
         dense_sources=dense_sources,
@@ -118,7 +118,8 @@ def _known(
 
 def _first_walk(known: Known, order: list[str]) -> tuple[Walk, ParallaxError | None]:
     """Takes variables for slots that are so named; where one is none, the walk shall find which there are."""
-    alone = Assumed({part: part for part in known.tables}, Denominators())
+    parts = frozenset(v for v in known.captured.variables if is_part(known.captured.view.nodes[v]))
+    alone = Assumed({part: part for part in known.tables}, Denominators(), own=parts)
     named = _expected_slots(known.captured, known.tables)
     try:
         walk, refusal = _walk(known, replace(alone, table_of={**alone.table_of, **named}), order)

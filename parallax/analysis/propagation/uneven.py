@@ -7,9 +7,9 @@ means are chosen of, is put together so that this holds for it too (denominators
 nothing divides is made a mean (sums.py). The shares take one sum over the workers, of the batches' lengths,
 in runs that are not fed what it gives.
 
-What a step reports (a loss that a metric counts) becomes such that the plain mean over the workers is the one process's
-value, and so does the weight with which it is counted: what the metrics of all workers have added up is, together, what
-that of the one process has. A value is taken for a mean over the batch, as losses are.
+What a step reports (a loss that it logs) becomes such that the plain mean over the workers is the one process's value,
+and what a metric counts such that the sum over the workers is; the weight with which it is counted is put together. A
+value is taken for a mean over the batch, as losses are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from parallax.analysis.propagation import sums
+from parallax.analysis.propagation import part_sums, sums
 from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.states import SAME
@@ -65,7 +65,10 @@ def weighed(walk: Walk, rewrites: Rewrites) -> Rewrites:
         GraphError: gradients of several batches are to be kept, or a sum over the batch cannot be made a mean.
     """
     batches = batch_by_node(walk.view)
-    if not batches or not rewrites.terms.synchronous:
+    if not rewrites.terms.synchronous:
+        return rewrites
+    rewrites = replace(rewrites, added=part_sums.find_parts(walk, batches))
+    if not batches:
         return rewrites
     if rewrites.terms.accumulate_steps > 1:
         raise GraphError(
@@ -76,7 +79,7 @@ def weighed(walk: Walk, rewrites: Rewrites) -> Rewrites:
     reduced = [_weighed_mean(one, batches, one.tensor in means) for one in rewrites.all_reduces]
     reported = tuple(_reported(walk, batches))
     weights = [
-        AllReduce(f"{one.node}:0", tuple(walk.view.consumers(f"{one.node}:0")), "workers_mean")
+        AllReduce(f"{one.node}:0", tuple(walk.view.consumers(f"{one.node}:0")), "sum")
         for one in reported
         if one.kind == WEIGHT
     ]

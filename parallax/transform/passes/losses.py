@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from parallax.plans.losses import ReportedScalar, Selected, Summed, UnevenBatch
+from parallax.graph.batches import VALUE
+from parallax.plans.losses import PartAdded, ReportedScalar, Selected, Summed, UnevenBatch
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.shares import BatchShare
@@ -56,6 +57,9 @@ def weigh_losses(editor: Editor, rewrites: Rewrites) -> None:
     for reported in rewrites.reported:
         with tf.name_scope(f"{SCOPE}/reported/"):
             _report(editor, reported, size)
+    for added in rewrites.added:
+        with tf.name_scope(f"{SCOPE}/added/"):
+            _add_part(editor, added)
 
 
 def _part(editor: Editor, whole: Tensor, batch: str) -> Tensor:
@@ -87,8 +91,18 @@ def _report(editor: Editor, one: ReportedScalar, workers: int) -> None:
     tensor, share = f"{one.node}:0", editor.shares[one.batch]
     reported = editor.tensor(tensor)
     if one.kind == "length":
-        weighed = tf.cast(share.rows, reported.dtype) / tf.constant(workers, reported.dtype)
+        weighed = tf.cast(share.rows, reported.dtype)
     else:
-        weighed = share.weigh(reported, workers)
+        weighed = share.weigh(reported, workers if one.kind == VALUE else 1.0)
     editor.redirect(editor.view.consumers(tensor), weighed)
     editor.whole[tensor] = str(weighed.name)
+
+
+def _add_part(editor: Editor, one: PartAdded) -> None:
+    taken = editor.at(one.edge)
+    if one.batch:
+        editor.redirect([one.edge], editor.shares[one.batch].weigh(taken))
+    elif editor.worker.rank:
+        # Not a constant, for which nobody would compute `taken`: worker 0 needs what all put together for it.
+        is_added = tf.compat.v1.placeholder_with_default(False, [])
+        editor.redirect([one.edge], tf.where(is_added, taken, tf.zeros_like(taken)))

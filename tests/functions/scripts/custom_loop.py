@@ -35,7 +35,7 @@ def batches(rows=ROWS):
 def trained(optimizer, distributed):
     """What a script sees of a training: losses, predictions, a metric, variables."""
     net, rule = model(), OPTIMIZERS[optimizer]()
-    metric = keras.metrics.MeanAbsoluteError()
+    metric, mean, steps = keras.metrics.MeanAbsoluteError(), keras.metrics.Mean(), keras.metrics.Sum(dtype="int32")
 
     def step(x, y, factor):
         with tf.GradientTape() as tape:
@@ -46,18 +46,22 @@ def trained(optimizer, distributed):
             variables = [variable.value for variable in variables]
         rule.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         metric.update_state(y, predicted)
-        return {"loss": loss, "predicted": predicted}
+        mean.update_state(loss)
+        steps.update_state(1)
+        squares = tf.square(predicted - y)
+        return {"loss": loss, "root": tf.sqrt(tf.reduce_mean(squares)), "sum": tf.reduce_sum(squares), "of": predicted}
 
     run, evaluate, seen = distributed(step), tf.function(lambda x: net(x)), {}
     for number, (x, y) in enumerate(batches()):
         out = run(x, tf.constant(y), tf.constant(0.5))
-        seen[f"loss {number}"], seen[f"predicted {number}"] = out["loss"].numpy(), out["predicted"].numpy()
+        seen.update({f"{name} {number}": value.numpy() for name, value in out.items()})
         if number == 7:
             seen["metric"] = float(metric.result())
             metric.reset_state()
             net.layers[-1].bias.assign_add([0.25])
             seen["evaluated"] = evaluate(tf.constant(x)).numpy()
     seen["metric at the end"] = float(metric.result())
+    seen["mean of losses"], seen["steps"] = float(mean.result()), int(steps.result())
     seen.update({f"weight {number}": value for number, value in enumerate(net.get_weights())})
     return seen
 

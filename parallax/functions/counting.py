@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parallax.errors import GraphError
+from parallax.functions.traced import handle_of
 from parallax.types import ConcreteFunction, Handle, Operation, Tensor, Variable
 
 _ADDS = ("AddV2", "Add", "AddN", "Identity", "Cast", "Reshape", "EnsureShape")
@@ -25,7 +26,7 @@ def check_sums(concrete: ConcreteFunction, variables: Sequence[Variable]) -> Non
     Raises:
         GraphError: it does.
     """
-    variable_by_handle = {id(one.handle): one for one in variables}
+    variable_by_handle = {id(handle_of(one)): one for one in variables}
     for outer, inner in concrete.graph.captures:
         if id(outer) not in variable_by_handle:
             continue

@@ -2,12 +2,9 @@
 
 Keras counts losses with `Mean` metrics, of the total loss and of each output's, with the batch's length as the weight
 or with none. Every scalar that a `Mean` is updated with is taken for a mean over the batch, as losses are, of trackers
-in a `train_step` or `test_step` of the user's own too. In the workers' graphs then holds:
-
-- the plain mean over the workers of what a `Mean` is updated with is the value of the joined batch;
-- the state (`total`, `count`) of a `Mean` that was updated with such scalars, added up over the workers, is the state
-  that one process has where the weight is the batch's length, and W times it where there is no weight. `total / count`
-  of the sums is the one process's result in both cases.
+in a `train_step` or `test_step` of the user's own too. In the workers' graphs each then counts by the worker's share of
+all examples, and a weight is that of all workers together; what all have alike is counted by one of them
+(analysis/propagation/part_sums.py). So the workers' states, added up, are the one process's.
 
 Metrics that are updated with values of the examples (accuracy, mean absolute error) are as they were: each worker
 counts its own, and the states added up over the workers are those of one process.
@@ -20,7 +17,7 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from parallax.graph.batches import VALUE, WEIGHT, mark_reported
+from parallax.graph.batches import COUNTED, VALUE, WEIGHT, mark_reported
 from parallax.types import Argument, KerasMetric, Tensor, TensorLike
 
 
@@ -50,7 +47,7 @@ def _marked(
 ) -> dict[str, TensorLike | None]:
     """What a Mean is updated with, marked where it is of the whole batch."""
     if _is_scalar(values) and (sample_weight is None or _is_scalar(sample_weight)):
-        values = _reported(values, mean.dtype, VALUE)
+        values = _reported(values, mean.dtype, COUNTED)
         sample_weight = None if sample_weight is None else _reported(sample_weight, mean.dtype, WEIGHT)
     return {"values": values, "sample_weight": sample_weight}
 

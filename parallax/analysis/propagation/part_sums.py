@@ -1,0 +1,174 @@
+"""What steps add to variables of which each worker has a part, as metrics count (graph/batches.py).
+
+The value of such a variable is the sum of all workers' parts. A sum over a worker's examples is its part of what one
+process adds. What all workers have alike is added by one of them alone, and a mean over the batch counts by the
+worker's share of all examples. Of what is not seen to be either, each worker's own is taken for its part; where
+examples meet in it, the plan says so (examples_apart.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+
+from parallax.analysis.propagation.batch_axis import BatchAxes
+from parallax.analysis.propagation.chosen_rows import PASSES
+from parallax.analysis.propagation.lengths import Lengths
+from parallax.analysis.propagation.walk import Walk
+from parallax.analysis.reading.gradients import autodiff_ops
+from parallax.graph.batches import COUNTED, WEIGHT, is_part, reported_as, reported_values
+from parallax.graph.view import Edge, GraphView, once_per_view, split_tensor
+from parallax.plans.losses import PartAdded
+
+_PASSES = (*PASSES, "CheckNumerics", "Snapshot", "PreventGradient", "Neg", "EnsureShape")
+_ADDS = ("Add", "AddV2", "AddN", "Sub", "Pack")
+_DIVISIONS = ("RealDiv", "Div", "DivNoNan")
+_WRITES = {"AssignVariableOp": "=", "AssignAddVariableOp": "+", "AssignSubVariableOp": "-"}
+_RESIZES = ("Sum", "Mean", "BroadcastTo", "Tile")
+_ALIKE, _MEAN, _PART, _OTHER = "alike", "mean", "part", "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What is added to a part.
+
+    Attributes:
+        variable: the variable op.
+        edge: by which the addition takes it.
+    """
+
+    variable: str
+    edge: Edge
+
+
+def additions(view: GraphView) -> list[Addition]:
+    """What a graph adds to variables of which each worker has a part (functions/counting.py refuses other writes)."""
+    return [one for node in view.nodes if is_part(view.nodes[node]) for one in _of_variable(view, node)]
+
+
+@once_per_view
+def results(view: GraphView) -> tuple[str, ...]:
+    """The tensors that steps of a graph give besides what they train: reported values, and what is added to parts.
+
+    What metrics add up of reported values is told as these.
+    """
+    reported = reported_values(view)
+    marked = {split_tensor(tensor)[0] for tensor in reported}
+    added = [view.inputs(one.edge.node)[one.edge.slot] for one in additions(view)]
+    own = [tensor for tensor in added if not view.computed_of([split_tensor(tensor)[0]]) & marked]
+    return tuple(dict.fromkeys([*reported, *own]))
+
+
+def find_parts(walk: Walk, batches: Mapping[str, str]) -> tuple[PartAdded, ...]:
+    """Additions of a finished walk that are not a part of the one process's as they are.
+
+    Args:
+        walk: the walk.
+        batches: node -> the batch that it is computed of.
+    """
+    added = [one for one in additions(walk.view) if one.edge.node not in walk.known.initial]
+    if not added:
+        return ()
+    look, found = _Kinds(walk), []
+    for one in added:
+        tensor = walk.view.inputs(one.edge.node)[one.edge.slot]
+        kind, batch = look.of(tensor), batches.get(split_tensor(tensor)[0], "")
+        if kind == _ALIKE:
+            found.append(PartAdded(one.edge))
+        elif kind == _MEAN and batch:
+            found.append(PartAdded(one.edge, batch))
+    return tuple(found)
+
+
+def _of_variable(view: GraphView, variable: str) -> Iterator[Addition]:
+    waiting = [f"{variable}:0"]
+    while waiting:
+        handle = waiting.pop()
+        for edge in view.consumers(handle):
+            op = view.op(edge.node)
+            if op == "Identity":
+                waiting.append(f"{edge.node}:0")
+            elif _WRITES.get(op) == "=":
+                yield from _of_assignment(view, variable, view.inputs(edge.node)[1])
+            elif op in _WRITES:
+                yield Addition(variable, Edge(edge.node, 1))
+
+
+def _of_assignment(view: GraphView, variable: str, tensor: str) -> Iterator[Addition]:
+    """What is added to the value that a variable had, where a new one is assigned; nothing where that is no sum."""
+    reads = _reads(view, variable)
+    while (node := split_tensor(tensor)[0]) not in reads:
+        inputs = view.inputs(node)
+        before = [t for t in inputs if view.computed_of([split_tensor(t)[0]]) & reads]
+        if len(before) != 1 or view.op(node) not in (*_ADDS, *_PASSES):
+            return
+        if view.op(node) in _ADDS:
+            yield from (Addition(variable, Edge(node, slot)) for slot, t in enumerate(inputs) if t != before[0])
+        tensor = before[0]
+
+
+def _reads(view: GraphView, variable: str) -> set[str]:
+    handles, found = [f"{variable}:0"], set[str]()
+    while handles:
+        for edge in view.consumers(handles.pop()):
+            if view.op(edge.node) == "Identity":
+                handles.append(f"{edge.node}:0")
+            elif view.op(edge.node) == "ReadVariableOp":
+                found.add(edge.node)
+    return found
+
+
+class _Kinds:
+    """What workers' values of a scalar, or of several, are of the one process's."""
+
+    def __init__(self, walk: Walk) -> None:
+        made = autodiff_ops(walk.known.captured)
+        self._walk, self._view, self._axes = walk, walk.view, BatchAxes(walk.view, walk.states)
+        found = walk.assumed.denominators
+        self._quotients: Set[str] = {e.node for one in found.divided if not one.is_mean for e in one.edges}
+        self._means: Set[str] = {one.node for one in found.selected if not one.is_whole}
+        self._whole: Set[str] = {one.tensor for one in found.divided}
+        edges = {(e.node, e.slot) for one in found.divided if not one.is_mean for e in one.edges}
+        given = [*results(walk.view), *(walk.view.inputs(one.edge.node)[one.edge.slot] for one in additions(walk.view))]
+        self._lengths = Lengths(walk, self._axes, made, given, edges, given)
+
+    def of(self, tensor: str) -> str:
+        """The kind of a tensor."""
+        view, node = self._view, split_tensor(tensor)[0]
+        op, inputs, marked = view.op(node), view.inputs(node), reported_as(view.nodes[node])
+        if self._walk.states[tensor].kind in ("same", "fed") or marked == WEIGHT:
+            return _ALIKE
+        if marked == COUNTED:
+            return _PART
+        if node in self._means or (op == "Mean" and self._is_over_batch(node)):
+            return _MEAN
+        if op in _PASSES or (op in _RESIZES and self._is_small(inputs[0]) and self._is_small(tensor)):
+            return self.of(inputs[0])
+        if op in _ADDS:
+            return self._of_sum([self.of(t) for t in inputs])
+        if op == "Mul":
+            own = [kind for t in inputs if (kind := self.of(t)) != _ALIKE]
+            return own[0] if len(own) == 1 else _ALIKE if not own else _OTHER
+        if op in _DIVISIONS:
+            return self._of_quotient(node, inputs)
+        return _OTHER
+
+    def _of_quotient(self, node: str, inputs: tuple[str, ...]) -> str:
+        if node in self._quotients or self._lengths.is_mean(node):
+            return _MEAN
+        return self.of(inputs[0]) if inputs[1] in self._whole or self.of(inputs[1]) == _ALIKE else _OTHER
+
+    def _of_sum(self, kinds: list[str]) -> str:
+        own = {kind for kind in kinds if kind != _ALIKE}
+        if not own:
+            return _ALIKE
+        [kind, *others] = own
+        return kind if not others and (kind == _MEAN or _ALIKE not in kinds) else _OTHER
+
+    def _is_over_batch(self, node: str) -> bool:
+        return self._axes.of(self._view.inputs(node)[0]) is not None and self._axes.of(f"{node}:0") is None
+
+    def _is_small(self, tensor: str) -> bool:
+        """Whether a tensor has a known number of elements: scalars that were put together."""
+        shape = self._view.shape(tensor)
+        return shape is not None and None not in shape
