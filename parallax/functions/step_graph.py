@@ -9,6 +9,7 @@ nothing behind capture knows where such a graph came from.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -142,7 +143,7 @@ class StepGraph:
             variable = one.variable
             with self.graph.as_default(), self.graph.name_scope(None):
                 self.made[one.name] = tf.compat.v1.get_variable(
-                    one.name,
+                    self._op_name(one.name),
                     shape=variable.shape,
                     dtype=variable.dtype,
                     trainable=one.trainable,
@@ -152,6 +153,17 @@ class StepGraph:
             if variable.aggregation == tf.VariableAggregation.SUM:
                 mark_part(self.made[one.name])
         return self.made[one.name]
+
+    def _op_name(self, name: str) -> str:
+        """A name that TensorFlow takes for an op, of one that may have other letters in it."""
+        made = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name)
+        made = made if re.match(r"[A-Za-z0-9.]", made) else f"v{made}"
+        taken = {variable.handle.op.name for variable in self.made.values()} | {one.name for one in self.variables}
+        number, found = 0, made
+        while found != name and found in taken:
+            number += 1
+            found = f"{made}_{number}"
+        return found
 
     def _initializer(self, one: StepVariable) -> Callable[..., Tensor]:
         """What gives a variable its initial value: zero (an empty text, False), or its traced one."""
