@@ -10,7 +10,7 @@ nothing behind capture knows where such a graph came from.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,9 +19,9 @@ from tensorflow.core.framework import attr_value_pb2
 
 from parallax.errors import GraphError
 from parallax.functions.traced import handle_of, initial_of
-from parallax.graph.batches import mark_batch, mark_length, mark_part
+from parallax.graph.batches import mark_batch, mark_elements, mark_length, mark_part
 from parallax.graph.view import EXAMPLES
-from parallax.types import ConcreteFunction, Graph, Nest, Operation, Tensor, TensorShape, Variable
+from parallax.types import ConcreteFunction, Graph, Nest, Operation, Tensor, TensorShape, TypeSpec, Variable
 
 _LARGEST_CONSTANT_BYTES = 1 << 20
 _UNKNOWN = "A traced step may take variables, arguments and constants from around it, and {step} takes {what}. {remedy}"
@@ -176,6 +176,9 @@ def _marked(feeds: Sequence[Tensor], step: str, signature: Nest) -> Tensor | Non
     batches = [one for one in feeds if one.shape.rank and one.shape[0] is None]
     for batch in batches:
         mark_batch(batch, step)
+    for spec, parts in _parts_of(feeds, signature):
+        for elements in [parts[0], *parts[2:]] if isinstance(spec, tf.RaggedTensorSpec) else ():
+            mark_elements(elements)
     if not batches:
         return None
     length = tf.compat.v1.placeholder_with_default(_own_length(feeds, signature), [], name="length")
@@ -185,14 +188,20 @@ def _marked(feeds: Sequence[Tensor], step: str, signature: Nest) -> Tensor | Non
 
 def _own_length(feeds: Sequence[Tensor], signature: Nest) -> Tensor:
     """The length of the batch that is fed, int64: of a ragged tensor's parts, only the ends of its rows tell it."""
-    waiting, ends = iter(feeds), []
-    for spec in [one for one in tf.nest.flatten(signature) if isinstance(one, tf.TypeSpec)]:
-        parts = [next(waiting) for _ in tf.nest.flatten(spec, expand_composites=True)]
+    ends = []
+    for spec, parts in _parts_of(feeds, signature):
         if isinstance(spec, tf.RaggedTensorSpec):
             ends.append(parts[1])
         elif parts and parts[0].shape.rank and parts[0].shape[0] is None:
             return tf.raw_ops.Shape(input=parts[0], out_type=tf.int64)[0]
     return tf.raw_ops.Shape(input=ends[0], out_type=tf.int64)[0] - 1
+
+
+def _parts_of(feeds: Sequence[Tensor], signature: Nest) -> Iterator[tuple[TypeSpec, list[Tensor]]]:
+    """Each tensor that a step takes, and the feeds that it is made of: of a ragged one values, and ends of rows."""
+    waiting = iter(feeds)
+    for spec in [one for one in tf.nest.flatten(signature) if isinstance(one, tf.TypeSpec)]:
+        yield spec, [next(waiting) for _ in tf.nest.flatten(spec, expand_composites=True)]
 
 
 def _imported(initial: ConcreteFunction, shape: TensorShape, **_: object) -> Tensor:

@@ -15,7 +15,7 @@ from tensorflow.core.framework import attr_value_pb2
 from parallax.graph.view import GraphView
 from parallax.types import NodeDef, Operation, Tensor, Variable
 
-_BATCH, _LENGTH = "_parallax_batch", "_parallax_length"
+_BATCH, _LENGTH, _ELEMENTS = "_parallax_batch", "_parallax_length", "_parallax_elements"
 _REPORTED, _PART = "_parallax_reported", "_parallax_part"
 VALUE, COUNTED, WEIGHT = "value", "counted", "weight"
 """What is reported: a scalar that is a mean over the batch, as a loss is, of which the workers' mean is taken, or which
@@ -30,6 +30,16 @@ def mark_batch(placeholder: Tensor, step: str) -> None:
         step: the name of the step; all batches of one step have one length on a worker.
     """
     _set(placeholder.op, _BATCH, step)
+
+
+def mark_elements(placeholder: Tensor) -> None:
+    """Says that a batch has another number of elements there than of examples, as ragged rows have of values."""
+    _set(placeholder.op, _ELEMENTS, "ragged")
+
+
+def are_elements(node: NodeDef) -> bool:
+    """Whether a node is a placeholder of a batch's elements, of which examples have unequally many."""
+    return bool(_mark(node, _ELEMENTS))
 
 
 def mark_length(length: Tensor, step: str) -> None:

@@ -77,6 +77,13 @@ class PartAdded:
 
 
 @dataclass(frozen=True, slots=True)
+class PaddedRows:
+    """`node` fills ragged rows up to the longest of a worker's, and shall do so up to the longest of all workers'."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Selected:
     """`node` is a mean over elements that a mask has chosen: it counts for as many as each worker has.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge
-from parallax.plans.losses import Divided, PartAdded, ReportedScalar, Selected, Summed, UnevenBatch
+from parallax.plans.losses import Divided, PaddedRows, PartAdded, ReportedScalar, Selected, Summed, UnevenBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +355,7 @@ class Rewrites:
         batches: those that workers may have of unequal length; one of a step.
         summed: sums over batches that losses are made of.
         reported: what steps report of their batches.
+        padded: ragged rows that are filled up.
         added: what steps add to variables of which each worker has a part.
         notes: what a plan says of how losses are taken, a sentence each.
     """
@@ -386,6 +387,7 @@ class Rewrites:
     batches: tuple[UnevenBatch, ...] = ()
     summed: tuple[Summed, ...] = ()
     reported: tuple[ReportedScalar, ...] = ()
+    padded: tuple[PaddedRows, ...] = ()
     added: tuple[PartAdded, ...] = ()
     notes: tuple[str, ...] = ()
 

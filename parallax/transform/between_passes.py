@@ -135,6 +135,10 @@ def _on_servers(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
             yield one.node, f"write the partitions of {one.table!r} on their servers"
 
 
+def _padded(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+    yield from _led(editor, [Edge(one.node, 0) for one in rewrites.padded], "the longest row of all workers")
+
+
 def _nothing(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
     yield from ()
 
@@ -145,6 +149,7 @@ _LEFT: dict[str, Callable[[Editor, Rewrites], Iterator[_Broken]]] = {
     "keep_gradients": _kept,
     "reduce_gradients": _reduced,
     "weigh_losses": _weighed,
+    "fill_rows_alike": _padded,
     "slice_rows": _sliced,
     "exchange_rows": _exchanged,
     "collect_rows": _collected,

@@ -34,6 +34,7 @@ from parallax.transform.passes.gradients_to_servers import scatter_gradients
 from parallax.transform.passes.inputs import IteratorsOfGraph, keep_inputs
 from parallax.transform.passes.joined_messages import JoinedMessage, join_all_reduces
 from parallax.transform.passes.losses import share_batches, weigh_losses
+from parallax.transform.passes.padded_rows import fill_rows_alike
 from parallax.transform.passes.partitions import place_tables
 from parallax.transform.passes.rows_up_to_date import keep_up_to_date, lazily_updated
 from parallax.transform.passes.seeds import set_seeds
@@ -52,6 +53,7 @@ PASSES: tuple[Callable[[Editor, Rewrites], None], ...] = (
     keep_gradients,
     reduce_gradients,
     weigh_losses,
+    fill_rows_alike,
     scatter_gradients,
     slice_rows,  # after the broadcasts: a whole value that is fed is worker 0's, then cut
     exchange_rows,

@@ -169,6 +169,44 @@ def counting(aggregation):
     return compiled(keras.Sequential([keras.Input((4,)), SeesExamples(aggregation), layers.Dense(1)]))
 
 
+class Follows(Logs):
+    """Says of each word of a text what comes next, of all words alike."""
+
+    def __init__(self, words_of):
+        super().__init__()
+        self.words_of, self.rows, self.dense = words_of, layers.Embedding(12, 3), layers.Dense(12)
+
+    def call(self, x):
+        return self.dense(self.rows(x))
+
+    def train_step(self, data):
+        words, text = self.words_of(data[0]), data[0]
+        with tf.GradientTape() as tape:
+            found = self(words)
+            each = tf.nn.sparse_softmax_cross_entropy_with_logits(words, found)
+            loss = tf.reduce_mean(each) + 0.1 * tf.reduce_mean(tf.cast(tf.reduce_sum(text, 1), tf.float32) / 12)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        for metric in self.metrics:
+            metric.update_state(loss)
+        return {**{metric.name: metric.result() for metric in self.metrics}, "each": loss, "root": tf.sqrt(loss)}
+
+
+@pytest.mark.parametrize(
+    "words_of",
+    [lambda text: text.values, lambda text: text.to_tensor(), lambda text: (text + 0).to_tensor(3)[:, :9]],
+    ids=["values", "padded", "padded and cut"],
+)
+def test_a_mean_over_the_words_of_ragged_texts_counts_words(words_of):
+    text = tf.cast(ragged(), "int32")
+
+    def make(train):
+        model = compiled(Follows(words_of), optimizer=keras.optimizers.SGD(0.5))
+        data = tf.data.Dataset.from_tensor_slices((text, text)).batch(5)
+        return model, train(model, data, epochs=2, verbose=0).history
+
+    check(make)
+
+
 def test_a_weight_of_a_layer_adds_up_over_the_workers_where_it_says_so():
     def make(train):
         model = counting("sum")

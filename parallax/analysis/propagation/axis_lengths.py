@@ -54,7 +54,7 @@ def _numbers(axes: BatchAxes, tensor: str) -> _Numbers | None:
         factors = [_numbers(axes, t) for t in (inputs if op == "Mul" else inputs[:1])]
         is_one = view.shape(tensor) == ()
         return None if None in factors or not is_one else [_product([n for one in factors for n in one or ()])]
-    given = _numbers(axes, inputs[0]) if op in ("GatherV2", "StridedSlice") else None
+    given = _numbers(axes, inputs[0]) if op in ("GatherV2", "StridedSlice", "Slice") else None
     return None if given is None else _taken(axes, node, given)
 
 
@@ -82,6 +82,9 @@ def _taken(axes: BatchAxes, node: str, given: _Numbers) -> _Numbers | None:
         return None
     if view.op(node) == "GatherV2":
         return [given[int(place)] for place in numbers.reshape(-1)]
+    if view.op(node) == "Slice":
+        first, count = int(numbers.reshape(-1)[0]), int(others[0].reshape(-1)[0]) if others[0] is not None else -1
+        return given[first:] if count < 0 else given[first : first + count]
     attr = view.nodes[node].attr
     begin, end, step = (int(one.reshape(-1)[0]) for one in (numbers, *others) if one is not None)
     if attr["new_axis_mask"].i or attr["ellipsis_mask"].i:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _FOLDED: dict[str, Callable[[list[Value]], Value | None]] = {
     "Range": lambda given: np.arange(*given),
+    "Add": lambda given: given[0] + given[1],
+    "AddV2": lambda given: given[0] + given[1],
     "Sub": lambda given: given[0] - given[1],
     "Pack": lambda given: np.stack(given) if all(one.shape == () for one in given) else None,
     "ConcatV2": lambda given: np.concatenate(given[:-1]) if all(one.ndim == 1 for one in given[:-1]) else None,

@@ -11,7 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from parallax.analysis.propagation import axis_blocks, axis_cuts, axis_einsum, axis_loops, axis_numbers, axis_rows
 from parallax.analysis.propagation.axis_part import ALIKE, MIXED, AxisPart
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE, WHOLE_OR_ROWS
-from parallax.analysis.propagation.sparse_batches import filled, is_shape_of_sparse, made_dense, parsed, product
+from parallax.analysis.propagation.sparse_batches import (
+    PADS,
+    filled,
+    is_shape_of_sparse,
+    made_dense,
+    padded,
+    parsed,
+    product,
+)
 from parallax.analysis.propagation.states import State
 from parallax.graph.control_flow import SWITCHES, Branch, Branches, branches_of, is_loop_merge, predicate_of
 from parallax.graph.view import GraphView, Shape, split_tensor
@@ -364,6 +372,7 @@ _RULES: dict[str, _Rule] = {
     "DenseBincount": axis_rows.counted,
     "SparseToDense": made_dense,
     "SparseTensorDenseMatMul": product,
+    PADS: padded,
     **dict.fromkeys(_OF_ONE, _elementwise),
     **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), axis_rows.found_in_table),
     **dict.fromkeys(_REDUCTIONS, _reduction),

@@ -11,8 +11,9 @@ from functools import cached_property
 
 from parallax.analysis.propagation.axis_part import MIXED, AxisPart
 from parallax.analysis.propagation.batch_axis import BatchAxes
-from parallax.analysis.propagation.sparse_batches import has_every_row, is_of_every_row
+from parallax.analysis.propagation.sparse_batches import has_every_row, is_by_row, is_of_every_row
 from parallax.analysis.propagation.walk import Walk
+from parallax.graph.batches import are_elements
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.losses import Selected
 
@@ -38,12 +39,14 @@ class ChosenRows:
         self._forward = forward
         self._joined = BatchAxes(walk.view, walk.states)
         # A mask leaves workers unequally many rows, of which no mean over the workers may be taken.
-        self.axes = BatchAxes(walk.view, walk.states, self._joined).supposing(dict.fromkeys(self.uneven))
+        supposed: dict[str, AxisPart | None] = {**dict.fromkeys(self.uneven), **dict.fromkeys(self._rows, AxisPart(0))}
+        self.axes = BatchAxes(walk.view, walk.states, self._joined).supposing(supposed)
 
     @cached_property
     def uneven(self) -> dict[str, str]:
-        """Rows of the batch that a mask along it chooses, with the node that says which."""
-        view, found = self._walk.view, dict[str, str]()
+        """Rows of the batch that a mask along it chooses, with the node that says which; and ragged rows' elements."""
+        view = self._walk.view
+        found = {f"{node}:0": node for node in view.nodes if are_elements(view.nodes[node])}
         for gather in sorted(self._forward):
             if view.op(gather) not in _GATHERS or self._joined.of(view.inputs(gather)[0]) not in (0, MIXED):
                 continue
@@ -51,6 +54,15 @@ class ChosenRows:
                 continue
             if place := self.place(view.inputs(gather)[1]):
                 found[f"{gather}:0"] = place
+        return found
+
+    @cached_property
+    def _rows(self) -> list[str]:
+        """The tensors that have a row for each example again, of elements that are added up or put beside others."""
+        found = list[str]()
+        for node in sorted(self._forward) if self.uneven else ():
+            if is_by_row(self._joined, node) and self._joined.of(f"{node}:0") == 0:
+                found.append(f"{node}:0")
         return found
 
     @cached_property
@@ -116,7 +128,7 @@ class ChosenRows:
             if tensor in seen or view.shape(tensor) == ():
                 continue
             seen.add(tensor)
-            if has_every_row(view, node) or is_of_every_row(view, node, number):
+            if tensor in self._rows or has_every_row(view, node) or is_of_every_row(view, node, number):
                 continue
             if tensor in self.uneven:
                 found.add(tensor)

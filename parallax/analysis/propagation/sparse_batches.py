@@ -25,6 +25,7 @@ _SHAPES = {
 }
 """By op, which of its inputs is the shape of a sparse tensor."""
 _FILLS = "SparseFillEmptyRows"
+PADS = "RaggedTensorToTensor"
 _SEGMENTS = {
     **dict.fromkeys((f"SparseSegment{how}" for how in ("Sum", "Mean", "SqrtN")), 2),
     **dict.fromkeys(("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd"), 1),
@@ -142,6 +143,25 @@ def are_counted_off(axes: BatchAxes, tensor: str) -> bool:
     start, step = axes.constant(view.inputs(node)[0]), axes.constant(view.inputs(node)[2])
     counted = start is not None and step is not None and int(start) == 0 and int(step) == 1
     return counted and is_number_of_rows(axes, view.inputs(node)[1])
+
+
+def is_by_row(axes: BatchAxes, node: str) -> bool:
+    """Whether a node gives a row for each row of a ragged batch, whatever number of elements each has."""
+    op, inputs = axes.view.op(node), axes.view.inputs(node)
+    if op == PADS:
+        return True
+    place = _SEGMENTS.get(op, 1 if op.startswith("UnsortedSegment") else None)
+    return place is not None and are_counted_off(axes, inputs[place])
+
+
+def padded(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
+    """The rows of a ragged batch, each of which is filled up."""
+    are_joined = all(axes.known(tensor) == 0 for tensor in (inputs[1], *inputs[3:]) if not _is_scalar(axes, tensor))
+    return AxisPart(0) if are_joined and axes.fits(inputs[0]) and axes.fits(inputs[2]) else None
+
+
+def _is_scalar(axes: BatchAxes, tensor: str) -> bool:
+    return axes.shape(tensor) == ()
 
 
 def _is_mask(view: GraphView, numbers: str) -> bool:

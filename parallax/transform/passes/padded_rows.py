@@ -1,0 +1,32 @@
+"""Pass: ragged rows are filled up to the longest of all workers' rows, as one process fills them up."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from parallax.graph.view import Edge
+from parallax.plans.rewrites import Rewrites
+from parallax.transform.building.editor import SCOPE, Editor
+from parallax.types import Tensor
+
+
+def fill_rows_alike(editor: Editor, rewrites: Rewrites) -> None:
+    """Gives each op the longest length over the workers in place of the one that it would find itself."""
+    for number, one in enumerate(rewrites.padded):
+        inputs = editor.view.inputs(one.node)
+        shape = editor.at(Edge(one.node, 0))
+        rank = len(editor.view.shape(f"{one.node}:0") or ())
+        with tf.name_scope(f"{SCOPE}/padded_{number}/"):
+            own = tf.reduce_max(tf.concat([tf.cast(_lengths(editor, inputs), shape.dtype), [0]], 0))
+            longest = editor.together.all_reduce(own, "max")
+            whole = tf.broadcast_to(shape, [rank])
+            editor.redirect([Edge(one.node, 0)], tf.concat([whole[:1], [longest], whole[2:]], 0))
+
+
+def _lengths(editor: Editor, inputs: tuple[str, ...]) -> Tensor:
+    """How many elements the rows have: of where they end, or of the number of rows and each element's row."""
+    partitions = [editor.tensor(tensor) for tensor in inputs[3:]]
+    if len(partitions) == 1:
+        return partitions[0][1:] - partitions[0][:-1]
+    count, rows = partitions
+    return tf.math.unsorted_segment_sum(tf.ones_like(rows), rows, count)
