@@ -101,9 +101,18 @@ class Counts(Logs):
         return {"right": tf.math.count_nonzero(found > 0.5)}
 
 
-class LogsLargest(Logs):
+class LogsTogether(Logs):
     def more(self, x, y, found):
-        return {"largest": tf.reduce_max(found)}
+        error, rows = found - y, tf.cast(tf.shape(x)[0], tf.float32)
+        found = {"largest": tf.reduce_max(error), "range": tf.reduce_max(error) - tf.reduce_min(error)}
+        found |= {
+            "norm": tf.norm(error),
+            "deviation": tf.math.reduce_std(error),
+            "rows": rows,
+            "log": tf.math.log(rows),
+        }
+        is_any = tf.reduce_any(error > 0.4)
+        return {**found, "any": tf.where(is_any, tf.reduce_mean(error), 1.0), "rows": rows, "sum": tf.reduce_sum(error)}
 
 
 def compiled(model, **options):
@@ -119,11 +128,16 @@ def test_logs_may_be_dictionaries_of_metrics_and_have_a_row_for_each_example():
     assert [np.shape(each) for each in check(make)["each"]] == [(3,), (3,)]
 
 
-def test_a_log_that_may_add_up_or_not_is_refused_and_an_extreme_is_noted():
+def test_a_log_that_may_add_up_or_not_is_refused():
     with pytest.raises(GraphError, match=r"log 'right', int64.*keras\.metrics\.Sum"):
         plan_of_fit(compiled(Counts()), X, Y)
-    (note,) = plan_of_fit(compiled(LogsLargest()), X, Y).notes
-    assert note.startswith("Max ") and "mean over the workers" in note
+
+
+def test_a_log_is_put_together_of_the_whole_batch():
+    def make(train):
+        return (model := compiled(LogsTogether())), train(model, X, Y, **OPTIONS).history
+
+    check(make)
 
 
 class Bag(keras.Model):
@@ -309,6 +323,7 @@ def test_what_metrics_add_once_a_batch_is_added_once():
             "halves": lambda e: 0.5 * ops.mean(e) + 1.0,
             "sums": ops.sum,
         }
+        own["extremes"] = ops.max
         own["roots"], own["of all"] = (
             lambda e: ops.sqrt(ops.mean(e)),
             lambda e: ops.mean(e) * ops.cast(ops.shape(e)[0], "float32"),
@@ -363,14 +378,6 @@ class Retrieves(keras.Sequential):
         return {"loss": self.metrics[0].result()}
 
 
-@pytest.mark.parametrize(
-    ("op", "make"),
-    [
-        ("Max ", lambda: (keras.Sequential([layers.Dense(1)]), [Adds(ops.max)])),
-        ("MatMul ", lambda: (Retrieves([layers.Dense(4)]), [])),
-    ],
-)
-def test_what_metrics_make_of_examples_together_is_told(op, make):
-    model, metrics = make()
-    (note,) = plan_of_fit(compiled(model, metrics=metrics), X, X, validation_data=(X, X)).notes
-    assert note.startswith(f"examples of a batch meet at {op}")
+def test_what_a_result_makes_of_examples_together_is_told():
+    (note,) = plan_of_fit(compiled(Retrieves([layers.Dense(4)])), X, X, validation_data=(X, X)).notes
+    assert note.startswith("examples of a batch meet at MatMul ")

@@ -83,8 +83,8 @@ def _taken(axes: BatchAxes, node: str, given: _Numbers) -> _Numbers | None:
     if view.op(node) == "GatherV2":
         return [given[int(place)] for place in numbers.reshape(-1)]
     if view.op(node) == "Slice":
-        first, count = int(numbers.reshape(-1)[0]), int(others[0].reshape(-1)[0]) if others[0] is not None else -1
-        return given[first:] if count < 0 else given[first : first + count]
+        begins, count = (int(one.reshape(-1)[0]) for one in (numbers, *others) if one is not None)
+        return given[begins:] if count < 0 else given[begins : begins + count]
     attr = view.nodes[node].attr
     begin, end, step = (int(one.reshape(-1)[0]) for one in (numbers, *others) if one is not None)
     if attr["new_axis_mask"].i or attr["ellipsis_mask"].i:

@@ -13,11 +13,10 @@ from functools import cached_property
 
 from parallax.analysis.propagation.axis_loops import gives_the_same
 from parallax.analysis.propagation.batch_axis import BatchAxes
-from parallax.analysis.propagation.part_sums import results
 from parallax.analysis.propagation.states import SAME
 from parallax.analysis.propagation.walk import Walk
 from parallax.graph.control_flow import MERGES
-from parallax.graph.view import Shape, split_tensor
+from parallax.graph.view import Shape
 from parallax.plans.rewrites import AllReduce
 
 _STRAIGHT = (
@@ -56,7 +55,6 @@ class Curves:
         self._made = frozenset(made)
         self._axes = axes
         self._others = others
-        self._given = walk.view.computed_of(split_tensor(t)[0] for t in results(walk.view))
 
     def find_curved(self, before: Set[str], sums: Set[str], has_gradient: Callable[[str], bool]) -> frozenset[str]:
         """The means over the batch of which the workers' mean is taken; those found `before` stay.
@@ -74,10 +72,8 @@ class Curves:
             if has_gradient(node):
                 shape = walk.view.shape(tensor)
                 is_taken = shape is not None and None not in shape and self._met(tensor) == "curve"
-            elif node in walk.known.training:  # whatever it makes of data, the one process makes of the whole mean
-                is_taken = tensor not in sums
-            else:
-                is_taken = tensor not in sums and self._met(tensor) == "curve"
+            else:  # of data: whatever training makes of it, the one process makes it of the whole mean
+                is_taken = node in walk.known.training and tensor not in sums
             if is_taken and walk.agrees(walk.known.branches[node]):
                 found.add(tensor)
         return frozenset(found)
@@ -129,7 +125,7 @@ class Curves:
         return self._axes.of(self._walk.view.inputs(node)[0]) is not None and self._axes.of(f"{node}:0") is None
 
     def _met(self, tensor: str) -> str:
-        """What a mean meets on its way to a loss or a result: `curve`, `rows` (single examples), or nothing."""
+        """What a mean meets that autodiff went back through: `curve`, `rows` (single examples), or nothing."""
         view, found, seen = self._walk.view, set[str](), set[str]()
         waiting = [tensor]
         while waiting:
@@ -145,7 +141,7 @@ class Curves:
                 out = f"{node}:0"
                 if self._is_small(one) and self._is_small(out) and self._is_straight(node):
                     waiting.append(out)
-                elif self._is_differentiated(node) or node in self._given:
+                elif self._is_differentiated(node):
                     found.add("curve" if self._is_small(out) and self._stays_small(node) else "rows")
         return "rows" if "rows" in found else next(iter(found), "")
 
@@ -170,7 +166,7 @@ class Curves:
         return self._walk.states[tensor].kind in _EQUAL
 
     def _stays_small(self, node: str) -> bool:
-        """Whether all that is made of a node, up to losses and results, has nothing of single examples."""
+        """Whether all that autodiff went back through from the loss to a node has nothing of single examples."""
         view, waiting, seen = self._walk.view, [node], set[str]()
         while waiting:
             for tensor in view.outputs(waiting.pop()):
@@ -180,7 +176,7 @@ class Curves:
                     seen.add(edge.node)
                     if view.op(edge.node) == "IdentityN" or self._is_small(f"{edge.node}:0"):
                         waiting.append(edge.node)
-                    elif self._is_differentiated(edge.node) or edge.node in self._given:
+                    elif self._is_differentiated(edge.node):
                         return False
         return True
 

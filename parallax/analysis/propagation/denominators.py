@@ -24,7 +24,6 @@ from parallax.analysis.propagation.states import SAME
 from parallax.analysis.propagation.suspicious import sums_of_losses
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.gradients import autodiff_ops
-from parallax.graph.batches import reported_values
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.losses import Divided, Selected
 from parallax.plans.rewrites import AllReduce
@@ -79,10 +78,7 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
     losses = trained_losses(walk)
     edges = {(edge.node, edge.slot) for one in divided if not one.is_mean for edge in one.edges}
     grown = lengths.Lengths(walk, look.chosen.axes, look.made, losses, edges)
-    added = [t for t in results(walk.view) if t not in reported_values(walk.view)]
-    given = lengths.Lengths(walk, look.chosen.axes, look.made, results(walk.view), edges, added)
-    taken = grown.values() | given.values()
-    look.lengths = frozenset() if look.divide_others(taken) else taken
+    look.lengths = frozenset() if look.divide_others(grown.values()) else grown.values()
     sums |= look.lengths
     for node in walk.view.topological_order():
         if node not in look.forward:
@@ -95,8 +91,7 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
                 means[node] = mean
             elif may_be_chosen:
                 unproven_means.append(node)
-    quotients = look.quotients(divided, grown) | look.quotients(divided, given)
-    curves = curved.Curves(walk, look.made, look.chosen.axes, means.keys() | quotients)
+    curves = curved.Curves(walk, look.made, look.chosen.axes, means.keys() | look.quotients(divided, grown))
     wholes = curves.find_curved(before.curved, sums, look.has_gradient)
     statistics = curves.find_statistics()
     selected = [replace(one, is_whole=f"{one.node}:0" in wholes) for one in means.values()]
@@ -114,8 +109,8 @@ def find_denominators(walk: Walk, before: Denominators) -> Denominators:
         tuple(unproven_means),
         wholes,
         statistics,
-        () if look.lengths else tuple(dict.fromkeys([*grown.bent, *given.bent])),
-        tuple(dict.fromkeys([*grown.numbers, *given.numbers])),
+        () if look.lengths else tuple(grown.bent),
+        tuple(grown.numbers),
         () if sums_of_losses(walk.view) else tuple(grown.summed),
     )
 

@@ -109,14 +109,16 @@ def meetings(walk: Walk) -> tuple[list[str], list[str]]:
     Of what goes into them it is known how it lies along the batch, but not of what comes out.
     """
     axes, told = BatchAxes(walk.view, walk.states).supposing(_drawn(walk)), _told(walk)
-    reported = reported_values(walk.view)
-    losses = [*trained_losses(walk), *reported]
-    look = _Look(axes, losses, losses, ("Mean",))
-    look.follow(told)
+    together = {split_tensor(tensor)[0] for tensor, one in walk.assumed.wholes.items() if one.is_result}
+    trained, reported = trained_losses(walk), reported_values(walk.view)
     added = [tensor for tensor in results(walk.view) if tensor not in reported]
+    losses = _Look(axes, trained, trained, ("Mean",))
+    losses.follow(told)
+    values = _Look(axes, reported, reported, ("Mean",))
+    values.follow(told | together)
     counted = _Look(axes, added, added, ("Mean",), is_added=True)
-    counted.follow(told)
-    return sorted(look.found | counted.found), sorted(look.unproven)
+    counted.follow(told | together)
+    return sorted(losses.found | values.found | counted.found), sorted(losses.unproven | values.unproven)
 
 
 class _Look:

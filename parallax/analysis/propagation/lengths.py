@@ -68,9 +68,8 @@ class Lengths:
         walk: the walk.
         axes: how tensors lie along the batch.
         made: the nodes that autodiff made.
-        losses: what is trained, or given otherwise.
+        losses: what is trained.
         divided: edges by which sums are divided by what is added up over the workers.
-        added: those of the losses that are added up over the workers, and may grow with the batch.
 
     Attributes:
         bent: nodes that take a length as a number.
@@ -79,20 +78,14 @@ class Lengths:
     """
 
     def __init__(
-        self,
-        walk: Walk,
-        axes: BatchAxes,
-        made: Set[str],
-        losses: Sequence[str],
-        divided: Set[tuple[str, int]],
-        added: Sequence[str] = (),
+        self, walk: Walk, axes: BatchAxes, made: Set[str], losses: Sequence[str], divided: Set[tuple[str, int]]
     ) -> None:
         self._walk, self._view, self._axes, self._divided = walk, walk.view, axes, divided
         self._grown: dict[str, Growth | None] = {}
         self._needed = self._view.ancestors([split_tensor(loss)[0] for loss in losses])
         self._places, self._mixed, self._spread = set[str](), set[str](), False
         self._added = set[str]()
-        terms = self._terms([loss for loss in losses if loss not in added])
+        terms = self._terms(losses)
         self.bent: list[str] = []
         self.numbers: list[str] = []
         for node in self._view.topological_order():
@@ -134,6 +127,10 @@ class Lengths:
             if is_real(self._view, f"{node}:0") and not is_real(self._view, self._view.inputs(node)[0])
         )
 
+    def is_length(self, tensor: str) -> bool:
+        """Whether a tensor is so many times the batch's length, along whatever axes it counts."""
+        return self._grown.get(tensor) == Growth(0.0, 1.0)
+
     def is_mean(self, division: str) -> bool:
         """Whether a division is that of a sum over the batch by its length, or so many times as much."""
         grown = [self._growth(t) for t in self._view.inputs(division)]
@@ -151,6 +148,8 @@ class Lengths:
             return self._of_shape(node, read)
         if self._is_place(node):
             return None
+        if op == "Prod" and view.op(packed := split_tensor(inputs[0])[0]) == "Pack":
+            return self._of_factors(view.inputs(packed))
         if op in ("Sum", "Mean"):
             return self._of_reduction(node)
         if op == "Einsum" and view.shape(tensor) == () and sums_over_batch(self._axes, node):
@@ -253,6 +252,13 @@ class Lengths:
         sign = -1.0 if is_division else 1.0
         found = Growth(first.sums + sign * second.sums, first.lengths + sign * second.lengths)
         return self._left(node, found, is_division and self._view.shape(f"{node}:0") == ())
+
+    def _of_factors(self, tensors: Sequence[str]) -> Growth | None:
+        """The product of numbers."""
+        found = [self._growth(tensor) for tensor in tensors]
+        known = [one for one in found if one is not None]
+        whole = Growth(sum(one.sums for one in known), sum(one.lengths for one in known))
+        return whole if len(known) == len(found) else None
 
     def _of_products(self, node: str) -> Growth | None:
         """A sum over the batch of products."""

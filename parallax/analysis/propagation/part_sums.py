@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
+from parallax.analysis.propagation.axis_blocks import is_length
+from parallax.analysis.propagation.axis_loops import gives_the_same
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.chosen_rows import PASSES
 from parallax.analysis.propagation.lengths import Lengths
 from parallax.analysis.propagation.walk import Walk
+from parallax.analysis.reading.functions import takes_functions
 from parallax.analysis.reading.gradients import autodiff_ops
 from parallax.graph.batches import COUNTED, WEIGHT, is_part, reported_as, reported_values
+from parallax.graph.control_flow import MERGES
 from parallax.graph.view import Edge, GraphView, once_per_view, split_tensor
 from parallax.plans.losses import PartAdded
 
@@ -24,8 +28,14 @@ _PASSES = (*PASSES, "CheckNumerics", "Snapshot", "PreventGradient", "Neg", "Ensu
 _ADDS = ("Add", "AddV2", "AddN", "Sub", "Pack")
 _DIVISIONS = ("RealDiv", "Div", "DivNoNan")
 _WRITES = {"AssignVariableOp": "=", "AssignAddVariableOp": "+", "AssignSubVariableOp": "-"}
-_RESIZES = ("Sum", "Mean", "BroadcastTo", "Tile")
-_ALIKE, _MEAN, _PART, _OTHER = "alike", "mean", "part", "other"
+_RESIZES = (
+    *("Sum", "Mean", "BroadcastTo", "Tile", "Cumsum", "ReverseV2", "Transpose", "StridedSlice", "Slice", "Unpack"),
+)
+"""Of a known number of sums, or of means, they give sums or means."""
+_ALIKE, _MEAN, _PART, _SUM, _LENGTH, _OTHER = "alike", "mean", "part", "sum", "length", "other"
+_TOGETHER = {_MEAN: "workers_mean", _SUM: "sum", _LENGTH: "sum"}
+_EXTREMES = {"Max": "max", "Min": "min", "All": "min", "Any": "max"}
+_SUMS = ("Sum", "L2Loss", "UnsortedSegmentSum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,25 @@ def find_parts(walk: Walk, batches: Mapping[str, str]) -> tuple[PartAdded, ...]:
     return tuple(found)
 
 
+def parts_of_results(walk: Walk) -> list[tuple[str, str, frozenset[str]]]:
+    """What results are computed of that are neither parts of sums nor means, nor alike on all workers.
+
+    Returns:
+        Tensors that each worker has a part of, how these are put together (rewrites.AllReduce), and who takes the whole
+        for a result.
+    """
+    view = walk.view
+    others: dict[Edge, tuple[str, ...]] = {
+        one.edge: (_OTHER,) for one in additions(view) if one.edge.node not in walk.known.initial
+    }
+    others |= {Edge(split_tensor(tensor)[0], 0): (_LENGTH, _OTHER) for tensor in reported_values(view)}
+    if not others:
+        return []
+    look = _Kinds(walk)
+    found = [look.parts_of(e) for e, kinds in others.items() if look.of(view.inputs(e.node)[e.slot]) in kinds]
+    return [part for parts in found for part in parts]
+
+
 def _of_variable(view: GraphView, variable: str) -> Iterator[Addition]:
     waiting = [f"{variable}:0"]
     while waiting:
@@ -122,7 +151,7 @@ class _Kinds:
     """What workers' values of a scalar, or of several, are of the one process's."""
 
     def __init__(self, walk: Walk) -> None:
-        made = autodiff_ops(walk.known.captured)
+        self._made = made = autodiff_ops(walk.known.captured)
         self._walk, self._view, self._axes = walk, walk.view, BatchAxes(walk.view, walk.states)
         found = walk.assumed.denominators
         self._quotients: Set[str] = {e.node for one in found.divided if not one.is_mean for e in one.edges}
@@ -130,7 +159,7 @@ class _Kinds:
         self._whole: Set[str] = {one.tensor for one in found.divided}
         edges = {(e.node, e.slot) for one in found.divided if not one.is_mean for e in one.edges}
         given = [*results(walk.view), *(walk.view.inputs(one.edge.node)[one.edge.slot] for one in additions(walk.view))]
-        self._lengths = Lengths(walk, self._axes, made, given, edges, given)
+        self._lengths = Lengths(walk, self._axes, made, given, edges)
 
     def of(self, tensor: str) -> str:
         """The kind of a tensor."""
@@ -142,6 +171,10 @@ class _Kinds:
             return _PART
         if node in self._means or (op == "Mean" and self._is_over_batch(node)):
             return _MEAN
+        if op in _SUMS and self._is_over_batch(node):
+            return _SUM
+        if is_length(self._axes, tensor) or (op == "Prod" and self._lengths.is_length(tensor)):
+            return _LENGTH
         if op in _PASSES or (op in _RESIZES and self._is_small(inputs[0]) and self._is_small(tensor)):
             return self.of(inputs[0])
         if op in _ADDS:
@@ -152,6 +185,48 @@ class _Kinds:
         if op in _DIVISIONS:
             return self._of_quotient(node, inputs)
         return _OTHER
+
+    def parts_of(self, edge: Edge) -> list[tuple[str, str, frozenset[str]]]:
+        """What an input is computed of that workers have parts of; nothing where that is not all."""
+        view, takers, seen = self._view, dict[str, set[str]](), {edge.node}
+        kinds, waiting = dict[str, str](), [edge]
+        while waiting:
+            edge = waiting.pop()
+            tensor = view.inputs(edge.node)[edge.slot]
+            node = split_tensor(tensor)[0]
+            kind = self._together(tensor)
+            if kind:
+                kinds[tensor] = kind
+                takers.setdefault(tensor, set()).add(edge.node)
+            elif self.of(tensor) != _ALIKE:
+                if not self._is_small(tensor) or not self._is_function(node):
+                    return []
+                if node not in seen:
+                    seen.add(node)
+                    waiting += [Edge(node, slot) for slot in range(len(view.inputs(node)))]
+        if any(nodes & self._walk.known.read for nodes in takers.values()):
+            return []
+        return [(tensor, kinds[tensor], frozenset(nodes)) for tensor, nodes in takers.items()]
+
+    def _together(self, tensor: str) -> str:
+        """How workers' parts of a tensor are put together; empty where they are none, or not all workers have them."""
+        node = split_tensor(tensor)[0]
+        kind = _TOGETHER.get(self.of(tensor), "")
+        if not kind and self._view.op(node) in _EXTREMES and self._is_over_batch(node):
+            kind = _EXTREMES[self._view.op(node)]
+        branches = self._walk.known.branches[node]
+        is_run = not any(one.is_loop for one in branches) and self._walk.agrees(branches)
+        return kind if is_run and self._is_small(tensor) else ""
+
+    def _is_function(self, node: str) -> bool:
+        """Whether a node gives the one process's result where its inputs are the one process's."""
+        view, op = self._view, self._view.op(node)
+        if not view.inputs(node) or node in self._made or any(self._is_state(t) for t in view.inputs(node)):
+            return False
+        return not takes_functions(op) and gives_the_same(op) and op not in MERGES
+
+    def _is_state(self, tensor: str) -> bool:
+        return self._walk.states[tensor].kind == "handle"
 
     def _of_quotient(self, node: str, inputs: tuple[str, ...]) -> str:
         if node in self._quotients or self._lengths.is_mean(node):

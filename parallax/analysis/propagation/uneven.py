@@ -24,14 +24,13 @@ from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.states import SAME
 from parallax.analysis.propagation.walk import Walk
 from parallax.errors import GraphError
-from parallax.graph.batches import WEIGHT, batch_of, length_by_step, reported_as, reported_values
+from parallax.graph.batches import WEIGHT, batch_of, length_by_step, reported_as
 from parallax.graph.view import Edge, GraphView, once_per_view, split_tensor
 from parallax.plans.losses import Divided, ReportedScalar, Selected, UnevenBatch
 from parallax.plans.rewrites import AllReduce, Rewrites, Scale, Scatter
 
 _COPIES = ("Identity", "Cast")
 _MEANS = ("mean", "workers_mean")
-_EXTREMES = ("Max", "Min")
 _NEED_EXAMPLES = ("Conv2D", "Conv3D", "MaxPool")
 """Of TensorFlow 2.21 with oneDNN: an empty result of a wrong shape, and a gradient that ends the process."""
 _ALWAYS_NEED_EXAMPLES = ("TensorScatterAdd",)
@@ -97,25 +96,8 @@ def weighed(walk: Walk, rewrites: Rewrites) -> Rewrites:
 
 
 def notes_of(walk: Walk) -> tuple[str, ...]:
-    """What the plan says of extremes that are reported, of ops that need examples, and of sums not followed."""
-    return (*_notes_of_extremes(walk), *_notes_of_empty(walk), *_notes_of_sums(walk))
-
-
-def _notes_of_extremes(walk: Walk) -> tuple[str, ...]:
-    view, batches = walk.view, batch_by_node(walk.view)
-    found = [
-        measured
-        for value in reported_values(view)
-        if split_tensor(value)[0] in batches
-        and view.op(measured := _measured(view, split_tensor(value)[0])) in _EXTREMES
-        and walk.states[f"{measured}:0"] != SAME
-    ]
-    if not found:
-        return ()
-    return (
-        f"{view.op(found[0])} {found[0]!r} is of each worker's batch, and what a step reports is the mean over the "
-        "workers: one process would report that of all examples",
-    )
+    """What the plan says of ops that need examples, and of sums not followed."""
+    return (*_notes_of_empty(walk), *_notes_of_sums(walk))
 
 
 def _notes_of_sums(walk: Walk) -> tuple[str, ...]:

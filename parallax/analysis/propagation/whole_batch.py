@@ -1,9 +1,10 @@
-"""Finds what predicates and hyperparameters take of the batch that workers can put together, and has them do so.
+"""Finds what predicates, hyperparameters and results take of the batch that workers can put together, and does so.
 
 A sum, mean, maximum, minimum, `all` or `any` over the batch, and the batch's length, are each worker's part of what one
 process has. Where a predicate of an update, or what a gradient is multiplied by, is computed of such parts and of what
 all workers have alike, it is computed of the whole ones: these are all-reduced as they are reduced over the batch. Only
-the paths that lead there see them; the loss itself stays each worker's. With a batch of fixed size a constant may be
+the paths that lead there see them; the loss itself stays each worker's. So is what a step reports or counts, where that
+is not a mean or a sum over the batch already (part_sums.py). With a batch of fixed size a constant may be
 its length, of which the one process has another: no sum over it is put together.
 """
 
@@ -17,6 +18,7 @@ from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.axis_loops import gives_the_same
 from parallax.analysis.propagation.axis_part import MIXED
 from parallax.analysis.propagation.batch_axis import BatchAxes
+from parallax.analysis.propagation.part_sums import parts_of_results
 from parallax.analysis.propagation.states import SAME, Fed, Opaque, Plain, Same
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.functions import takes_functions
@@ -28,6 +30,7 @@ from parallax.plans.rewrites import AllReduce
 
 _KINDS = {"Sum": "sum", "L2Loss": "sum", "Mean": "rows_mean", "Max": "max", "Min": "min", "All": "min", "Any": "max"}
 _BOOL = 10  # types.proto
+_ASKED_BY = {False: "an update", True: "a result"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +42,14 @@ class Whole:
         kind: how parts are put together (decisions.AllReduce).
         weight: for a mean over rows, what was averaged.
         takers: the nodes that take the whole.
+        is_result: whether only what a step reports or counts is computed of it.
     """
 
     tensor: str
     kind: str
     weight: str
     takers: frozenset[str]
+    is_result: bool = False
 
 
 def find_wholes(walk: Walk) -> tuple[dict[str, Whole], str]:
@@ -64,6 +69,9 @@ def find_wholes(walk: Walk) -> tuple[dict[str, Whole], str]:
             before = wholes.get(whole.tensor)
             takers = whole.takers | (before.takers if before is not None else frozenset())
             wholes[whole.tensor] = replace(whole, takers=takers)
+    for tensor, kind, takers in parts_of_results(walk):
+        before = wholes.get(tensor, Whole(tensor, kind, "", takers, is_result=True))
+        wholes[tensor] = replace(before, takers=before.takers | takers)
     return wholes, unproven
 
 
@@ -86,9 +94,10 @@ def check_kept(walk: Walk) -> None:
     Raises:
         GraphError: one does.
     """
-    if walk.assumed.wholes:
+    wholes = [tensor for tensor, one in walk.assumed.wholes.items() if not one.is_result]
+    if wholes:
         raise GraphError(
-            f"Where an update takes several batches, it must not depend on {min(walk.assumed.wholes)!r}, which is "
+            f"Where an update takes several batches, it must not depend on {min(wholes)!r}, which is "
             "computed of one of them. Compute conditions and rates from variables, or leave accumulate_steps at 1."
         )
 
@@ -96,7 +105,7 @@ def check_kept(walk: Walk) -> None:
 def notes_of(walk: Walk) -> tuple[str, ...]:
     """What the plan says of them, a sentence each."""
     return tuple(
-        f"an update depends on {one.tensor}, which is put together over the workers ({one.kind})"
+        f"{_ASKED_BY[one.is_result]} depends on {one.tensor}, which is put together over the workers ({one.kind})"
         for _, one in sorted(walk.assumed.wholes.items())
     )
 
