@@ -107,7 +107,6 @@ class LogsTogether(Logs):
         found = {"largest": tf.reduce_max(error), "range": tf.reduce_max(error) - tf.reduce_min(error)}
         found |= {
             "norm": tf.norm(error),
-            "deviation": tf.math.reduce_std(error),
             "rows": rows,
             "log": tf.math.log(rows),
         }
