@@ -1,4 +1,4 @@
-"""Whether a metric's state is a sum over examples, which is what workers' states can be put together of."""
+"""Whether a metric's state is a sum over examples, which workers' states can be put together of, and stays inside."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from parallax.errors import GraphError
 from parallax.functions.traced import handle_of
 from parallax.types import ConcreteFunction, Handle, Operation, Tensor, Variable
 
+_RETURNED = (
+    "A step returns what it computes of {name!r}, of which each worker has a part. Leave that out, and ask after the "
+    "step: the script's own metric.result() is of all workers' parts."
+)
 _ADDS = ("AddV2", "Add", "AddN", "Identity", "Cast", "Reshape", "EnsureShape")
 _NOT_A_SUM = (
     "Each worker's metrics count its rows of the batch and are added up, and {name!r} is written by {op}, not by "
@@ -33,6 +37,22 @@ def check_sums(concrete: ConcreteFunction, variables: Sequence[Variable]) -> Non
         for op in inner.consumers():
             if op.type == "AssignVariableOp" and (other := _no_addition(op.inputs[1], inner)):
                 raise GraphError(_NOT_A_SUM.format(name=variable_by_handle[id(outer)].name.split(":")[0], op=other))
+
+
+def check_returned(concrete: ConcreteFunction, variables: Sequence[Variable]) -> None:
+    """Refuses a step that returns what is computed of variables of which each worker has a part.
+
+    Args:
+        concrete: the traced step.
+        variables: the tf.Variables.
+
+    Raises:
+        GraphError: it does.
+    """
+    variable_by_handle = {id(handle_of(one)): one for one in variables}
+    for outer, inner in concrete.graph.captures:
+        if id(outer) in variable_by_handle and any(_is_computed_of(one, inner) for one in concrete.outputs):
+            raise GraphError(_RETURNED.format(name=variable_by_handle[id(outer)].name.split(":")[0]))
 
 
 def _no_addition(value: Tensor, handle: Handle) -> str:

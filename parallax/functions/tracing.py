@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from parallax.errors import GraphError
-from parallax.functions.counting import check_sums
+from parallax.functions.counting import check_returned, check_sums
 from parallax.functions.libraries import Seen, libraries_seen
 from parallax.functions.results import marked_means
 from parallax.functions.step_graph import StepVariable
@@ -98,7 +98,7 @@ def traced_step(
         returns: what the script says of its results (results.py).
 
     Raises:
-        GraphError: it writes a metric's variable otherwise than by adding to it.
+        GraphError: it writes a metric's variable otherwise than by adding to it, or returns what is computed of one.
     """
     python_function = getattr(step, "python_function", step)
 
@@ -109,7 +109,9 @@ def traced_step(
     with libraries_seen(merges_rows) as seen, _handles_noted() as by_handle:
         concrete = tf.function(call).get_concrete_function(*arguments.specs)
         taken = _taken(concrete, by_handle)
-        check_sums(concrete, [one for one in taken if one.aggregation == tf.VariableAggregation.SUM])
+        parts = [one for one in taken if one.aggregation == tf.VariableAggregation.SUM]
+        check_sums(concrete, parts)
+        check_returned(concrete, parts)
         return StepTrace(concrete, tuple(_named(taken, seen())))
 
 

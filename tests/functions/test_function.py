@@ -177,3 +177,62 @@ def test_what_is_no_step_or_no_config_is_refused():
     with pytest.raises(ConfigError, match=r"parallax\.Config"):
         parallax.function(print, parallax_config={})
     assert isinstance(parallax.function(returns="sum")(print), DistributedStep)
+
+
+def refused(train):
+    """The plan of a step with a dense layer; `train` takes the layer, the batch, and what updates by gradients."""
+    dense, rule = keras.layers.Dense(1), keras.optimizers.SGD(0.1)
+    dense.build([None, 12])
+
+    def update(gradients):
+        rule.apply_gradients(zip(gradients, dense.trainable_variables, strict=True))
+
+    @parallax.function
+    def step(x, y):
+        return train(dense, x, y, update)
+
+    return parallax.plan(step.graph_of(np.ones([8, 12], np.float32), TARGETS), "localhost")
+
+
+def in_a_loop(dense, x, y, update):
+    for _ in tf.range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(dense(x) - y))
+        update(tape.gradient(loss, dense.trainable_variables))
+
+
+def by_a_jacobian(dense, x, y, update):
+    with tf.GradientTape() as tape:
+        each = tf.reduce_mean(tf.square(dense(x) - y), 1)
+    update([tf.reduce_mean(one, 0) for one in tape.jacobian(each, dense.trainable_variables)])
+
+
+def with_a_metric(made, write):
+    metric = made()
+
+    def train(dense, x, y, update):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(dense(x) - y))
+        update(tape.gradient(loss, dense.trainable_variables))
+        return write(metric, loss)
+
+    return train
+
+
+def returned(metric, loss):
+    metric.update_state(loss)
+    return metric.result()
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (in_a_loop, "must not be taken within a loop.*unroll"),
+        (by_a_jacobian, "a tape's jacobian"),
+        (with_a_metric(keras.metrics.Mean, returned), r"returns what it computes of .*result\(\) is of all"),
+        (with_a_metric(keras.metrics.Mean, lambda metric, loss: metric.total.assign(loss)), "not by adding to it"),
+    ],
+)
+def test_what_workers_cannot_put_together_is_refused(train, message):
+    with pytest.raises(GraphError, match=message):
+        refused(train)

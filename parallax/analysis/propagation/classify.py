@@ -132,7 +132,9 @@ def _check_trains(captured: Captured, updates: Set[str]) -> None:
         raise GraphError(
             f"A graph must have an op that updates a trainable variable from its gradient, and none of the "
             f"{len(trainable)} trainable variables ({', '.join(sorted(trainable)[:5])}) has one. "
-            "Call optimizer.minimize (or apply_gradients) before parallel_run."
+            "Call optimizer.minimize (or apply_gradients) before parallel_run. Gradients that a tape's jacobian, "
+            "tf.vectorized_map or a function that is not traced here takes are not seen: take those of a mean over the "
+            "batch."
         )
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import tensorflow as tf
+
 from parallax.analysis.reading import record
 from parallax.analysis.reading.functions import takes_functions
 from parallax.analysis.reading.inline import InlinedCall
@@ -99,7 +101,7 @@ def records_in(
         for one in record.records_of(place.graph):
             inner = _with_calls([name for name in made[one.first_op : one.end_op] if name], within)
             found.append(_record(one, places, place, inner))
-    return tuple(r for r in found if r.gradients or r.cotangents), tuple(_hidden(functions, view))
+    return tuple(r for r in found if r.gradients or r.cotangents), tuple(_hidden(functions, places, view))
 
 
 def _function_graphs(graph: Graph) -> dict[str, FuncGraph]:
@@ -167,7 +169,7 @@ def _resolved(places: Sequence[_Place], place: _Place, tensor: record.Place) -> 
     return [name for p in (around[-1:] or own) if (name := p.tensor(tensor.name))]
 
 
-def _hidden(functions: dict[str, FuncGraph], view: GraphView) -> Iterator[Hidden]:
+def _hidden(functions: dict[str, FuncGraph], places: Sequence[_Place], view: GraphView) -> Iterator[Hidden]:
     """The gradients in the bodies of loops and conditionals."""
     library = {f.signature.name: f for f in view.graph_def.library.function}
     for name, node in view.nodes.items() if library else ():
@@ -175,7 +177,7 @@ def _hidden(functions: dict[str, FuncGraph], view: GraphView) -> Iterator[Hidden
             continue
         run = _run_by(node, library)
         targets = [
-            _outermost(gradient.target)
+            _outermost(gradient.target, places)
             for function in sorted(run)
             for one in record.records_of(functions.get(function))
             for gradient in one.gradients
@@ -206,13 +208,16 @@ def _run_by(node: NodeDef, library: dict[str, FunctionDef]) -> set[str]:
     return found
 
 
-def _outermost(target: record.Place) -> str:
-    """A target that functions captured, as the outermost graph names it."""
+def _outermost(target: record.Place, places: Sequence[_Place]) -> str:
+    """A target that functions captured, as the outermost graph names it; a script's, as the call of its step."""
     graph, tensor = target.graph, target.graph.get_tensor_by_name(target.name)
     while hasattr(graph, "captures"):
         outer = next((o for o, inner in graph.captures if inner is tensor), None)
         if outer is None:
             return ":0"
+        if not tf.is_symbolic_tensor(outer):
+            around = [(p, inner) for p in places for o, inner in getattr(p.graph, "captures", ()) if o is outer]
+            return next((name for place, inner in around if (name := place.tensor(inner.name))), ":0")
         graph, tensor = outer.graph, outer
     return str(tensor.name)
 
