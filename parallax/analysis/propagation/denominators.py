@@ -17,9 +17,8 @@ from functools import cached_property
 from parallax.analysis.propagation import curved, lengths
 from parallax.analysis.propagation.axis_einsum import sums_over_batch
 from parallax.analysis.propagation.chosen_rows import PASSES, ChosenRows
-from parallax.analysis.propagation.examples_apart import trained_losses
+from parallax.analysis.propagation.losses import results, trained_losses
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
-from parallax.analysis.propagation.part_sums import results
 from parallax.analysis.propagation.states import SAME
 from parallax.analysis.propagation.suspicious import sums_of_losses
 from parallax.analysis.propagation.walk import Walk

@@ -25,7 +25,7 @@ from parallax.analysis.propagation.degrees import (
     divides_by_length,
     fixed_means,
 )
-from parallax.analysis.propagation.examples_apart import trained_losses
+from parallax.analysis.propagation.losses import trained_losses
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.gradients import autodiff_ops
 from parallax.graph.view import split_tensor

@@ -15,9 +15,9 @@ from parallax.analysis.propagation.axis_meets import is_real, meets, reduces_bat
 from parallax.analysis.propagation.axis_part import ALIKE, AxisPart
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.folded import FoldedBatch
+from parallax.analysis.propagation.losses import results, trained_losses
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
 from parallax.analysis.propagation.own_numbers import OwnNumbers
-from parallax.analysis.propagation.part_sums import results
 from parallax.analysis.propagation.sparse_batches import are_counted_off, is_of_every_row
 from parallax.analysis.propagation.walk import Walk
 from parallax.graph.batches import reported_values
@@ -94,13 +94,6 @@ def unproven_note(walk: Walk) -> str:
 def _listed(walk: Walk, nodes: Sequence[str]) -> str:
     listed = ", ".join(f"{walk.view.op(node)} {node!r}" for node in nodes[:_SHOWN])
     return listed + (f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else "")
-
-
-def trained_losses(walk: Walk) -> list[str]:
-    """What autodiff began at where it delivered gradients that variables are trained with."""
-    trained = {source.values for source in walk.known.sources}
-    records = [r for r in walk.known.captured.records if any(values in trained for _, values, _ in r.gradients)]
-    return list(dict.fromkeys(tensor for record in records for tensor in record.of))
 
 
 def meetings(walk: Walk) -> tuple[list[str], list[str]]:

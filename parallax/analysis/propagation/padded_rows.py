@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from parallax.analysis.propagation.batch_axis import BatchAxes
-from parallax.analysis.propagation.examples_apart import trained_losses
-from parallax.analysis.propagation.part_sums import results
+from parallax.analysis.propagation.losses import results, trained_losses
 from parallax.analysis.propagation.sparse_batches import PADS
 from parallax.analysis.propagation.walk import Walk
 from parallax.graph.view import split_tensor

@@ -8,65 +8,33 @@ examples meet in it, the plan says so (examples_apart.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
 
 from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.axis_loops import gives_the_same
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.chosen_rows import PASSES
 from parallax.analysis.propagation.lengths import Lengths
+from parallax.analysis.propagation.losses import additions, results, trained_losses
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.functions import takes_functions
 from parallax.analysis.reading.gradients import autodiff_ops
-from parallax.graph.batches import COUNTED, WEIGHT, is_part, reported_as, reported_values
+from parallax.graph.batches import COUNTED, WEIGHT, reported_as, reported_values
 from parallax.graph.control_flow import MERGES
-from parallax.graph.view import Edge, GraphView, once_per_view, split_tensor
+from parallax.graph.view import Edge, split_tensor
 from parallax.plans.losses import PartAdded
 
 _PASSES = (*PASSES, "CheckNumerics", "Snapshot", "PreventGradient", "Neg", "EnsureShape")
 _ADDS = ("Add", "AddV2", "AddN", "Sub", "Pack")
 _DIVISIONS = ("RealDiv", "Div", "DivNoNan")
-_WRITES = {"AssignVariableOp": "=", "AssignAddVariableOp": "+", "AssignSubVariableOp": "-"}
 _RESIZES = (
     *("Sum", "Mean", "BroadcastTo", "Tile", "Cumsum", "ReverseV2", "Transpose", "StridedSlice", "Slice", "Unpack"),
 )
 """Of a known number of sums, or of means, they give sums or means."""
-_ALIKE, _MEAN, _PART, _SUM, _LENGTH, _OTHER = "alike", "mean", "part", "sum", "length", "other"
+_ALIKE, _MEAN, _PART, _SUM, _LENGTH, _BOTH, _OTHER = "alike", "mean", "part", "sum", "length", "sum and more", "other"
 _TOGETHER = {_MEAN: "workers_mean", _SUM: "sum", _LENGTH: "sum"}
 _EXTREMES = {"Max": "max", "Min": "min", "All": "min", "Any": "max"}
 _SUMS = ("Sum", "L2Loss", "UnsortedSegmentSum")
-
-
-@dataclass(frozen=True, slots=True)
-class Addition:
-    """What is added to a part.
-
-    Attributes:
-        variable: the variable op.
-        edge: by which the addition takes it.
-    """
-
-    variable: str
-    edge: Edge
-
-
-def additions(view: GraphView) -> list[Addition]:
-    """What a graph adds to variables of which each worker has a part (functions/counting.py refuses other writes)."""
-    return [one for node in view.nodes if is_part(view.nodes[node]) for one in _of_variable(view, node)]
-
-
-@once_per_view
-def results(view: GraphView) -> tuple[str, ...]:
-    """The tensors that steps of a graph give besides what they train: reported values, and what is added to parts.
-
-    What metrics add up of reported values is told as these.
-    """
-    reported = reported_values(view)
-    marked = {split_tensor(tensor)[0] for tensor in reported}
-    added = [view.inputs(one.edge.node)[one.edge.slot] for one in additions(view)]
-    own = [tensor for tensor in added if not view.computed_of([split_tensor(tensor)[0]]) & marked]
-    return tuple(dict.fromkeys([*reported, *own]))
 
 
 def find_parts(walk: Walk, batches: Mapping[str, str]) -> tuple[PartAdded, ...]:
@@ -109,50 +77,13 @@ def parts_of_results(walk: Walk) -> list[tuple[str, str, frozenset[str]]]:
     return [part for parts in found for part in parts]
 
 
-def _of_variable(view: GraphView, variable: str) -> Iterator[Addition]:
-    waiting = [f"{variable}:0"]
-    while waiting:
-        handle = waiting.pop()
-        for edge in view.consumers(handle):
-            op = view.op(edge.node)
-            if op == "Identity":
-                waiting.append(f"{edge.node}:0")
-            elif _WRITES.get(op) == "=":
-                yield from _of_assignment(view, variable, view.inputs(edge.node)[1])
-            elif op in _WRITES:
-                yield Addition(variable, Edge(edge.node, 1))
-
-
-def _of_assignment(view: GraphView, variable: str, tensor: str) -> Iterator[Addition]:
-    """What is added to the value that a variable had, where a new one is assigned; nothing where that is no sum."""
-    reads = _reads(view, variable)
-    while (node := split_tensor(tensor)[0]) not in reads:
-        inputs = view.inputs(node)
-        before = [t for t in inputs if view.computed_of([split_tensor(t)[0]]) & reads]
-        if len(before) != 1 or view.op(node) not in (*_ADDS, *_PASSES):
-            return
-        if view.op(node) in _ADDS:
-            yield from (Addition(variable, Edge(node, slot)) for slot, t in enumerate(inputs) if t != before[0])
-        tensor = before[0]
-
-
-def _reads(view: GraphView, variable: str) -> set[str]:
-    handles, found = [f"{variable}:0"], set[str]()
-    while handles:
-        for edge in view.consumers(handles.pop()):
-            if view.op(edge.node) == "Identity":
-                handles.append(f"{edge.node}:0")
-            elif view.op(edge.node) == "ReadVariableOp":
-                found.add(edge.node)
-    return found
-
-
 class _Kinds:
     """What workers' values of a scalar, or of several, are of the one process's."""
 
     def __init__(self, walk: Walk) -> None:
         self._made = made = autodiff_ops(walk.known.captured)
         self._walk, self._view, self._axes = walk, walk.view, BatchAxes(walk.view, walk.states)
+        self._trained = self._view.computed_of(split_tensor(loss)[0] for loss in trained_losses(walk))
         found = walk.assumed.denominators
         self._quotients: Set[str] = {e.node for one in found.divided if not one.is_mean for e in one.edges}
         self._means: Set[str] = {one.node for one in found.selected if not one.is_whole}
@@ -204,7 +135,7 @@ class _Kinds:
                 if node not in seen:
                     seen.add(node)
                     waiting += [Edge(node, slot) for slot in range(len(view.inputs(node)))]
-        if any(nodes & self._walk.known.read for nodes in takers.values()):
+        if any(nodes & self._trained for nodes in takers.values()):
             return []
         return [(tensor, kinds[tensor], frozenset(nodes)) for tensor, nodes in takers.items()]
 
@@ -235,10 +166,9 @@ class _Kinds:
 
     def _of_sum(self, kinds: list[str]) -> str:
         own = {kind for kind in kinds if kind != _ALIKE}
-        if not own:
-            return _ALIKE
-        [kind, *others] = own
-        return kind if not others and (kind == _MEAN or _ALIKE not in kinds) else _OTHER
+        if len(own) < 2 and (_MEAN in own or _ALIKE not in kinds or not own):
+            return next(iter(own), _ALIKE)
+        return _BOTH if own <= {_MEAN, _SUM, _BOTH} else _OTHER
 
     def _is_over_batch(self, node: str) -> bool:
         return self._axes.of(self._view.inputs(node)[0]) is not None and self._axes.of(f"{node}:0") is None

@@ -14,7 +14,7 @@ from dataclasses import replace
 from parallax.analysis.propagation import visit_node
 from parallax.analysis.propagation.denominators import Denominators, find_denominators
 from parallax.analysis.propagation.gradient_pieces import mark, marked_by, piece_kinds
-from parallax.analysis.propagation.part_sums import results
+from parallax.analysis.propagation.losses import results
 from parallax.analysis.propagation.passages import find_passages
 from parallax.analysis.propagation.rewrites_found import rewrites_found
 from parallax.analysis.propagation.states import LOCAL, SAME

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Set
 from parallax.analysis.propagation.axis_einsum import sums_over_batch, terms_of
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.chosen_rows import ChosenRows
-from parallax.analysis.propagation.examples_apart import trained_losses
 from parallax.analysis.propagation.lengths import is_other_length
+from parallax.analysis.propagation.losses import trained_losses
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.gradients import autodiff_ops
 from parallax.errors import GraphError
