@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from parallax.analysis.propagation.axis_lengths import ALIKE_LENGTH, lengths_of_reshape
-from parallax.analysis.propagation.axis_part import MIXED, AxisPart
+from parallax.analysis.propagation.axis_lengths import ALIKE_LENGTH, lengths_of_reshape, numbers_of_shape
+from parallax.analysis.propagation.axis_part import ALIKE, MIXED, AxisPart
 from parallax.graph.view import Shape, split_tensor
 
 if TYPE_CHECKING:
@@ -123,6 +123,9 @@ def fill(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None
     """A shape that has the batch's length in one place, filled with what all workers have alike."""
     if not axes.others_are_equal(inputs, 0):
         return None
+    numbers = numbers_of_shape(axes, inputs[0])
+    if numbers is not None and None not in numbers:
+        return ALIKE  # as long as other axes than the batch's
     view, dims = axes.view, split_tensor(inputs[0])[0]
     while view.op(dims) in _COPIES:
         dims = split_tensor(view.inputs(dims)[0])[0]

@@ -26,7 +26,7 @@ _Numbers = list[int | None]
 def lengths_of_reshape(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> tuple[int | None, ...]:
     """The shape that a Reshape gives, with ALIKE_LENGTH for lengths that are not known and no batch's."""
     out = axes.shape(f"{node}:0") or ()
-    numbers = _numbers(axes, inputs[1]) if None in out else None
+    numbers = numbers_of_shape(axes, inputs[1]) if None in out else None
     if numbers is None or len(numbers) != len(out):
         return out
     if -1 in numbers and None in numbers:
@@ -37,24 +37,24 @@ def lengths_of_reshape(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> t
     return tuple(known if known is not None else number for known, number in zip(out, lengths, strict=True))
 
 
-def _numbers(axes: BatchAxes, tensor: str) -> _Numbers | None:
+def numbers_of_shape(axes: BatchAxes, tensor: str) -> _Numbers | None:
     """The numbers of a vector, or the one of a scalar; None where the ops that give it are not followed."""
     view, node = axes.view, split_tensor(tensor)[0]
     op, inputs, value = view.op(node), view.inputs(node), axes.constant(tensor)
     if value is not None:
         return [int(number) for number in value.reshape(-1)] if value.dtype.kind in "iu" else None
     if op in _COPIES:
-        return _numbers(axes, inputs[0])
+        return numbers_of_shape(axes, inputs[0])
     if op == "Shape":
         return _lengths(axes, inputs[0])
     if op == "Pack" or (op == "ConcatV2" and axes.constant(inputs[-1]) is not None):
-        parts = [_numbers(axes, t) for t in (inputs if op == "Pack" else inputs[:-1])]
+        parts = [numbers_of_shape(axes, t) for t in (inputs if op == "Pack" else inputs[:-1])]
         return None if None in parts else [number for part in parts for number in part or ()]
     if op in ("Mul", "Prod"):
-        factors = [_numbers(axes, t) for t in (inputs if op == "Mul" else inputs[:1])]
+        factors = [numbers_of_shape(axes, t) for t in (inputs if op == "Mul" else inputs[:1])]
         is_one = view.shape(tensor) == ()
         return None if None in factors or not is_one else [_product([n for one in factors for n in one or ()])]
-    given = _numbers(axes, inputs[0]) if op in ("GatherV2", "StridedSlice", "Slice") else None
+    given = numbers_of_shape(axes, inputs[0]) if op in ("GatherV2", "StridedSlice", "Slice") else None
     return None if given is None else _taken(axes, node, given)
 
 

@@ -59,10 +59,12 @@ class ChosenRows:
     @cached_property
     def _rows(self) -> list[str]:
         """The tensors that have a row for each example again, of elements that are added up or put beside others."""
-        found = list[str]()
+        view, found = self._walk.view, list[str]()
         for node in sorted(self._forward) if self.uneven else ():
-            if is_by_row(self._joined, node) and self._joined.of(f"{node}:0") == 0:
-                found.append(f"{node}:0")
+            for tensor in view.outputs(node):
+                is_row = is_of_every_row(view, node, split_tensor(tensor)[1]) or is_by_row(view, node)
+                if (is_row or has_every_row(view, node)) and self.with_chosen.of(tensor) == 0:
+                    found.append(tensor)
         return found
 
     @cached_property
@@ -97,7 +99,8 @@ class ChosenRows:
             counted = view.inputs(node)[0] if view.op(node) == "Shape" else ""
         else:
             counted = view.inputs(node)[0] if view.op(node) == "Size" else ""
-        return bool(counted) and self.axes.of(counted) is None and self.with_chosen.of(counted) == 0
+        is_uneven = bool(counted) and self.axes.of(counted) is None
+        return is_uneven and (self.with_chosen.of(counted) == 0 or bool(self.place(counted)))
 
     def mean(self, node: str) -> tuple[Selected | None, bool]:
         """A mean over all that a mask of the batch has chosen, or that is made of it row by row; and whether it may be.

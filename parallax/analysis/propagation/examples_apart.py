@@ -8,23 +8,30 @@ are followed back to where the proof ends. Means and sums that the plan speaks o
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from typing import NamedTuple
 
 from parallax.analysis.propagation.axis_einsum import sums_over_batch
 from parallax.analysis.propagation.axis_meets import is_real, meets, reduces_batch
-from parallax.analysis.propagation.axis_part import ALIKE, AxisPart
 from parallax.analysis.propagation.batch_axis import BatchAxes
+from parallax.analysis.propagation.candidates import with_candidates
+from parallax.analysis.propagation.chosen_rows import ChosenRows
 from parallax.analysis.propagation.folded import FoldedBatch
 from parallax.analysis.propagation.losses import results, trained_losses
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
 from parallax.analysis.propagation.own_numbers import OwnNumbers
 from parallax.analysis.propagation.sparse_batches import are_counted_off, is_of_every_row
 from parallax.analysis.propagation.walk import Walk
+from parallax.analysis.reading.gradients import autodiff_ops
 from parallax.graph.batches import reported_values
 from parallax.graph.control_flow import MERGES, SWITCHES
 from parallax.graph.view import GraphView, split_tensor
 
 _SHOWN = 3
+_NOT_PROVEN = (
+    "it is not proven that the examples of a batch stay apart at {}: where they meet there, each worker lets those of "
+    "its own batch meet, and one process would let those of all workers"
+)
 _OF_SHAPE = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
 _SUMS = ("Sum", "Mean", "L2Loss")
 _BODIES = {
@@ -54,16 +61,11 @@ _MOVES = ("Cumsum", "ReverseV2", "Transpose", "StridedSlice", "Slice", "ConcatV2
 _BY_KIND = ("UnsortedSegmentSum",)
 """Adds up examples by what kind each is of."""
 _PUT_TOGETHER = (*_STRAIGHT, *SWITCHES, *MERGES, "Enter", "NextIteration", "Exit")
-_DRAWS = (
-    *("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal"),
-    *("StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessTruncatedNormalV2"),
-)
-"""Their inputs say a shape and a seed, and no example."""
 
 
 def notes_of(walk: Walk) -> tuple[str, ...]:
     """What the plan says of losses in which examples meet, and of those that have an element for each example."""
-    found, _ = meetings(walk)
+    found, unproven = meetings(walk)
     axes = BatchAxes(walk.view, walk.states)
     sums = tuple(
         f"the loss {loss} has elements for each example of a batch, and gradients are of their sum: one process would "
@@ -71,24 +73,11 @@ def notes_of(walk: Walk) -> tuple[str, ...]:
         for loss in trained_losses(walk)
         if axes.of(loss) is not None
     )
-    if not found:
-        return sums
-    return (
-        *sums,
+    meet = (
         f"examples of a batch meet at {_listed(walk, found)}: each worker lets those of its own batch meet, and one "
         "process would let those of all workers",
     )
-
-
-def unproven_note(walk: Walk) -> str:
-    """What is said of losses of which it is not proven that examples stay apart; empty where there is nothing."""
-    _, unproven = meetings(walk)
-    if not unproven:
-        return ""
-    return (
-        f"It is not proven that the examples of a batch stay apart at {_listed(walk, unproven)}. Where they meet "
-        "there, each worker lets those of its own batch meet, and one process would let those of all workers."
-    )
+    return (*sums, *(meet if found else ()), *((_NOT_PROVEN.format(_listed(walk, unproven)),) if unproven else ()))
 
 
 def _listed(walk: Walk, nodes: Sequence[str]) -> str:
@@ -101,7 +90,10 @@ def meetings(walk: Walk) -> tuple[list[str], list[str]]:
 
     Of what goes into them it is known how it lies along the batch, but not of what comes out.
     """
-    axes, told = BatchAxes(walk.view, walk.states).supposing(_drawn(walk)), _told(walk)
+    told, made = _told(walk), autodiff_ops(walk.known.captured)
+    chosen = ChosenRows(walk, made, walk.view.nodes.keys() - made - walk.known.initial)
+    joined, even = (with_candidates(one) for one in (chosen.with_chosen, chosen.axes))
+    axes = _Axes(joined, even, chosen.counts, walk.assumed.denominators.curved)
     together = {split_tensor(tensor)[0] for tensor, one in walk.assumed.wholes.items() if one.is_result}
     trained, reported = trained_losses(walk), reported_values(walk.view)
     added = [tensor for tensor in results(walk.view) if tensor not in reported]
@@ -112,6 +104,22 @@ def meetings(walk: Walk) -> tuple[list[str], list[str]]:
     counted = _Look(axes, added, added, ("Mean",), is_added=True)
     counted.follow(told | together)
     return sorted(losses.found | values.found | counted.found), sorted(losses.unproven | values.unproven)
+
+
+class _Axes(NamedTuple):
+    """How tensors lie along the batch.
+
+    Attributes:
+        joined: rows that a mask has chosen lie along it too.
+        even: only what all workers have as many rows of as examples does.
+        counts: whether a node gives how many rows a mask has chosen.
+        whole: means over the batch of which all workers have the whole one.
+    """
+
+    joined: BatchAxes
+    even: BatchAxes
+    counts: Callable[[str], bool]
+    whole: frozenset[str] = frozenset()
 
 
 class _Look:
@@ -132,16 +140,17 @@ class _Look:
 
     def __init__(
         self,
-        axes: BatchAxes,
+        all_axes: _Axes,
         results: Sequence[str],
         losses: Sequence[str],
         over_chosen: tuple[str, ...] = _SUMS,
         is_added: bool = False,
     ) -> None:
+        axes, self._even, self._counts, self._whole = all_axes
         self._axes, self._results = axes, frozenset(results)
         self._over_chosen = over_chosen
         self._parts = _parts_of(axes, losses, is_added)
-        self._needed = _needed(axes, [split_tensor(tensor)[0] for tensor in results])
+        self._needed = _needed(axes, [split_tensor(tensor)[0] for tensor in results], self._counts)
         self._lost, self._chosen, self._told_of = set[str](), set[str](), set[str]()
         self._distinct, self._numbers, self._folds = set[str](), OwnNumbers(axes), FoldedBatch(axes)
         self.found, self.unproven, self.means = set[str](), set[str](), set[str]()
@@ -158,9 +167,14 @@ class _Look:
                 continue
             if node in told or self._told_of & inputs:
                 self._told_of.update(outputs)
+            elif self._is_product(node):
+                self.found.add(node)
+                self._told_of.update(outputs)
             elif self.means & inputs:
                 (self.means if node in self._parts else self._told_of).update(outputs)
                 self.found.update(split_tensor(t)[0] for t in self.means & inputs if node not in self._parts)
+            elif self._counts(node):
+                self._lost.update(outputs)
             elif self._lost & inputs or any(axes.of(t) is not None for t in inputs):
                 self._take(node, outputs)
 
@@ -186,6 +200,8 @@ class _Look:
     def _meets(self, node: str, is_sum: bool) -> bool:
         """Whether examples meet at a node for certain, or are as many as a worker's own batch has chosen."""
         axes, op, inputs = self._axes, self._axes.view.op(node), self._axes.view.inputs(node)
+        if is_sum and op == "Mean" and self._is_uneven(inputs[0]):
+            return True
         if is_sum:
             return node not in self._parts and (op not in _SUMS or reduces_batch(axes, node))
         if op in _DECIDED and inputs[_DECIDED[op]] in self._lost:
@@ -198,6 +214,16 @@ class _Look:
             return True
         is_own = self._numbers.meets(node) or self._folds.meets(node)
         return is_own or meets(axes, node, self._lost) or _is_curve(axes.view, node, self._lost)
+
+    def _is_product(self, node: str) -> bool:
+        """Whether numbers that are both of the whole batch are multiplied."""
+        inputs = set(self._axes.view.inputs(node))
+        own = {t for t in inputs if t in self.means or (t in self._lost and self._axes.shape(t) == ())}
+        return self._axes.view.op(node) in ("Mul", *_DIVISIONS) and bool(own) and inputs <= own | self._whole
+
+    def _is_uneven(self, tensor: str) -> bool:
+        """Whether a tensor has rows that a mask has chosen, of which workers have unequally many."""
+        return self._axes.of(tensor) is not None and self._even.of(tensor) is None
 
     def _puts_back(self, node: str) -> bool:
         """Whether a node gives rows to examples again, of rows that were chosen."""
@@ -218,15 +244,13 @@ class _Look:
         found = []
         for body in (axes.body(one.name) for one in named if one.name):
             results = [body.results[i] for i in taken]
-            branch = _Look(
-                axes.inside(body, [axes.part(tensor) for tensor in given]),
-                results,
-                results if node in self._parts else (),
-            )
+            inside = axes.inside(body, [None if self._is_uneven(tensor) else axes.part(tensor) for tensor in given])
+            branch = _Look(_Axes(inside, inside, _no_count), results, results if node in self._parts else ())
             branch._parts -= _unlike_means(branch._axes, branch._parts)
             for inner, tensor in zip(body.arguments, given, strict=True):
-                branch._lost.update([inner] if tensor in self._lost else [])
-                branch._chosen.update([inner] if tensor in self._chosen else [])
+                is_uneven = self._is_uneven(tensor)
+                branch._lost.update([inner] if is_uneven or tensor in self._lost else [])
+                branch._chosen.update([inner] if is_uneven or tensor in self._chosen else [])
             branch.follow(set())
             found.append(branch)
         return found
@@ -281,18 +305,6 @@ def _is_curve(view: GraphView, node: str, lost: Set[str]) -> bool:
     return bool(scalars) and op in FORWARD_ELEMENTWISE and is_real(view, f"{node}:0")
 
 
-def _drawn(walk: Walk) -> dict[str, AxisPart]:
-    """Random numbers: one process draws as many for a larger batch, and as many samples."""
-    found = {}
-    for node in walk.view.nodes:
-        op = walk.view.op(node)
-        if op in _DRAWS:
-            found[f"{node}:0"] = ALIKE
-        elif op.endswith("CandidateSampler"):
-            found |= {f"{node}:0": ALIKE, f"{node}:1": AxisPart(0), f"{node}:2": ALIKE}
-    return found
-
-
 def _parts_of(axes: BatchAxes, losses: Sequence[str], is_added: bool = False) -> set[str]:
     """The nodes that give what losses are sums of, times or divided by something, and those sums."""
     passes = (*_PUT_TOGETHER, *_MOVES) if is_added else _PUT_TOGETHER
@@ -318,7 +330,12 @@ def _is_reduced(axes: BatchAxes, tensor: str) -> bool:
     return view.op(node) in _SUMS and axes.of(tensor) is None and axes.of(view.inputs(node)[0]) is not None
 
 
-def _needed(axes: BatchAxes, losses: Sequence[str]) -> set[str]:
+def _no_count(node: str) -> bool:
+    """Within a branch nothing is known of what is chosen."""
+    return False
+
+
+def _needed(axes: BatchAxes, losses: Sequence[str], counts: Callable[[str], bool] = _no_count) -> set[str]:
     """The nodes that losses are computed of, as far as it takes to see how their tensors lie along the batch."""
     view, found = axes.view, set(losses)
     waiting = list(losses)
@@ -329,7 +346,7 @@ def _needed(axes: BatchAxes, losses: Sequence[str]) -> set[str]:
         new = {split_tensor(t)[0] for t in view.inputs(node)} - found
         found |= new
         waiting += new
-    return {node for node in found if view.op(node) not in _OF_SHAPE}
+    return {node for node in found if view.op(node) not in _OF_SHAPE or counts(node)}
 
 
 def _told(walk: Walk) -> set[str]:

@@ -42,6 +42,16 @@ _KEEPS = (
 _LOOKS_UP = ("GatherV2", "Gather", "ResourceGather", "OneHot")
 _SHAPES = {"Reshape": (1,), "Tile": (1,), "Fill": (0,), "BroadcastTo": (1,), "StridedSlice": (1, 2, 3)}
 """By op the inputs that say a shape or a place; of GatherV2 the numbers and the axis do."""
+_CHOICES = (
+    *("Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual", "FloorDiv", "FloorMod", "TruncateDiv"),
+    *("TruncateMod", "BitwiseAnd", "RightShift"),
+)
+"""Of a length and another number they give what the one process may have otherwise."""
+_DECIDED = {
+    **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), 0),
+    **dict.fromkeys(("Switch", "RefSwitch"), 1),
+}
+"""By op which of its inputs says what branch is taken."""
 _PRODUCTS = ("Mul", "MulNoNan", "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 _DIVISIONS = ("RealDiv", "Div", "DivNoNan")
 _SUMS = ("Add", "AddV2", "Sub", "AddN", "Pack", "ConcatV2", "Maximum", "Minimum", "Select", "SelectV2")
@@ -92,6 +102,7 @@ class Lengths:
             if node in self._needed:
                 found = None if node in made else self._of_node(node)
                 self._grown.update(dict.fromkeys(self._view.outputs(node), found))
+        self.numbers += sorted(self._decided())
         left = {split_tensor(term)[0]: self._growth(term) for term in terms}
         lengths = {split_tensor(tensor)[0] for tensor, growth in self._grown.items() if _is_length_alone(growth)}
         grown = [node for node, growth in left.items() if growth not in (None, _NONE, Growth(1.0, 0.0))]
@@ -212,7 +223,9 @@ class Lengths:
         view, op, inputs, outputs = self._view, self._view.op(node), self._view.inputs(node), self._view.outputs(node)
         counted = op == "Range" and any(_is_length_alone(self._growth(t)) for t in inputs)
         follows = op in FORWARD_ELEMENTWISE or op in (*_KEEPS, *_LOOKS_UP, *_SUMS)
-        if not counted and not (follows and self._places & set(inputs)):
+        values = {t for slot, t in enumerate(inputs) if slot not in _SHAPES.get(op, ())}
+        is_chosen = op in _CHOICES and self._is_choice(inputs)
+        if not counted and not is_chosen and not (follows and (self._places | self._mixed) & values):
             return False
         if op in _LOOKS_UP and not self._is_looked_up(op, inputs):
             return False
@@ -221,6 +234,18 @@ class Lengths:
         else:
             self._places.update(outputs)
         return True
+
+    def _is_choice(self, inputs: tuple[str, ...]) -> bool:
+        """Whether a whole number or a truth is made of a length and of something that does not grow as it does."""
+        found = [self._growth(t) for t in inputs if not (self._places | self._mixed) & {t}]
+        return any(_is_length_alone(one) for one in found) and any(not _is_length_alone(one) for one in found)
+
+    def _decided(self) -> list[str]:
+        """The nodes whose branches are chosen by what is made of a length."""
+        view, found = self._view, self._places | self._mixed
+        return [
+            n for n in self._needed if (slot := _DECIDED.get(view.op(n))) is not None and view.inputs(n)[slot] in found
+        ]
 
     def _is_looked_up(self, op: str, inputs: tuple[str, ...]) -> bool:
         """Whether examples' places are taken, or what all workers have is taken by them."""
@@ -326,8 +351,8 @@ def notes_of(view: GraphView, bent: Sequence[str], numbers: Sequence[str], summe
         for node in bent
     ]
     notes += [
-        f"{view.op(node)} {node!r} makes numbers of how many distinct values a worker's batch has, or of the places of "
-        "its examples: one process would take those of all workers' batches"
+        f"{view.op(node)} {node!r} makes numbers of, or chooses by, the length of a worker's batch, how many distinct "
+        "values it has, or the places of its examples: one process would take those of all workers' batches"
         for node in numbers
     ]
     return tuple(notes)

@@ -60,8 +60,17 @@ def _are_places(axes: BatchAxes, places: str) -> bool:
     if view.op(node) == "Where":
         mask = view.inputs(node)[0]
         return axes.known(mask) == 0 and len(axes.shape(mask) or ()) == 2
+    if view.op(node) == "ConcatV2" and len(view.inputs(node)) == 3:
+        return view.op(_giver(view, view.inputs(node)[0])) == "ComputeAccidentalHits"  # pairs of an example and a class
     is_fed = bool(axes.sources_of(node)) and (axes.shape(places) or ())[1:] == (2,)
     return is_fed or _are_of_filled(view, places)
+
+
+def _giver(view: GraphView, tensor: str) -> str:
+    node = split_tensor(tensor)[0]
+    while view.op(node) in ("Identity", "Cast", "Reshape", "ExpandDims"):
+        node = split_tensor(view.inputs(node)[0])[0]
+    return node
 
 
 def _are_of_filled(view: GraphView, places: str) -> bool:
@@ -145,13 +154,10 @@ def are_counted_off(axes: BatchAxes, tensor: str) -> bool:
     return counted and is_number_of_rows(axes, view.inputs(node)[1])
 
 
-def is_by_row(axes: BatchAxes, node: str) -> bool:
-    """Whether a node gives a row for each row of a ragged batch, whatever number of elements each has."""
-    op, inputs = axes.view.op(node), axes.view.inputs(node)
-    if op == PADS:
-        return True
-    place = _SEGMENTS.get(op, 1 if op.startswith("UnsortedSegment") else None)
-    return place is not None and are_counted_off(axes, inputs[place])
+def is_by_row(view: GraphView, node: str) -> bool:
+    """Whether a node gives rows for elements, whatever number of them each has, where its result is one of rows."""
+    op = view.op(node)
+    return op in _SEGMENTS or op == PADS or op.startswith("UnsortedSegment")
 
 
 def padded(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:

@@ -71,9 +71,8 @@ def _of_losses(analysed: Analysed, plan: Plan) -> list[tuple[str, str]]:
 
     captured, spec = analysed.captured, analysed.spec
     walk = walked(captured, analysed.sources, part_routes(spec, plan), placed=placements(spec, plan))
-    doubt = examples_apart.unproven_note(walk)
-    found = [(_SUSPICIOUS, f"{note[0].upper()}{note[1:]}.") for note in examples_apart.notes_of(walk)]
-    return [*found, (_NOTE, doubt)] if doubt else found
+    kinds = ((_NOTE if "not proven" in note else _SUSPICIOUS, note) for note in examples_apart.notes_of(walk))
+    return [(kind, f"{note[0].upper()}{note[1:]}.") for kind, note in kinds]
 
 
 def _of_graph(graph: Graph, analysed: Analysed) -> list[tuple[str, str]]:
