@@ -50,8 +50,9 @@ def function(
     of every one of them. Scalar tensors go to all, and other Python values are constants of the step. All workers must
     call it with the same arguments.
 
-    Of what it returns, a scalar of a floating type is the mean over the workers, weighed by their rows, and a tensor
-    whose first dimension is that of the batch has the rows of all, in order. What is neither needs `returns`.
+    Of what it returns, a scalar of a floating type is that of the whole batch (a mean over it, where the plan says
+    nothing else), and a tensor whose first dimension is that of the batch has the rows of all, in order. What is
+    neither needs `returns`. Keras's metrics that it updates have the sums of all workers when they are asked outside.
 
     Variables of the script have the trained values when they are read; all workers must read them.
 
