@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from parallax.analysis.propagation.axis_blocks import is_length
+from parallax.analysis.propagation.axis_lengths import numbers_of_shape
 from parallax.analysis.propagation.axis_part import MIXED, AxisPart
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
 from parallax.analysis.propagation.sparse_batches import are_counted_off, are_examples, is_number_of_rows
@@ -242,7 +243,8 @@ def top_k(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> list[AxisPart 
     if axis is None or shape is None or not axes.others_are_equal(inputs, 0, 1):
         return [None, None]
     if axis not in (MIXED, len(shape) - 1):
-        return [AxisPart(axis)] * 2 if axes.fits(inputs[1]) else [None, None]
+        wanted = numbers_of_shape(axes, inputs[1])  # all of another axis, where not a number that is alike
+        return [AxisPart(axis)] * 2 if axes.fits(inputs[1]) or (wanted and None not in wanted) else [None, None]
     count = axes.constant(inputs[1])
     before = {_behind(view, tensor, ("Neg", "Identity")) for tensor in (inputs[0], _measured(view, inputs[1]))}
     is_whole = len(before) == 1 if count is None else int(count) == shape[-1]

@@ -17,6 +17,7 @@ from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.candidates import with_candidates
 from parallax.analysis.propagation.chosen_rows import ChosenRows
 from parallax.analysis.propagation.folded import FoldedBatch
+from parallax.analysis.propagation.lengths import with_lengths
 from parallax.analysis.propagation.losses import results, trained_losses
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
 from parallax.analysis.propagation.own_numbers import OwnNumbers
@@ -92,7 +93,7 @@ def meetings(walk: Walk) -> tuple[list[str], list[str]]:
     """
     told, made = _told(walk), autodiff_ops(walk.known.captured)
     chosen = ChosenRows(walk, made, walk.view.nodes.keys() - made - walk.known.initial)
-    joined, even = (with_candidates(one) for one in (chosen.with_chosen, chosen.axes))
+    joined, even = (with_lengths(with_candidates(one)) for one in (chosen.with_chosen, chosen.axes))
     axes = _Axes(joined, even, chosen.counts, walk.assumed.denominators.curved)
     together = {split_tensor(tensor)[0] for tensor, one in walk.assumed.wholes.items() if one.is_result}
     trained, reported = trained_losses(walk), reported_values(walk.view)
@@ -103,7 +104,8 @@ def meetings(walk: Walk) -> tuple[list[str], list[str]]:
     values.follow(told | together)
     counted = _Look(axes, added, added, ("Mean",), is_added=True)
     counted.follow(told | together)
-    return sorted(losses.found | values.found | counted.found), sorted(losses.unproven | values.unproven)
+    unproven = (losses.unproven | values.unproven) - made  # of gradients example_gradients.py speaks
+    return sorted(losses.found | values.found | counted.found), sorted(unproven)
 
 
 class _Axes(NamedTuple):
@@ -353,4 +355,5 @@ def _told(walk: Walk) -> set[str]:
     """Nodes of which the plan says already what each worker takes of its own batch."""
     found = walk.assumed.denominators
     divisions = {node for node, _ in found.unproven}
-    return {*divisions, *found.statistics, *found.unproven_means, *(one.node for one in found.selected)}
+    lengths = {*found.bent, *found.numbers}
+    return {*divisions, *lengths, *found.statistics, *found.unproven_means, *(one.node for one in found.selected)}

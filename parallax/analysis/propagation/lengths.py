@@ -17,6 +17,7 @@ import numpy as np
 from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.axis_einsum import sums_over_batch
 from parallax.analysis.propagation.axis_meets import is_real, reduces_batch
+from parallax.analysis.propagation.axis_part import AxisPart
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE
 from parallax.analysis.propagation.walk import Walk
@@ -90,6 +91,7 @@ class Lengths:
     def __init__(
         self, walk: Walk, axes: BatchAxes, made: Set[str], losses: Sequence[str], divided: Set[tuple[str, int]]
     ) -> None:
+        axes = with_lengths(axes)
         self._walk, self._view, self._axes, self._divided = walk, walk.view, axes, divided
         self._grown: dict[str, Growth | None] = {}
         self._needed = self._view.ancestors([split_tensor(loss)[0] for loss in losses])
@@ -318,6 +320,33 @@ class Lengths:
         value = self._axes.constant(tensor)
         most = 1.0 if self._view.op(node) == "Maximum" else _SMALL
         return value is not None and value.dtype.kind in "iuf" and float(np.max(np.abs(value), initial=0.0)) <= most
+
+
+def with_lengths(axes: BatchAxes) -> BatchAxes:
+    """The answers where examples that are multiplied with or divided by the batch's length stay what they are.
+
+    That the one process has another length is told, or mended, by `Lengths`.
+    """
+    view = axes.view
+    found: dict[str, AxisPart | None] = {}
+    for node in view.nodes:
+        if view.op(node) in ("Mul", *_DIVISIONS) and axes.of(f"{node}:0") is None:
+            rows = [t for t in view.inputs(node) if axes.of(t) is not None]
+            others = [t for t in view.inputs(node) if t not in rows]
+            if len(rows) == 1 and len(others) == 1 and _is_of_length(axes, others[0]):
+                found[f"{node}:0"] = axes.part(rows[0])
+    return axes.supposing(found) if found else axes
+
+
+def _is_of_length(axes: BatchAxes, tensor: str) -> bool:
+    """Whether a scalar is the batch's length, or by it and by what all workers have."""
+    view, node = axes.view, split_tensor(tensor)[0]
+    if axes.shape(tensor) != ():
+        return False
+    if is_length(axes, tensor):
+        return True
+    own = [t for t in view.inputs(node) if not axes.fits(t)]
+    return view.op(node) in ("Cast", "Identity", "Mul", *_DIVISIONS) and len(own) == 1 and _is_of_length(axes, own[0])
 
 
 def is_other_length(axes: BatchAxes, tensor: str) -> bool:

@@ -93,7 +93,8 @@ def test_a_variable_of_open_shape_has_that_of_its_initial_value_or_none(resource
         with graph.as_default(), v1.variable_scope("", use_resource=resource):
             build(6)
         spec, _ = classify(capture(graph))
-        assert bool(spec.notes) == (build is gradient_models.open_shape)
+        notes = [note for note in spec.notes if "not proven" not in note]  # of products of which no shape is known
+        assert bool(notes) == (build is gradient_models.open_shape)
         return {v.name: (v.cls.value, v.shape) for v in spec.variables}
 
     rows = "sparse" if resource else "not shardable"  # TensorFlow itself gives the resource variable the known shape
