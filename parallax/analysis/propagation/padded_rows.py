@@ -5,6 +5,7 @@ from __future__ import annotations
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.losses import results, trained_losses
 from parallax.analysis.propagation.sparse_batches import PADS
+from parallax.analysis.propagation.uneven import batch_by_node
 from parallax.analysis.propagation.walk import Walk
 from parallax.graph.view import split_tensor
 from parallax.plans.losses import PaddedRows
@@ -20,14 +21,9 @@ def find_padded(walk: Walk) -> tuple[PaddedRows, ...]:
         return ()
     axes = BatchAxes(view, walk.states)
     needed = view.computed_of(split_tensor(t)[0] for t in (*trained_losses(walk), *results(view)))
-    return tuple(
-        PaddedRows(node)
-        for node in found
-        if node in needed
-        and axes.of(f"{node}:0") == 0
-        and _is_open(axes, node)
-        and walk.agrees(walk.known.branches[node])
-    )
+    steps = batch_by_node(view)  # which all workers carry out; what is of no step, one of them may run alone
+    open_ended = [n for n in found if n in needed & steps.keys() and _is_open(axes, n) and axes.of(f"{n}:0") == 0]
+    return tuple(PaddedRows(node) for node in open_ended if walk.agrees(walk.known.branches[node]))
 
 
 def notes_of(walk: Walk) -> tuple[str, ...]:
@@ -41,7 +37,7 @@ def notes_of(walk: Walk) -> tuple[str, ...]:
         return ()
     return (
         f"{PADS} {left[0]!r} fills rows up to the longest of each worker's batch, and one process up to the longest of "
-        "all: give to_tensor a shape",
+        "all: mask what is filled up, or give to_tensor a shape",
     )
 
 

@@ -67,7 +67,7 @@ def parts_of_results(walk: Walk) -> list[tuple[str, str, frozenset[str]]]:
     """
     view = walk.view
     others: dict[Edge, tuple[str, ...]] = {
-        one.edge: (_OTHER,) for one in additions(view) if one.edge.node not in walk.known.initial
+        one.edge: (_BOTH, _OTHER) for one in additions(view) if one.edge.node not in walk.known.initial
     }
     others |= {Edge(split_tensor(tensor)[0], 0): (_LENGTH, _OTHER) for tensor in reported_values(view)}
     if not others:
