@@ -9,13 +9,16 @@ examples meet in it, the plan says so (examples_apart.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from typing import NamedTuple
 
 from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.axis_loops import gives_the_same
+from parallax.analysis.propagation.axis_meets import is_real
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.chosen_rows import PASSES
 from parallax.analysis.propagation.lengths import Lengths
 from parallax.analysis.propagation.losses import additions, results, trained_losses
+from parallax.analysis.propagation.sums import is_weighed, trained_sums
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.functions import takes_functions
 from parallax.analysis.reading.gradients import autodiff_ops
@@ -24,14 +27,15 @@ from parallax.graph.control_flow import MERGES
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.losses import PartAdded
 
-_PASSES = (*PASSES, "CheckNumerics", "Snapshot", "PreventGradient", "Neg", "EnsureShape")
+_PASSES = (*(op for op in PASSES if op != "Cast"), "CheckNumerics", "Snapshot", "PreventGradient", "Neg", "EnsureShape")
 _ADDS = ("Add", "AddV2", "AddN", "Sub", "Pack")
 _DIVISIONS = ("RealDiv", "Div", "DivNoNan")
 _RESIZES = (
     *("Sum", "Mean", "BroadcastTo", "Tile", "Cumsum", "ReverseV2", "Transpose", "StridedSlice", "Slice", "Unpack"),
 )
 """Of a known number of sums, or of means, they give sums or means."""
-_ALIKE, _MEAN, _PART, _SUM, _LENGTH, _BOTH, _OTHER = "alike", "mean", "part", "sum", "length", "sum and more", "other"
+_ALIKE, _MEAN, _PART, _SUM, _LENGTH = "alike", "mean", "part", "sum", "length"
+_BOTH, _INVERSE, _OTHER = "sum and more", "inverse of a share", "other"
 _TOGETHER = {_MEAN: "workers_mean", _SUM: "sum", _LENGTH: "sum"}
 _EXTREMES = {"Max": "max", "Min": "min", "All": "min", "Any": "max"}
 _SUMS = ("Sum", "L2Loss", "UnsortedSegmentSum")
@@ -58,18 +62,30 @@ def find_parts(walk: Walk, batches: Mapping[str, str]) -> tuple[PartAdded, ...]:
     return tuple(found)
 
 
-def parts_of_results(walk: Walk) -> list[tuple[str, str, frozenset[str]]]:
-    """What results are computed of that are neither parts of sums nor means, nor alike on all workers.
+class ResultPart(NamedTuple):
+    """What a result is computed of, of which each worker has a part.
 
-    Returns:
-        Tensors that each worker has a part of, how these are put together (rewrites.AllReduce), and who takes the whole
-        for a result.
+    Attributes:
+        tensor: what a worker has a part of.
+        kind: how parts are put together (rewrites.AllReduce).
+        weight: for a mean over rows, what was averaged.
+        takers: the nodes that take the whole for a result.
     """
+
+    tensor: str
+    kind: str
+    weight: str
+    takers: frozenset[str]
+
+
+def parts_of_results(walk: Walk) -> list[ResultPart]:
+    """What results are computed of: of metrics that do not add up parts, and of reported values that are no means."""
     view = walk.view
     others: dict[Edge, tuple[str, ...]] = {
         one.edge: (_BOTH, _OTHER) for one in additions(view) if one.edge.node not in walk.known.initial
     }
-    others |= {Edge(split_tensor(tensor)[0], 0): (_LENGTH, _OTHER) for tensor in reported_values(view)}
+    reported = [Edge(split_tensor(tensor)[0], 0) for tensor in reported_values(view)]
+    others |= dict.fromkeys(reported, (_SUM, _LENGTH, _BOTH, _OTHER))
     if not others:
         return []
     look = _Kinds(walk)
@@ -86,7 +102,8 @@ class _Kinds:
         self._trained = self._view.computed_of(split_tensor(loss)[0] for loss in trained_losses(walk))
         found = walk.assumed.denominators
         self._quotients: Set[str] = {e.node for one in found.divided if not one.is_mean for e in one.edges}
-        self._means: Set[str] = {one.node for one in found.selected if not one.is_whole}
+        self._selected = {one.node: one.rows for one in found.selected if not one.is_whole}
+        self._summed = trained_sums(walk)
         self._whole: Set[str] = {one.tensor for one in found.divided}
         edges = {(e.node, e.slot) for one in found.divided if not one.is_mean for e in one.edges}
         given = [*results(walk.view), *(walk.view.inputs(one.edge.node)[one.edge.slot] for one in additions(walk.view))]
@@ -96,28 +113,34 @@ class _Kinds:
         """The kind of a tensor."""
         view, node = self._view, split_tensor(tensor)[0]
         op, inputs, marked = view.op(node), view.inputs(node), reported_as(view.nodes[node])
+        if node in self._quotients:  # a worker's is by its share of what is divided by
+            return _INVERSE if self.of(inputs[0]) == _ALIKE else _MEAN
         if self._walk.states[tensor].kind in ("same", "fed") or marked == WEIGHT:
             return _ALIKE
         if marked == COUNTED:
             return _PART
-        if node in self._means or (op == "Mean" and self._is_over_batch(node)):
+        if node in self._selected or node in self._summed or (op == "Mean" and self._is_over_batch(node)):
             return _MEAN
         if op in _SUMS and self._is_over_batch(node):
-            return _SUM
+            return _MEAN if is_weighed(self._walk, node) else _SUM
         if is_length(self._axes, tensor) or (op == "Prod" and self._lengths.is_length(tensor)):
             return _LENGTH
-        if op in _PASSES or (op in _RESIZES and self._is_small(inputs[0]) and self._is_small(tensor)):
+        if op == "Cast" and not is_real(view, tensor) and is_real(view, inputs[0]):
+            return _OTHER if self.of(inputs[0]) != _ALIKE else _ALIKE
+        if op in (*_PASSES, "Cast") or (op in _RESIZES and self._is_small(inputs[0]) and self._is_small(tensor)):
             return self.of(inputs[0])
         if op in _ADDS:
             return self._of_sum([self.of(t) for t in inputs])
         if op == "Mul":
             own = [kind for t in inputs if (kind := self.of(t)) != _ALIKE]
+            if sorted(own) == [_INVERSE, _SUM]:
+                return _MEAN
             return own[0] if len(own) == 1 else _ALIKE if not own else _OTHER
         if op in _DIVISIONS:
             return self._of_quotient(node, inputs)
         return _OTHER
 
-    def parts_of(self, edge: Edge) -> list[tuple[str, str, frozenset[str]]]:
+    def parts_of(self, edge: Edge) -> list[ResultPart]:
         """What an input is computed of that workers have parts of; nothing where that is not all."""
         view, takers, seen = self._view, dict[str, set[str]](), {edge.node}
         kinds, waiting = dict[str, str](), [edge]
@@ -137,12 +160,15 @@ class _Kinds:
                     waiting += [Edge(node, slot) for slot in range(len(view.inputs(node)))]
         if any(nodes & self._trained for nodes in takers.values()):
             return []
-        return [(tensor, kinds[tensor], frozenset(nodes)) for tensor, nodes in takers.items()]
+        rows = {tensor: self._selected.get(split_tensor(tensor)[0], "") for tensor in takers}
+        return [ResultPart(t, kinds[t], rows[t], frozenset(nodes)) for t, nodes in takers.items()]
 
     def _together(self, tensor: str) -> str:
         """How workers' parts of a tensor are put together; empty where they are none, or not all workers have them."""
         node = split_tensor(tensor)[0]
         kind = _TOGETHER.get(self.of(tensor), "")
+        if node in self._selected or node in self._summed:  # who takes these sees them weighted
+            kind = "rows_mean" if node in self._selected else "sum"
         if not kind and self._view.op(node) in _EXTREMES and self._is_over_batch(node):
             kind = _EXTREMES[self._view.op(node)]
         branches = self._walk.known.branches[node]
@@ -160,7 +186,7 @@ class _Kinds:
         return self._walk.states[tensor].kind == "handle"
 
     def _of_quotient(self, node: str, inputs: tuple[str, ...]) -> str:
-        if node in self._quotients or self._lengths.is_mean(node):
+        if self._lengths.is_mean(node):
             return _MEAN
         return self.of(inputs[0]) if inputs[1] in self._whole or self.of(inputs[1]) == _ALIKE else _OTHER
 

@@ -17,7 +17,6 @@ from parallax.analysis.propagation.losses import trained_losses
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.gradients import autodiff_ops
 from parallax.errors import GraphError
-from parallax.graph.batches import reported_values
 from parallax.graph.view import Edge, Shape, split_tensor
 from parallax.plans.losses import Summed
 
@@ -52,13 +51,12 @@ def find_sums(walk: Walk, batches: Mapping[str, str]) -> tuple[Summed, ...]:
         if split_tensor(loss)[0] in batches and axes.of(loss) is not None:
             raise GraphError(_NOT_REDUCED.format(op=view.op(split_tensor(loss)[0]), loss=loss))
     trained, _ = _sums_behind(walk, axes, set(losses))
-    reported, _ = _sums_behind(walk, axes, set(reported_values(view)))
     found: list[Summed] = []
-    for node in sorted(trained | reported):
+    for node in sorted(trained):
         if node not in batches:
             continue
         cotangents = _cotangents(walk, made, node)
-        if node in trained and (not cotangents or _alike(walk, made, node) - trained):
+        if not cotangents or _alike(walk, made, node) - trained:
             raise GraphError(
                 f"A loss must be a mean over the batch where workers' batches may be uneven: {view.op(node)} {node!r} "
                 "sums over the batch, and its gradient is not to be found. Divide by the batch's length (in Keras, "
@@ -67,6 +65,11 @@ def find_sums(walk: Walk, batches: Mapping[str, str]) -> tuple[Summed, ...]:
         taken = {edge for one in found for edge in one.cotangents}
         found.append(Summed(node, tuple(edge for edge in cotangents if edge not in taken), batches[node]))
     return tuple(found)
+
+
+def trained_sums(walk: Walk) -> set[str]:
+    """The nodes that take the sums over the batch that losses are made of; they are made to count in full."""
+    return _sums_behind(walk, _axes(walk), set(trained_losses(walk)))[0]
 
 
 def notes_of(walk: Walk, batches: Mapping[str, str]) -> tuple[str, ...]:
@@ -102,7 +105,7 @@ def _sums_behind(walk: Walk, axes: BatchAxes, losses: Set[str]) -> tuple[set[str
             continue
         seen.add(node)
         op, inputs = view.op(node), view.inputs(node)
-        if _is_weighed(walk, node):
+        if is_weighed(walk, node):
             continue
         if op in ("Sum", "L2Loss") and axes.of(inputs[0]) is not None and axes.of(tensor) is None:
             found.add(node)
@@ -123,7 +126,7 @@ def _sums_behind(walk: Walk, axes: BatchAxes, losses: Set[str]) -> tuple[set[str
     return found, unproven
 
 
-def _is_weighed(walk: Walk, node: str) -> bool:
+def is_weighed(walk: Walk, node: str) -> bool:
     """Whether a product, or the elements of a sum, are multiplied with a quotient by what all workers have together."""
     view = walk.view
     if view.op(node) == "Sum":

@@ -69,9 +69,9 @@ def find_wholes(walk: Walk) -> tuple[dict[str, Whole], str]:
             before = wholes.get(whole.tensor)
             takers = whole.takers | (before.takers if before is not None else frozenset())
             wholes[whole.tensor] = replace(whole, takers=takers)
-    for tensor, kind, takers in parts_of_results(walk):
-        before = wholes.get(tensor, Whole(tensor, kind, "", takers, is_result=True))
-        wholes[tensor] = replace(before, takers=before.takers | takers)
+    for part in parts_of_results(walk):
+        before = wholes.get(part.tensor, Whole(*part, is_result=True))
+        wholes[part.tensor] = replace(before, takers=before.takers | part.takers)
     return wholes, unproven
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from parallax.graph.batches import VALUE
+from parallax.graph.view import Edge
 from parallax.plans.losses import PartAdded, ReportedScalar, Selected, Summed, UnevenBatch
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import SCOPE, Editor
@@ -50,10 +53,10 @@ def weigh_losses(editor: Editor, rewrites: Rewrites) -> None:
                 editor.whole[divided.tensor] = str(part.name)
     for selected in rewrites.selected:
         with tf.name_scope(f"{SCOPE}/denominator/"):
-            _weigh_selected(editor, selected)
+            _weigh_selected(editor, selected, _own_edges(editor, rewrites, selected.node))
     for summed in rewrites.summed:
         with tf.name_scope(f"{SCOPE}/sum/"):
-            _count_in_full(editor, summed)
+            _count_in_full(editor, summed, _own_edges(editor, rewrites, summed.node))
     for reported in rewrites.reported:
         with tf.name_scope(f"{SCOPE}/reported/"):
             _report(editor, reported, size)
@@ -68,7 +71,13 @@ def _part(editor: Editor, whole: Tensor, batch: str) -> Tensor:
     return editor.shares[batch].part_of(whole, size) if batch else whole / tf.constant(size, whole.dtype)
 
 
-def _weigh_selected(editor: Editor, one: Selected) -> None:
+def _own_edges(editor: Editor, rewrites: Rewrites, node: str) -> list[Edge]:
+    """The edges that take a worker's own result of a node, and not what all workers have put together of it."""
+    whole = {edge for one in rewrites.all_reduces if one.tensor == f"{node}:0" for edge in one.edges}
+    return [edge for edge in editor.view.consumers(f"{node}:0") if edge not in whole]
+
+
+def _weigh_selected(editor: Editor, one: Selected, edges: Sequence[Edge]) -> None:
     if one.is_whole and not one.counted:
         return
     mean = editor.tensor(f"{one.node}:0")
@@ -76,12 +85,11 @@ def _weigh_selected(editor: Editor, one: Selected) -> None:
     share = _part(editor, editor.together.all_reduce(own), one.batch)
     if not one.is_whole:
         added = tf.where(own > 0, mean * own, tf.zeros_like(mean))  # a mean of nothing is no number
-        editor.redirect(editor.view.consumers(f"{one.node}:0"), added / share)
+        editor.redirect(edges, added / share)
     editor.redirect(one.counted, share)
 
 
-def _count_in_full(editor: Editor, one: Summed) -> None:
-    edges = editor.view.consumers(f"{one.node}:0")
+def _count_in_full(editor: Editor, one: Summed, edges: Sequence[Edge]) -> None:
     for edge in (*edges, *one.cotangents):
         taken = editor.at(edge)
         editor.redirect([edge], tf.math.divide_no_nan(taken, editor.shares[one.batch].times(1.0, taken.dtype)))
