@@ -36,7 +36,7 @@ def rules_of(results: Nest, returns: Nest) -> tuple[str, ...]:
 
     Raises:
         ConfigError: `returns` has another structure, or another word.
-        GraphError: a tensor might be one or the other.
+        GraphError: a tensor might be one or the other, or is a mean of whole numbers.
     """
     flat = [one for one in tf.nest.flatten(results) if one is not None]
     for one in flat:
@@ -45,6 +45,12 @@ def rules_of(results: Nest, returns: Nest) -> tuple[str, ...]:
     if returns is None:
         return tuple(_rule_of(one) for one in flat)
     said = _words(returns, len(flat))
+    whole = [one.dtype.name for one, word in zip(flat, said, strict=False) if word == "mean" and not _is_real(one)]
+    if whole:
+        raise GraphError(
+            f"A mean over the batch is of a floating type, and a step returns one of {whole[0]}, whose shares would be "
+            "rounded. Cast it first: tf.cast(value, tf.float32)."
+        )
     if len(said) != len(flat) or any(one not in RULES for one in said):
         raise ConfigError(
             f"`returns` has one word for each tensor that the step returns, {len(flat)} here, and is {returns!r}. The "
@@ -59,10 +65,16 @@ def marked_means(results: Nest, returns: Nest) -> Nest:
     waiting = iter(_words(returns, sum(one is not None for one in flat)))
     words = [None if one is None else next(waiting, None) for one in flat]
     marked = [
-        reported_value(one) if isinstance(one, tf.Tensor) and (word or _plain_rule(one)) == "mean" else one
+        reported_value(one)
+        if isinstance(one, tf.Tensor) and (word or _plain_rule(one)) == "mean" and _is_real(one)
+        else one
         for one, word in zip(flat, words, strict=True)
     ]
     return tf.nest.pack_sequence_as(results, marked)
+
+
+def _is_real(tensor: Tensor) -> bool:
+    return bool(tensor.dtype.is_floating)
 
 
 def _words(returns: Nest, count: int) -> list[str]:

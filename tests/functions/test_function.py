@@ -231,6 +231,7 @@ def returned(metric, loss):
         (by_a_jacobian, "a tape's jacobian"),
         (with_a_metric(keras.metrics.Mean, returned), r"returns what it computes of .*result\(\) is of all"),
         (with_a_metric(keras.metrics.Mean, lambda metric, loss: metric.total.assign(loss)), "not by adding to it"),
+        (with_a_metric(keras.metrics.Mean, lambda metric, loss: tf.cast(loss, tf.int32)), "Say what it is"),
     ],
 )
 def test_what_workers_cannot_put_together_is_refused(train, message):

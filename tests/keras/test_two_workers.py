@@ -380,3 +380,109 @@ class Retrieves(keras.Sequential):
 def test_what_a_result_makes_of_examples_together_is_told():
     (note,) = plan_of_fit(compiled(Retrieves([layers.Dense(4)])), X, X, validation_data=(X, X)).notes
     assert note.startswith("examples of a batch meet at MatMul ")
+
+
+class Reports(Logs):
+    """Trains by a quotient or a sum, and logs what these are made of too."""
+
+    def __init__(self, loss_and_logs):
+        super().__init__()
+        self.loss_and_logs, self.steps = loss_and_logs, keras.metrics.Sum(name="steps", dtype="int32")
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            found = self(x, training=True)
+            loss, logs = self.loss_and_logs(tf.reduce_sum(tf.square(found - y), 1), y[:, 0] > 0.5)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        scale = logs.pop("scale", 1.0)
+        self.optimizer.apply([scale * one for one in gradients], self.trainable_variables)
+        self.steps.update_state(tf.cast(10.0 * loss, tf.int32))
+        return {"trained": loss, "steps": self.steps.result(), **logs}
+
+
+def rows(values):
+    return tf.cast(tf.shape(values)[0], tf.float32)
+
+
+OF_PARTS = {
+    "a sum and its mean": lambda e, k: ((s := tf.reduce_sum(e)) / rows(e), {"sum": s, "half": 0.5 * s}),
+    "a sum and another mean": lambda e, k: (
+        tf.math.divide_no_nan(s := tf.reduce_sum(e), rows(e)),
+        {"root": tf.sqrt(s)},
+    ),
+    "a trained sum": lambda e, k: (0.1 * (s := tf.reduce_sum(e)), {"sum": s, "root": tf.sqrt(s), "twice": s * s}),
+    "a mean over a mask": lambda e, k: (m := tf.reduce_mean(tf.boolean_mask(e, k)), {"exp": tf.exp(-m), "same": m}),
+    "a sum that scales gradients": lambda e, k: (
+        tf.reduce_mean(e),
+        {"scale": (s := tf.reduce_sum(tf.cast(k, tf.float32))) / 10.0, "sum": s, "square": s * s},
+    ),
+    "quotients of sums": lambda e, k: (
+        tf.reduce_mean(e),
+        {"rate": tf.reduce_sum(tf.where(k, e, 0.0)) / (1.0 + tf.reduce_sum(e)), "count": rows(tf.boolean_mask(e, k))},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OF_PARTS)
+def test_what_is_logged_beside_a_loss_leaves_its_gradient_alone(case):
+    def make(train):
+        model = compiled(Reports(OF_PARTS[case]))
+        return model, train(model, X, Y, **OPTIONS).history
+
+    check(make)
+
+
+def test_other_things_of_ragged_rows_are_as_long_as_what_is_filled_up():
+    def loss(text, found):
+        kept = tf.sequence_mask(text.row_lengths(), dtype=tf.float32)
+        places = tf.cast(tf.range(text.bounding_shape()[1]), tf.float32)
+        return tf.reduce_mean(found * kept * (1.0 + places))
+
+    class Weighs(Follows):
+        def train_step(self, data):
+            words, text = data[0].to_tensor(), data[0]
+            with tf.GradientTape() as tape:
+                error = loss(text, tf.nn.sparse_softmax_cross_entropy_with_logits(words, self(words)))
+            self.optimizer.apply(tape.gradient(error, self.trainable_variables), self.trainable_variables)
+            return {"error": error}
+
+    def make(train):
+        text = tf.cast(ragged(), "int32")
+        model = compiled(Weighs(None), optimizer=keras.optimizers.SGD(0.5))
+        data = tf.data.Dataset.from_tensor_slices((text, text)).batch(5)
+        return model, train(model, data, epochs=2, verbose=0).history
+
+    check(make)
+
+
+class Branches(Reports):
+    """Updates a metric once more, in some batches."""
+
+    def __init__(self, when):
+        super().__init__(lambda e, k: (tf.reduce_mean(e), {}))
+        self.when = when
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        tf.cond(self.when(self, *data), lambda: self.steps.update_state(1), lambda: None)
+        return {**logs, "steps": self.steps.result()}
+
+
+def test_a_metric_that_is_updated_in_some_batches_is_updated_once_there():
+    def make(train):
+        model = compiled(Branches(lambda model, x, y: model.optimizer.iterations % 2 == 0))
+        return model, train(model, X, Y, **OPTIONS).history
+
+    check(make)
+
+
+def in_a_loop(model, x, y):
+    tf.while_loop(lambda i: i < 3, lambda i: (model.steps.update_state(1), i + 1)[1:], [0])
+    return tf.constant(False)
+
+
+@pytest.mark.parametrize("when", [lambda model, x, y: tf.reduce_any(x > 0.5), in_a_loop])
+def test_the_plan_says_where_workers_update_a_metric_by_themselves(when):
+    notes = plan_of_fit(compiled(Branches(when)), X, Y).notes
+    assert any("adds to 'steps/total'" in note and "one process would add it once" in note for note in notes)

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from parallax.analysis.propagation import axis_blocks, axis_cuts, axis_einsum, axis_loops, axis_numbers, axis_rows
+from parallax.analysis.propagation import (
+    axis_blocks,
+    axis_cuts,
+    axis_einsum,
+    axis_loops,
+    axis_numbers,
+    axis_rows,
+    sparse_batches,
+)
 from parallax.analysis.propagation.axis_part import ALIKE, MIXED, AxisPart
 from parallax.analysis.propagation.op_lists import FORWARD_ELEMENTWISE, WHOLE_OR_ROWS
-from parallax.analysis.propagation.sparse_batches import (
-    PADS,
-    filled,
-    is_shape_of_sparse,
-    made_dense,
-    padded,
-    parsed,
-    product,
-)
 from parallax.analysis.propagation.states import State
 from parallax.graph.control_flow import SWITCHES, Branch, Branches, branches_of, is_loop_merge, predicate_of
 from parallax.graph.view import GraphView, Shape, split_tensor
@@ -192,7 +191,7 @@ class BatchAxes:
             return []
         tensors = [t for t in self.view.outputs(node) if t in self.states]
         own = [t for t in tensors if self.states[t].kind not in _EQUAL and self.shape(t) != ()]
-        return [t for t in own if not is_shape_of_sparse(self.view, t)]
+        return [t for t in own if not sparse_batches.is_shape_of_sparse(self.view, t)]
 
     def _compute_alike(self, node: str, op: str, inputs: tuple[str, ...]) -> None:
         """What is computed of a loop's variables is alike if these are.
@@ -324,6 +323,10 @@ def _one_hot(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
     return axis + (place <= axis)
 
 
+def _difference(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | int | None:
+    return 0 if sparse_batches.are_row_lengths(axes, node) else _elementwise(axes, node, inputs)
+
+
 def _reduction(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> int | None:
     axis, over, shape = axes.known(inputs[0]), axes.constant(inputs[1]), axes.shape(inputs[0])
     if axis is None or axis == MIXED or over is None or shape is None:
@@ -370,9 +373,10 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys((*_SEGMENTS, "SegmentMean", "SegmentMax", "SegmentMin"), axis_rows.segment_sum(None)),
     "OneHot": _one_hot,
     "DenseBincount": axis_rows.counted,
-    "SparseToDense": made_dense,
-    "SparseTensorDenseMatMul": product,
-    PADS: padded,
+    "SparseToDense": sparse_batches.made_dense,
+    "SparseTensorDenseMatMul": sparse_batches.product,
+    sparse_batches.PADS: sparse_batches.padded,
+    "Sub": _difference,
     **dict.fromkeys(_OF_ONE, _elementwise),
     **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), axis_rows.found_in_table),
     **dict.fromkeys(_REDUCTIONS, _reduction),
@@ -389,8 +393,8 @@ _RULES: dict[str, _Rule] = {
 _RULES_OF_MANY = {
     **axis_loops.RULES_OF_MANY,
     "TopKV2": axis_rows.top_k,
-    "ParseExample": parsed,
-    "ParseExampleV2": parsed,
-    "SparseFillEmptyRows": filled,
+    "ParseExample": sparse_batches.parsed,
+    "ParseExampleV2": sparse_batches.parsed,
+    "SparseFillEmptyRows": sparse_batches.filled,
 }
 """Op type -> what each output of an op is."""

@@ -32,8 +32,8 @@ def with_candidates(axes: BatchAxes) -> BatchAxes:
     return drawn.supposing(found) if found else drawn
 
 
-def _drawn(axes: BatchAxes) -> dict[str, AxisPart]:
-    found = {}
+def _drawn(axes: BatchAxes) -> dict[str, AxisPart | None]:
+    found: dict[str, AxisPart | None] = {}
     for node in axes.view.nodes:
         op = axes.view.op(node)
         if op in _DRAWS:

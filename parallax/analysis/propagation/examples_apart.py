@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from parallax.analysis.propagation.axis_einsum import sums_over_batch
 from parallax.analysis.propagation.axis_meets import is_real, meets, reduces_batch
+from parallax.analysis.propagation.axis_part import ALIKE, AxisPart
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.candidates import with_candidates
 from parallax.analysis.propagation.chosen_rows import ChosenRows
@@ -59,7 +60,7 @@ _STRAIGHT = (
 """What a loss is put together with of its parts."""
 _MOVES = ("Cumsum", "ReverseV2", "Transpose", "StridedSlice", "Slice", "ConcatV2", "Unpack")
 """Of sums of several kinds they give sums."""
-_BY_KIND = ("UnsortedSegmentSum",)
+_BY_KIND = ("UnsortedSegmentSum", "ScatterNd", "DenseBincount")
 """Adds up examples by what kind each is of."""
 _PUT_TOGETHER = (*_STRAIGHT, *SWITCHES, *MERGES, "Enter", "NextIteration", "Exit")
 
@@ -93,7 +94,8 @@ def meetings(walk: Walk) -> tuple[list[str], list[str]]:
     """
     told, made = _told(walk), autodiff_ops(walk.known.captured)
     chosen = ChosenRows(walk, made, walk.view.nodes.keys() - made - walk.known.initial)
-    joined, even = (with_lengths(with_candidates(one)) for one in (chosen.with_chosen, chosen.axes))
+    factors = _factors(walk)
+    joined, even = (with_lengths(with_candidates(one).supposing(factors)) for one in (chosen.with_chosen, chosen.axes))
     axes = _Axes(joined, even, chosen.counts, walk.assumed.denominators.curved)
     together = {split_tensor(tensor)[0] for tensor, one in walk.assumed.wholes.items() if one.is_result}
     trained, reported = trained_losses(walk), reported_values(walk.view)
@@ -106,6 +108,17 @@ def meetings(walk: Walk) -> tuple[list[str], list[str]]:
     counted.follow(told | together)
     unproven = (losses.unproven | values.unproven) - made  # of gradients example_gradients.py speaks
     return sorted(losses.found | values.found | counted.found), sorted(unproven)
+
+
+def _factors(walk: Walk) -> dict[str, AxisPart | None]:
+    """Numbers that elements are multiplied with, by what all workers have together, as masks are scaled in losses."""
+    view, shared = walk.view, walk.known.shared
+    divisions = {edge.node for one in walk.assumed.denominators.divided if not one.is_mean for edge in one.edges}
+    return {
+        f"{node}:0": ALIKE
+        for node in divisions
+        if view.shape(f"{node}:0") == () and not view.computed_of([split_tensor(view.inputs(node)[0])[0]]) & shared
+    }
 
 
 class _Axes(NamedTuple):

@@ -5,16 +5,20 @@ Steps report values, and add to variables of which each worker has a part, as me
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from parallax.analysis.propagation.chosen_rows import PASSES
 from parallax.analysis.propagation.walk import Walk
 from parallax.graph.batches import is_part, reported_values
+from parallax.graph.control_flow import SWITCHES
 from parallax.graph.view import Edge, GraphView, once_per_view, split_tensor
+from parallax.types import FunctionDef
 
 _PASSES = (*PASSES, "CheckNumerics", "Snapshot", "PreventGradient", "EnsureShape")
 _ADDS = ("Add", "AddV2", "AddN", "Sub")
+_LEADS = ("Identity", *SWITCHES)
+"""A variable's handle goes through them, into branches too."""
 _WRITES = {"AssignVariableOp": "=", "AssignAddVariableOp": "+", "AssignSubVariableOp": "-"}
 
 
@@ -43,6 +47,30 @@ def additions(view: GraphView) -> list[Addition]:
     return [one for node in view.nodes if is_part(view.nodes[node]) for one in _of_variable(view, node)]
 
 
+def written_within(view: GraphView) -> list[tuple[str, str]]:
+    """(variable of which each worker has a part, loop or conditional that writes state and takes it)."""
+    functions, found = {one.signature.name: one for one in view.graph_def.library.function}, []
+    for variable in view.nodes if functions else ():
+        if is_part(view.nodes[variable]):
+            takers = dict.fromkeys(edge.node for edge in view.takers(f"{variable}:0"))
+            found += [(variable, node) for node in takers if _writes(view, node, functions)]
+    return found
+
+
+def _writes(view: GraphView, node: str, functions: Mapping[str, FunctionDef]) -> bool:
+    """Whether a function that a node runs writes a variable."""
+    waiting, seen = [view.nodes[node]], set[str]()
+    while waiting:
+        one = waiting.pop()
+        if one.op in _WRITES and seen:
+            return True
+        named = [f.name for attr in one.attr.values() for f in (attr.func, *attr.list.func) if f.name in functions]
+        new = [name for name in named if name not in seen]
+        seen.update(new)
+        waiting += [inner for name in new for inner in functions[name].node_def]
+    return False
+
+
 @once_per_view
 def results(view: GraphView) -> tuple[str, ...]:
     """The tensors that steps of a graph give besides what they train: reported values, and what is added to parts.
@@ -62,8 +90,8 @@ def _of_variable(view: GraphView, variable: str) -> Iterator[Addition]:
         handle = waiting.pop()
         for edge in view.consumers(handle):
             op = view.op(edge.node)
-            if op == "Identity":
-                waiting.append(f"{edge.node}:0")
+            if op in _LEADS:
+                waiting += view.outputs(edge.node)
             elif _WRITES.get(op) == "=":
                 yield from _of_assignment(view, variable, view.inputs(edge.node)[1])
             elif op in _WRITES:
@@ -87,8 +115,8 @@ def _reads(view: GraphView, variable: str) -> set[str]:
     handles, found = [f"{variable}:0"], set[str]()
     while handles:
         for edge in view.consumers(handles.pop()):
-            if view.op(edge.node) == "Identity":
-                handles.append(f"{edge.node}:0")
+            if view.op(edge.node) in _LEADS:
+                handles += view.outputs(edge.node)
             elif view.op(edge.node) == "ReadVariableOp":
                 found.add(edge.node)
     return found

@@ -15,9 +15,9 @@ from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.axis_loops import gives_the_same
 from parallax.analysis.propagation.axis_meets import is_real
 from parallax.analysis.propagation.batch_axis import BatchAxes
-from parallax.analysis.propagation.chosen_rows import PASSES
+from parallax.analysis.propagation.chosen_rows import PASSES, ChosenRows
 from parallax.analysis.propagation.lengths import Lengths
-from parallax.analysis.propagation.losses import additions, results, trained_losses
+from parallax.analysis.propagation.losses import additions, results, trained_losses, written_within
 from parallax.analysis.propagation.sums import is_weighed, trained_sums
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.functions import takes_functions
@@ -62,6 +62,21 @@ def find_parts(walk: Walk, batches: Mapping[str, str]) -> tuple[PartAdded, ...]:
     return tuple(found)
 
 
+def notes_of(walk: Walk) -> tuple[str, ...]:
+    """What the plan says of parts that are written in loops, or in branches that workers enter by themselves."""
+    branches = walk.known.branches
+    found = [(v, node) for v, node in written_within(walk.view) if node not in walk.known.initial]
+    found += [(a.variable, a.edge.node) for a in additions(walk.view) if not walk.agrees(branches[a.edge.node])]
+    if not found:
+        return ()
+    variable, node = found[0]
+    return (
+        f"{walk.view.op(node)} {node!r} adds to {variable!r}, of which each worker has a part, in a loop, or where its "
+        "own batch says so: what is no sum over examples there is added by each worker, and one process would add it "
+        "once. Add it outside, times 0 or 1",
+    )
+
+
 class ResultPart(NamedTuple):
     """What a result is computed of, of which each worker has a part.
 
@@ -99,6 +114,7 @@ class _Kinds:
     def __init__(self, walk: Walk) -> None:
         self._made = made = autodiff_ops(walk.known.captured)
         self._walk, self._view, self._axes = walk, walk.view, BatchAxes(walk.view, walk.states)
+        self._chosen = ChosenRows(walk, made, walk.view.nodes.keys() - made - walk.known.initial)
         self._trained = self._view.computed_of(split_tensor(loss)[0] for loss in trained_losses(walk))
         found = walk.assumed.denominators
         self._quotients: Set[str] = {e.node for one in found.divided if not one.is_mean for e in one.edges}
@@ -123,7 +139,8 @@ class _Kinds:
             return _MEAN
         if op in _SUMS and self._is_over_batch(node):
             return _MEAN if is_weighed(self._walk, node) else _SUM
-        if is_length(self._axes, tensor) or (op == "Prod" and self._lengths.is_length(tensor)):
+        is_count = is_length(self._axes, tensor) or self._chosen.counts(node)
+        if is_count or (op == "Prod" and self._lengths.is_length(tensor)):
             return _LENGTH
         if op == "Cast" and not is_real(view, tensor) and is_real(view, inputs[0]):
             return _OTHER if self.of(inputs[0]) != _ALIKE else _ALIKE

@@ -15,6 +15,7 @@ from parallax.analysis.propagation import visit_node
 from parallax.analysis.propagation.denominators import Denominators, find_denominators
 from parallax.analysis.propagation.gradient_pieces import mark, marked_by, piece_kinds
 from parallax.analysis.propagation.losses import results
+from parallax.analysis.propagation.padded_rows import find_longest
 from parallax.analysis.propagation.passages import find_passages
 from parallax.analysis.propagation.rewrites_found import rewrites_found
 from parallax.analysis.propagation.states import LOCAL, SAME
@@ -154,7 +155,7 @@ def _found_otherwise(walk: Walk, refusal: ParallaxError | None) -> Assumed | Non
         ParallaxError: the walk's refusal, where no part of the batch that can be put together mends it.
     """
     assumed = walk.assumed
-    if walk.decisive or results(walk.view):
+    if walk.decisive or results(walk.view) or find_longest(walk):
         denominators, (wholes, unproven) = find_denominators(walk, assumed.denominators), find_wholes(walk)
         if denominators != assumed.denominators:  # these come first: they say what a loss is a part of
             return replace(assumed, denominators=denominators)

@@ -160,6 +160,31 @@ def is_by_row(view: GraphView, node: str) -> bool:
     return op in _SEGMENTS or op == PADS or op.startswith("UnsortedSegment")
 
 
+def are_row_lengths(axes: BatchAxes, node: str) -> bool:
+    """Whether a difference gives how many elements ragged rows have: where each ends, less where it begins."""
+    view = axes.view
+    cuts = [split_tensor(tensor)[0] for tensor in view.inputs(node)]
+    if any(view.op(one) != "StridedSlice" for one in cuts):
+        return False
+    ends, begins = (view.inputs(one)[0] for one in cuts)
+    is_of_rows = ends == begins and axes.known(ends) == 0 and len(axes.shape(ends) or ()) == 1
+    return is_of_rows and _cut_of(axes, cuts[0]) == slice(1, None) and _cut_of(axes, cuts[1]) == slice(None, -1)
+
+
+def _cut_of(axes: BatchAxes, node: str) -> slice | None:
+    """What a node cuts out of a vector."""
+    attr, numbers = axes.view.nodes[node].attr, [axes.constant(t) for t in axes.view.inputs(node)[1:]]
+    if (
+        None in [None if n is None else n.size for n in numbers]
+        or attr["shrink_axis_mask"].i
+        or attr["new_axis_mask"].i
+    ):
+        return None
+    begin, end, step = (int(n.reshape(-1)[0]) for n in numbers if n is not None)
+    first, last = None if attr["begin_mask"].i & 1 else begin, None if attr["end_mask"].i & 1 else end
+    return slice(first or None, last) if step == 1 and not attr["ellipsis_mask"].i else None
+
+
 def padded(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
     """The rows of a ragged batch, each of which is filled up."""
     are_joined = all(axes.known(tensor) == 0 for tensor in (inputs[1], *inputs[3:]) if not _is_scalar(axes, tensor))

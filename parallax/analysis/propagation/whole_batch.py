@@ -18,6 +18,7 @@ from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.axis_loops import gives_the_same
 from parallax.analysis.propagation.axis_part import MIXED
 from parallax.analysis.propagation.batch_axis import BatchAxes
+from parallax.analysis.propagation.padded_rows import find_longest
 from parallax.analysis.propagation.part_sums import parts_of_results
 from parallax.analysis.propagation.states import SAME, Fed, Opaque, Plain, Same
 from parallax.analysis.propagation.walk import Walk
@@ -72,6 +73,9 @@ def find_wholes(walk: Walk) -> tuple[dict[str, Whole], str]:
     for part in parts_of_results(walk):
         before = wholes.get(part.tensor, Whole(*part, is_result=True))
         wholes[part.tensor] = replace(before, takers=before.takers | part.takers)
+    for node in find_longest(walk):
+        takers = frozenset(edge.node for edge in walk.view.consumers(f"{node}:0"))
+        wholes.setdefault(f"{node}:0", Whole(f"{node}:0", "max", "", takers, is_result=True))
     return wholes, unproven
 
 
