@@ -77,7 +77,7 @@ def notes_of(walk: Walk) -> tuple[str, ...]:
     )
 
 
-class ResultPart(NamedTuple):
+class PartOfResult(NamedTuple):
     """What a result is computed of, of which each worker has a part.
 
     Attributes:
@@ -93,7 +93,7 @@ class ResultPart(NamedTuple):
     takers: frozenset[str]
 
 
-def parts_of_results(walk: Walk) -> list[ResultPart]:
+def parts_of_results(walk: Walk) -> list[PartOfResult]:
     """What results are computed of: of metrics that do not add up parts, and of reported values that are no means."""
     view = walk.view
     others: dict[Edge, tuple[str, ...]] = {
@@ -157,7 +157,7 @@ class _Kinds:
             return self._of_quotient(node, inputs)
         return _OTHER
 
-    def parts_of(self, edge: Edge) -> list[ResultPart]:
+    def parts_of(self, edge: Edge) -> list[PartOfResult]:
         """What an input is computed of that workers have parts of; nothing where that is not all."""
         view, takers, seen = self._view, dict[str, set[str]](), {edge.node}
         kinds, waiting = dict[str, str](), [edge]
@@ -178,7 +178,7 @@ class _Kinds:
         if any(nodes & self._trained for nodes in takers.values()):
             return []
         rows = {tensor: self._selected.get(split_tensor(tensor)[0], "") for tensor in takers}
-        return [ResultPart(t, kinds[t], rows[t], frozenset(nodes)) for t, nodes in takers.items()]
+        return [PartOfResult(t, kinds[t], rows[t], frozenset(nodes)) for t, nodes in takers.items()]
 
     def _together(self, tensor: str) -> str:
         """How workers' parts of a tensor are put together; empty where they are none, or not all workers have them."""
