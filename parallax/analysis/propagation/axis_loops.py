@@ -235,6 +235,13 @@ def _put_together(array: int, at: int | None) -> Callable[[BatchAxes, str, tuple
     return rule
 
 
+def _turned(axes: BatchAxes, node: str, inputs: Sequence[str]) -> AxisPart | None:
+    """Sequences that are turned round as far as each is long."""
+    attr, axis = axes.view.nodes[node].attr, axes.known(inputs[0])
+    are_own = axes.known(inputs[1]) == 0 or axes.fits(inputs[1])
+    return AxisPart(axis) if axis is not None and axis == attr["batch_dim"].i and are_own else None
+
+
 RULES = {
     **dict.fromkeys(("Enter", "RefEnter", "Exit", "RefExit", *NEXT_ITERATIONS), passes),
     **dict.fromkeys(SWITCHES, switch),
@@ -248,6 +255,7 @@ RULES = {
     "TensorListPopBack": _read(0, None),
     "TensorListGetItem": _read(0, 1),
     "TensorListStack": _put_together(0, None),
+    "ReverseSequence": _turned,
 }
 """Op type -> what all outputs of an op are."""
 RULES_OF_MANY = {
