@@ -237,3 +237,15 @@ def returned(metric, loss):
 def test_what_workers_cannot_put_together_is_refused(train, message):
     with pytest.raises(GraphError, match=message):
         refused(train)
+
+
+def test_the_plan_says_where_a_helper_gives_what_a_metric_holds():
+    metric = keras.metrics.Mean()
+
+    @tf.function
+    def updated(loss):
+        metric.update_state(loss)
+        return metric.result()
+
+    plan = refused(with_a_metric(lambda: None, lambda _, loss: updated(loss)))
+    assert any("of which each worker has a part: one process would take all of it" in note for note in plan.notes)

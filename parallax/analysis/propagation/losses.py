@@ -71,6 +71,13 @@ def _writes(view: GraphView, node: str, functions: Mapping[str, FunctionDef]) ->
     return False
 
 
+def returned_parts(view: GraphView) -> list[tuple[str, str]]:
+    """(variable of which each worker has a part, value that a step reports and computes of it)."""
+    reported = {value: view.computed_of([split_tensor(value)[0]]) for value in reported_values(view)}
+    parts = [node for node in view.nodes if is_part(view.nodes[node])] if reported else []
+    return [(part, value) for part in parts for value, nodes in reported.items() if _reads(view, part) & nodes]
+
+
 @once_per_view
 def results(view: GraphView) -> tuple[str, ...]:
     """The tensors that steps of a graph give besides what they train: reported values, and what is added to parts.

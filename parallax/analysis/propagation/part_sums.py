@@ -17,7 +17,7 @@ from parallax.analysis.propagation.axis_meets import is_real
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.chosen_rows import PASSES, ChosenRows
 from parallax.analysis.propagation.lengths import Lengths
-from parallax.analysis.propagation.losses import additions, results, trained_losses, written_within
+from parallax.analysis.propagation.losses import additions, results, returned_parts, trained_losses, written_within
 from parallax.analysis.propagation.sums import is_weighed, trained_sums
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.functions import takes_functions
@@ -63,7 +63,19 @@ def find_parts(walk: Walk, batches: Mapping[str, str]) -> tuple[PartAdded, ...]:
 
 
 def notes_of(walk: Walk) -> tuple[str, ...]:
-    """What the plan says of parts that are written in loops, or in branches that workers enter by themselves."""
+    """What the plan says of parts that are reported, or written in loops, or where a worker's own batch says so."""
+    return (*_notes_of_reported(walk), *_notes_of_written(walk))
+
+
+def _notes_of_reported(walk: Walk) -> tuple[str, ...]:
+    return tuple(
+        f"{value!r} is reported and computed of {part!r}, of which each worker has a part: one process would take all "
+        "of it. Ask metric.result() outside of the step"
+        for part, value in returned_parts(walk.view)[:1]
+    )
+
+
+def _notes_of_written(walk: Walk) -> tuple[str, ...]:
     branches = walk.known.branches
     found = [(v, node) for v, node in written_within(walk.view) if node not in walk.known.initial]
     found += [(a.variable, a.edge.node) for a in additions(walk.view) if not walk.agrees(branches[a.edge.node])]

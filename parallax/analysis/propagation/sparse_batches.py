@@ -174,13 +174,10 @@ def are_row_lengths(axes: BatchAxes, node: str) -> bool:
 def _cut_of(axes: BatchAxes, node: str) -> slice | None:
     """What a node cuts out of a vector."""
     attr, numbers = axes.view.nodes[node].attr, [axes.constant(t) for t in axes.view.inputs(node)[1:]]
-    if (
-        None in [None if n is None else n.size for n in numbers]
-        or attr["shrink_axis_mask"].i
-        or attr["new_axis_mask"].i
-    ):
+    known = [int(number.reshape(-1)[0]) for number in numbers if number is not None]
+    if len(known) < len(numbers) or attr["shrink_axis_mask"].i or attr["new_axis_mask"].i:
         return None
-    begin, end, step = (int(n.reshape(-1)[0]) for n in numbers if n is not None)
+    begin, end, step = known
     first, last = None if attr["begin_mask"].i & 1 else begin, None if attr["end_mask"].i & 1 else end
     return slice(first or None, last) if step == 1 and not attr["ellipsis_mask"].i else None
 
