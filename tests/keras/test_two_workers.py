@@ -433,6 +433,16 @@ def test_what_is_logged_beside_a_loss_leaves_its_gradient_alone(case):
     check(make)
 
 
+def test_a_loss_that_is_reported_is_not_put_together_on_its_way():
+    def make(train):
+        seen = lambda e, k: 0.1 * tf.reduce_sum(e) + tf.reduce_max(tf.cast(k, tf.float32))  # noqa: E731
+        model = compiled(Reports(lambda e, k: (seen(e, k), {})), optimizer=keras.optimizers.SGD(0.1))
+        return model, train(model, X, Y, **OPTIONS).history
+
+    here, expected = outcome(fit_by_two, make), outcome(fit_plainly, make)
+    assert difference(here["weights"], expected["weights"]) <= 1e-6  # the sum's gradient counts in full
+
+
 def test_other_things_of_ragged_rows_are_as_long_as_what_is_filled_up():
     def loss(text, found):
         kept = tf.sequence_mask(text.row_lengths(), dtype=tf.float32)
