@@ -32,20 +32,22 @@ def main() -> None:
         return
     _check_machine()
     began = time.monotonic()
-    _say(f"making the environment {folder} (once; three to six minutes on two cores, most of it compiling Horovod)")
+    _say(f"making the environment {folder} (once; three to five minutes on two cores, most of it compiling Horovod)")
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     _run([*pip, "--require-hashes", "--no-deps", "-r", str(HERE / "requirements.lock")], os.environ)
-    _say("packages installed; compiling Horovod against them")
+    _say("packages installed; compiling Horovod and the project's own libraries against them")
     # No cache: a cached wheel is bound to the TensorFlow and to the folder that it was built with.
     horovod = ["--require-hashes", "--no-deps", "--no-build-isolation", "--no-cache-dir"]
-    _run([*pip, *horovod, "-r", str(HERE / "horovod.lock")], _horovod_environment(folder))
+    horovod_argv = [*pip, *horovod, "-r", str(HERE / "horovod.lock")]
+    with subprocess.Popen(horovod_argv, env=_horovod_environment(folder)) as compiling:
+        _run(preload_library_argv(folder), os.environ)
+        _run(exchange_library_argv(folder), {**os.environ, "OPAL_PREFIX": str(folder)})
+        _run(rows_library_argv(folder), os.environ)
+        _run(frozen_library_argv(folder), os.environ)
+    _check_done(compiling.returncode, horovod_argv)
     _run([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT)], os.environ)
-    _run(preload_library_argv(folder), os.environ)
-    _run(exchange_library_argv(folder), {**os.environ, "OPAL_PREFIX": str(folder)})
-    _run(rows_library_argv(folder), os.environ)
-    _run(frozen_library_argv(folder), os.environ)
     stamp.write_text(wanted)
     _say(f"done in {time.monotonic() - began:.0f} s")
 
@@ -63,9 +65,8 @@ def exchange_library_argv(folder: Path) -> list[str]:
     TensorFlow's samplers of candidates are in the library of its kernels.
     """
     library = folder / "lib" / "libparallax_exchange.so"
-    sources = map(str, sorted(NATIVE.glob("*.cc")))
     built = ["-O2", "-shared", "-fPIC", "-w", "-Wl,-rpath,$ORIGIN", "-o", str(library)]
-    return [str(folder / "bin" / "mpicxx"), *built, *sources, *_tensorflow_flags(folder), KERNELS]
+    return [str(folder / "bin" / "mpicxx"), *built, *_as_one_unit(NATIVE), *_tensorflow_flags(folder), KERNELS]
 
 
 def rows_library_argv(folder: Path) -> list[str]:
@@ -75,18 +76,22 @@ def rows_library_argv(folder: Path) -> list[str]:
     with a rounding for each product and sum. Loops become vector instructions.
     """
     library = folder / "lib" / "libparallax_rows.so"
-    sources = map(str, sorted((NATIVE / "rows").glob("*.cc")))
     arithmetic = ["-O3", "-mavx", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
     built = ["-shared", "-fPIC", "-w", "-o", str(library)]
-    return ["g++", *arithmetic, *built, *sources, *_tensorflow_flags(folder)]
+    return ["g++", *arithmetic, *built, *_as_one_unit(NATIVE / "rows"), *_tensorflow_flags(folder)]
 
 
 def frozen_library_argv(folder: Path) -> list[str]:
     """The command that builds the ops that freeze variables for checkpoints, against the environment's TensorFlow."""
     library = folder / "lib" / "libparallax_frozen.so"
-    sources = map(str, sorted((NATIVE / "frozen").glob("*.cc")))
     built = ["-O2", "-shared", "-fPIC", "-w", "-o", str(library)]
-    return ["g++", *built, *sources, *_tensorflow_flags(folder)]
+    return ["g++", *built, *_as_one_unit(NATIVE / "frozen"), *_tensorflow_flags(folder)]
+
+
+def _as_one_unit(folder: Path) -> list[str]:
+    """The C++ sources of a folder as one unit of translation: most of a unit's time goes to TensorFlow's headers."""
+    sources = [word for source in sorted(folder.glob("*.cc")) for word in ("-include", str(source))]
+    return [*sources, "-x", "c++", os.devnull, "-x", "none"]
 
 
 def _tensorflow_flags(folder: Path) -> list[str]:
@@ -128,7 +133,7 @@ def _horovod_environment(folder: Path) -> dict[str, str]:
         "OPAL_PREFIX": str(folder),
         "HOROVOD_WITH_TENSORFLOW": "1",
         "HOROVOD_WITH_MPI": "1",
-        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITHOUT_GLOO": "1",
         "HOROVOD_WITHOUT_PYTORCH": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
         "MAKEFLAGS": "-j2",
@@ -137,9 +142,12 @@ def _horovod_environment(folder: Path) -> dict[str, str]:
 
 
 def _run(argv: list[str], environment: os._Environ[str] | dict[str, str]) -> None:
-    done = subprocess.run(argv, env=dict(environment), check=False)
-    if done.returncode:
-        sys.exit(f"Installation stopped (status {done.returncode}) at: {' '.join(argv)}")
+    _check_done(subprocess.run(argv, env=dict(environment), check=False).returncode, argv)
+
+
+def _check_done(status: int, argv: list[str]) -> None:
+    if status:
+        sys.exit(f"Installation stopped (status {status}) at: {' '.join(argv)}")
 
 
 def _say(text: str) -> None:
