@@ -59,6 +59,8 @@ class LegOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("tables", &tables_));
     OP_REQUIRES_OK(context, context->GetAttr("rows", &rows_));
     OP_REQUIRES_OK(context, context->GetAttr("offsets", &offsets_));
+    OP_REQUIRES_OK(context, context->GetAttr("from_end", &from_end_));
+    from_end_.resize(rows_.size(), false);
     OP_REQUIRES_OK(context, context->GetAttr("destinations", &destinations_));
     OP_REQUIRES_OK(context, context->GetAttr("count", &count_));
     OP_REQUIRES_OK(context, context->GetAttr("to_owners", &to_owners_));
@@ -97,8 +99,9 @@ class LegOp : public OpKernel {
   template <typename T>
   absl::Status Number(const T* ids, int64_t size, int lookup, Distinct* distinct, int* positions) const {
     const int64_t rows = rows_[lookup], offset = offsets_[lookup];
+    const int64_t below_zero = from_end_[lookup] ? rows : 0;  // what is added to an id there
     for (int64_t i = 0; i < size; ++i) {
-      const int64_t id = ids[i];
+      const int64_t id = ids[i] < 0 ? ids[i] + below_zero : ids[i];
       if (id < 0 || (rows >= 0 && id >= rows)) return Outside(ids, size, lookup);
       positions[i] = distinct->NumberOf(id + offset);
     }
@@ -110,7 +113,7 @@ class LegOp : public OpKernel {
     std::string found;
     int shown = 0;
     for (int64_t i = 0; i < size; ++i) {
-      if (0 <= ids[i] && ids[i] < rows_[lookup]) continue;
+      if ((from_end_[lookup] ? -rows_[lookup] : 0) <= ids[i] && ids[i] < rows_[lookup]) continue;
       if (shown++ == kShown) {
         absl::StrAppend(&found, "...");
         break;
@@ -155,6 +158,7 @@ class LegOp : public OpKernel {
 
   std::vector<std::string> tables_;
   std::vector<int64_t> rows_, offsets_;
+  std::vector<bool> from_end_;
   std::vector<int> destinations_, shares_, places_;  // the latter by slot: of its owner, and how many slots before it
   int count_ = 0;
   bool to_owners_ = false;
@@ -173,6 +177,7 @@ REGISTER_OP("ParallaxLeg")
     .Attr("tables: list(string)")
     .Attr("rows: list(int)")
     .Attr("offsets: list(int)")
+    .Attr("from_end: list(bool) = []")
     .Attr("destinations: list(int) >= 1")
     .Attr("count: int >= 1")
     .Attr("to_owners: bool = false")
@@ -195,6 +200,7 @@ splits: how many keys go to each of the `count` destinations.
 positions: for each id of all lookups, one after the other, where its key is.
 local: with `to_owners` the local row number of each key at its destination: with P destinations in turn, of which
 `share` are the key's own and `place` of those come before it, (key / P) * share + place. Else nothing.
-rows: by lookup, the rows of its table, of which an id must be one; -1 for ids that have been checked.)");
+rows: by lookup, the rows of its table, of which an id must be one; -1 for ids that have been checked.
+from_end: by lookup, whether ids below zero are counted from the end of the table; nowhere if it is empty.)");
 
 REGISTER_KERNEL_BUILDER(Name("ParallaxLeg").Device(tensorflow::DEVICE_CPU), LegOp);

@@ -71,12 +71,14 @@ class LookupIds:
         table: its name, for errors.
         rows: of the table; -1 when the ids have been checked.
         offset: what makes an id a key.
+        from_end: whether an id below zero is counted from the table's end.
     """
 
     ids: Tensor
     table: str = ""
     rows: int = -1
     offset: int = 0
+    from_end: bool = False
 
 
 def leg(
@@ -99,6 +101,7 @@ def leg(
         tables=[one.table for one in wanted],
         rows=[one.rows for one in wanted],
         offsets=[one.offset for one in wanted],
+        from_end=[one.from_end for one in wanted],
         destinations=list(destinations),
         count=count,
         to_owners=to_owners,

@@ -13,6 +13,7 @@ their ids.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -49,13 +50,16 @@ def id_bytes(rows: list[int], slots: int) -> int:
     return 4 if sum(slots * -(-r // slots) for r in rows) < INT32_ROWS else 8
 
 
-def ask(tables: list[TableRows], lookups: list[tuple[int, Tensor]], way: Transport) -> DeduplicatedIds:
+def ask(
+    tables: list[TableRows], lookups: list[tuple[int, Tensor]], way: Transport, from_end: Sequence[bool] = ()
+) -> DeduplicatedIds:
     """Merges ids and orders them by where they go first.
 
     Args:
         tables: of equal width and type; one alone where the owners are servers.
         lookups: (which table, ids of any shape).
         way: to the owners.
+        from_end: for each lookup whether ids below zero are counted from the table's end; nowhere if it is empty.
 
     Returns:
         The deduplicated ids. An id outside its table ends the run with an error that names the table and the id,
@@ -67,8 +71,8 @@ def ask(tables: list[TableRows], lookups: list[tuple[int, Tensor]], way: Transpo
     key_type = tf.int32 if bases[-1] * way.slots < INT32_ROWS else tf.int64
     cuts = [open_end(tf.reshape(ids, [-1]), [None]) for _, ids in lookups]
     wanted = [
-        LookupIds(_of_a_key_type(cut), tables[t].name, tables[t].rows, bases[t] * way.slots)
-        for cut, (t, _) in zip(cuts, lookups, strict=True)
+        LookupIds(_of_a_key_type(cut), tables[t].name, tables[t].rows, bases[t] * way.slots, counts_back)
+        for cut, (t, _), counts_back in zip(cuts, lookups, from_end or [False] * len(lookups), strict=True)
     ]
     first = way.first_leg(wanted, key_type)
     pieces = tf.split(first.positions, [tf.size(cut) for cut in cuts]) if len(cuts) > 1 else [first.positions]

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from parallax.graph.view import Edge
 from parallax.plans.plan import server_proxies
-from parallax.plans.rewrites import Push, Rewrites, Table
+from parallax.plans.rewrites import Lookup, Push, Rewrites, Table
 from parallax.transform.building.all_to_all import HOST, WORKERS
 from parallax.transform.building.collectives import open_end
 from parallax.transform.building.deduplicated_ids import (
@@ -43,6 +43,7 @@ from parallax.transform.building.transports import (
 )
 from parallax.transform.passes.dense_and_gathered import add_counter
 from parallax.transform.passes.gradients_to_servers import push_rows
+from parallax.transform.passes.ids_from_end import ids_before
 from parallax.types import Operation, Tensor
 
 
@@ -131,11 +132,11 @@ def _pull(editor: Editor, rewrites: Rewrites, number: int, together: PullGroup) 
     for place, source in enumerate(together.sources):
         lookup = next(x for x in together.lookups if table_of[x.node] == place)
         tables.append(_rows_of(editor, rewrites.table(lookup.table), source, lookup.row_shape))
-    ids = [editor.at(Edge(x.node, x.ids_slot)) for x in together.lookups]
+    ids, from_end = zip(*(_ids_of(editor, rewrites, x) for x in together.lookups), strict=True)
     waits = [editor.operation(n) for n in view.controls(together.lookups[0].node)]
     with tf.name_scope(f"{SCOPE}/pull_{number}/"), tf.control_dependencies(waits):
         way = _way(editor, rewrites.table(together.lookups[0].table), rewrites.terms.synchronous)
-        asked = ask(tables, [(table_of[x.node], i) for x, i in zip(together.lookups, ids, strict=True)], way)
+        asked = ask(tables, [(table_of[x.node], i) for x, i in zip(together.lookups, ids, strict=True)], way, from_end)
         routed = way.pull(asked.first, tables, asked.bases)
         place_of = {x.node: i for i, x in enumerate(together.lookups)}
         exchange = _Exchange(number, together, way, tables, table_of, place_of, asked, routed)
@@ -156,6 +157,19 @@ def _pull(editor: Editor, rewrites: Rewrites, number: int, together: PullGroup) 
         pushed_by = (p for p in rewrites.pushes if lookup.node in p.lookups)
         _may_be_cut(editor, cut, (lookup.node, *(n for p in pushed_by for n in push_nodes(p))))
     return exchange
+
+
+def _ids_of(editor: Editor, rewrites: Rewrites, lookup: Lookup) -> tuple[Tensor, bool]:
+    """The ids of a lookup, and whether those below zero are yet to be counted from the table's end.
+
+    Only in graphs of front ends: what these call ids between is fed by nobody.
+    """
+    ids, given = editor.at(Edge(lookup.node, lookup.ids_slot)), editor.view.inputs(lookup.node)[lookup.ids_slot]
+    if rewrites.batches and not lookup.combines and ids is editor.tensor(given):
+        before = ids_before(editor.view, given, rewrites.table(lookup.table).rows)
+        if before is not None:
+            return editor.tensor(before), True
+    return ids, False
 
 
 def _rows_of(editor: Editor, table: Table, source: str, row_shape: tuple[int, ...]) -> TableRows:

@@ -88,6 +88,18 @@ def test_an_id_that_is_no_row_ends_the_run_and_is_named(outside):
         run(lambda: leg([LookupIds(tf.constant([1, outside]), "emb", 5)], range(2), 2, tf.int32).keys)
 
 
+def test_ids_below_zero_are_counted_from_the_end_where_a_lookup_says_so():
+    def build(ids=(-1, 4, -5, 0)):
+        wanted = [LookupIds(tf.constant(ids), "emb", 5, 0, True), LookupIds(tf.constant([2, 3]), "other", 9, 6)]
+        made = leg(wanted, range(2), 2, tf.int32)
+        return tf.gather(made.keys, made.positions)
+
+    assert run(build).tolist() == [4, 4, 0, 0, 8, 9]
+    for outside in (-6, 5):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=rf"asked for\] \[{outside}\]"):
+            run(lambda outside=outside: build((1, -2, outside)))
+
+
 def test_an_exchange_without_a_communicator_says_so():
     with pytest.raises(tf.errors.FailedPreconditionError, match="no communicator: open the session by parallel_run"):
         run(lambda: all_to_all(tf.zeros([2, 3]), tf.constant([1, 1]))[0])

@@ -1,0 +1,41 @@
+"""Ids that a graph counts from the end of a table where they are below zero, as Keras does: a pull does it itself.
+
+`where(id < 0, id + rows, id)` is three small ops for each lookup. The op that makes ids ready to be sent looks at every
+id anyway.
+"""
+
+from __future__ import annotations
+
+from parallax.graph.view import GraphView, split_tensor
+
+
+def ids_before(view: GraphView, tensor: str, rows: int) -> str | None:
+    """The ids of which those below zero have been counted from the end; None where it is not so.
+
+    Args:
+        view: the user's graph.
+        tensor: ids of a lookup.
+        rows: of its table.
+    """
+    node = split_tensor(tensor)[0]
+    if view.op(node) != "SelectV2":
+        return None
+    is_below, counted, ids = view.inputs(node)
+    below, added = split_tensor(is_below)[0], split_tensor(counted)[0]
+    if view.op(below) != "Less" or view.op(added) not in ("Add", "AddV2"):
+        return None
+    first, zero = view.inputs(below)
+    terms = sorted(view.inputs(added), key=lambda term: term != ids)
+    is_so = first == terms[0] == ids and _number(view, zero) == 0 and _number(view, terms[1]) == rows
+    return ids if is_so else None
+
+
+def _number(view: GraphView, tensor: str) -> int | None:
+    """The whole number that a tensor is, as a constant or as one number of a constant shape."""
+    value = view.constant(tensor)
+    node = split_tensor(tensor)[0]
+    if value is None and view.op(node) == "StridedSlice" and view.nodes[node].attr["shrink_axis_mask"].i == 1:
+        whole, first = (view.constant(one) for one in view.inputs(node)[:2])
+        if whole is not None and first is not None and whole.ndim == 1 and first.shape == (1,):
+            value = whole[int(first[0])]
+    return int(value) if value is not None and value.ndim == 0 and value.dtype.kind == "i" else None
