@@ -21,11 +21,12 @@ from parallax.functions.attachments import attached, attachment_with
 from parallax.functions.called_functions import watch_calls
 from parallax.functions.results import joined, rules_of
 from parallax.functions.running import RunningSteps
-from parallax.functions.shares import digest_of, place_of_share, rows_of, share_of
+from parallax.functions.shares import digest_of, rows_of, share_of
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.functions.traced import is_loaded, portable_values, take_values
 from parallax.functions.tracing import Arguments, arguments_of, check_same, traced_step
 from parallax.functions.variables import SessionVariables
+from parallax.graph.batches import place_of_share
 from parallax.runtime.worker.ranks import current_process_group
 from parallax.settings.config import Config
 from parallax.types import Argument, Nest, TensorLike
@@ -135,7 +136,9 @@ class DistributedStep:
         arguments = arguments_of(args, kwargs, getattr(self._step, "input_signature", None))
         traced = traced_step(self._step, arguments, self._merges_rows, self._returns)
         graph = StepGraph(traced.variables)
-        step = graph.add(self._name, traced.concrete, is_uneven=True)
+        with_rows = [one for one in arguments.tensors if len(one.shape)]
+        full = rows_of(with_rows) if with_rows else 0
+        step = graph.add(self._name, traced.concrete, is_uneven=True, full=full)
         return arguments, graph, step, rules_of(step.fetches, self._returns)
 
     def _begun(self, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> _OpenStep:

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.functions.numbered_rows import NumberedRows
+from parallax.graph.batches import place_of_share
 from parallax.types import Array, Nest, TensorLike
 
 OTHER_INPUT = (
@@ -44,11 +45,6 @@ def share_of(batch: Nest, rank: int, size: int) -> list[Array]:
         elif one is not None:  # cut by NumPy, a tenth of what an op takes
             share.append(np.asarray(one)[first:end] if _has_rows(one) else np.asarray(one))
     return share
-
-
-def place_of_share(rows: int, rank: int, size: int) -> tuple[int, int]:
-    """(the first row of a worker's share, the row after its last)."""
-    return rows * rank // size, rows * (rank + 1) // size
 
 
 def digest_of(batch: Nest) -> int:

@@ -19,7 +19,7 @@ from tensorflow.core.framework import attr_value_pb2
 
 from parallax.errors import GraphError
 from parallax.functions.traced import handle_of, initial_of
-from parallax.graph.batches import mark_batch, mark_elements, mark_length, mark_part
+from parallax.graph.batches import mark_batch, mark_elements, mark_full, mark_length, mark_part
 from parallax.graph.view import EXAMPLES
 from parallax.types import ConcreteFunction, Graph, Nest, Operation, Tensor, TensorShape, TypeSpec, Variable
 
@@ -83,7 +83,9 @@ class StepGraph:
             raise GraphError(f"Each variable of a step needs a name of its own, and there are two of {twice[0]!r}.")
         self._by_handle = {id(handle_of(one.variable)): one for one in self.variables}
 
-    def add(self, name: str, concrete: ConcreteFunction, is_uneven: bool = False, examples: int = 0) -> GraphStep:
+    def add(
+        self, name: str, concrete: ConcreteFunction, is_uneven: bool = False, examples: int = 0, full: int = 0
+    ) -> GraphStep:
         """Calls a traced function in the graph.
 
         Args:
@@ -92,6 +94,7 @@ class StepGraph:
             is_uneven: whether workers may call it with batches of unequal length, none too; every argument with an open
                 first dimension is then taken for a batch.
             examples: how many a worker's batch will have, where its dimension is open; for counting only, 0 if unknown.
+            full: how many most batches will have, all workers' together; other lengths are slower. 0 if unknown.
 
         Raises:
             GraphError: it takes something from around it that no graph can have.
@@ -103,7 +106,7 @@ class StepGraph:
             feeds = tuple(
                 tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name) for tensor in arguments
             )
-            length = _marked(feeds, name, concrete.structured_input_signature) if is_uneven else None
+            length = _marked(feeds, name, concrete.structured_input_signature, full) if is_uneven else None
             for feed in feeds if examples else ():
                 feed.op._set_attr(EXAMPLES, attr_value_pb2.AttrValue(i=examples))
             taken = [self._taken(name, outer) for outer in captured]
@@ -171,14 +174,17 @@ class StepGraph:
         return tf.compat.v1.zeros_initializer() if initial is None else partial(_imported, initial)
 
 
-def _marked(feeds: Sequence[Tensor], step: str, signature: Nest) -> Tensor | None:
+def _marked(feeds: Sequence[Tensor], step: str, signature: Nest, full: int) -> Tensor | None:
     """Marks the batches of a step; the tensor of their length, if there are any."""
     batches = [one for one in feeds if one.shape.rank and one.shape[0] is None]
     for batch in batches:
         mark_batch(batch, step)
     for spec, parts in _parts_of(feeds, signature):
-        for elements in [parts[0], *parts[2:]] if isinstance(spec, tf.RaggedTensorSpec) else ():
-            mark_elements(elements)
+        if isinstance(spec, tf.RaggedTensorSpec):
+            for elements in (parts[0], *parts[2:]):
+                mark_elements(elements)
+        elif full and parts and parts[0].shape.rank and parts[0].shape[0] is None:
+            mark_full(parts[0], full)
     if not batches:
         return None
     length = tf.compat.v1.placeholder_with_default(_own_length(feeds, signature), [], name="length")

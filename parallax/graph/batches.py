@@ -17,6 +17,8 @@ from parallax.types import NodeDef, Operation, Tensor, Variable
 
 _BATCH, _LENGTH, _ELEMENTS = "_parallax_batch", "_parallax_length", "_parallax_elements"
 _REPORTED, _PART = "_parallax_reported", "_parallax_part"
+FULL = "_parallax_full"
+"""How long batches will be: a graph is the same whatever it says."""
 VALUE, COUNTED, WEIGHT = "value", "counted", "weight"
 """What is reported: a scalar that is a mean over the batch, as a loss is, of which the workers' mean is taken, or which
 a metric adds to its part; or the weight with which a metric counts it."""
@@ -30,6 +32,26 @@ def mark_batch(placeholder: Tensor, step: str) -> None:
         step: the name of the step; all batches of one step have one length on a worker.
     """
     _set(placeholder.op, _BATCH, step)
+
+
+def mark_full(placeholder: Tensor, examples: int) -> None:
+    """Says how many examples all workers' batches have together, but for some, as the last of an epoch.
+
+    Args:
+        placeholder: a tensor that is marked as a batch.
+        examples: how many.
+    """
+    placeholder.op._set_attr(FULL, attr_value_pb2.AttrValue(i=examples))
+
+
+def full_length(node: NodeDef) -> int:
+    """How many examples most batches have that are fed to a node, all workers' together; 0 where it is not known."""
+    return int(node.attr[FULL].i) if FULL in node.attr else 0
+
+
+def place_of_share(rows: int, rank: int, size: int) -> tuple[int, int]:
+    """(the first row of a worker's share of a batch, the row after its last)."""
+    return rows * rank // size, rows * (rank + 1) // size
 
 
 def mark_elements(placeholder: Tensor) -> None:

@@ -8,6 +8,7 @@ files.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from parallax.functions.called_functions import watch_calls
 from parallax.functions.running import RunningSteps
 from parallax.functions.traced import is_loaded
 from parallax.keras.fitting import FitCall, read_steps, state_of, take_state
+from parallax.keras.inputs import batch_length
 from parallax.keras.libraries import library_of
 from parallax.keras.training import ModelTraining
 from parallax.settings.config import Config
@@ -79,7 +81,8 @@ class ScriptTraining:
             SessionError: another model is trained by this script, or the model was compiled again.
         """
         if self.training is None:
-            read = read_steps(model, {}, {"train": _spec_of(model, arguments)}, merge_rows=merge_rows)
+            full = {"train": batch_length(arguments.get("x"), sys.maxsize)}
+            read = read_steps(model, {}, {"train": _spec_of(model, arguments)}, merge_rows=merge_rows, full=full)
             self._begin(read, config, resource)
         elif not self.is_of(model):
             raise SessionError(_ONE_MODEL)

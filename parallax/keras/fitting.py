@@ -31,7 +31,7 @@ from parallax.keras.inputs import batch_length, open_spec
 from parallax.keras.libraries import library_of
 from parallax.keras.randomness import random_states, take_random_states
 from parallax.keras.refusals import check_model, check_step
-from parallax.keras.steps import ModelStep, step_graph, traced_evaluation, traced_training
+from parallax.keras.steps import NOT_KNOWN, ModelStep, step_graph, traced_evaluation, traced_training
 from parallax.keras.training import ModelTraining
 from parallax.logger import log
 from parallax.report.text import bytes_text, counted
@@ -99,6 +99,7 @@ def read_fit(model: KerasModel, arguments: dict[str, Argument], workers: int = 1
     check_model(model)
     arguments = _with_validation_split(library, dict(arguments))
     specs = {"train": _spec_of(library, arguments, "x", "y", "sample_weight", arguments.get("batch_size"))}
+    full = {"train": batch_length(arguments.get("x"), arguments.get("batch_size"))}
     if arguments.get("validation_data") is not None:
         x, y, weights = library.unpacked(arguments["validation_data"])
         validation = {"x": x, "y": y, "sample_weight": weights}
@@ -106,8 +107,8 @@ def read_fit(model: KerasModel, arguments: dict[str, Argument], workers: int = 1
         specs["test"] = _spec_of(library, validation, "x", "y", "sample_weight", length)
         if validation["x"] is not x:
             arguments["validation_data"] = validation["x"]
-    examples = -(-batch_length(arguments.get("x"), arguments.get("batch_size")) // workers)
-    return read_steps(model, arguments, specs, examples, merge_rows)
+        full["test"] = batch_length(validation["x"], length)
+    return read_steps(model, arguments, specs, -(-full["train"] // workers), merge_rows, full)
 
 
 def read_steps(
@@ -116,6 +117,7 @@ def read_steps(
     specs: Mapping[str, Nest],
     examples: int = 0,
     merge_rows: bool = True,
+    full: Mapping[str, int] = NOT_KNOWN,
 ) -> FitCall:
     """Traces the steps of a model and makes one graph of them.
 
@@ -125,6 +127,7 @@ def read_steps(
         specs: "train", and "test" where there is validation: the spec of a batch.
         examples: how many a worker has of a batch, by which the plan counts; 0 if unknown.
         merge_rows: whether optimizers see equal rows of a sparse gradient added up.
+        full: how many examples most batches have, all workers' together, of the steps of which it is known.
 
     Raises:
         GraphError: a step cannot be had in a graph.
@@ -136,7 +139,7 @@ def read_steps(
     for name, one in traced.items():
         check_step(name, one.concrete)
         check_sums(one.concrete, one.metrics)
-    graph, steps = step_graph(model, traced, examples)
+    graph, steps = step_graph(model, traced, examples, full)
     names = {id(one.variable): one.name for one in graph.taken()}
     metrics = [names[id(v)] for one in traced.values() for v in one.metrics if id(v) in names]
     return FitCall(model, arguments, traced, graph, steps, names, graph.reset(dict.fromkeys(metrics)))

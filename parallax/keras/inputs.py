@@ -71,5 +71,5 @@ def batch_length(x: Nest, batch_size: int | None) -> int:
         return int(first[0] or 0) if first.rank else 0
     parts = tf.nest.flatten(x)
     if parts and all(hasattr(part, "shape") and len(part.shape) for part in parts):
-        return batch_size or _OF_ARRAYS
+        return min(batch_size or _OF_ARRAYS, int(parts[0].shape[0]))
     return 0

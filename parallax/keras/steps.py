@@ -5,8 +5,9 @@ Keras's own `train_step`, `test_step` and `predict_step` are traced as they stan
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import tensorflow as tf
 
@@ -16,6 +17,8 @@ from parallax.keras.libraries import library_of
 from parallax.keras.logs import check_log, flat_logs
 from parallax.keras.metrics import is_of_metrics
 from parallax.types import ConcreteFunction, KerasModel, Log, Logs, Nest, Tensor, Variable
+
+NOT_KNOWN: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ def traced_evaluation(model: KerasModel, spec: Nest) -> ModelStep:
 
 
 def step_graph(
-    model: KerasModel, traced: dict[str, ModelStep], examples: int = 0
+    model: KerasModel, traced: dict[str, ModelStep], examples: int = 0, full: Mapping[str, int] = NOT_KNOWN
 ) -> tuple[StepGraph, dict[str, GraphStep]]:
     """One graph of a model's traced steps.
 
@@ -59,13 +62,15 @@ def step_graph(
         model: a keras.Model.
         traced: scope -> traced step.
         examples: how many a worker's batch will have, as far as is known; what is sent is counted by it.
+        full: scope -> how many examples all workers have of most batches, of those of which it is known.
 
     Returns:
         The graph, and the steps in it by their scope. Where the batch's dimension is open, workers may have unequally
         many examples of it, or none (parallax/graph/batches.py); what losses and metrics then are is in reports.py.
     """
     graph = StepGraph(variables_of(model, [one.concrete for one in traced.values()]))
-    return graph, {name: graph.add(name, one.concrete, True, examples) for name, one in traced.items()}
+    lengths = {name: full.get(name, 0) for name in traced}
+    return graph, {name: graph.add(name, one.concrete, True, examples, lengths[name]) for name, one in traced.items()}
 
 
 def variables_of(model: KerasModel, traced: list[ConcreteFunction]) -> list[StepVariable]:

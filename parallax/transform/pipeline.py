@@ -30,6 +30,7 @@ from parallax.transform.check import check
 from parallax.transform.passes.accumulate import keep_gradients
 from parallax.transform.passes.dense_and_gathered import collect_rows, reduce_gradients
 from parallax.transform.passes.exchange import exchange_rows
+from parallax.transform.passes.full_batches import FullBatch, add_full_batches
 from parallax.transform.passes.gradients_to_servers import scatter_gradients
 from parallax.transform.passes.inputs import IteratorsOfGraph, keep_inputs
 from parallax.transform.passes.joined_messages import JoinedMessage, join_all_reduces
@@ -92,6 +93,7 @@ class WorkerGraph:
         touched: which rows updates have touched, where that is remembered.
         streams: the random numbers that are drawn while it trains, where checkpoints hold how far they are.
         inputs: the iterators of datasets, where checkpoints hold how far they are.
+        full: where batches are fed that are as long as most.
     """
 
     graph_def: GraphDef
@@ -116,6 +118,7 @@ class WorkerGraph:
     touched: RowMemory = NO_ROW_MEMORY
     streams: RandomStreams = RandomStreams()
     inputs: IteratorsOfGraph = IteratorsOfGraph()
+    full: tuple[FullBatch, ...] = ()
 
 
 def _keep_fetchable(editor: Editor) -> None:
@@ -160,6 +163,7 @@ def transform(
     touched = remember_touched_rows(changed, editor, rewrites) if remembers_rows else NO_ROW_MEMORY
     cleared = [name for one in touched.tables for name in (one.clear, *one.clear_partitions) if name]
     joined = join_all_reduces(changed)
+    full = add_full_batches(changed, worker)
     can_overlap = overlaps and worker.size > 1 and rewrites.terms.synchronous and not worker.servers
     if can_overlap:
         add_gates(changed)
@@ -187,4 +191,5 @@ def transform(
         touched=touched,
         streams=streams,
         inputs=inputs,
+        full=full,
     )

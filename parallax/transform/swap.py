@@ -264,6 +264,10 @@ def _in_session(new: WorkerGraph, graph_def: GraphDef, names: Mapping[str, str])
         ),
         counter_initializers=tensors(new.counter_initializers),
         lazily_updated=tuple(tensors(members) for members in new.lazily_updated),
+        full=tuple(
+            replace(one, batch=renamed_tensor(one.batch, names), full=renamed_tensor(one.full, names))
+            for one in new.full
+        ),
         partitions={op: tensors(parts) for op, parts in new.partitions.items()},
         keepings=tuple(
             GradientAccumulation(one.source, tensors(one.begin), tensors(one.add), tensors(one.take))

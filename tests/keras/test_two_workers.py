@@ -1,5 +1,7 @@
 """Programs as others write them, on two workers with uneven batches: history, weights and slots are plain Keras's."""
 
+from unittest import mock
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +9,8 @@ import tensorflow as tf
 import tf_keras
 
 from parallax.errors import GraphError
+from parallax.runtime.worker import names
+from parallax.transform.passes.full_batches import led_to_full
 from tests.keras.here import PLAIN_FIT, difference, fit_plainly, outcome
 from tests.keras.two_here import fit_by_two, plain_fit_of, plan_of_fit
 
@@ -23,6 +27,23 @@ def check(make, plain=fit_plainly):
     parts = {name: difference(here[name], expected[name]) for name in expected}
     assert max(parts.values()) <= 1e-6, (parts, here["found"], expected["found"])
     return here["found"]
+
+
+def test_full_batches_are_fed_where_their_length_is_known_and_ids_may_count_from_the_end():
+    def make(train):
+        embedding = layers.Embedding(12, 3)
+        model = keras.Sequential([keras.Input((4,), dtype="int32"), embedding, layers.Flatten(), layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model, train(model, IDS - 7, Y, validation_data=(IDS[:4] - 12, Y[:4]), **OPTIONS).history
+
+    with mock.patch.object(names, "led_to_full", wraps=names.led_to_full) as led:
+        check(make)
+    full = [call for call in led.call_args_list if call.args[1]]
+    lengths = [[len(value) for value in call.args[0].values() if np.ndim(value)] for call in full]
+    # Worker 0 of two, and then the other: of two, two and one of five rows, and validation's four.
+    assert lengths == 2 * [[2, 2], [3, 3], [2, 2], [3, 3], [1, 1], [2, 2], [2, 2], [2, 2]]
+    is_full = [led_to_full(*call.args) is not None for call in full]
+    assert is_full == 2 * [True, True, True, True, False, False, True, True]
 
 
 class Adversaries(keras.Model):

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from parallax.analysis.reading.functions import takes_functions
+from parallax.graph.batches import FULL
 from parallax.types import AttrValue, FunctionDef, GraphDef, NameAttrList, NodeDef
 
 SEEDS = ("seed", "seed2")
-_OWN_NAMES = ("_gradient_op_type",)
-"""Attributes by which one process finds a Python object of its own."""
+_OWN_NAMES = ("_gradient_op_type", FULL)
+"""Attributes that are no structure: by which a process finds a Python object of its own, and what is only expected."""
 _LEFT_OUT = (*SEEDS, *_OWN_NAMES, "shared_name")
 """What a skeleton has in part or not at all."""
 _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")

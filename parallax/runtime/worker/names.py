@@ -21,6 +21,7 @@ from parallax.graph.view import GraphView, split_tensor
 from parallax.runtime.worker.accumulation import Gather, KeptGradients
 from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL
 from parallax.transform.building.reduce_and_broadcast import MEETINGS
+from parallax.transform.passes.full_batches import FullBatch, led_to_full
 from parallax.transform.passes.gradients_to_servers import FRONTS_GIVE
 from parallax.transform.passes.joined_messages import view_apart
 from parallax.transform.pipeline import WorkerGraph
@@ -43,6 +44,7 @@ class Resolved:
         collectives: digest of the collectives that the run takes part in; empty when it takes part in none.
         fed: tensor of the user's graph -> tensor to feed, of those that have another name on this worker.
         had: for each name asked for whether it can be had; what comes with an update only cannot between updates.
+        full: where batches go that are full, of those that are fed.
     """
 
     tensors: tuple[str, ...]
@@ -50,10 +52,12 @@ class Resolved:
     collectives: str
     fed: Mapping[str, str] = field(default_factory=dict)
     had: tuple[bool, ...] = ()
+    full: tuple[FullBatch, ...] = ()
 
     def feeds(self, given: Mapping[str, Value]) -> dict[str, Value]:
         """What is fed in the user's names, in those of this worker's graph."""
-        return {self.fed.get(name, name): value for name, value in given.items()} if self.fed else dict(given)
+        here = {self.fed.get(name, name): value for name, value in given.items()} if self.fed else dict(given)
+        return led_to_full(here, self.full) or here
 
     def values(self, found: Sequence[Value]) -> Sequence[Value]:
         """What a run of `tensors` has given, for each name asked for; None for what cannot be had."""
@@ -162,7 +166,8 @@ class Names:
         }
         empty |= self._parts_not_needed(runs)
         led = {a: b for a, b in feeds.items() if a != b}
-        return Resolved(tuple(tensors), empty, self._digest(runs), led, tuple(had))
+        full = tuple(one for one in self._worker_graph.full if one.batch in cut_off)
+        return Resolved(tuple(tensors), empty, self._digest(runs), led, tuple(had), full)
 
     def _parts_not_needed(self, runs: set[str]) -> dict[str, Value]:
         """Of messages of which a run needs some members only, the parts of the others."""

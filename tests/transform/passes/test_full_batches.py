@@ -1,0 +1,65 @@
+"""Full batches are fed where their length is known: the same values, and no ops that find lengths out."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from parallax.graph.batches import mark_batch, mark_full
+from parallax.transform.building.editor import Worker
+from parallax.transform.passes.full_batches import FullBatch, add_full_batches, led_to_full
+
+v1 = tf.compat.v1
+RUN_TIME = {"Shape", "Size", "DynamicStitch", "StridedSlice"}
+
+
+def made(worker, examples=7):
+    """A graph that computes with a batch's length, with what is added for one worker of two."""
+    graph = tf.Graph()
+    with graph.as_default():
+        batch = v1.placeholder(tf.float32, [None, 3], name="batch")
+        v1.placeholder(tf.float32, [None, 3], name="other")
+        mark_batch(batch, "step")
+        mark_full(batch, examples)
+        tf.identity(tf.reduce_sum(batch, 0) / tf.cast(tf.shape(batch * 2)[0], tf.float32), name="mean")
+    graph_def = graph.as_graph_def()
+    full = add_full_batches(graph_def, worker)
+    changed = tf.Graph()
+    with changed.as_default():
+        tf.graph_util.import_graph_def(graph_def, name="")
+    return changed, full
+
+
+def run(graph, feeds):
+    """The mean, and the types of the ops that were run for it."""
+    options, found = v1.RunOptions(output_partition_graphs=True), v1.RunMetadata()
+    with v1.Session(graph=graph) as session:
+        mean = session.run("mean:0", feeds, options, found)
+    return mean, {node.op for part in found.partition_graphs for node in part.node}
+
+
+@pytest.mark.parametrize(("rank", "rows"), [(0, 3), (1, 4)])
+def test_a_full_batch_gives_the_same_and_runs_without_what_finds_its_length(rank, rows):
+    graph, full = made(Worker(rank, 2, 0))
+    assert full == (FullBatch("batch:0", "batch/full:0", rows),)
+    batch = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
+    anywhere, ops = run(graph, {"batch:0": batch})
+    there, fewer = run(graph, led_to_full({"batch:0": batch}, full))
+    np.testing.assert_allclose(there, anywhere, rtol=1e-6)
+    assert ops & RUN_TIME and not fewer & RUN_TIME
+    shorter = batch[1:]  # the last of an epoch
+    assert led_to_full({"batch:0": shorter}, full) is None
+    np.testing.assert_allclose(run(graph, {"batch:0": shorter})[0], shorter.mean(0), rtol=1e-6)
+
+
+def test_all_batches_of_a_run_are_full_or_none_is():
+    full = (FullBatch("a:0", "a/full:0", 2), FullBatch("b:0", "b/full:0", 2))
+    two, one = np.zeros([2, 3]), np.zeros([1, 3])
+    assert [*led_to_full({"a:0": two, "c:0": one, "b:0": two}, full)] == ["a/full:0", "c:0", "b/full:0"]
+    assert led_to_full({"a:0": two, "b:0": one}, full) is None
+    assert led_to_full({"a:0": two, "b:0": [[1.0], [2.0]]}, full) is None  # no array
+    assert led_to_full({"a:0": two}, ()) is None
+
+
+@pytest.mark.parametrize("examples", [0, 1])
+def test_a_worker_without_rows_or_a_graph_that_does_not_say_has_none(examples):
+    assert made(Worker(0, 2, 0), examples)[1] == ()
