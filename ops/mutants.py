@@ -33,6 +33,8 @@ SERVED = ("tests/equality/test_equality.py", "-k", "optimizer_on_servers")
 OWNERSHIP = ("tests/graph/test_ownership.py",)
 JOINED = ("tests/transform/test_joined_messages.py",)
 OVERLAPPING = ("tests/runtime/worker/test_overlapping.py",)
+RESULTS = ("tests/keras/test_two_workers.py",)
+FULL_BATCHES = ("tests/transform/passes/test_full_batches.py",)
 STALLS = ("tests/runtime/launcher/test_stall.py",)
 
 
@@ -56,6 +58,48 @@ class Mutant:
 
 
 MUTANTS = (
+    Mutant(
+        "what all workers have alike is added to a metric by each of them",
+        "transform/passes/losses.py",
+        "elif editor.worker.rank:",
+        "elif editor.worker.rank > 1:",
+        (*RESULTS, "-k", "added_once"),
+    ),
+    Mutant(
+        "what a loss is made of is put together on the way of its gradient",
+        "analysis/propagation/part_sums.py",
+        "if any(nodes & self._trained for nodes in takers.values()):",
+        "if False:",
+        (*RESULTS, "-k", "on_its_way"),
+    ),
+    Mutant(
+        "a mean that a metric adds counts as a sum",
+        "analysis/propagation/part_sums.py",
+        "elif kind == _MEAN and batch:",
+        "elif kind == _PART and batch:",
+        (*RESULTS, "-k", "metrics_of_keras or added_once"),
+    ),
+    Mutant(
+        "a batch that is shorter is fed as a full one",
+        "transform/passes/full_batches.py",
+        "return None\n    led =",
+        "pass\n    led =",
+        FULL_BATCHES,
+    ),
+    Mutant(
+        "ids of any sign are counted from the end",
+        "transform/passes/ids_from_end.py",
+        "and _number(view, zero) == 0 ",
+        "",
+        ("tests/transform/passes/test_ids_from_end.py",),
+    ),
+    Mutant(
+        "rows are merged by their update alone though their norm is taken",
+        "analysis/reading/lazy/updates.py",
+        "while others := {node for node in found if not update.union(found).issuperset(view.users(node))}:",
+        "while others := set[str]():",
+        ("tests/analysis/reading/test_updates_of_rows.py",),
+    ),
     Mutant(
         "a worker's share of an uneven batch is left out",
         "transform/building/shares.py",

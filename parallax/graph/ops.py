@@ -14,7 +14,7 @@ from functools import cache
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import op_def_registry
 
-from parallax.graph.row_updates import FIRST_STATE, UPDATE_ROWS
+from parallax.graph.row_updates import FIRST_STATE, UPDATES_OF_ROWS
 from parallax.graph.view import split_tensor, tensor_name
 from parallax.types import NodeDef, OpDef
 
@@ -97,7 +97,7 @@ def state_op(op: str, input_count: int) -> StateOp | None:
 
 def takes_state(op: str, slot: int) -> bool:
     """Whether input `slot` of such an op is a variable itself (a handle or a reference) and not its value."""
-    if op == UPDATE_ROWS:
+    if op in UPDATES_OF_ROWS:
         return slot >= FIRST_STATE
     kinds = _argument_kinds(op)
     return slot < len(kinds) and kinds[slot][1]
@@ -132,7 +132,7 @@ def _argument_kinds(op: str) -> tuple[tuple[str, bool], ...]:
 
 @cache
 def _describe(op: str, input_count: int) -> StateOp | None:
-    if op == UPDATE_ROWS:
+    if op in UPDATES_OF_ROWS:
         return StateOp("apply", tuple(range(FIRST_STATE, input_count)), 0, 1, (2,))
     kinds = _argument_kinds(op)
     state = tuple(i for i, (_, is_state) in enumerate(kinds) if is_state)

@@ -17,6 +17,8 @@ min max pow squared_difference div_no_nan mul_no_nan gt ge lt le eq ne and or (1
 They give TensorFlow's results bit for bit, but for rsqrt, reciprocal, pow, exp and log of a tensor's last few elements,
 which TensorFlow computes by another formula when they do not fill a vector. `#` begins a comment.
 
+`ParallaxUpdateOnlyRows` makes an update that leaves all other rows as they are, like Adagrad's, by such a program.
+
 Two more kinds of lines say what is known of a state in an update without gradient. If all states have one, the updates
 that a row has missed are cut where they only multiply the states by known factors:
 
@@ -40,8 +42,10 @@ from parallax.errors import TransformError
 from parallax.types import NodeDef, OpLibrary
 
 UPDATE_ROWS, GATHER_ROWS = "ParallaxUpdateRows", "ParallaxGatherRows"
+UPDATE_ONLY_ROWS = "ParallaxUpdateOnlyRows"
 READ_ROWS, BRING_UP_TO_DATE = "ParallaxReadRows", "ParallaxBringUpToDate"
-ROW_UPDATE_OPS = (UPDATE_ROWS, GATHER_ROWS, READ_ROWS, BRING_UP_TO_DATE)
+ROW_UPDATE_OPS = (UPDATE_ROWS, UPDATE_ONLY_ROWS, GATHER_ROWS, READ_ROWS, BRING_UP_TO_DATE)
+UPDATES_OF_ROWS = frozenset({UPDATE_ROWS, UPDATE_ONLY_ROWS})
 FIRST_STATE = 3
 """Of the inputs of an update: values, indices and scalars, then the handles of the table and of its slots."""
 
@@ -64,7 +68,7 @@ def row_update_ops() -> OpLibrary:
     if not library.is_file():
         raise TransformError(f"Rows of tables are updated by ops of {library}, which is not there: run `make install`.")
     ops = tf.load_op_library(str(library))
-    if not hasattr(ops, "parallax_read_rows"):
+    if not hasattr(ops, "parallax_update_only_rows"):
         raise TransformError(f"{library} must be as new as Parallax, and is older. Build it: `make install`.")
     return ops
 

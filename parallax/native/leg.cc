@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "distinct.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -23,35 +24,6 @@ using tensorflow::TensorShape;
 using tensorflow::shape_inference::InferenceContext;
 
 constexpr int kShown = 5;  // ids in an error
-
-// Numbers the distinct keys in the order in which they come first.
-class Distinct {
- public:
-  explicit Distinct(size_t expected) {
-    size_t size = 16;
-    while (size < 2 * expected) size *= 2;
-    places_.assign(size, -1);
-    keys_.reserve(expected);
-  }
-
-  int NumberOf(int64_t key) {
-    const size_t mask = places_.size() - 1;
-    size_t place = (static_cast<uint64_t>(key) * 0x9E3779B97F4A7C15ull >> 20) & mask;
-    while (places_[place] >= 0) {
-      if (keys_[places_[place]] == key) return places_[place];
-      place = (place + 1) & mask;
-    }
-    places_[place] = static_cast<int>(keys_.size());
-    keys_.push_back(key);
-    return places_[place];
-  }
-
-  const std::vector<int64_t>& keys() const { return keys_; }
-
- private:
-  std::vector<int> places_;
-  std::vector<int64_t> keys_;
-};
 
 class LegOp : public OpKernel {
  public:
@@ -79,7 +51,7 @@ class LegOp : public OpKernel {
     Tensor* positions = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({total}), &positions));
     int* position = positions->flat<int>().data();
-    Distinct distinct(total);
+    parallax::Distinct distinct(total);
     for (int i = 0; i < context->num_inputs(); ++i) {
       const Tensor& ids = context->input(i);
       const absl::Status status = ids.dtype() == tensorflow::DT_INT32
@@ -97,7 +69,7 @@ class LegOp : public OpKernel {
 
  private:
   template <typename T>
-  absl::Status Number(const T* ids, int64_t size, int lookup, Distinct* distinct, int* positions) const {
+  absl::Status Number(const T* ids, int64_t size, int lookup, parallax::Distinct* distinct, int* positions) const {
     const int64_t rows = rows_[lookup], offset = offsets_[lookup];
     const int64_t below_zero = from_end_[lookup] ? rows : 0;  // what is added to an id there
     for (int64_t i = 0; i < size; ++i) {

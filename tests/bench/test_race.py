@@ -64,6 +64,7 @@ def test_a_race_without_a_lab_measures_all_systems_and_says_what_it_cannot_show(
     assert rounds == [(number, system) for number in "12" for system in (*systems, "alone")]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_in_the_twin_all_systems_take_the_accelerators_time_and_train_alike_with_real_values(race):
     words = ("--accelerators", "2019", "--systems", "parallax,horovod", "--rounds", "1", "--turn-seconds", "0.5")

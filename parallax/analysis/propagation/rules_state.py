@@ -32,6 +32,7 @@ from parallax.analysis.propagation.walk import Merge, NoRule, Walk, are_paired, 
 from parallax.analysis.reading.functions import takes_functions
 from parallax.errors import GraphError
 from parallax.graph.ops import ADDITIVE_SCATTERS, StateOp, state_op, takes_state
+from parallax.graph.row_updates import UPDATES_OF_ROWS
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.rewrites import Broadcast, GradientPiece
 
@@ -347,10 +348,11 @@ def _joined(walk: Walk, values: State, indices: State) -> bool:
 
 def _merge_here(walk: Walk, node: str, state: StateOp, part: str, additive: bool) -> None:
     """Joined rows meet an update that has no Unique before it."""
+    merges = additive or walk.view.op(node) in UPDATES_OF_ROWS
     indices = walk.state_at(node, state.indices or 0)
     edges = ([Edge(node, state.indices or 0)], [Edge(node, state.value or 0)])
     tensors = indices.tensors if isinstance(indices, Indices) else ()
-    walk.merges[node] = Merge(part, tensors, *edges, merges_equal_rows=additive)
+    walk.merges[node] = Merge(part, tensors, *edges, merges_equal_rows=merges)
 
 
 def _take_worker_0(walk: Walk, node: str, edge: Edge, variable: str) -> None:

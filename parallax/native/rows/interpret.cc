@@ -72,6 +72,36 @@ void Execute(const std::vector<Instruction>& body, T* file, const T* scalars) {
   }
 }
 
+// Makes an update in a file of vectors. `kept` has room for all states.
+template <typename T, int B>
+void RunUpdate(const Instructions& instructions, const T* scalars, T* file, T* kept) {
+  Execute<T, B>(instructions.body, file, scalars);
+  if (instructions.sets.size() == 1) {
+    std::memcpy(file + instructions.sets[0].state * B, file + instructions.sets[0].from * B, sizeof(T) * B);
+  } else if (!instructions.sets.empty()) {  // all take effect together
+    T* to = kept;
+    for (const Set& set : instructions.sets) std::memcpy(to, file + set.from * B, sizeof(T) * B), to += B;
+    to = kept;
+    for (const Set& set : instructions.sets) std::memcpy(file + set.state * B, to, sizeof(T) * B), to += B;
+  }
+}
+
+// A file of vectors, and room for all states. Vectors begin at multiples of 64 bytes, or 32.
+template <typename T, int B>
+class Files {
+ public:
+  explicit Files(const Code& code) : memory_((code.vectors + code.states) * B + 64 / sizeof(T)) {
+    const size_t past = reinterpret_cast<uintptr_t>(memory_.data()) % 64 / sizeof(T);
+    file = memory_.data() + (64 / sizeof(T) - past);
+    kept = file + code.vectors * B;
+  }
+
+  T *file, *kept;
+
+ private:
+  std::vector<T> memory_;
+};
+
 template <typename T>
 struct Limits;
 // `unit` is a quarter of half a unit in the last place, relative. Below `tiny` a state may not follow its factor, as a
@@ -89,14 +119,7 @@ template <typename T, int B>
 class Chunk {
  public:
   Chunk(const Table<T>& table)
-      : table_(table),
-        code_(table.code),
-        ring_(table.ring),
-        memory_((code_.vectors + code_.states) * B + 64 / sizeof(T)) {
-    const size_t past = reinterpret_cast<uintptr_t>(memory_.data()) % 64 / sizeof(T);
-    file_ = memory_.data() + (64 / sizeof(T) - past);  // vectors begin at multiples of 64 bytes, or 32
-    kept_ = file_ + code_.vectors * B;
-  }
+      : table_(table), code_(table.code), ring_(table.ring), files_(code_), file_(files_.file), kept_(files_.kept) {}
 
   void Bring(const Row<T>& row) {
     for (int64_t first = 0; first < table_.width; first += B) {
@@ -126,15 +149,7 @@ class Chunk {
   }
 
   void Update(const Instructions& instructions, const T* scalars) {
-    Execute<T, B>(instructions.body, file_, scalars);
-    if (instructions.sets.size() == 1) {
-      std::memcpy(file_ + instructions.sets[0].state * B, file_ + instructions.sets[0].from * B, sizeof(T) * B);
-    } else if (!instructions.sets.empty()) {  // all take effect together
-      T* to = kept_;
-      for (const Set& set : instructions.sets) std::memcpy(to, file_ + set.from * B, sizeof(T) * B), to += B;
-      to = kept_;
-      for (const Set& set : instructions.sets) std::memcpy(file_ + set.state * B, to, sizeof(T) * B), to += B;
-    }
+    RunUpdate<T, B>(instructions, scalars, file_, kept_);
   }
 
   // Makes the updates from one number to another, the gradient being zero.
@@ -301,8 +316,9 @@ class Chunk {
   const Table<T>& table_;
   const Code& code_;
   const Ring<T>& ring_;
-  std::vector<T> memory_, before_;
-  T *file_, *kept_;
+  Files<T, B> files_;
+  T *const file_, *const kept_;
+  std::vector<T> before_;
   bool zero_[B], sinks_[B];  // by lane: what MoveIsOver has found
   double decay_ = 1;  // of the bound that is looked at, an update, beside its state
   int64_t wait_ = kStep;  // updates until the next look
@@ -324,6 +340,44 @@ void BringRows(const Table<T>& table, const Row<T>* rows, int64_t count) {
   BringChunks<T, 64>(table, rows, count);
 }
 
+// Elements of many rows make a vector: one instruction is looked up for all of them.
+template <typename T>
+void UpdateOnlyRows(const Code& code, const T* scalars, T* const* states, int64_t width, const int64_t* rows,
+                    const T* gradients, int64_t count) {
+  constexpr int B = 128;
+  Files<T, B> files(code);
+  const int64_t all = count * width;
+  // Calls `move` with a place in a state, a place in the vector, and how many elements follow.
+  const auto pieces = [&](int64_t first, int64_t size, const auto& move) {
+    for (int64_t done = 0; done < size;) {
+      const int64_t row = (first + done) / width, column = (first + done) % width;
+      const int64_t piece = std::min(width - column, size - done);
+      move(rows[row] * width + column, done, sizeof(T) * piece);
+      done += piece;
+    }
+  };
+  for (int64_t first = 0; first < all; first += B) {
+    const int64_t size = std::min<int64_t>(B, all - first);
+    for (int state = 0; state < code.states; ++state) {
+      T *vector = files.file + state * B, *from = states[state];
+      pieces(first, size, [&](int64_t place, int64_t lane, size_t n) { std::memcpy(vector + lane, from + place, n); });
+      std::fill(vector + size, vector + B, vector[0]);  // so that no lane differs in kind
+    }
+    T* gradient = files.file + code.states * B;
+    std::memcpy(gradient, gradients + first, sizeof(T) * size);
+    std::fill(gradient + size, gradient + B, gradient[0]);
+    RunUpdate<T, B>(code.made, scalars, files.file, files.kept);
+    for (int state = 0; state < code.states; ++state) {
+      T *vector = files.file + state * B, *to = states[state];
+      pieces(first, size, [&](int64_t place, int64_t lane, size_t n) { std::memcpy(to + place, vector + lane, n); });
+    }
+  }
+}
+
+template void UpdateOnlyRows<float>(const Code&, const float*, float* const*, int64_t, const int64_t*, const float*,
+                                    int64_t);
+template void UpdateOnlyRows<double>(const Code&, const double*, double* const*, int64_t, const int64_t*, const double*,
+                                     int64_t);
 template void BringRows<float>(const Table<float>&, const Row<float>*, int64_t);
 template void BringRows<double>(const Table<double>&, const Row<double>*, int64_t);
 

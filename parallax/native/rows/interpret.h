@@ -29,6 +29,13 @@ struct Table {
 template <typename T>
 void BringRows(const Table<T>& table, const Row<T>* rows, int64_t count);
 
+// Updates rows of which each has a gradient, and which come once each; other rows are left alone.
+//
+// scalars: the file of scalars. states: by state, [rows, width]. rows, gradients: [count] and [count, width].
+template <typename T>
+void UpdateOnlyRows(const Code& code, const T* scalars, T* const* states, int64_t width, const int64_t* rows,
+                    const T* gradients, int64_t count);
+
 }  // namespace parallax_rows
 
 #endif

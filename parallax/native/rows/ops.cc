@@ -4,11 +4,11 @@
 // row: the same arithmetic, with the gradient zero and the scalars of each update that the row has missed.
 #include <cstdint>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "../distinct.h"
 #include "lazy_rows.h"
 #include "states.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -71,19 +71,46 @@ void Merge(const Tensor& indices, const Tensor& values, int64_t width, std::vect
            std::vector<T>* gradients) {
   const auto flat = indices.flat<Index>();
   const T* from = values.flat<T>().data();
-  std::unordered_map<int64_t, int64_t> places;
-  places.reserve(flat.size());
-  rows->reserve(flat.size());
+  parallax::Distinct distinct(flat.size());
   gradients->reserve(flat.size() * width);
   for (int64_t i = 0; i < flat.size(); ++i, from += width) {
-    const auto [found, is_new] = places.try_emplace(flat(i), rows->size());
-    if (is_new) {
-      rows->push_back(flat(i));
-      gradients->resize(gradients->size() + width, T(0));
-    }
-    T* to = gradients->data() + found->second * width;
+    const int64_t place = distinct.NumberOf(flat(i)) * width;
+    if (place == static_cast<int64_t>(gradients->size())) gradients->resize(place + width, T(0));
+    T* to = gradients->data() + place;
     for (int64_t column = 0; column < width; ++column) to[column] += from[column];
   }
+  *rows = distinct.keys();
+}
+
+// Whether an update is given as many scalars as its program takes, and gradients of as many rows as it names.
+template <typename T, typename Index>
+absl::Status FitsUpdate(const Program& program, const States<T>& states, const Tensor& values, const Tensor& indices,
+                        const Tensor& scalars) {
+  if (scalars.dims() != 1 || scalars.NumElements() != program.scalars) {
+    return absl::InvalidArgumentError(absl::StrCat("Scalars are [", program.scalars, "], as the program says, and ",
+                                                   "these are ", scalars.shape().DebugString(), "."));
+  }
+  TensorShape wanted = states.shape();
+  wanted.set_dim(0, indices.NumElements());
+  if (indices.dims() != 1 || values.shape() != wanted) {
+    return absl::InvalidArgumentError(absl::StrCat("Values have the shape of as many rows as there are indices, ",
+                                                   wanted.DebugString(), ", and these are ",
+                                                   values.shape().DebugString(), " for indices ",
+                                                   indices.shape().DebugString(), "."));
+  }
+  return InRange<Index>(indices, states.rows());
+}
+
+absl::Status ProgramOf(OpKernelConstruction* context, Program* program, int* states) {
+  std::string text;
+  TF_RETURN_IF_ERROR(context->GetAttr("program", &text));
+  TF_RETURN_IF_ERROR(context->GetAttr("N", states));
+  auto read = ReadProgram(text);
+  TF_RETURN_IF_ERROR(read.status());
+  *program = *std::move(read);
+  if (program->states == *states) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("The program has as many states as the op, and has ", program->states,
+                                                 " where the op has ", *states, "."));
 }
 
 template <typename T, typename Index>
@@ -92,13 +119,7 @@ class UpdateRowsOp : public OpKernel {
   explicit UpdateRowsOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("program", &text_));
     OP_REQUIRES_OK(context, context->GetAttr("ring", &ring_));
-    OP_REQUIRES_OK(context, context->GetAttr("N", &count_));
-    auto program = ReadProgram(text_);
-    OP_REQUIRES_OK(context, program.status());
-    program_ = *std::move(program);
-    OP_REQUIRES(context, program_.states == count_,
-                absl::InvalidArgumentError(absl::StrCat("The program has as many states as the op, and has ",
-                                                        program_.states, " where the op has ", count_, ".")));
+    OP_REQUIRES_OK(context, ProgramOf(context, &program_, &count_));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -158,24 +179,46 @@ class UpdateRowsOp : public OpKernel {
       return absl::FailedPreconditionError(absl::StrCat("All updates of a table run one program, and ", states.name(),
                                                         " has been updated by another one."));
     }
-    if (scalars.dims() != 1 || scalars.NumElements() != program_.scalars) {
-      return absl::InvalidArgumentError(absl::StrCat("Scalars are [", program_.scalars, "], as the program says, and ",
-                                                     "these are ", scalars.shape().DebugString(), "."));
-    }
-    TensorShape wanted = states.shape();
-    wanted.set_dim(0, indices.NumElements());
-    if (indices.dims() != 1 || values.shape() != wanted) {
-      return absl::InvalidArgumentError(absl::StrCat("Values have the shape of as many rows as there are indices, ",
-                                                     wanted.DebugString(), ", and these are ",
-                                                     values.shape().DebugString(), " for indices ",
-                                                     indices.shape().DebugString(), "."));
-    }
-    return InRange<Index>(indices, states.rows());
+    return FitsUpdate<T, Index>(program_, states, values, indices, scalars);
   }
 
   std::string text_;
   Program program_;
   int64_t ring_;
+  int count_;
+};
+
+template <typename T, typename Index>
+class UpdateOnlyRowsOp : public OpKernel {
+ public:
+  explicit UpdateOnlyRowsOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, ProgramOf(context, &program_, &count_));
+    code_ = Compile(program_);
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor &values = context->input(0), &indices = context->input(1), &scalars = context->input(2);
+    States<T> states;
+    OP_REQUIRES_OK(context, states.Find(context, 3, count_));
+    OP_REQUIRES_OK(context, states.Lock(context));
+    OP_REQUIRES_OK(context, (FitsUpdate<T, Index>(program_, states, values, indices, scalars)));
+    const int64_t width = states.width();
+    std::vector<int64_t> rows;
+    std::vector<T> gradients, file(code_.scalar_file);
+    Merge<T, Index>(indices, values, width, &rows, &gradients);
+    FillScalars(code_, scalars.flat<T>().data(), file.data());
+    const auto update = [&](int64_t first, int64_t limit) {
+      UpdateOnlyRows(code_, file.data(), states.data(), width, rows.data() + first, gradients.data() + first * width,
+                     limit - first);
+    };
+    auto threads = *context->device()->tensorflow_cpu_worker_threads();
+    const int64_t cycles = (code_.made.body.size() + 2 * count_) * (width / 4 + 4);  // of a row, about
+    tensorflow::Shard(threads.num_threads, threads.workers, rows.size(), cycles, update);
+  }
+
+ private:
+  Program program_;
+  Code code_;
   int count_;
 };
 
@@ -293,6 +336,11 @@ class BringUpToDateOp : public OpKernel {
                               .TypeConstraint<T>("T")                                                      \
                               .TypeConstraint<Index>("Tindices"),                                          \
                           UpdateRowsOp<T, Index>);                                                         \
+  REGISTER_KERNEL_BUILDER(Name("ParallaxUpdateOnlyRows")                                                   \
+                              .Device(tensorflow::DEVICE_CPU)                                              \
+                              .TypeConstraint<T>("T")                                                      \
+                              .TypeConstraint<Index>("Tindices"),                                          \
+                          UpdateOnlyRowsOp<T, Index>);                                                     \
   REGISTER_KERNEL_BUILDER(Name("ParallaxGatherRows")                                                       \
                               .Device(tensorflow::DEVICE_CPU)                                              \
                               .TypeConstraint<T>("T")                                                      \

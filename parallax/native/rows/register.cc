@@ -61,6 +61,27 @@ ring: how many updates a row may miss. A share of the rows is brought up to date
   more.
 )doc");
 
+REGISTER_OP("ParallaxUpdateOnlyRows")
+    .Input("values: T")
+    .Input("indices: Tindices")
+    .Input("scalars: T")
+    .Input("states: N * resource")
+    .Attr("T: {float, double}")
+    .Attr("Tindices: {int32, int64}")
+    .Attr("N: int >= 1")
+    .Attr("program: string")
+    .SetIsStateful()
+    .SetShapeFn(UpdateShapes)
+    .Doc(R"doc(
+Makes an update of those rows of a table and its slots that have a gradient; others stay as they are.
+
+values: the gradient's rows; those of equal indices are added.
+indices: which rows these are.
+scalars: of this update, as the program numbers them.
+states: the table's variable, then its slots', of one shape.
+program: of an update of one element (parallax/graph/row_updates.py).
+)doc");
+
 REGISTER_OP("ParallaxGatherRows")
     .Input("indices: Tindices")
     .Input("states: N * resource")

@@ -26,6 +26,16 @@ struct Extent {
   }
 };
 
+// The file of scalars of an update: those that it is given, constants, and what is computed of both.
+template <typename T, typename S>
+void FillScalars(const Code& code, const T* scalars, S* file) {
+  for (int i = 0; i < code.scalars; ++i) file[i] = static_cast<S>(scalars[i]);
+  for (const auto& [place, value] : code.constants) file[place] = static_cast<S>(value);
+  for (const ScalarInstruction& one : code.scalar_body) {
+    file[one.out] = Apply<S>(one.operation, file[one.x], file[one.y], file[one.z]);
+  }
+}
+
 // Updates are numbered from 1. It holds the last `length` of them at least.
 //
 // Extents are kept for what begins at each kBlock-th update, so a new update is added to each of these. An answer about
@@ -64,7 +74,7 @@ class Ring {
   void Push(const T* scalars) {
     ++last_;
     T* file = &files_[last_ % (blocks_ * kBlock) * code_.scalar_file];
-    Fill(scalars, file);
+    FillScalars(code_, scalars, file);
     if (last_ == 1 || std::memcmp(file, File(last_ - 1), sizeof(T) * code_.scalars)) same_since_ = last_;
     if (code_.covered) Summarize(scalars);
   }
@@ -76,18 +86,9 @@ class Ring {
     return &factors_[number % (blocks_ * kBlock) * code_.factors.size()];
   }
 
-  template <typename S>
-  void Fill(const T* scalars, S* file) const {
-    for (int i = 0; i < code_.scalars; ++i) file[i] = static_cast<S>(scalars[i]);
-    for (const auto& [place, value] : code_.constants) file[place] = static_cast<S>(value);
-    for (const ScalarInstruction& one : code_.scalar_body) {
-      file[one.out] = Apply<S>(one.operation, file[one.x], file[one.y], file[one.z]);
-    }
-  }
-
   // Factors are computed in double: many of them are multiplied.
   void Summarize(const T* scalars) {
-    Fill(scalars, wide_.data());
+    FillScalars(code_, scalars, wide_.data());
     const size_t states = code_.factors.size();
     double* factors = const_cast<double*>(FactorsOf(last_));
     for (size_t state = 0; state < states; ++state) factors[state] = wide_[code_.factors[state]];

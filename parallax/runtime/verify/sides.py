@@ -17,6 +17,7 @@ import numpy as np
 
 from parallax.analysis.reading.launcher_graph import hold_like, packed
 from parallax.analysis.stages import analyse
+from parallax.graph.row_updates import UPDATES_OF_ROWS
 from parallax.graph.view import GraphView
 from parallax.plans.half_precision import ROUNDING
 from parallax.plans.plan import Plan, plan_from_json
@@ -79,7 +80,8 @@ def run_single(graph: Graph, wanted: Settings, lazy_updates: bool = True) -> Non
     joined = [joined_batch(sum(drawn[first : first + kept], [])) for first in range(0, len(drawn), kept)]
     analysed, rounding = analyse(graph, lazy_updates), rounding_of(wanted.wire_dtype, wanted.compute_dtype)
     drawn_ops = kept_draws(folder)
-    as_written = analysed if not analysed.captured.lazy else analyse(graph, lazy_updates=False)
+    is_as_written = not any(node.op in UPDATES_OF_ROWS for node in analysed.captured.view.nodes.values())
+    as_written = analysed if is_as_written else analyse(graph, lazy_updates=False)
     one = OneProcess(
         graph, as_written, joined[0], wanted.seed or 1, wanted.compute_dtype, inlined=bool(drawn_ops or wanted.claims)
     )

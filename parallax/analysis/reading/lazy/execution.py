@@ -156,10 +156,12 @@ class Execution:
         return self.made.leaf(GRADIENT)
 
     def _added_to_rows(self, write: str, indices: str, updates: str) -> Expression:
-        """What is added to rows that come once each, as a function of the gradient that is zero where that is."""
+        """What is added to rows that come once each; zero where the gradient is, if other rows are updated too."""
         if self._view.op(node_of(source_of(self._view, indices))) not in ("Unique", "UniqueV2"):
             raise NotLazyError(f"{self._said(write)} may write a row several times")
         added = self._of_rows(updates, indices)
+        if self._group.is_of_rows:
+            return added
         nothing = self.made.without_gradient(added)
         if nothing.op != CONSTANT or nothing.value != 0:
             raise NotLazyError(f"{self._said(write)} changes rows by other than multiples of a gradient")

@@ -24,10 +24,12 @@ class UpdatedTogether:
     Attributes:
         table: the variable that rows are looked up of.
         writes: by variable, the table first: the nodes that write it, in order.
+        is_of_rows: whether it leaves all rows as they are that have no gradient.
     """
 
     table: str
     writes: dict[str, tuple[str, ...]]
+    is_of_rows: bool = False
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -156,25 +158,43 @@ def order_of(view: GraphView, handles: Handles, found: list[Connected]) -> Order
     return Order(view, nodes)
 
 
-def group_of(view: GraphView, handles: Handles, order: Order, found: Connected) -> UpdatedTogether | None:
-    """The writes that run with those of a gradient's rows; None where they touch rows alone.
-
-    Raises:
-        NotLazyError: they are not one update of one table.
-    """
+def writes_together(handles: Handles, order: Order, found: Connected) -> dict[str, list[str]]:
+    """By variable, the writes that run with those of a gradient's rows."""
     seeds = order.bits(found.by_rows)
     writes = {}
     for name in found.variables:
         own = [write for write in handles.uses[name].writes if order.run_together(order.bits([write]), seeds)]
         if own:
             writes[name] = own
+    return writes
+
+
+def are_of_rows(view: GraphView, writes: dict[str, list[str]]) -> bool:
+    """Whether all writes are of rows alone."""
+    return all(view.op(write) in WRITES_ROWS for own in writes.values() for write in own)
+
+
+def group_of(
+    view: GraphView, handles: Handles, order: Order, table: str, writes: dict[str, list[str]]
+) -> UpdatedTogether:
+    """An update of a table and its slots.
+
+    Args:
+        view: the graph.
+        handles: of its variables.
+        order: of all that is done to them.
+        table: the variable that rows are looked up of.
+        writes: by variable.
+
+    Raises:
+        NotLazyError: they are not one update of one table.
+    """
     every = [write for own in writes.values() for write in own]
-    if found.table not in writes or all(view.op(write) in WRITES_ROWS for write in every):
-        return None
-    _check_variables(view, handles, order, found.table, writes)
+    _check_variables(view, handles, order, table, writes)
     _check_together(view, order, every)
     in_order = {name: _in_order(view, order, own) for name, own in writes.items()}
-    return UpdatedTogether(found.table, {name: in_order[name] for name in (found.table, *in_order) if name in in_order})
+    ordered = {name: in_order[name] for name in (table, *in_order) if name in in_order}
+    return UpdatedTogether(table, ordered, are_of_rows(view, writes))
 
 
 def _check_variables(view: GraphView, handles: Handles, order: Order, table: str, writes: dict[str, list[str]]) -> None:

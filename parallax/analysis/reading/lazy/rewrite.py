@@ -9,7 +9,6 @@ from tensorflow.core.framework import graph_pb2
 
 from parallax.analysis.reading.lazy.handles import READ, Handles, input_name, node_of
 from parallax.analysis.reading.lazy.norms import norms_by_row, take_rows
-from parallax.graph.row_updates import UPDATE_ROWS
 from parallax.graph.view import GraphView
 from parallax.types import GraphDef, NodeDef
 
@@ -22,6 +21,7 @@ class RowUpdate:
 
     Attributes:
         name: of the node.
+        op: UPDATE_ROWS or UPDATE_ONLY_ROWS.
         states: variables, the table first.
         writes: the nodes that it stands in place of.
         inner: the nodes that only those writes need, reads of the states among them.
@@ -34,6 +34,7 @@ class RowUpdate:
     """
 
     name: str
+    op: str
     states: tuple[str, ...]
     writes: tuple[str, ...]
     inner: frozenset[str]
@@ -128,7 +129,7 @@ def _add(out: GraphDef, view: GraphView, one: RowUpdate) -> None:
         packed.attr["dtype"].type = dtype
         packed.attr["value"].tensor.dtype = dtype
         packed.attr["value"].tensor.tensor_shape.dim.add(size=0)
-    node = out.node.add(name=one.name, op=UPDATE_ROWS, device=device)
+    node = out.node.add(name=one.name, op=one.op, device=device)
     waits = [f"^{name}" for name in one.waits]
     node.input.extend([input_name(one.values), input_name(one.indices), packed.name, *one.states, *waits])
     node.attr["T"].type = dtype

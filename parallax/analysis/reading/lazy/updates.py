@@ -4,14 +4,27 @@ Adam, momentum and the like change every row in each update, though a gradient h
 row is one function of the row's states, its gradient and some scalars; so a row that no gradient touched can be brought
 up to date later, by the same function, with the scalars of the updates that it missed. All writes of such an update
 become one node, `ParallaxUpdateRows`, which is given the gradient's rows and the function's text.
+
+An update of rows alone, as Keras's Adagrad makes of a sparse gradient, becomes one node too in the graphs of front
+ends, `ParallaxUpdateOnlyRows`: nobody but the update takes what it computes between.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from parallax.analysis.reading.lazy.elementwise import ELEMENTWISE
 from parallax.analysis.reading.lazy.execution import Execution
-from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, Connected, UpdatedTogether, connected, group_of, order_of
+from parallax.analysis.reading.lazy.group import (
+    SUM_OF_ROWS,
+    UpdatedTogether,
+    are_of_rows,
+    connected,
+    group_of,
+    order_of,
+    source_of,
+    writes_together,
+)
 from parallax.analysis.reading.lazy.handles import READ, WRITES_ROWS, Handles, node_of
 from parallax.analysis.reading.lazy.missed import missed_updates
 from parallax.analysis.reading.lazy.not_lazy import NotLazyError
@@ -19,8 +32,12 @@ from parallax.analysis.reading.lazy.order import Order
 from parallax.analysis.reading.lazy.program import program_text, scalars_of
 from parallax.analysis.reading.lazy.references import SCATTERS, reference_tables
 from parallax.analysis.reading.lazy.rewrite import RowUpdate, rewritten, waits_of
+from parallax.graph.batches import length_by_step
+from parallax.graph.row_updates import UPDATE_ONLY_ROWS, UPDATE_ROWS
 from parallax.graph.view import GraphView
 from parallax.types import GraphDef
+
+_FOR_UPDATES = frozenset({*ELEMENTWISE, "Identity", SUM_OF_ROWS, "Unique", "StridedSlice", "Shape"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,44 +80,82 @@ def lazy_updates(graph_def: GraphDef, known: GraphView | None = None) -> tuple[G
     found = connected(view, handles)
     if not found:
         return graph_def, tuple(tables)
-    order = order_of(view, handles, found)
+    order, is_step = order_of(view, handles, found), bool(length_by_step(view))
     updates = []
     for one in found:
-        try:
-            update = _row_update(view, handles, order, one)
-        except NotLazyError as refused:
-            tables.append(LazyTable(one.table, reason=str(refused)))
+        writes = writes_together(handles, order, one)
+        is_of_rows = are_of_rows(view, writes)
+        if one.table not in writes or (is_of_rows and not is_step):
             continue
-        if update is not None:
-            updates.append(update)
+        try:
+            updates.append(_row_update(view, handles, order, group_of(view, handles, order, one.table, writes)))
+        except NotLazyError as refused:
+            if not is_of_rows:
+                tables.append(LazyTable(one.table, reason=str(refused)))
+            continue
+        if not is_of_rows:
+            update = updates[-1]
             removed = tuple(sorted(node for node in update.inner if view.op(node) != READ))
             tables.append(LazyTable(one.table, update.states, update.name, update.program, removed=removed))
     return (rewritten(view, handles, updates) if updates else graph_def), tuple(tables)
 
 
-def _row_update(view: GraphView, handles: Handles, order: Order, found: Connected) -> RowUpdate | None:
-    """The node for a table; None where its update touches no other rows.
+def _row_update(view: GraphView, handles: Handles, order: Order, group: UpdatedTogether) -> RowUpdate:
+    """The node for a table.
 
     Raises:
         NotLazyError: the update is to stay as it is.
     """
-    group = group_of(view, handles, order, found)
-    if group is None:
-        return None
     done = Execution(view, handles, order, group)
     _check_readers(view, handles, order, group, done)
-    scalars = scalars_of(done.values)
+    scalars, gradient = scalars_of(done.values), done.gradient
     inner = frozenset(done.inner)
+    before = _before_merging(view, *gradient) if group.is_of_rows else None
+    if before is not None:
+        needed = {*map(node_of, (*before, *scalars))}
+        alone = _needed_alone(view, inner | {*group.all_writes}, needed)
+        if alone.issuperset(map(node_of, gradient)):
+            gradient, inner = before, inner | alone
     waits = waits_of(view, handles, group.all_writes, inner)
-    _check_no_cycle(view, order, group, [*map(node_of, (*done.gradient, *scalars)), *waits])
+    _check_no_cycle(view, order, group, [*map(node_of, (*gradient, *scalars)), *waits])
     name = f"{group.table}/update_rows"
     while name in view.nodes:
         name += "_"
-    missed = missed_updates(group.states, done.values)
+    missed = () if group.is_of_rows else missed_updates(group.states, done.values)
     text = program_text(group.states, scalars, done.values, missed)
+    op = UPDATE_ONLY_ROWS if group.is_of_rows else UPDATE_ROWS
     return RowUpdate(
-        name, group.states, group.all_writes, inner, tuple(done.dense), *done.gradient, scalars, waits, text
+        name, op, group.states, group.all_writes, inner, tuple(done.dense), *gradient, scalars, waits, text
     )
+
+
+def _before_merging(view: GraphView, values: str, indices: str) -> tuple[str, str] | None:
+    """Rows, and which they are, before equal ones were added up, which the update does itself; None if none were."""
+    sums, unique = node_of(values), node_of(indices)
+    if (view.op(sums), view.op(unique), indices) != (SUM_OF_ROWS, "Unique", f"{unique}:0"):
+        return None
+    merged, places = view.inputs(sums)[:2]
+    return (merged, view.inputs(unique)[0]) if source_of(view, places) == f"{unique}:1" else None
+
+
+def _needed_alone(view: GraphView, update: frozenset[str], kept: set[str]) -> frozenset[str]:
+    """The nodes that add equal rows up, or compute of them, for an update and for nobody else.
+
+    Args:
+        view: the graph.
+        update: the nodes of the update.
+        kept: nodes that are none of these, with what they take.
+    """
+    found: set[str] = set()
+    waiting = [node_of(one) for node in sorted(update) for one in view.inputs(node)]
+    while waiting:
+        node = waiting.pop()
+        if view.op(node) in _FOR_UPDATES and node not in found and node not in kept:
+            found.add(node)
+            waiting += map(node_of, view.inputs(node))
+    while others := {node for node in found if not update.union(found).issuperset(view.users(node))}:
+        found -= others
+    return frozenset(found)
 
 
 def _check_readers(view: GraphView, handles: Handles, order: Order, group: UpdatedTogether, done: Execution) -> None:
