@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant(
         "what a loss is made of is put together on the way of its gradient",
         "analysis/propagation/part_sums.py",
-        "if any(nodes & self._trained for nodes in takers.values()):",
+        "if any(nodes & apart for nodes in takers.values()):",
         "if False:",
         (*RESULTS, "-k", "on_its_way"),
     ),

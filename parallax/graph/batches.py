@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from tensorflow.core.framework import attr_value_pb2
 
-from parallax.graph.view import GraphView
+from parallax.graph.view import GraphView, once_per_view, split_tensor
 from parallax.types import NodeDef, Operation, Tensor, Variable
 
 _BATCH, _LENGTH, _ELEMENTS = "_parallax_batch", "_parallax_length", "_parallax_elements"
@@ -102,6 +102,25 @@ def is_part(node: NodeDef) -> bool:
 def batch_of(node: NodeDef) -> str:
     """The step of which a placeholder is a batch; empty for any other node."""
     return _mark(node, _BATCH)
+
+
+@once_per_view
+def batch_by_node(view: GraphView) -> dict[str, str]:
+    """Node -> the placeholder whose length is that of the batch which the node's results are computed of."""
+    first: dict[str, str] = {}
+    found: dict[str, str] = {}
+    for node in view.nodes:
+        step = batch_of(view.nodes[node])
+        if step:
+            found[node] = first.setdefault(step, f"{node}:0")
+    if not found:
+        return found
+    for node in view.topological_order():
+        before = [split_tensor(t)[0] for t in view.inputs(node)]
+        batch = next((found[one] for one in before if one in found), "")
+        if batch:
+            found.setdefault(node, batch)
+    return found
 
 
 def length_by_step(view: GraphView) -> dict[str, str]:

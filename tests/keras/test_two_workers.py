@@ -513,7 +513,91 @@ def in_a_loop(model, x, y):
     return tf.constant(False)
 
 
-@pytest.mark.parametrize("when", [lambda model, x, y: tf.reduce_any(x > 0.5), in_a_loop])
-def test_the_plan_says_where_workers_update_a_metric_by_themselves(when):
-    notes = plan_of_fit(compiled(Branches(when)), X, Y).notes
+def asks_any(model, x, y):
+    return tf.reduce_any(x > 0.97)
+
+
+def asks_all(model, x, y):
+    return tf.reduce_all(x[:, 0] < 0.9)
+
+
+@pytest.mark.parametrize("when", [asks_any, asks_all])
+def test_a_metric_that_is_updated_where_any_or_all_examples_say_so_is_updated_by_the_whole_batch(when):
+    answers = [bool(when(None, X[first : first + 5], None)) for first in range(0, ROWS, 5)]
+    assert len(set(answers)) == 2  # and no worker has the whole answer
+
+    def make(train):
+        model = compiled(Branches(when))
+        return model, train(model, X, Y, **OPTIONS).history
+
+    check(make)
+    assert not [note for note in plan_of_fit(compiled(Branches(when)), X, Y).notes if "adds to" in note]
+
+
+LABELS = np.array([1, 0, -1, 1, 1, 1, 0, 1, 0, 1, -1, 0, 1], np.float32)[:, None]
+
+
+@pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
+def test_labels_of_a_whole_batch_say_what_a_hinge_loss_takes_them_for(loss):
+    def make(train):
+        model = compiled(keras.Sequential([layers.Dense(1)]), loss=loss, metrics=[loss])
+        return model, train(model, X, LABELS, **OPTIONS).history
+
+    check(make)
+    notes = plan_of_fit(compiled(keras.Sequential([layers.Dense(1)]), loss=loss), X, LABELS).notes
+    assert any("a result or a choice depends on" in note for note in notes)
+    assert not [note for note in notes if "meet" in note or "not proven" in note]
+
+
+def twice_where(is_so, error):
+    return tf.where(is_so, 2.0, 1.0) * tf.reduce_mean(error)
+
+
+CHOICES = {
+    "any": lambda e, x: twice_where(tf.reduce_any(x > 0.97), e),
+    "all in a column": lambda e, x: tf.reduce_mean(x * e * tf.cast(tf.reduce_all(x < 0.9, 0), tf.float32)),
+    "a branch": lambda e, x: tf.cond(
+        tf.reduce_any(x > 0.97), lambda: tf.reduce_mean(e), lambda: tf.reduce_mean(tf.sqrt(e + 0.1))
+    ),
+    "the loss": lambda e, x: twice_where(tf.reduce_mean(e) > 0.3, e),
+    "a maximum": lambda e, x: twice_where(tf.reduce_max(x) > 0.97, e),
+    "a deviation": lambda e, x: twice_where(tf.math.reduce_std(x) > 0.28, e),
+    "the length": lambda e, x: twice_where(tf.shape(x)[0] > 3, e),
+    "a count": lambda e, x: twice_where(tf.reduce_sum(tf.cast(x > 0.9, tf.int32)) > 3, e),
+    "two things": lambda e, x: twice_where((tf.reduce_max(x) > 0.97) & (tf.reduce_mean(x) > 0.45), e),
+    "a maximum that is trained too": lambda e, x: (
+        twice_where(tf.reduce_max(e) * 2.0 > 1.0, e) + 0.0 * tf.reduce_max(e) * 2.0
+    ),
+}
+
+
+class Chooses(keras.Model):
+    def __init__(self, choice):
+        super().__init__()
+        self.dense, self.choice = layers.Dense(1), choice
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.choice(tf.square(self(x) - y), x)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_a_loss_may_be_another_one_by_what_the_whole_batch_is_like(case):
+    def make(train):
+        model = compiled(Chooses(CHOICES[case]))
+        return model, train(model, X, Y, **OPTIONS).history
+
+    check(make)
+    notes = plan_of_fit(compiled(Chooses(CHOICES[case])), X, Y).notes
+    assert case == "a maximum that is trained too" or not [one for one in notes if "meet" in one or "not proven" in one]
+
+
+def test_the_plan_says_where_workers_update_a_metric_by_themselves():
+    notes = plan_of_fit(compiled(Branches(in_a_loop)), X, Y).notes
     assert any("adds to 'steps/total'" in note and "one process would add it once" in note for note in notes)

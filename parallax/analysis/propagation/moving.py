@@ -9,10 +9,9 @@ there the old value goes into the new one by addition alone. In other graphs eac
 from __future__ import annotations
 
 from parallax.analysis.propagation.own_state import depends_on_batch
-from parallax.analysis.propagation.uneven import batch_by_node
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.capture import variable_of_tensor
-from parallax.graph.batches import is_part
+from parallax.graph.batches import batch_by_node, is_part
 from parallax.graph.ops import StateOp, state_op
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.rewrites import AllReduce

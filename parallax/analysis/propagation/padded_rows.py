@@ -7,8 +7,8 @@ from collections.abc import Set
 from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.losses import results, trained_losses
 from parallax.analysis.propagation.sparse_batches import PADS
-from parallax.analysis.propagation.uneven import batch_by_node
 from parallax.analysis.propagation.walk import Walk
+from parallax.graph.batches import batch_by_node
 from parallax.graph.view import split_tensor
 from parallax.plans.losses import PaddedRows
 

@@ -15,6 +15,7 @@ from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.axis_loops import gives_the_same
 from parallax.analysis.propagation.axis_meets import is_real
 from parallax.analysis.propagation.batch_axis import BatchAxes
+from parallax.analysis.propagation.choices import comparisons, differentiated
 from parallax.analysis.propagation.chosen_rows import PASSES, ChosenRows
 from parallax.analysis.propagation.lengths import Lengths
 from parallax.analysis.propagation.losses import additions, results, returned_parts, trained_losses, written_within
@@ -106,28 +107,39 @@ class PartOfResult(NamedTuple):
 
 
 def parts_of_results(walk: Walk) -> list[PartOfResult]:
-    """What results are computed of: of metrics that do not add up parts, and of reported values that are no means."""
+    """What results and choices are computed of.
+
+    Results are of metrics that do not add up parts, and reported values that are no means. Choices are comparisons.
+    """
     view = walk.view
     others: dict[Edge, tuple[str, ...]] = {
         one.edge: (_BOTH, _OTHER) for one in additions(view) if one.edge.node not in walk.known.initial
     }
     reported = [Edge(split_tensor(tensor)[0], 0) for tensor in reported_values(view)]
     others |= dict.fromkeys(reported, (_SUM, _LENGTH, _BOTH, _OTHER))
-    if not others:
+    compared = comparisons(walk)
+    if not others and not compared:
         return []
     look = _Kinds(walk)
-    found = [look.parts_of(e) for e, kinds in others.items() if look.of(view.inputs(e.node)[e.slot]) in kinds]
+    asked = [e for e, kinds in others.items() if look.of(view.inputs(e.node)[e.slot]) in kinds]
+    found = [look.parts_of(edge, look.trained) for edge in asked]
+    apart = differentiated(walk) if compared else frozenset()
+    found += [look.parts_of_all(node, apart) for node in compared]
     return [part for parts in found for part in parts]
 
 
 class _Kinds:
-    """What workers' values of a scalar, or of several, are of the one process's."""
+    """What workers' values of a scalar, or of several, are of the one process's.
+
+    Attributes:
+        trained: the nodes of which trained losses are computed.
+    """
 
     def __init__(self, walk: Walk) -> None:
         self._made = made = autodiff_ops(walk.known.captured)
         self._walk, self._view, self._axes = walk, walk.view, BatchAxes(walk.view, walk.states)
         self._chosen = ChosenRows(walk, made, walk.view.nodes.keys() - made - walk.known.initial)
-        self._trained = self._view.computed_of(split_tensor(loss)[0] for loss in trained_losses(walk))
+        self.trained: Set[str] = self._view.computed_of(split_tensor(loss)[0] for loss in trained_losses(walk))
         found = walk.assumed.denominators
         self._quotients: Set[str] = {e.node for one in found.divided if not one.is_mean for e in one.edges}
         self._selected = {one.node: one.rows for one in found.selected if not one.is_whole}
@@ -169,8 +181,24 @@ class _Kinds:
             return self._of_quotient(node, inputs)
         return _OTHER
 
-    def parts_of(self, edge: Edge) -> list[PartOfResult]:
-        """What an input is computed of that workers have parts of; nothing where that is not all."""
+    def parts_of_all(self, node: str, apart: Set[str]) -> list[PartOfResult]:
+        """What all inputs of a node are computed of; see `parts_of`."""
+        found = []
+        for slot, tensor in enumerate(self._view.inputs(node)):
+            if self.of(tensor) != _ALIKE:
+                parts = self.parts_of(Edge(node, slot), apart)
+                if not parts:
+                    return []
+                found += parts
+        return found
+
+    def parts_of(self, edge: Edge, apart: Set[str]) -> list[PartOfResult]:
+        """What an input is computed of that workers have parts of; nothing where that is not all.
+
+        Args:
+            edge: of the input.
+            apart: nodes that must have each worker's own part: gradients are computed by what they take.
+        """
         view, takers, seen = self._view, dict[str, set[str]](), {edge.node}
         kinds, waiting = dict[str, str](), [edge]
         while waiting:
@@ -187,7 +215,7 @@ class _Kinds:
                 if node not in seen:
                     seen.add(node)
                     waiting += [Edge(node, slot) for slot in range(len(view.inputs(node)))]
-        if any(nodes & self._trained for nodes in takers.values()):
+        if any(nodes & apart for nodes in takers.values()):
             return []
         rows = {tensor: self._selected.get(split_tensor(tensor)[0], "") for tensor in takers}
         return [PartOfResult(t, kinds[t], rows[t], frozenset(nodes)) for t, nodes in takers.items()]

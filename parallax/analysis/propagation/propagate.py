@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from parallax.analysis.propagation import visit_node
+from parallax.analysis.propagation.choices import comparisons, find_choices
 from parallax.analysis.propagation.denominators import Denominators, find_denominators
 from parallax.analysis.propagation.gradient_pieces import mark, marked_by, piece_kinds
 from parallax.analysis.propagation.losses import results
@@ -155,7 +156,7 @@ def _found_otherwise(walk: Walk, refusal: ParallaxError | None) -> Assumed | Non
         ParallaxError: the walk's refusal, where no part of the batch that can be put together mends it.
     """
     assumed = walk.assumed
-    if walk.decisive or results(walk.view) or find_longest(walk):
+    if walk.decisive or results(walk.view) or find_longest(walk) or find_choices(walk) or comparisons(walk):
         denominators, (wholes, unproven) = find_denominators(walk, assumed.denominators), find_wholes(walk)
         if denominators != assumed.denominators:  # these come first: they say what a loss is a part of
             return replace(assumed, denominators=denominators)

@@ -29,6 +29,7 @@ from parallax.analysis.propagation.server_nodes import owned_nodes
 from parallax.analysis.propagation.server_order import check_reads
 from parallax.analysis.propagation.states import AtOwners, Rows
 from parallax.analysis.propagation.walk import Merge, Walk
+from parallax.graph.batches import batch_by_node
 from parallax.graph.view import split_tensor
 from parallax.plans.rewrites import (
     Broadcast,
@@ -187,6 +188,6 @@ def _notes(walk: Walk) -> tuple[str, ...]:
 def _told_of_denominators(walk: Walk) -> Denominators:
     """What losses are divided by, without the sums that count in full where batches may be uneven."""
     found = walk.assumed.denominators
-    if not uneven.batch_by_node(walk.view):
+    if not batch_by_node(walk.view):
         return found
     return replace(found, summed=tuple(node for node in found.summed if not sums.is_counted_in_full(walk, node)))

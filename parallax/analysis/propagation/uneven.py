@@ -24,8 +24,8 @@ from parallax.analysis.propagation.batch_axis import BatchAxes
 from parallax.analysis.propagation.states import SAME
 from parallax.analysis.propagation.walk import Walk
 from parallax.errors import GraphError
-from parallax.graph.batches import WEIGHT, batch_of, length_by_step, reported_as
-from parallax.graph.view import Edge, GraphView, once_per_view, split_tensor
+from parallax.graph.batches import WEIGHT, batch_by_node, batch_of, length_by_step, reported_as
+from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.losses import Divided, ReportedScalar, Selected, UnevenBatch
 from parallax.plans.rewrites import AllReduce, Rewrites, Scale, Scatter
 
@@ -36,25 +36,6 @@ _NEED_EXAMPLES = ("Conv2D", "Conv3D", "MaxPool")
 _ALWAYS_NEED_EXAMPLES = ("TensorScatterAdd",)
 """Of TensorFlow 2.21, with oneDNN or without: indices into an empty tensor are refused, as CTC losses have them."""
 _Weighted = TypeVar("_Weighted", Scale, Scatter)
-
-
-@once_per_view
-def batch_by_node(view: GraphView) -> dict[str, str]:
-    """Node -> the placeholder whose length is that of the batch which the node's results are computed of."""
-    first: dict[str, str] = {}
-    found: dict[str, str] = {}
-    for node in view.nodes:
-        step = batch_of(view.nodes[node])
-        if step:
-            found[node] = first.setdefault(step, f"{node}:0")
-    if not found:
-        return found
-    for node in view.topological_order():
-        before = [split_tensor(t)[0] for t in view.inputs(node)]
-        batch = next((found[one] for one in before if one in found), "")
-        if batch:
-            found.setdefault(node, batch)
-    return found
 
 
 def weighed(walk: Walk, rewrites: Rewrites) -> Rewrites:

@@ -18,6 +18,7 @@ from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.axis_loops import gives_the_same
 from parallax.analysis.propagation.axis_part import MIXED
 from parallax.analysis.propagation.batch_axis import BatchAxes
+from parallax.analysis.propagation.choices import find_choices
 from parallax.analysis.propagation.padded_rows import find_longest
 from parallax.analysis.propagation.part_sums import parts_of_results
 from parallax.analysis.propagation.states import SAME, Fed, Opaque, Plain, Same
@@ -31,7 +32,7 @@ from parallax.plans.rewrites import AllReduce
 
 _KINDS = {"Sum": "sum", "L2Loss": "sum", "Mean": "rows_mean", "Max": "max", "Min": "min", "All": "min", "Any": "max"}
 _BOOL = 10  # types.proto
-_ASKED_BY = {False: "an update", True: "a result"}
+_ASKED_BY = {False: "an update", True: "a result or a choice"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Whole:
         kind: how parts are put together (decisions.AllReduce).
         weight: for a mean over rows, what was averaged.
         takers: the nodes that take the whole.
-        is_result: whether only what a step reports or counts is computed of it.
+        is_result: whether no update asks for it, but what a step reports, counts or chooses by.
     """
 
     tensor: str
@@ -76,6 +77,9 @@ def find_wholes(walk: Walk) -> tuple[dict[str, Whole], str]:
     for node in find_longest(walk):
         takers = frozenset(edge.node for edge in walk.view.consumers(f"{node}:0"))
         wholes.setdefault(f"{node}:0", Whole(f"{node}:0", "max", "", takers, is_result=True))
+    for node, kind in find_choices(walk).items():
+        takers = frozenset(edge.node for edge in walk.view.consumers(f"{node}:0"))
+        wholes.setdefault(f"{node}:0", Whole(f"{node}:0", kind, "", takers, is_result=True))
     return wholes, unproven
 
 
