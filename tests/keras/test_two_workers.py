@@ -46,6 +46,17 @@ def test_full_batches_are_fed_where_their_length_is_known_and_ids_may_count_from
     assert is_full == 2 * [True, True, True, True, False, False, True, True]
 
 
+def test_images_that_are_folded_and_pooled_may_have_a_shorter_last_batch():
+    def make(train):
+        images, kinds = np.random.RandomState(4).rand(ROWS, 8, 8, 1).astype("float32"), np.arange(ROWS) % 3
+        folded = [layers.Conv2D(4, 3, activation="relu"), layers.MaxPooling2D(), layers.Flatten()]
+        model = keras.Sequential([keras.Input((8, 8, 1)), *folded, layers.Dense(3, "softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model, train(model, images, kinds, **OPTIONS).history
+
+    check(make)
+
+
 class Adversaries(keras.Model):
     """Has no `call`: two models and their optimizers in one step, the second loss after the first update."""
 

@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import tensorflow as tf
+from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
+
 from parallax.graph.batches import full_length, place_of_share
 from parallax.transform.building.editor import Worker
-from parallax.types import GraphDef, NodeDef, Value
+from parallax.types import DType, GraphDef, NodeDef, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +60,45 @@ def led_to_full(feeds: Mapping[str, Value], full: Sequence[FullBatch]) -> dict[s
 
 
 def _add_full(graph_def: GraphDef, batch: NodeDef, rows: int) -> None:
-    dtype, shape = batch.attr["dtype"], batch.attr["shape"]
-    full = graph_def.node.add(op="Placeholder", name=f"{batch.name}/full", device=batch.device)
+    dtype, device = batch.attr["dtype"], batch.device
+    shape = TensorShapeProto()
+    shape.CopyFrom(batch.attr["shape"].shape)
+    shape.dim[0].size = rows
+    full = graph_def.node.add(op="PlaceholderWithDefault", name=f"{batch.name}/full", device=device)
+    full.input.append(_add_default(graph_def, full.name, dtype.type, shape, device))
     full.attr["dtype"].CopyFrom(dtype)
-    full.attr["shape"].CopyFrom(shape)
-    full.attr["shape"].shape.dim[0].size = rows
+    full.attr["shape"].shape.CopyFrom(shape)
     # Of what is fed, TensorFlow believes no shape.
-    known = graph_def.node.add(op="EnsureShape", name=f"{full.name}/known", input=[full.name], device=batch.device)
+    known = graph_def.node.add(op="EnsureShape", name=f"{full.name}/known", input=[full.name], device=device)
     known.attr["T"].CopyFrom(dtype)
-    known.attr["shape"].CopyFrom(full.attr["shape"])
+    known.attr["shape"].shape.CopyFrom(shape)
     batch.op = "PlaceholderWithDefault"
     batch.input.append(known.name)
+
+
+def _add_default(graph_def: GraphDef, name: str, dtype: int, shape: TensorShapeProto, device: str) -> str:
+    """What stands where no full batch is fed, and nobody takes.
+
+    TensorFlow's optimizer has constants wait for a batch from which they were folded. It is run for that, though it is
+    fed, as only a Placeholder would not be. Whoever took the numbers would see: they are none, or no rows of a table.
+    """
+    kind = tf.as_dtype(dtype)
+    lengths = tf.make_tensor_proto([max(dim.size, 0) for dim in shape.dim], tf.int32)
+    inputs = {"dims": (tf.int32, lengths), "value": (kind, tf.make_tensor_proto(_nothing(kind), kind))}
+    for part, (of_type, value) in inputs.items():
+        node = graph_def.node.add(op="Const", name=f"{name}/default/{part}", device=device)
+        node.attr["dtype"].type = of_type.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(value)
+    fill = graph_def.node.add(op="Fill", name=f"{name}/default", device=device)
+    fill.input.extend(f"{fill.name}/{part}" for part in inputs)
+    fill.attr["T"].type, fill.attr["index_type"].type = dtype, tf.int32.as_datatype_enum
+    return str(fill.name)
+
+
+def _nothing(dtype: DType) -> float | int | bytes | bool:
+    """What is no number, or no row of a table."""
+    if dtype.is_floating or dtype.is_complex:
+        return float("nan")
+    if dtype.is_integer:
+        return int(dtype.max if dtype.is_unsigned else dtype.min)
+    return b"" if dtype == tf.string else False

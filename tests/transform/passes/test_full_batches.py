@@ -51,6 +51,28 @@ def test_a_full_batch_gives_the_same_and_runs_without_what_finds_its_length(rank
     np.testing.assert_allclose(run(graph, {"batch:0": shorter})[0], shorter.mean(0), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.int32, tf.uint8, tf.bool, tf.string, tf.complex64])
+def test_a_batch_of_any_type_can_be_waited_for_without_a_full_one(dtype):
+    graph = tf.Graph()
+    with graph.as_default():
+        batch = v1.placeholder(dtype, [None, None, 2], name="batch")
+        mark_batch(batch, "step")
+        mark_full(batch, 6)
+        with tf.control_dependencies([batch]):  # as constants that were folded do
+            tf.identity(tf.constant(5.0), name="constant")
+    graph_def = graph.as_graph_def()
+    (full,) = add_full_batches(graph_def, Worker(0, 2, 0))
+    changed = tf.Graph()
+    with changed.as_default():
+        tf.graph_util.import_graph_def(graph_def, name="")
+        given = tf.zeros([2, 4, 2], dtype) if dtype != tf.string else tf.fill([2, 4, 2], "a")
+        tf.identity(given, name="given")
+    with v1.Session(graph=changed) as session:
+        value = session.run("given:0")
+        assert session.run("constant:0", {"batch:0": value}) == 5.0
+        assert session.run("constant:0", {full.full: np.repeat(value, 2, 0)[:3]}) == 5.0
+
+
 def test_all_batches_of_a_run_are_full_or_none_is():
     full = (FullBatch("a:0", "a/full:0", 2), FullBatch("b:0", "b/full:0", 2))
     two, one = np.zeros([2, 3]), np.zeros([1, 3])
