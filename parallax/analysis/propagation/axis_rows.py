@@ -96,6 +96,14 @@ def found_in_table(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisP
     return axes.known_part(inputs[1]) if table in ("HashTable", "HashTableV2") and axes.fits(inputs[2]) else None
 
 
+def turned_convolution(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
+    """A transposed convolution: of images, the third input, whose length its sizes begin with."""
+    view, part = axes.view, axes.known_part(inputs[2])
+    sizes = split_tensor(view.source(inputs[0]))[0]
+    is_known = axes.fits(inputs[1]) and view.op(sizes) == "Pack" and axes.others_are_equal(view.inputs(sizes), 0)
+    return part if part is not None and part.axis in (0, MIXED) and is_known else None
+
+
 def gathered_again(axes: BatchAxes, node: str, inputs: tuple[str, ...]) -> AxisPart | None:
     """Rows computed once for each distinct element of a vector, given back to its elements; or those of a mask."""
     view = axes.view

@@ -47,6 +47,8 @@ WHOLE_OR_ROWS = (
     "Conv3D",
     "Conv1D",
     "LRN",
+    *("MaxPool3D", "AvgPool3D", "Dilation2D", "SpaceToDepth", "DepthToSpace", "ExtractImagePatches"),
+    *("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea"),
 )
 """A row (first dimension) of the result depends on this row of the first input and on nothing else that is of the
 batch, as long as the other inputs are equal on all workers and the first input is not transposed."""

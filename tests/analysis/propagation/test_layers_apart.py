@@ -1,0 +1,46 @@
+"""Layers of images and sequences of which the plan is silent: their examples are proven to stay apart."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.keras.two_here import plan_of_fit
+
+layers, ops = keras.layers, keras.ops
+Y = np.zeros([6, 1], np.float32)
+
+
+def of_axis(place):
+    return layers.Lambda(lambda x: ops.take(x, [0, 2], axis=place))
+
+
+def notes_of(layer, shape):
+    inputs = keras.Input(shape)
+    rows = layers.Flatten()(layers.Dense(3)(layer(layers.Dense(2)(inputs))))
+    model = keras.Model(inputs, layers.Dense(1)(rows))
+    model.compile("sgd", "mse")
+    x = np.zeros([6, *shape], np.float32)
+    notes = plan_of_fit(model, x, Y, batch_size=4, validation_data=(x, Y)).notes
+    return [note for note in notes if "stay apart" in note or "meet" in note]
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: layers.Conv2DTranspose(2, 3, strides=2), (6, 6, 3)),
+        (lambda: layers.UpSampling2D(interpolation="bilinear"), (6, 6, 3)),
+        (lambda: layers.Resizing(4, 4, interpolation="bicubic"), (6, 6, 3)),
+        (lambda: layers.MaxPooling3D(), (4, 4, 4, 2)),
+        (lambda: layers.AveragePooling3D(2), (4, 4, 4, 2)),
+        (lambda: of_axis(1), (6, 4)),
+        (lambda: of_axis(-2), (6, 4)),
+    ],
+    ids=["transposed", "bilinear", "bicubic", "MaxPooling3D", "AveragePooling3D", "take", "take from the end"],
+)
+def test_layers_keep_examples_apart(make, shape):
+    assert notes_of(make(), shape) == []
+
+
+def test_examples_that_are_taken_by_numbers_are_told():
+    taken = layers.Lambda(lambda x: x + ops.mean(ops.take(x, [0, 1], axis=0), axis=0))
+    assert notes_of(taken, (6, 4)) != []
