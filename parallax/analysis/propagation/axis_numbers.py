@@ -34,17 +34,6 @@ def value(view: GraphView, tensor: str) -> Value | None:
     return None if any(one is None for one in given) else _FOLDED[view.op(node)](given)
 
 
-def is_fixed_length(view: GraphView, node: str) -> bool:
-    """Whether a node takes one length of a shape that is known, whatever the batch is."""
-    if view.op(node) != "StridedSlice" or view.nodes[node].attr["shrink_axis_mask"].i != 1:
-        return False
-    shape, begin = split_tensor(view.inputs(node)[0])[0], view.constant(view.inputs(node)[1])
-    if view.op(shape) != "Shape" or begin is None or begin.size != 1:
-        return False
-    of, place = view.shape(view.inputs(shape)[0]), int(begin.reshape(-1)[0])
-    return of is not None and -len(of) <= place < len(of) and of[place] is not None
-
-
 def by_numbers(name: str, whole: int) -> Callable[[BatchAxes, str, tuple[str, ...]], int | None]:
     """The rule of ops that do something along some axes, by a constant: `whole` there leaves an axis alone."""
 

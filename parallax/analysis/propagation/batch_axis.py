@@ -198,9 +198,9 @@ class BatchAxes:
 
         Random numbers of a shape that all workers have alike fit whatever they meet, element by element.
         """
-        is_alike = any(t in self._same for t in inputs) and all(self._is_same(t) for t in inputs)
-        if (is_alike and axis_loops.gives_the_same(op)) or axis_numbers.is_fixed_length(self.view, node):
-            self._same.update(self.view.outputs(node))
+        if any(t in self._same for t in inputs) and all(self._is_same(t) for t in inputs):
+            if axis_loops.gives_the_same(op):
+                self._same.update(self.view.outputs(node))
         drawn = op in _RANDOM or (op in FORWARD_ELEMENTWISE and any(t in self._drawn for t in inputs))
         if drawn and all(self.fits(t) for t in inputs):
             self._drawn.update(self.view.outputs(node))
