@@ -73,6 +73,13 @@ MUTANTS = (
         (*RESULTS, "-k", "on_its_way"),
     ),
     Mutant(
+        "what a loss is made of is put together for a choice",
+        "analysis/propagation/part_sums.py",
+        "apart = differentiated(walk) if compared else frozenset()",
+        "apart = frozenset[str]()",
+        (*RESULTS, "-k", "not_put_together_for_a_choice"),
+    ),
+    Mutant(
         "a mean that a metric adds counts as a sum",
         "analysis/propagation/part_sums.py",
         "elif kind == _MEAN and batch:",

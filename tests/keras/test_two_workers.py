@@ -609,6 +609,16 @@ def test_a_loss_may_be_another_one_by_what_the_whole_batch_is_like(case):
     assert case == "a maximum that is trained too" or not [one for one in notes if "meet" in one or "not proven" in one]
 
 
+def test_what_is_trained_is_not_put_together_for_a_choice():
+    def capped(error, x):
+        most = tf.reduce_max(error) * 2.0  # what is chosen by, and the loss
+        return tf.where(most > 0.6, 0.5 * most, most)
+
+    notes = plan_of_fit(compiled(Chooses(capped)), X, Y).notes
+    assert not [note for note in notes if "a result or a choice depends on" in note]
+    assert any("examples of a batch meet at Max" in note for note in notes)
+
+
 def test_the_plan_says_where_workers_update_a_metric_by_themselves():
     notes = plan_of_fit(compiled(Branches(in_a_loop)), X, Y).notes
     assert any("adds to 'steps/total'" in note and "one process would add it once" in note for note in notes)
