@@ -147,13 +147,12 @@ def test_the_rate_is_scheduled():
 
 
 def test_scalars_and_histograms_are_written_for_tensorboard(folder):
-    pytest.importorskip("tensorboard")  # tf.summary.scalar is made of it, in plain Keras too
 
     def make(train):
         model, own = compiled(), folder()
-        trained(
-            train, model, [callbacks.TensorBoard(own, histogram_freq=2, update_freq=2, write_graph=False)], epochs=2
-        )
+        board = callbacks.TensorBoard(own, histogram_freq=2, update_freq=2, embeddings_freq=2, profile_batch=2)
+        trained(train, model, [board], epochs=2)
+        assert (own / "projector_config.pbtxt").exists() and list(own.rglob("*.xplane.pb"))
         found = {}
         for file in sorted(own.rglob("*tfevents*")):
             for event in tf.compat.v1.train.summary_iterator(str(file)):
