@@ -19,8 +19,18 @@ import tensorflow as tf
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle, Tensor
 from parallax.runtime.checkpoint.folder import INCREMENT, candidates, delete
-from parallax.runtime.checkpoint.links import HEADER, Header, RowsWritten, followers, header_from, others, strays
+from parallax.runtime.checkpoint.links import (
+    HEADER,
+    Header,
+    RowsWritten,
+    followers,
+    header_from,
+    is_state,
+    others,
+    strays,
+)
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint, damaged
+from parallax.runtime.checkpoint.stored import OWN_KEYS
 from parallax.types import Array
 
 
@@ -31,13 +41,23 @@ class Chain:
     Attributes:
         whole: the whole one.
         increments: those that follow, in order; each with its header.
+        tensors: of the state that the chain ends with, by key: each as the last checkpoint that has all of it describes
+            it. A resumed job may have other positions than the job before it, or none, so those under OWN_KEYS are the
+            last checkpoint's alone.
     """
 
     whole: Bundle
     increments: tuple[tuple[Bundle, Header], ...] = ()
     is_damaged_at: int | None = None
+    tensors: dict[str, Tensor] = field(init=False)
     _numbers: dict[tuple[int, str], Array] = field(default_factory=dict)
     _numbers_of: str = ""
+
+    def __post_init__(self) -> None:
+        bundles = (self.whole, *(bundle for bundle, _ in self.increments))
+        found = {k: t for one in bundles for k, t in one.tensors.items() if not k.startswith(OWN_KEYS)}
+        own = {k: t for k, t in bundles[-1].tensors.items() if k.startswith(OWN_KEYS) and is_state(k)}
+        self.tensors = found | own
 
     @property
     def prefix(self) -> str:
@@ -53,11 +73,6 @@ class Chain:
     def damaged_prefix(self) -> str:
         """The name of the checkpoint that was being read last."""
         return self.whole.prefix if self.is_damaged_at is None else self.increments[self.is_damaged_at][0].prefix
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """What is in it, by key."""
-        return self.whole.tensors
 
     def ranges(self, key: str, first: int, rows: int, row_bytes: int, chunk_bytes: int) -> list[tuple[int, int]]:
         """As `Bundle.ranges`; of the last checkpoint that has all rows."""

@@ -9,7 +9,7 @@ from parallax.runtime.checkpoint.chain import Chain, States
 from parallax.runtime.checkpoint.folder import absolute, file_errors
 from parallax.runtime.checkpoint.links import HEADER, Header
 from parallax.runtime.checkpoint.sorted_string_table import DamagedCheckpoint
-from parallax.runtime.checkpoint.stored import CHUNK_BYTES, OWN_KEYS
+from parallax.runtime.checkpoint.stored import CHUNK_BYTES
 from parallax.runtime.checkpoint.stored_rows import copy, stored_parts
 from parallax.runtime.checkpoint.writer import Writer
 from parallax.strict import shown
@@ -44,12 +44,10 @@ def compact(folder: str, chunk_bytes: int = CHUNK_BYTES) -> tuple[str, list[str]
 
 
 def _written(chain: Chain, folder: str, chunk_bytes: int) -> str:
-    """Writes the last state of a chain."""
+    """Writes all tensors of the state that a chain ends with, and a header of its own."""
     step = chain.increments[-1][1].step
     writer = Writer(folder, step, chunk_bytes)
-    variables = [
-        part for one in chain.tensors.values() if not one.key.startswith(OWN_KEYS) for part in stored_parts(one)
-    ]
+    variables = [part for one in chain.tensors.values() for part in stored_parts(one)]
     writer.begin()
     try:
         copy(chain, variables, writer, chunk_bytes)

@@ -15,8 +15,8 @@ import numpy as np
 
 from parallax.runtime.checkpoint.dealing import DealtRows, deal, rounds, run_of
 from parallax.runtime.checkpoint.held import ReadableRows, ReadableVariable, RowsOnServers, ShardedRows
-from parallax.runtime.checkpoint.links import HEADER, Header, RowsWritten
-from parallax.runtime.checkpoint.stored import OWN_KEYS, chunks, slice_text
+from parallax.runtime.checkpoint.links import HEADER, ROWS, VALUES, Header, RowsWritten
+from parallax.runtime.checkpoint.stored import chunks, slice_text
 from parallax.runtime.worker.barrier import barrier
 from parallax.types import Array, Comm, Session, Value
 
@@ -92,14 +92,14 @@ class Contents:
         total, is_first = int(np.count_nonzero(marked)), comm.Get_rank() == 0
         if not total:
             return
-        rows_key = f"{OWN_KEYS}rows/{len(self._written)}"
+        rows_key = f"{ROWS}{len(self._written)}"
         numbers = np.flatnonzero(marked) + table.members[0].stored.offset[0]
         for first, count in chunks(total, numbers.itemsize, chunk_bytes):
             spec = _spec((total,), first, count)
             yield Content(rows_key, spec, "int64", numbers[first : first + count] if is_first else None)
         for one in table.members:
             stored, at = one.stored, 0
-            values_key = f"{OWN_KEYS}values/{len(self._written)}"
+            values_key = f"{VALUES}{len(self._written)}"
             self._written.append(RowsWritten(stored.key, rows_key, values_key, stored.offset[1:]))
             for first, count in chunks(stored.rows, stored.row_bytes, chunk_bytes):
                 here = marked[first : first + count]

@@ -16,7 +16,14 @@ from parallax.runtime.checkpoint.stored import OWN_KEYS
 
 HEADER = f"{OWN_KEYS}checkpoint"
 """The key under which a checkpoint has its header."""
+ROWS, VALUES = f"{OWN_KEYS}rows/", f"{OWN_KEYS}values/"
+"""Begin the keys under which an increment has row numbers, and the values of these rows."""
 _ID = re.compile(r"[0-9a-f]{32}")
+
+
+def is_state(key: str) -> bool:
+    """Whether a tensor is a part of the state, and not of the way in which a chain stores it."""
+    return key != HEADER and not key.startswith((ROWS, VALUES))
 
 
 @dataclass(frozen=True, slots=True)

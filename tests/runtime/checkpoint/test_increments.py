@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +15,13 @@ import tensorflow as tf
 from parallax import cli
 from parallax.errors import CheckpointError
 from parallax.runtime.checkpoint.bundle import Bundle
-from parallax.runtime.checkpoint.chain import chain_of, increments_in
+from parallax.runtime.checkpoint.chain import chain_of, increments_in, state_of
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
+from parallax.runtime.checkpoint.compact import compact
 from parallax.runtime.checkpoint.folder import FilesFailed, Retention, candidates
 from parallax.runtime.checkpoint.hook import CheckpointHook
 from parallax.runtime.checkpoint.links import HEADER
+from parallax.runtime.checkpoint.positions import NAMES, WORKERS, _digest, read_positions
 from parallax.runtime.checkpoint.storage import Storage
 from parallax.runtime.checkpoint.stored import Stored
 from parallax.runtime.checkpoint.touched import Marks, Succession
@@ -56,7 +58,9 @@ class Forgetting:
 class Job:
     """A table in two parts with a slot, a dense variable and a counter, with increments in a folder."""
 
-    def __init__(self, folder: Path, whole_every: int = 100, retention: Retention | None = None) -> None:
+    def __init__(
+        self, folder: Path, whole_every: int = 100, retention: Retention | None = None, workers: int = 0
+    ) -> None:
         self.random = np.random.RandomState(1)
         # The second part begins at row 40 of the whole; the slot has another width than the table.
         self.parts = [Rows(part("emb", number, 3), np.zeros((ROWS, 3), np.float32)) for number in range(2)]
@@ -77,6 +81,7 @@ class Job:
             CHUNK_BYTES,
             retention or Retention(),
             remembered,  # type: ignore
+            positions_of(workers),
         )
         self.session = Forgetting(self.both)
         self.succession = Succession(whole_every)
@@ -112,6 +117,24 @@ def part(name: str, number: int, width: int) -> Stored:
     return Stored(
         f"{name}/{number}", name, "float32", 4, (ROWS, width), (2 * ROWS, width), (number * ROWS, 0), is_part=True
     )
+
+
+def positions_of(workers: int) -> tuple[Array, ...]:
+    """Positions of the job and of one random op, for so many workers; none for none."""
+    if not workers:
+        return ()
+    shape = (workers, 2, 4)
+    values = np.arange(8 * workers).reshape(shape)
+    return (
+        Array(Stored(WORKERS, WORKERS, "int64", 8, shape, shape, (0, 0, 0), False), values),
+        Array(Stored(NAMES, NAMES, "int64", 8, (2,), (2,), (0,), False), np.array([_digest("the job"), 5])),
+    )
+
+
+def read_at(prefix: str) -> list[list[int]] | None:
+    """The positions of the job that a checkpoint has, of each worker."""
+    found = read_positions(state_of(prefix))
+    return None if found is None else found.of("the job").tolist()
 
 
 def trained(folder: Path, steps: int = 4, **options: Any) -> tuple[Job, list[list[Any]]]:
@@ -277,6 +300,35 @@ def test_the_commands_know_increments(tmp_path: Path, capsys: Any) -> None:
     np.testing.assert_array_equal(
         tf.train.load_variable(f"{tmp_path}/model.ckpt-2", "emb"), np.concatenate(states[2][:2])
     )
+
+
+@pytest.mark.parametrize(("before", "workers"), [(2, 2), (2, 3), (3, 1), (2, 0), (0, 2)])
+def test_a_compacted_state_has_the_positions_of_its_last_increment(tmp_path: Path, before: int, workers: int) -> None:
+    """A job of `before` workers writes a chain, and one of `workers` goes on with it; 0 writes no positions."""
+    trained(tmp_path, 1, workers=before)
+    job = Job(tmp_path, workers=workers)
+    job.load()
+    job.train()
+    for position in job.storage.own[:1]:
+        position.value += 100  # type: ignore[attr-defined]
+    job.save()
+    wanted = [job.storage.own[0].value[rank][0].tolist() for rank in range(workers)] or None  # type: ignore[attr-defined]
+    assert read_at(f"{tmp_path}/increment-2") == wanted
+    prefix, _ = compact(str(tmp_path), CHUNK_BYTES)
+    assert read_at(prefix) == wanted
+    assert loaded(tmp_path, job.state()).prefix == f"{tmp_path}/model.ckpt-2"
+
+
+def test_a_compacted_checkpoint_has_each_key_that_the_job_would_have_written(tmp_path: Path) -> None:
+    job, _ = trained(tmp_path / "chain", 3, workers=2)
+    compacted, _ = compact(str(tmp_path / "chain"), CHUNK_BYTES)
+    job.storage = replace(job.storage, folder=str(tmp_path / "whole"))
+    whole = job.save(whole=True).prefix
+    found, wanted = (state_of(prefix) for prefix in (compacted, whole))
+    assert found.tensors.keys() == wanted.tensors.keys() > {WORKERS, NAMES, HEADER}
+    for key in wanted.tensors.keys() - {HEADER}:
+        box = (0,) * len(wanted.tensors[key].shape), wanted.tensors[key].shape
+        np.testing.assert_array_equal(found.read(key, *box), wanted.read(key, *box), err_msg=key)
 
 
 def test_a_preempted_job_leaves_an_increment_and_a_good_end_a_whole_one(tmp_path: Path) -> None:
