@@ -5,15 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from parallax.runtime.checkpoint.compact import compact
+
 pytestmark = pytest.mark.timeout(300)
 
 SCRIPT = Path(__file__).parent / "scripts" / "positions.py"
 EXAMPLES, BATCH, AT = 96, 2, 6
 
 
-def runs(start, workers, folder, last, kept=1, most=1000):
+def runs(start, workers, folder, last, kept=1, most=1000, optimizer="Adam", options=()):
     """By what is fed, which counts batches of all workers, what a job prints of a run: examples seen and loss."""
-    done = start("-m", "parallax.cli", "run", "--workers", workers, SCRIPT, folder, last, kept, most).finish()
+    words = ["--workers", workers, *options, SCRIPT, folder, last, kept, most, optimizer]
+    done = start("-m", "parallax.cli", "run", *words).finish()
     assert done.status == 0, str(done)
     lines = [line.split(" ", 2) for rank in range(workers) for line in done.lines(rank) if line.startswith("fed ")]
     return {int(fed): rest for _, fed, rest in lines}, done
@@ -38,6 +41,26 @@ def test_a_resumed_run_repeats_the_losses_of_the_undisturbed_one(start, tmp_path
     assert done.stdout.count("Resumed from step 6") == 1 and "anew" not in done.stdout, str(done)
     assert again == {fed: text for fed, text in whole.items() if fed >= 2 * AT}, str(done)
     assert "consumed 24" in done.lines(1)
+
+
+def test_a_compacted_folder_is_resumed_as_its_chain_is(start, tmp_path):
+    """Of an undisturbed run's chain, what a job that was killed after step 6 would have left."""
+    options = {"optimizer": "Adagrad", "options": ("--whole-every", 100)}
+    whole, _ = runs(start, 2, tmp_path / "whole", 2 * AT, **options)
+    chain = tmp_path / "chain"
+    chain.mkdir()
+    for path in [
+        p for name in ("model.ckpt-0", "increment-3", "increment-6") for p in (tmp_path / "whole").glob(f"{name}.*")
+    ]:
+        shutil.copy(path, chain)
+    (chain / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-0"\n')
+    shutil.copytree(chain, tmp_path / "compacted")
+    compact(str(tmp_path / "compacted"))
+    rest = {fed: text for fed, text in whole.items() if fed >= 2 * AT}
+    for folder, name in ((chain, "increment-6"), (tmp_path / "compacted", "model.ckpt-6")):
+        again, done = runs(start, 2, folder, 2 * AT, **options)
+        assert f"Resumed from step 6: {folder}/{name}" in done.stdout and "anew" not in done.stdout, str(done)
+        assert again == rest, str(done)
 
 
 def test_a_run_that_ended_between_the_batches_of_an_update_takes_them_again(start, tmp_path):

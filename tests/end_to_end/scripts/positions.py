@@ -1,7 +1,7 @@
 """Trains on a dataset in the graph and on feeds, with dropout; prints the losses, and which examples were seen.
 
-Arguments: a folder for checkpoints, the global step to train to, how many batches an update takes, and after how many
-runs the loop ends before.
+Arguments: a folder for checkpoints, the global step to train to, how many batches an update takes, after how many runs
+the loop ends before, and the optimizer (Adam, if none is named).
 """
 
 import sys
@@ -11,7 +11,8 @@ import tensorflow.compat.v1 as tf
 
 import parallax
 
-folder, last, kept, runs = sys.argv[1], *map(int, sys.argv[2:])
+folder, last, kept, runs = sys.argv[1], *map(int, sys.argv[2:5])
+optimizer = sys.argv[5] if len(sys.argv) > 5 else "Adam"
 EXAMPLES, BATCH = 96, 2
 
 graph = tf.Graph()
@@ -27,7 +28,7 @@ with graph.as_default():
     rows = tf.nn.dropout(tf.nn.embedding_lookup(emb, numbers), rate=0.4) + tf.random_normal([4], stddev=0.1)
     guess = tf.reduce_sum(rows * weights, 1) + 1e-3 * tf.cast(noise_number, tf.float32)
     loss = tf.reduce_mean(tf.square(guess - fed))
-    train = tf.train.AdamOptimizer(0.1).minimize(loss, global_step=step)
+    train = getattr(tf.train, f"{optimizer}Optimizer")(0.1).minimize(loss, global_step=step)
     drawn = tf.random_normal([], name="drawn")
 
 config = parallax.Config(
