@@ -21,7 +21,7 @@ MODULES = {
 # What is in the package may import from the rows above its own, and from its own folder.
 LAYERS = (
     ("errors", "after_import", "types"),
-    ("strict",),
+    ("strict", "private_files"),
     ("graph", "cluster", "optimizers"),
     ("plans",),
     ("settings", "profiles"),

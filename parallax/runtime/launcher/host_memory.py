@@ -2,14 +2,14 @@
 
 A launcher that is killed removes nothing. So each has a record on its own machine, with the addresses of its hosts, and
 a lock on it, which the kernel gives back however the launcher ends. The next launcher of this user there removes from
-its hosts what records without a lock are about. While a launcher lives its job may be between two starts, when no
+its hosts what records without a lock are about. No other user can open a record, and what another user puts under such
+a name is left alone. While a launcher lives its job may be between two starts, when no
 process of it is on any host.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shlex
 import subprocess
@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from parallax.cluster.machines import Cluster
+from parallax.private_files import lock_own_file, make_locked_file
 from parallax.runtime.launcher.reach import argv_on
 
 _NAME = "parallax-state"
@@ -53,10 +54,10 @@ def clear_left(cluster: Cluster, memory_dir: Path | str) -> None:
     """
     ours = {host.address for host in cluster.hosts}
     for path in sorted(Path(memory_dir).glob(f"{_NAME}-*{_RECORD}")):
-        with contextlib.suppress(OSError), path.open("r+") as record:  # another's, or gone by now
-            if os.fstat(record.fileno()).st_uid != os.geteuid():
-                continue
-            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locked = lock_own_file(path)
+        if locked is None:
+            continue
+        with os.fdopen(locked, "r+", encoding="utf-8") as record:
             job = path.name.removeprefix(f"{_NAME}-").removesuffix(_RECORD)
             addresses = record.read().split()
             clear_host_memory(cluster, memory_dir, job, addresses)
@@ -116,15 +117,12 @@ def _started(words: Sequence[str]) -> subprocess.Popen[bytes] | None:
 def _record(path: Path, text: str) -> Iterator[None]:
     """A file with a lock inside the `with` block; none where this machine has no such file system."""
     try:
-        record = path.open("x")
+        record = make_locked_file(path, text)
     except OSError:
         yield
         return
-    with record:
-        fcntl.flock(record, fcntl.LOCK_EX)
-        record.write(text)
-        record.flush()
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(record)

@@ -6,9 +6,10 @@ import socket
 from collections.abc import Collection
 from pathlib import Path
 
-from parallax.errors import ConfigError, SessionError
+from parallax.errors import CheckpointError, ConfigError, SessionError
 from parallax.graph.spec import GraphSpec
 from parallax.logger import log
+from parallax.private_files import make_own_folder
 from parallax.runtime.checkpoint.checkpoints import step_tensor
 from parallax.runtime.checkpoint.held import Places, hold
 from parallax.runtime.checkpoint.positions import KeptPositions
@@ -23,6 +24,7 @@ from parallax.runtime.peers.store import PeerStore
 from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.settings.environment import settings
 from parallax.settings.parts import CheckPointConfig
+from parallax.strict import shown
 from parallax.transform.passes.touched_rows import RowMemory
 from parallax.types import Comm, Graph
 
@@ -43,10 +45,17 @@ def state_in_memory(config: CheckPointConfig, comm: Comm) -> RecoveredState | No
     """What this start goes on from, if hosts have something; every worker must call it.
 
     Raises:
-        CheckpointError: on all workers, when there was a state, and not all of it is there.
+        CheckpointError: on all workers, when there was a state, and not all of it is there; on this one, when its
+            host's folder cannot be made, or another user has put something under its name.
     """
     folder = memory_folder(config)
-    folder.mkdir(0o700, parents=True, exist_ok=True)
+    try:
+        make_own_folder(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"memory_dir must have a folder for the state of this job, and {shown(str(error))} Or name another file "
+            "system in memory in CheckPointConfig.memory_dir."
+        ) from error
     return recovered_state(folder, comm)
 
 

@@ -143,13 +143,14 @@ def mpirun_scratch(variables: Mapping[str, str], pid: int) -> str:
 
 
 def remove_scratch(patterns: Iterable[str]) -> None:
-    """Removes what the patterns name on this host."""
+    """Removes what the patterns name on this host; no link is followed, and what another user owns stays."""
     for pattern in sorted(patterns):
         for path in Path("/").glob(pattern.lstrip("/")):
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError, PermissionError):
+                    path.unlink()
             if path.parent.name.startswith(_SESSIONS):
                 with contextlib.suppress(OSError):  # another job has a session in it
                     path.parent.rmdir()

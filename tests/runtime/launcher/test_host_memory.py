@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from parallax.cluster.machines import local_cluster
+from parallax.private_files import lock_own_file, make_own_folder
 from parallax.runtime.launcher.host_memory import clear_left, host_folder, host_memory
+from parallax.runtime.supervisor.processes import remove_scratch
 
 LAUNCHER = """
 import sys
@@ -66,3 +71,83 @@ def test_hosts_that_the_next_job_does_not_have_stay_in_the_record(tmp_path: Path
 def test_a_machine_without_the_file_system_launches_all_the_same(tmp_path: Path) -> None:
     with host_memory(local_cluster(1, ""), tmp_path / "none", "own"):
         assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "link to nowhere", "second name", "fifo", "folder"])
+def test_what_is_no_file_of_a_launcher_is_left_alone_under_the_name_of_a_record(tmp_path: Path, kind: str) -> None:
+    shared, target = tmp_path / "shared", tmp_path / "target"
+    shared.mkdir()
+    content = f"elsewhere\n{local_cluster(1, '').hosts[0].address}\n"  # a launcher would rewrite such a record
+    target.write_text(content)
+    record = shared / "parallax-state-other.launcher"
+    if kind.startswith("link"):
+        record.symlink_to(target if kind == "link" else tmp_path / "none")
+    elif kind == "second name":
+        record.hardlink_to(target)
+    elif kind == "fifo":
+        os.mkfifo(record)
+    else:
+        record.mkdir()
+    (shared / "parallax-state-other-here").mkdir()
+    with host_memory(local_cluster(1, ""), shared, "own"):
+        assert "parallax-state-own.launcher" in names(shared)
+    assert target.read_text() == content and not (tmp_path / "none").exists()
+    assert names(shared) == ["parallax-state-other-here", "parallax-state-other.launcher"]
+
+
+@pytest.mark.parametrize("name", ["parallax-state-own.launcher", f"parallax-state-own.launcher.{os.getpid()}"])
+def test_a_link_under_the_name_of_the_own_record_is_not_written_through(tmp_path: Path, name: str) -> None:
+    target, shared = tmp_path / "target", tmp_path / "shared"
+    shared.mkdir()
+    target.write_text("mine\n")
+    (shared / name).symlink_to(target)
+    with host_memory(local_cluster(1, ""), shared, "own"):
+        assert target.read_text() == "mine\n"
+
+
+def test_nobody_else_can_open_a_record_and_so_hold_its_lock(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with host_memory(local_cluster(1, ""), tmp_path, "own"):
+            (record,) = tmp_path.iterdir()
+            assert stat.S_IMODE(record.stat().st_mode) == 0o600 and lock_own_file(record) is None
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("kind", ["link", "open to all", "file"])
+def test_a_state_is_not_put_into_what_somebody_else_may_have_made(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "parallax-state-own-here"
+    if kind == "link":
+        (tmp_path / "target").mkdir(0o700)
+        folder.symlink_to(tmp_path / "target")
+    elif kind == "file":
+        folder.touch()
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    with pytest.raises(PermissionError, match="must be a folder that user .* owns and nobody else may look into"):
+        make_own_folder(folder)
+
+
+def test_a_folder_of_another_user_is_refused_and_the_own_one_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "below" / "own"
+    for _ in range(2):
+        make_own_folder(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    with pytest.raises(PermissionError, match="Remove it"):
+        make_own_folder(folder)
+    (tmp_path / "record").touch()
+    assert lock_own_file(tmp_path / "record") is None
+
+
+def test_scratch_is_removed_without_following_links(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    (tmp_path / "segment-1").symlink_to(tmp_path / "kept")
+    (tmp_path / "segment-2").touch()
+    remove_scratch([f"{tmp_path}/segment-*"])
+    assert names(tmp_path) == ["kept"] and names(tmp_path / "kept") == ["file"]

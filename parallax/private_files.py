@@ -1,0 +1,94 @@
+"""Files and folders of this user alone in places that others may write to, such as /dev/shm.
+
+Whoever can write to such a folder can put a link, or a file or folder with open rights, under a name that is known or
+can be guessed. So no link is followed, and what is there already is used only if this user owns it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+_ALONE = 0o600
+_ALONE_FOLDER = 0o700
+_OTHERS = 0o077
+
+
+def lock_own_file(path: Path) -> int | None:
+    """Opens a file of this user for reading and writing, and locks it; never waits.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        The descriptor; None when somebody else has the lock, the file is gone, or it is not a regular file of this user
+        under one name.
+    """
+    try:
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # a link, another user's, or gone
+        return None
+    with contextlib.suppress(OSError):
+        if _is_own_file(os.fstat(file)):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file), path.lstat()):
+                os.fchmod(file, _ALONE)  # a version before may have made it with other rights
+                return file
+    os.close(file)
+    return None
+
+
+def make_locked_file(path: Path, text: str) -> int:
+    """Makes a file that this user alone may open, and locks it; under its name it has the lock and all of the text.
+
+    Args:
+        path: of the file; another file of this name is replaced.
+        text: its content.
+
+    Returns:
+        The descriptor.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    file = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _ALONE)
+    try:
+        os.fchmod(file, _ALONE)  # whatever the umask is
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with os.fdopen(file, "w", encoding="utf-8", closefd=False) as written:
+            written.write(text)
+        unfinished.rename(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        os.close(file)
+        raise
+    return file
+
+
+def make_own_folder(path: Path) -> None:
+    """Makes a folder that this user alone may look into, or finds it made.
+
+    Args:
+        path: of the folder; those above it are made with the usual rights.
+
+    Raises:
+        OSError: it cannot be made.
+        PermissionError: there is something else under its name: a link, or what another user owns or may look into.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(_ALONE_FOLDER)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
+        raise PermissionError(
+            f"{path} must be a folder that user {os.geteuid()} owns and nobody else may look into, and it is "
+            f"{stat.filemode(found.st_mode)} of user {found.st_uid}. Remove it."
+        )
+
+
+def _is_own_file(found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
