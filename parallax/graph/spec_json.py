@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
-from parallax.graph.spec import GradientSource, GraphSpec, Part, Slot, VariableClass, VariableSpec
-from parallax.types import JsonObject
+from parallax.errors import GraphError
+from parallax.graph.spec import GradientSource, GraphSpec
+from parallax.strict import checked_value, read_json
+
+
+@dataclass(frozen=True, slots=True)
+class _SpecAndSources:
+    spec: GraphSpec
+    sources: tuple[GradientSource, ...]
 
 
 def spec_to_json(spec: GraphSpec, sources: Sequence[GradientSource]) -> str:
@@ -19,25 +26,16 @@ def spec_to_json(spec: GraphSpec, sources: Sequence[GradientSource]) -> str:
 
 
 def spec_from_json(text: str) -> tuple[GraphSpec, tuple[GradientSource, ...]]:
-    """What `spec_to_json` was given."""
-    raw = json.loads(text)
-    variables = tuple(_variable(variable) for variable in raw["spec"]["variables"])
-    spec = GraphSpec(**{**raw["spec"], "variables": variables, "notes": tuple(raw["spec"]["notes"])})
-    return spec, tuple(_source(source) for source in raw["sources"])
+    """What `spec_to_json` was given.
 
-
-def _variable(raw: JsonObject) -> VariableSpec:
-    return VariableSpec(
-        **{
-            **raw,
-            "cls": VariableClass(raw["cls"]),
-            "parts": tuple(Part(**{**part, "shape": tuple(part["shape"])}) for part in raw["parts"]),
-            "gradients": tuple(_source(source) for source in raw["gradients"]),
-            "slots": tuple(Slot(**{**slot, "ops": tuple(slot["ops"])}) for slot in raw["slots"]),
-            **{name: tuple(raw[name]) for name in ("shape", "evidence", "lookups", "updates")},
-        }
-    )
-
-
-def _source(raw: JsonObject) -> GradientSource:
-    return GradientSource(**{**raw, "outside": tuple(raw["outside"])})
+    Raises:
+        GraphError: when it is something else.
+    """
+    raw = read_json(text, GraphError, "the job's message", "a graph's spec")
+    try:
+        found = checked_value(raw, _SpecAndSources)
+    except ValueError as error:
+        raise GraphError(f"A graph's spec must be as the launcher wrote it, and {error}.") from error
+    if json.loads(spec_to_json(found.spec, found.sources)) != raw:
+        raise GraphError("A graph's spec must have every field, as the launcher wrote it, and some are missing.")
+    return found.spec, found.sources

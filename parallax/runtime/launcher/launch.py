@@ -61,8 +61,8 @@ from parallax.runtime.launcher.output_files import OutputFiles
 from parallax.runtime.launcher.reach import check_reachable
 from parallax.runtime.launcher.relay import Relay, bytes_of
 from parallax.runtime.launcher.result import ResultCollector
-from parallax.runtime.supervisor.control import RESULT_FILE
-from parallax.runtime.supervisor.frames import Control, Demultiplexer, ResultPart, Start, Text, decode_frame
+from parallax.runtime.supervisor.control import RESULT_FILE, Damaged
+from parallax.runtime.supervisor.frames import Control, Demultiplexer, ResultPart, Start, Text, read_frame
 from parallax.runtime.supervisor.limits import WORD
 from parallax.runtime.supervisor.machine import ReaderGone, SignalCame
 from parallax.runtime.supervisor.processes import (
@@ -135,7 +135,7 @@ def launch(
 
     Raises:
         LaunchError: there is no mpirun, or something else that the job needs on this machine, a host cannot be reached,
-            or a file for the ranks' output cannot be made.
+            or a file for the ranks' output cannot be made; or the result came damaged.
     """
     launcher = this_launcher()
     check_startable(job, launcher)
@@ -170,6 +170,8 @@ def launch(
             if process.returncode < 0:
                 remove_scratch({*watch.scratch, mpirun_scratch(environment, process.pid)})
             result = watch.collector.close()
+    if result is not None and not ending.status:
+        watch.collector.check(result)
     reason = ending.message.partition("\n")[0].partition(" The job was ended.")[0].rstrip(".")
     return JobEnd(_report(ending, left, relay), result, ending.cause, reason, watch.contact.progress)
 
@@ -188,6 +190,8 @@ class _Watch:
         self.scratch: set[str] = set()
         self.collector = ResultCollector(job.cluster.hosts[0].is_this_machine)
         self._agents: dict[int, int] = {}  # supervisors on this machine: rank -> process
+        self._num_ranks = job.num_ranks
+        self._damaged: set[int] = set()  # ranks of which that is said
         self._looked_s = now_s
         self._stdout = Demultiplexer()
         self._stderr = Demultiplexer()
@@ -201,7 +205,7 @@ class _Watch:
         """Takes in what mpirun wrote to its stdout: the supervisors' frames."""
         for rank, line in self._stdout.feed(data) if data else self._stdout.close():
             with self._printing():
-                self._take_frame(rank, line, time.monotonic())
+                self._take_frame(rank, line, time.monotonic(), is_whole=bool(data))
 
     def take_stderr(self, data: bytes) -> None:
         """Takes in what mpirun wrote to its stderr: its own words, or those of a supervisor that broke."""
@@ -237,12 +241,19 @@ class _Watch:
             self.step(HostsReturned())
         return self.step(Looked())
 
-    def _take_frame(self, rank: int | None, line: bytes, now_s: float) -> None:
-        frame = decode_frame(line)
-        if frame is None:
+    def _take_frame(self, rank: int | None, line: bytes, now_s: float, is_whole: bool) -> None:
+        """Takes in a line; one that is not whole was cut off by its supervisor's death, and says nothing."""
+        try:
+            frame = read_frame(line)
+        except Damaged as error:
             if rank is None:
                 self._say(line.decode("utf-8", "surrogateescape"))
-            return  # of a rank: a frame that its supervisor's death cut off
+            elif is_whole:
+                self._say_damaged(rank, error)
+            return
+        if frame.rank >= self._num_ranks:
+            self._say_damaged(frame.rank, Damaged(f"the job has ranks 0 to {self._num_ranks - 1}"))
+            return
         self.step(FrameCame(frame))
         self.contact.progress = self.contact.progress.observe(frame)
         if isinstance(frame, Text):
@@ -263,6 +274,12 @@ class _Watch:
         except BrokenPipeError:  # mpirun is still read to its end, for it would not end otherwise
             self.step(ReaderGone())
             self.relay.drop_unread()
+
+    def _say_damaged(self, rank: int, error: Damaged) -> None:
+        """Says once of each rank that what its supervisor sent cannot be read; the job goes on without it."""
+        if rank not in self._damaged:
+            self._damaged.add(rank)
+            self.relay.say(f"parallax: a message of rank {rank}'s supervisor was dropped: {error}.")
 
     def _say(self, text: str) -> None:
         self.state, lines = heard(self.state, text)

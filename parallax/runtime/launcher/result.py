@@ -1,6 +1,7 @@
 """Puts together what a job gives back: rank 0 writes it to the launcher's memory, or sends it in pieces.
 
-The first goes where rank 0 is on the launcher's machine. A result counts when all of it is there.
+The first goes where rank 0 is on the launcher's machine. A result counts when all of it is there, with the checksum
+that rank 0 has told.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import mmap
 import os
 
+from parallax.errors import LaunchError
+from parallax.runtime.supervisor.control import checksum
 from parallax.runtime.supervisor.frames import ResultPart
 
 
@@ -21,6 +24,7 @@ class ResultCollector:
     def __init__(self, has_file: bool = False) -> None:
         self._file = os.memfd_create("parallax-result") if has_file else None
         self._total_bytes: int | None = None
+        self._crc = 0
         self._data = bytearray()
         self._received_bytes = 0
 
@@ -31,7 +35,7 @@ class ResultCollector:
 
     def take(self, part: ResultPart) -> None:
         """Takes in a piece; pieces come in order. One without bytes tells of a file that is written."""
-        self._total_bytes = part.total_bytes
+        self._total_bytes, self._crc = part.total_bytes, part.crc
         if part.data and not self._data:
             self._data = bytearray(part.total_bytes)
         end = self._received_bytes + len(part.data)
@@ -49,3 +53,16 @@ class ResultCollector:
         if file is not None:
             os.close(file)
         return found
+
+    def check(self, result: memoryview) -> None:
+        """Compares what `close` gave with the checksum that rank 0 has told.
+
+        Raises:
+            LaunchError: the bytes are not those that rank 0 sent.
+        """
+        found = checksum(result)
+        if found != self._crc:
+            raise LaunchError(
+                f"The job's result must come as rank 0 sent it, with the checksum {self._crc:08x}, and {result.nbytes} "
+                f"bytes came with {found:08x}. Run the job again; if that repeats, test the memory of the hosts."
+            )

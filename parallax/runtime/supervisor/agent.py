@@ -29,9 +29,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import IO
 
 from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD, RESULT_FD
-from parallax.runtime.supervisor.frames import Exit, Frame, Start, Text
+from parallax.runtime.supervisor.frames import Exit, Frame, Start, StreamName, Text
 from parallax.runtime.supervisor.limits import LIMITS, PREEMPTION, WORD, Limits
 from parallax.runtime.supervisor.machine import (
     Beaten,
@@ -244,7 +245,8 @@ class _Supervisor:
             os.close(fd)
         self.put(Start(rank, supervisor, self._process.pid, socket.gethostname(), scratch_patterns(os.environ)))
         self._channels = {pipes[name][0]: channel for name, channel in channels.items()}
-        for stream, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
+        streams: dict[StreamName, IO[bytes] | None] = {"stdout": self._process.stdout, "stderr": self._process.stderr}
+        for stream, pipe in streams.items():
             if pipe is not None:
                 self._channels[pipe.fileno()] = TextChannel(rank, stream)
 

@@ -1,8 +1,11 @@
-"""What a worker and its supervisor tell each other: to the launcher one JSON object a line, by an inherited pipe.
+"""The messages between a worker, its supervisor and the launcher, each sealed with a version and a checksum.
 
-The supervisor of the rank (`parallax.runtime.supervisor.agent`) opens the pipe and names its write end in an
-environment variable. Outside a job the variable is not set and nothing is sent. Rank 0 has a second pipe, for the bytes
-that the job gives back: those may be many, and beats must not wait behind them.
+A sealed line is `parallax/VERSION CRC JSON`: one JSON object in ASCII, and the CRC-32C of its bytes. A reader refuses
+another version, another checksum, and fields that a message of that kind does not have.
+
+The supervisor of the rank (`parallax.runtime.supervisor.agent`) opens a pipe for the worker's messages and names its
+write end in an environment variable. Outside a job the variable is not set and nothing is sent. Rank 0 has a second
+pipe, for the bytes that the job gives back: those may be many, and beats must not wait behind them.
 
 Every second a worker or server sends its beat, which its supervisor keeps (`runs` made, the `fetch` in progress and its
 `seconds`; of a server only that it is one). A worker sends `in_run` (the fetch, the digest of its collectives, the
@@ -19,14 +22,18 @@ import os
 import struct
 import threading
 from collections.abc import Mapping
+from typing import Annotated, Any
+
+import google_crc32c
+import msgspec
+from msgspec import Meta
 
 CONTROL_FD = "PARALLAX_CONTROL_FD"
 RESULT_FD = "PARALLAX_RESULT_FD"
-"""Rank 0's pipe for what the job gives back: how many bytes (RESULT_SIZE), then these bytes, if no file has them."""
+"""Rank 0's pipe for what the job gives back: its head (`result_head`), then its bytes, if no file has them."""
 RESULT_FILE = "PARALLAX_RESULT_FILE"
 """Set by the launcher where rank 0 is on its machine: a file in its memory for these bytes, which then go no other way.
 mpirun takes a core for what it passes on: 28 MB/s, where the file takes 1 GB/s."""
-RESULT_SIZE = struct.Struct(">Q")
 PREEMPTION_FD = "PARALLAX_PREEMPTION_FD"
 """Rank 0's pipe by which its supervisor lets it know that the job is preempted: a byte, and reading never waits."""
 BEAT = "alive"
@@ -35,7 +42,174 @@ READY = "ready"
 HOST_ADDRESS = "PARALLAX_HOST_ADDRESS"
 """Set by the supervisor of a rank in a job with servers: the address of its host, in digits."""
 
+WIRE_VERSION = 1
+"""Of sealed lines and of the result's head; a change of either needs another number."""
+
+_MARK = b"parallax/"
+_HEADING_BYTES = len(b"%s%d 01234567 " % (_MARK, WIRE_VERSION))
+_RESULT = struct.Struct(">4sQII")  # mark with version, bytes and checksum of the result, checksum of these
+_RESULT_MARK = b"PXR%d" % WIRE_VERSION
+RESULT_HEAD_BYTES = _RESULT.size
+_PIECE_BYTES = 1 << 20
+_SHOWN_BYTES = 60
+
+_Number = Annotated[int, Meta(ge=0, le=2**53)]
+_Seconds = Annotated[float, Meta(ge=0, le=1e15)]
+
 _one_at_a_time = threading.Lock()
+
+
+class Damaged(ValueError):
+    """Bytes from another process are not what a process of this version sends; says in what way."""
+
+
+class WorkerMessage(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True, omit_defaults=True):
+    """What a worker tells; `kind` says which of the classes below it is."""
+
+
+class AliveMessage(WorkerMessage, frozen=True, tag=BEAT):
+    runs: _Number | None = None  # a server has none
+    fetch: str = ""
+    seconds: _Seconds | None = None
+    serves: bool = False
+
+
+class InRunMessage(WorkerMessage, frozen=True, tag="in_run"):
+    fetch: str
+    collectives: str
+    seconds: _Seconds
+    patient: bool = False
+    for_all: dict[str, list[str]] = {}
+    failures: list[str] = []
+
+
+class RunDoneMessage(WorkerMessage, frozen=True, tag="run_done"):
+    pass
+
+
+class FinishedMessage(WorkerMessage, frozen=True, tag="finished"):
+    runs: _Number
+
+
+class SavedMessage(WorkerMessage, frozen=True, tag=SAVED):
+    step: _Number
+    loaded: bool
+
+
+class ReadyMessage(WorkerMessage, frozen=True, tag=READY):
+    bytes: _Number
+
+
+class PreemptedMessage(WorkerMessage, frozen=True, tag="preempted"):
+    step: _Number
+
+
+class FailedMessage(WorkerMessage, frozen=True, tag="failed"):
+    error: str
+    what: str | None = None
+
+
+_AnyMessage = (
+    AliveMessage
+    | InRunMessage
+    | RunDoneMessage
+    | FinishedMessage
+    | SavedMessage
+    | ReadyMessage
+    | PreemptedMessage
+    | FailedMessage
+)
+
+
+def check_message(message: object) -> dict[str, Any]:
+    """A worker's message with the fields of its kind, each of its type.
+
+    Raises:
+        Damaged: it is of no known kind, or a field is missing, unknown, of another type or out of bounds.
+    """
+    return _converted(message, _AnyMessage)
+
+
+def check_beat(doing: object) -> dict[str, Any]:
+    """The worker's last beat as a pulse carries it; empty before the first.
+
+    Raises:
+        Damaged: it is neither empty nor a beat.
+    """
+    return _converted(doing, AliveMessage) if doing != {} else {}
+
+
+def _converted(value: object, kind: Any) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = msgspec.to_builtins(msgspec.convert(value, kind))
+    except msgspec.ValidationError as error:
+        raise Damaged(f"a message must have the fields of its kind: {error}") from error
+    return found
+
+
+def seal(body: bytes) -> bytes:
+    """The line of a message: version, checksum, the body, a newline. The body has no newline."""
+    return bytes(b"%s%d %08x %s\n" % (_MARK, WIRE_VERSION, google_crc32c.value(body), body))
+
+
+def unseal(line: bytes) -> bytes:
+    """The body of a line that `seal` made, with or without its newline.
+
+    Raises:
+        Damaged: the line is none, is of another version, or its checksum is another.
+    """
+    line = line.removesuffix(b"\n")
+    body = line[_HEADING_BYTES:]
+    if line + b"\n" == seal(body):
+        return body
+    version, space, _ = line.removeprefix(_MARK).partition(b" ")
+    if line.startswith(_MARK) and space and version.isdigit() and int(version) != WIRE_VERSION:
+        raise Damaged(
+            f"it is of version {int(version)} of the messages, and this process reads {WIRE_VERSION}: all hosts must "
+            "have one version of Parallax (`parallax doctor`)"
+        )
+    shown = ascii(line[:_SHOWN_BYTES].decode("ascii", "backslashreplace"))
+    raise Damaged(f"its {len(line)} bytes do not have the checksum that they name, or name none: {shown}")
+
+
+def read_sealed(line: bytes) -> Any:
+    """The JSON value of a line that `seal` made.
+
+    Raises:
+        Damaged: as `unseal`, or the body is no JSON.
+    """
+    body = unseal(line)
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"its body is no JSON: {error}") from error
+
+
+def checksum(data: bytes | bytearray | memoryview) -> int:
+    """CRC-32C of bytes; no more than a piece of them is copied."""
+    view = memoryview(data).cast("B")
+    found = 0
+    for begin in range(0, view.nbytes, _PIECE_BYTES):
+        found = google_crc32c.extend(found, bytes(view[begin : begin + _PIECE_BYTES]))
+    return found
+
+
+def result_head(size: int, crc: int) -> bytes:
+    """What goes before the job's result: how many bytes it has, and their checksum."""
+    head = _RESULT.pack(_RESULT_MARK, size, crc, 0)[:-4]
+    return head + checksum(head).to_bytes(4, "big")
+
+
+def read_result_head(head: bytes) -> tuple[int, int]:
+    """(bytes, checksum) of the result that follows a head.
+
+    Raises:
+        Damaged: it is no head of this version.
+    """
+    _, size, crc, _ = _RESULT.unpack(head)
+    if head != result_head(size, crc):
+        raise Damaged(f"the head of the job's result is none of version {WIRE_VERSION}, or is damaged: {head.hex()}")
+    return size, crc
 
 
 def send(message: Mapping[str, object]) -> bool:
@@ -43,7 +217,7 @@ def send(message: Mapping[str, object]) -> bool:
 
     Args:
         message: what is told; `kind` says which: `alive`, `in_run`, `run_done`, `finished`, `saved`, `ready`,
-            `preempted`, `failed`.
+            `preempted`, `failed`. Its fields are those of the class of that kind.
 
     Returns:
         Whether it was sent.
@@ -54,7 +228,7 @@ def send(message: Mapping[str, object]) -> bool:
     number = os.environ.get(CONTROL_FD)
     if not number:
         return False
-    line = memoryview(json.dumps(message).encode("ascii") + b"\n")
+    line = memoryview(seal(json.dumps(message).encode("ascii")))
     with _one_at_a_time:
         try:
             while line:  # one write, unless a signal cuts it short

@@ -1,4 +1,4 @@
-"""How ranks' output and messages travel through mpirun: one JSON object a line, and mpirun's tags taken off again.
+"""How ranks' output and messages travel through mpirun: one sealed line each, and mpirun's tags taken off again.
 
 With `--tag-output` mpirun reads up to 4096 bytes of a rank at a time and writes `[job,rank]<stdout>:` before each such
 piece and after each newline inside it. Pieces of different ranks may meet in the middle of a line, so a line is put
@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import json
 import re
-from binascii import a2b_base64, b2a_base64
+from binascii import b2a_base64
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from parallax.runtime.supervisor.control import Damaged, check_beat, check_message, read_sealed, seal
 
 _TAG = re.compile(rb"\[\d+,(\d+)\]<(?:stdout|stderr|stddiag)>:")
 # What may become a tag when more bytes arrive.
 _TAG_BEGIN = re.compile(rb"\[(?:\d+(?:,(?:\d+(?:\](?:<(?:[a-z]*>?)?)?)?)?)?)?\Z")
+
+StreamName = Literal["stdout", "stderr"]
+_Count = Annotated[int, Meta(ge=0, le=2**53)]
+_Seconds = Annotated[float, Meta(ge=0, le=1e15)]
+_Status = Annotated[int, Meta(ge=-(2**31), le=2**31)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +41,9 @@ class Start:
         scratch: patterns of what Open MPI keeps on that host for the job, and leaves there when it is killed.
     """
 
-    rank: int
-    agent_pid: int
-    worker_pid: int
+    rank: _Count
+    agent_pid: _Count
+    worker_pid: _Count
     host: str
     scratch: tuple[str, ...] = ()
 
@@ -41,8 +52,8 @@ class Start:
 class Text:
     """A piece of what a rank wrote to `stdout` or `stderr`; bytes that are not UTF-8 are surrogate escapes."""
 
-    rank: int
-    stream: str
+    rank: _Count
+    stream: StreamName
     text: str
 
 
@@ -50,7 +61,7 @@ class Text:
 class Control:
     """What a worker told its launcher (`parallax.runtime.supervisor.control`)."""
 
-    rank: int
+    rank: _Count
     message: Mapping[str, object]
 
 
@@ -65,10 +76,10 @@ class Exit:
         by: the signal that told the supervisor, when it was not mpirun's SIGTERM; else 0.
     """
 
-    rank: int
-    status: int
+    rank: _Count
+    status: _Status
     told: bool = False
-    by: int = 0
+    by: _Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +93,9 @@ class Pulse:
         doing: its last beat: `runs` made, the `fetch` in progress (empty outside `session.run`) and its `seconds`.
     """
 
-    rank: int
-    stopped_s: float = 0.0
-    quiet_s: float = 0.0
+    rank: _Count
+    stopped_s: _Seconds = 0.0
+    quiet_s: _Seconds = 0.0
     doing: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -95,62 +106,65 @@ class ResultPart:
     Attributes:
         rank: who sends it: rank 0.
         total_bytes: of the whole result.
+        crc: CRC-32C of the whole result.
         data: the piece.
     """
 
-    rank: int
-    total_bytes: int
+    rank: _Count
+    total_bytes: _Count
+    crc: Annotated[int, Meta(ge=0, lt=2**32)]
     data: bytes = field(repr=False)
 
 
 Frame = Start | Text | Control | Exit | Pulse | ResultPart
+_CLASS_BY_KIND: dict[str, Any] = {
+    "start": Start,
+    "text": Text,
+    "control": Control,
+    "exit": Exit,
+    "pulse": Pulse,
+    "result": ResultPart,
+}
+_KIND_BY_CLASS = {kind: name for name, kind in _CLASS_BY_KIND.items()}
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """The line of `frame`: ASCII, one JSON object, ended by a newline, without the character `<`."""
-    body: dict[str, object]
+    """The sealed line of `frame`: ASCII, ended by a newline, without the character `<`."""
+    kind = _KIND_BY_CLASS[type(frame)]
     if isinstance(frame, ResultPart):  # base64 needs no escapes, and a result may have gigabytes
-        head = f'{{"rank": {frame.rank}, "total": {frame.total_bytes}, "data": "'.encode("ascii")
-        return b"".join([head, b2a_base64(frame.data, newline=False), b'"}\n'])
-    if isinstance(frame, Start):
-        body = {
-            "start": {
-                "agent_pid": frame.agent_pid,
-                "worker_pid": frame.worker_pid,
-                "host": frame.host,
-                "scratch": list(frame.scratch),
-            }
-        }
-    elif isinstance(frame, Text):
-        body = {"stream": frame.stream, "text": frame.text}
-    elif isinstance(frame, Control):
-        body = {"control": frame.message}
-    elif isinstance(frame, Pulse):
-        body = {"pulse": {"stopped_s": frame.stopped_s, "quiet_s": frame.quiet_s, "doing": frame.doing}}
-    else:
-        body = {"exit": frame.status, "told": frame.told, "by": frame.by}
+        head = f'{{"frame": "{kind}", "rank": {frame.rank}, "total_bytes": {frame.total_bytes}, "crc": {frame.crc}, '
+        return seal(b"".join([head.encode("ascii"), b'"data": "', b2a_base64(frame.data, newline=False), b'"}']))
     # JSON itself has no `<`, so each one is inside a string and may be written as its escape.
-    return json.dumps({"rank": frame.rank, **body}).replace("<", "\\u003c").encode("ascii") + b"\n"
+    return seal(json.dumps({"frame": kind, **asdict(frame)}).replace("<", "\\u003c").encode("ascii"))
 
 
 def decode_frame(line: bytes) -> Frame | None:
-    """The frame in `line`, or None when the line is no frame (words of mpirun itself)."""
+    """The frame in `line`, or None when the line is no frame: words of mpirun itself, or a damaged frame."""
     try:
-        body = json.loads(line)
-        rank = body["rank"]
-        if "text" in body:
-            return Text(rank, body["stream"], body["text"])
-        if "control" in body:
-            return Control(rank, dict(body["control"]))
-        if "exit" in body:
-            return Exit(rank, body["exit"], body["told"], body["by"])
-        if "total" in body:
-            return ResultPart(rank, body["total"], a2b_base64(body["data"]))
-        if "pulse" in body:
-            return Pulse(rank, **body["pulse"])
-        return Start(rank, **{**body["start"], "scratch": tuple(body["start"]["scratch"])})
-    except (ValueError, KeyError, TypeError):
+        return read_frame(line)
+    except Damaged:
         return None
+
+
+def read_frame(line: bytes) -> Frame:
+    """The frame in `line`.
+
+    Raises:
+        Damaged: the line is no frame of this version, or not as it was written; says in what way.
+    """
+    raw = read_sealed(line)
+    kind = _CLASS_BY_KIND.get(str(raw.pop("frame", ""))) if isinstance(raw, dict) else None
+    if kind is None or raw.keys() != {one.name for one in fields(kind)}:
+        raise Damaged(f"a frame must be one of {', '.join(_CLASS_BY_KIND)}, with the fields of its kind")
+    try:
+        frame: Frame = msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        raise Damaged(f"a frame must have values of the types of its kind: {error}") from error
+    if isinstance(frame, Control):
+        check_message(frame.message)
+    elif isinstance(frame, Pulse):
+        check_beat(frame.doing)
+    return frame
 
 
 class Demultiplexer:

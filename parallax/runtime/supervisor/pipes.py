@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import codecs
-import json
 import os
 import time
 from collections.abc import Iterator
 from typing import Protocol
 
-from parallax.runtime.supervisor.control import BEAT, RESULT_SIZE
-from parallax.runtime.supervisor.frames import Control, Frame, ResultPart, Text, encode_frame
+from parallax.runtime.supervisor.control import (
+    BEAT,
+    RESULT_HEAD_BYTES,
+    Damaged,
+    check_message,
+    read_result_head,
+    read_sealed,
+)
+from parallax.runtime.supervisor.frames import Control, Frame, ResultPart, StreamName, Text, encode_frame
 from parallax.runtime.supervisor.machine import Beaten
 
 IDLE_S = 0.2  # text without a newline waits this long for the rest of its line (progress bars, prompts)
@@ -82,7 +88,7 @@ class TextChannel:
 
     may_wait = True
 
-    def __init__(self, rank: int, stream: str) -> None:
+    def __init__(self, rank: int, stream: StreamName) -> None:
         self._rank = rank
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
@@ -110,7 +116,7 @@ class TextChannel:
 
 
 class ControlChannel:
-    """The worker's messages, one JSON object a line; beats are for the supervisor itself."""
+    """The worker's messages, one sealed line each; beats are for the supervisor itself."""
 
     may_wait = False
 
@@ -123,9 +129,9 @@ class ControlChannel:
         *lines, self.waiting = (self.waiting + data).split(b"\n")
         for line in lines:
             try:
-                message = dict(json.loads(line))
-            except (ValueError, TypeError):  # not one of ours: some other process writes to the pipe
-                yield Text(self._rank, "stderr", f"not a control message: {line.decode('utf-8', 'replace')}\n")
+                message = check_message(read_sealed(line))
+            except Damaged as error:  # another process writes to the pipe too, or another version of Parallax
+                yield Text(self._rank, "stderr", f"parallax: a message of this rank was dropped: {error}.\n")
             else:
                 yield Beaten(message) if message.get("kind") == BEAT else Control(self._rank, message)
 
@@ -135,25 +141,33 @@ class ControlChannel:
 
 
 class ResultChannel:
-    """What the worker gives back, as the bytes come: their number, then the bytes."""
+    """What the worker gives back, as the bytes come: the head, then the bytes."""
 
     may_wait = True
     waiting = b""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._total_bytes: int | None = None
+        self._told: tuple[int, int] | None = None
         self._head = b""
+        self._is_refused = False
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """A frame of `data`; one without bytes when the number is known, for a result may be empty."""
-        if self._total_bytes is None:
+        """A frame of `data`; one without bytes when the head has come, for a result may be empty."""
+        if self._is_refused:
+            return
+        if self._told is None:
             self._head += data
-            if len(self._head) < RESULT_SIZE.size:
+            if len(self._head) < RESULT_HEAD_BYTES:
                 return
-            (self._total_bytes,) = RESULT_SIZE.unpack_from(self._head)
-            data = self._head[RESULT_SIZE.size :]
-        yield ResultPart(self._rank, self._total_bytes, data)
+            try:
+                self._told = read_result_head(self._head[:RESULT_HEAD_BYTES])
+            except Damaged as error:
+                self._is_refused = True
+                yield Text(self._rank, "stderr", f"parallax: this rank's result was dropped: {error}.\n")
+                return
+            data = self._head[RESULT_HEAD_BYTES:]
+        yield ResultPart(self._rank, *self._told, data)
 
     def rest(self, last: bool) -> Iterator[Frame]:
         """Nothing: each piece is sent on at once."""

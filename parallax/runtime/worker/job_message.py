@@ -10,16 +10,28 @@ import json
 import struct
 import zlib
 from dataclasses import dataclass, field, fields, replace
-from typing import BinaryIO
+from typing import Any, BinaryIO, get_type_hints
+
+import msgspec
 
 from parallax.errors import LaunchError
+from parallax.runtime.supervisor.control import checksum
+from parallax.strict import Count
 from parallax.types import Buffer
 
-_MAGIC = b"PRLX2\n"
+VERSION = 3
+"""Of the message on the wire; what is written otherwise needs another number."""
+
+_MARK = b"PRLX"
+_MAGIC = _MARK + b"%d\n" % VERSION
 _RAW = ("graph", "function", "attachment")
 """The attributes that travel as they are, without being copied: some have gigabytes."""
-_SHOWN_BYTES = 20  # of what is no parcel; every parcel has more
-_LENGTHS = struct.Struct(f">{1 + len(_RAW)}Q")
+_PARTS = ("values", *_RAW)
+_SHOWN_BYTES = 20  # of what is no message; every message has more
+_LENGTHS = struct.Struct(f">{len(_PARTS)}Q{len(_PARTS)}I")
+"""The bytes of each part, and the CRC-32C of each."""
+_CRC = struct.Struct(">I")
+_HEAD_BYTES = len(_MAGIC) + _LENGTHS.size + _CRC.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +55,11 @@ class JobMessage:
 
     plan: str
     graph: bytes = field(repr=False)
-    seed: int
-    hosts: tuple[int, ...]
-    servers: tuple[int, ...] = ()
+    seed: Count
+    hosts: tuple[Count, ...]
+    servers: tuple[Count, ...] = ()
     addresses: tuple[str, ...] = ()
-    ports: tuple[int, int] | None = None
+    ports: tuple[Count, Count] | None = None
     cluster: str = ""
     cluster_name: str = ""
     spec: str = ""
@@ -55,36 +67,78 @@ class JobMessage:
     attachment: Buffer = field(default=b"", repr=False)
 
     def pieces(self) -> tuple[Buffer, ...]:
-        """The parcel on the wire: a mark, lengths, and what they are of: compressed JSON, then the bytes of `_RAW`."""
-        raw: list[Buffer] = [getattr(self, name) for name in _RAW]
+        """The message on the wire: a head, compressed JSON, then the bytes of `_RAW`.
+
+        The head is a mark with the version, the length and the checksum of each part, and its own checksum.
+        """
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _RAW}
-        body = zlib.compress(json.dumps(values).encode("utf-8"))
-        return (_MAGIC + _LENGTHS.pack(len(body), *(memoryview(data).nbytes for data in raw)), body, *raw)
+        parts: list[Buffer] = [zlib.compress(json.dumps(values).encode("utf-8"))]
+        parts += [getattr(self, name) for name in _RAW]
+        lengths = [memoryview(data).nbytes for data in parts]
+        head = _MAGIC + _LENGTHS.pack(*lengths, *map(checksum, parts))
+        return (head + _CRC.pack(checksum(head)), *parts)
 
     def without_raw(self) -> JobMessage:
         """The parcel for a process that needs neither function nor attachment."""
         return replace(self, function=b"", attachment=b"")
 
 
+_Values: Any = msgspec.defstruct(
+    "_Values",
+    [(name, kind) for name, kind in get_type_hints(JobMessage, include_extras=True).items() if name not in _RAW],
+    forbid_unknown_fields=True,
+)
+"""The attributes that travel as JSON, with their types: all are there."""
+
+
 def read_parcel(stream: BinaryIO) -> JobMessage:
     """Reads one parcel from `stream`, and not a byte more.
 
     Raises:
-        LaunchError: the stream ends too early, or carries something else.
+        LaunchError: the stream ends too early, or carries something else, another version's, or damaged bytes.
     """
+    lengths, checksums = _read_head(stream)
+    parts = []
+    for name, size, crc in zip(_PARTS, lengths, checksums, strict=True):
+        data = _read(stream, size)
+        if checksum(data) != crc:
+            raise _damaged(f"its {name} ({size} bytes) have the checksum {checksum(data):08x}, and {crc:08x} was sent")
+        parts.append(data)
+    values, graph, function, attachment = parts
+    try:
+        found = msgspec.structs.asdict(msgspec.convert(json.loads(zlib.decompress(values)), _Values))
+    except (zlib.error, ValueError, RecursionError) as error:  # ValidationError is a ValueError
+        raise _damaged(f"its values are not those of version {VERSION}: {error}") from error
+    return JobMessage(**found, graph=bytes(graph), function=function, attachment=attachment)
+
+
+def _read_head(stream: BinaryIO) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(bytes of each part, checksum of each part)."""
     head = _read(stream, _SHOWN_BYTES)
     if not head.startswith(_MAGIC):
+        version, newline, _ = head.removeprefix(_MARK).partition(b"\n")
+        if head.startswith(_MARK) and newline and version.isdigit():
+            raise LaunchError(
+                f"A worker must have its launcher's version of Parallax: the job's message is of version "
+                f"{int(version)}, and this worker reads {VERSION}. Install one version everywhere (`parallax doctor`)."
+            )
         raise LaunchError(
             f"A worker is started by Parallax's launcher, which sends it the plan on its standard input; there was "
             f"{bytes(head)!r}. Start the script itself, or `parallax run`."
         )
-    head += _read(stream, len(_MAGIC) + _LENGTHS.size - len(head))
-    size, *sizes = _LENGTHS.unpack_from(head, len(_MAGIC))
-    values = json.loads(zlib.decompress(_read(stream, size)))
-    values |= {name: tuple(values[name]) for name in ("hosts", "servers", "addresses")}
-    values["ports"] = None if values["ports"] is None else tuple(values["ports"])
-    graph, function, attachment = (_read(stream, size) for size in sizes)
-    return JobMessage(**values, graph=bytes(graph), function=function, attachment=attachment)
+    head += _read(stream, _HEAD_BYTES - len(head))
+    (crc,) = _CRC.unpack_from(head, _HEAD_BYTES - _CRC.size)
+    if checksum(head[: -_CRC.size]) != crc:
+        raise _damaged(f"its head is {head.hex()}, which does not have the checksum that it names")
+    numbers = _LENGTHS.unpack_from(head, len(_MAGIC))
+    return numbers[: len(_PARTS)], numbers[len(_PARTS) :]
+
+
+def _damaged(how: str) -> LaunchError:
+    return LaunchError(
+        f"A worker must get the job's message as the launcher sent it, and {how}. Start the job again; if that "
+        "repeats, test the memory of the launcher's host and of worker 0's."
+    )
 
 
 def _read(stream: BinaryIO, size: int) -> bytearray:

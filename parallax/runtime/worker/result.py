@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from parallax.errors import SessionError
-from parallax.runtime.supervisor.control import RESULT_SIZE, take_result_pipe
+from parallax.runtime.supervisor.control import checksum, result_head, take_result_pipe
 from parallax.types import Buffer
 
 _WRITE_BYTES = 1 << 20
@@ -35,13 +35,13 @@ def send_result(data: Buffer) -> None:
             "all that shall be known on worker 0 and send it at once."
         )
     left = memoryview(data).cast("B")
-    size = RESULT_SIZE.pack(left.nbytes)
+    head = result_head(left.nbytes, checksum(left))
     try:
         if file and left:
             with Path(file).open("wb", buffering=0) as written:
                 _write(written.fileno(), left)
             left = left[:0]
-        _write(number, memoryview(size))
+        _write(number, memoryview(head))
         _write(number, left)
     finally:
         os.close(number)

@@ -178,10 +178,10 @@ for _ in range(2):
 
 def test_a_job_that_fails_has_half_a_result_and_gives_none(start):
     body = """
-from parallax.runtime.supervisor.control import RESULT_SIZE, take_result_pipe
+from parallax.runtime.supervisor.control import result_head, take_result_pipe
 pipe, _ = take_result_pipe()
 if rank == 0:
-    os.write(pipe, RESULT_SIZE.pack(1 << 30) + b"half")
+    os.write(pipe, result_head(1 << 30, 0) + b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
     status, stdout, stderr = start(body).finish()

@@ -1,10 +1,9 @@
-import json
 import os
 import threading
 
 import pytest
 
-from parallax.runtime.supervisor.control import CONTROL_FD, send
+from parallax.runtime.supervisor.control import CONTROL_FD, read_sealed, send
 
 
 @pytest.fixture
@@ -24,9 +23,10 @@ def test_outside_a_job_nothing_is_sent(monkeypatch):
     assert not send({"kind": "finished", "runs": 1})
 
 
-def test_a_message_is_one_line_of_json(pipe):
+def test_a_message_is_one_sealed_line(pipe):
     send({"kind": "failed", "error": "line\nline é"})
-    assert os.read(pipe[0], 1000) == b'{"kind": "failed", "error": "line\\nline \\u00e9"}\n'
+    line = os.read(pipe[0], 1000)
+    assert line == b'parallax/1 3d86f08d {"kind": "failed", "error": "line\\nline \\u00e9"}\n'
 
 
 def test_messages_of_many_threads_stay_whole(pipe):
@@ -43,7 +43,7 @@ def test_messages_of_many_threads_stay_whole(pipe):
         data += os.read(pipe[0], 1 << 16)
     for thread in threads:
         thread.join(10)
-    errors = sorted(json.loads(line)["error"] for line in data.splitlines())
+    errors = sorted(read_sealed(line)["error"] for line in data.splitlines())
     assert errors == sorted(5 * list(text_by_thread.values()))
 
 

@@ -4,6 +4,7 @@ from parallax.runtime.supervisor.frames import (
     Control,
     Demultiplexer,
     Exit,
+    Pulse,
     ResultPart,
     Start,
     Text,
@@ -24,11 +25,15 @@ def lines_of(*chunks):
         Start(3, 100, 101, "host-a", ("/tmp/x", "/dev/shm/y.*")),
         Text(0, "stdout", "plain\n"),
         Text(0, "stderr", '\r[1,2]<stdout>: "é" \udcff\n\n'),
-        Control(1, {"kind": "in_run", "fetch": "[a, b]<0>", "ranks": [1, 2], "seconds": 2.5}),
+        Control(
+            1, {"kind": "in_run", "fetch": "[a, b]<0>", "collectives": "d", "failures": ["b", "c"], "seconds": 2.5}
+        ),
         Exit(1, -9, told=True),
         Exit(0, 0),
-        ResultPart(0, 300, bytes(range(256))),
-        ResultPart(0, 0, b""),
+        ResultPart(0, 300, 2**32 - 1, bytes(range(256))),
+        Pulse(2, 0.0, 1.5, {"kind": "alive", "runs": 3, "fetch": "train", "seconds": 0.5}),
+        Pulse(2),
+        ResultPart(0, 0, 0, b""),
     ],
     ids=lambda frame: type(frame).__name__,
 )

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from parallax.errors import ConfigError, SessionError
-from parallax.runtime.supervisor.control import RESULT_FD, RESULT_FILE, RESULT_SIZE
+from parallax.runtime.supervisor.control import RESULT_FD, RESULT_FILE, checksum, result_head
 from parallax.runtime.worker.called import packed_function, unpacked_function
 from parallax.runtime.worker.result import CallDone, send_result
 
@@ -25,15 +25,15 @@ def pipe(monkeypatch):
     os.close(read)
 
 
-def test_a_result_follows_its_length(pipe):
+def test_a_result_follows_its_head(pipe):
     send_result(memoryview(DATA).cast("H"))
-    assert os.read(pipe, 1000) == RESULT_SIZE.pack(200) + DATA
+    assert os.read(pipe, 1000) == result_head(200, checksum(DATA)) + DATA
 
 
-def test_only_the_length_of_a_result_in_a_file_is_sent(pipe, tmp_path, monkeypatch):
+def test_only_the_head_of_a_result_in_a_file_is_sent(pipe, tmp_path, monkeypatch):
     monkeypatch.setenv(RESULT_FILE, str(tmp_path / "result"))
     send_result(DATA)
-    assert os.read(pipe, 1000) == RESULT_SIZE.pack(200)
+    assert os.read(pipe, 1000) == result_head(200, checksum(DATA))
     assert (tmp_path / "result").read_bytes() == DATA
 
 
