@@ -203,6 +203,19 @@ class Cluster:
         """The host of every worker."""
         return tuple(host for host in self.hosts for _ in range(host.num_workers))
 
+    def host_of_worker(self, rank: int) -> Host:
+        """The host of one worker.
+
+        Raises:
+            IndexError: there is no such rank.
+        """
+        left = rank
+        for host in self.hosts:
+            if 0 <= left < host.num_workers:
+                return host
+            left -= host.num_workers
+        raise IndexError(f"a rank must be from 0 to {self.num_workers - 1}, and is {rank}")
+
     @property
     def is_local(self) -> bool:
         """Whether all hosts are this machine: no ssh is needed to start the job."""

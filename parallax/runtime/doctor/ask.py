@@ -1,29 +1,42 @@
-"""Asks all hosts at once, each by the way on which mpirun reaches it; one that is silent holds up no other's answer."""
+"""Asks all hosts at once, each by the way on which mpirun reaches it; one that is silent holds up no other's answer.
+
+What a host sends is bounded in time and in bytes, read by type, and never shown as it came: a host may answer with a
+login banner, with another program's words, or without end.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import select
 import signal
 import subprocess
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from parallax.cluster.machines import Cluster, Host
+from parallax.report.text import bytes_text
 from parallax.runtime.doctor import probe
-from parallax.runtime.doctor.findings import Answer, HostFacts
+from parallax.runtime.doctor.findings import Answer, facts_from
 from parallax.runtime.launcher.reach import argv_on
 from parallax.runtime.trace.clocks import Ping, best_offset
+from parallax.strict import shown
 from parallax.types import JsonObject
 
 LIMIT_S = 30.0
 """How long a host may take to answer, its connection included."""
+MOST_BYTES = 1 << 20
+"""How much a host may send, login banners included; an answer has a few kB."""
 _PINGS = 8
 _READ_BYTES = 1 << 16
+_TAIL_BYTES = 1 << 12  # of errors, for the last line
+_SHOWN = 200
 _MOST_AT_ONCE = 64
+_WORD_BYTES = 8
+_END_S = 1.0
+_CLOCK_DIGITS = 18
 
 
 def ask_all(cluster: Cluster, python: str, asked: list[JsonObject], limit_s: float = LIMIT_S) -> list[Answer]:
@@ -41,87 +54,157 @@ def ask_all(cluster: Cluster, python: str, asked: list[JsonObject], limit_s: flo
 
 def _ask(cluster: Cluster, host: Host, python: str, asked: JsonObject, limit_s: float) -> Answer:
     code = Path(probe.__file__).read_bytes()
+    word = secrets.token_hex(_WORD_BYTES)  # marks the answers: no banner has it
     # The program comes first on standard input, and what it is asked after it.
     words = [python, "-c", f"import sys; exec(sys.stdin.buffer.read({len(code)}))"]
-    with tempfile.TemporaryFile() as errors:
-        try:
-            process = subprocess.Popen(
-                argv_on(host, cluster.ssh, words),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-            )
-        except OSError as error:
-            return Answer(host.address, None, f"cannot be reached: {error.strerror}: {error.filename}")
-        try:
-            talk = _Conversation(process, time.monotonic() + limit_s)
-            talk.write(code + json.dumps(asked).encode() + b"\n")
-            facts = HostFacts(**json.loads(talk.line()))
-            pings = [_ping(talk) for _ in range(_PINGS)]
-            return Answer(host.address, facts, offset=best_offset(pings))
-        except TimeoutError:
-            return Answer(host.address, None, f"gave no answer within {limit_s:g} s")
-        except (OSError, EOFError, ValueError, TypeError):  # it ended, or something else answers
-            _end(process)
-            errors.seek(0)
-            said = [line for line in errors.read().decode("utf-8", "replace").splitlines() if line.strip()]
-            words_of = f": {said[-1].strip()}" if said else ""
-            return Answer(host.address, None, f"cannot be asked (status {process.returncode}){words_of}")
-        finally:
-            _end(process)
+    try:
+        process = subprocess.Popen(
+            argv_on(host, cluster.ssh, words),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Answer(host.address, None, f"cannot be reached: {error.strerror}: {error.filename}")
+    talk = _Conversation(process, word.encode(), time.monotonic() + limit_s)
+    try:
+        talk.write(code + json.dumps({**asked, "word": word}).encode() + b"\n")
+        facts = facts_from(talk.answer(), asked)
+        pings = [_ping(talk) for _ in range(_PINGS)]
+        return Answer(host.address, facts, offset=best_offset(pings))
+    except TimeoutError:
+        return Answer(host.address, None, f"gave no answer within {limit_s:g} s{talk.said()}")
+    except _TooMuch:
+        return Answer(host.address, None, f"sends {bytes_text(MOST_BYTES)} and more, and no answer{talk.said()}")
+    except (OSError, EOFError):  # it ended
+        talk.read_rest(_END_S)
+        _end(process)
+        return Answer(host.address, None, f"cannot be asked (status {process.returncode}){talk.said()}")
+    except ValueError as error:
+        return Answer(host.address, None, f"answers otherwise than it was asked: {shown(error)}")
+    finally:
+        _end(process)
+
+
+class _TooMuch(Exception):
+    """A host sends without end."""
 
 
 class _Conversation:
-    """Lines to and from a process, until a moment after which nothing is waited for."""
+    """Marked lines from a process and lines to it, until a moment, however much or little it sends.
 
-    def __init__(self, process: subprocess.Popen[bytes], until_s: float) -> None:
-        if process.stdin is None or process.stdout is None:
-            raise ValueError("A conversation needs both pipes of its process.")
-        self._in, self._out = process.stdin.fileno(), process.stdout.fileno()
+    Args:
+        process: with pipes for all three streams.
+        word: begins what counts as an answer; all else (login banners) is kept for messages alone.
+        until_s: the moment, by the monotonic clock.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], word: bytes, until_s: float) -> None:
+        if process.stdin is None or process.stdout is None or process.stderr is None:
+            raise ValueError("A conversation needs all three pipes of its process.")
+        self._in, self._out, self._err = (pipe.fileno() for pipe in (process.stdin, process.stdout, process.stderr))
+        self._word = word
         self._until_s = until_s
-        self._rest = b""
+        self._received_bytes = 0
+        self._rest = bytearray()
+        self._has_output = True
+        self._has_errors = True  # until that stream has ended
+        self._error_tail = b""
+        self._last_line = b""
         os.set_blocking(self._in, False)
 
     def write(self, data: bytes) -> None:
+        """Sends all of `data`; what the process writes meanwhile is read."""
         left = memoryview(data)
         while left:
-            self._wait(select.POLLOUT, self._in)
-            left = left[os.write(self._in, left[: select.PIPE_BUF]) :]
+            if self._in in self._wait(self._in):
+                left = left[os.write(self._in, left[: select.PIPE_BUF]) :]
 
-    def line(self) -> bytes:
-        while b"\n" not in self._rest:
-            self._wait(select.POLLIN, self._out)
-            read = os.read(self._out, _READ_BYTES)
-            if not read:
+    def answer(self) -> bytes:
+        """What follows the word in the next line that has it."""
+        while True:
+            line, newline, rest = self._rest.partition(b"\n")
+            if newline:
+                self._rest = rest
+                _, word, found = bytes(line).partition(self._word)
+                if word:
+                    return found
+                self._last_line = bytes(line).strip() or self._last_line
+            elif not self._has_output:
+                self._last_line = bytes(line).strip() or self._last_line
                 raise EOFError
-            self._rest += read
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line
+            else:
+                self._wait()
 
-    def _wait(self, event: int, fd: int) -> None:
+    def read_rest(self, seconds: float) -> None:
+        """Reads what a process that ends has written; its lines are kept for messages."""
+        self._until_s = min(self._until_s, time.monotonic() + seconds)
+        try:
+            while self._has_errors:
+                self._wait()
+            while True:
+                self.answer()
+        except (TimeoutError, EOFError, _TooMuch):
+            return
+
+    def said(self) -> str:
+        """The last line that the process wrote, of errors before others, as `: LINE`; empty where there is none."""
+        errors = [line for line in self._error_tail.splitlines() if line.strip()]
+        line = errors[-1] if errors else self._last_line
+        text = shown(line.decode("utf-8", "replace").strip())
+        return f": {text[:_SHOWN]}" if text else ""
+
+    def _wait(self, *written: int) -> set[int]:
+        """Reads what has come; returns which of these descriptors can be written."""
         poll = select.poll()
-        poll.register(fd, event)
-        if not poll.poll(max(0.0, self._until_s - time.monotonic()) * 1e3):
+        for fd in written:
+            poll.register(fd, select.POLLOUT)
+        if self._has_output:
+            poll.register(self._out, select.POLLIN)
+        if self._has_errors:
+            poll.register(self._err, select.POLLIN)
+        left_s = self._until_s - time.monotonic()
+        ready = {fd for fd, _ in poll.poll(max(0.0, left_s) * 1e3)}
+        if left_s <= 0 or not ready:  # the clock is asked each time: a process may never stop sending
             raise TimeoutError
+        if self._out in ready:
+            read = self._read(self._out)
+            self._has_output = bool(read)
+            self._rest += read
+        if self._err in ready:
+            read = self._read(self._err)
+            self._has_errors = bool(read)
+            self._error_tail = (self._error_tail + read)[-_TAIL_BYTES:]
+        return ready
+
+    def _read(self, fd: int) -> bytes:
+        read = os.read(fd, _READ_BYTES)
+        self._received_bytes += len(read)
+        if self._received_bytes > MOST_BYTES:
+            raise _TooMuch
+        return read
 
 
 def _ping(talk: _Conversation) -> Ping:
     """Asks for the host's time. Of the two clocks it is the launching machine's that answers, so it is turned round."""
     began_ns, sent_us = time.monotonic_ns(), time.time_ns() / 1e3
     talk.write(b"?\n")
-    theirs_us = float(talk.line())
+    answer = talk.answer()
+    if not answer.isdigit() or len(answer) > _CLOCK_DIGITS:
+        raise ValueError(f"its clock must be whole microseconds, and it tells {bytes(answer[:_CLOCK_DIGITS])!r}")
+    theirs_us = float(answer)
     half_us = (time.monotonic_ns() - began_ns) / 2e3  # whatever the clock is set to meanwhile
     return Ping(theirs_us - half_us, sent_us + half_us, theirs_us + half_us)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Ends the command, and what it has started here; its pipes are not waited for."""
-    for pipe in (process.stdin, process.stdout):
+    for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None and not pipe.closed:
             pipe.close()
     try:
-        process.wait(1.0)  # by itself, at the end of its input
+        process.wait(_END_S)  # by itself, at the end of its input
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

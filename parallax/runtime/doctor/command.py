@@ -33,8 +33,11 @@ from parallax.runtime.launcher.launch import launch
 from parallax.runtime.launcher.mpirun import Launcher, check_startable, this_launcher
 from parallax.runtime.supervisor.limits import Limits
 from parallax.settings.environment import python_path_with
+from parallax.strict import shown
 from parallax.types import JsonObject
 
+LIBRARIES = tuple(f"libparallax_{name}.so" for name in ("exchange", "frozen", "preload", "rows"))
+"""The native libraries that `make install` builds; a job may need each of them."""
 _LINKS = "parallax.runtime.doctor.links"
 _PROJECT = Path(__file__).resolve().parents[2]
 _RANK_0 = b"[0] "
@@ -89,7 +92,7 @@ def doctor(
 def questions(cluster: Cluster, launcher: Launcher, checkpoints: str | None) -> list[JsonObject]:
     """What each host is asked (probe.py)."""
     first = next(number for number, host in enumerate(cluster.hosts) if host.num_workers)
-    libraries = sorted(str(path) for path in Path(launcher.python).parent.parent.glob("lib/libparallax_*.so"))
+    libraries = [str(Path(launcher.python).parent.parent / "lib" / name) for name in LIBRARIES]
     return [
         {
             "project": str(_PROJECT),
@@ -156,7 +159,7 @@ def table_text(cluster: Cluster, found: Sequence[Finding]) -> str:
         lines += [f"{one.host}, {one.check}: {one.problem}.", *([f"  {one.remedy}"] if one.remedy else [])]
     hosts = counted(len(cluster.hosts), "host")
     lines.append(f"{counted(len(wrong), 'problem')} on {hosts}." if wrong else f"All is well on {hosts}.")
-    return "\n".join(lines) + "\n"
+    return "".join(f"{shown(line)}\n" for line in lines)  # some have words of hosts
 
 
 def json_text(found: Sequence[Finding], answers: Sequence[Answer]) -> str:

@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 
 from parallax.cluster.machines import Cluster, Host
 from parallax.report.text import bytes_text
+from parallax.runtime.doctor.probe import NOT_NATIVE
 from parallax.runtime.launcher.reach import argv_on
 from parallax.runtime.supervisor.room import SEGMENT_BYTES, SESSION_BYTES
 from parallax.runtime.trace.clocks import Offset
+from parallax.strict import Count, Positive, Text, checked_value, read_json
+from parallax.types import JsonObject
 
 REACHED, PYTHON, PACKAGES, MPI, PROJECT, CORES, MEMORY, DISK, FILES, PORTS, CLOCK, LINK = CHECKS = (
     *("reached", "python", "packages", "mpi", "project", "cores"),
@@ -39,10 +42,11 @@ class HostFacts:
     Attributes:
         name: by which it calls itself.
         python: version.
-        packages: name -> version; empty for one that is missing.
+        packages: that workers import: name -> version; empty for one that is missing.
         mpirun: what it says of its version; empty where it does not run.
         project: digest of the project's source; empty where there is none.
-        libraries: path -> digest of each native library; empty for one that is missing.
+        libraries: path -> digest of each native library; empty for one that is missing,
+            NOT_NATIVE for one of another processor.
         cores: that processes may use.
         memory_bytes: that is free.
         disks: folder -> free bytes.
@@ -52,19 +56,34 @@ class HostFacts:
         free_ports: of the range; None where any will do.
     """
 
-    name: str
-    python: str
-    packages: Mapping[str, str]
-    mpirun: str
-    project: str
-    libraries: Mapping[str, str]
-    cores: int
-    memory_bytes: int
-    disks: Mapping[str, int]
-    unwritable: Sequence[str]
+    name: Text
+    python: Text
+    packages: Mapping[Text, Text]
+    mpirun: Text
+    project: Text
+    libraries: Mapping[Text, Text]
+    cores: Positive
+    memory_bytes: Count
+    disks: Mapping[Text, Count]
+    unwritable: Sequence[Text]
     has_folder: bool
-    open_files: int
-    free_ports: int | None
+    open_files: Count
+    free_ports: Count | None
+
+
+def facts_from(text: bytes, asked: JsonObject) -> HostFacts:
+    """What a host has told, of all that it was asked (probe.py).
+
+    Raises:
+        ValueError: it is no JSON, has other fields or types, or tells of other folders or files.
+    """
+    raw = read_json(text.decode("utf-8", "replace"), ValueError, "answer", "an answer")
+    found = checked_value(raw, HostFacts)
+    for name, wanted in (("libraries", asked["libraries"]), ("disks", [*asked["disks"], *asked["written"]])):
+        told = getattr(found, name)
+        if set(told) != set(wanted):
+            raise ValueError(f"{name} must be told of {', '.join(wanted) or 'none'}, and it tells of {', '.join(told)}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,33 +192,44 @@ def _software(host: Host, told: HostFacts, against: Expectations) -> Iterator[Fi
     same = "Install what the launching machine has, in the same folder: `make install`."
     differs = "" if told.python == own.python else f"Python {told.python}, and here {own.python}"
     yield Finding(name, PYTHON, told.python, differs, differs and f"{against.python} must be the same. {same}")
-    other = [
-        f"{package} {told.packages.get(package) or 'missing'}, and here {version or 'missing'}"
-        for package, version in own.packages.items()
-        if told.packages.get(package) != version
-    ]
+    wrong = []
+    for package, version in own.packages.items():
+        there = told.packages.get(package, "")
+        if not there and not version:
+            wrong.append(f"{package} is missing")
+        elif there != version:
+            wrong.append(f"{package} {there or 'missing'}, and here {version or 'missing'}")
     seen = ", ".join(f"{package} {version or 'missing'}" for package, version in told.packages.items())
-    yield Finding(name, PACKAGES, seen, "; ".join(other), same if other else "")
-    differs = "" if told.mpirun == own.mpirun else f"{told.mpirun or 'no mpirun'}, and here {own.mpirun}"
+    yield Finding(name, PACKAGES, seen, "; ".join(wrong), same if wrong else "")
+    is_other = not told.mpirun or told.mpirun != own.mpirun
+    differs = f"{told.mpirun or 'no mpirun'}, and here {own.mpirun or 'none'}" if is_other else ""
     yield Finding(name, MPI, told.mpirun, differs, same if differs else "")
     yield _project(name, told, own, against.folder)
 
 
 def _project(name: str, told: HostFacts, own: HostFacts, folder: str) -> Finding:
-    missing = [path for path, digest in told.libraries.items() if own.libraries.get(path) and not digest]
-    other = [path for path, digest in told.libraries.items() if digest and digest != own.libraries.get(path)]
+    wrong = [f"{path} {how}" for path in told.libraries if (how := _library(path, told, own))]
     if not told.project:
         return Finding(name, PROJECT, "", "no project", "Copy it to the path that it has here.")
     if told.project != own.project:
         remedy = "Copy the launching machine's, or have a folder that all hosts see."
         return Finding(name, PROJECT, told.project[:12], f"another version of the project, {told.project[:12]}", remedy)
-    if missing or other:
-        problem = "; ".join([*(f"{path} is missing" for path in missing), *(f"{path} is another" for path in other)])
-        return Finding(name, PROJECT, told.project[:12], problem, "Build the libraries there: `make install`.")
+    if wrong:
+        return Finding(name, PROJECT, told.project[:12], "; ".join(wrong), "Build the libraries there: `make install`.")
     if not told.has_folder:
         remedy = "Ranks work in the folder of the launcher: make it there, or start the job in one that all hosts have."
         return Finding(name, PROJECT, told.project[:12], f"no folder {folder}", remedy)
     return Finding(name, PROJECT, told.project[:12])
+
+
+def _library(path: str, told: HostFacts, own: HostFacts) -> str:
+    """What is wrong with a native library of a host; empty for nothing."""
+    digest, expected = told.libraries[path], own.libraries.get(path, "")
+    if not digest:
+        return "is missing"
+    if digest == NOT_NATIVE:
+        return "is no library for the processor there"
+    return "is another" if expected not in ("", NOT_NATIVE, digest) else ""
 
 
 def _room(host: Host, told: HostFacts, against: Expectations) -> Iterator[Finding]:

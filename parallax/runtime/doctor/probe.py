@@ -2,7 +2,7 @@
 
 It runs on the host itself, whose project may be missing or another, so it comes on standard input and needs nothing but
 Python: no MPI is started, and no package is imported. A line of JSON asks, a line answers, and each line after
-that is answered by the host's time.
+that is answered by the host's time. Answers begin with the word that the question has: a login may write lines too.
 """
 
 from __future__ import annotations
@@ -25,18 +25,25 @@ PACKAGES = {
     "mpi4py": ("mpi4py",),
     "numpy": ("numpy",),
     "keras": ("keras",),
+    "msgspec": ("msgspec",),
+    "google-crc32c": ("google-crc32c",),
+    "cloudpickle": ("cloudpickle",),
 }
-"""What is compared, and the names under which it is installed."""
+"""What workers import, and the names under which it is installed."""
+
+NOT_NATIVE = "not native"
+"""In the place of a library's digest."""
 
 _MPIRUN_S = 10.0
-_NO_LIMIT = 1 << 60
+_NO_LIMIT = 1 << 50
+_ELF_BYTES, _IDENT_BYTES, _MACHINE = 20, 6, slice(18, 20)  # elf(5): mark, class and byte order; e_machine
 
 
 def facts(asked: dict[str, Any]) -> dict[str, Any]:
     """Answers a question.
 
     Args:
-        asked: `project`, the folder of the package; `libraries`, files that are compared; `mpirun`, its path; `disks`,
+        asked: `project`, the folder of the package; `libraries`, native libraries; `mpirun`, its path; `disks`,
             folders whose room is told; `written`, folders that must be writable; `address` and `ports`, a range of
             which the free ones are counted, or None; `folder`, where ranks work.
     """
@@ -46,7 +53,7 @@ def facts(asked: dict[str, Any]) -> dict[str, Any]:
         "packages": {name: _version(names) for name, names in PACKAGES.items()},
         "mpirun": _mpirun(asked["mpirun"]),
         "project": _digest(sorted(Path(asked["project"]).rglob("*.py"))),
-        "libraries": {path: _digest([Path(path)]) for path in asked["libraries"]},
+        "libraries": {path: _library(Path(path)) for path in asked["libraries"]},
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": _memory_bytes(),
         "disks": {folder: _free_bytes(folder) for folder in [*asked["disks"], *asked["written"]]},
@@ -85,13 +92,26 @@ def _digest(files: list[Path]) -> str:
     return found.hexdigest() if files else ""
 
 
+def _library(path: Path) -> str:
+    """Digest of a native library; empty for one that is missing, NOT_NATIVE for one of another processor."""
+    heads = []
+    for file in (path, Path(sys.executable)):
+        try:
+            with file.open("rb") as opened:
+                heads.append(opened.read(_ELF_BYTES))
+        except OSError:
+            return ""
+    of_file, of_python = ((head[:_IDENT_BYTES], head[_MACHINE]) for head in heads)
+    return _digest([path]) if of_file == of_python else NOT_NATIVE
+
+
 def _memory_bytes() -> int:
     """What processes may take besides what is taken; of a container, within its limit."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.is_file() and used.is_file() and (most := limit.read_text().strip()).isdigit():
-        free = min(free, int(most) - int(used.read_text()))
+        free = max(0, min(free, int(most) - int(used.read_text())))
     return free
 
 
@@ -134,10 +154,10 @@ def _free_ports(address: str, first: int, last: int) -> int:
 def main() -> None:
     """Answers on standard output what standard input asks."""
     asked = json.loads(sys.stdin.buffer.readline())
-    sys.stdout.write(json.dumps(facts(asked)) + "\n")
+    sys.stdout.write(asked["word"] + json.dumps(facts(asked)) + "\n")
     sys.stdout.flush()
     while sys.stdin.buffer.readline():
-        sys.stdout.write(f"{time.time_ns() / 1e3:.0f}\n")
+        sys.stdout.write(f"{asked['word']}{time.time_ns() / 1e3:.0f}\n")
         sys.stdout.flush()
 
 

@@ -99,7 +99,7 @@ class Job:
     def host_of(self, rank: int) -> str:
         """The address of a rank's host, as the resource file gives it."""
         if rank < self.num_workers:
-            return self.cluster.host_by_rank[rank].address
+            return self.cluster.host_of_worker(rank).address
         return self.cluster.hosts[self.servers[rank - self.num_workers]].address
 
     def name_of(self, rank: int) -> str:

@@ -237,7 +237,7 @@ def _application(job: Job, launcher: Launcher, group: _Group) -> Iterator[str]:
 
 def visible_gpus(job: Job, rank: int) -> str:
     """The setting that shows a rank the GPUs of its host's workers, and nobody else any; a worker takes its own."""
-    gpus = job.cluster.host_by_rank[rank].gpus if rank < job.num_workers else ()
+    gpus = job.cluster.host_of_worker(rank).gpus if rank < job.num_workers else ()
     return f"{_GPUS}={','.join(map(str, gpus)) or '-1'}"
 
 
@@ -341,9 +341,9 @@ def _check_word(cluster: Cluster, launcher: Launcher) -> None:
 
 def _check_descriptors(job: Job) -> None:
     """Refuses a limit of open files with which mpirun itself could not start all ranks; it would hang."""
-    hosts = [job.cluster.host_by_rank[rank] for rank in range(job.num_workers)]
-    hosts += [job.cluster.hosts[number] for number in job.servers]
-    here = sum(host.is_this_machine for host in hosts)
+    hosts = job.cluster.hosts
+    here = sum(host.num_workers for host in hosts if host.is_this_machine)
+    here += sum(hosts[number].is_this_machine for number in job.servers)
     needed = _OWN_FILES + _RANK_FILES * here + _HOST_FILES * len(job.cluster.hosts)
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 <= allowed < needed:

@@ -68,6 +68,8 @@ class WorkerMessage(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknow
 
 
 class AliveMessage(WorkerMessage, frozen=True, tag=BEAT):
+    """The worker's beat, which its supervisor keeps."""
+
     runs: _Number | None = None  # a server has none
     fetch: str = ""
     seconds: _Seconds | None = None
@@ -75,6 +77,8 @@ class AliveMessage(WorkerMessage, frozen=True, tag=BEAT):
 
 
 class InRunMessage(WorkerMessage, frozen=True, tag="in_run"):
+    """The run that has lasted two seconds or more."""
+
     fetch: str
     collectives: str
     seconds: _Seconds
@@ -84,27 +88,37 @@ class InRunMessage(WorkerMessage, frozen=True, tag="in_run"):
 
 
 class RunDoneMessage(WorkerMessage, frozen=True, tag="run_done"):
-    pass
+    """The run that was told of has ended."""
 
 
 class FinishedMessage(WorkerMessage, frozen=True, tag="finished"):
+    """The worker's loop has ended."""
+
     runs: _Number
 
 
 class SavedMessage(WorkerMessage, frozen=True, tag=SAVED):
+    """A checkpoint was written, or loaded."""
+
     step: _Number
     loaded: bool
 
 
 class ReadyMessage(WorkerMessage, frozen=True, tag=READY):
+    """A process of a spare job has imported all."""
+
     bytes: _Number
 
 
 class PreemptedMessage(WorkerMessage, frozen=True, tag="preempted"):
+    """The state is saved, and all workers leave."""
+
     step: _Number
 
 
 class FailedMessage(WorkerMessage, frozen=True, tag="failed"):
+    """The script has failed; `what` is the error without its traceback."""
+
     error: str
     what: str | None = None
 

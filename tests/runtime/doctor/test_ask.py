@@ -1,18 +1,28 @@
 """Hosts that are asked: this machine, by its own way and by a command in place of ssh that takes it for other hosts."""
 
 import json
+import re
 import resource
+import shutil
 import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from parallax.cluster.machines import Cluster, Host, Ssh, local_cluster
 from parallax.errors import LaunchError
+from parallax.runtime.doctor import probe
 from parallax.runtime.doctor.ask import ask_all
-from parallax.runtime.doctor.command import doctor, questions
+from parallax.runtime.doctor.command import LIBRARIES, doctor, questions, table_text
+from parallax.runtime.doctor.findings import Answer, Expectations, HostFacts, facts_from, findings
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import this_launcher
 from parallax.runtime.launcher.reach import check_reachable, what_is_wrong
+from parallax.strict import shown
+from tests.mutations import for_all, mutated_json
 
 # What of a host is other is in a folder that its Python looks into first.
 AGENT = """#!/bin/sh
@@ -21,6 +31,14 @@ case "$host" in
     down) echo "ssh: connect to host down port 22: No route to host" >&2; exit 255 ;;
     silent) sleep 60 ;;
     other) export PYTHONPATH="$(dirname "$0")/other:$PYTHONPATH" ;;
+    greets) echo "Welcome to $host"; printf "\\033[31mMaintenance on Sunday " ;;
+    greets-endlessly) yes "Welcome to $host" ;;
+    complains-endlessly) yes "no room on $host" >&2 ;;
+    drips) while :; do echo "please wait"; sleep 0.05; done ;;
+    closed) printf "This account is \\033[2Jnot available.\\n"; exit 1 ;;
+    colours) printf "\\033[31mkey refused\\033[0m\\n" >&2; exit 255 ;;
+    echoes) exec cat ;;
+    odd) export PYTHONPATH="$(dirname "$0")/odd:$PYTHONPATH" ;;
 esac
 exec sh -c "$*"
 """
@@ -37,6 +55,9 @@ def agent(tmp_path):
     metadata.parent.mkdir(parents=True)
     metadata.write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 1.0\n")
     (tmp_path / "other" / "sitecustomize.py").write_text(LATE)
+    odd = tmp_path / "odd" / "sitecustomize.py"
+    odd.parent.mkdir()
+    odd.write_text('import socket\nsocket.gethostname = lambda: "\\x1b]0;mine\\x07"\n')
     return Ssh(agent=str(file))
 
 
@@ -57,6 +78,98 @@ def test_all_hosts_are_asked_and_a_silent_one_holds_up_nobody(agent):
     assert (silent.facts, silent.why) == (None, "gave no answer within 8 s")
     assert other.facts.packages == {**well.facts.packages, "numpy": "1.0"}
     assert abs(other.offset.offset_us - 100e6) - other.offset.uncertainty_us < 1e5
+
+
+ODD_ANSWERS = {
+    "greets-endlessly": "sends 1.05 MB and more, and no answer: Welcome to greets-endlessly",
+    "complains-endlessly": "sends 1.05 MB and more, and no answer: no room on complains-endlessly",
+    "drips": "gave no answer within 3 s: please wait",
+    "closed": "cannot be asked (status 1): This account is \\x1b[2Jnot available.",
+    "colours": "cannot be asked (status 255): \\x1b[31mkey refused\\x1b[0m",
+    "echoes": "answers otherwise than it was asked: ",
+    "odd": "answers otherwise than it was asked: expected `str` matching regex ",
+}
+
+
+def test_a_host_that_answers_otherwise_is_named_in_time_with_what_it_said(agent):
+    cluster = hosts(agent, *ODD_ANSWERS)
+    began_s = time.monotonic()
+    found = ask_all(cluster, sys.executable, questions(cluster, this_launcher(), None), 3.0)
+    assert time.monotonic() - began_s < 60
+    assert [one.address for one in found] == [*ODD_ANSWERS] and all(one.facts is None for one in found)
+    for one in found:
+        assert one.why.startswith(ODD_ANSWERS[one.address]) and one.why.isprintable() and len(one.why) < 1000
+
+
+def test_what_a_login_writes_before_the_answer_is_left_out(agent):
+    cluster = hosts(agent, "greets")
+    [found] = ask_all(cluster, sys.executable, questions(cluster, this_launcher(), None), 20.0)
+    assert found.why == "" and found.facts.python == sys.version.split()[0] and found.offset is not None
+
+
+@pytest.mark.parametrize("count", [pytest.param(150, id="some"), pytest.param(5000, id="many", marks=pytest.mark.slow)])
+def test_a_mutated_answer_is_refused_in_words_or_can_be_judged(count):
+    [asked] = questions(local_cluster(1, ""), this_launcher(), None)
+    own = probe.facts(asked)
+    against = Expectations(local_cluster(1, ""), HostFacts(**own), sys.executable, "/jobs", tempfile.gettempdir())
+
+    def check(text):
+        try:
+            found = facts_from(text.encode("utf-8", "surrogatepass"), asked)
+        except ValueError as error:
+            assert shown(error).isprintable()
+            return
+        cluster = local_cluster(1, "")
+        assert table_text(cluster, findings(against, [Answer("a", found)])).replace("\n", "").isprintable()
+
+    for_all(count, check, mutated_json(json.dumps(own)))
+
+
+def test_a_host_of_very_many_workers_is_judged_at_once(tmp_path, capsys):
+    file = tmp_path / "machines"
+    file.write_text("localhost slots=100000\n")
+    began_s = time.monotonic()
+    assert doctor(str(file), None, None, None, None) == 1
+    assert time.monotonic() - began_s < 30
+    assert "localhost, cores: 100000 workers on" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("how", ["missing", "cut", "other processor"])
+def test_a_native_library_that_cannot_be_loaded_is_a_problem_of_this_machine(how, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    for name in LIBRARIES:
+        shutil.copy(Path(sys.executable).parent.parent / "lib" / name, folder)
+    library = folder / LIBRARIES[-1]
+    if how == "missing":
+        library.unlink()
+    else:
+        content = library.read_bytes()
+        library.write_bytes(content[:10] if how == "cut" else content[:18] + b"\xf3\0" + content[20:])
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    launcher = replace(this_launcher(), python=str(python))
+    monkeypatch.setattr("parallax.runtime.doctor.command.this_launcher", lambda: launcher)
+    assert doctor(None, 1, None, None, None) == 1
+    said = "is missing" if how == "missing" else "is no library for the processor there"
+    assert f"localhost, project: {library} {said}." in capsys.readouterr().out
+
+
+def test_a_package_that_is_missing_here_too_is_a_problem(monkeypatch, capsys):
+    monkeypatch.setitem(probe.PACKAGES, "horovod", ("horovod-that-is-not-there",))
+    against = this_launcher()
+    [asked] = questions(local_cluster(1, ""), against, None)
+    own = HostFacts(**probe.facts(asked))
+    expected = Expectations(local_cluster(1, ""), own, against.python, against.folder, tempfile.gettempdir())
+    found = findings(expected, [Answer("localhost", own)])
+    assert [one.problem for one in found if one.problem] == ["horovod is missing"]
+
+
+def test_the_libraries_are_those_that_are_installed():
+    text = (Path(__file__).parents[3] / "ops" / "install" / "install.py").read_text()
+    assert {*LIBRARIES} == {*re.findall(r"libparallax_\w+\.so", text)}
 
 
 def test_this_machine_is_well_and_that_is_told(capsys, tmp_path):

@@ -1,10 +1,9 @@
-import json
 import os
 import time
 
 import pytest
 
-from parallax.runtime.supervisor.control import CONTROL_FD
+from parallax.runtime.supervisor.control import CONTROL_FD, check_message, read_sealed
 from parallax.runtime.worker import heartbeat
 from parallax.runtime.worker.heartbeat import Heartbeat
 
@@ -30,7 +29,8 @@ def sent(monkeypatch):
             while b"\n" in waiting:
                 line, _, rest = bytes(waiting).partition(b"\n")
                 waiting[:] = rest
-                if wanted(message := json.loads(line)):
+                check_message(message := read_sealed(line))
+                if wanted(message):
                     return message
         raise AssertionError("it was not told")
 
