@@ -8,32 +8,59 @@ first call opens the session on the step's graph; from then on calls run it, eac
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function as PolymorphicFunction
 
 from parallax import call as calls
-from parallax.errors import ConfigError, SessionError
+from parallax.errors import ConfigError, GraphError, SessionError
+from parallax.functions.arguments import Arguments, arguments_of, bound_arguments, check_same, check_signature
 from parallax.functions.attachments import attached, attachment_with
-from parallax.functions.called_functions import watch_calls
 from parallax.functions.results import joined, rules_of
 from parallax.functions.running import RunningSteps
 from parallax.functions.shares import digest_of, rows_of, share_of
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.functions.traced import is_loaded, portable_values, take_values
-from parallax.functions.tracing import Arguments, arguments_of, check_same, traced_step
+from parallax.functions.tracing import AS_TENSORFLOW, Tracing, traced_step
 from parallax.functions.variables import SessionVariables
 from parallax.graph.batches import place_of_share
+from parallax.logger import log
 from parallax.runtime.worker.ranks import current_process_group
 from parallax.settings.config import Config
-from parallax.types import Argument, Nest, TensorLike
+from parallax.types import Argument, Nest, TensorLike, TypeSpec
 
 _ONE_STEP = (
     "A script has one step that all workers carry out, and this is a second one: {second}, after {first}. Do what both "
     "do in one step, or call this one as it is, a tf.function: every worker then computes all of it, with all rows."
+)
+_NO_FUNCTION = "parallax.function takes a function that makes one training step, and {given!r} was given."
+_ONE_OBJECT = (
+    "A step that is a method runs in a graph that was made at its first call, for one object, and {name} is now called "
+    "for another one. Train both in one step, or write a script for each."
+)
+_IN_A_FUNCTION = (
+    "The script calls a step of parallax.function itself, for each batch, and {name} is called within another function "
+    "that TensorFlow traces (a tf.function, or a model's train_step). Call it in a Python loop, or decorate the outer "
+    "function with parallax.function and this one with tf.function."
+)
+_UNKNOWN_KEYWORD = (
+    "parallax.function takes resource_info, parallax_config, returns and merge_rows, and of tf.function's keywords "
+    "input_signature, autograph, experimental_autograph_options, jit_compile, reduce_retracing and name; {names} was "
+    "given. Leave it out."
+)
+_NO_CONCRETE_FUNCTION = (
+    "The workers of {name} carry out graphs of their own, with collectives, and there is no ConcreteFunction of them. "
+    "Trace one process's step, tf.function({name}.python_function).get_concrete_function(...), or look at the graph "
+    "that is planned: {name}.graph_of(...)."
+)
+_NOT_COMPILED = (
+    "jit_compile=True is left out: workers carry out the step as a graph with collectives, which XLA does not compile. "
+    "The results are those of the step without it."
 )
 
 
@@ -44,8 +71,15 @@ def function(
     *,
     returns: Nest = None,
     merge_rows: bool = True,
+    input_signature: Sequence[TypeSpec] | None = None,
+    autograph: bool = True,
+    experimental_autograph_options: object = None,
+    jit_compile: bool | None = None,
+    reduce_retracing: bool = False,
+    name: str | None = None,
+    **others: object,
 ) -> Any:
-    """A training step of a custom loop, carried out by all workers; also usable as a decorator.
+    """A training step of a custom loop, carried out by all workers; also usable as a decorator, of a method too.
 
     It takes the batch of one process, tensors or arrays whose first dimension is the batch; each worker takes its rows
     of every one of them. Scalar tensors go to all, and other Python values are constants of the step. All workers must
@@ -58,30 +92,52 @@ def function(
     Variables of the script have the trained values when they are read; all workers must read them.
 
     Args:
-        step: a function, or a `tf.function`, that trains variables: with a tape, and an optimizer of Keras or TF1.
+        step: a function, or a `tf.function`, that trains variables: with a tape, and an optimizer of Keras or TF1. A
+            `tf.function` brings its own settings of those below.
         resource_info: a resource file; None for workers on this machine.
         parallax_config: settings.
         returns: "mean", "sum", "rows" or "same", or a structure of them like that of what the step returns.
         merge_rows: whether Keras's optimizers see equal rows of a sparse gradient added up, and so do what they do with
             a dense gradient.
+        input_signature: specs of the arguments, as for `tf.function`; the first dimension of a batch is open anyway.
+        autograph: whether Python's control flow on tensors becomes TensorFlow's.
+        experimental_autograph_options: for that.
+        jit_compile: left out, with a warning where it is True: the step has collectives.
+        reduce_retracing: accepted; a step is traced once, for batches of any length.
+        name: of the step in its graph; None for the function's own.
+        others: refused.
 
     Raises:
-        ConfigError: an argument has the wrong type.
+        ConfigError: an argument has the wrong type, or is unknown.
     """
+    if others:
+        raise ConfigError(_UNKNOWN_KEYWORD.format(names=", ".join(f"{key}={value!r}" for key, value in others.items())))
     if parallax_config is not None and not isinstance(parallax_config, Config):
         raise ConfigError(f"parallax_config must be a parallax.Config, and {parallax_config!r} was given.")
-    if step is None:
-        return functools.partial(
-            function,
-            resource_info=resource_info,
-            parallax_config=parallax_config,
-            returns=returns,
-            merge_rows=merge_rows,
-        )
-    if not callable(step):
-        raise ConfigError(f"parallax.function takes a function that makes one training step, and {step!r} was given.")
-    have_input_alike()
-    return DistributedStep(step, resource_info, parallax_config or Config(), returns, merge_rows)
+    check_signature(input_signature)
+    tracing = Tracing(input_signature, autograph, experimental_autograph_options)
+
+    def distributed(one: Callable[..., Nest]) -> DistributedStep:
+        if not callable(one):
+            raise ConfigError(_NO_FUNCTION.format(given=one))
+        have_input_alike()
+        whole = _settings_of(one, tracing)
+        if jit_compile or getattr(one, "_jit_compile", None):
+            log.warning(_NOT_COMPILED)
+        return DistributedStep(one, resource_info, parallax_config or Config(), returns, merge_rows, whole, name)
+
+    return distributed if step is None else distributed(step)
+
+
+def _settings_of(step: Callable[..., Nest], tracing: Tracing) -> Tracing:
+    """How a step is traced: a `tf.function` as it says itself, where nothing else is said."""
+    if not isinstance(step, PolymorphicFunction):
+        return tracing
+    return Tracing(
+        tracing.input_signature if tracing.input_signature is not None else step.input_signature,
+        tracing.autograph and step._autograph,
+        tracing.autograph_options or step._experimental_autograph_options,
+    )
 
 
 def have_input_alike() -> None:
@@ -94,7 +150,12 @@ def have_input_alike() -> None:
 
 
 class DistributedStep:
-    """What `function` gives; calls are those of the original step."""
+    """What `function` gives; calls are those of the original step.
+
+    Attributes:
+        python_function: the original step.
+        input_signature: specs of its arguments; None where there is none.
+    """
 
     def __init__(
         self,
@@ -103,12 +164,22 @@ class DistributedStep:
         config: Config,
         returns: Nest,
         merges_rows: bool,
+        tracing: Tracing = AS_TENSORFLOW,
+        name: str | None = None,
     ) -> None:
-        self._step, self._resource_info, self._config = step, resource_info, config
+        self.python_function: Callable[..., Nest] = getattr(step, "python_function", step)
+        self.input_signature = tracing.input_signature
+        self._resource_info, self._config, self._tracing = resource_info, config, tracing
         self._returns, self._merges_rows = returns, merges_rows
         self._running: _OpenStep | None = None
-        name = getattr(step, "__name__", getattr(getattr(step, "python_function", None), "__name__", "step"))
-        self._name = str(name) if str(name).isidentifier() else "step"
+        self._owner: tuple[object, ...] = ()
+        functools.update_wrapper(self, self.python_function, updated=())
+        found = str(name or getattr(self.python_function, "__name__", "step"))
+        self._name = found if found.isidentifier() else "step"
+
+    def __get__(self, instance: object, owner: type | None = None) -> DistributedStep | MethodStep:
+        """The step as a method of an object; of the class, the step itself."""
+        return self if instance is None else MethodStep(self, instance)
 
     @property
     def worker_id(self) -> int:
@@ -117,7 +188,15 @@ class DistributedStep:
 
     def graph_of(self, *args: Argument, **kwargs: Argument) -> tf.Graph:
         """The graph that a call with these arguments trains, for `parallax.plan`; nothing is started."""
-        return self._read(args, kwargs)[1].graph
+        return self.read((), args, kwargs)[1].graph
+
+    def get_concrete_function(self, *args: Argument, **kwargs: Argument) -> NoReturn:
+        """Refused: there is none.
+
+        Raises:
+            GraphError: always.
+        """
+        raise GraphError(_NO_CONCRETE_FUNCTION.format(name=self._name))
 
     def __call__(self, *args: Argument, **kwargs: Argument) -> Nest:
         """Carries out a step.
@@ -126,24 +205,50 @@ class DistributedStep:
             JobEnded: at the first call, in the launching process, with the job's exit status.
             ParallaxError: as `parallel_run`.
         """
-        if self._running is None:
-            self._running = self._begun(args, kwargs)
-        return self._running.run(args, kwargs)
+        return self.call((), args, kwargs)
 
-    def _read(
-        self, args: tuple[Argument, ...], kwargs: dict[str, Argument]
+    def call(self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> Nest:
+        """Carries out a step, as `__call__`.
+
+        Args:
+            owner: the object whose method it is, alone; empty for a function.
+            args: by position, without it.
+            kwargs: by name.
+        """
+        if not tf.executing_eagerly():
+            raise GraphError(_IN_A_FUNCTION.format(name=self._name))
+        if self._running is None:
+            self._running, self._owner = self._begun(owner, args, kwargs), owner
+        if [id(one) for one in owner] != [id(one) for one in self._owner]:
+            raise SessionError(_ONE_OBJECT.format(name=self._name))
+        return self._running.run(self._arguments(owner, args, kwargs))
+
+    def read(
+        self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]
     ) -> tuple[Arguments, StepGraph, GraphStep, tuple[str, ...]]:
-        arguments = arguments_of(args, kwargs, getattr(self._step, "input_signature", None))
-        traced = traced_step(self._step, arguments, self._merges_rows, self._returns)
+        """Traces the step for a call's arguments; see `call`.
+
+        Returns:
+            The arguments, the graph, the step in it, and how each of its results is put together.
+        """
+        arguments = self._arguments(owner, args, kwargs)
+        step = functools.partial(self.python_function, *owner) if owner else self.python_function
+        traced = traced_step(step, arguments, self._merges_rows, self._returns, self._tracing)
         graph = StepGraph(traced.variables)
         with_rows = [one for one in arguments.tensors if len(one.shape)]
         full = rows_of(with_rows) if with_rows else 0
-        step = graph.add(self._name, traced.concrete, is_uneven=True, full=full)
-        return arguments, graph, step, rules_of(step.fetches, self._returns)
+        found = graph.add(self._name, traced.concrete, is_uneven=True, full=full)
+        return arguments, graph, found, rules_of(found.fetches, self._returns)
 
-    def _begun(self, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> _OpenStep:
+    def _arguments(
+        self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]
+    ) -> Arguments:
+        given, named = bound_arguments(self.python_function, (*owner, *args), kwargs)
+        return arguments_of(given[len(owner) :], named, self.input_signature)
+
+    def _begun(self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> _OpenStep:
         _count_step(self._name)
-        arguments, graph, step, rules = self._read(args, kwargs)
+        arguments, graph, step, rules = self.read(owner, args, kwargs)
         parts = SessionVariables(graph)
         number = calls.next_call()
         taken = {one.name: one.variable for one in graph.taken()}
@@ -153,8 +258,48 @@ class DistributedStep:
         )
         take_values(taken, attached(given).state or {})
         running = RunningSteps(graph, session, size, rank)
-        watch_calls(parts.begin(running))
+        parts.begin(running)
         return _OpenStep(running, parts, step, arguments, rules)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodStep:
+    """A step as a method of an object.
+
+    Attributes:
+        step: the step.
+        owner: the object.
+    """
+
+    step: DistributedStep
+    owner: object
+
+    @property
+    def worker_id(self) -> int:
+        """See `DistributedStep`."""
+        return self.step.worker_id
+
+    @property
+    def input_signature(self) -> Sequence[TypeSpec] | None:
+        """See `DistributedStep`."""
+        return self.step.input_signature
+
+    @property
+    def python_function(self) -> Callable[..., Nest]:
+        """The original method, of the object."""
+        return functools.partial(self.step.python_function, self.owner)
+
+    def graph_of(self, *args: Argument, **kwargs: Argument) -> tf.Graph:
+        """See `DistributedStep`."""
+        return self.step.read((self.owner,), args, kwargs)[1].graph
+
+    def get_concrete_function(self, *args: Argument, **kwargs: Argument) -> NoReturn:
+        """See `DistributedStep`."""
+        self.step.get_concrete_function(*args, **kwargs)
+
+    def __call__(self, *args: Argument, **kwargs: Argument) -> Nest:
+        """See `DistributedStep`."""
+        return self.step.call((self.owner,), args, kwargs)
 
 
 class _OpenStep:
@@ -176,9 +321,8 @@ class _OpenStep:
         self._running, self._variables, self._step = running, variables, step
         self._arguments, self._rules = arguments, rules
 
-    def run(self, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> Nest:
+    def run(self, given: Arguments) -> Nest:
         rank, size = self._running.rank, self._running.size
-        given = arguments_of(args, kwargs)
         check_same(self._arguments, given)
         batch = list(given.tensors)
         rows, every = _rows(batch, rank, size)

@@ -2,22 +2,22 @@
 
 Training happens in a session's graph; whoever reads `variable.numpy()` or assigns a value in the script means what is
 trained. A mirrored variable fetches its value when it is read for the first time after a step, and remembers that it
-was written, so that the next step begins with what was written. Ops traced into functions read a variable by its
-handle: call `refresh_all` before one runs, or have all calls watched (called_functions.py).
+was written, so that the next step begins with what was written. Ops and functions that the script runs eagerly are
+seen by the handle that they take (handles.py), whichever method or library runs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
 import tensorflow as tf
 
+from parallax.functions.handles import HandleWatch, watch_handle
 from parallax.functions.traced import check_whole, handle_of, source_of
-from parallax.types import Argument, Handle, Value, Variable
-
-_WRITES = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_nd_update", "scatter_sub", "scatter_update")
+from parallax.types import Argument, Handle, TensorLike, Value, Variable
 
 
 class Mirrors:
@@ -37,10 +37,10 @@ class Mirrors:
         """
         self._variables = dict(variables)
         self._fetch = fetch
-        self._is_quiet = False
+        self._quiet: set[str] = set()
         self.stale = {name for name, variable in self._variables.items() if source_of(variable) is not None}
         self.written: set[str] = set()
-        self._name_by_handle = {id(handle_of(variable)): name for name, variable in self._variables.items()}
+        self._watches = [self._watched(name, variable) for name, variable in self._variables.items()]
         for name, variable in self._variables.items():
             variable._parallax_mirror = (self, name)
             kind: Any = type(variable)
@@ -68,35 +68,44 @@ class Mirrors:
 
     def put(self, name: str, value: Value) -> None:
         """Gives a variable a value that the session has too."""
-        was, self._is_quiet = self._is_quiet, True
-        try:
+        with self.unwatched(name):
             self._variables[name].assign(value)
-        finally:
-            self._is_quiet = was
         self.stale.discard(name)
 
-    def name_by_handle(self) -> dict[int, str]:
-        """The names of the variables, by the id of the tensor that is their handle."""
-        return self._name_by_handle
-
-    def note_written(self, names: Iterable[str]) -> None:
-        """Says that variables were written past their methods."""
-        for name in names:
-            self._is_written(name)
+    @contextmanager
+    def unwatched(self, name: str) -> Iterator[None]:
+        """Within it a variable is neither refreshed where it is read nor noted where it is written."""
+        is_first = name not in self._quiet
+        self._quiet.add(name)
+        try:
+            yield
+        finally:
+            if is_first:
+                self._quiet.discard(name)
 
     def release(self) -> None:
         """Ends mirroring; variables keep the values that they have."""
+        for end in self._watches:
+            end()
         for variable in self._variables.values():
             variable.__class__ = type(variable).__mro__[2]
             del variable._parallax_mirror
 
-    def _is_written(self, name: str) -> None:
-        if not self._is_quiet and tf.executing_eagerly():
+    def note_written(self, name: str) -> None:
+        """Says that the script has written a variable, which has its value here now."""
+        if name not in self._quiet:
             self.stale.discard(name)
             self.written.add(name)
 
+    def _watched(self, name: str, variable: Variable) -> Callable[[], None]:
+        def before(overwrites: bool) -> None:
+            if not overwrites:
+                self._is_read(name)
+
+        return watch_handle(handle_of(variable), HandleWatch(name, before, partial(self.note_written, name)))
+
     def _is_read(self, name: str) -> None:
-        if not self._is_quiet and tf.executing_eagerly():
+        if name not in self._quiet and tf.executing_eagerly():
             self.refresh(name)
 
 
@@ -120,18 +129,20 @@ class _Mirrored:
         vars(self)["_handle"] = handle
 
 
-def _writing(method: str) -> Callable[..., object]:
-    def write(self: Variable, *args: Argument, **kwargs: Argument) -> object:
-        mirrors, name = self._parallax_mirror
-        if method != "assign":
-            mirrors._is_read(name)
-        mirrors._is_written(name)
-        return getattr(super(type(self), self), method)(*args, **kwargs)
-
-    return write
+def _assign(self: Variable, value: TensorLike, *args: Argument, **kwargs: Argument) -> object:
+    """As that of any variable; the session's value is not brought for it."""
+    mirrors, name = self._parallax_mirror
+    assign = super(type(self), self).assign
+    if not tf.executing_eagerly() or name in mirrors._quiet:
+        return assign(value, *args, **kwargs)
+    value = tf.convert_to_tensor(value, self.dtype)  # which may read this variable
+    with mirrors.unwatched(name):
+        found = assign(value, *args, **kwargs)
+    mirrors.note_written(name)
+    return found
 
 
 @cache
 def _mirrored(kind: type[Variable]) -> type:
     """A class of mirrored variables, which come before their own class in the order of methods."""
-    return type(f"Mirrored{kind.__name__}", (_Mirrored, kind), {method: _writing(method) for method in _WRITES})
+    return type(f"Mirrored{kind.__name__}", (_Mirrored, kind), {"assign": _assign})

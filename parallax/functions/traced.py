@@ -8,7 +8,7 @@ bytes that one process makes whole. Traces and graphs take the handle alone.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from tensorflow.python.eager.polymorphic_function.concrete_function import Concr
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 from parallax.errors import SessionError
+from parallax.functions.handles import HandleWatch, watch_handle
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.bundle import Bundle
 from parallax.runtime.checkpoint.writer import run
@@ -26,10 +27,7 @@ from parallax.types import (
     Argument,
     Array,
     Handle,
-    Nest,
     PortableValue,
-    Tensor,
-    TensorLike,
     Value,
     Variable,
 )
@@ -119,8 +117,6 @@ class _Whole:
 
 
 _whole = _Whole()
-_watched: dict[int, weakref.ref[Variable]] = {}
-"""Handle's id -> weak reference to the traced variable."""
 
 
 def limit_whole(limit: Callable[[], float]) -> None:
@@ -277,30 +273,13 @@ def _read(place: InFile, first: int, count: int) -> Array:
 
 
 def _watch(variable: Variable) -> None:
-    """Has functions that are called eagerly find the variable's value; they read it past its methods."""
-    if not _watched:
-        _watch_calls()
-    key = id(vars(variable)["_handle"])
-    _watched[key] = weakref.ref(variable)
-    weakref.finalize(variable, _watched.pop, key, None)
+    """Has ops and functions that run eagerly find the variable's value; they read it past its methods."""
+    handle, found = vars(variable)["_handle"], weakref.ref(variable)
 
+    def before(_: bool) -> None:
+        own = found()
+        if own is not None and not hasattr(own, "_parallax_mirror"):
+            make(own)
 
-def _watch_calls() -> None:
-    own = ConcreteFunction._call_flat
-
-    def call_flat(
-        self: ConcreteFunction, tensor_inputs: Sequence[TensorLike], captured_inputs: Sequence[Tensor]
-    ) -> Nest:
-        if tf.executing_eagerly():
-            _make_all(captured_inputs)
-        return own(self, tensor_inputs, captured_inputs)
-
-    ConcreteFunction._call_flat = call_flat
-
-
-def _make_all(captured: Iterable[Tensor]) -> None:
-    for handle in captured:
-        known = _watched.get(id(handle))
-        variable = None if known is None else known()
-        if variable is not None and not hasattr(variable, "_parallax_mirror"):
-            make(variable)
+    watch = HandleWatch(variable.name.split(":")[0], before, lambda: None)
+    weakref.finalize(variable, watch_handle(handle, watch))

@@ -18,7 +18,6 @@ import tensorflow as tf
 from parallax import call as calls
 from parallax.errors import SessionError
 from parallax.functions.attachments import attached, attachment_with
-from parallax.functions.called_functions import watch_calls
 from parallax.functions.running import RunningSteps
 from parallax.functions.traced import is_loaded
 from parallax.keras.fitting import FitCall, read_steps, state_of, take_state
@@ -100,7 +99,6 @@ class ScriptTraining:
         model = read.model
         self._model, self.training = model, _training(read, RunningSteps(read.graph, session, size, rank))
         model.train_function = self.training.train_function
-        watch_calls(self.training.mirrors)
 
 
 def _training(read: FitCall, running: RunningSteps) -> ModelTraining:

@@ -94,7 +94,7 @@ def _variables(model: KerasModel) -> dict[str, Variable]:
     """The variables of a model and its optimizer by name, without those of metrics."""
     library = library_of(model)
     metrics = {id(library.value(one)) for metric in model.metrics for one in metric.variables}
-    return {one.name: one.variable for one in variables_of(model, []) if id(one.variable) not in metrics}
+    return {one.name: one.variable for one in variables_of(model) if id(one.variable) not in metrics}
 
 
 def _write(writer: Writer, name: str, variable: Variable) -> None:

@@ -5,7 +5,7 @@ Keras's own `train_step`, `test_step` and `predict_step` are traced as they stan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from parallax.functions.reports import reported_value
 from parallax.functions.step_graph import GraphStep, StepGraph, StepVariable
+from parallax.functions.tracing import captured_variables, handles_noted
 from parallax.keras.libraries import library_of
 from parallax.keras.logs import check_log, flat_logs
 from parallax.keras.metrics import is_of_metrics
@@ -29,11 +30,13 @@ class ModelStep:
         concrete: gives (logs, values of the metrics' variables).
         metrics: the tf.Variables of metrics, in order.
         spec: what it takes.
+        captured: the tf.Variables that it takes, in the order in which it first does.
     """
 
     concrete: ConcreteFunction
     metrics: tuple[Variable, ...]
     spec: Nest
+    captured: tuple[Variable, ...]
 
 
 def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = True) -> ModelStep:
@@ -68,22 +71,26 @@ def step_graph(
         The graph, and the steps in it by their scope. Where the batch's dimension is open, workers may have unequally
         many examples of it, or none (parallax/graph/batches.py); what losses and metrics then are is in reports.py.
     """
-    graph = StepGraph(variables_of(model, [one.concrete for one in traced.values()]))
+    graph = StepGraph(variables_of(model, [variable for one in traced.values() for variable in one.captured]))
     lengths = {name: full.get(name, 0) for name in traced}
     return graph, {name: graph.add(name, one.concrete, True, examples, lengths[name]) for name, one in traced.items()}
 
 
-def variables_of(model: KerasModel, traced: list[ConcreteFunction]) -> list[StepVariable]:
+def variables_of(model: KerasModel, captured: Sequence[Variable] = ()) -> list[StepVariable]:
     """The variables of a model, its optimizer and its metrics, and what else its steps take, with a name for each.
 
     A slot of an optimizer is named below its variable, as TF1's optimizers do: `emb/embeddings/adam/momentum`.
+
+    Args:
+        model: a keras.Model.
+        captured: the tf.Variables that its traced steps take, in an order that is equal in all processes.
     """
     library = library_of(model)
     trained = {id(library.value(v)) for v in model.trainable_variables}
     named = [(library.value(v), library.path(v)) for v in model.variables]
     named += [(library.value(v), library.slot_path(model, v)) for v in library.optimizer_variables(model)]
     named += [(library.value(v), library.path(v)) for metric in model.metrics for v in metric.variables]
-    named += [(v, v.name.split(":")[0]) for concrete in traced for v in concrete.graph.variables]
+    named += [(v, v.name.split(":")[0]) for v in captured]
     found: dict[int, StepVariable] = {}
     taken: set[str] = set()
     for value, name in named:
@@ -104,8 +111,10 @@ def _traced(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest) -> Mode
         logs = {name: _told(name, value, metrics) for name, value in flat_logs(logs).items()}
         return logs, [tf.identity(variable) for variable in metrics]
 
-    concrete = tf.function(traced, autograph=False).get_concrete_function(spec)
-    return ModelStep(concrete, tuple(metrics), spec)
+    with handles_noted() as by_handle:
+        concrete = tf.function(traced, autograph=False).get_concrete_function(spec)
+        captured = captured_variables(concrete, by_handle)
+    return ModelStep(concrete, tuple(metrics), spec, tuple(captured))
 
 
 def _told(name: str, log: Log, metrics: list[Variable]) -> Log:

@@ -1,17 +1,18 @@
 """What `parallax.function` reads of a step, makes of its results, and refuses; no job."""
 
+from unittest import mock
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import parallax
-from parallax.errors import ConfigError, GraphError
-from parallax.functions.called_functions import watch_calls
+from parallax.errors import ConfigError, GraphError, SessionError
+from parallax.functions.arguments import arguments_of, check_same
 from parallax.functions.function import DistributedStep
-from parallax.functions.mirrors import Mirrors
 from parallax.functions.results import rules_of
-from parallax.functions.tracing import arguments_of, check_same, traced_step
+from parallax.functions.tracing import traced_step
 from parallax.keras.steps import step_graph, traced_training
 
 v1 = tf.compat.v1
@@ -152,23 +153,128 @@ def test_what_a_step_returns_is_known_or_must_be_said():
         rules_of([loss, right], ["mean"])
 
 
-def test_functions_called_between_steps_find_trained_values_and_leave_theirs(monkeypatch):
-    from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+class Trainer:
+    """An object with a step."""
 
-    monkeypatch.setattr(ConcreteFunction, "_call_flat", ConcreteFunction._call_flat)  # put back at the end
-    read, written = tf.Variable(1.0), tf.Variable(0.0)
-    mirrors = Mirrors([("read", read), ("written", written)], {"read": 5.0, "written": 7.0}.get)
-    watch_calls(mirrors)
-    mirrors.outdate(["read", "written"])
+    def __init__(self, width=1):
+        self.kernel = tf.Variable(tf.ones([3, width]), name="kernel")
 
-    @tf.function
-    def add():
-        written.assign_add(read)
-        return read + 1.0
+    def train(self, x, y, rate=0.1, *, twice=False):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ self.kernel - y))
+        self.kernel.assign_sub(rate * tape.gradient(loss, self.kernel))
+        return tf.cond(loss > 1, lambda: loss, lambda: 2 * loss) if twice else loss
 
-    assert float(add()) == 6.0 and float(written) == 12.0
-    assert mirrors.written == {"written"} and mirrors.stale == set()
-    mirrors.release()
+    step = parallax.function(train)
+    signed = parallax.function(
+        train, input_signature=[tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1]), tf.TensorSpec([])]
+    )
+
+
+X, Y = np.zeros([8, 3], np.float32), np.zeros([8, 1], np.float32)
+
+
+def feeds_of(graph):
+    return [
+        (op.outputs[0].shape.as_list(), op.outputs[0].dtype)
+        for op in graph.get_operations()
+        if op.type == "Placeholder"
+    ]
+
+
+def test_a_method_is_a_step_of_its_object_and_of_its_class():
+    trainer = Trainer()
+    expected = [([None, 3], tf.float32), ([None, 1], tf.float32)]
+    for graph in (trainer.step.graph_of(X, Y), Trainer.step.graph_of(trainer, X, Y), trainer.step.graph_of(x=X, y=Y)):
+        assert feeds_of(graph) == expected
+        assert [v.name for v in graph.get_collection("variables")] == ["kernel:0"]
+    assert trainer.step.worker_id == 0 and trainer.step.step is Trainer.step
+    assert Trainer.step.__name__ == "train" and trainer.step.python_function(X, Y).shape == []
+
+
+def test_a_step_of_one_object_is_none_of_another():
+    first, second = Trainer(), Trainer()
+    step = parallax.function(Trainer.step.python_function)
+    step._running, step._owner = mock.Mock(), (first,)
+    step.__get__(first)(X, Y)
+    with pytest.raises(SessionError, match="for one object, and train is now called for another one"):
+        step.__get__(second)(X, Y)
+
+
+def test_an_input_signature_makes_tensors_of_what_it_names():
+    graph = Trainer().signed.graph_of(X.astype(np.float64), Y.tolist(), 0.5)
+    assert feeds_of(graph) == [([None, 3], tf.float32), ([None, 1], tf.float32), ([], tf.float32)]
+    assert feeds_of(Trainer().signed.graph_of(X, rate=0.5, y=Y)) == feeds_of(graph)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((X, [Y, Y, Y], 0.1), "input_signature of a step says .*this call has"),
+        ((X, Y, 0.1, True), "takes 4 positional arguments|too many positional"),
+        ((X, Y[:, 0], 0.1), "input_signature of a step says TensorSpec.shape=.None, 1.*this call has"),
+        ((X, Y, "fast"), "input_signature of a step says TensorSpec.shape=..,.*this call has 'fast'"),
+    ],
+)
+def test_what_an_input_signature_does_not_allow_is_refused(args, message):
+    with pytest.raises((GraphError, TypeError), match=message):
+        parallax.function(Trainer.signed.python_function, input_signature=Trainer.signed.input_signature).__get__(
+            Trainer()
+        ).graph_of(*args)
+
+
+def test_a_tensor_that_an_input_signature_does_not_name_is_refused():
+    step = parallax.function(Trainer.step.python_function, input_signature=Trainer.signed.input_signature[:2])
+    assert step.__get__(Trainer()).graph_of(X, Y)
+    with pytest.raises(GraphError, match=r"takes what its input_signature names, float32.None, 3., float32.None, 1.,"):
+        step.__get__(Trainer()).graph_of(X, Y, tf.constant(0.1))
+
+
+def test_a_step_may_be_called_by_names_or_by_positions():
+    step, trainer = Trainer.step, Trainer()
+
+    def read(*args, **kwargs):
+        return step._arguments((trainer,), args, kwargs)
+
+    check_same(read(X, Y), read(X, Y, 0.1))
+    check_same(read(y=Y, x=X), read(X, Y, twice=False))
+    with pytest.raises(GraphError, match="made at its first call"):
+        check_same(read(X, Y), read(X, Y, twice=True))
+
+
+def test_autograph_is_as_the_step_says():
+    def step(x):
+        if tf.reduce_sum(x) > 0:
+            x = x + 1.0
+        return x
+
+    x = np.ones([4, 2], np.float32)
+    assert parallax.function(step).graph_of(x)
+    for plain in (parallax.function(step, autograph=False), parallax.function(tf.function(step, autograph=False))):
+        with pytest.raises(TypeError, match="symbolic.*AutoGraph|AutoGraph"):
+            plain.graph_of(x)
+
+
+def test_settings_of_a_tf_function_are_those_of_the_step(caplog):
+    signature = [tf.TensorSpec([None, None], tf.int64)]
+    step = parallax.function(tf.function(lambda ids: tf.reduce_sum(ids), input_signature=signature), returns="sum")
+    assert list(step.input_signature) == signature
+    assert feeds_of(step.graph_of(IDS)) == [([None, None], tf.int64)]
+    assert parallax.function(name="mine", reduce_retracing=True, jit_compile=False)(print)._name == "mine"
+    assert "jit_compile" not in caplog.text
+    parallax.function(tf.function(print, jit_compile=True))
+    assert "jit_compile=True is left out" in caplog.text
+
+
+def test_what_a_step_has_not_of_a_tf_function_is_refused_by_name():
+    with pytest.raises(ConfigError, match="experimental_implements='x' was given. Leave it out"):
+        parallax.function(print, experimental_implements="x")
+    with pytest.raises(ConfigError, match="must be a list or tuple of tf.TensorSpec"):
+        parallax.function(print, input_signature=[tf.float32])
+    with pytest.raises(GraphError, match=r"no ConcreteFunction.*print\.graph_of"):
+        parallax.function(print).get_concrete_function()
+    with pytest.raises(GraphError, match="called within another function that TensorFlow traces"):
+        tf.function(parallax.function(lambda x: x))(tf.constant(1.0))
 
 
 def test_what_is_no_step_or_no_config_is_refused():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.keras.fitting import read_fit
 from tests.keras.here import check
 
 layers = keras.layers
@@ -171,3 +172,31 @@ def test_what_an_optimizer_keeps_beside_its_slots_is_as_in_plain_keras(optimizer
         return model, history.history
 
     check(make)
+
+
+class Remembering(keras.Model):
+    """Adds up gradients in variables without names."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+        self.sums = [tf.Variable(tf.zeros([number + 1]), trainable=False) for number in range(9)]
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        for number, one in enumerate(self.sums):
+            if number % 2:
+                one.assign_add(tf.ones([number + 1]))
+            else:
+                one.scatter_add(tf.IndexedSlices(tf.ones([1]), tf.constant([0])))
+        return super().train_step(data)
+
+
+def test_variables_without_names_are_numbered_in_the_order_in_which_a_step_takes_them():
+    model = Remembering()
+    model.compile("sgd", "mse")
+    taken = read_fit(model, {"x": X, "y": Y, "batch_size": 5}).graph.variables
+    found = {one.name: one.variable.shape.as_list() for one in taken if one.name.startswith("Variable")}
+    assert found == {f"Variable_{number}".removesuffix("_0"): [number + 1] for number in range(9)}

@@ -32,10 +32,31 @@ def batches(rows=ROWS):
         yield numbers.integers(0, 20, [length, 3]), numbers.normal(size=[length, 1]).astype(np.float32)
 
 
+def write_oddly(table, number):
+    """Writes rows of a table by ops that few scripts use."""
+    rows = tf.IndexedSlices(tf.fill([2, 4], 0.5), tf.constant([1, 2]))
+    if number == 8:
+        table.scatter_mul(rows)
+    if number == 10:
+        table[2:4].assign(tf.ones([2, 4]))
+    if number == 12:
+        tf.compat.v1.scatter_update(table, [5, 6], tf.zeros([2, 4]))
+    if number == 13:
+        tf.raw_ops.ResourceScatterNdMax(ref=table.handle, indices=[[3], [4]], updates=tf.fill([2, 4], 0.1))
+
+
 def trained(optimizer, distributed):
     """What a script sees of a training: losses, predictions, a metric, variables."""
     net, rule = model(), OPTIMIZERS[optimizer]()
     metric, mean, steps = keras.metrics.MeanAbsoluteError(), keras.metrics.Mean(), keras.metrics.Sum(dtype="int32")
+
+    class Trainer:
+        @distributed
+        def step(self, x, y, factor=0.5):
+            return self.computed(x, y, tf.cast(factor, tf.float32))
+
+        def computed(self, x, y, factor):
+            return step(x, y, factor)
 
     def step(x, y, factor):
         with tf.GradientTape() as tape:
@@ -51,15 +72,16 @@ def trained(optimizer, distributed):
         squares = tf.square(predicted - y)
         return {"loss": loss, "root": tf.sqrt(tf.reduce_mean(squares)), "sum": tf.reduce_sum(squares), "of": predicted}
 
-    run, evaluate, seen = distributed(step), tf.function(lambda x: net(x)), {}
+    trainer, evaluate, seen = Trainer(), tf.function(lambda x: net(x)), {}
     for number, (x, y) in enumerate(batches()):
-        out = run(x, tf.constant(y), tf.constant(0.5))
+        out = trainer.step(x, y=tf.constant(y)) if number % 2 else trainer.step(x, tf.constant(y), factor=0.5)
         seen.update({f"{name} {number}": value.numpy() for name, value in out.items()})
         if number == 7:
             seen["metric"] = float(metric.result())
             metric.reset_state()
             net.layers[-1].bias.assign_add([0.25])
             seen["evaluated"] = evaluate(tf.constant(x)).numpy()
+        write_oddly(net.layers[1].embeddings.value, number)
     seen["metric at the end"] = float(metric.result())
     seen["mean of losses"], seen["steps"] = float(mean.result()), int(steps.result())
     seen.update({f"weight {number}": value for number, value in enumerate(net.get_weights())})

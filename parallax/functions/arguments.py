@@ -1,0 +1,211 @@
+"""The arguments of a call of a step, read as `tf.function` reads them.
+
+An argument is a tensor, whose first dimension is the batch, a scalar tensor, or any other Python value, which is a
+constant of the trace. What has a spec in an input signature is a tensor.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.util import nest
+
+from parallax.errors import ConfigError, GraphError
+from parallax.types import Argument, Nest, Tensor, TensorLike, TypeSpec
+
+_OTHER_ARGUMENTS = (
+    "A step runs in a graph that was made at its first call, for {known}, and this call has {given}. Pass what changes "
+    "as a tensor, and leave open what may have another length: parallax.function(step, "
+    "input_signature=[tf.TensorSpec([None, None], tf.int64), ...])."
+)
+_NO_SIGNATURE = (
+    "input_signature must be a list or tuple of tf.TensorSpec or tf.RaggedTensorSpec, one for each argument of the "
+    "step, and {given!r} was given."
+)
+_OTHER_COUNT = (
+    "A step takes what its input_signature names, {signature}, and this call has {given}. Give each tensor by position "
+    "or by its name, and let other parameters have defaults."
+)
+_OTHER_VALUE = "The input_signature of a step says {spec}, and this call has {given}. Change one of them."
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments of a call, read.
+
+    Attributes:
+        structure: all of them, (args, kwargs).
+        specs: of the tensors, flat; the first dimension is open.
+        tensors: flat, tensors and arrays.
+        others: what stands between the tensors: None in their places.
+    """
+
+    structure: Nest
+    specs: tuple[TypeSpec, ...]
+    tensors: tuple[TensorLike, ...]
+    others: tuple[object, ...]
+
+
+def check_signature(signature: Sequence[TypeSpec] | None) -> None:
+    """Refuses an input signature that is none.
+
+    Raises:
+        ConfigError: it is no list or tuple of specs.
+    """
+    kinds = tf.TensorSpec | tf.RaggedTensorSpec
+    is_list = isinstance(signature, list | tuple)
+    if signature is not None and not (is_list and all(isinstance(one, kinds) for one in tf.nest.flatten(signature))):
+        raise ConfigError(_NO_SIGNATURE.format(given=signature))
+
+
+def bound_arguments(
+    function: Callable[..., Nest], args: Sequence[Argument], kwargs: dict[str, Argument]
+) -> tuple[list[Argument], dict[str, Argument]]:
+    """The arguments of a call as the function's parameters have them, so that it is all one how a call names them.
+
+    Defaults stand among them, but for those that are tensors, which are of no batch.
+
+    Args:
+        function: a Python function.
+        args: by position.
+        kwargs: by name.
+
+    Raises:
+        TypeError: the function has other parameters.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a builtin that does not say
+        return list(args), dict(kwargs)
+    bound = signature.bind(*args, **kwargs)
+    defaults = {name: one.default for name, one in signature.parameters.items() if one.default is not one.empty}
+    plain = {name: value for name, value in defaults.items() if not _has_tensors(value)}
+    whole = {**plain, **bound.arguments}
+    bound.arguments = {name: whole[name] for name in signature.parameters if name in whole}
+    return list(bound.args), dict(bound.kwargs)
+
+
+def arguments_of(
+    args: Sequence[Argument], kwargs: dict[str, Argument], signature: Sequence[TypeSpec] | None = None
+) -> Arguments:
+    """Reads the arguments of a call.
+
+    Args:
+        args: by position.
+        kwargs: by name.
+        signature: specs of the first args, which make tensors of them and may leave more open than the batch; None for
+            none.
+
+    Raises:
+        GraphError: an argument is a tensor that has no rows to part, a sparse one, or none that the signature allows.
+    """
+    given, wider = (list(args), []) if signature is None else _signed(list(args), list(signature))
+    structure = (given, dict(kwargs))
+    flat = tf.nest.flatten(structure)
+    tensors, specs, others = [], [], []
+    for number, one in enumerate(flat):
+        if not _is_tensor(one):
+            others.append(one)
+            continue
+        others.append(None)
+        tensors.append(one)
+        specs.append(_spec_of(one, wider[number] if number < len(wider) else None))
+    return Arguments(structure, tuple(specs), tuple(tensors), tuple(others))
+
+
+def with_tensors(structure: Nest, tensors: Sequence[Tensor]) -> Nest:
+    """The arguments with other tensors.
+
+    Args:
+        structure: of `Arguments`.
+        tensors: in the place of its tensors, flat.
+    """
+    waiting = iter(tensors)
+    flat = [next(waiting) if _is_tensor(one) else one for one in tf.nest.flatten(structure)]
+    return tf.nest.pack_sequence_as(structure, flat)
+
+
+def check_same(known: Arguments, given: Arguments) -> None:
+    """Refuses arguments for which a step was not traced.
+
+    Raises:
+        GraphError: they differ from those of the first call.
+    """
+    texts = [_text(one) for one in (known, given)]
+    fits = len(known.specs) == len(given.specs) and all(
+        own.is_compatible_with(other) for own, other in zip(known.specs, given.specs, strict=True)
+    )
+    others = [one.others for one in (known, given)]
+    if not fits or len(others[0]) != len(others[1]) or any(not _is_equal(*pair) for pair in zip(*others, strict=True)):
+        raise GraphError(_OTHER_ARGUMENTS.format(known=texts[0], given=texts[1]))
+
+
+def _signed(args: list[Argument], signature: list[TypeSpec]) -> tuple[list[Argument], list[TypeSpec]]:
+    """The arguments of a call with the tensors that a signature says, and the specs of these, flat."""
+    count = len(signature)
+    specs = tf.nest.flatten(signature)
+    try:
+        flat = nest.flatten_up_to(signature, args[:count], check_types=False)
+    except (TypeError, ValueError) as error:
+        raise GraphError(_OTHER_VALUE.format(spec=signature, given=repr(args[:count])[:200])) from error
+    if _has_tensors(args[count:]):
+        raise GraphError(_OTHER_COUNT.format(signature=_specs_text(specs), given=_text(arguments_of(args, {}))))
+    tensors = [_as_said(one, spec) for one, spec in zip(flat, specs, strict=True)]
+    return [*tf.nest.pack_sequence_as(signature, tensors), *args[count:]], specs
+
+
+def _as_said(one: Argument, spec: TypeSpec) -> TensorLike:
+    """An argument as the tensor or array that a spec says."""
+    is_array = isinstance(one, np.ndarray) and one.dtype == spec.dtype.as_numpy_dtype
+    if isinstance(spec, tf.TensorSpec) and not is_array and not isinstance(one, tf.Tensor):
+        try:
+            one = tf.convert_to_tensor(one, spec.dtype)
+        except (TypeError, ValueError) as error:
+            raise GraphError(_OTHER_VALUE.format(spec=spec, given=repr(one)[:80])) from error
+    found = tf.type_spec_from_value(one)
+    if not spec.is_compatible_with(found):
+        raise GraphError(_OTHER_VALUE.format(spec=spec, given=found))
+    return one
+
+
+def _is_tensor(one: object) -> bool:
+    return isinstance(one, tf.Tensor | tf.RaggedTensor | tf.SparseTensor | np.ndarray | np.generic)
+
+
+def _has_tensors(structure: Nest) -> bool:
+    return any(map(_is_tensor, tf.nest.flatten(structure)))
+
+
+def _spec_of(one: TensorLike, wider: TypeSpec | None) -> TypeSpec:
+    if isinstance(one, tf.SparseTensor):
+        raise GraphError(
+            f"Each worker takes rows of the arguments of a step, and {tf.type_spec_from_value(one)} is sparse. Make it "
+            "dense (tf.sparse.to_dense) or ragged (tf.RaggedTensor.from_sparse) in the input."
+        )
+    if isinstance(one, tf.RaggedTensor):
+        return tf.RaggedTensorSpec([None, *one.shape[1:]], one.dtype, one.ragged_rank, one.row_splits.dtype)
+    shape = [None, *one.shape[1:]] if len(one.shape) else []
+    if wider is not None and wider.shape.rank == len(shape):
+        shape = [None, *wider.shape[1:]] if shape else []
+    return tf.TensorSpec(shape, tf.as_dtype(one.dtype))
+
+
+def _is_equal(one: object, other: object) -> bool:
+    return one is other or (type(one) is type(other) and isinstance(one, str | int | float | bool) and one == other)
+
+
+def _text(arguments: Arguments) -> str:
+    others = [repr(one)[:40] for one in arguments.others if one is not None]
+    return ", ".join([*_spec_texts(arguments.specs), *others]) or "no arguments"
+
+
+def _specs_text(specs: Sequence[TypeSpec]) -> str:
+    return ", ".join(_spec_texts(specs)) or "no arguments"
+
+
+def _spec_texts(specs: Sequence[TypeSpec]) -> list[str]:
+    return [f"{spec.dtype.name}{list(spec.shape)}" for spec in specs]
