@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from parallax.analysis.reading.capture import initialization_phases
-from parallax.analysis.reading.gradients import gradient_updates
+from parallax.analysis.reading.gradients import training_updates
 from parallax.analysis.stages import Analysed, analyse, analysed_as, constraints_of, rewrites_of
 from parallax.errors import PlanError
 from parallax.logger import log
@@ -214,7 +214,7 @@ def _context(graph: Graph, made: _Made, members: ProcessGroup, watch: Heartbeat)
 
 def _training(worker: WorkerContext, made: _Made, members: ProcessGroup, equal_randomness: bool) -> TrainingRuns:
     """Which runs train, which is logged too."""
-    updates = gradient_updates(made.analysed.captured, made.analysed.sources)
+    updates = training_updates(made.analysed.captured, made.analysed.sources)
     training = TrainingRuns(worker, updates)
     inputs = {one.name: one for one in made.worker_graph.inputs.kept}
     is_equal = made.plan.synchronous
@@ -302,7 +302,7 @@ def _guard(
     """The guard, where there are several workers that have anything equal."""
     if not config.guard or members.size == 1 or not worker_graph.synchronous:
         return None
-    updates = gradient_updates(analysed.captured, analysed.sources)
+    updates = training_updates(analysed.captured, analysed.sources)
     guard = Guard(worker, members.workers.Dup(), analysed.captured.view, updates)
     worker.runs = guard.runs
 

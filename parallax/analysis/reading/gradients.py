@@ -7,6 +7,9 @@ op. Each source says how it was found, and the plan notes what was not recorded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from parallax.analysis.reading.capture import Captured, variable_of_tensor
 from parallax.analysis.reading.recorded import downstream
 from parallax.errors import GraphError
@@ -76,6 +79,26 @@ def gradient_updates(captured: Captured, sources: tuple[GradientSource, ...]) ->
     return updates
 
 
+def training_updates(captured: Captured, sources: tuple[GradientSource, ...]) -> frozenset[str]:
+    """The state-writing nodes that make a run a training step.
+
+    A gradient of the same run reaches such a node, or the node writes a trained variable with what earlier runs have
+    kept of gradients. What is computed of updated variables, as a metric of a model that follows another, is no update:
+    an evaluation writes that too.
+    """
+    asked = (training_updates, sources)
+    if asked not in captured.remembered:
+        trained = {source.part for source in sources}
+        at_once = _reached(captured, sources, lambda node: [])
+        captured.remembered[asked] = frozenset(
+            node
+            for node in gradient_updates(captured, sources)
+            if node in at_once or _trained(captured, written_variable(captured, node)) in trained
+        )
+    updates: frozenset[str] = captured.remembered[asked]
+    return updates
+
+
 def autodiff_ops(captured: Captured) -> frozenset[str]:
     """The nodes that autodiff made: as recorded, or, without a record, by the names of their scopes."""
     recorded = frozenset[str]().union(*(record.ops for record in captured.records))
@@ -123,20 +146,28 @@ def _recorded(captured: Captured) -> list[GradientSource]:
 
 def _reached_by(captured: Captured, sources: tuple[GradientSource, ...]) -> frozenset[str]:
     """The nodes that a gradient reaches through tensors, and through variables that are not trained."""
-    view, asked = captured.view, (_reached_by, sources)
+    asked = (_reached_by, sources)
     if asked not in captured.remembered:
-        waiting = [node for source in sources for node in source.outside]
-        found = set(waiting)
-        while waiting:
-            node = waiting.pop()
-            takers = [e.node for t in view.outputs(node) for e in view.consumers(t) if not _decides(view, e)]
-            for taker in (*takers, *_reads_after(captured, node)):
-                if taker not in found:
-                    found.add(taker)
-                    waiting.append(taker)
-        captured.remembered[asked] = frozenset(found)
+        captured.remembered[asked] = _reached(captured, sources, partial(_reads_after, captured))
     reached: frozenset[str] = captured.remembered[asked]
     return reached
+
+
+def _reached(
+    captured: Captured, sources: tuple[GradientSource, ...], reads_after: Callable[[str], list[str]]
+) -> frozenset[str]:
+    """The nodes that a gradient reaches through tensors, and from a node that writes to what `reads_after` says."""
+    view = captured.view
+    waiting = [node for source in sources for node in source.outside]
+    found = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        takers = [e.node for t in view.outputs(node) for e in view.consumers(t) if not _decides(view, e)]
+        for taker in (*takers, *reads_after(node)):
+            if taker not in found:
+                found.add(taker)
+                waiting.append(taker)
+    return frozenset(found)
 
 
 def _decides(view: GraphView, edge: Edge) -> bool:
@@ -154,8 +185,15 @@ def _reads_after(captured: Captured, node: str) -> list[str]:
     found = [n for n in view.users(node) if view.op(n) == "ReadVariableOp" and view.inputs(n)[0] == written]
     variable = captured.variables.get(variable_of_tensor(view, captured.variables, written))
     if variable is not None and not variable.trainable:
-        found += [e.node for e in view.consumers(f"{variable.part.op}:0") if e.node != variable.initializer]
+        takers = view.consumers(f"{variable.part.op}:0")
+        found += [e.node for e in takers if e.node != variable.initializer and not _overwrites(view, e)]
     return found
+
+
+def _overwrites(view: GraphView, edge: Edge) -> bool:
+    """Whether a node takes a variable to give it another value, whatever it has had before."""
+    state = state_op(view.op(edge.node), len(view.inputs(edge.node)))
+    return state is not None and state.kind == "assign" and edge.slot in state.state
 
 
 def _gradient_update(captured: Captured, node: str) -> StateOp | None:

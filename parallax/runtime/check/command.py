@@ -77,12 +77,12 @@ def _of_losses(analysed: Analysed, plan: Plan) -> list[tuple[str, str]]:
 
 def _of_graph(graph: Graph, analysed: Analysed) -> list[tuple[str, str]]:
     from parallax.analysis.propagation.suspicious import suspicions
-    from parallax.analysis.reading.gradients import gradient_updates
+    from parallax.analysis.reading.gradients import training_updates
 
     captured = analysed.captured
     found = suspicions(captured, analysed.spec, analysed.sources)
     told = [(_NOTE if one.is_note else _SUSPICIOUS, one.text) for one in found]
-    updates = gradient_updates(captured, analysed.sources)
+    updates = training_updates(captured, analysed.sources)
     for op in graph.get_collection("train_op"):
         if op.name in captured.view.nodes and not captured.view.ancestors([op.name]) & updates:
             told.append((_SUSPICIOUS, f"The train_op {op.name} updates no trained variable from its gradient."))

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from parallax.analysis.propagation.suspicious import data_ops, random_ops
-from parallax.analysis.reading.gradients import gradient_updates
+from parallax.analysis.reading.gradients import training_updates
 from parallax.analysis.stages import Analysed
 from parallax.errors import ConfigError, GraphError
 from parallax.plans.plan import Plan
@@ -40,7 +40,7 @@ def check_comparable(analysed: Analysed, plan: Plan) -> None:
         ConfigError: says why, and what to use.
     """
     view = analysed.captured.view
-    step = view.ancestors(gradient_updates(analysed.captured, analysed.sources))
+    step = view.ancestors(training_updates(analysed.captured, analysed.sources))
     instead = "`parallax verify` draws equal numbers and batches on both sides; or leave --verify-first out."
     if not plan.synchronous:
         raise ConfigError("--verify-first needs a job in which workers update together, and this one has sync=False.")
@@ -71,7 +71,7 @@ class VerifiedSteps:
         self._worker = worker
         self._members = members
         self._wanted = replace(wanted, steps=1)
-        updates = gradient_updates(worker.analysed.captured, worker.analysed.sources)
+        updates = training_updates(worker.analysed.captured, worker.analysed.sources)
         self._training = TrainingRuns(worker, updates)
         self._variables = variables_of(worker.graph)
         self._before: Values = {}

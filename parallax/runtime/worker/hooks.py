@@ -261,9 +261,13 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 class TrainingRuns:
     """Tells runs that train from others, and counts them; whoever goes by the count asks in every run.
 
+    Workers compare and save by this count, each when its own count comes to a number. So only what all workers must run
+    equally often may count: where a graph has collectives, a run without any is no step. A worker that resets its part
+    of a metric, or evaluates by itself, makes no step.
+
     Args:
         worker: whose runs.
-        updates: the ops that train, by name.
+        updates: the ops that train, by name (training_updates).
     """
 
     def __init__(self, worker: WorkerContext, updates: Set[str]) -> None:
@@ -286,13 +290,15 @@ class TrainingRuns:
         return self._step
 
     def trains(self, fetched: tuple[str, ...]) -> bool:
-        """Whether a run trains that fetches these names of the user's graph."""
+        """Whether a run is a training step that fetches these names of the user's graph."""
         names = self._worker.names
         if names is not self._names:  # the plan has changed
             self._names, self._trains = names, {}
         if fetched not in self._trains:
             needed = names.run_view.ancestors({names.here(name.split(":")[0]) for name in fetched})
-            self._trains[fetched] = any(names.here(update) in needed for update in self._updates)
+            self._trains[fetched] = any(names.here(update) in needed for update in self._updates) and (
+                not names.has_collectives or names.has_collective_among(needed)
+            )
         return self._trains[fetched]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -208,6 +209,15 @@ class Names:
             waiting += [n for n in needed if n not in seen]
             seen.update(needed)
         return ""
+
+    @cached_property
+    def has_collectives(self) -> bool:
+        """Whether the graph of this worker has any collective."""
+        return any(map(self._meeting, self._worker_view.nodes))
+
+    def has_collective_among(self, nodes: Iterable[str]) -> bool:
+        """Whether any of some nodes of this worker's graph is a collective."""
+        return any(map(self._meeting, nodes))
 
     def _keeping(self) -> KeptGradients:
         if self._kept is None:

@@ -28,7 +28,7 @@ import tensorflow as tf  # noqa: E402
 
 from parallax.analysis.planner import make_plan  # noqa: E402
 from parallax.analysis.reading.capture import initialization_phases  # noqa: E402
-from parallax.analysis.reading.gradients import gradient_updates  # noqa: E402
+from parallax.analysis.reading.gradients import training_updates  # noqa: E402
 from parallax.analysis.stages import analyse, rewrites_of  # noqa: E402
 from parallax.errors import GuardError  # noqa: E402
 from parallax.plans.plan import one_host  # noqa: E402
@@ -150,7 +150,7 @@ def train(case: Case, rank: int, size: int) -> tuple[int, list[int], str]:
     made = transform(view, rewrites, editor.Worker(rank, size, SEED, equal_randomness=case.equal_randomness))
     open_channels(made.graph_def, MPI.COMM_WORLD)
     worker = WorkerContext(graph, Names(view, made), Heartbeat(), analysed)
-    updates = gradient_updates(analysed.captured, analysed.sources)
+    updates = training_updates(analysed.captured, analysed.sources)
     guard = Guard(worker, MPI.COMM_WORLD, view, updates)
     imported, compared = tf.Graph(), []
     with imported.as_default():
