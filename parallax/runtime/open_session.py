@@ -36,6 +36,7 @@ from parallax.runtime.replan.requested import RequestedChange
 from parallax.runtime.trace.hook import TraceHook
 from parallax.runtime.trace.options import TraceOptions, make_ready
 from parallax.runtime.verify.claimed import KeptTensors
+from parallax.runtime.worker.batch_comparison import BatchComparison
 from parallax.runtime.worker.bfloat16 import EffectHook
 from parallax.runtime.worker.channels import open_channels
 from parallax.runtime.worker.graph_files import write_events, write_text
@@ -43,6 +44,7 @@ from parallax.runtime.worker.heartbeat import Heartbeat, current_heartbeat
 from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext, begin_hooks
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.runtime.worker.names import Names
+from parallax.runtime.worker.nan_report import NanReport
 from parallax.runtime.worker.one_graph import launchers_graph, take_launchers_graph
 from parallax.runtime.worker.positions import Positions
 from parallax.runtime.worker.profile import ProfileHook
@@ -108,7 +110,7 @@ def open_session(
             write_events(extras.graph_folder, members.rank, made.worker_graph)
         if extras.equal_randomness:  # a comparison from the initial values
             config = replace(config, ckpt_config=CheckPointConfig(), guard=False)
-        training = _training(worker, made, members, extras.equal_randomness)
+        training = _training(worker, made, members, extras)
         first = _first_steps(extras, members, worker, training, made.analysed)
         hooks = _hooks(config, extras, members, worker, training, made, first)
         guard = _guard(config, members, worker, made.analysed, made.worker_graph)
@@ -212,16 +214,21 @@ def _context(graph: Graph, made: _Made, members: ProcessGroup, watch: Heartbeat)
     return worker
 
 
-def _training(worker: WorkerContext, made: _Made, members: ProcessGroup, equal_randomness: bool) -> TrainingRuns:
-    """Which runs train, which is logged too."""
+def _training(worker: WorkerContext, made: _Made, members: ProcessGroup, extras: SessionExtras) -> TrainingRuns:
+    """Which runs train, which is logged too; their batches are compared where the script shares them out itself."""
     updates = training_updates(made.analysed.captured, made.analysed.sources)
     training = TrainingRuns(worker, updates)
     inputs = {one.name: one for one in made.worker_graph.inputs.kept}
     is_equal = made.plan.synchronous
     worker.positions = Positions(members.rank, members.size, training.trains, inputs, is_equal)
-    if not equal_randomness:  # whoever compares fetches what was asked for
-        worker.log = RunLog(made.analysed.captured.view, updates, tells=members.rank == 0)
-        members.at_end.append(worker.log.finish)
+    view = made.analysed.captured.view
+    if not extras.equal_randomness:  # whoever compares fetches what was asked for
+        worker.log = RunLog(view, updates, tells=members.rank == 0)
+        worker.nan_report = NanReport(view, training.trains, members.workers.Dup())
+        members.at_end += [worker.log.finish, worker.nan_report.finish]
+    if members.size > 1 and not extras.equal_randomness and not extras.has_values:
+        worker.batches = BatchComparison(view, updates, training.trains, worker.place_of, members.workers.Dup())
+        members.at_end.append(worker.batches.finish)
     return training
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from parallax.analysis.propagation.batch_sources import BatchSource, batch_sources
 from parallax.analysis.stages import Analysed
 from parallax.errors import ParallaxError
+from parallax.graph.view import GraphView
 from parallax.plans.plan import Plan
 from parallax.runtime.check.builds import SecondBuild, differing_values, structural_difference
 from parallax.types import Graph
@@ -86,4 +89,35 @@ def _of_graph(graph: Graph, analysed: Analysed) -> list[tuple[str, str]]:
     for op in graph.get_collection("train_op"):
         if op.name in captured.view.nodes and not captured.view.ancestors([op.name]) & updates:
             told.append((_SUSPICIOUS, f"The train_op {op.name} updates no trained variable from its gradient."))
-    return told
+    return told + of_unsharded(graph, captured.view, updates)
+
+
+def of_unsharded(graph: Graph, view: GraphView, updates: Iterable[str]) -> list[tuple[str, str]]:
+    """What is to be said of the inputs of the step that do not depend on the number of the worker's shard.
+
+    Args:
+        graph: the user's.
+        view: the same.
+        updates: the ops that update variables from gradients.
+    """
+    return [_of_source(graph, one) for one in batch_sources(view, updates) if not one.is_sharded]
+
+
+def _of_source(graph: Graph, source: BatchSource) -> tuple[str, str]:
+    from parallax.runtime.worker.one_graph import place_of
+
+    op = graph.get_operation_by_name(source.node)
+    place = place_of(op)
+    what = (
+        f"The step trains on what {op.type} {source.node!r}{f' ({place})' if place else ''} gives, which is not sharded"
+    )
+    remedy = (
+        "Give each worker its share: `dataset = parallax.shard.shard(dataset)` before the iterator is made."
+        if source.is_iterator
+        else "Give each worker an input of its own, by parallax.shard.create_num_shards_and_shard_id()."
+    )
+    if source.is_opaque:
+        return _NOTE, f"{what}, and is fed or comes from Python: it must be another input on each worker. {remedy}"
+    if source.is_shuffled:
+        return _SUSPICIOUS, f"{what}: every worker trains on all of it, each in an order of its own. {remedy}"
+    return _SUSPICIOUS, f"{what}: all workers train on the same batches. {remedy}"

@@ -20,9 +20,12 @@ from parallax.analysis.stages import Analysed
 from parallax.errors import SessionError
 from parallax.plans.plan import Plan
 from parallax.runtime.worker.accumulation import Accumulation, Gather
+from parallax.runtime.worker.batch_comparison import BatchComparison
 from parallax.runtime.worker.fetches import Fetchable, Leaf, Request, check_computed, put_together, read_request
 from parallax.runtime.worker.heartbeat import Heartbeat
 from parallax.runtime.worker.names import Names, Resolved, fetch_text
+from parallax.runtime.worker.nan_report import NanReport
+from parallax.runtime.worker.one_graph import place_of
 from parallax.runtime.worker.positions import Positions
 from parallax.runtime.worker.run_log import RunLog
 from parallax.runtime.worker.runs import Runs
@@ -88,6 +91,8 @@ class WorkerContext:
         runs: counts what runs did, for the guard; None without one.
         log: follows the user's runs.
         positions: counts what runs have consumed; None where nobody asks.
+        batches: compares the batches of all workers; None where nobody asks.
+        nan_report: says where a number is NaN first; None where nobody asks.
     """
 
     graph: Graph
@@ -104,6 +109,8 @@ class WorkerContext:
     runs: Runs | None = None
     log: RunLog | None = None
     positions: Positions | None = None
+    batches: BatchComparison | None = None
+    nan_report: NanReport | None = None
 
     def __post_init__(self) -> None:
         self._known = Fetchable(self.graph, self._is_known)
@@ -124,6 +131,26 @@ class WorkerContext:
         """Tells of a run of the user's that has ended well: what it fetched, and when it began."""
         if self.log is not None:
             self.log.ran(names, began_s, time.monotonic(), self.accumulation.pending, self.plan)
+
+    def place_of(self, op: str) -> str:
+        """The script's line that made an op of its graph; empty where it is not known."""
+        return place_of(self.graph.get_operation_by_name(op))
+
+    def with_sources(self, request: Request) -> Request:
+        """A run's request, with what is fetched besides to compare the batches of the first steps."""
+        return request if self.batches is None else self.batches.with_sources(request)
+
+    def look_at(self, request: Request, found: Sequence[Value]) -> None:
+        """Looks at what a run of the script's was fed and has given.
+
+        Args:
+            request: the script's own.
+            found: the values of its names, and of those that `with_sources` has added.
+        """
+        if self.batches is not None:
+            self.batches.after_run(request.names, request.feeds, found)
+        if self.nan_report is not None:
+            self.nan_report.after_run(request.names, found)
 
     def follow(self, plan: Plan, worker_graph: WorkerGraph) -> None:
         """Takes a plan as the one in force."""

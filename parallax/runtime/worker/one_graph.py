@@ -110,7 +110,7 @@ def place_of(op: Operation) -> str:
     around = [str(Path(file).parent) for name in _LIBRARIES if (file := getattr(sys.modules.get(name), "__file__", ""))]
     own = [
         frame
-        for frame in op.traceback
+        for frame in op.traceback or ()  # ops of an imported graph have none
         if not frame.filename.startswith((*(f"{folder}/" for folder in around), "<", runpy.__file__))
     ]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""

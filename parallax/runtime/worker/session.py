@@ -211,7 +211,7 @@ class Session(PlainSession):
             self._verification.before_run(request)
         kept = worker.names.kept_by(request.names, request.feeds)
         gather = worker.accumulation.next_run(kept)
-        resolved = worker.names.resolve(request.names, request.feeds, gather)
+        resolved = worker.names.resolve(worker.with_sources(request).names, request.feeds, gather)
         began_s = time.monotonic()
         run = Run(None, request.names, set(request.feeds), gather)
         feeds = {**resolved.feeds(request.feeds), **worker.position_feeds(request.names, request.feeds, gather)}
@@ -240,7 +240,9 @@ class Session(PlainSession):
             worker.accumulation.has_run(kept)
             worker.count(run)
             worker.ran((*request.names, *run.hook_names), began_s)
-            values = worker.values(request, resolved.values(found), per_replica)
+            given = resolved.values(found)
+            values = worker.values(request, given, per_replica)
+            worker.look_at(request, given)
         seconds = time.monotonic() - began_s
         if self._verification is not None:
             self._verification.after_run()

@@ -1,0 +1,112 @@
+"""Says once in which step, and on which worker, a number that the script fetches was NaN first.
+
+Only what a run fetches anyway is looked at: the numbers (one element) of runs that train. Another worker that sees a
+NaN sends worker 0 a message and goes on. NaN spreads with the gradients, so worker 0 looks for messages when it sees
+one itself, now and then, and at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from parallax.graph.view import GraphView
+from parallax.logger import log
+from parallax.runtime.worker.barrier import barrier, wait_for
+from parallax.types import Comm, MpiRequest, Value
+
+_LOOK_EVERY = 64
+"""Steps after which worker 0 looks for messages of others: a look takes a microsecond."""
+
+_First = tuple[int, int, str]  # (step, rank, tensor)
+
+
+class NanReport:
+    """Looks at one worker's runs; every worker must have one, and call `finish`.
+
+    Args:
+        view: the user's graph.
+        trains: whether a run trains that fetches these names.
+        workers: communicator of the workers, on which nothing else travels.
+    """
+
+    def __init__(self, view: GraphView, trains: Callable[[tuple[str, ...]], bool], workers: Comm) -> None:
+        self._view, self._trains, self._workers = view, trains, workers
+        self._rank = int(workers.Get_rank())
+        self._numbers: dict[tuple[str, ...], tuple[int, ...] | None] = {}
+        self._steps = 0
+        self._is_done = False
+        self._sent: MpiRequest | None = None
+        self._heard: list[int] = []
+
+    def after_run(self, names: tuple[str, ...], found: Sequence[Value]) -> None:
+        """Looks at the numbers that a run has given.
+
+        Args:
+            names: what the script fetched.
+            found: the values of these names, and maybe of more.
+        """
+        if names not in self._numbers:
+            self._numbers[names] = self._places_of_numbers(names) if self._trains(names) else None
+        places = self._numbers[names]
+        if places is None:
+            return
+        self._steps += 1
+        if self._is_done:
+            return
+        for place in places:
+            value = found[place]
+            if value is not None and value != value:  # NaN alone is unequal to itself
+                self._report((self._steps, self._rank, names[place]))
+                return
+        if not self._rank and self._steps % _LOOK_EVERY == 0:
+            self._say(self._received())
+
+    def finish(self) -> None:
+        """Says what the others have sent, when all scripts have ended; a second call changes nothing."""
+        barrier(self._workers)
+        senders = [rank for rank, has in enumerate(self._workers.allgather(self._sent is not None)) if has]
+        if self._sent is not None:
+            wait_for(self._sent)
+            self._sent = None
+        if not self._rank:
+            self._say(self._received([rank for rank in senders if rank not in self._heard]))
+
+    def _places_of_numbers(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        """Which of some fetches are floating-point numbers, one each."""
+        return tuple(place for place, name in enumerate(names) if ":" in name and self._is_number(name))
+
+    def _is_number(self, tensor: str) -> bool:
+        shape = self._view.shape(tensor)
+        return shape is not None and all(length == 1 for length in shape) and self._is_floating(tensor)
+
+    def _is_floating(self, tensor: str) -> bool:
+        return bool(tf.as_dtype(self._view.dtype(tensor)).is_floating)
+
+    def _report(self, first: _First) -> None:
+        if self._rank:
+            self._is_done = True
+            self._sent = self._workers.isend(first, 0)
+        else:
+            self._say([first, *self._received()])
+
+    def _received(self, waited_for: Sequence[int] = ()) -> list[_First]:
+        """What other workers have sent by now, and what some of them are known to have sent."""
+        found = []
+        while self._workers.Iprobe():
+            found.append(self._workers.recv())
+            self._heard.append(found[-1][1])
+        found += [self._workers.recv(source=rank) for rank in waited_for if rank not in self._heard]
+        return found
+
+    def _say(self, found: Sequence[_First]) -> None:
+        """Warns of the first of some NaN, once."""
+        if self._is_done or not found:
+            return
+        self._is_done = True
+        step, rank, tensor = min(found)
+        log.warning(
+            f"{tensor} was nan in step {step} on worker {rank}, for the first time. Training goes on; "
+            "tf.train.NanTensorHook in Config.hooks would end it."
+        )
