@@ -256,16 +256,17 @@ def _worker(call: Call) -> tuple[Session, int, int, int] | int:
 
 
 def _show(call: Call) -> int:
-    """What `parallax plan` gives: the table or one variable explained, and the files."""
+    """What `parallax plan` gives: the table or one variable explained, and the files; 1 where memory is lacking."""
     wanted = call.wanted
     analysed, cluster, plan = _planned(call)
     text = explanation(plan, wanted.explain) if wanted.explain else plan_table(plan, bool(wanted.all))
-    json = plan.to_json() if wanted.json else ""
+    json, fits = plan.to_json() if wanted.json else "", True
     if wanted.memory:
         from parallax.runtime.measure.planned import planned_memory
 
         memory = planned_memory(analysed, plan, cluster, call.config, call.sync, wanted.examples or 0)
         text, json = f"{text}\n{memory_table(memory)}", memory.to_json()
+        fits = all(host.fits for host in memory.hosts)
     sys.stdout.write(text)
     sys.stdout.flush()
     if wanted.json:
@@ -279,7 +280,7 @@ def _show(call: Call) -> int:
 
         rewrites, seed = rewrites_of(analysed, plan), call.config.seed or 1
         graph_files.write_planned(analysed.captured.view, rewrites, plan, seed, Path(wanted.graph))
-    return 0
+    return 0 if fits else 1
 
 
 def _profile(call: Call) -> int:

@@ -7,11 +7,10 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parallax.after_import import after_import
 from parallax.cluster.resource_file import parse_bandwidth
 from parallax.errors import ConfigError, ParallaxError
 from parallax.plans.plan import read_plan
@@ -23,6 +22,7 @@ from parallax.report.text import explanation, plan_table
 from parallax.runtime.check.builds import SecondBuild, second_build
 from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import
 from parallax.runtime.trace.options import trace_options
+from parallax.runtime.worker.local_training import local_training_noticed
 from parallax.runtime.worker.random_state import AlikeUntilBuilt, drawn_seed
 from parallax.runtime.worker.script import error_text, run_script
 from parallax.settings.environment import (
@@ -43,15 +43,11 @@ if TYPE_CHECKING:
 
 EXIT_USAGE = 2
 
-_BARE_FIT = (
-    "Under `parallax run` a Keras model is trained by all workers, for which the script says `import parallax.keras`, "
-    "and it calls fit without. Add the import, or start the script with `python` to train it here alone."
-)
-
 _DESCRIPTIONS = {
     "run": "Runs a script that calls parallax.parallel_run on all workers. Prints the plan, relays what the workers "
     "print, each line with its rank, and ends with the exit status of the job.",
-    "plan": "Prints the plan of a script's graph. Starts nothing.",
+    "plan": "Prints the plan of a script's graph. Starts nothing, and ends a script that trains by itself before it "
+    "calls parallax.parallel_run. The exit status is 1 when --memory finds too little memory, else 0.",
     "verify": "Compares N workers with one process on the joined batch. Both take some steps; for every variable and "
     "slot it is printed whether each worker has what the one process has. All draw the same random numbers; what is "
     "drawn for the rows of a batch (dropout) the one process takes from the workers.",
@@ -285,12 +281,11 @@ def _run_here(
         from parallax.call import jobs_run
 
         record.install()
-        after_import("keras", _refuse_bare_fit)
     join_deprecations(shown_from)
     alike = AlikeUntilBuilt(wanted.script_seed or drawn_seed())
     before, path = sys.argv, sys.path[0]
     try:
-        with applied(wanted):
+        with applied(wanted), local_training_noticed(wanted.role, arguments.command, _say):
             run_script([arguments.script, *arguments.args])
     except JobEnded as ended:
         return finish(ended)
@@ -308,21 +303,6 @@ def _run_here(
         return 0
     _say(f"parallax: {arguments.script} ended without calling parallax.parallel_run: nothing was started.")
     return 1
-
-
-def _refuse_bare_fit() -> None:
-    """Has Keras's `fit` say what the script must import; else it would train here, alone, without a word."""
-    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-
-    original = TensorFlowTrainer.fit
-
-    @wraps(original)
-    def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if "parallax.keras" not in sys.modules:
-            raise ConfigError(_BARE_FIT)
-        return original(model, *args, **kwargs)
-
-    TensorFlowTrainer.fit = fit
 
 
 def _what_if(arguments: argparse.Namespace) -> WhatIf:

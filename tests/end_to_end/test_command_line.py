@@ -184,6 +184,13 @@ def test_a_verification_without_feeds_is_refused_before_it_starts(start):
     assert f"{MODEL}:" in done.stderr and "feeds the placeholders (ids, labels)" in done.stderr, str(done)
 
 
+@pytest.mark.parametrize(("memory", "status", "said"), [("1MB", 1, "says: lacks "), ("900GB", 0, "says: fits.")])
+def test_a_plan_that_lacks_memory_has_status_1(start, write, memory, status, said):
+    write("machines.yaml", f"hosts:\n- address: localhost\n  workers: 2\n  memory: {memory}\n")
+    done = start(*CLI, "plan", "--memory", "-r", "machines.yaml", MODEL).finish()
+    assert done.status == status and said in done.stdout, str(done)
+
+
 @pytest.mark.parametrize("ending", ["", "sys.exit(0)"])
 def test_a_script_that_does_not_call_parallel_run_is_told_so(start, write, ending):
     write("idle.py", f"import sys\nprint('hello', sys.argv[1:])\n{ending}\n")
