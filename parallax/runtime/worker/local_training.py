@@ -45,15 +45,15 @@ def local_training_noticed(role: Role, command: str, say: Callable[[str], None])
     Raises:
         SystemExit: from the step, with status 1, where the command starts nothing.
     """
-    watch = _Watch(role in _STARTS_JOBS, command, say)
-    watch.install()
+    detector = _StepDetector(role in _STARTS_JOBS, command, say)
+    detector.install()
     try:
         yield
     finally:
-        watch.remove()
+        detector.remove()
 
 
-class _Watch:
+class _StepDetector:
     """What has been put in the place of TensorFlow's and Keras's own methods."""
 
     def __init__(self, starts_jobs: bool, command: str, say: Callable[[str], None]) -> None:
