@@ -27,6 +27,7 @@ from parallax.report.text import PrintedPlan, explanation, plan_table
 from parallax.runtime.launcher.job import Job, layout_of, servers_by_host
 from parallax.runtime.launcher.launch import JobEnd, launch
 from parallax.runtime.launcher.mpirun import find_mpirun, this_launcher
+from parallax.runtime.launching import check_launching
 from parallax.runtime.make_job import check_profile, cluster_of, job_of, new_folder, of_workers, with_cluster
 from parallax.runtime.measure.options import measure_options
 from parallax.runtime.replan.options import check_possible, replan_options
@@ -324,6 +325,7 @@ def run_job(call: Call) -> JobEnd:
     Raises:
         ParallaxError: before anything is started, as `parallel_run`.
     """
+    check_launching(call.function)
     trace = trace_options(call.wanted.trace, call.wanted.trace_steps)
     measure = measure_options(call.wanted) if call.wanted.role == Role.LAUNCH else None
     analysed, cluster, plan = _planned(call)

@@ -33,6 +33,7 @@ LAYERS = (
     ("call",),
     ("functions",),
     ("keras",),
+    ("command_line",),
     ("cli",),
 )
 # The same within a folder; what stands in the folder itself may import all of it.

@@ -10,7 +10,7 @@ from parallax.errors import ConfigError
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, Settings, as_variables, is_commanded, settings
 from parallax.settings.merged import merged, options_by_setting
-from parallax.settings.options import RUN, variable_of
+from parallax.settings.options import OF_SCRIPTS, RUN, variable_of
 from parallax.settings.parts import ReplanConfig
 
 EXAMPLES = {
@@ -26,6 +26,7 @@ EXAMPLES = {
     "keep_every_hours": 1.5,
     "beside_training": False,
     "preemption_grace_s": 20.0,
+    "host_timeout_s": 12.5,
     "traced_bytes": 5,
     "whole_bytes": 6,
     "measure_steps": 2,
@@ -105,6 +106,24 @@ def test_a_variable_that_holds_something_else_is_named(monkeypatch, name, text, 
 def test_a_word_that_no_configuration_takes_is_refused_with_its_rule():
     with pytest.raises(ConfigError, match="wire_dtype must be one of bfloat16, float16"):
         merged(Config(), Settings(wire_dtype="float8"))
+
+
+@pytest.mark.parametrize("command", OF_SCRIPTS)
+def test_a_module_and_its_arguments_stand_in_place_of_a_script(command, capsys):
+    sizes = ["--hosts", "2"] if command == "simulate" else []
+
+    def parse(words):
+        return cli.command_parser().parse_args(words)
+
+    found = parse([command, *sizes, "-m", "package.module", "--workers", "9", "-m", "x"])
+    assert (found.script, found.args) == ("-m", ["package.module", "--workers", "9", "-m", "x"])
+    assert getattr(found, "workers", None) is None
+    found = parse([command, *sizes, "train.py", "-m", "x"])
+    assert (found.script, found.args) == ("train.py", ["-m", "x"])
+    for words, error in (([], "required: script"), (["-m"], "argument -m: expected the name of a module")):
+        with pytest.raises(SystemExit):
+            parse([command, *sizes, *words])
+        assert error in capsys.readouterr().err
 
 
 def test_machines_are_named_in_one_way(capsys):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ops.book.pages import ROOT
-from parallax import cli
+from parallax import command_line
 from parallax.cluster import resource_keys
 from parallax.settings.config import Config
 from parallax.settings.merged import options_by_setting
@@ -76,7 +76,7 @@ def resource_keys_text() -> str:
 
 def commands() -> str:
     """A section for each command of `parallax`, and for each action of one that has actions."""
-    return "\n".join(_command(name, parser) for name, parser in _commands(cli.command_parser()))
+    return "\n".join(_command(name, parser) for name, parser in _commands(command_line.command_parser()))
 
 
 def _commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:

@@ -117,6 +117,7 @@ def job_of(
         parcel.pieces(),
         _output_folder(config, mine.call),
         framework_level(),
+        host_timeout_s=config.host_timeout_s,
         preemption_grace_s=_preemption_grace_s(config, mine),
     )
 
@@ -134,6 +135,7 @@ def of_workers(wanted: Settings, config: Config) -> Settings:
         max_restarts=None,
         min_hosts=None,
         no_spare=None,
+        host_timeout_s=None,
         memory_job=uuid.uuid4().hex if config.ckpt_config.memory_steps is not None else None,
         by_itself=None if is_commanded() else True,
     )
@@ -176,9 +178,9 @@ def script_words() -> tuple[str, ...]:
     if spec is not None:
         return ("-m", spec.name.removesuffix(".__main__"), *sys.argv[1:])
     file = getattr(main, "__file__", None)
-    if file is None:
+    if file is None or file.startswith("<") or Path(file).is_fifo():  # <stdin>, and /dev/fd/63 of a shell's <(...)
         raise LaunchError(
             "The workers run the script that called parallel_run, and this process runs none: it was started without "
-            "a file, as a notebook is. Write the training loop to a file and run that."
+            "a file, as a notebook is, or reads it from a pipe. Write the training loop to a file and run that."
         )
     return (str(Path(file).resolve()), *sys.argv[1:])

@@ -42,6 +42,8 @@ from parallax.types import ConfigProto, Hook
 
 STALL_TIMEOUT_S = 60.0
 """How long a worker waits for the others in one run before the job is ended; generous beside any healthy step."""
+HOST_TIMEOUT_S = 30.0
+"""How long a host may take to answer: a login over ssh that asks other servers takes a few seconds."""
 COMPUTE_DTYPES = ("bfloat16",)
 """What products may be computed in, besides their own type."""
 
@@ -130,6 +132,8 @@ class Config:
         seed: of all random numbers that the script does not seed itself; drawn and printed when None. A job that goes
             on from a checkpoint keeps the one it began with.
         stall_timeout_s: seconds that a worker may wait in one `run` for others that do not come; infinite for ever.
+        host_timeout_s: seconds that a host of the resource file may take to answer before the job is started; infinite
+            for ever.
         hooks: SessionRunHooks for the workers' sessions; they may name tensors of the user's graph.
 
     Raises:
@@ -217,6 +221,11 @@ class Config:
     guard: bool = setting(True, rule=checked.truth)
     seed: int | None = setting(None, rule=partial(checked.number_or_none, most=2**31 - 1))
     stall_timeout_s: float = setting(STALL_TIMEOUT_S, rule=checked.seconds)
+    host_timeout_s: float = setting(
+        HOST_TIMEOUT_S,
+        Option((RUN, DOCTOR), "hosts that give no answer within S seconds are named (default 30)", "S", parse=float),
+        rule=checked.seconds,
+    )
     hooks: Sequence[Any] = setting((), rule=_hooks)
 
     def __setattr__(self, name: str, value: object) -> None:

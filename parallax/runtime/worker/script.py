@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import runpy
@@ -9,11 +10,15 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 
-from parallax.errors import OtherGraphError, ParallaxError
+from parallax.errors import ConfigError, OtherGraphError, ParallaxError
 from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import
 from parallax.runtime.worker.random_state import AlikeUntilBuilt
 from parallax.settings.environment import framework_level, settings
+
+MODULE = "-m"
+"""Before the name of a module that stands in place of a script."""
 
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 
@@ -23,14 +28,38 @@ def run_script(words: Sequence[str]) -> None:
 
     Args:
         words: what would stand after `python`.
+
+    Raises:
+        ConfigError: there is no such module, or it is a package that cannot be run.
     """
-    if words[0] == "-m":
+    if words[0] == MODULE:
         sys.argv = list(words[1:])
+        sys.path[0] = str(Path.cwd())
+        _check_module(words[1])
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         return
     sys.argv = list(words)
     sys.path[0] = os.path.dirname(os.path.abspath(words[0]))  # noqa: PTH100, PTH120  # as Python itself does
     runpy.run_path(words[0], run_name="__main__")
+
+
+def _check_module(name: str) -> None:
+    """Refuses a module that Python does not find; what a module raises itself comes through."""
+    wanted = name
+    try:
+        spec = importlib.util.find_spec(wanted)  # imports the packages around it
+        if spec is not None and spec.submodule_search_locations is not None:
+            wanted = f"{name}.__main__"
+            spec = importlib.util.find_spec(wanted)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        spec = None
+    if spec is None:
+        raise ConfigError(
+            f"{MODULE} takes the name of a module that `import` finds in {sys.path[0]} or on PYTHONPATH, and there is "
+            f"no {wanted}. Start the job in the folder that has it. A file is named without {MODULE}."
+        )
 
 
 def error_text(error: BaseException) -> str:
@@ -39,6 +68,20 @@ def error_text(error: BaseException) -> str:
         return traceback_text(error).rstrip()
     place = _place_of(error)
     return f"{place}: parallax: {error}" if place else f"parallax: {error}"
+
+
+def show_errors_briefly() -> None:
+    """Has Python show an uncaught error of Parallax as `error_text` does; nothing changes where others have a say."""
+    if sys.excepthook is not sys.__excepthook__:
+        return
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, ParallaxError):
+            sys.stderr.write(f"{error_text(error)}\n")
+        else:
+            sys.__excepthook__(kind, error, trace)
+
+    sys.excepthook = show
 
 
 def what_text(error: BaseException) -> str:

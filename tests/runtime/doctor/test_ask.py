@@ -1,6 +1,7 @@
 """Hosts that are asked: this machine, by its own way and by a command in place of ssh that takes it for other hosts."""
 
 import json
+import math
 import re
 import resource
 import shutil
@@ -14,13 +15,14 @@ import pytest
 
 from parallax.cluster.machines import Cluster, Host, Ssh, local_cluster
 from parallax.errors import LaunchError
-from parallax.runtime.doctor import probe
+from parallax.runtime.doctor import ask, probe
 from parallax.runtime.doctor.ask import ask_all
 from parallax.runtime.doctor.command import LIBRARIES, doctor, questions, table_text
 from parallax.runtime.doctor.findings import Answer, Expectations, HostFacts, facts_from, findings
+from parallax.runtime.launcher import reach
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import this_launcher
-from parallax.runtime.launcher.reach import check_reachable, what_is_wrong
+from parallax.runtime.launcher.reach import HostsNotReady, check_reachable, what_is_wrong
 from parallax.strict import shown
 from tests.mutations import for_all, mutated_json
 
@@ -29,7 +31,8 @@ AGENT = """#!/bin/sh
 host=$1; shift
 case "$host" in
     down) echo "ssh: connect to host down port 22: No route to host" >&2; exit 255 ;;
-    silent) sleep 60 ;;
+    silent*) sleep 60 ;;
+    held) sh -c "$*"; sleep 60 ;;
     other) export PYTHONPATH="$(dirname "$0")/other:$PYTHONPATH" ;;
     greets) echo "Welcome to $host"; printf "\\033[31mMaintenance on Sunday " ;;
     greets-endlessly) yes "Welcome to $host" ;;
@@ -196,11 +199,43 @@ def test_a_job_is_refused_that_a_host_cannot_take(agent):
     launcher = this_launcher()
     job = Job(("train.py",), hosts(agent, "well", "down"))
     with pytest.raises(LaunchError, match=r"host down cannot be reached \(status 255: ssh: connect.*parallax doctor"):
-        check_reachable(job, launcher)
+        check_reachable(job, launcher, pytest.fail)
     with pytest.raises(LaunchError, match="reached by `no-ssh`, and it cannot be started: No such file"):
-        check_reachable(Job(("train.py",), hosts(Ssh(agent="no-ssh"), "well")), launcher)
-    check_reachable(Job(("train.py",), hosts(agent, "well", "other")), launcher)
-    check_reachable(Job(("train.py",), local_cluster(2, "")), launcher)
+        check_reachable(Job(("train.py",), hosts(Ssh(agent="no-ssh"), "well")), launcher, pytest.fail)
+    check_reachable(Job(("train.py",), hosts(agent, "well", "other")), launcher, pytest.fail)
+    check_reachable(Job(("train.py",), local_cluster(2, "")), launcher, pytest.fail)
+
+
+def test_silent_hosts_are_named_after_a_while_and_end_the_wait_together(agent, monkeypatch):
+    monkeypatch.setattr(reach, "NOTICE_S", 1.0)
+    silent = [f"silent{number}" for number in range(12)]
+    job = Job(("train.py",), hosts(agent, "well", *silent, "down"), host_timeout_s=3.0)
+    told = []
+    with pytest.raises(HostsNotReady) as caught:
+        check_reachable(job, this_launcher(), told.append)
+    names = ", ".join(silent)
+    assert told == [f"hosts {names} have not answered for 1 s. The wait ends when 3 s are over (--host-timeout-s)."]
+    assert "host down cannot be reached (status 255" in str(caught.value)
+    assert f"; hosts {names} gave no answer within 3 s. `parallax doctor" in str(caught.value)
+    assert caught.value.hosts == ("down", *silent)
+
+
+def test_a_host_that_answers_and_holds_the_connection_is_left_to_mpirun(agent):
+    check_reachable(Job(("train.py",), hosts(agent, "held"), host_timeout_s=3.0), this_launcher(), pytest.fail)
+
+
+def test_nobody_is_waited_for_when_the_job_shall_not_start(agent):
+    job = Job(("train.py",), hosts(agent, "silent"), host_timeout_s=math.inf)
+    check_reachable(job, this_launcher(), pytest.fail, lambda: True)
+
+
+def test_doctor_says_whose_answer_it_waits_for_and_names_who_gives_none(tmp_path, agent, monkeypatch, capsys):
+    monkeypatch.setattr(ask, "NOTICE_S", 1.0)
+    (tmp_path / "hosts.yaml").write_text(f"hosts: [silent1, silent2]\nssh: {{agent: {agent.agent}}}\n")
+    assert doctor(str(tmp_path / "hosts.yaml"), None, None, None, None, 3.0) == 1
+    out, err = capsys.readouterr()
+    assert err.startswith("parallax: hosts silent1, silent2 have not answered for 1 s. The wait ends when 3 s are over")
+    assert "silent1, reached: gave no answer within 3 s." in out and "silent2, reached: gave no answer" in out
 
 
 def test_an_answer_says_what_a_host_has_not_and_no_answer_is_left_to_mpirun():

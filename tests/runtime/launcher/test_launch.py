@@ -131,6 +131,37 @@ def test_output_is_relayed_with_its_rank(start):
     assert job.left() == ()
 
 
+ALLOCATION = {"SLURM_JOBID": "7", "SLURM_NODELIST": "n[1-2]", "SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "1(x2)"}
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {**ALLOCATION, "SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"},
+        {"OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh", "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile"},
+        {"OMPI_MCA_orte_rsh_agent": "/x", "OMPI_MCA_plm": "slurm", "OMPI_MCA_ras_simulator_num_nodes": "3"},
+        {"OMPI_MCA_ess": "slurm", "OMPI_MCA_rmaps": "seq", "OMPI_MCA_oob_tcp_if_exclude": "eth0"},
+        {"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.7.0", "PMIX_SECURITY_MODE": "munge", "PMI_RANK": "0"},
+        {"PBS_ENVIRONMENT": "PBS_BATCH", "PBS_JOBID": "7.x", "PBS_NODEFILE": "/x", "LSB_JOBID": "7", "LSB_HOSTS": "n1"},
+    ],
+    ids=["slurm", "pod", "agent", "names", "pmix", "pbs"],
+)
+def test_a_job_on_this_machine_asks_no_scheduler(start, monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    status, stdout, stderr = start('print("rank", rank)').finish()
+    assert (status, sorted(stdout.splitlines()), stderr) == (0, ["[0] rank 0", "[1] rank 1"], "")
+
+
+@pytest.mark.parametrize("line", ["plm = slurm", "plm_rsh_agent = /x", "orte_default_hostfile = /x", "rmaps = seq"])
+def test_parameter_files_of_open_mpi_choose_no_hosts(start, monkeypatch, tmp_path, line):
+    (tmp_path / ".openmpi").mkdir()
+    (tmp_path / ".openmpi" / "mca-params.conf").write_text(f"{line}\norte_timestamp_output = 1\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    status, stdout, stderr = start('print("rank", rank)').finish()
+    assert (status, sorted(stdout.splitlines()), stderr) == (0, ["[0] rank 0", "[1] rank 1"], "")
+
+
 def test_the_ranks_get_the_jobs_environment_and_no_input(start):
     job = start('print([os.environ[n] for n in ("GREETING", "LD_BIND_NOW")], repr(sys.stdin.read()))', workers=1)
     assert job.finish() == (0, "[0] ['a; b', '1'] ''\n", "")

@@ -11,7 +11,8 @@ from parallax.errors import LaunchError
 from parallax.runtime.launcher import mpirun
 from parallax.runtime.launcher.dry_run import dry_run_text
 from parallax.runtime.launcher.job import Job, layout_of
-from parallax.runtime.launcher.mpirun import Launcher, check_startable, find_mpirun, mpirun_argv, mpirun_environment
+from parallax.runtime.launcher.mpirun import Launcher, find_mpirun, mpirun_argv, mpirun_environment
+from parallax.runtime.launcher.startable import check_startable
 from parallax.runtime.supervisor import preload
 from parallax.settings.environment import with_defaults
 
@@ -35,7 +36,22 @@ LOCAL = [
     *("--mca", "coll_tuned_alltoallv_algorithm", "1"),
     *("--mca", "coll_tuned_allreduce_algorithm", "4"),
 ]
-HERE = [*("--mca", "pml", "ob1"), *("--mca", "btl", "self,vader"), *("--mca", "oob_tcp_if_include", "lo")]
+PLACES = [
+    *("--mca", "ras", "^slurm,tm,lsf,gridengine,loadleveler,alps,simulator"),
+    *("--mca", "orte_allocation_required", "0"),
+    *("--mca", "orte_default_hostfile", "none"),
+    *("--mca", "orte_default_dash_host", "none"),
+    *("--mca", "rmaps", "round_robin"),
+    *("--mca", "orte_timestamp_output", "0"),
+    *("--mca", "orte_xml_output", "0"),
+]
+HERE = [
+    *("--mca", "plm", "isolated"),
+    *PLACES,
+    *("--mca", "pml", "ob1"),
+    *("--mca", "btl", "self,vader"),
+    *("--mca", "oob_tcp_if_include", "lo"),
+]
 AGENT = [
     f"{HOME}/python",
     "-m",
@@ -56,7 +72,7 @@ def reaching(agent="ssh -o BatchMode=yes", network=None):
     return [
         *("--prefix", "/opt/env"),
         *("--mca", "plm", "rsh"),
-        *("--mca", "ras", "^slurm,tm,lsf,gridengine,loadleveler,alps"),
+        *PLACES,
         *("--mca", "plm_rsh_agent", agent),
         *("--mca", "plm_rsh_no_tree_spawn", "1"),
         *("--mca", "pml", "ob1"),
@@ -136,7 +152,7 @@ def test_workers_come_before_servers_and_a_host_may_have_servers_only():
 @pytest.mark.parametrize(
     ("options", "missing"),
     [
-        (("--mca", "plm", "slurm"), {"plm", "ras"}),
+        (("--mca", "plm", "slurm"), {"plm", "ras", "orte_allocation_required"}),
         (("-mca", "btl", "tcp,self"), {"btl"}),
         (("--mca", "pml", "ucx"), {"pml", "btl", "btl_tcp_if_include"}),
         (("--gmca", "oob_tcp_if_include", "eth9"), {"oob_tcp_if_include"}),
@@ -233,21 +249,42 @@ def test_daemons_get_the_secret_from_ssh_unless_a_batch_system_starts_them(ways,
 
 
 @pytest.mark.parametrize(
-    ("options", "variables", "words"),
+    ("options", "words"),
     [
-        (("--mca", "plm_rsh_agent", "y"), {}, r"set plm_rsh_agent. Name the command as `ssh: \{agent: ...\}` in the"),
-        (("-mca", "orte_rsh_agent", "y"), {}, "set orte_rsh_agent"),
-        (("--gmca", "pls_rsh_agent", "y"), {}, "set pls_rsh_agent"),
-        ((), {"OMPI_MCA_orte_rsh_agent": "y"}, "set OMPI_MCA_orte_rsh_agent"),
-        (("--mca", "orte_launch_agent", "y"), {}, "must not have orte_launch_agent"),
-        (("-launch-agent", "y"), {}, "must not have -launch-agent"),
+        (("--mca", "plm_rsh_agent", "y"), r"set plm_rsh_agent. Name the command as `ssh: \{agent: ...\}` in the"),
+        (("-mca", "orte_rsh_agent", "y"), "set orte_rsh_agent"),
+        (("--gmca", "pls_rsh_agent", "y"), "set pls_rsh_agent"),
+        (("--mca", "orte_launch_agent", "y"), "must not have orte_launch_agent"),
+        (("-launch-agent", "y"), "must not have -launch-agent"),
     ],
 )
-def test_what_would_keep_the_secret_from_other_hosts_is_refused(options, variables, words):
+def test_what_would_keep_the_secret_from_other_hosts_is_refused(options, words):
     job = Job(("train.py",), Cluster((Host("a", 1), Host("b", 1)), mpirun_options=options))
-    check_startable(job, launcher(**variables))
+    check_startable(job, launcher())
     with pytest.raises(LaunchError, match=words):
-        check_startable(job, replace(launcher(**variables), has_library=True))
+        check_startable(job, replace(launcher(), has_library=True))
+
+
+@pytest.mark.parametrize("cluster", [local_cluster(2, ""), Cluster((Host("a", 1), Host("b", 1)))])
+def test_variables_that_choose_hosts_or_what_starts_ranks_do_not_reach_mpirun(cluster):
+    steering = dict.fromkeys(
+        [
+            *("OMPI_MCA_plm", "OMPI_MCA_plm_rsh_agent", "OMPI_MCA_orte_rsh_agent", "OMPI_MCA_pls_rsh_agent"),
+            *("OMPI_MCA_ras", "OMPI_MCA_ras_simulator_num_nodes", "OMPI_MCA_rmaps_base_no_schedule_local"),
+            *("OMPI_MCA_orte_default_hostfile", "OMPI_MCA_orte_launch_agent", "OMPI_MCA_orte_rankfile"),
+            *("OMPI_MCA_ess", "OMPI_MCA_schizo", "OMPI_MCA_odls", "OMPI_MCA_hwloc_base_cpu_list"),
+            *("PMIX_NAMESPACE", "PMIX_SECURITY_MODE", "PMIX_MCA_psec", "PMI_RANK", "PRTE_MCA_plm"),
+        ],
+        "x",
+    )
+    of_messages = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_oob_tcp_if_exclude": "a"}
+    others = {"OMPI_MCA_plm_base_verbose": "5", "OMPI_MCA_orte_tmpdir_base": "/scratch", "SLURM_JOB_ID": "7"}
+    others["OMPI_MCA_ess_base_forward_signals"] = "SIGUSR1"
+    found = mpirun_environment(
+        Job(("train.py",), cluster), "id1", SECRET, launcher(**steering, **of_messages, **others)
+    )
+    assert steering.keys() & found.keys() == set()
+    assert (of_messages | others).items() <= found.items()
 
 
 @pytest.mark.parametrize(

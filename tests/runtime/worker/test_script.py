@@ -6,8 +6,14 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from parallax import cli
-from parallax.errors import OtherGraphError, PlanError
-from parallax.runtime.worker.script import error_text, traceback_text, what_text
+from parallax.errors import ConfigError, OtherGraphError, PlanError
+from parallax.runtime.worker.script import (
+    error_text,
+    run_script,
+    show_errors_briefly,
+    traceback_text,
+    what_text,
+)
 
 
 def run_and_fail():
@@ -45,6 +51,62 @@ def test_an_error_of_parallax_is_its_words():
     error = PlanError("A plan must be one.")
     assert error_text(error) == "parallax: A plan must be one." and what_text(error) == "A plan must be one."
     assert what_text(SystemExit("no data")) == "exit: no data"
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package whose modules are found from the working folder alone."""
+    (tmp_path / "some_package").mkdir()
+    (tmp_path / "some_package" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path / "some_package"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "some_package"]:
+        del sys.modules[name]
+
+
+def test_a_module_runs_as_python_runs_it(package, capsys):
+    (package / "module.py").write_text("import sys\nfrom . import other\nprint(__name__, sys.argv[1:], other.VALUE)\n")
+    (package / "other.py").write_text("VALUE = 3\n")
+    run_script(["-m", "some_package.module", "--epochs", "3"])
+    assert capsys.readouterr().out == "__main__ ['--epochs', '3'] 3\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("some_package.nothing", "some_package.nothing"),
+        ("some_package", "some_package.__main__"),
+        ("no_package.module", "no_package.module"),
+        ("train.py", "train.py"),
+    ],
+)
+def test_a_module_that_is_not_there_is_named(package, name, missing):
+    where = rf"`import` finds in {package.parent} or on PYTHONPATH, and there is no {missing}\. Start the job in"
+    with pytest.raises(ConfigError, match=where):
+        run_script(["-m", name])
+
+
+def test_what_a_module_lacks_itself_is_its_own_error(package):
+    (package / "module.py").write_text("import nowhere\n")
+    with pytest.raises(ModuleNotFoundError, match="No module named 'nowhere'"):
+        run_script(["-m", "some_package.module"])
+    (package / "__init__.py").write_text("import nowhere\n")
+    del sys.modules["some_package"]
+    with pytest.raises(ModuleNotFoundError, match="No module named 'nowhere'"):
+        run_script(["-m", "some_package.module"])
+
+
+def test_an_uncaught_error_of_parallax_is_shown_without_frames(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    show_errors_briefly()
+    sys.excepthook(PlanError, PlanError("A plan must be one."), None)
+    sys.excepthook(KeyError, KeyError("a"), None)
+    assert capsys.readouterr().err == "parallax: A plan must be one.\nKeyError: 'a'\n"
+    theirs = sys.excepthook
+    show_errors_briefly()
+    assert sys.excepthook is theirs
 
 
 def test_the_command_begins_anew_with_one_seed_for_hashes_in_all_processes(monkeypatch):

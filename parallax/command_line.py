@@ -1,0 +1,176 @@
+"""The command line of `parallax`: its commands, their options and descriptions."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from parallax.cluster.resource_file import parse_bandwidth
+from parallax.runtime.worker.script import MODULE
+from parallax.settings.merged import options_by_setting
+from parallax.settings.options import CALIBRATE, CHECKPOINT, DIFF, DOCTOR, OF_SCRIPTS, RUN, SHOW, SIMULATE, positive
+
+_DESCRIPTIONS = {
+    "run": "Runs a script that calls parallax.parallel_run on all workers. Prints the plan, relays what the workers "
+    "print, each line with its rank, and ends with the exit status of the job.",
+    "plan": "Prints the plan of a script's graph. Starts nothing, and ends a script that trains by itself before it "
+    "calls parallax.parallel_run. The exit status is 1 when --memory finds too little memory, else 0.",
+    "verify": "Compares N workers with one process on the joined batch. Both take some steps; for every variable and "
+    "slot it is printed whether each worker has what the one process has. All draw the same random numbers; what is "
+    "drawn for the rows of a batch (dropout) the one process takes from the workers.",
+    "check": "Says what of a script would be refused, and what is suspicious. Builds its graph in two processes, "
+    "compares and plans it. Starts no workers. The exit status is 1 when a run would be refused, else 0.",
+    "calibrate": "Measures the cluster and writes its profile. It runs a job that times all-reduce, all-to-all, "
+    "allgather and a server between the hosts and within one, and each host's link. Nothing else should run there.",
+    "doctor": "Looks at the hosts of a job. Says which cannot be reached, have other versions or too little room, "
+    "ports or files, or a clock that is off, and what to do; measures the links of several hosts. The exit status is 1 "
+    "when anything is wrong, else 0.",
+    "profile": "Measures which rows the steps of a script touch and writes a model profile. Looks at batches, trains "
+    "nothing and starts no job.",
+    "show": "Prints a plan file.",
+    "diff": "Prints in what two plan files differ. The exit status is 0 when in nothing, else 1.",
+    "simulate": "Predicts a script's graph on clusters of other sizes. Prints step time, throughput, efficiency and "
+    "memory of each, and where routes change. Starts nothing.",
+    "checkpoint": "Lists a folder's checkpoints, verifies them, exports one, or makes increments whole.",
+}
+_CHECKPOINT_DESCRIPTIONS = {
+    "ls": "Prints a line for each checkpoint of a folder.",
+    "verify": "Compares every byte of a folder's checkpoints with the stored checksums. The exit status is 1 when one "
+    "is damaged.",
+    "compact": "Writes a whole checkpoint of the latest one and the increments that follow it. No job may run.",
+    "export": "Writes a SavedModel of the forward part of a script's graph, with the values of a checkpoint. Plain "
+    "TensorFlow loads it. With --plain, writes a checkpoint for plain TensorFlow, for which no script is needed.",
+}
+
+
+def command_parser() -> argparse.ArgumentParser:
+    """The command line: all commands and their options."""
+    parser = argparse.ArgumentParser(prog="parallax", description="Data-parallel training of TensorFlow graphs.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    made = {
+        name: commands.add_parser(name, help=f"{text[0].lower()}{text[1:].partition('.')[0]}", description=text)
+        for name, text in _DESCRIPTIONS.items()
+    }
+    for setting, options in options_by_setting().items():
+        for option in options:
+            for command in option.commands:
+                option.add_to(_group(made[command], option.excludes) if option.excludes else made[command], setting)
+    made[RUN].add_argument(
+        "--dry-run", action="store_true", help="print the command that would start the job; start nothing"
+    )
+    _of_calibrate(made[CALIBRATE])
+    made[DOCTOR].add_argument("--ckpt-dir", metavar="DIR", help="a folder for checkpoints on worker 0's host")
+    _of_simulate(made[SIMULATE])
+    for command in OF_SCRIPTS:
+        script = made[command].add_argument("script", help="the script, as it would be given to python")
+        own = made[command].add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+        made[command].add_argument(
+            MODULE,
+            action=_RunModule,
+            replaced=(script, own),
+            nargs=argparse.REMAINDER,
+            dest=argparse.SUPPRESS,
+            metavar="MODULE ARGS...",
+            help="in place of SCRIPT: a module that `python -m` would run, and its arguments",
+        )
+    made[SHOW].add_argument("plan", metavar="PLAN.json", help="as `parallax plan --json` wrote it")
+    made[DIFF].add_argument("first", metavar="A.json", help="a plan file")
+    made[DIFF].add_argument("second", metavar="B.json", help="another")
+    _of_checkpoint(made[CHECKPOINT])
+    return parser
+
+
+class _RunModule(argparse.Action):
+    """Takes `-m`, a module and its arguments in place of a script; the parser then serves no other command line."""
+
+    def __init__(self, replaced: Sequence[argparse.Action], **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self._replaced = replaced
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Leaves the words as `run_script` takes them; no script is needed any more."""
+        if not values:
+            parser.error(f"argument {MODULE}: expected the name of a module")
+        for positional in self._replaced:
+            positional.required = False
+        namespace.script, namespace.args = MODULE, values
+
+
+def _group(parser: argparse.ArgumentParser, name: str) -> argparse._MutuallyExclusiveGroup:
+    """The options of a command of which one only may be given; made when it is first asked for."""
+    found = next((group for group in parser._mutually_exclusive_groups if group.title == name), None)
+    if found is None:
+        found = parser.add_mutually_exclusive_group()
+        found.title = name
+    return found
+
+
+def _of_calibrate(calibrate: argparse.ArgumentParser) -> None:
+    """The options of `parallax calibrate` alone."""
+    calibrate.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile that is written, JSON")
+    calibrate.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
+    calibrate.add_argument(
+        "--from",
+        dest="calibrations",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="measure nothing: derive the profile of the resource file's hosts from that of others; may be repeated",
+    )
+    calibrate.add_argument(
+        "--share-cores", action="store_true", help="with --from: the hosts share cores as the measured ones do"
+    )
+
+
+def _of_simulate(simulate: argparse.ArgumentParser) -> None:
+    """The options of `parallax simulate` alone."""
+    simulate.add_argument(
+        "--hosts", type=_numbers, required=True, metavar="N,N,...", help="numbers of hosts, as 8,64,512,4096"
+    )
+    simulate.add_argument("--workers-per-host", type=positive, metavar="K", help="workers of every host")
+    links = simulate.add_mutually_exclusive_group()
+    links.add_argument("--link-rate", type=_rate, metavar="RATE", help="rate of every link, as 10gbit")
+    links.add_argument("--scale-links", type=float, default=1.0, metavar="X", help="links X times as fast as measured")
+    simulate.add_argument("--batch", type=float, default=1.0, metavar="X", help="a worker's batch X times as large")
+    simulate.add_argument("--vocabulary", type=float, default=1.0, metavar="X", help="X times the rows of tables")
+    simulate.add_argument("--width", type=float, default=1.0, metavar="X", help="rows of tables X times as wide")
+
+
+def _of_checkpoint(checkpoint: argparse.ArgumentParser) -> None:
+    """The actions of `parallax checkpoint`."""
+    actions = checkpoint.add_subparsers(dest="action", required=True, metavar="ACTION")
+    made = {
+        name: actions.add_parser(name, help=f"{text[0].lower()}{text[1:].partition('.')[0]}", description=text)
+        for name, text in _CHECKPOINT_DESCRIPTIONS.items()
+    }
+    for name in ("ls", "verify", "compact"):
+        made[name].add_argument("folder", metavar="FOLDER", help="that CheckPointConfig.ckpt_dir names")
+    export = made["export"]
+    for name, what in (("input", "fed (default: every placeholder that outputs need)"), ("output", "fetched")):
+        export.add_argument(
+            f"--{name}",
+            dest=f"{name}s",
+            action="append",
+            default=[],
+            metavar="[NAME=]TENSOR",
+            help=f"a tensor that will be {what}; NAME is its name in the signature",
+        )
+    export.add_argument("--plain", action="store_true", help="write a checkpoint in the place of a SavedModel")
+    export.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder, for its latest, or the prefix of one")
+    export.add_argument("folder", metavar="FOLDER", help="where it goes; empty, or not there yet")
+    export.add_argument("script", nargs="?", metavar="SCRIPT", help="the script, as it would be given to python")
+    export.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(sorted({positive(word.strip()) for word in text.split(",")}))
+
+
+def _rate(text: str) -> int:
+    rate = parse_bandwidth(text)
+    if not rate:
+        raise argparse.ArgumentTypeError(f"must be a rate in bits per second like 10gbit or 200mbit, not {text}")
+    return rate

@@ -1,0 +1,95 @@
+"""Refuses, before anything is started, a job that this machine cannot start."""
+
+from __future__ import annotations
+
+import re
+import resource
+
+from parallax.cluster.machines import Cluster
+from parallax.errors import LaunchError
+from parallax.runtime.launcher.job import Job
+from parallax.runtime.launcher.mpirun import Launcher, may_use_ssh
+from parallax.runtime.launcher.open_mpi import MCA, PASSED_ON, parameters_of
+from parallax.runtime.supervisor import preload
+from parallax.runtime.supervisor.limits import WORD
+
+# Files that mpirun opens, with a reserve: it has 24 and three for each rank here, and three for each ssh.
+_OWN_FILES, _RANK_FILES, _HOST_FILES, _USUAL_FILES = 36, 4, 4, 1024
+# How daemons are reached over ssh, with the old names of the parameter, and what starts them there.
+_REACHES = ("plm_rsh_agent", "pls_rsh_agent", "orte_rsh_agent")
+_STARTS = ("orte_launch_agent", "--launch-agent", "-launch-agent")
+_PLAIN_PATH = re.compile(r"[\w@%+=,./-]+")  # one word to mpirun, to the loader and to a shell
+
+
+def check_startable(job: Job, launcher: Launcher) -> None:
+    """Refuses, before anything is started, a job that this machine cannot start.
+
+    Raises:
+        LaunchError: says what is missing.
+    """
+    _check_word(job.cluster, launcher)
+    _check_descriptors(job)
+    if launcher.has_library:
+        _check_paths(job.cluster, launcher)
+        _check_ways(job.cluster, launcher)
+    if job.servers and not launcher.has_library:
+        raise LaunchError(
+            f"Servers let nobody but their job in, by means of {launcher.preload_library}, which is not "
+            "there. Build it: `make install`, or cc -shared -fPIC -o that file parallax/native/preload/*.c -ldl."
+        )
+
+
+def _check_word(cluster: Cluster, launcher: Launcher) -> None:
+    """Refuses settings of mpirun with which no supervisor would hear the launcher, and would take it for dead."""
+    found = parameters_of(cluster.mpirun_options)
+    old = MCA + PASSED_ON[1]  # Open MPI takes the variable before the option
+    for name, value in (*((name, found.get(name)) for name in PASSED_ON), (old, launcher.variables.get(old))):
+        if value == "none":
+            raise LaunchError(
+                f"mpirun must pass {WORD.name} on to ranks, for by it they know that the launcher lives, and {name} is "
+                "'none'. Leave it out, or name the signals that shall be passed on besides."
+            )
+
+
+def _check_descriptors(job: Job) -> None:
+    """Refuses a limit of open files with which mpirun itself could not start all ranks; it would hang."""
+    hosts = job.cluster.hosts
+    here = sum(host.num_workers for host in hosts if host.is_this_machine)
+    here += sum(hosts[number].is_this_machine for number in job.servers)
+    needed = _OWN_FILES + _RANK_FILES * here + _HOST_FILES * len(job.cluster.hosts)
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= allowed < needed:
+        raise LaunchError(
+            f"mpirun opens up to {needed} files at once for this job, and this process may open {allowed}. "
+            f"Raise the limit before: ulimit -n {max(_USUAL_FILES, needed)}"
+        )
+
+
+def _check_paths(cluster: Cluster, launcher: Launcher) -> None:
+    """Refuses paths that the loader, mpirun or a shell would part, so that a process would start without the fence."""
+    started = () if cluster.is_local else (launcher.python, preload.__file__)
+    for path in (launcher.preload_library, *started):
+        if not _PLAIN_PATH.fullmatch(path):
+            raise LaunchError(
+                "The path of what all processes of a job are started with may have letters, digits and @%+=,./-_ "
+                f"alone, no blank or colon, and is {path!r}. Install Parallax and its environment in another folder."
+            )
+
+
+def _check_ways(cluster: Cluster, launcher: Launcher) -> None:
+    """Refuses other ways to start daemons over ssh than the one by which they get the secret."""
+    if cluster.is_local or not may_use_ssh(cluster):
+        return
+    options = set(cluster.mpirun_options)
+    for name in _REACHES:
+        if name in options:
+            raise LaunchError(
+                f"The job's secret travels with what reaches the hosts, so nothing else may set {name}. "
+                "Name the command as `ssh: {agent: ...}` in the resource file."
+            )
+    for name in _STARTS:
+        if name in options:
+            raise LaunchError(
+                "The job's secret reaches a daemon through what starts it, which Parallax sets itself, so "
+                f"`mpirun_options` must not have {name}. Leave it out."
+            )
