@@ -26,7 +26,7 @@ from parallax.report.memory import memory_table
 from parallax.report.text import PrintedPlan, explanation, plan_table
 from parallax.runtime.launcher.job import Job, layout_of, servers_by_host
 from parallax.runtime.launcher.launch import JobEnd, launch
-from parallax.runtime.launcher.mpirun import find_mpirun, this_launcher
+from parallax.runtime.launcher.mpirun import this_launcher
 from parallax.runtime.launching import check_launching
 from parallax.runtime.make_job import check_profile, cluster_of, job_of, new_folder, of_workers, with_cluster
 from parallax.runtime.measure.options import measure_options
@@ -325,7 +325,6 @@ def run_job(call: Call) -> JobEnd:
     Raises:
         ParallaxError: before anything is started, as `parallel_run`.
     """
-    check_launching(call.function)
     trace = trace_options(call.wanted.trace, call.wanted.trace_steps)
     measure = measure_options(call.wanted) if call.wanted.role == Role.LAUNCH else None
     analysed, cluster, plan = _planned(call)
@@ -348,7 +347,7 @@ def _launch(call: Call, planned: _Planned) -> JobEnd:
     verifying = wanted.role == Role.VERIFY
     if not verifying:
         check_restarts(config, cluster, wanted.call is not None, call.resumes)
-    find_mpirun()
+    check_launching(call.function)
     if wanted.verify_first is not None:
         check_comparable(analysed, plan)
     if verifying:

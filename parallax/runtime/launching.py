@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from parallax.runtime.launcher.mpirun import find_mpirun
 from parallax.runtime.launcher.own_process import check_own_process
 from parallax.runtime.make_job import script_words
 from parallax.runtime.worker.script import show_errors_briefly
@@ -9,7 +10,7 @@ from parallax.types import Buffer
 
 
 def check_launching(function: Buffer) -> None:
-    """Refuses, before anything is planned, a process from which no job can be started.
+    """Refuses, before anything is printed or started, a process from which no job can be started.
 
     From here on Python shows an uncaught error of Parallax as the `parallax` command does, without frames.
 
@@ -17,9 +18,10 @@ def check_launching(function: Buffer) -> None:
         function: what workers call in place of this process's script; empty for the script.
 
     Raises:
-        LaunchError: what is missing.
+        LaunchError: what is missing, mpirun too.
     """
     show_errors_briefly()
     check_own_process()
+    find_mpirun()
     if not function:
         script_words()
