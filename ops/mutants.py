@@ -11,7 +11,6 @@ apply.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -20,6 +19,8 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from parallax.settings.arguments import CommandParser
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 900.0
@@ -314,7 +315,7 @@ def fails(tests: tuple[str, ...], mutant: Mutant | None = None) -> bool:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ops.mutants", description=(__doc__ or "").split("\n")[0])
+    parser = CommandParser(prog="python -m ops.mutants", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", metavar="WORD", default="", help="breaks whose name has the word")
     parser.add_argument("--list", action="store_true", help="look whether each applies; run nothing")
     options = parser.parse_args(argv)

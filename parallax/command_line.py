@@ -8,6 +8,7 @@ from typing import Any
 
 from parallax.cluster.resource_file import parse_bandwidth
 from parallax.runtime.worker.script import MODULE
+from parallax.settings.arguments import CommandParser
 from parallax.settings.merged import options_by_setting
 from parallax.settings.options import CALIBRATE, CHECKPOINT, DIFF, DOCTOR, OF_SCRIPTS, RUN, SHOW, SIMULATE, positive
 
@@ -46,7 +47,7 @@ _CHECKPOINT_DESCRIPTIONS = {
 
 def command_parser() -> argparse.ArgumentParser:
     """The command line: all commands and their options."""
-    parser = argparse.ArgumentParser(prog="parallax", description="Data-parallel training of TensorFlow graphs.")
+    parser = CommandParser(prog="parallax", description="Data-parallel training of TensorFlow graphs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     made = {
         name: commands.add_parser(name, help=f"{text[0].lower()}{text[1:].partition('.')[0]}", description=text)

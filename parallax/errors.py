@@ -35,6 +35,18 @@ class SessionError(ParallaxError):
     """A fetch or feed does not belong to the user's graph, or breaks the session's conventions."""
 
 
+class IdError(SessionError):
+    """An id of a lookup is no row of its table.
+
+    Attributes:
+        what: the message without rank and step, by which ranks and starts that failed alike are known.
+    """
+
+    def __init__(self, message: str, what: str) -> None:
+        super().__init__(message)
+        self.what = what
+
+
 class LaunchError(ParallaxError):
     """The job could not be started on the machines named."""
 

@@ -6,9 +6,10 @@ All else is refused when the file is read, so no later stage meets it.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -38,6 +39,12 @@ def shown(text: object) -> str:
     if plain.isprintable():
         return plain
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """` Did you mean X?` with the nearest of the known words; empty where none is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {near[0]}?" if near else ""
 
 
 def read_json(text: str, error_of: type[Exception], name: str, what: str) -> dict[str, Any]:

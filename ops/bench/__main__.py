@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 from ops.bench import planning
 from ops.bench.checkpoint import command as checkpoint
 from ops.bench.increments import command as increments
@@ -17,11 +15,12 @@ from ops.bench.regret import command as regret
 from ops.bench.replan import command as replan
 from ops.bench.safety import command as safety
 from ops.bench.twin import command as twin
+from parallax.settings.arguments import CommandParser
 
 
 def main() -> None:
     """Runs the benchmark that the command line names."""
-    parser = argparse.ArgumentParser(prog="python -m ops.bench", description="Measures Parallax.")
+    parser = CommandParser(prog="python -m ops.bench", description="Measures Parallax.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     planning.add_command(commands)
     race.add_command(commands)

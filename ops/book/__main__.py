@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -11,11 +10,12 @@ from ops.book.follow import NotAsWritten, follow, reader_environment
 from ops.book.generated import with_generated
 from ops.book.newcomer import newcomer
 from ops.book.pages import PAGES, ROOT
+from parallax.settings.arguments import CommandParser
 
 
 def main() -> int:
     """Does what the command line says; gives the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m ops.book", description="Keeps the documentation true.")
+    parser = CommandParser(prog="python -m ops.book", description="Keeps the documentation true.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("write", help="write the parts of the pages that follow from the code")
     one = commands.add_parser("follow", help="do what a page says, in a new folder")

@@ -16,9 +16,11 @@ import os
 import sys
 from pathlib import Path
 
+from parallax.settings.arguments import CommandParser
+
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(prog="python -m ops.exactness", description=__doc__.split("\n")[0])
+    found = CommandParser(prog="python -m ops.exactness", description=__doc__.split("\n")[0])
     found.add_argument("--graphs", type=int, default=300, help="how many (default %(default)s)")
     found.add_argument("--seed", type=int, default=1, help="graphs follow from seed and number (default %(default)s)")
     found.add_argument("--first", type=int, default=0, help="number of the first graph (default %(default)s)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from multiprocessing import Pool
 
 from ops.faults.simulated import Broken, simulate, simulate_all
+from parallax.settings.arguments import CommandParser
 
 _PIECE = 2000  # schedules that a process runs at a time
 _TOLD_PIECES = 25
@@ -19,7 +19,7 @@ _SHOWN = 20
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Does what the command line says; 0 when nothing was broken."""
-    parser = argparse.ArgumentParser(prog="python -m ops.faults", description=(__doc__ or "").partition(":")[0])
+    parser = CommandParser(prog="python -m ops.faults", description=(__doc__ or "").partition(":")[0])
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--simulated", type=int, metavar="N", help="run N simulated jobs, each with a fault")
     what.add_argument("--seed", type=int, metavar="S", help="run one simulated job and show what happens in it")

@@ -18,6 +18,7 @@ from ops.lab.check import TOLERANCE, LinkSpeed, measure
 from ops.lab.hosts import Hosts
 from ops.lab.lab import Lab
 from ops.lab.rates import mbit, parse_host_rate, parse_rate
+from parallax.settings.arguments import CommandParser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,7 +109,7 @@ def _line(speed: LinkSpeed) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ops.lab", description=(__doc__ or "").partition("\n")[0])
+    parser = CommandParser(prog="python -m ops.lab", description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, does: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:

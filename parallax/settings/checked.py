@@ -4,11 +4,55 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from parallax.errors import ConfigError
+from parallax.strict import did_you_mean
+
+_Settings = TypeVar("_Settings")
+
+
+class UnknownSetting(ConfigError, TypeError):
+    """A configuration is made with a setting that it does not have, or with one twice."""
+
+
+def refuse_unknown(cls: type[_Settings]) -> type[_Settings]:
+    """Has a dataclass of settings, where a keyword is none of them, say so and name the nearest.
+
+    Python's own TypeError names the keyword alone.
+    """
+    make = cls.__init__
+    declared = [one for one in fields(cls) if one.init]  # type: ignore[arg-type]  # it is a dataclass
+    names = [one.name for one in declared]
+    by_position = [one.name for one in declared if not one.kw_only]
+
+    @wraps(make)
+    def __init__(self: _Settings, *args: Any, **settings: Any) -> None:
+        for name in settings:
+            if name not in names:
+                raise UnknownSetting(unknown_setting(cls.__name__, name, names))
+        if len(args) > len(by_position):
+            raise UnknownSetting(
+                f"{cls.__name__} takes {len(by_position)} settings by position ({', '.join(by_position)}), and "
+                f"{len(args)} were given. Give the others by name."
+            )
+        if twice := [name for name in by_position[: len(args)] if name in settings]:
+            raise UnknownSetting(f"A setting of {cls.__name__} must be given once, and {twice[0]} was given twice.")
+        make(self, *args, **settings)
+
+    cls.__init__ = __init__  # type: ignore[assignment]
+    return cls
+
+
+def unknown_setting(cls: str, name: str, names: Iterable[str]) -> str:
+    """What is said of a setting that a class does not have."""
+    known = list(names)
+    near = did_you_mean(name, known)
+    return f"A setting of {cls} must be one of {', '.join(known)}, and {name!r} was set.{near}"
 
 
 def is_int(value: object) -> TypeGuard[int]:

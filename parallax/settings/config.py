@@ -82,6 +82,7 @@ def _hooks(name: str, value: object) -> tuple[Hook, ...]:
     return tuple(value)
 
 
+@checked.refuse_unknown
 @dataclass
 class Config:
     """Settings of `parallel_run`; also called `ParallaxConfig`.
@@ -231,7 +232,7 @@ class Config:
     def __setattr__(self, name: str, value: object) -> None:
         """Sets one value, checked."""
         if name not in _RULES:
-            raise ConfigError(f"A setting of Config must be one of {', '.join(_RULES)}, and {name!r} was set.")
+            raise ConfigError(checked.unknown_setting("Config", name, _RULES))
         value = _RULES[name](name, value)
         if name in _OF_VARIABLES:
             together(**self._of_variables(**{name: value}))

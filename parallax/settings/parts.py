@@ -15,6 +15,7 @@ OFF, ASK, ON = REPLAN_MODES = ("off", "ask", "on")
 _PROTOCOLS = ("grpc", "grpc+verbs", "grpc+gdr")
 
 
+@checked.refuse_unknown
 @dataclass(frozen=True)
 class PSConfig:
     """Servers: how workers and servers exchange.
@@ -45,6 +46,7 @@ class PSConfig:
         checked.truth("boundary_between_workers_and_servers", self.boundary_between_workers_and_servers)
 
 
+@checked.refuse_unknown
 @dataclass(frozen=True)
 class MPIConfig:
     """mpirun.
@@ -78,6 +80,7 @@ class MPIConfig:
         return tuple(options)
 
 
+@checked.refuse_unknown
 @dataclass(frozen=True)
 class CommunicationConfig:
     """How gradients travel: by servers and by MPI.
@@ -98,6 +101,7 @@ class CommunicationConfig:
         object.__setattr__(self, "mpi_config", checked.instance_of("mpi_config", self.mpi_config, MPIConfig))
 
 
+@checked.refuse_unknown
 @dataclass(frozen=True)
 class CheckPointConfig:
     """Checkpoints during the run; without a folder there are none.
@@ -177,6 +181,7 @@ class CheckPointConfig:
             )
 
 
+@checked.refuse_unknown
 @dataclass(frozen=True)
 class TableConfig:
     """Large variables of Keras models: no process makes one whole that does not need it.
@@ -211,6 +216,7 @@ class TableConfig:
         object.__setattr__(self, "tables_dir", checked.path_or_none("tables_dir", self.tables_dir))
 
 
+@checked.refuse_unknown
 @dataclass(frozen=True)
 class ProfileConfig:
     """Which steps are traced; without a folder none is.
@@ -263,6 +269,7 @@ class ProfileConfig:
         return step in (self.profile_steps or ())
 
 
+@checked.refuse_unknown
 @dataclass(frozen=True)
 class ReplanConfig:
     """Whether a running job takes a better plan when its first steps have shown what they touch.
@@ -296,6 +303,7 @@ class ReplanConfig:
         object.__setattr__(self, "plan_file", checked.path_or_none("plan_file", self.plan_file))
 
 
+@checked.refuse_unknown
 @dataclass(frozen=True)
 class RestartConfig:
     """Whether a job that fails is started again, by the process that started it.

@@ -14,6 +14,7 @@ FIELD_BY_MAPPING = {"routes": "route", "partitions": "partitions", "touched_rows
 """Mapping of `Config` from variable names -> the field of `Variable` that it says."""
 
 
+@checked.refuse_unknown
 @dataclass(frozen=True)
 class Variable:
     """What is known better than the plan of one variable; None leaves it to the plan.

@@ -61,12 +61,13 @@ def test_workers_that_drift_apart_end_the_job_with_one_message(start):
     assert "guarded.py:" in done.stderr.partition("The job was ended.")[2], str(done)
 
 
-@pytest.mark.parametrize("route", ["alltoall", "allgather"])
-def test_an_id_outside_its_table_is_named_with_the_table(start, route):
+@pytest.mark.parametrize("route", ["alltoall", "allgather", "ps"])
+def test_an_id_outside_its_table_is_named_with_table_rank_and_step(start, route):
     done = start(*RUN, "asks for row 11", route).finish()
     assert done.status == 1, str(done)
     assert "rank 1 failed" in done.stderr
-    assert "emb has rows 0 to 10, and was asked for 11." in done.stderr, str(done)
+    named = "emb has rows 0 to 10, and was asked for 11. Rank 1 asked for that in step 4, and the table has 11 rows."
+    assert named in done.stderr, str(done)
 
 
 def test_a_fetch_that_one_rank_runs_alone_is_named(start):

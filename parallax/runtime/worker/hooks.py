@@ -152,6 +152,11 @@ class WorkerContext:
         if self.nan_report is not None:
             self.nan_report.after_run(request.names, found)
 
+    @property
+    def step(self) -> int | None:
+        """The number of the step in progress, or of the next one, from 1; None where nobody counts steps."""
+        return None if self.log is None else self.log.step
+
     def follow(self, plan: Plan, worker_graph: WorkerGraph) -> None:
         """Takes a plan as the one in force."""
         self.plan, self.counters, self.roundings = plan, worker_graph.counters, worker_graph.roundings

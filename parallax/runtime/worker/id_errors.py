@@ -1,43 +1,52 @@
-"""Recognises in an error of TensorFlow that an id was no row of its table, and says which table and id it was."""
+"""Recognises in an error of TensorFlow that an id was no row of its table, and says which, who asked and when."""
 
 from __future__ import annotations
 
 import re
 
-from parallax.errors import SessionError
+from parallax.errors import IdError
 from parallax.graph.ops import PASSES_ON
 from parallax.graph.row_updates import GATHER_ROWS
 from parallax.graph.view import GraphView, split_tensor
+from parallax.report.text import counted
 from parallax.transform.swap import as_planned
 from parallax.types import OpError
 
 # The kernel of a gather says the first; the check before a pull (parallax/native/leg.cc) the second.
 _OF_GATHER = re.compile(r"indices\[[\d,]*\] = (-?\d+) is not in \[0, (\d+)\)")
-_OF_PULL = re.compile(r"\[(An id must be a row of its table: [^\]]*)\] \[([^\]]*)\]")
+_OF_PULL = re.compile(
+    r"\[An id must be a row of its table: (.*) has rows 0 to (-?\d+), and was asked for\] \[([^\]]*)\]", re.DOTALL
+)
 _NODE = re.compile(r"\{\{node ([^}]*)\}\}")
 _PASSES_ON = (*PASSES_ON, "ReadVariableOp")
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 
 
-def id_error(error: OpError, view: GraphView) -> SessionError | None:
-    """The error that names table and id; None when something else went wrong.
+def id_error(error: OpError, view: GraphView, rank: int, step: int | None) -> IdError | None:
+    """The error that names table, id, number of rows, rank and step; None when something else went wrong.
 
     Args:
         error: an InvalidArgumentError of a run.
         view: the graph that was run.
+        rank: of the worker that ran it.
+        step: of this start of the job, from 1; None where nobody counts.
     """
     message = str(error.message)
     pulled = _OF_PULL.search(message)
-    if pulled:
-        return SessionError(f"{pulled[1]} {pulled[2]}. Look at what feeds the lookup.")
     gathered, node = _OF_GATHER.search(message), _NODE.search(message)
-    variable = _variable(view, node[1]) if node else ""
-    if not gathered or not variable:
+    if pulled:
+        variable, rows, ids = pulled[1], int(pulled[2]) + 1, pulled[3]
+    elif gathered and node:
+        variable, rows, ids = _variable(view, node[1]), int(gathered[2]), gathered[1]
+    else:
         return None
-    return SessionError(
-        f"An id must be a row of its table: {variable} has rows 0 to {int(gathered[2]) - 1}, and was asked for "
-        f"{gathered[1]}. Look at what feeds the lookup."
-    )
+    if not variable:
+        return None
+    what = f"An id must be a row of its table: {variable} has rows 0 to {rows - 1}, and was asked for {ids}. "
+    at = "" if step is None else f" in step {step}"
+    place = f"Rank {rank} asked for that{at}, and the table has {counted(rows, 'row')}. "
+    remedy = "Look at what feeds the lookup."
+    return IdError(f"{what}{place}{remedy}", f"{what}{remedy}")
 
 
 def _variable(view: GraphView, node: str) -> str:

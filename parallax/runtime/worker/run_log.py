@@ -85,6 +85,11 @@ class RunLog:
             self._warn(f"None of the first {IDLE_RUNS} runs of this session updated a trained variable.")
         self._ended_s = ended_s
 
+    @property
+    def step(self) -> int:
+        """The number of the step in progress, or of the next one, from 1."""
+        return self._trained + 1
+
     def times(self) -> StepTimes | None:
         """What steps took under the plan in force; None when there were too few."""
         if not self._times:

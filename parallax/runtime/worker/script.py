@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from parallax.errors import ConfigError, OtherGraphError, ParallaxError
+from parallax.errors import ConfigError, IdError, OtherGraphError, ParallaxError
 from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import
 from parallax.runtime.worker.random_state import AlikeUntilBuilt
 from parallax.settings.environment import framework_level, settings
@@ -90,6 +90,8 @@ def what_text(error: BaseException) -> str:
         return f"exit: {error.code}"
     if isinstance(error, OtherGraphError):  # of graphs that all differ from the launcher's, one is enough
         return OtherGraphError.__name__
+    if isinstance(error, IdError):
+        return error.what
     if isinstance(error, ParallaxError):
         return str(error)
     return f"{type(error).__name__}: {getattr(error, 'message', None) or error}"

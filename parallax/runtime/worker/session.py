@@ -232,7 +232,7 @@ class Session(PlainSession):
                     found = self._monitored.run(list(resolved.tensors), feeds, options, run_metadata)
                     asked = tuple(run.hook_names), run.fed
             except tf.errors.InvalidArgumentError as error:
-                named = id_error(error, worker.names.run_view)
+                named = id_error(error, worker.names.run_view, self._workers.Get_rank(), worker.step)
                 if named is None:
                     raise
                 raise named from None  # TensorFlow's own says less, in forty lines

@@ -10,6 +10,7 @@ from parallax.graph.row_updates import BRING_UP_TO_DATE, GATHER_ROWS, UPDATE_ROW
 from parallax.graph.view import GraphView, split_tensor
 from parallax.runtime.worker.fetches import check_computed
 from parallax.runtime.worker.id_errors import id_error
+from parallax.runtime.worker.script import what_text
 from parallax.transform.passes.rows_up_to_date import keep_up_to_date
 
 v1 = tf.compat.v1
@@ -163,8 +164,11 @@ def test_an_id_that_is_no_row_is_named_with_its_table():
         session.run(model.start)
         with pytest.raises(tf.errors.InvalidArgumentError) as raised:
             session.run(model.loss.name, {model.ids.name: [0, ROWS, 1]})
-    found = id_error(raised.value, GraphView(made))
-    assert str(found).startswith(f"An id must be a row of its table: table has rows 0 to {ROWS - 1}, and was asked for")
+    found = id_error(raised.value, GraphView(made), 1, 4)
+    rule = f"An id must be a row of its table: table has rows 0 to {ROWS - 1}, and was asked for {ROWS}. "
+    remedy = "Look at what feeds the lookup."
+    assert str(found) == f"{rule}Rank 1 asked for that in step 4, and the table has {ROWS} rows. {remedy}"
+    assert what_text(found) == f"{rule}{remedy}"
 
 
 def test_a_part_of_an_update_that_is_not_computed_any_more_is_refused_by_name():

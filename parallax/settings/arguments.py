@@ -1,0 +1,70 @@
+"""The parser of command lines: words are taken as they are written, and an unknown one is answered with the nearest."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from parallax.strict import did_you_mean
+
+_NUMBER = re.compile(r"-\d")
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An argument parser without abbreviations; its commands are such parsers too.
+
+    An unknown option ends the process before anything else is looked at, with the usage of its own command: argparse
+    would take the word after it for the script, and would show the usage of the command that has all others.
+    """
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **{**keywords, "allow_abbrev": False})
+
+    def parse_known_args(  # type: ignore[override]  # argparse's overloads are of the namespace's type
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """As argparse's; but an unknown option, or a word too many, is an error here."""
+        words = list(sys.argv[1:] if args is None else args)
+        self._refuse_unknown(words)
+        found, left = super().parse_known_args(words, namespace)
+        if left:
+            self.error(f"{' '.join(left)}: no argument is left for that")
+        return found, left
+
+    def _refuse_unknown(self, words: Iterable[str]) -> None:
+        known = self._option_string_actions
+        positional = [action for action in self._actions if not action.option_strings]
+        waiting = iter(words)
+        for word in waiting:
+            if word == "--":
+                return
+            if not word.startswith("-") or word == "-" or _NUMBER.match(word):
+                filled, positional = positional[:1], positional[1:]
+                if any(a.nargs == argparse.PARSER for a in filled) or (
+                    positional and positional[0].nargs == argparse.REMAINDER
+                ):
+                    return  # what follows belongs to a command, or to a script
+                continue
+            name, equals, _ = word.partition("=")
+            if not word.startswith("--") and word[:2] in known:
+                name, equals = word[:2], word[2:]
+            if name not in known:
+                self._refuse(name, known)
+            if known[name].nargs == argparse.REMAINDER:  # `-m MODULE ARGS...`
+                return
+            if not equals and known[name].nargs is None:
+                next(waiting, None)  # its value
+
+    def _refuse(self, name: str, known: Iterable[str]) -> NoReturn:
+        near = did_you_mean(name, [option for option in known if option.startswith("--")])
+        self.error(f"there is no option {name}.{near}" if near else f"there is no option {name}; --help lists them")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuses a word that is none of an argument's choices, and names the nearest."""
+        if action.choices is not None and value not in action.choices:
+            known = ", ".join(map(str, action.choices))
+            near = did_you_mean(str(value), map(str, action.choices))
+            raise argparse.ArgumentError(action, f"must be one of {known}, and {value!r} was given.{near}")

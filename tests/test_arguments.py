@@ -1,0 +1,127 @@
+"""Command lines are taken as they are written: no abbreviations, and what is unknown is answered with the nearest."""
+
+import argparse
+import importlib
+import inspect
+import sys
+
+import pytest
+
+import parallax
+from parallax.command_line import command_parser
+from parallax.errors import ConfigError
+from parallax.settings.arguments import CommandParser
+from parallax.settings.variables import Variable
+
+OPS = ("bench", "book", "exactness", "faults", "lab", "mutants")
+
+
+def refusal(capsys, parse):
+    with pytest.raises(SystemExit) as ended:
+        parse()
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def parsers_of(parser, name=""):
+    yield name, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, inner in action.choices.items():
+                yield from parsers_of(inner, f"{name} {word}".strip())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--wrokers", "2", "train.py"], "there is no option --wrokers. Did you mean --workers?"),
+        (["run", "--wrokers=2", "train.py"], "there is no option --wrokers. Did you mean --workers?"),
+        (["run", "--wrokers"], "there is no option --wrokers. Did you mean --workers?"),
+        (["run", "--worker", "2", "train.py"], "there is no option --worker. Did you mean --workers?"),
+        (["run", "--workers", "2", "--max-restart", "3", "train.py"], "Did you mean --max-restarts?"),
+        (["plan", "--no-beside-trainin", "train.py"], "there is no option --no-beside-trainin; --help lists them"),
+        (["doctor", "--ckpt", "folder"], "there is no option --ckpt. Did you mean --ckpt-dir?"),
+        (["calibrate", "--quik", "-o", "c.json"], "Did you mean --quick?"),
+        (["simulate", "--host", "2,4", "train.py"], "Did you mean --hosts?"),
+        (["checkpoint", "export", "--plan", "a", "b"], "Did you mean --plain?"),
+        (["run", "-q", "train.py"], "there is no option -q"),
+        (["rnu", "train.py"], "Did you mean run?"),
+        (["checkpoint", "compcat", "folder"], "Did you mean compact?"),
+        (["run", "--wire-dtype", "bfloat61", "train.py"], "and 'bfloat61' was given. Did you mean bfloat16?"),
+        (["show", "a.json", "b.json"], "b.json: no argument is left for that"),
+    ],
+)
+def test_what_is_unknown_is_named_with_the_nearest_and_the_commands_own_usage(words, said, capsys):
+    err = refusal(capsys, lambda: command_parser().parse_args(words))
+    assert said in err
+    command = words[0] if words[0] != "rnu" else ""
+    assert err.startswith(f"usage: parallax {command}".strip())
+
+
+def test_the_arguments_of_a_script_are_its_own():
+    given = ["run", "--workers", "2", "train.py", "--worker", "3", "-q", "--", "--wrokers=1"]
+    found = command_parser().parse_args(given)
+    assert (found.workers, found.script, found.args) == (2, "train.py", ["--worker", "3", "-q", "--", "--wrokers=1"])
+    found = command_parser().parse_args(["run", "-r", "hosts", "--", "--odd.py", "--x"])
+    assert (found.resource, found.script, found.args) == ("hosts", "--odd.py", ["--x"])
+    found = command_parser().parse_args(["run", "--workers", "2", "-m", "package.module", "--worker", "3"])
+    assert (found.workers, found.script, found.args) == (2, "-m", ["package.module", "--worker", "3"])
+    found = command_parser().parse_args(["checkpoint", "export", "--plain", "ckpt", "out"])
+    assert (found.plain, found.checkpoint, found.folder) == (True, "ckpt", "out")
+    assert command_parser().parse_args(["simulate", "--hosts=2,4", "--batch", "-1", "train.py"]).batch == -1
+
+
+def test_no_command_takes_an_abbreviation(capsys):
+    for name, parser in parsers_of(command_parser()):
+        assert isinstance(parser, CommandParser) and not parser.allow_abbrev, name
+        longest = max((word for word in parser._option_string_actions if word.startswith("--")), key=len)
+        assert f"there is no option {longest[:-1]}" in refusal(
+            capsys, lambda p=parser, w=longest: p.parse_args([w[:-1]])
+        )
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_no_command_of_ops_takes_an_abbreviation(name, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [f"ops.{name}", "--hel"])
+    module = importlib.import_module(f"ops.{name}" if name == "mutants" else f"ops.{name}.__main__")
+    arguments = [["--hel"]] if inspect.signature(module.main).parameters else []
+    assert "there is no option --hel. Did you mean --help?" in refusal(capsys, lambda: module.main(*arguments))
+
+
+PARTS = [
+    (parallax.Config, "wrokers", "workers"),
+    (parallax.Config, "ckpt_confg", "ckpt_config"),
+    (parallax.PSConfig, "replicate_variable", "replicate_variables"),
+    (parallax.MPIConfig, "mpirun_option", "mpirun_options"),
+    (parallax.CommunicationConfig, "ps_confg", "ps_config"),
+    (parallax.CheckPointConfig, "ckpt_dri", "ckpt_dir"),
+    (parallax.ProfileConfig, "profile_step", "profile_steps"),
+    (parallax.ReplanConfig, "after_step", "after_steps"),
+    (parallax.RestartConfig, "max_restart", "max_restarts"),
+    (parallax.TableConfig, "table_dir", "tables_dir"),
+    (Variable, "touched_row", "touched_rows"),
+]
+
+
+@pytest.mark.parametrize(("part", "wrong", "right"), PARTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_misspelled_setting_is_refused_with_the_nearest(part, wrong, right):
+    with pytest.raises(ConfigError, match=f"A setting of {part.__name__} must be one of .*, and '{wrong}' was set. "):
+        part(**{wrong: None})
+    with pytest.raises(ConfigError, match=rf"Did you mean {right}\?$"):
+        part(**{wrong: None})
+
+
+def test_every_class_of_settings_says_so():
+    from ops.book.generated import _parts
+
+    assert {*_parts(parallax.Config()), Variable} == {part for part, _, _ in PARTS}
+
+
+def test_settings_by_position_are_counted_and_given_once():
+    with pytest.raises(ConfigError, match="MPIConfig takes 2 settings by position .*, and 3 were given"):
+        parallax.MPIConfig("", False, 3)
+    with pytest.raises(ConfigError, match="A setting of Config must be given once, and run_option was given twice"):
+        parallax.Config("PS", run_option="MPI")
+    config = parallax.Config()
+    with pytest.raises(ConfigError, match=r"'wrokers' was set. Did you mean workers\?"):
+        config.wrokers = 2
