@@ -28,7 +28,28 @@ loss = tf.reduce_mean(tf.square((h @ w)[:, 0] - y))
 """
 
 
-def outcome(*texts: str, **options: Any) -> tuple[str, str]:
+_OF_ALL_GRADIENTS = """
+with v1.control_dependencies([part for g, _ in pairs for part in ([g.values] if hasattr(g, "values") else [g])]):
+    pairs = [
+        (tf.IndexedSlices(tf.identity(g.values), g.indices, g.dense_shape) if hasattr(g, "values") else g, v)
+        for g, v in pairs
+    ]
+train = opt.apply_gradients(pairs, global_step=step)
+table = v1.get_variable("table", [13, 4], F)
+weights = v1.get_variable("weights", [4, 1], F)
+apart = tf.reduce_mean(tf.square(tf.gather(table, ids) @ weights - 1.0))
+second = v1.train.AdagradOptimizer(0.2).minimize(apart, var_list=[weights, table])
+"""
+
+
+def outcome(*texts: str, after: str = "train = opt.apply_gradients(pairs, global_step=step)", **options: Any) -> Any:
+    """How a program of three workers ends, and by which message.
+
+    Args:
+        texts: lines that give `loss`.
+        after: lines that apply the gradients `pairs`.
+        options: of the program.
+    """
     program = Program(
         title="A program.",
         workers=3,
@@ -46,7 +67,7 @@ def outcome(*texts: str, **options: Any) -> tuple[str, str]:
             Statement(_CLIP.strip("\n")),
             Statement("opt = v1.train.AdagradOptimizer(0.3)"),
             Statement("pairs = [(clipped(g), v) for g, v in opt.compute_gradients(loss) if g is not None]"),
-            Statement("train = opt.apply_gradients(pairs, global_step=step)"),
+            Statement(after.strip("\n")),
         ),
         **options,
     )
@@ -83,3 +104,8 @@ def test_rows_of_a_gradient_that_are_rows_again_are_refused() -> None:
         "loss = tf.reduce_mean(tf.square((again @ w)[:, 0] - y))",
         dtype="float32",
     ) == ("equal", "")
+
+
+def test_a_step_of_its_own_tables_computes_nothing_of_another_step_with_which_it_shares_messages() -> None:
+    steps = {"after": _OF_ALL_GRADIENTS, "result": "[train, second]", "is_open": False, "optimizes": False}
+    assert outcome(f"{_ERRORS}\nloss = tf.reduce_mean(errors)", **steps) == ("equal", "")

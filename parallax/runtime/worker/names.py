@@ -159,12 +159,11 @@ class Names:
             tensors += [op for op in dict.fromkeys([*kept.ops(gather), *sorted(acting)]) if op not in tensors]
             needed_nodes |= {_node(source) for source in gather.kept} | set(acting.values())
         needed = self._view.ancestors(needed_nodes, fed)
-        runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in cut_off}, cut_off)
-        empty = {
-            cut.tensor: np.zeros(cut.shape, cut.dtype)
-            for cut in self._worker_graph.cuts
-            if _node(cut.tensor) in runs and not needed & set(cut.needed_by)
-        }
+        idle = [cut for cut in self._worker_graph.cuts if not needed & set(cut.needed_by)]
+        stops = cut_off | {cut.tensor for cut in idle}  # a fed cut runs nothing behind it
+        runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in cut_off}, stops)
+        taken = {tensor for node in runs for tensor in self._worker_view.inputs(node)}
+        empty = {cut.tensor: np.zeros(cut.shape, cut.dtype) for cut in idle if cut.tensor in taken}
         empty |= self._parts_not_needed(runs)
         led = {a: b for a, b in feeds.items() if a != b}
         full = tuple(one for one in self._worker_graph.full if one.batch in cut_off)
