@@ -1,11 +1,13 @@
 """Which tier a test is of, and which tests must be one after the other; golden files.
 
 Tiers are markers, by folder and by what a file names: `pytest -m pure` loads no TensorFlow. `pytest --regenerate`
-writes the golden files anew; the difference is then read before it is committed.
+writes the golden files anew; the difference is then read before it is committed. `pytest --graphs-seed N` trains the
+graphs of the grammar that another day has trained.
 """
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import sys
@@ -106,6 +108,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate", action="store_true", help="write the golden files anew")
+    today = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d}"
+    help_of_seed = "seed of the grammar's graphs that tests train (default: today's date)"
+    parser.addoption("--graphs-seed", type=int, default=int(today), help=help_of_seed)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"graphs of the grammar: --graphs-seed {config.option.graphs_seed}"
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -23,12 +23,11 @@ from parallax.functions.arguments import Arguments, arguments_of, bound_argument
 from parallax.functions.attachments import attached, attachment_with
 from parallax.functions.results import joined, rules_of
 from parallax.functions.running import RunningSteps
-from parallax.functions.shares import digest_of, rows_of, share_of
+from parallax.functions.shares import Share, digest_of, rows_of, share_of
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.functions.traced import is_loaded, portable_values, take_values
 from parallax.functions.tracing import AS_TENSORFLOW, Tracing, traced_step
 from parallax.functions.variables import SessionVariables
-from parallax.graph.batches import place_of_share
 from parallax.logger import log
 from parallax.runtime.worker.ranks import current_process_group
 from parallax.settings.config import Config
@@ -325,32 +324,31 @@ class _OpenStep:
         rank, size = self._running.rank, self._running.size
         check_same(self._arguments, given)
         batch = list(given.tensors)
-        rows, every = _rows(batch, rank, size)
+        every = _checked_rows(batch)
         self._variables.flush()
-        feeds = share_of(batch, rank, size) if every else [one for one in batch]
+        share = share_of(batch, rank, size) if every else Share(tuple(batch), rows=1)
         flat = [one for one in tf.nest.flatten(self._step.fetches) if one is not None]
-        values = self._running.run(self._step, feeds, flat, every)
+        values = self._running.run(self._step, share, flat)
         self._variables.outdate()
         digest = digest_of(batch) if size > 1 else 0
-        found = iter(joined(values, self._rules, rows if every else 1, digest, self._running.comm))
+        found = iter(joined(values, self._rules, share, digest, self._running.comm))
         return tf.nest.map_structure(
             lambda one: None if one is None else tf.convert_to_tensor(next(found)), self._step.fetches
         )
 
 
-def _rows(batch: list[TensorLike], rank: int, size: int) -> tuple[int, int]:
-    """(this worker's rows, all); zeros where no argument has any."""
+def _checked_rows(batch: list[TensorLike]) -> int:
+    """How many rows the arguments of a call have; 0 where none has any."""
     with_rows = [one for one in batch if len(one.shape)]
     if not with_rows:
-        return 0, 0
+        return 0
     lengths = sorted({rows_of([one]) for one in with_rows})
     if len(lengths) > 1:
         raise SessionError(
             f"All arguments of a step that have a first dimension have that of the batch, and there are {lengths}. "
             "What is not of the batch, give the step in a variable, or take it from around it."
         )
-    first, end = place_of_share(lengths[0], rank, size)
-    return end - first, lengths[0]
+    return lengths[0]
 
 
 _steps: list[str] = []

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from parallax.errors import ConfigError, GraphError, SessionError
 from parallax.functions.reports import reported_value
-from parallax.functions.shares import OTHER_INPUT
+from parallax.functions.shares import OTHER_INPUT, Share
 from parallax.runtime.worker.barrier import barrier
 from parallax.types import Array, Comm, Nest, Tensor, Value
 
@@ -102,13 +102,13 @@ def _rule_of(tensor: Tensor) -> str:
     )
 
 
-def joined(values: Sequence[Value], rules: Sequence[str], rows: int, digest: int, comm: Comm) -> list[Array]:
-    """The results of the whole batch; every worker must call it.
+def joined(values: Sequence[Value], rules: Sequence[str], share: Share, digest: int, comm: Comm) -> list[Array]:
+    """The results of the global batch; every worker must call it.
 
     Args:
-        values: of this worker's rows, flat.
+        values: what the step gave for this worker's share, flat.
         rules: of each.
-        rows: this worker's.
+        share: this worker's.
         digest: of this worker's whole input, below 2**16.
         comm: communicator of the workers.
 
@@ -120,7 +120,7 @@ def joined(values: Sequence[Value], rules: Sequence[str], rows: int, digest: int
         return [np.asarray(value) for value in values]
     marks = [digest, *(_digest(value) for value, rule in zip(values, rules, strict=True) if rule == "same")]
     added = [
-        np.ravel(value).astype(np.float64) if rows or rule == "mean" else np.zeros(np.size(value))
+        np.ravel(value).astype(np.float64) if share.rows or rule == "mean" else np.zeros(np.size(value))
         for value, rule in zip(values, rules, strict=True)
         if rule in ("mean", "sum")
     ]
@@ -141,16 +141,18 @@ def joined(values: Sequence[Value], rules: Sequence[str], rows: int, digest: int
             place += value.size
             found.append(part.astype(value.dtype))
         else:
-            found.append(value if rule == "same" else _rows(value, rows, comm))
+            found.append(value if rule == "same" else _rows(value, share, comm))
     return found
 
 
-def _rows(value: Array, mine: int, comm: Comm) -> Array:
-    if len(value) != mine:
+def _rows(value: Array, share: Share, comm: Comm) -> Array:
+    given = 1 if share.is_stand_in else share.rows
+    if len(value) != given:
         raise SessionError(
-            f"A step returns a tensor of {len(value)} rows for {mine} rows of the batch. Say what it is: {_RULES_TEXT}."
+            f"A step returns a tensor of {len(value)} rows for {given} rows of the batch. Say what it is: "
+            f"{_RULES_TEXT}."
         )
-    return np.concatenate(comm.allgather(value))
+    return np.concatenate(comm.allgather(value[: share.rows]))
 
 
 def _digest(value: Value) -> int:

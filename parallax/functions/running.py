@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from parallax.errors import SessionError
+from parallax.functions.shares import Share
 from parallax.functions.step_graph import GraphStep, StepGraph
 from parallax.functions.traced import InFile, source_of
 from parallax.runtime.worker.barrier import barrier
@@ -73,24 +75,36 @@ class RunningSteps:
         prefix = self._session.values.save(str(folder), [self._ops[name] for name in names], step)
         return {name: InFile(prefix, self._ops[name]) for name in names}
 
-    def run(
-        self, step: GraphStep, feeds: Sequence[Value], fetches: Sequence[Tensor], length: int | None = None
-    ) -> list[Value]:
+    def run(self, step: GraphStep, share: Share, fetches: Sequence[Tensor]) -> list[Value]:
         """Runs a step.
 
         Args:
             step: one of the graph's.
-            feeds: this worker's arguments, flat.
+            share: this worker's arguments.
             fetches: what is wanted of it, tensors of the graph.
-            length: of all workers' batches together; None where it is not known.
 
         Returns:
-            Their values, arrays.
+            Their values, arrays; of a stand-in where the share has no rows.
+
+        Raises:
+            SessionError: on all workers, when some have no rows, and the step could not leave these out.
         """
-        fed = {placeholder: [value] for placeholder, value in zip(step.feeds, feeds, strict=True)}
-        if step.length is not None and length is not None:
-            fed[step.length] = [np.asarray(length, np.int64)]
+        self._check_counted(share.total)
+        fed = {placeholder: [value] for placeholder, value in zip(step.feeds, share.arrays, strict=True)}
+        if step.rows is not None and share.is_stand_in:
+            fed[step.rows] = [np.asarray(0, np.int64)]
+        if step.length is not None and share.total:
+            fed[step.length] = [np.asarray(share.total, np.int64)]
         return [one[0] for one in self._session.run([step.run, *fetches], fed)[1:]]
+
+    def _check_counted(self, total: int) -> None:
+        uncounted = self._session.uncounted if 0 < total < self.size else ()
+        if uncounted:
+            raise SessionError(
+                f"Each worker needs an example of a batch by which {uncounted[0]!r} is counted in a loop, and a batch "
+                f"has {total} for {self.size} workers. Count outside of the loop, or leave out the last batch of an "
+                "epoch: dataset.batch(size, drop_remainder=True)."
+            )
 
     def run_op(self, op: Operation) -> None:
         """Runs an op of the graph without feeds."""

@@ -1,12 +1,15 @@
-"""What a worker takes of a global batch: its share of the rows.
+"""Cuts a global batch into the workers' shares.
 
-All workers read the same input and each takes its rows, so that the batches of all joined are those of one process, in
-its order. That the input is the same is looked at in each step, by a digest.
+All workers read the same input, and each takes its rows: one after the other, the shares are the batch of one process.
+That the input is the same is checked in each step, by a digest. A batch that has fewer rows than there are workers
+leaves some without: these compute on a stand-in, a row of another worker, which counts for nothing
+(transform/building/shares.py). So no op is run on an empty batch, which many kernels do not take.
 """
 
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
@@ -24,27 +27,46 @@ OTHER_INPUT = (
 _LOOKED_AT_BYTES = 1 << 14
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a worker takes of a global batch.
+
+    Attributes:
+        arrays: the flat arguments of a step.
+        rows: how many rows this worker has; 0 where `arrays` hold a stand-in.
+        total: how many rows the batch has; 0 where no argument has rows.
+    """
+
+    arrays: tuple[Array, ...]
+    rows: int = 0
+    total: int = 0
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether the worker has no rows of a batch that has some."""
+        return self.rows == 0 < self.total
+
+
 def rows_of(batch: Nest) -> int:
     """The length of a batch, by the first of its parts that has rows."""
     first = next(one for one in tf.nest.flatten(batch) if _has_rows(one))
     return int(first.nrows()) if isinstance(first, tf.RaggedTensor) else int(first.shape[0])
 
 
-def share_of(batch: Nest, rank: int, size: int) -> list[Array]:
-    """A worker's rows of a batch, as the flat arguments of a step: those of all ranks, in order, are the batch.
-
-    Scalars go to all workers.
-    """
-    first, end = place_of_share(rows_of(batch), rank, size)
-    share: list[Array] = []
+def share_of(batch: Nest, rank: int, size: int) -> Share:
+    """A worker's rows of a batch; those of all ranks, in order, are the batch. Scalars go to all workers."""
+    total = rows_of(batch)
+    first, end = place_of_share(total, rank, size)
+    taken = slice(first, max(end, min(first + 1, total)))
+    arrays: list[Array] = []
     for one in tf.nest.flatten(batch):
         if isinstance(one, tf.RaggedTensor):
-            share += [np.asarray(part) for part in tf.nest.flatten(one[first:end], expand_composites=True)]
+            arrays += [np.asarray(part) for part in tf.nest.flatten(one[taken], expand_composites=True)]
         elif isinstance(one, NumberedRows):
-            share.append(one[first:end])
+            arrays.append(one[taken])
         elif one is not None:  # cut by NumPy, a tenth of what an op takes
-            share.append(np.asarray(one)[first:end] if _has_rows(one) else np.asarray(one))
-    return share
+            arrays.append(np.asarray(one)[taken] if _has_rows(one) else np.asarray(one))
+    return Share(tuple(arrays), end - first, total)
 
 
 def digest_of(batch: Nest) -> int:

@@ -52,13 +52,16 @@ class GraphStep:
         feeds: placeholders of its arguments, flat, as `tf.nest` flattens them.
         fetches: its results, in its own structure; None where it gives nothing.
         run: runs all of it, its effects on variables too.
-        length: what may be fed the length of all workers' batches; None where none may be uneven. It is added up else.
+        rows: what may be fed the number of this worker's examples, where that is not the length of what it is fed.
+        length: what may be fed the length of the global batch, which is summed over the workers else. Both are None
+            where all workers have batches of one length.
     """
 
     name: str
     feeds: tuple[Tensor, ...]
     fetches: Nest
     run: Operation
+    rows: Tensor | None = None
     length: Tensor | None = None
 
 
@@ -106,14 +109,14 @@ class StepGraph:
             feeds = tuple(
                 tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name) for tensor in arguments
             )
-            length = _marked(feeds, name, concrete.structured_input_signature, full) if is_uneven else None
+            marked = _marked(feeds, name, concrete.structured_input_signature, full) if is_uneven else None
             for feed in feeds if examples else ():
                 feed.op._set_attr(EXAMPLES, attr_value_pb2.AttrValue(i=examples))
             taken = [self._taken(name, outer) for outer in captured]
             first = self.graph.version
             results = concrete._call_flat([*feeds], taken)
             run = tf.group(*self.graph.get_operations()[first:], name="run")
-        return GraphStep(name, feeds, results, run, length)
+        return GraphStep(name, feeds, results, run, *(marked or ()))
 
     def taken(self) -> tuple[StepVariable, ...]:
         """The variables that steps have taken, in order."""
@@ -174,8 +177,8 @@ class StepGraph:
         return tf.compat.v1.zeros_initializer() if initial is None else partial(_imported, initial)
 
 
-def _marked(feeds: Sequence[Tensor], step: str, signature: Nest, full: int) -> Tensor | None:
-    """Marks the batches of a step; the tensor of their length, if there are any."""
+def _marked(feeds: Sequence[Tensor], step: str, signature: Nest, full: int) -> tuple[Tensor, Tensor] | None:
+    """Marks the batches of a step; the tensors (this worker's examples, those of all) if there are any."""
     batches = [one for one in feeds if one.shape.rank and one.shape[0] is None]
     for batch in batches:
         mark_batch(batch, step)
@@ -187,9 +190,10 @@ def _marked(feeds: Sequence[Tensor], step: str, signature: Nest, full: int) -> T
             mark_full(parts[0], full)
     if not batches:
         return None
-    length = tf.compat.v1.placeholder_with_default(_own_length(feeds, signature), [], name="length")
+    rows = tf.compat.v1.placeholder_with_default(_own_length(feeds, signature), [], name="rows")
+    length = tf.compat.v1.placeholder_with_default(rows, [], name="length")
     mark_length(length, step)
-    return length
+    return rows, length
 
 
 def _own_length(feeds: Sequence[Tensor], signature: Nest) -> Tensor:

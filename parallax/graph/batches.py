@@ -68,8 +68,8 @@ def mark_length(length: Tensor, step: str) -> None:
     """Says that a tensor is the length of a step's batch; workers have there that of all their batches together.
 
     Args:
-        length: a PlaceholderWithDefault of int64, whose default is the length of a marked batch; what it is fed must be
-            that of all workers' batches.
+        length: a PlaceholderWithDefault of int64, whose default is the number of a worker's examples; what it is fed
+            must be the length of the global batch.
         step: as the batch is marked.
     """
     _set(length.op, _LENGTH, step)

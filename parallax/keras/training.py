@@ -18,7 +18,7 @@ from parallax.errors import SessionError
 from parallax.functions.mirrors import Mirrors
 from parallax.functions.numbered_rows import NumberedArrays, NumberedRows
 from parallax.functions.running import RunningSteps
-from parallax.functions.shares import digest_of, rows_of, share_of
+from parallax.functions.shares import Share, digest_of, share_of
 from parallax.functions.step_graph import GraphStep
 from parallax.functions.traced import InFile
 from parallax.keras.arrays import numbers_of
@@ -151,8 +151,7 @@ class ModelTraining:
                 folder, step = what
                 self._running.store(folder, self._trained, step)
             elif kind == "step":
-                share, length = self._running.comm.scatter(None)
-                self._step(what, share, length, 0)
+                self._step(what, self._running.comm.scatter(None), 0)
             else:
                 decisions, drawn = what
                 for name, value in decisions.items():
@@ -229,22 +228,21 @@ class ModelTraining:
                 "validation_data, or evaluate after `fit`."
             )
         self._flush()
-        length = rows_of(batch)
         if self.is_leading:
             self._tell(("step", which))
-            share, _ = self._running.comm.scatter([(share_of(batch, one, size), length) for one in range(size)])
-            return self._step(which, share, length, 0)
-        return self._step(which, share_of(batch, rank, size), length, digest() if size > 1 else 0)
+            share = self._running.comm.scatter([share_of(batch, one, size) for one in range(size)])
+            return self._step(which, share, 0)
+        return self._step(which, share_of(batch, rank, size), digest() if size > 1 else 0)
 
-    def _step(self, which: str, share: list[Array], length: int, digest: int) -> Logs:
+    def _step(self, which: str, share: Share, digest: int) -> Logs:
         traced, logs = self._traced[which], self._logs[which]
         results, parts = self._steps[which].fetches
         wanted = [*parts, *(results[name] for name in logs.others)]
-        found = self._running.run(self._steps[which], share, wanted, length)
+        found = self._running.run(self._steps[which], share, wanted)
         others = dict(zip(logs.others, found[len(parts) :], strict=True))
         ordered = dict(zip((id(v) for v in traced.metrics), found[: len(parts)], strict=True))
         mine = [ordered.get(id(v), zero) for v, zero in zip(self._sums.variables, self._sums.zeros, strict=True)]
-        rows = {name: others.pop(name) for name, tensor in logs.others.items() if has_rows(tensor)}
+        rows = {name: others.pop(name)[: share.rows] for name, tensor in logs.others.items() if has_rows(tensor)}
         self._sums.send(mine, others, digest)
         if not self._is_compared:  # of the first batch it is said at once that it differs
             self._sums.latest.arrive()

@@ -67,13 +67,15 @@ class ReportedScalar:
 
 @dataclass(frozen=True, slots=True)
 class PartAdded:
-    """What `edge` adds to a variable of which each worker has a part, and takes as what is added by all together.
+    """What `edge` adds to a variable of which each worker has a part, and takes as this worker's part of what is added.
 
-    It is counted by this worker's share of the rows of the `batch`; where none is named, worker 0 alone adds it.
+    A mean over a `batch` (`is_mean`) counts by this worker's share of its rows. Everything else of a batch is added as
+    it is by workers that have rows of it. Where no batch is named, worker 0 alone adds it.
     """
 
     edge: Edge
     batch: str = ""
+    is_mean: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""What shall be changed in a graph for a plan: the list that propagation writes and the transform carries out.
-
-Every decision names nodes and tensors of the user's graph: it can be printed and compared, and is alike on all ranks.
-"""
+"""What shall be changed in a graph for a plan, by nodes and tensors of the user's graph; alike on all ranks."""
 
 from __future__ import annotations
 
@@ -87,6 +84,10 @@ class Table:
         return (self.ownership(workers).count(holder, self.rows), *self.row_shape)
 
 
+REDUCED = ("sum", "min", "max", "rows_mean")
+"""The kinds of AllReduce that are no mean over the workers."""
+
+
 @dataclass(frozen=True, slots=True)
 class AllReduce:
     """`tensor` is each worker's part of a sum: the `edges` shall see the sum of all.
@@ -94,8 +95,8 @@ class AllReduce:
     `kind` is `sum`, `mean` (of a gradient: sum divided by the number of workers), `min`, `max`, `rows_mean` (a mean
     over joined rows: weighted by the rows of `weight`, the tensor that was averaged), or `workers_mean` (a mean of what
     is no gradient). `table` names the table whose owners have the parts, where they are on servers; else the workers
-    have them. Where a worker `keeps_own`, who fetches the tensor gets this worker's part. A mean over the workers is
-    weighted by each worker's share of the rows of a `batch`, where one is named.
+    have them. Where a worker `keeps_own`, who fetches the tensor gets this worker's part. Of a `batch`, where it is
+    named, a worker counts in a mean by its share of the rows; the kinds of REDUCED leave out one without rows.
     """
 
     tensor: str
@@ -111,7 +112,7 @@ class AllReduce:
 class Scatter:
     """A dense gradient leaves autodiff here: the `edges` shall see the mean, by row at the table's owners.
 
-    The mean is weighted by each worker's share of the rows of a `batch`, where one is named.
+    Each worker counts by its share of the rows of a `batch`, where one is named.
     """
 
     tensor: str
@@ -269,6 +270,7 @@ class Push:
         searched: for each lookup the tensor of its piece of the indices where these are its ids merged and sorted, else
             an empty name.
         merge: whether equal rows must be merged again at the owner because the update does not.
+        batch: where one is named, workers that have none of its rows send no gradient rows.
     """
 
     table: str
@@ -277,6 +279,7 @@ class Push:
     lookups: tuple[str, ...]
     searched: tuple[str, ...]
     merge: bool
+    batch: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +289,7 @@ class Collect:
     `route` is `allgather` (deduplicated rows gathered), `allreduce` (densified and summed; only the union of touched
     rows reaches the update) or `raw` (every row gathered unmerged, where the post-processing has no rule). `merge` says
     whether equal rows of several workers must be merged because the update does not; `pieces` are the lookups that the
-    rows of route `raw` come from.
+    rows of route `raw` come from. Workers that have no rows of `batch`, where one is named, send nothing.
     """
 
     variable: str
@@ -297,6 +300,7 @@ class Collect:
     indices: tuple[Edge, ...]
     merge: bool = False
     pieces: tuple[GradientPiece, ...] = ()
+    batch: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +361,7 @@ class Rewrites:
         reported: what steps report of their batches.
         padded: ragged rows that are filled up.
         added: what steps add to variables of which each worker has a part.
+        uncounted: names of such variables that are added to in loops, by workers without examples too.
         notes: what a plan says of how losses are taken, a sentence each.
     """
 
@@ -389,6 +394,7 @@ class Rewrites:
     reported: tuple[ReportedScalar, ...] = ()
     padded: tuple[PaddedRows, ...] = ()
     added: tuple[PartAdded, ...] = ()
+    uncounted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def table(self, op: str) -> Table:

@@ -94,6 +94,7 @@ class WorkerGraph:
         streams: the random numbers that are drawn while it trains, where checkpoints hold how far they are.
         inputs: the iterators of datasets, where checkpoints hold how far they are.
         full: where batches are fed that are as long as most.
+        uncounted: names of variables to which a worker without examples would add (rewrites.Rewrites).
     """
 
     graph_def: GraphDef
@@ -119,6 +120,7 @@ class WorkerGraph:
     streams: RandomStreams = RandomStreams()
     inputs: IteratorsOfGraph = IteratorsOfGraph()
     full: tuple[FullBatch, ...] = ()
+    uncounted: tuple[str, ...] = ()
 
 
 def _keep_fetchable(editor: Editor) -> None:
@@ -192,4 +194,5 @@ def transform(
         streams=streams,
         inputs=inputs,
         full=full,
+        uncounted=rewrites.uncounted,
     )

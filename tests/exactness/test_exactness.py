@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,11 @@ PLAIN = Program(
 )
 
 
-SEED, GRAPHS, QUICK, GROUP = 1, 300, 180, 30
+GRAPHS, QUICK, GROUP = 300, 180, 30
 """A group, which is one test, takes about 12 s of processor. Those after QUICK are for `-m slow`, and
 `python -m ops.exactness` tries more.
 """
-ONE_ROUTE = Trials(SEED, workers=None, routes="one", claims=False)
-OPEN: dict[int, str] = {}
-"""Graphs of the seed whose faults are known and not mended yet; a mended one must be taken out."""
+ONE_ROUTE = Trials(1, workers=None, routes="one", claims=False)
 
 
 def without_all_reduces(rewrites: Rewrites) -> Rewrites:
@@ -66,14 +65,29 @@ def test_a_transform_broken_on_purpose_is_wrong_with_a_minimal_program_that_runs
 @pytest.mark.parametrize(
     "first", [pytest.param(n, marks=[pytest.mark.slow] * (n >= QUICK)) for n in range(0, GRAPHS, GROUP)]
 )
-def test_graphs_of_the_grammar_are_equal_or_refused(first: int) -> None:
-    faults = {}
-    for number, outcomes in tried(ONE_ROUTE, range(first, first + GROUP), processes=1, until=math.inf):
-        for route, outcome in outcomes.items():
-            if outcome.is_fault:
-                faults[number] = f"{route}: {outcome.kind} {outcome.message[:300]}"
-    assert {n: fault for n, fault in faults.items() if n not in OPEN} == {}
-    assert [n for n in OPEN if first <= n < first + GROUP and n not in faults] == []
+def test_graphs_of_the_grammar_are_equal_or_refused(first: int, request: pytest.FixtureRequest) -> None:
+    """The seed is the date's (tests/conftest.py): each day tries other graphs."""
+    trials = replace(ONE_ROUTE, seed=request.config.getoption("--graphs-seed"))
+    assert faults_of(trials, range(first, first + GROUP)) == []
+
+
+def faults_of(trials: Trials, numbers: Sequence[int]) -> list[str]:
+    """What came of graphs that are neither equal nor refused, each with the command that tries it again."""
+    return [
+        f"{outcome.kind} by {route}: {outcome.message[:300]}\n"
+        f"Again: python -m ops.exactness --seed {trials.seed} --only {number} --routes {route}"
+        for number, outcomes in tried(trials, numbers, processes=1, until=math.inf)
+        for route, outcome in outcomes.items()
+        if outcome.is_fault
+    ]
+
+
+def test_a_graph_with_a_fault_is_told_with_the_command_that_tries_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {4: {"alltoall": Outcome("wrong", "w:0 by 0.5")}, 5: {"hybrid": Outcome("equal")}}
+    monkeypatch.setattr("tests.exactness.test_exactness.tried", lambda *_, **__: found.items())
+    assert faults_of(replace(ONE_ROUTE, seed=20261231), [4, 5]) == [
+        "wrong by alltoall: w:0 by 0.5\nAgain: python -m ops.exactness --seed 20261231 --only 4 --routes alltoall"
+    ]
 
 
 def test_a_plain_graph_is_equal_by_every_route_and_what_is_said_of_its_tensors_holds() -> None:

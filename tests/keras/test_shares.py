@@ -13,13 +13,25 @@ def test_shares_of_all_workers_are_the_batch(size):
     ids, texts = np.arange(14).reshape(7, 2), np.array([b"a", b"b", b"c", b"d", b"e", b"f", b"g"])
     batch = ({"ids": tf.constant(ids), "texts": tf.constant(texts)}, None)
     shares = [share_of(batch, rank, size) for rank in range(size)]
-    assert np.concatenate([share[0] for share in shares]).tolist() == ids.tolist()
-    assert np.concatenate([share[1] for share in shares]).tolist() == texts.tolist()
+    assert np.concatenate([share.arrays[0][: share.rows] for share in shares]).tolist() == ids.tolist()
+    assert np.concatenate([share.arrays[1][: share.rows] for share in shares]).tolist() == texts.tolist()
+    assert {share.total for share in shares} == {7}
+
+
+def test_a_worker_without_rows_has_a_stand_in_that_is_a_row_of_the_batch():
+    shares = [share_of([np.arange(2), np.float32(0.5)], rank, 5) for rank in range(5)]
+    assert [share.rows for share in shares] == [0, 0, 1, 0, 1]
+    assert [share.arrays[0].tolist() for share in shares] == [[0], [0], [0], [1], [1]]
+    assert [share.is_stand_in for share in shares] == [True, True, False, True, False]
+    assert {float(share.arrays[1]) for share in shares} == {0.5}
+    nothing = share_of([np.arange(0)], 0, 2)
+    assert (nothing.arrays[0].tolist(), nothing.is_stand_in) == ([], False)
 
 
 def test_a_share_of_ragged_rows_has_their_values_and_where_they_end():
     batch = tf.ragged.constant([[1], [2, 3], [], [4]])
-    assert [part.tolist() for part in share_of(batch, 1, 2)] == [[4], [0, 0, 1]]
+    assert [part.tolist() for part in share_of(batch, 1, 2).arrays] == [[4], [0, 0, 1]]
+    assert [part.tolist() for part in share_of(batch[:1], 0, 2).arrays] == [[1], [0, 1]]
 
 
 @pytest.mark.parametrize("numbers", [[2, 3, 4, 5, 6], [6, 0, 3, 3, 1], [4], []])
@@ -29,7 +41,7 @@ def test_shares_of_numbered_rows_are_those_of_the_rows(numbers):
     assert rows_of(batch) == len(numbers)
     for rank in range(3):
         expected = share_of([ids[numbers], labels[numbers]], rank, 3)
-        assert [part.tolist() for part in share_of(batch, rank, 3)] == [part.tolist() for part in expected]
+        assert [part.tolist() for part in share_of(batch, rank, 3).arrays] == [p.tolist() for p in expected.arrays]
 
 
 def test_rows_that_follow_one_another_are_not_copied():

@@ -1,7 +1,7 @@
-"""Calls of `fit` carried out in the tests' own process by two workers, whose graphs run in one session.
+"""Calls of `fit` carried out in the tests' own process by several workers, whose graphs run in one session.
 
-Keras's own `fit` runs once, as on worker 0, with the whole batches; a step is that of both workers, each with its share
-of the rows, and of what they have is put together what a job puts together.
+Keras's own `fit` runs once, as on worker 0, with the global batches; a step is that of all workers, each with its share
+of the rows, and their results are combined as in a job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parallax import Config
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.functions.running import RunningSteps
-from parallax.functions.shares import share_of
+from parallax.functions.shares import Share, share_of
 from parallax.keras import fitting
 from parallax.keras.fitting import history_of, read_fit, result_of, run_fit, take_state
 from parallax.plans.plan import one_host
@@ -39,11 +39,11 @@ def plain_fit_of(model):
     return inspect.unwrap(type(model).fit)
 
 
-def read(model, *args, merge_rows=True, **kwargs):
-    """A call of `fit`, read for two workers."""
+def read(model, *args, merge_rows=True, size=SIZE, **kwargs):
+    """A call of `fit`, read for so many workers."""
     bound = inspect.signature(plain_fit_of(model)).bind(model, *args, **kwargs)
     arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
-    return read_fit(model, arguments, SIZE, merge_rows)
+    return read_fit(model, arguments, size, merge_rows)
 
 
 def plan_of_fit(model, *args, **kwargs):
@@ -53,23 +53,30 @@ def plan_of_fit(model, *args, **kwargs):
 
 def fit_by_two(model, *args, **kwargs):
     """What `fit` gives under `parallax run --workers 2`; `merge_rows` is that of `parallax.keras.use`."""
-    fit = read(model, *args, **kwargs)
-    session, original = TwoWorkersSession(fit.graph), functools.partial(plain_fit_of(model), model)
-    with mock.patch.object(fitting, "RunningSteps", _Both), mock.patch("parallax.keras.training.share_of", _shares):
+    return fit_by(SIZE, model, *args, **kwargs)
+
+
+def fit_by(size, model, *args, **kwargs):
+    """What `fit` gives by so many workers."""
+    fit = read(model, *args, size=size, **kwargs)
+    session, original = WorkersSession(fit.graph, size), functools.partial(plain_fit_of(model), model)
+    shares = functools.partial(_shares, size)
+    with mock.patch.object(fitting, "RunningSteps", _All), mock.patch("parallax.keras.training.share_of", shares):
         history, values = run_fit(fit, original, session, 1, 0)
     result = pickle.loads(pickle.dumps(result_of(fit, history, values)))
     take_state(fit, result.pop("values"))
     return history_of(model, result, fit.arguments)
 
 
-class TwoWorkersSession:
-    """Both workers' graphs in one session.
+class WorkersSession:
+    """All workers' graphs in one session.
 
     Args:
         graph: a StepGraph, with its steps.
+        size: how many workers.
     """
 
-    def __init__(self, graph):
+    def __init__(self, graph, size):
         native_ops()
         self.writes = {}
         with graph.graph.as_default():
@@ -77,49 +84,66 @@ class TwoWorkersSession:
                 given = v1.placeholder(variable.dtype, variable.shape)
                 self.writes[name] = v1.assign(variable, given).op.name, given.name
         analysed = analyse(graph.graph)
-        rewrites = rewrites_of(analysed, plan_for(analysed, one_host(SIZE), Config()), False)
-        made = [transform(analysed.captured.view, rewrites, Worker(rank, SIZE, SEED, False)) for rank in range(SIZE)]
+        rewrites = rewrites_of(analysed, plan_for(analysed, one_host(size), Config()), False)
+        made = [transform(analysed.captured.view, rewrites, Worker(rank, size, SEED, False)) for rank in range(size)]
         runs = [op.name for op in graph.graph.get_operations() if op.name.endswith("/run")]
         runs += [op for op, _ in self.writes.values()]
         session = NamedSession(together([one.graph_def for one in made], runs), v1.ConfigProto())
-        self.workers, self.job = Alone(), JobInMemory(session, analysed, made)
+        self.workers, self.size, self.job = Alone(), size, JobInMemory(session, analysed, made)
         for phase in initialization_phases(analysed.captured):
-            self.job.run_ops([phase] * SIZE)
+            self.job.run_ops([phase] * size)
         self.job.run_ops([list(one.counter_initializers) for one in made])
 
 
-class _Both(RunningSteps):
-    """What worker 0 asks of its session, of both."""
+class _All(RunningSteps):
+    """What worker 0 asks of its session, of all workers."""
 
-    def run(self, step, feeds, fetches, *_):
+    def run(self, step, share, fetches):
         flat, counted = tf.nest.flatten(fetches), {tensor.name for tensor in step.fetches[1]}
-        given = [{p.name: np.asarray(v) for p, v in zip(step.feeds, one, strict=True)} for one in feeds]
+        given = [{p.name: np.asarray(v) for p, v in zip(step.feeds, one.arrays, strict=True)} for one in share.arrays]
+        given = [
+            feeds | ({step.rows.name: np.int64(0)} if one.is_stand_in else {})
+            for feeds, one in zip(given, share.arrays, strict=True)
+        ]
         found = self._session.job.run([step.run.name, *(tensor.name for tensor in flat)], given)
-        pairs = zip(flat, *(one[1:] for one in found), strict=True)
-        return tf.nest.pack_sequence_as(fetches, [(_sum if t.name in counted else _log)(*pair) for t, *pair in pairs])
+        parts = [
+            [_of_share(tensor, value, own) for tensor, value in zip(flat, one[1:], strict=True)]
+            for one, own in zip(found, share.arrays, strict=True)
+        ]
+        put = [(_sum if t.name in counted else _log)(values) for t, *values in zip(flat, *parts, strict=True)]
+        return tf.nest.pack_sequence_as(fetches, put)
 
     def run_op(self, op):
-        self._session.job.run_ops([[op.name]] * SIZE)
+        self._session.job.run_ops([[op.name]] * self._session.size)
 
     def read(self, name):
-        return self._session.job.run([f"{name}/Read/ReadVariableOp:0"], [{}] * SIZE)[0][0]
+        return self._session.job.run([f"{name}/Read/ReadVariableOp:0"], [{}] * self._session.size)[0][0]
 
     def write(self, name, value):
         op, given = self._session.writes[name]
-        self._session.job.run([op], [{given: np.asarray(value)}] * SIZE)
+        self._session.job.run([op], [{given: np.asarray(value)}] * self._session.size)
 
 
-def _sum(one, other):
-    return (np.asarray(one, np.float64) + other).astype(np.asarray(one).dtype)
+def _of_share(tensor, value, share):
+    """A result of a worker: of what has rows, those of its share."""
+    return value[: share.rows] if tensor.shape.rank and tensor.shape[0] is None else value
 
 
-def _log(one, other):
+def _sum(values):
+    return np.sum(np.asarray(values, np.float64), axis=0).astype(np.asarray(values[0]).dtype)
+
+
+def _log(values):
     """Rows one after the other, and of numbers the mean, as training on several workers does."""
-    return np.concatenate([one, other]) if np.ndim(one) else np.asarray(_sum(one, other) / 2, np.asarray(one).dtype)
+    if np.ndim(values[0]):
+        return np.concatenate(values)
+    return np.asarray(np.mean(values, dtype=np.float64), np.asarray(values[0]).dtype)
 
 
-def _shares(batch, rank, size):
-    return [share_of(batch, one, SIZE) for one in range(SIZE)]
+def _shares(size, batch, *_):
+    """The shares of all workers, as one."""
+    shares = tuple(share_of(batch, one, size) for one in range(size))
+    return Share(shares, shares[0].total, shares[0].total)
 
 
 def outcome_of_two(make, seed=3):

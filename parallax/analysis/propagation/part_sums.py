@@ -58,9 +58,20 @@ def find_parts(walk: Walk, batches: Mapping[str, str]) -> tuple[PartAdded, ...]:
         kind, batch = look.of(tensor), batches.get(split_tensor(tensor)[0], "")
         if kind == _ALIKE:
             found.append(PartAdded(one.edge))
-        elif kind == _MEAN and batch:
-            found.append(PartAdded(one.edge, batch))
+        elif batch and not _is_in_loop(walk, one.edge.node):
+            found.append(PartAdded(one.edge, batch, is_mean=kind == _MEAN))
     return tuple(found)
+
+
+def find_uncounted(walk: Walk) -> tuple[str, ...]:
+    """Names of variables of which each worker has a part, and to which it adds in a loop: with examples or without."""
+    written = [v for v, node in written_within(walk.view) if node not in walk.known.initial]
+    written += [one.variable for one in additions(walk.view) if _is_in_loop(walk, one.edge.node)]
+    return tuple(dict.fromkeys(walk.known.captured.variables[v].logical_name for v in written))
+
+
+def _is_in_loop(walk: Walk, node: str) -> bool:
+    return any(branch.is_loop for branch in walk.known.branches[node])
 
 
 def notes_of(walk: Walk) -> tuple[str, ...]:

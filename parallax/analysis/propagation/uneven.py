@@ -2,10 +2,13 @@
 
 A worker's loss is taken for a mean over its own batch. The one process's loss is then the mean of the workers' losses,
 each counted by its share of all examples, and so are its gradients. So every mean over the workers becomes one by
-shares; a worker without examples counts for nothing, whatever its gradients are. What losses are divided by, and what
-means are chosen of, is put together so that this holds for it too (denominators.py), and a sum over the batch that
-nothing divides is made a mean (sums.py). The shares take one sum over the workers, of the batches' lengths,
-in runs that are not fed what it gives.
+shares. What losses are divided by, and what means are chosen of, is put together so that this holds for it too
+(denominators.py), and a sum over the batch that nothing divides is made a mean (sums.py). The shares take one sum over
+the workers, of the batches' lengths, in runs that are not fed what it gives.
+
+A worker without examples computes on a stand-in, an example of another worker (functions/shares.py): no op is run on an
+empty batch, which many kernels do not take. Such a worker counts for nothing: by its share of 0 in means, by being left
+out of sums and extremes, and by sending no gradient rows.
 
 What a step reports (a loss that it logs) becomes such that the plain mean over the workers is the one process's value,
 and what a metric counts such that the sum over the workers is; the weight with which it is counted is put together. A
@@ -21,21 +24,17 @@ from typing import TypeVar
 from parallax.analysis.propagation import part_sums, sums
 from parallax.analysis.propagation.axis_blocks import is_length
 from parallax.analysis.propagation.batch_axis import BatchAxes
-from parallax.analysis.propagation.states import SAME
-from parallax.analysis.propagation.walk import Walk
+from parallax.analysis.propagation.states import SAME, AtOwners, Extent
+from parallax.analysis.propagation.walk import Walk, read_value
 from parallax.errors import GraphError
 from parallax.graph.batches import WEIGHT, batch_by_node, batch_of, length_by_step, reported_as
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.losses import Divided, ReportedScalar, Selected, UnevenBatch
-from parallax.plans.rewrites import AllReduce, Rewrites, Scale, Scatter
+from parallax.plans.rewrites import AllReduce, Collect, Push, Rewrites, Scale, Scatter
 
 _COPIES = ("Identity", "Cast")
-_MEANS = ("mean", "workers_mean")
-_NEED_EXAMPLES = ("Conv2D", "Conv3D", "MaxPool")
-"""Of TensorFlow 2.21 with oneDNN: an empty result of a wrong shape, and a gradient that ends the process."""
-_ALWAYS_NEED_EXAMPLES = ("TensorScatterAdd",)
-"""Of TensorFlow 2.21, with oneDNN or without: indices into an empty tensor are refused, as CTC losses have them."""
 _Weighted = TypeVar("_Weighted", Scale, Scatter)
+_Rows = TypeVar("_Rows", Push, Collect)
 
 
 def weighed(walk: Walk, rewrites: Rewrites) -> Rewrites:
@@ -56,10 +55,10 @@ def weighed(walk: Walk, rewrites: Rewrites) -> Rewrites:
             "Leave accumulate_steps at 1; in Keras, set gradient_accumulation_steps of the optimizer."
         )
     means = {one.tensor for one in rewrites.divided if one.is_mean}
-    reduced = [_weighed_mean(one, batches, one.tensor in means) for one in rewrites.all_reduces]
+    reduced = [_of_batch(walk, one, batches, one.tensor in means) for one in rewrites.all_reduces]
     reported = tuple(_reported(walk, batches))
     weights = [
-        AllReduce(f"{one.node}:0", tuple(walk.view.consumers(f"{one.node}:0")), "sum")
+        AllReduce(f"{one.node}:0", tuple(walk.view.consumers(f"{one.node}:0")), "sum", batch=one.batch)
         for one in reported
         if one.kind == WEIGHT
     ]
@@ -68,40 +67,21 @@ def weighed(walk: Walk, rewrites: Rewrites) -> Rewrites:
         all_reduces=(*reduced, *weights),
         scales=_of_batches(rewrites.scales, batches),
         scatters=_of_batches(rewrites.scatters, batches),
+        pushes=tuple(_of_rows(one, batches) for one in rewrites.pushes),
+        collects=tuple(_of_rows(one, batches) for one in rewrites.collects),
         divided=tuple(_of_division(one, batches) for one in rewrites.divided if not one.is_mean),
         selected=tuple(_of_selection(one, batches) for one in rewrites.selected),
         batches=_uneven(walk.view, batches),
         summed=sums.find_sums(walk, batches),
+        uncounted=part_sums.find_uncounted(walk),
         reported=tuple(one for one in reported if one.kind != WEIGHT),
     )
 
 
 def notes_of(walk: Walk) -> tuple[str, ...]:
-    """What the plan says of ops that need examples, and of sums not followed."""
-    return (*_notes_of_empty(walk), *_notes_of_sums(walk))
-
-
-def _notes_of_sums(walk: Walk) -> tuple[str, ...]:
+    """What the plan says of sums that cannot be followed."""
     batches = batch_by_node(walk.view)
     return sums.notes_of(walk, batches) if batches else ()
-
-
-def _notes_of_empty(walk: Walk) -> tuple[str, ...]:
-    view, batches = walk.view, batch_by_node(walk.view)
-    ops = {view.op(node) for node in batches}
-    found, always = (sorted(ops & {*names}) for names in (_NEED_EXAMPLES, _ALWAYS_NEED_EXAMPLES))
-    notes = []
-    if found:
-        notes.append(
-            f"TensorFlow's {' and '.join(found)} can fail on CPUs where a worker has no example of a batch: leave each "
-            "one at least, or set TF_ENABLE_ONEDNN_OPTS=0"
-        )
-    if always:
-        notes.append(
-            f"TensorFlow's {' and '.join(always)} can fail where a worker has no example of a batch: leave each one at "
-            "least"
-        )
-    return tuple(notes)
 
 
 def _uneven(view: GraphView, batches: dict[str, str]) -> tuple[UnevenBatch, ...]:
@@ -116,16 +96,30 @@ def _batch_of(batches: dict[str, str], tensor: str) -> str:
     return batches.get(split_tensor(tensor)[0], "")
 
 
-def _weighed_mean(one: AllReduce, batches: dict[str, str], is_denominator: bool) -> AllReduce:
-    """A mean by shares; of the means that a loss is divided by, that of the joined batch."""
+def _of_batch(walk: Walk, one: AllReduce, batches: dict[str, str], is_denominator: bool) -> AllReduce:
+    """A mean by shares; of the means that a loss is divided by, that of the global batch.
+
+    What owners of rows have a part of, they have of all workers' examples: it is left as it is.
+    """
     batch = _batch_of(batches, one.tensor)
     if batch and is_denominator:
         return replace(one, kind="workers_mean", batch=batch)
-    return replace(one, batch=batch) if batch and one.kind in _MEANS else one
+    return replace(one, batch=batch) if batch and not _is_at_owners(walk, one.tensor) else one
+
+
+def _is_at_owners(walk: Walk, tensor: str) -> bool:
+    """Whether a tensor is computed of rows that their owners hold."""
+    states = [read_value(walk, walk.states[taken]) for taken in walk.view.inputs(split_tensor(tensor)[0])]
+    return any(isinstance(s.along if isinstance(s, Extent) else s, AtOwners) for s in states)
 
 
 def _of_batches(found: Sequence[_Weighted], batches: dict[str, str]) -> tuple[_Weighted, ...]:
     return tuple(replace(one, batch=_batch_of(batches, one.tensor)) for one in found)
+
+
+def _of_rows(one: _Rows, batches: dict[str, str]) -> _Rows:
+    nodes = [edge.node for edge in (*one.values, *one.indices)]
+    return replace(one, batch=next((batches[node] for node in nodes if node in batches), ""))
 
 
 def _of_division(one: Divided, batches: dict[str, str]) -> Divided:

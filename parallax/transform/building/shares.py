@@ -1,7 +1,8 @@
 """Each worker's share of the examples of a step, where workers' batches may be of unequal length.
 
-Shares add up to 1 over the workers. A product with a share of 0 is 0, whatever the other factor: a worker without
-examples may have gradients that are no numbers.
+Shares add up to 1 over the workers. A worker without examples computes on a stand-in (functions/shares.py), which
+counts for nothing: a product with a share of 0 is 0, whatever the other factor; sums and extremes over the workers
+leave the worker out; and it sends no gradient rows.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ class BatchShare:
     Attributes:
         rows: how many examples all workers have; a scalar of type int64.
         own: what part of them this worker has; a scalar of type float64.
+        is_counted: whether this worker has any; a boolean scalar.
     """
 
     rows: Tensor
     own: Tensor
+    is_counted: Tensor
 
     @staticmethod
     def of(own: Tensor, rows: Tensor) -> BatchShare:
         """The share of so many rows of so many, scalars of type int64."""
-        return BatchShare(rows, tf.math.divide_no_nan(tf.cast(own, tf.float64), tf.cast(rows, tf.float64)))
+        share = tf.math.divide_no_nan(tf.cast(own, tf.float64), tf.cast(rows, tf.float64))
+        return BatchShare(rows, share, own > 0)
 
     def times(self, factor: float, dtype: DType) -> Tensor:
         """The share, times a number, as a scalar of some type."""
@@ -39,7 +43,35 @@ class BatchShare:
         """A tensor times the share, and times a number."""
         return tf.math.multiply_no_nan(tensor, self.times(factor, tensor.dtype))
 
+    def counted(self, tensor: Tensor) -> Tensor:
+        """A tensor where this worker has examples, and zeros of its shape elsewhere."""
+        return counted(self.is_counted, tensor)
+
+    def counted_rows(self, tensor: Tensor) -> Tensor:
+        """A tensor `[n, ...]` where this worker has examples, and none of its rows elsewhere."""
+        rows = tf.shape(tensor)[0]
+        return tensor[: tf.where(self.is_counted, rows, tf.zeros_like(rows))]
+
     def part_of(self, total: Tensor, workers: int) -> Tensor:
         """The share's part of a positive scalar; a W-th of it where this worker has none, so that it can divide."""
         equal = tf.constant(1.0 / workers, tf.float64)
         return total * tf.cast(tf.where(self.own > 0, self.own, equal), total.dtype)
+
+
+def counted(is_counted: Tensor, tensor: Tensor, kind: str = "sum") -> Tensor:
+    """A worker's part of what workers reduce; where it is not counted, what leaves the others' result as it is.
+
+    Args:
+        is_counted: whether the worker has examples.
+        tensor: the part.
+        kind: `sum`, `min` or `max`.
+    """
+    if kind == "sum":
+        return tf.where(is_counted, tensor, tf.zeros_like(tensor))
+    if tensor.dtype == tf.bool:
+        neutral = tf.constant(kind == "min")
+    elif tensor.dtype.is_floating:
+        neutral = tf.constant(float("inf" if kind == "min" else "-inf"), tensor.dtype)
+    else:
+        neutral = tf.constant(tensor.dtype.max if kind == "min" else tensor.dtype.min, tensor.dtype)
+    return tf.where(is_counted, tensor, neutral)

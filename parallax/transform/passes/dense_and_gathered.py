@@ -9,15 +9,16 @@ import tensorflow as tf
 
 from parallax.graph.view import split_tensor
 from parallax.plans.plan import ALLGATHER
-from parallax.plans.rewrites import AllReduce, Collect, GradientPiece, Rewrites, SharedRows
+from parallax.plans.rewrites import REDUCED, AllReduce, Collect, GradientPiece, Rewrites, SharedRows
 from parallax.transform.building.collectives import all_gather, open_end
 from parallax.transform.building.copies import NamedTensor
 from parallax.transform.building.deduplicated_ids import INT32_ROWS
 from parallax.transform.building.editor import SCOPE, Counter, Editor
 from parallax.transform.building.merge_equal_rows import merge_equal_rows, merge_rows_of_equal_keys
 from parallax.transform.building.reduce_and_broadcast import Reducer
+from parallax.transform.building.shares import BatchShare, counted
 from parallax.transform.building.wire import GRADIENTS
-from parallax.types import Operation, Tensor
+from parallax.types import DType, Operation, Tensor
 
 
 def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
@@ -50,21 +51,23 @@ def _reduced(editor: Editor, reduction: AllReduce) -> NamedTensor | Tensor:
     """What workers put together; for tensors of one shape it is built once, and then copied, where it can be."""
     named = editor.named(reduction.tensor)
     if reduction.kind == "rows_mean":
-        return _mean_of_rows(editor, editor.leaving(reduction.tensor), editor.leaving(reduction.weight))
+        return _mean_of_rows(editor, reduction)
     became_dense = editor.view.op(split_tensor(reduction.tensor)[0]) == "UnsortedSegmentSum"
     build = partial(_built, editor.together, editor.worker.size, reduction.kind, became_dense)
-    shares = [editor.shares[reduction.batch].times(1.0, named.dtype)] if reduction.batch else []
+    shares = [_weight(editor.shares[reduction.batch], reduction.kind, named.dtype)] if reduction.batch else []
     if reduction.tensor in editor.kept or not editor.together.can_be_copied(named.dtype):
         return build(editor.leaving(reduction.tensor), *shares)
     return editor.copies.copy((_built, reduction.kind, became_dense), build, [named, *shares])
 
 
 def _built(
-    together: Reducer, workers: int, kind: str, became_dense: bool, tensor: Tensor, share: Tensor | None = None
+    together: Reducer, workers: int, kind: str, became_dense: bool, tensor: Tensor, weight: Tensor | None = None
 ) -> Tensor:
     """One reduction by its kind (rewrites.AllReduce); gradients may travel in half precision."""
-    if share is not None:
-        weighed = tf.math.multiply_no_nan(tensor, share)
+    if weight is not None and kind in REDUCED:
+        tensor = counted(weight, tensor, kind)
+    elif weight is not None:
+        weighed = tf.math.multiply_no_nan(tensor, weight)
         return together.add_gradients(weighed) if kind == "mean" else together.all_reduce(weighed)
     if kind == "workers_mean":
         return together.all_reduce(tensor, "sum", 1.0 / workers)
@@ -102,9 +105,17 @@ def _scaled(editor: Editor, rewrites: Rewrites, values: Tensor, batch: str) -> T
     return values * tf.constant(1.0 / size if terms.synchronous and terms.average_sparse else 1.0, values.dtype)
 
 
-def _mean_of_rows(editor: Editor, mean: Tensor, rows: Tensor) -> Tensor:
+def _weight(share: BatchShare, kind: str, dtype: DType) -> Tensor:
+    """What a worker's part counts for: its share of all examples in a mean, all or nothing in other reductions."""
+    return share.is_counted if kind in REDUCED else share.times(1.0, dtype)
+
+
+def _mean_of_rows(editor: Editor, reduction: AllReduce) -> Tensor:
     """The mean over all workers' rows, from each worker's mean over its own (which may be none)."""
+    mean, rows = editor.leaving(reduction.tensor), editor.leaving(reduction.weight)
     count = tf.raw_ops.Shape(input=rows)[0]  # tf.shape would take the user's whole static shape
+    if reduction.batch:
+        count = editor.shares[reduction.batch].counted(count)
     weight = tf.cast(count, mean.dtype)
     total = tf.where(count > 0, mean * weight, tf.zeros_like(mean))
     return editor.together.all_reduce(total) / editor.together.all_reduce(weight)
@@ -130,22 +141,27 @@ def _collected(editor: Editor, collect: Collect) -> tuple[Tensor, Tensor]:
     flat = open_end(tf.reshape(values, [-1, math.prod(row_shape)])) if values is not None else None
     if flat is None:
         flat = tf.zeros([tf.size(indices), 0])
-    if collect.route == "allreduce":
-        all_values, all_indices = _densified(editor, flat, indices, collect.rows)
-    elif collect.route == "raw":
+    if collect.route == "raw":
         all_values, all_indices = _as_one_process(editor, collect, flat, indices)
     else:
-        all_values, all_indices = _gathered(editor, collect, flat, indices)
+        counted_values, counted_indices = (_counted_rows(editor, collect, rows) for rows in (flat, indices))
+        build = _densified if collect.route == "allreduce" else _gathered
+        all_values, all_indices = build(editor, collect, counted_values, counted_indices)
     return tf.reshape(all_values, [-1, *row_shape]), tf.cast(all_indices, indices.dtype)
 
 
-def _densified(editor: Editor, values: Tensor, indices: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+def _counted_rows(editor: Editor, collect: Collect, rows: Tensor) -> Tensor:
+    """Gradient rows of this worker's examples; none where it has no examples."""
+    return editor.shares[collect.batch].counted_rows(rows) if collect.batch else rows
+
+
+def _densified(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Summed over a whole table, with a column that counts who touched a row: only the union is given on.
 
     A sparse Momentum, Adam or Ftrl update leaves alone the rows that nobody touched, so they must not reach the update.
     """
-    counted = tf.concat([values, tf.ones([tf.shape(values)[0], 1], values.dtype)], 1)
-    total = editor.together.add_gradients(tf.math.unsorted_segment_sum(counted, indices, rows))
+    with_count = tf.concat([values, tf.ones([tf.shape(values)[0], 1], values.dtype)], 1)
+    total = editor.together.add_gradients(tf.math.unsorted_segment_sum(with_count, indices, collect.rows))
     touched = tf.where(total[:, -1] > 0)[:, 0]
     return tf.gather(total[:, :-1], touched), touched
 
@@ -176,9 +192,10 @@ def _of_all_workers(
     editor: Editor, collect: Collect, piece: GradientPiece, rows: Tensor, numbers: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The rows of all workers for one lookup; those of equal ids, or equal keys where they say it, are added up."""
-    sent = _sent_to_all(editor, collect, rows, numbers)
+    sent = _sent_to_all(editor, collect, *(_counted_rows(editor, collect, one) for one in (rows, numbers)))
     if piece.of:
-        return merge_rows_of_equal_keys(_from_all(editor, editor.keys_of(piece)), *sent)
+        keys = _counted_rows(editor, collect, editor.keys_of(piece))
+        return merge_rows_of_equal_keys(_from_all(editor, keys), *sent)
     return merge_equal_rows(*sent) if piece.kind == "unique" else sent
 
 

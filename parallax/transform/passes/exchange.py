@@ -220,8 +220,11 @@ def _gathered(editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: 
             return _with_own_rows(editor, rewrites, exchange, pushes)
         values, places = [], []
         for one in pushes:
-            values.append(_cut_open(editor, _values(editor, rewrites, exchange, one), one))
-            places.append(_cut_open(editor, tf.concat(_places(editor, exchange, one), 0), one))
+            pieces = [_values(editor, rewrites, exchange, one), tf.concat(_places(editor, exchange, one), 0)]
+            if one.batch:
+                pieces = [editor.shares[one.batch].counted_rows(piece) for piece in pieces]
+            values.append(_cut_open(editor, pieces[0], one))
+            places.append(_cut_open(editor, pieces[1], one))
         merged = merged_rows(exchange.asked, values, places)
         return _Gathered(exchange.way.push(exchange.routed, merged), exchange.asked, exchange.routed, False)
 

@@ -82,6 +82,8 @@ def _weigh_selected(editor: Editor, one: Selected, edges: Sequence[Edge]) -> Non
         return
     mean = editor.tensor(f"{one.node}:0")
     own = tf.cast(tf.raw_ops.Size(input=editor.tensor(one.values)), mean.dtype)
+    if one.batch:
+        own = editor.shares[one.batch].counted(own)
     share = _part(editor, editor.together.all_reduce(own), one.batch)
     if not one.is_whole:
         added = tf.where(own > 0, mean * own, tf.zeros_like(mean))  # a mean of nothing is no number
@@ -109,7 +111,8 @@ def _report(editor: Editor, one: ReportedScalar, workers: int) -> None:
 def _add_part(editor: Editor, one: PartAdded) -> None:
     taken = editor.at(one.edge)
     if one.batch:
-        editor.redirect([one.edge], editor.shares[one.batch].weigh(taken))
+        share = editor.shares[one.batch]
+        editor.redirect([one.edge], share.weigh(taken) if one.is_mean else share.counted(taken))
     elif editor.worker.rank:
         # Not a constant, for which nobody would compute `taken`: worker 0 needs what all put together for it.
         is_added = tf.compat.v1.placeholder_with_default(False, [])
