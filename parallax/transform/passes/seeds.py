@@ -30,13 +30,14 @@ def set_seeds(graph_def: GraphDef, initial: frozenset[str], worker: Worker) -> N
     """
     for node in graph_def.node:
         _set(node, node.name, node.name in initial, worker)
+    alike = _called_alike_only(graph_def, initial)
     for function in graph_def.library.function:
         for node in function.node_def:
-            _set(node, f"{function.signature.name}/{node.name}", False, worker)
+            name = f"{function.signature.name}/{node.name}"
+            _set(node, name, function.signature.name in alike, worker)
     if worker.rank and not worker.equal_randomness:
         number = mixed(worker.seed, "stateless", worker.rank)
         _fold(graph_def.node, number, initial, f"{SCOPE}/seed_", "")
-        alike = _called_alike_only(graph_def, initial)
         for function in graph_def.library.function:
             if function.signature.name not in alike:
                 _fold(function.node_def, number, frozenset(), f"{SCOPE}_seed_", ":z:0")
