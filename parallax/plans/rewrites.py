@@ -84,10 +84,6 @@ class Table:
         return (self.ownership(workers).count(holder, self.rows), *self.row_shape)
 
 
-REDUCED = ("sum", "min", "max", "rows_mean")
-"""The kinds of AllReduce that are no mean over the workers."""
-
-
 @dataclass(frozen=True, slots=True)
 class AllReduce:
     """`tensor` is each worker's part of a sum: the `edges` shall see the sum of all.
@@ -96,7 +92,7 @@ class AllReduce:
     over joined rows: weighted by the rows of `weight`, the tensor that was averaged), or `workers_mean` (a mean of what
     is no gradient). `table` names the table whose owners have the parts, where they are on servers; else the workers
     have them. Where a worker `keeps_own`, who fetches the tensor gets this worker's part. Of a `batch`, where it is
-    named, a worker counts in a mean by its share of the rows; the kinds of REDUCED leave out one without rows.
+    named, a worker counts in a mean by its share of the rows; the other kinds leave out one without rows.
     """
 
     tensor: str

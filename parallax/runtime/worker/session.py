@@ -166,11 +166,6 @@ class Session(PlainSession):
             # They run in the monitored session already: tf.train.start_queue_runners starts no second one.
             runner.create_threads(self, start=False)
 
-    @property
-    def uncounted(self) -> tuple[str, ...]:
-        """Names of variables to which a worker would add where it has no examples of a batch."""
-        return self._worker.names.uncounted
-
     def verify(self, make: Callable[[WorkerContext], Verification]) -> None:
         """Has the first runs looked at; `make` is given this worker's graph."""
         self._verification = make(self._worker)

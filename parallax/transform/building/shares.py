@@ -13,6 +13,9 @@ import tensorflow as tf
 
 from parallax.types import DType, Tensor
 
+REDUCED = ("sum", "min", "max", "rows_mean")
+"""The kinds of rewrites.AllReduce that are no mean over the workers."""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchShare:

@@ -9,14 +9,14 @@ import tensorflow as tf
 
 from parallax.graph.view import split_tensor
 from parallax.plans.plan import ALLGATHER
-from parallax.plans.rewrites import REDUCED, AllReduce, Collect, GradientPiece, Rewrites, SharedRows
+from parallax.plans.rewrites import AllReduce, Collect, GradientPiece, Rewrites, SharedRows
 from parallax.transform.building.collectives import all_gather, open_end
 from parallax.transform.building.copies import NamedTensor
 from parallax.transform.building.deduplicated_ids import INT32_ROWS
 from parallax.transform.building.editor import SCOPE, Counter, Editor
 from parallax.transform.building.merge_equal_rows import merge_equal_rows, merge_rows_of_equal_keys
 from parallax.transform.building.reduce_and_broadcast import Reducer
-from parallax.transform.building.shares import BatchShare, counted
+from parallax.transform.building.shares import REDUCED, BatchShare, counted
 from parallax.transform.building.wire import GRADIENTS
 from parallax.types import DType, Operation, Tensor
 
