@@ -58,7 +58,9 @@ def monitored_session(
     members = current_process_group()
     home = f"/job:{WORKER_TASK}/task:{members.rank}" if members.target else None
     with imported.as_default(), tf.device(home):
-        hooks = [*(UserHook(hook, worker) for hook in config.hooks), *more_hooks, LastHook(worker)]
+        chiefs = () if members.rank else config.chief_only_hooks
+        own = [*(UserHook(hook, worker) for hook in config.hooks), *(UserHook(hook, worker, True) for hook in chiefs)]
+        hooks = [*own, *more_hooks, LastHook(worker)]
         if guard is not None:
             guard.follow(worker_graph)
         own_initializers = (*worker_graph.counter_initializers, *(s.initializer for s in worker_graph.streams.kept))
@@ -66,8 +68,8 @@ def monitored_session(
         saved = memory = kept = None
         asked, places, is_equal = config.ckpt_config, places_of(worker_graph), worker_graph.synchronous
         if asked.keeps_state and place.keeps_positions and worker.positions is not None:
-            own = place.size if place.shares is None else place.shares
-            kept = keep_positions(worker_graph, worker.positions, members.workers, place.seed, own)
+            shares = place.size if place.shares is None else place.shares
+            kept = keep_positions(worker_graph, worker.positions, members.workers, place.seed, shares)
         if asked.ckpt_dir is not None:
             saved = checkpoints(graph, places, asked, members.workers, worker_graph.touched, kept)
             members.at_end.append(saved.finish)

@@ -181,7 +181,8 @@ def _make_graph(
     take_launchers_graph(graph, launcher, members.workers)
     alone = analysed_as(graph, parcel.spec, digest, config.lazy_updates)
     plan.check_belongs_to(alone.spec, plan.layout)
-    analysed = _with_hooks(alone, graph, config)
+    with members.folders.hooks_begin(config.hooks, members.workers):
+        analysed = _with_hooks(alone, graph, config)
     rewrites = rewrites_of(analysed, plan, equal_randomness)
     _agree("plan", plan.to_json())
     _agree("decisions", repr(rewrites))
@@ -364,7 +365,7 @@ def tell_of_lost_positions(worker_graph: WorkerGraph) -> None:
 def _with_hooks(analysed: Analysed, graph: Graph, config: Config) -> Analysed:
     """The graph with what the user's hooks add to it when they begin."""
     before = graph.version
-    begin_hooks(config.hooks, graph)
+    begin_hooks([*config.hooks, *config.chief_only_hooks], graph)
     return analysed if graph.version == before else analyse(graph, config.lazy_updates)
 
 

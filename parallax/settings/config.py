@@ -135,7 +135,10 @@ class Config:
         stall_timeout_s: seconds that a worker may wait in one `run` for others that do not come; infinite for ever.
         host_timeout_s: seconds that a host of the resource file may take to answer before the job is started; infinite
             for ever.
-        hooks: SessionRunHooks for the workers' sessions; they may name tensors of the user's graph.
+        hooks: SessionRunHooks for the workers' sessions; they may name tensors of the user's graph. What all workers
+            would write to one folder, worker R writes to `worker-R` in it, but for worker 0.
+        chief_only_hooks: such hooks for worker 0 alone, as those that log. They fetch what worker 0 has by itself: its
+            own loss, no table that workers share.
 
     Raises:
         ConfigError: when a value breaks its rule.
@@ -228,6 +231,7 @@ class Config:
         rule=checked.seconds,
     )
     hooks: Sequence[Any] = setting((), rule=_hooks)
+    chief_only_hooks: Sequence[Any] = setting((), rule=_hooks)
 
     def __setattr__(self, name: str, value: object) -> None:
         """Sets one value, checked."""

@@ -291,6 +291,11 @@ def framework_level() -> int:
     return int(text) if text.isdecimal() else FRAMEWORK_QUIET
 
 
+def wants_colours() -> bool:
+    """Whether what goes to a terminal may have colours: NO_COLOR, with any value but an empty one, says no."""
+    return not os.environ.get("NO_COLOR")
+
+
 def reach_directly(addresses: Iterable[str]) -> None:
     """Has gRPC connect to these addresses itself, also where the environment names a proxy for the web."""
     before = os.environ.get(_NO_PROXY) or os.environ.get("no_proxy")

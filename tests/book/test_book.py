@@ -50,6 +50,14 @@ def test_links_lead_somewhere(page):
         assert not heading or heading in anchors, link
 
 
+def test_the_readme_says_of_notebooks_what_the_page_that_trains_in_one_shows():
+    page = text_of(Path("docs/keras.md"))
+    (limit,) = [one for one in re.split(r"\n- ", text_of(Path("README.md"))) if "notebook" in one]
+    assert "(docs/keras.md#in-a-notebook)" in limit
+    section = page[page.index("## In a notebook") :]
+    assert [c for c in commands_of(Path("docs/keras.md")) if c.text in section and "cells.txt" in c.text]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_commands_stand_in_marked_blocks(page):
     unmarked = re.sub(r"^```(?:sh|console)\b.*?^```$", "", text_of(page), flags=re.DOTALL | re.MULTILINE)

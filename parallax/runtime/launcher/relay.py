@@ -1,6 +1,7 @@
 """Prints what all ranks write, each line with its rank before it, and keeps each rank's last lines on stderr.
 
 Lines that TensorFlow writes at its start go to the files alone (`framework_log`).
+Colours go to terminals alone, and not there either where the environment has NO_COLOR.
 Text that has no newline yet is not lost: on a terminal one such text is shown in place (a progress bar, a prompt).
 Elsewhere a bar is printed at most every few seconds, as a line, and other text when its line ends.
 """
@@ -17,8 +18,9 @@ from typing import BinaryIO, TextIO, cast
 
 from parallax.runtime.launcher.output_files import OutputFiles
 from parallax.runtime.launcher.sinks import Sink
+from parallax.runtime.launcher.terminal_text import TerminalFilter
 from parallax.runtime.supervisor.framework_log import is_hidden
-from parallax.settings.environment import FRAMEWORK_QUIET
+from parallax.settings.environment import FRAMEWORK_QUIET, wants_colours
 
 BAR_EVERY_S = 5.0
 TAIL_LINES = 50
@@ -70,16 +72,19 @@ class Relay:
         self._framework_log = framework_log
         self._sinks = {"stdout": Sink(stdout), "stderr": Sink(stderr)}
         self._terminals = {name: sink.isatty() for name, sink in self._sinks.items()}
+        self._has_colours = wants_colours()
+        self._filters: dict[tuple[int, str], tuple[TerminalFilter, TerminalFilter]] = {}
         self._lines: dict[tuple[int, str], _Line] = {}
         self._tails: dict[int, deque[str]] = {}
         self._status: tuple[int, str] | None = None  # whose unfinished line stands on the terminal
 
     def write(self, rank: int, stream: str, text: str, now_s: float) -> None:
         """Takes in a piece of what `rank` wrote to `stream`, cut anywhere."""
-        if self._files is not None and (trouble := self._files.write(rank, stream, text)):
+        plain, shown = self._without_colours(rank, stream, text)
+        if self._files is not None and (trouble := self._files.write(rank, stream, plain)):
             self.say(trouble)
         line = self._lines.setdefault((rank, stream), _Line(shown_s=now_s))
-        for piece in _ENDS.split(text):
+        for piece in _ENDS.split(shown):
             if piece == "\n":
                 self._finish(rank, stream, line)
                 line = self._lines[rank, stream] = _Line(shown_s=now_s, after_hidden=line.is_hidden)
@@ -128,6 +133,17 @@ class Relay:
     def tail(self, rank: int) -> list[str]:
         """The last lines that `rank` wrote to stderr, oldest first."""
         return list(self._tails.get(rank, ()))
+
+    def _without_colours(self, rank: int, stream: str, text: str) -> tuple[str, str]:
+        """A piece of text as it goes to files, and as it goes to this process's own stream."""
+        is_terminal = self._terminals[stream]
+        if (rank, stream) not in self._filters:
+            self._filters[rank, stream] = TerminalFilter(), TerminalFilter(is_terminal)
+        of_files, of_stream = self._filters[rank, stream]
+        plain = of_files.plain(text)
+        if not is_terminal:
+            return plain, plain
+        return plain, text if self._has_colours else of_stream.plain(text)
 
     def _finish(self, rank: int, stream: str, line: _Line) -> None:
         line.is_hidden = stream == "stderr" and is_hidden(line.text, self._framework_log, line.after_hidden)

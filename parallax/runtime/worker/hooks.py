@@ -49,6 +49,10 @@ from parallax.types import (
 )
 
 v1 = tf.compat.v1
+_NOT_CHIEFS = (
+    "A hook of Config.chief_only_hooks must fetch what worker 0 has by itself, and all workers must take part for "
+    "{fetch}. Name the hook in Config.hooks, which all workers run; for checkpoints use CheckPointConfig."
+)
 
 
 @dataclass
@@ -180,10 +184,15 @@ class WorkerContext:
 
 
 class PlainSession(SessionInterface):  # type: ignore[misc]
-    """TensorFlow's session of this worker with the user's names; nothing comes or goes in lists, no hook is called."""
+    """TensorFlow's session of this worker with the user's names; nothing comes or goes in lists, no hook is called.
 
-    def __init__(self, worker: WorkerContext) -> None:
-        self._worker = worker
+    Args:
+        worker: whose session it is.
+        is_chiefs: whether other workers do not make its runs, so that a run must do without them.
+    """
+
+    def __init__(self, worker: WorkerContext, is_chiefs: bool = False) -> None:
+        self._worker, self._is_chiefs = worker, is_chiefs
 
     @property
     def graph(self) -> Graph:
@@ -215,6 +224,8 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
         resolved = worker.names.resolve(request.names, request.feeds, gather)
         if worker.raw is None:
             raise SessionError("A run needs an open session, and this one is closed.")
+        if self._is_chiefs and resolved.collectives:
+            raise SessionError(_NOT_CHIEFS.format(fetch=fetch_text(request.names, ())))
         with worker.watch.run():
             for_all = partial(worker.names.for_all, request.names, request.feeds)
             worker.watch.begin(fetch_text(request.names, ()), resolved.collectives, for_all=for_all)
@@ -239,22 +250,29 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
 
 
 class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """One of the user's hooks; `begin` has been called on it."""
+    """One of the user's hooks; `begin` has been called on it.
 
-    def __init__(self, hook: Hook, worker: WorkerContext) -> None:
+    Args:
+        hook: the user's.
+        worker: whose session it looks at.
+        is_chiefs: whether worker 0 alone has it.
+    """
+
+    def __init__(self, hook: Hook, worker: WorkerContext, is_chiefs: bool = False) -> None:
         self._hook = hook
         self._worker = worker
+        self._is_chiefs = is_chiefs
         self._asked: tuple[Request, Resolved] | None = None
 
     def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Called when the session is there."""
         self._worker.raw = session
-        self._call(self._hook.after_create_session, PlainSession(self._worker), coord)
+        self._call(self._hook.after_create_session, self._session(), coord)
 
     def before_run(self, run_context: RunContext) -> RunArgs:
         """Passes the hook's wishes on, in the worker's names."""
         run = self._run()
-        constraints = self._call(self._hook.before_run, run.context)
+        constraints = self._call(self._hook.before_run, self._context(run))
         self._pass_on_stop(run_context)
         self._asked = None
         if constraints is None:
@@ -262,6 +280,8 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         fetches = [] if constraints.fetches is None else constraints.fetches
         request = self._worker.read(fetches, constraints.feed_dict, per_replica=False)
         resolved = self._worker.names.resolve(request.names, request.feeds, run.gather)
+        if self._is_chiefs:
+            self._check_runs_alone(run, request)
         run.hook_names += request.names
         run.fed |= request.feeds.keys()
         self._asked = request, resolved
@@ -274,17 +294,36 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             request, resolved = self._asked
             results = self._worker.values(request, resolved.values(run_values.results), per_replica=False)
         values = v1.train.SessionRunValues(results, run_values.options, run_values.run_metadata)
-        self._call(self._hook.after_run, self._run().context, values)
+        self._call(self._hook.after_run, self._context(self._run()), values)
         self._pass_on_stop(run_context)
 
     def end(self, session: Session) -> None:
         """Called when the session ends well."""
-        self._call(self._hook.end, PlainSession(self._worker))
+        self._call(self._hook.end, self._session())
 
     def _run(self) -> Run:
         if self._worker.run is None:
             raise SessionError("A hook is called within a run of the session that parallel_run returns.")
         return self._worker.run
+
+    def _session(self) -> PlainSession:
+        return PlainSession(self._worker, self._is_chiefs)
+
+    def _context(self, run: Run) -> RunContext:
+        """What the hook gets of the run in progress."""
+        if not self._is_chiefs:
+            return run.context
+        own = v1.train.SessionRunContext(run.context.original_args, self._session())
+        own.request_stop = run.context.request_stop
+        return own
+
+    def _check_runs_alone(self, run: Run, request: Request) -> None:
+        """Refuses fetches for which other workers would have to come, who do not know of them."""
+        names, before = self._worker.names, (*run.names, *run.hook_names)
+        fed = {*run.fed, *request.feeds}
+        without = names.resolve(before, run.fed, run.gather).collectives
+        if names.resolve((*before, *request.names), fed, run.gather).collectives != without:
+            raise SessionError(_NOT_CHIEFS.format(fetch=fetch_text(request.names, ())))
 
     def _pass_on_stop(self, run_context: RunContext) -> None:
         if self._run().context.stop_requested:

@@ -71,6 +71,8 @@ def _run(words: list[str], members: ProcessGroup) -> bool:
 
     record.install()
     join_deprecations()
+    members.folders.install()
+    members.when_built.append(members.folders.knows_rank)
     members.when_built.append(AlikeUntilBuilt(settings().script_seed or members.parcel.seed).part)
     try:
         run_script(words)

@@ -21,6 +21,7 @@ from parallax.runtime.supervisor.control import host_address
 from parallax.runtime.supervisor.preload import listening_on, prove_to
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
 from parallax.runtime.worker.standing_by import stand_by
+from parallax.runtime.worker.worker_folders import WorkerFolders
 from parallax.settings.environment import reach_directly, settings
 from parallax.types import Buffer, Comm, ConfigProto
 
@@ -48,6 +49,7 @@ class ProcessGroup:
             hosts; else None. Set by `start`.
         when_built: what a worker does, with its rank, once the session is there.
         at_end: what a worker does when its script has ended well, with the others, who all come there.
+        folders: where a worker writes what all workers would write to one folder.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class ProcessGroup:
         self.host_workers: Comm = None
         self.when_built: list[Callable[[int], None]] = []
         self.at_end: list[Callable[[], None]] = []
+        self.folders = WorkerFolders(self.rank)
         self._held = held
         self._server: Any = None  # lives as long as the process
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from parallax.runtime.launcher.output_files import OutputFiles
 from parallax.runtime.launcher.relay import BAR_EVERY_S, Relay
 
 
@@ -160,3 +161,29 @@ def test_a_terminal_that_was_closed_is_a_reader_that_is_gone():
             relay.write(0, "stdout", "a\n", 0)
         relay.drop_unread()
         assert os.fstat(terminal.fileno()).st_rdev == Path(os.devnull).stat().st_rdev
+
+
+COLOURED = [(0, "stdout", "\x1b[32mgre", 0), (1, "stdout", "\x1b", 0), (0, "stdout", "en\x1b[0", 0)]
+COLOURED += [(0, "stdout", "m\n", 0), (1, "stdout", "[1mbold\x1b[0m\n", 0)]
+
+
+def test_colours_go_to_terminals_alone(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert relayed(*COLOURED) == "[0] green\n[1] bold\n"
+    assert "\x1b[32mgreen\x1b[0m\n" in relayed(*COLOURED, is_terminal=True)
+
+
+def test_no_color_takes_them_from_terminals_too(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = relayed(*COLOURED, is_terminal=True)
+    assert "[0] green\n" in shown and "\x1b[32m" not in shown and "\x1b[K" in shown
+
+
+def test_files_have_no_colours(tmp_path, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    sink = Sink(is_terminal=True)
+    relay = Relay(sink, sink, files=OutputFiles(tmp_path, ["worker-0", "worker-1"]))
+    for piece in COLOURED:
+        relay.write(*piece)
+    relay.close()
+    assert (tmp_path / "worker-0" / "stdout").read_text() == "green\n"

@@ -1,0 +1,119 @@
+"""Gives each worker a folder of its own for the files of hooks and summaries that all workers would write alike.
+
+Every worker runs the script, so hooks and summary writers name the same folder on all. Two workers of a host then write
+one events file, and one timeline or checkpoint over the other's. Worker 0 writes where the script says, and worker R in
+the folder `worker-R` in it:
+
+- Folders of hooks are compared when the session is opened: a folder that a script names by its worker stays.
+- A summary writer that is made before `parallel_run` cannot know its worker.
+- One that is made later keeps a folder whose last name has the worker's number in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from parallax.types import Comm, Hook
+
+_FOLDERS = ("_output_dir", "_checkpoint_dir")
+_FILES = ("_save_path", "_output_file")
+"""Where TensorFlow's hooks have the folders and files that they write to."""
+_EAGER_WRITER = "create_summary_file_writer"
+
+
+class WorkerFolders:
+    """The folders of one worker.
+
+    Args:
+        rank: this worker's.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._knows_rank = self._stays = False
+
+    def install(self) -> None:
+        """From now on summary writers of this process write into the worker's own folders. Imports TensorFlow."""
+        from tensorflow.python.ops import gen_summary_ops
+        from tensorflow.python.summary.writer.event_file_writer import EventFileWriter
+
+        if not self._rank:
+            return
+        original = EventFileWriter.__init__
+
+        @wraps(original)
+        def of_worker(writer: Any, logdir: Any, *args: Any, **kwargs: Any) -> None:
+            original(writer, self.folder(str(logdir)), *args, **kwargs)
+
+        EventFileWriter.__init__ = of_worker
+        setattr(gen_summary_ops, _EAGER_WRITER, self._eager(getattr(gen_summary_ops, _EAGER_WRITER)))
+
+    def folder(self, named: str) -> str:
+        """Where this worker writes summaries for which the script names a folder."""
+        if not self._rank or self._stays or (self._knows_rank and self._has_rank(named)):
+            return named
+        return f"{named.rstrip('/')}/{self._name}"
+
+    def knows_rank(self, _: int) -> None:
+        """The script has come to know its rank."""
+        self._knows_rank = True
+
+    @contextmanager
+    def hooks_begin(self, hooks: Sequence[Hook], workers: Comm) -> Iterator[None]:
+        """Leads hooks to the worker's own folders; every worker must call it. Inside, hooks make their writers.
+
+        Args:
+            hooks: of the script, the same on all workers.
+            workers: communicator of the workers.
+        """
+        places = [(hook, name) for hook in hooks for name in (*_FOLDERS, *_FILES) if _text(hook, name)]
+        by_worker: list[list[str]] = workers.allgather([_text(hook, name) for hook, name in places])
+        for number, (hook, name) in enumerate(places):
+            lower = [of_worker[number] for of_worker in by_worker[: self._rank] if number < len(of_worker)]
+            if _text(hook, name) in lower:
+                self._lead(hook, name)
+        self._stays = True
+        try:
+            yield
+        finally:
+            self._stays = False
+
+    @property
+    def _name(self) -> str:
+        return f"worker-{self._rank}"
+
+    def _lead(self, hook: Hook, name: str) -> None:
+        import tensorflow as tf
+
+        folder, file = (_text(hook, name), "") if name in _FOLDERS else _text(hook, name).rpartition("/")[::2]
+        own = f"{folder.rstrip('/') or '.'}/{self._name}"
+        tf.io.gfile.makedirs(own)
+        setattr(hook, name, f"{own}/{file}" if file else own)
+
+    def _has_rank(self, named: str) -> bool:
+        return re.search(rf"(?<!\d){self._rank}(?!\d)", named.rstrip("/").rpartition("/")[2]) is not None
+
+    def _eager(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Of TensorFlow's op that opens a writer; in a graph its folder is the launcher's."""
+
+        @wraps(original)
+        def opened(*args: Any, **kwargs: Any) -> Any:
+            logdir = kwargs.get("logdir")
+            if hasattr(logdir, "numpy"):
+                import tensorflow as tf
+
+                kwargs["logdir"] = tf.constant(self.folder(logdir.numpy().decode()))
+            return original(*args, **kwargs)
+
+        return opened
+
+
+def _text(hook: Hook, name: str) -> str:
+    """A path that a hook has; empty where it has none."""
+    value = getattr(hook, name, None)
+    return str(value) if isinstance(value, (str, Path)) else ""
