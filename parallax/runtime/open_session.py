@@ -181,8 +181,8 @@ def _make_graph(
     take_launchers_graph(graph, launcher, members.workers)
     alone = analysed_as(graph, parcel.spec, digest, config.lazy_updates)
     plan.check_belongs_to(alone.spec, plan.layout)
-    with members.folders.hooks_begin(config.hooks, members.workers):
-        analysed = _with_hooks(alone, graph, config)
+    members.folders.lead_hooks(config.hooks, members.workers)
+    analysed = _with_hooks(alone, graph, config)
     rewrites = rewrites_of(analysed, plan, equal_randomness)
     _agree("plan", plan.to_json())
     _agree("decisions", repr(rewrites))

@@ -12,8 +12,7 @@ the folder `worker-R` in it:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -61,27 +60,24 @@ class WorkerFolders:
 
     def knows_rank(self, _: int) -> None:
         """The script has come to know its rank."""
-        self._knows_rank = True
+        self._knows_rank, self._stays = True, False
 
-    @contextmanager
-    def hooks_begin(self, hooks: Sequence[Hook], workers: Comm) -> Iterator[None]:
-        """Leads hooks to the worker's own folders; every worker must call it. Inside, hooks make their writers.
+    def lead_hooks(self, hooks: Sequence[Hook], workers: Comm) -> None:
+        """Leads hooks to the worker's own folders, before they begin; every worker must call it.
+
+        Writers that are made from here on, until the script knows its rank, are those of hooks and of Parallax.
 
         Args:
             hooks: of the script, the same on all workers.
             workers: communicator of the workers.
         """
+        self._stays = True
         places = [(hook, name) for hook in hooks for name in (*_FOLDERS, *_FILES) if _text(hook, name)]
         by_worker: list[list[str]] = workers.allgather([_text(hook, name) for hook, name in places])
         for number, (hook, name) in enumerate(places):
             lower = [of_worker[number] for of_worker in by_worker[: self._rank] if number < len(of_worker)]
             if _text(hook, name) in lower:
                 self._lead(hook, name)
-        self._stays = True
-        try:
-            yield
-        finally:
-            self._stays = False
 
     @property
     def _name(self) -> str:
@@ -103,7 +99,7 @@ class WorkerFolders:
 
         @wraps(original)
         def opened(*args: Any, **kwargs: Any) -> Any:
-            logdir = kwargs.get("logdir")
+            logdir: Any = kwargs.get("logdir")
             if hasattr(logdir, "numpy"):
                 import tensorflow as tf
 
