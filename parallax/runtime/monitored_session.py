@@ -25,8 +25,9 @@ from parallax.runtime.peers.recovered import RecoveredState
 from parallax.runtime.replan.change_over import places_of
 from parallax.runtime.worker.bfloat16 import options_with
 from parallax.runtime.worker.direct import DirectRuns, Finishing, can_be_direct
-from parallax.runtime.worker.hooks import LastHook, UserHook, WorkerContext
+from parallax.runtime.worker.hooks import WorkerContext
 from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, ProcessGroup, current_process_group
+from parallax.runtime.worker.user_hooks import LastHook, UserHook
 from parallax.settings.config import Config
 from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph

@@ -41,7 +41,7 @@ from parallax.runtime.worker.bfloat16 import EffectHook
 from parallax.runtime.worker.channels import open_channels
 from parallax.runtime.worker.graph_files import write_events, write_text
 from parallax.runtime.worker.heartbeat import Heartbeat, current_heartbeat
-from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext, begin_hooks
+from parallax.runtime.worker.hooks import TrainingRuns, WorkerContext
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.runtime.worker.names import Names
 from parallax.runtime.worker.nan_report import NanReport
@@ -51,6 +51,7 @@ from parallax.runtime.worker.profile import ProfileHook
 from parallax.runtime.worker.ranks import ProcessGroup, current_process_group
 from parallax.runtime.worker.run_log import RunLog
 from parallax.runtime.worker.session import BetweenStepsHook, Session
+from parallax.runtime.worker.user_hooks import begin_hooks
 from parallax.settings.config import Config
 from parallax.settings.parts import CheckPointConfig
 from parallax.transform.building import editor
@@ -220,8 +221,7 @@ def _training(worker: WorkerContext, made: _Made, members: ProcessGroup, extras:
     updates = training_updates(made.analysed.captured, made.analysed.sources)
     training = TrainingRuns(worker, updates)
     inputs = {one.name: one for one in made.worker_graph.inputs.kept}
-    is_equal = made.plan.synchronous
-    worker.positions = Positions(members.rank, members.size, training.trains, inputs, is_equal)
+    worker.positions = Positions(members.rank, members.size, training.trains, inputs, made.plan.synchronous)
     view = made.analysed.captured.view
     if not extras.equal_randomness:  # whoever compares fetches what was asked for
         worker.log = RunLog(view, updates, tells=members.rank == 0)

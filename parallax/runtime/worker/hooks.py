@@ -1,17 +1,15 @@
-"""Runs the user's session hooks as if on the user's graph, while the worker runs another.
+"""What runs of a worker are about: the user's graph, this worker's graph, and a session that reads names of the first.
 
-A hook builds its ops (`begin`) in the user's graph before that is transformed. Whatever it fetches and feeds later, by
-its wishes for a run or through the session it is given, is read in names of the user's graph and comes back as a plain
-TensorFlow session would give it, not in lists per replica.
+Whatever a hook fetches and feeds through the session it is given is read in names of the user's graph and comes back as
+a plain TensorFlow session would give it, not in lists per replica.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.client.session import SessionInterface  # what Saver asks of a session
@@ -23,7 +21,7 @@ from parallax.runtime.worker.accumulation import Accumulation, Gather
 from parallax.runtime.worker.batch_comparison import BatchComparison
 from parallax.runtime.worker.fetches import Fetchable, Leaf, Request, check_computed, put_together, read_request
 from parallax.runtime.worker.heartbeat import Heartbeat
-from parallax.runtime.worker.names import Names, Resolved, fetch_text
+from parallax.runtime.worker.names import Names, fetch_text
 from parallax.runtime.worker.nan_report import NanReport
 from parallax.runtime.worker.one_graph import place_of
 from parallax.runtime.worker.positions import Positions
@@ -33,23 +31,19 @@ from parallax.transform.building.editor import Counter
 from parallax.transform.building.wire import Rounding
 from parallax.transform.pipeline import WorkerGraph
 from parallax.types import (
-    Coordinator,
     FeedDict,
     Fetches,
     Graph,
-    Hook,
     Nest,
-    RunArgs,
     RunContext,
     RunMetadata,
     RunOptions,
-    RunValues,
     Session,
     Value,
 )
 
 v1 = tf.compat.v1
-_NOT_CHIEFS = (
+NOT_CHIEFS = (
     "A hook of Config.chief_only_hooks must fetch what worker 0 has by itself, and all workers must take part for "
     "{fetch}. Name the hook in Config.hooks, which all workers run; for checkpoints use CheckPointConfig."
 )
@@ -225,7 +219,7 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
         if worker.raw is None:
             raise SessionError("A run needs an open session, and this one is closed.")
         if self._is_chiefs and resolved.collectives:
-            raise SessionError(_NOT_CHIEFS.format(fetch=fetch_text(request.names, ())))
+            raise SessionError(NOT_CHIEFS.format(fetch=fetch_text(request.names, ())))
         with worker.watch.run():
             for_all = partial(worker.names.for_all, request.names, request.feeds)
             worker.watch.begin(fetch_text(request.names, ()), resolved.collectives, for_all=for_all)
@@ -247,91 +241,6 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
     def partial_run(self, handle: object, fetches: Fetches, feed_dict: object = None) -> None:
         """Not supported: collectives need whole runs."""
         self.partial_run_setup(fetches)
-
-
-class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """One of the user's hooks; `begin` has been called on it.
-
-    Args:
-        hook: the user's.
-        worker: whose session it looks at.
-        is_chiefs: whether worker 0 alone has it.
-    """
-
-    def __init__(self, hook: Hook, worker: WorkerContext, is_chiefs: bool = False) -> None:
-        self._hook = hook
-        self._worker = worker
-        self._is_chiefs = is_chiefs
-        self._asked: tuple[Request, Resolved] | None = None
-
-    def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Called when the session is there."""
-        self._worker.raw = session
-        self._call(self._hook.after_create_session, self._session(), coord)
-
-    def before_run(self, run_context: RunContext) -> RunArgs:
-        """Passes the hook's wishes on, in the worker's names."""
-        run = self._run()
-        constraints = self._call(self._hook.before_run, self._context(run))
-        self._pass_on_stop(run_context)
-        self._asked = None
-        if constraints is None:
-            return None
-        fetches = [] if constraints.fetches is None else constraints.fetches
-        request = self._worker.read(fetches, constraints.feed_dict, per_replica=False)
-        resolved = self._worker.names.resolve(request.names, request.feeds, run.gather)
-        if self._is_chiefs:
-            self._check_runs_alone(run, request)
-        run.hook_names += request.names
-        run.fed |= request.feeds.keys()
-        self._asked = request, resolved
-        return v1.train.SessionRunArgs(list(resolved.tensors), resolved.feeds(request.feeds), constraints.options)
-
-    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
-        """Gives the hook its values."""
-        results = None
-        if self._asked is not None:
-            request, resolved = self._asked
-            results = self._worker.values(request, resolved.values(run_values.results), per_replica=False)
-        values = v1.train.SessionRunValues(results, run_values.options, run_values.run_metadata)
-        self._call(self._hook.after_run, self._context(self._run()), values)
-        self._pass_on_stop(run_context)
-
-    def end(self, session: Session) -> None:
-        """Called when the session ends well."""
-        self._call(self._hook.end, self._session())
-
-    def _run(self) -> Run:
-        if self._worker.run is None:
-            raise SessionError("A hook is called within a run of the session that parallel_run returns.")
-        return self._worker.run
-
-    def _session(self) -> PlainSession:
-        return PlainSession(self._worker, self._is_chiefs)
-
-    def _context(self, run: Run) -> RunContext:
-        """What the hook gets of the run in progress."""
-        if not self._is_chiefs:
-            return run.context
-        own = v1.train.SessionRunContext(run.context.original_args, self._session())
-        own.request_stop = run.context.request_stop
-        return own
-
-    def _check_runs_alone(self, run: Run, request: Request) -> None:
-        """Refuses fetches for which other workers would have to come, who do not know of them."""
-        names, before = self._worker.names, (*run.names, *run.hook_names)
-        fed = {*run.fed, *request.feeds}
-        without = names.resolve(before, run.fed, run.gather).collectives
-        if names.resolve((*before, *request.names), fed, run.gather).collectives != without:
-            raise SessionError(_NOT_CHIEFS.format(fetch=fetch_text(request.names, ())))
-
-    def _pass_on_stop(self, run_context: RunContext) -> None:
-        if self._run().context.stop_requested:
-            run_context.request_stop()
-
-    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        with self._worker.graph.as_default():
-            return function(*arguments)
 
 
 class TrainingRuns:
@@ -376,32 +285,3 @@ class TrainingRuns:
                 not names.has_collectives or names.has_collective_among(needed)
             )
         return self._trains[fetched]
-
-
-class LastHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Comes after the user's hooks, when all that a run asks for is known: feeds what it does not need with nothing."""
-
-    def __init__(self, worker: WorkerContext) -> None:
-        self._worker = worker
-
-    def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Called when the session is there."""
-        self._worker.raw = session
-
-    def before_run(self, run_context: RunContext) -> RunArgs:
-        """Resolves the whole run, and has it watched."""
-        run = self._worker.run
-        if run is None:
-            return None
-        resolved = self._worker.names.resolve((*run.names, *run.hook_names), run.fed, run.gather)
-        for_all = partial(self._worker.names.for_all, (*run.names, *run.hook_names), frozenset(run.fed))
-        fetch = fetch_text(run.names, run.hook_names)
-        self._worker.watch.begin(fetch, resolved.collectives, for_all=for_all)
-        return v1.train.SessionRunArgs(None, resolved.empty)
-
-
-def begin_hooks(hooks: Sequence[Hook], graph: Graph) -> None:
-    """Has the hooks build what they need in the user's graph."""
-    with graph.as_default():
-        for hook in hooks:
-            hook.begin()
